@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch.fx import Graph, Node
 
-from . import flash_attn, flex_attention, math_path, sdpa, unknown, varlen
+from . import by_hand, flash_attn, flex_attention, sdpa, unknown, varlen
 from .attention import Entry, Found
 
 ENTRIES: tuple[Entry, ...] = (
@@ -14,7 +14,7 @@ ENTRIES: tuple[Entry, ...] = (
     varlen.find,
     flash_attn.find,
     flex_attention.find,
-    math_path.find,
+    by_hand.find,
 )
 
 

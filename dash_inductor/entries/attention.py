@@ -104,6 +104,10 @@ class Sink(Protocol):
         smallest; None if they are not dense.
         """
 
+    @property
+    def users(self) -> list[Node]:
+        """The nodes of the program that read it."""
+
     def put(self, emitter: Emitter, result: Node, before: Node) -> tuple[Node, Node] | None:
         """The node that the rest of the graph reads, and the one that takes its place, made of `result`; None if
         another sink gives both, because the node has several results.
@@ -126,6 +130,11 @@ class Output:
     @property
     def used(self) -> Node | None:
         return next((reader for reader in self.readers if reader.users), None)
+
+    @property
+    def users(self) -> list[Node]:
+        used = self.used
+        return [] if used is None else list(used.users)
 
     @property
     def order(self) -> Order | None:
@@ -162,6 +171,9 @@ class Inputs:
         bias: a tensor of floats that is added to the scores beside the mask, broadcasts to them; None without one.
         slopes: fp32 [heads] or [batch, heads]: of ALiBi, ``-slope * |i + kv_len - q_len - j|`` is added to the score of
             query i and key j; None without them.
+        sinks: further scores, which take part in the softmax and have no value: floats that broadcast to [batch, heads,
+            q_len, 1]; None without them.
+        mask_only: why the mask cannot be added to the scores where it is not read as a mask; "" if it can.
     """
 
     query: View
@@ -178,6 +190,8 @@ class Inputs:
     bias: Argument | None = None
     slopes: Argument | None = None
     mask_text: str = ""
+    sinks: Argument | None = None
+    mask_only: str = ""
 
 
 @dataclass(frozen=True)
@@ -185,21 +199,25 @@ class Forward:
     """A forward.
 
     Attributes:
-        node: the call; it is erased once it is replaced.
+        node: the call; it is erased once it is replaced.  Of attention by several nodes, the one that makes the output.
         inputs: its operands.
-        out, logsumexp: its results.  The latter is a `LogSumExp` where the program may read it, too.
+        out, logsumexp: its results.  The latter is a `LogSumExp` where the program may read it, too; a program's own
+            softmax has none.
+        draws: the nodes that draw random numbers for it, which are erased with it if nothing else reads them.
+        sizes: nodes that ask for a size of a tensor that is gone with it, and sizes of operands with the same product.
     """
 
     node: Node
     inputs: Inputs
-    out: Output
-    logsumexp: Output
+    out: Sink
+    logsumexp: Output | None
+    draws: tuple[Node, ...] = ()
+    sizes: tuple[tuple[Node, tuple[tuple[View, int], ...]], ...] = ()
 
     @property
     def order(self) -> Order | None:
         """The dimensions of the output, as `Sink.order`."""
-        value = heads_first(self.node.meta["val"][self.out.index], self.out.axes)
-        return sizes.dense_order(value.shape, value.stride())
+        return self.out.order
 
     def given(self, backwards: Set[Node] = frozenset()) -> set[int | None]:
         """The results that something else than these backwards uses, by their numbers; None for all of them."""
@@ -230,11 +248,13 @@ class Backward:
     Attributes:
         node: the call; it is erased once it is replaced.
         inputs: its operands.
-        grad_out, out: the gradient of the output, and the output.
+        grad_out, out: the gradient of the output, and the output; None where the backward reads no output, so that only
+            our forward makes what ours reads.
         logsumexp: the argument that has the log-sum-exp, fp32 [batch, heads, >= length] or with a dimension of size 1
             behind; None if only a forward of the same origin makes what it reads.
         gradients: of query, key and value.
         bias_gradient: of the mask; None where the call computes none.
+        sink_gradient: of the sinks, [batch, heads, q_len, 1]; None where the call computes none.
         random_state: the arguments that tell which random numbers the forward drew for dropout.
         grad_logsumexp: of the log-sum-exp; None where it has none.
         pulls: says, when it is asked, which gradients of tensors from which `inputs.bias` is computed the graph uses.
@@ -243,10 +263,11 @@ class Backward:
     node: Node
     inputs: Inputs
     grad_out: View
-    out: View
+    out: View | None
     logsumexp: Argument | None
     gradients: tuple[Sink, Sink, Sink]
-    bias_gradient: Output | None = None
+    bias_gradient: Sink | None = None
+    sink_gradient: Sink | None = None
     random_state: tuple[Argument, ...] = ()
     grad_logsumexp: Gradient | None = None
     pulls: Callable[[], tuple[Pull, ...]] = tuple
@@ -266,6 +287,7 @@ class Attention:
         forward_op: the name of the operator of the forward.
         refusal: says, before anything else is read, why an entry does not replace such a call; it may guard a number.
         note: a note of the entry for the record.
+        one_operator: whether it is a call of one operator, forward or backward; else `forward_op` names it.
         tidy: erases nodes that were added to the graph so that it could be read, and that nothing has come to use.
     """
 
@@ -274,6 +296,7 @@ class Attention:
     forward_op: str
     refusal: Callable[[], Kept | None] = _none
     note: str = ""
+    one_operator: bool = True
     tidy: Callable[[], None] = _none
 
     @property
@@ -297,7 +320,7 @@ class Attention:
     @property
     def op(self) -> str:
         """The name of the operator of `node`."""
-        return op_name(self.node)
+        return op_name(self.node) if self.one_operator else self.forward_op
 
     @property
     def place(self) -> Node | None:

@@ -18,9 +18,10 @@ from ..graph import sizes
 from ..graph.emit import Emitter
 from ..graph.nodes import Argument, bind, op_name
 from ..graph.sizes import Dim
+from .attention import Sink
 from .pulls import Pull
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 
 _ALIASES = ("aten::alias", "aten::detach")
 
@@ -31,7 +32,8 @@ class Bias:
 
     Attributes:
         source: the place where the tensor is.
-        gradient: the graph's gradient, [batch, q heads, q_len, kv_len], or its sum over `summed`; None without one.
+        sink: of the graph's gradient, [batch, q heads, q_len, kv_len]; None without one.
+        total: the graph's sum of that gradient, which takes the place of the sink; None where the sink is read.
         summed: over which dimensions of these the operator's result is summed.
         rest: over which others that result has to be summed to be `gradient`.
         slopes: the tensor has the slopes of ALiBi, of which the bias is made.
@@ -40,7 +42,8 @@ class Bias:
     """
 
     source: Argument
-    gradient: Node | None = None
+    sink: Sink | None = None
+    total: Node | None = None
     summed: tuple[int, ...] = ()
     rest: tuple[int, ...] = ()
     slopes: bool = False
@@ -52,23 +55,34 @@ class Bias:
         found: Node = self.source.value
         return found
 
+    @property
+    def gradient(self) -> Node | None:
+        """The node of the gradient that the graph reads; None without one."""
+        return self.total if self.total is not None or self.sink is None else self.sink.used
+
     def put(self, emitter: Emitter, result: Node, before: Node) -> list[tuple[Node, Node]]:
         """The gradients that the graph reads, and the nodes that take their places, made of the operator's `result`."""
-        assert self.gradient is not None
+        if self.total is None:
+            assert self.sink is not None
+            swap = self.sink.put(emitter, result, before)
+            return [] if swap is None else [swap]
         if self.rest:
             arguments = (result, list(self.rest), True)
-            result = emitter.call(aten.sum.dim_IntList, arguments, before=before, like=self.gradient)
+            result = emitter.call(aten.sum.dim_IntList, arguments, before=before, like=self.total)
         if self.pulls:
             return [pull.put(emitter, result, before) for pull in self.pulls]
-        return [(self.gradient, result)]
+        dtype = self.total.meta["val"].dtype
+        if result.meta["val"].dtype != dtype:
+            result = emitter.call(prims.convert_element_type.default, (result, dtype), before=before, like=self.total)
+        return [(self.total, result)]
 
 
-def find_bias(mask: Argument, gradient: Node | None, plane: Sequence[Dim]) -> Bias | None:
+def find_bias(mask: Argument, gradient: Sink | None, plane: Sequence[Dim]) -> Bias | None:
     """The bias of a site; None if kernels cannot read the tensor.
 
     Args:
         mask: the place of the mask that is added to the scores.
-        gradient: the backward's output for it, if it is used.
+        gradient: the sink of the backward's result for it, if that is used.
         plane: the sizes of the scores, [batch, q heads, q_len, kv_len].
     """
     found = [place for place in _before_expansion(mask) if _broadcasts(place.value.meta["val"].shape, plane)]
@@ -76,7 +90,7 @@ def find_bias(mask: Argument, gradient: Node | None, plane: Sequence[Dim]) -> Bi
         return None
     if gradient is None:
         return Bias(found[-1])
-    return _with_sum(Bias(found[-1], gradient))
+    return _with_sum(found[-1], gradient)
 
 
 def bias_of(place: Argument, pulls: tuple[Pull, ...], plane: Sequence[Dim]) -> Bias:
@@ -84,7 +98,7 @@ def bias_of(place: Argument, pulls: tuple[Pull, ...], plane: Sequence[Dim]) -> B
     size = place.value.meta["val"].shape
     one = [dim for dim in range(4) if sizes.static(size[dim]) == 1 and sizes.static(plane[dim]) != 1]
     summed, rest = (tuple(dim for dim in one if dim in dims) for dims in ((0, 1), (2, 3)))
-    return Bias(place, pulls[0].gradient, summed, rest, pulls=pulls)
+    return Bias(place, total=pulls[0].gradient, summed=summed, rest=rest, pulls=pulls)
 
 
 def may_broadcast(mask: Node, plane: Sequence[Dim]) -> bool:
@@ -135,19 +149,19 @@ def _broadcasts(size: Sequence[Dim], plane: Sequence[Dim]) -> bool:
     return all(sizes.static(a) == 1 or sizes.same(a, b) for a, b in pairs)
 
 
-def _with_sum(bias: Bias) -> Bias:
-    """The same bias with the graph's sum of its gradient over batch elements or heads, if nothing else reads it."""
-    gradient = bias.gradient
+def _with_sum(source: Argument, sink: Sink) -> Bias:
+    """The bias with the graph's sum of its gradient over batch elements or heads, if nothing else reads it."""
+    bias, gradient, users = Bias(source, sink), sink.used, sink.users
     assert gradient is not None
-    if len(gradient.users) != 1:
+    if len(users) != 1:
         return bias
-    (user,) = gradient.users
+    (user,) = users
     if op_name(user) != "aten::sum" or "dim" not in (args := bind(user)) or not args["keepdim"]:
         return bias
     total: Tensor = user.meta["val"]
-    if not args["dim"] or total.dtype != gradient.meta["val"].dtype:
+    if not args["dim"] or total.dtype != gradient.meta["val"].dtype or total.dim() != 4:
         return bias
     dims = {dim % 4 for dim in args["dim"]}
     if not dims & {0, 1}:
         return bias
-    return Bias(bias.source, user, tuple(sorted(dims & {0, 1})), tuple(sorted(dims - {0, 1})))
+    return Bias(source, sink, user, tuple(sorted(dims & {0, 1})), tuple(sorted(dims - {0, 1})))

@@ -34,6 +34,9 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 FLEX = Pair("flex_attention", "flex_attention_backward", random_state=())
 
+_OUT, _LOGSUMEXP = range(2)
+"""The results of the forward, behind which is the maximum of the scores."""
+
 _WHOLE = 1 << 30
 """The size of blocks of the block mask that PyTorch makes where the program gives none."""
 
@@ -88,7 +91,7 @@ def _results_used(forward: _Call | None, backward: _Call | None) -> str:
     if forward is not None:
         given = forward.as_forward()
         backwards = frozenset() if backward is None else {backward.node}
-        if given.given(backwards) - {given.out.index, given.logsumexp.index}:
+        if given.given(backwards) - {_OUT, _LOGSUMEXP}:
             return "the program uses the maximum of its scores"
     return ""
 
@@ -128,7 +131,7 @@ class _Call:
         return "" if not own else f"kernel_options are not used: {', '.join(f'{k}={v}' for k, v in own.items())}"
 
     def as_forward(self) -> Forward:
-        return Forward(self.node, self._inputs(), Output(self.node, 0), LogSumExp(self.node, 1, base=2.0))
+        return Forward(self.node, self._inputs(), Output(self.node, _OUT), LogSumExp(self.node, _LOGSUMEXP, base=2.0))
 
     def as_backward(self) -> Backward:
         return Backward(

@@ -24,7 +24,7 @@ from ..graph.emit import Emitter
 from ..graph.nodes import Argument, op_name
 from ..graph.sizes import Dim, dense_order, same, same_all, specialised, static
 from ..model.call import Order
-from .attention import Output, Sink
+from .attention import Sink
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -89,7 +89,7 @@ class Reduction:
         keepdim: whether the summed dimension remains, with size 1.
     """
 
-    gradient: Output
+    gradient: Sink
     repeat: Repeat
     total: Node
     keepdim: bool
@@ -97,6 +97,10 @@ class Reduction:
     @property
     def used(self) -> Node | None:
         return self.gradient.used
+
+    @property
+    def users(self) -> list[Node]:
+        return list(self.total.users)
 
     @property
     def order(self) -> Order | None:
@@ -127,6 +131,10 @@ class Unused:
     @property
     def used(self) -> Node | None:
         return None
+
+    @property
+    def users(self) -> list[Node]:
+        return []
 
     @property
     def order(self) -> Order | None:
@@ -177,7 +185,7 @@ def is_padded_repeat(operand: Node) -> bool:
     return op_name(operand) == "aten::constant_pad_nd" and find_repeat(_input(operand)) is not None
 
 
-def find_sum(gradient: Output, repeat: Repeat) -> Sink | None:
+def find_sum(gradient: Sink, repeat: Repeat) -> Sink | None:
     """The sink of the gradient of the smaller tensor; None where the gradient of the repeated operand is not summed
     over the group, or not that alone, or the sum is not dense.
     """

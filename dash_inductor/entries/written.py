@@ -171,6 +171,10 @@ class _Part:
         return self.together.output.used
 
     @property
+    def users(self) -> list[Node]:
+        return self.together.output.users
+
+    @property
     def order(self) -> Order | None:
         return _DENSE
 

@@ -105,7 +105,7 @@ class _Known:
 _known: weakref.WeakKeyDictionary[Graph, _Known] = weakref.WeakKeyDictionary()
 
 
-def recognise(node: Node, *, query: Node, key: Node) -> MaskResult:
+def recognise(node: Node, *, query: Node, key: Node, beside: bool = False) -> MaskResult:
     """The terms of a mask tensor.
 
     Every layer of a model may build its own copy of a mask; equal producer chains of one graph are read once.
@@ -116,6 +116,8 @@ def recognise(node: Node, *, query: Node, key: Node) -> MaskResult:
             Note [Finite values that hide] in `bands`).
         query, key: the attention node's query ``[B, H, q_len, D]`` and key ``[B, H_kv, kv_len, D]``; only shapes are
         read.
+        beside: whether every query has a score beside those of the keys, which no mask hides: then a finite value hides
+            all keys of a query, too.
 
     Returns:
         The terms, which read nodes that `node` is computed from, or the reason why there are none.  For static lengths
@@ -130,9 +132,9 @@ def recognise(node: Node, *, query: Node, key: Node) -> MaskResult:
             numbers = _numbers(chain, known.numbers)
         except NotRecognised as e:
             return MaskResult.refused(e)
-        memo_key = (numbers[node], plane)
+        memo_key = (numbers[node], plane, beside)
         if memo_key not in known.results:
-            known.results[memo_key] = _read(node, chain, plane), numbers
+            known.results[memo_key] = _read(node, chain, plane, beside), numbers
         result, numbered = known.results[memo_key]
         if result.terms is None or numbered is numbers:
             return result
@@ -145,7 +147,7 @@ def forget(graph: Graph) -> None:
     _known.pop(graph, None)
 
 
-def _read(node: Node, chain: list[Node], plane: Position) -> MaskResult:
+def _read(node: Node, chain: list[Node], plane: Position, beside: bool) -> MaskResult:
     """`plane` is the shape of the scores, [B, H, q_len, kv_len].
 
     A mask that is no band with vectors of data may be a band with a dense mask.
@@ -156,7 +158,7 @@ def _read(node: Node, chain: list[Node], plane: Position) -> MaskResult:
         if (way.intervals or (way.dense and not way.all_planes)) and not of_data:
             continue
         try:
-            found, verified = _terms(node, chain, plane, way, of_data)
+            found, verified = _terms(node, chain, plane, way, of_data, beside)
             return MaskResult(found, how=f"{_read_through(chain)}; {verified}")
         except NotRecognised as e:
             log.debug("mask %s, read %s: %s: %s", node.name, way.words, e.reason, e.detail)
@@ -177,7 +179,7 @@ def _read_through(chain: list[Node]) -> str:
     return f"read back through {len(names)} operator{'' if len(names) == 1 else 's'} ({shown})"
 
 
-def _terms(node: Node, chain: list[Node], plane: Position, way: Way, of_data: bool) -> tuple[Terms, str]:
+def _terms(node: Node, chain: list[Node], plane: Position, way: Way, of_data: bool, beside: bool) -> tuple[Terms, str]:
     """The terms of a mask, read in this way, and how they were verified; `of_data`: data decide in it."""
     shape_env = shape_env_of(chain)
     algebra = Algebra(shape_env)
@@ -196,7 +198,7 @@ def _terms(node: Node, chain: list[Node], plane: Position, way: Way, of_data: bo
     value = MaskReader(RULES, algebra, loads, way).operand(node, position)
     visible, infinite = visibility(scores, value, meta_of(node).dtype)
     found = terms(scores, visible, loads, None if way.dense else Restarts(RULES, shape_env), intervals=of_data)
-    if not infinite:
+    if not infinite and not beside:
         require_visible_keys(scores, found)
     log.debug("mask %s, read %s: %s", node.name, way.words, found)
     return found, verification.verify(node, chain, found, plane, shape_env, RULES)

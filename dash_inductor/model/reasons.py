@@ -36,10 +36,10 @@ class Reason(Enum):
     )
     UNSUPPORTED_OP = (
         "unsupported_op",
-        "This attention operator is not one that is replaced.",
+        "This operator of attention, or one between the products of attention by hand, is not one that is replaced.",
         (
-            "`detail` names the operator, or the argument that is not supported. Choose another SDPA backend, or leave "
-            "that argument away."
+            "`detail` names the operator, or the argument that is not supported: choose another SDPA backend, or leave "
+            "that argument away. Of attention by hand, it names the node that stands in the way."
         ),
     )
     MATH_PATH = (
@@ -47,9 +47,9 @@ class Reason(Enum):
         "PyTorch computes this call by its math implementation, without a fused operator.",
         (
             "`detail` says which condition of PyTorch's fused operators the call does not meet, and with which tensors "
-            "the program made it. On the CPU these are dropout, a mask that needs a gradient, and unequal head "
-            "dimensions; elsewhere float64, grouped heads with a mask, and leading dimensions that no view of all "
-            "tensors makes one. A program that uses `sdpa_kernel(SDPBackend.MATH)` has asked for it."
+            "the program made it. Such calls are replaced as attention by hand is, but for float64 and for masks "
+            "that broadcast along some of several leading dimensions. A program that uses "
+            "`sdpa_kernel(SDPBackend.MATH)` has asked for it."
         ),
     )
     VARLEN = (
@@ -87,6 +87,14 @@ class Reason(Enum):
             "random state, and choose an `activation_memory_budget` above 0, which would have the "
             "backward draw other random numbers than the forward. A probability of 1 leaves nothing. Or set "
             "attention dropout to 0."
+        ),
+    )
+    PROBABILITIES_USED = (
+        "probabilities_used",
+        "The probabilities are used by the program.",
+        (
+            "The program reads the softmax, or its scores, otherwise than by the product with value; `detail` names "
+            "the node. Do not ask for attention weights in training (`output_attentions=False`)."
         ),
     )
     DTYPE = (

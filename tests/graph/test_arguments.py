@@ -166,7 +166,7 @@ def kept() -> list[SiteRecord]:
     def dropped(x: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
 
-    return records + read(dropped, X)
+    return records + read(dropped, X.detach().double().requires_grad_())
 
 
 def test_what_is_known_of_kept_sites(kept: list[SiteRecord]) -> None:
@@ -174,7 +174,7 @@ def test_what_is_known_of_kept_sites(kept: list[SiteRecord]) -> None:
     assert (by_dtype.status, by_dtype.reason and by_dtype.reason.value, by_dtype.site) == ("kept", "dtype", None)
     assert by_dtype.shape == "q, k and v 1x2x16x8, float64"
     assert (by_dtype.inputs, by_dtype.recognised) == (("mask",), "not read: a tensor 16x16 float64")
-    assert (by_math.reason and by_math.reason.value, by_math.shape) == ("math_path", "q, k and v 1x2x16x8, float32")
+    assert (by_math.reason and by_math.reason.value, by_math.shape) == ("math_path", "q, k and v 1x2x16x8, float64")
 
 
 def test_details_name_the_models_arguments() -> None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
+from . import by_hand
 from .packed import GROUPED, packed_attention
 
 LENGTH, HEADS, DIM = 33, 2, 16
@@ -96,6 +97,20 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
     return varlen_attn(q, k, v, starts, starts, LENGTH, LENGTH, window_size=(-1, 0), **GROUPED)
 
 
+def _plain_by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return by_hand.plain(*(t.transpose(1, 2) for t in (q, k, v)))
+
+
+def _sinks_by_hand(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
+    return by_hand.sinks(*(t.transpose(1, 2) for t in (q, k, v)), sink)
+
+
+def _keys_by_hand(q: Tensor, k: Tensor, v: Tensor, keys: Tensor) -> Tensor:
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    scores = (q @ k.mT).masked_fill(~keys[:, None, None, :LENGTH], -torch.inf)
+    return scores.softmax(-1) @ v
+
+
 def _starts(device: str) -> Tensor:
     return torch.tensor([0, 7, 20, LENGTH], dtype=torch.int32, device=device)
 
@@ -135,6 +150,13 @@ ENTRIES = {
         copied=("numbers",),
     ),
     "bias": Entry(_attend, lambda make, device: _qkv(make) | {"bias": make(1, HEADS, LENGTH, LENGTH).detach()}),
+    "by hand": Entry(_plain_by_hand, lambda make, device: _qkv(make)),
+    "sinks by hand": Entry(_sinks_by_hand, lambda make, device: _qkv(make, HEADS // 2) | {"sink": make(HEADS)}),
+    "keys by hand": Entry(
+        _keys_by_hand,
+        lambda make, device: _qkv(make) | {"keys": _flags(make, 2, LENGTH + 3)},
+        copied=("keys",),
+    ),
     "packed": Entry(
         _packed,
         lambda make, device: {

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from dash_inductor import explain
+from dash_inductor.entries.by_hand.entry import OP
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import FORWARD_ONLY, SiteRecord, clear_sites, sites
 
@@ -87,7 +88,11 @@ def calls_of(cell: Cell) -> int:
 
 
 def line(records: Iterable[SiteRecord], calls: int) -> str:
-    """The fate of the calls: how often which mask was replaced, or why sites were kept."""
+    """The fate of the calls, and of attention that a model computes by hand: how often which mask was replaced, or why
+    sites were kept.
+    """
+    records = list(records)
+    calls += sum(record.op == OP for record in records)
     counts = Counter(
         f"kept: {record.reason.value}"
         if record.reason
@@ -129,7 +134,7 @@ def check(cell: Cell, device: str, compile_model: Callable[[nn.Module], Callable
     assert all(torch.equal(first[name], second[name]) for name in first)
     if not on_cuda and all(record.status == "replaced" for record in sites()):
         check_scoring(run, first["loss"], inputs)
-    if calls and not cell.dropout:
+    if sites() and not cell.dropout:
         check_accuracy(model, first, inputs)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import operator
 import re
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ...entries.attention import Backward, Forward, between
+from ...entries.attention import Backward, Forward, Output, View, between
 from ...entries.logsumexp import LogSumExp, gradient_of
 from ...graph.emit import Emitter, erase_dead
 from ...graph.model_line import model_line, site_text
@@ -22,6 +23,8 @@ from ...operators.attention import attention_backward, attention_backward_with_b
 from ...upstream.partitioner import stand_for
 from .data_masks import DataMask, needs_tables
 from .extras import extras
+from .saved import unwatched
+from .sinks import gradient_of_sinks, put_sink_gradient, with_sinks
 from .sites import Match
 
 log = logging.getLogger("dash_inductor")
@@ -36,16 +39,20 @@ def replace(graph: Graph, forward: Forward | None, matches: Sequence[Match]) -> 
     emitter = Emitter(graph)
     swaps: list[tuple[Node, Node]] = []
     try:
-        inputs = logsumexp = None
+        inputs, out, logsumexp = None, None, None
         if forward is not None:
             inputs = _inputs(emitter, matches[0], before=forward.node)
-            logsumexp = _new_forward(emitter, forward, matches, inputs, swaps)
+            out, logsumexp = _new_forward(emitter, forward, matches, inputs, swaps)
         for match in matches:
             backward = match.attention.backward
             if backward is not None:
                 own = inputs or _inputs(emitter, match, before=match.node)
                 kept = None if forward is not None else _kept_logsumexp(emitter, backward)
-                _new_backward(emitter, match, backward, own, kept or logsumexp, swaps)
+                results = (
+                    out if backward.out is None else _output(emitter, backward.out, match.node, swaps),
+                    kept or logsumexp,
+                )
+                _new_backward(emitter, match, backward, own, results, swaps)
         for old, new in swaps:
             old.replace_all_uses_with(new)
     except BaseException:
@@ -58,7 +65,8 @@ def replace(graph: Graph, forward: Forward | None, matches: Sequence[Match]) -> 
 
 def _erase_replaced(graph: Graph, forward: Forward | None, matches: Sequence[Match], swapped: list[Node]) -> None:
     """Erase what the new nodes stand for.  Nothing reads it any more, so an error here leaves a sound graph."""
-    replaced = [*([] if forward is None else [forward.node]), *(match.node for match in matches)]
+    own = [] if forward is None else [forward.node, *forward.draws]
+    replaced = [*own, *(match.node for match in matches)]
     dead = [*swapped, *(node for old in replaced for node in (old, *old.users))]
     try:
         erase_dead(graph, dead, also=frozenset(replaced))
@@ -68,8 +76,10 @@ def _erase_replaced(graph: Graph, forward: Forward | None, matches: Sequence[Mat
 
 def _new_forward(
     emitter: Emitter, forward: Forward, matches: Sequence[Match], inputs: _Inputs, swaps: list[tuple[Node, Node]]
-) -> Node | None:
-    """The new forward; returns its log-sum-exp, None where nothing reads it."""
+) -> tuple[Node | None, Node | None]:
+    """The new forward; returns its output where the old one is a plain node, and its log-sum-exp, None where nothing
+    reads it.
+    """
     match, old, order = matches[0], forward.node, forward.order
     assert order is not None  # `cause_to_keep` looked at it
     call = dataclasses.replace(match.site.call.of_forward, orders=(order,))
@@ -78,19 +88,44 @@ def _new_forward(
     name = _node_name("dash_forward", old)
     node = emitter.call(attention_forward, arguments, before=old, like=old, name=name)
     stand_for(node, old)
+    if not isinstance(forward.out, Output) or forward.logsumexp is None:
+        return _plain_results(emitter, forward, match, node, swaps)
     for reader in forward.out.readers:
         result = emitter.call(operator.getitem, (node, 0), before=old, like=reader)
         swaps.append((reader, between(emitter, result, forward.out.axes, old)))
     readers = forward.logsumexp.readers
     if not readers:
-        return None
+        return None, None
     logsumexp = emitter.call(operator.getitem, (node, 1), before=old, like=readers[0])
     if forward.logsumexp.index in forward.given({match.node for match in matches}):
         own, query, documents = forward.logsumexp, inputs.operands[0], match.terms.documents
         assert isinstance(own, LogSumExp)  # `cause_of_results` looked at it
         public = own.made_of(emitter, logsumexp, call, query, documents, before=old)
         swaps += [(reader, public) for reader in readers]
-    return logsumexp
+    return None, logsumexp
+
+
+def _plain_results(
+    emitter: Emitter, forward: Forward, match: Match, node: Node, swaps: list[tuple[Node, Node]]
+) -> tuple[Node, Node | None]:
+    """Output and log-sum-exp of a new forward in the place of a softmax between two products, with its sinks."""
+    old = forward.node
+    out = emitter.call(operator.getitem, (node, 0), before=old, like=old)
+    logsumexp, sinks = None, match.attention.inputs.sinks
+    if sinks is not None or match.attention.has_backward:
+        logsumexp = emitter.call(operator.getitem, (node, 1), before=old, like=old)
+    if sinks is not None and logsumexp is not None:
+        out, logsumexp = with_sinks(emitter, out, logsumexp, sinks.value, before=old)
+    unwatched(out)
+    for size, parts in forward.sizes:
+        arguments = [(view.node, dim) for view, dim in parts]
+        found = [emitter.call(aten.sym_size.int, each, before=size, like=size) for each in arguments]
+        same = functools.reduce(lambda a, b: emitter.call(operator.mul, (a, b), before=size, like=size), found)
+        swaps.append((size, same))
+    swap = None if forward.out.used is None else forward.out.put(emitter, out, before=old)
+    if swap is not None:
+        swaps.append(swap)
+    return out, logsumexp
 
 
 def _kept_logsumexp(emitter: Emitter, backward: Backward) -> Node:
@@ -107,11 +142,11 @@ def _new_backward(
     match: Match,
     backward: Backward,
     inputs: _Inputs,
-    logsumexp: Node | None,
+    results: tuple[Node | None, Node | None],
     swaps: list[tuple[Node, Node]],
 ) -> None:
-    """The new backward, which reads this log-sum-exp."""
-    old = backward.node
+    """The new backward, which reads these results of the forward: output and log-sum-exp."""
+    old, (out, logsumexp) = backward.node, results
     gradients = match.operands.gradients
     orders = tuple(gradient.order for gradient in gradients if gradient.order is not None)  # `analyse` saw them all
     call = dataclasses.replace(match.site.call, orders=orders)
@@ -125,7 +160,7 @@ def _new_backward(
     arguments: tuple[Any, ...] = (
         between(emitter, backward.grad_out.node, backward.grad_out.axes, old),
         *inputs.operands,
-        _output(emitter, backward, swaps),
+        out,
         logsumexp,
         extras,
         str(call),
@@ -142,6 +177,12 @@ def _new_backward(
     if bias is not None and bias.gradient is not None:
         result = emitter.call(operator.getitem, (node, 3), before=old, like=bias.gradient)
         swaps += bias.put(emitter, result, before=old)
+    sinks = match.attention.inputs.sinks
+    if sinks is not None and backward.sink_gradient is not None and backward.sink_gradient.used is not None:
+        assert out is not None
+        assert logsumexp is not None
+        column = gradient_of_sinks(emitter, backward.grad_out.node, out, logsumexp, sinks.value, before=old)
+        swaps += put_sink_gradient(emitter, backward.sink_gradient, column, before=old)
     for index, sink in enumerate(gradients):
         used = sink.used
         if used is not None:
@@ -150,12 +191,12 @@ def _new_backward(
             swaps += [] if swap is None else [swap]
 
 
-def _output(emitter: Emitter, backward: Backward, swaps: list[tuple[Node, Node]]) -> Node:
+def _output(emitter: Emitter, view: View, before: Node, swaps: list[tuple[Node, Node]]) -> Node:
     """The output that a new backward reads, of the new forward if there is one."""
-    out, axes = backward.out.node, backward.out.axes
+    out, axes = view.node, view.axes
     if axes == "bshd":
         out = next((new for old, new in swaps if old is origin(out)), out)
-    return between(emitter, out, axes, backward.node)
+    return between(emitter, out, axes, before)
 
 
 def _node_name(kind: str, old: Node) -> str:

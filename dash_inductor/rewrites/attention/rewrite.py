@@ -13,6 +13,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ...config import Config, config
+from ...entries import scratch
 from ...entries.all import attentions
 from ...entries.attention import Attention, Found, NotReadable, Refusal
 from ...graph import arguments
@@ -69,7 +70,9 @@ class AttentionRewrite:
         if any(reading.reason is None for reading in readings):
             watch(graph)
             draw_at_once(graph)
-        return _results(readings)
+        results = _results(readings)
+        scratch.erase(graph)
+        return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
         readings = _read(graph)
@@ -77,7 +80,9 @@ class AttentionRewrite:
         for reading in readings:
             if reading.reason is None:
                 reading.keep(Reason.PASSES_OFF, cause)
-        return _results(readings)
+        results = _results(readings)
+        scratch.erase(graph)
+        return results
 
 
 def _read(graph: Graph) -> list[_Reading]:

@@ -11,7 +11,9 @@ computed again in the backward: PyTorch then saves what they are views of, under
 a mask reads is copied by the forward, as eager attention copies it into a mask tensor of floats, so that a program may
 use its own buffer again; vectors (valid keys, numbers of documents) are small and saved in any case.  And the output of
 attention is saved, too, and its log-sum-exp.  Where the graph returns one of them, the program gets the tensor that is
-watched; where the graph returns a view of it, which would be another tensor, the program gets a view of a copy.
+watched; where the graph returns a view of it, which would be another tensor, the program gets a view of a copy.  The
+product of two matrices is such a view (`_unsafe_view`) that no graph shows: so an output of attention by hand is
+returned as a copy in any case.
 """
 
 from __future__ import annotations
@@ -32,10 +34,17 @@ from ...upstream.pytree import tree_map_only
 
 aten = torch.ops.aten
 
+_UNWATCHED = "dash_inductor_unwatched"
+
 
 def saved(node: Node) -> None:
     """Let PyTorch save a value, however much else is computed again."""
     node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def unwatched(node: Node) -> None:
+    """Let programs get a copy of an output of attention that PyTorch hands out as another tensor than it watches."""
+    node.meta[_UNWATCHED] = True
 
 
 def shows_input(node: Node) -> bool:
@@ -70,7 +79,8 @@ def _return_copies(graph: Graph, outputs: set[Any], sums: set[Any]) -> None:
     def returned(node: Node) -> Node:
         chain = list(_views(node))
         places = [place for place, view in enumerate(chain) if view in outputs | sums]
-        if not places or (places[0] == 0 and (node in sums or node.meta["val"].dim() == 4)):
+        is_watched = _UNWATCHED not in node.meta and (node in sums or node.meta["val"].dim() == 4)
+        if not places or (places[0] == 0 and is_watched):
             return node
         views, shown = chain[: places[0]], chain[places[0]]
         found = _copy(emitter, shown, results)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from ...config import config
-from ...entries.attention import Attention, Backward, Forward, Found, Gradient, Inputs, NotReadable, Refusal
+from ...entries.attention import Attention, Backward, Forward, Found, Gradient, Inputs, NotReadable, Refusal, Sink
 from ...entries.biases import Bias, bias_of, find_bias, may_broadcast
 from ...entries.logsumexp import cause_of_results
 from ...graph import sizes as layout
@@ -83,9 +83,8 @@ class Match:
     def detail(self) -> str:
         """The detail of the record: how the site was matched."""
         dropout = "" if self.site.dropout is None else f"dropout with probability {self.site.dropout.p}"
-        return "; ".join(
-            filter(None, (dropout, self.operands.detail, self.note, self.attention.note, self.plan.schedule_note))
-        )
+        about = dropout, self.attention.note, self.operands.detail, self.note, self.plan.schedule_note
+        return "; ".join(filter(None, about))
 
 
 @dataclass
@@ -122,6 +121,7 @@ def analyse(found: Found, facts: Facts) -> Match:
     _check_sizes(query, key, value)
     _check_dtypes(attention)
     if attention.backward is not None:
+        _check_forward_is_ours(attention.backward)
         _check_logsumexp(attention.backward, query)
     elif attention.forward is not None:
         _check_lone_forward(attention.forward)
@@ -274,7 +274,8 @@ def _check_sizes(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 def _check_dtypes(attention: Attention) -> None:
     inputs, backward = attention.inputs, attention.backward
-    views = [inputs.query, inputs.key, inputs.value, *([] if backward is None else [backward.out, backward.grad_out])]
+    of_backward = () if backward is None else (backward.out, backward.grad_out)
+    views = [view for view in (inputs.query, inputs.key, inputs.value, *of_backward) if view is not None]
     dtypes = [view.node.meta["val"].dtype for view in views]
     if len(set(dtypes)) != 1 or dtypes[0] not in DTYPES:
         named = [f"{view.argument.place}: {dtype}" for view, dtype in zip(views, dtypes, strict=True)]
@@ -293,6 +294,12 @@ def _check_gradient(gradient: Gradient, query: Tensor) -> None:
     value = gradient.argument.value.meta["val"]
     if not value.dtype.is_floating_point or not layout.same_all(value.shape, query.shape[:3]):
         raise NotReadable(Reason.LAYOUT, f"gradient of the log-sum-exp {value.dtype} {tuple(value.shape)}")
+
+
+def _check_forward_is_ours(backward: Backward) -> None:
+    """A backward that reads no output can only be replaced with its forward."""
+    if backward.out is None and config.forward == "keep":
+        raise NotReadable(Reason.FORWARD_OFF)
 
 
 def _check_logsumexp(backward: Backward, query: Tensor) -> None:
@@ -320,7 +327,7 @@ def _terms(attention: Attention, facts: Facts) -> tuple[Terms, Bias | None, Kept
     if inputs.mask is not None and inputs.bias is None and _bias_gradient(attention) is not None:
         cause = Kept(Reason.BIAS_GRADIENT)
     elif inputs.mask is not None:
-        result = recognise(inputs.mask.value, query=query.node, key=key.node)
+        result = recognise(inputs.mask.value, query=query.node, key=key.node, beside=inputs.sinks is not None)
         if result.terms is None:
             cause = Kept(Reason(f"mask_{result.reason}"), result.detail)
         else:
@@ -328,8 +335,8 @@ def _terms(attention: Attention, facts: Facts) -> tuple[Terms, Bias | None, Kept
             found.append(result.terms)
     if cause is not None:
         assert inputs.mask is not None
-        if inputs.bias is not None:
-            raise NotReadable(cause.reason, cause.detail)
+        if inputs.bias is not None or inputs.mask_only:
+            raise NotReadable(cause.reason, "; ".join(filter(None, (cause.detail, inputs.mask_only))))
         facts.recognised = f"not recognised: {_mask_text(inputs.mask.value)}"
         bias = find_bias(inputs.mask, _bias_gradient(attention), plane)
         if bias is None:
@@ -345,14 +352,17 @@ def _terms(attention: Attention, facts: Facts) -> tuple[Terms, Bias | None, Kept
         bias = bias_of(inputs.bias, pulls, plane) if pulls else bias
     if inputs.slopes is not None:
         bias = Bias(inputs.slopes, slopes=True)
+    if inputs.sinks is not None and bias is not None:
+        note = "" if cause is None else ": ".join(filter(None, (cause.reason.value, cause.detail)))
+        raise NotReadable(Reason.UNSUPPORTED_OP, "; ".join(filter(None, ("sinks beside a bias", note))))
     band = intersect([terms.band for terms in found], layout.static(q_len), layout.static(kv_len))
     return replace(found[-1], band=band), bias, cause
 
 
-def _bias_gradient(attention: Attention) -> Node | None:
-    """The gradient of the bias, if something uses it."""
-    backward = attention.backward
-    return None if backward is None or backward.bias_gradient is None else backward.bias_gradient.used
+def _bias_gradient(attention: Attention) -> Sink | None:
+    """The sink of the gradient of the bias, if something uses it."""
+    sink = None if attention.backward is None else attention.backward.bias_gradient
+    return None if sink is None or sink.used is None else sink
 
 
 def _why_no_bias(mask: Node, plane: Sequence[layout.Dim], cause: Kept) -> tuple[Reason, str]:

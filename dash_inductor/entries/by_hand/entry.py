@@ -1,0 +1,409 @@
+"""Finds softmaxes between two products, and their derivatives, in a graph: see `values` for what they are.
+
+Inductor decomposes a softmax into maximum, difference, exponential, sum and quotient, and its backward too; a call of
+PyTorch's own math implementation consists of the same nodes.  An attention is replaced if every reader of every node
+between the products is known to be of it.  All else that is a softmax between two products is kept, with the node that
+stands in the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import math
+import traceback
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Graph, Node
+
+from ...graph import sizes
+from ...graph.nodes import Argument, bind, op_name
+from ...model.mask import Band
+from ...model.plan import Kept
+from ...model.reasons import Reason
+from .. import math_path, scratch
+from ..attention import Attention, Backward, Forward, Found, Inputs, Refusal, Sink, View
+from ..repeat_kv import Unused
+from .labels import is_float, shape_of
+from .masks import ONLY_READ, mask_of, must_be_read
+from .places import Reader, Result, Roles
+from .scores import PRODUCTS, NotAttention, Stuck, find_scores
+from .values import Kind, Value, Values
+
+log = logging.getLogger("dash_inductor")
+
+OP = "softmax by hand"
+NOTE = "computed by hand: ours does not round scores and probabilities in between, and is more precise for it"
+WIDE = "computed by hand, in float32: ours multiplies the 16-bit numbers that were converted, as fused attention does"
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@dataclass(frozen=True)
+class _Softmax:
+    """The nodes of a softmax: the exponential, its sum, and their quotient; the dimension of the sum."""
+
+    exponential: Node
+    total: Node
+    quotient: Node
+    dim: int
+
+
+def find(graph: Graph) -> Iterator[Found]:
+    """The softmaxes of a graph; see `Entry`.  Nodes are added that only replaced attention reads (`scratch`)."""
+    of_math = {refusal.node: refusal for refusal in math_path.find(graph) if isinstance(refusal, Refusal)}
+    softmaxes = list(_softmaxes(graph))
+    if not softmaxes:
+        yield from of_math.values()
+        return
+    known = _Known({node: number for number, node in enumerate(graph.nodes)}, _of_backward(graph), set())
+    found = [_read(softmax, known, of_math) for softmax in softmaxes]
+    yield from of_math.values()
+    matches = [match for match in found if isinstance(match, _Match)]
+    yield from (refusal for refusal in found if isinstance(refusal, Refusal))
+    for match in matches:
+        with contextlib.suppress(Exception):  # it is raised again below
+            known.avoid.update(match.inside())
+    for match in matches:  # only now, because what is added has users
+        try:
+            attention: Found = match.attention()
+        except Stuck as error:
+            attention = match.of_math or _refusal(match.softmax, Kept(Reason.UNSUPPORTED_OP, str(error)), known)
+        except Exception as error:
+            attention = _failure(match.softmax, error, known)
+        yield attention
+
+
+def _read(softmax: _Softmax, known: _Known, of_math: dict[Node, Refusal]) -> _Match | Refusal | None:
+    """An attention, or why it is kept; None for other softmaxes, and for PyTorch's own that stay in `of_math`."""
+    own = next((node for node in of_math if _is_of(node, softmax)), None)
+    try:
+        match = _match(softmax, known)
+    except NotAttention:
+        return None
+    except Stuck as error:
+        if own is not None or not _is_between_products(softmax, known.of_backward):
+            return None
+        return _refusal(softmax, Kept(Reason.UNSUPPORTED_OP, str(error)), known)
+    except Exception as error:
+        return None if own is not None else _failure(softmax, error, known)
+    if isinstance(match, Kept):
+        return None if own is not None else _refusal(softmax, match, known)
+    if own is not None:
+        if match.reader.dtype() not in _DTYPES:
+            return None
+        match.of_math = of_math.pop(own)
+    return match
+
+
+def _softmaxes(graph: Graph) -> Iterator[_Softmax]:
+    for node in graph.nodes:
+        if op_name(node) != "aten::div" or len(node.args) != 2:
+            continue
+        exponential, total = node.args
+        if not isinstance(total, Node) or op_name(exponential) != "aten::exp" or op_name(total) != "aten::sum":
+            continue
+        args = bind(total)
+        if args["self"] is exponential and args.get("dim") and len(args["dim"]) == 1 and args["keepdim"]:
+            yield _Softmax(exponential, total, node, args["dim"][0] % len(shape_of(node)))
+
+
+def _of_backward(graph: Graph) -> Set[Node]:
+    """The nodes that depend on gradients."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        is_tangent = node.op == "placeholder" and str(node.target).startswith("tangents_")
+        if is_tangent or (node.op == "call_function" and any(source in found for source in node.all_input_nodes)):
+            found.add(node)
+    return found
+
+
+def _is_of(node: Node, softmax: _Softmax) -> bool:
+    """Whether a node of PyTorch's math implementation belongs to this softmax."""
+    return node in (softmax.exponential, softmax.total, softmax.quotient) or any(
+        node is source for source in _row_nodes(softmax)
+    )
+
+
+def _row_nodes(softmax: _Softmax) -> list[Node]:
+    difference = softmax.exponential.all_input_nodes
+    return [*difference, *(source for node in difference for source in node.all_input_nodes)]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The places of a graph's nodes, those that depend on gradients, and those that are gone in the end."""
+
+    place: dict[Node, int]
+    of_backward: Set[Node]
+    avoid: set[Node]
+
+
+@dataclass
+class _Match:
+    """A softmax whose nodes all are known; `of_math` is what is recorded where it is PyTorch's own and kept."""
+
+    softmax: _Softmax
+    values: Values
+    reader: Reader
+    of_math: Refusal | None = None
+
+    def places(self) -> tuple[Node, Node, Node, float, Result, tuple[Sink, Sink, Sink]]:
+        """Query, key and value, the scale of their scores, and the sinks of the output and the gradients.
+
+        Raises:
+            Stuck: a result is not what it should be.
+        """
+        values, reader, scores = self.values, self.reader, self.values.scores
+        dtype = reader.dtype()
+        query, key, value = (reader.operand(kind, dtype) for kind in ("Q", "K", "V"))
+        of_query, of_key = reader.factor("Q", query), reader.factor("K", key)
+        scale = scores.outer * scores.inner / (of_query * of_key)
+        scale *= reader.factor("Q", values.chains["Q"][-1]) * reader.factor("K", values.chains["K"][-1])
+        kept = 1 / (1 - values.dropout)
+
+        def gradient(kind: Kind, factor: float, node: Node) -> Sink:
+            if kind not in values.results:
+                return Unused()
+            return reader.result(kind, factor, node.meta["val"].dtype, node)
+
+        gradients = (
+            gradient("dQ", scale * of_key, query),
+            gradient("dK", scale * of_query, key),
+            gradient("dV", kept, value),
+        )
+        return query, key, value, scale, reader.result("O", kept, query.meta["val"].dtype), gradients
+
+    def inside(self) -> set[Node]:
+        """The nodes that are gone when this is replaced: nothing else may read them."""
+        *_, out, gradients = self.places()
+        results = [sink for sink in (out, *gradients) if isinstance(sink, Result)]
+        return set().union(*(result.before for result in results))
+
+    def attention(self) -> Attention:
+        """The attention, with the nodes that it reads in the dimensions of attention.
+
+        Raises:
+            Stuck: some tensor has no such form.
+        """
+        values, reader, scores = self.values, self.reader, self.values.scores
+        query, key, value, scale, out, gradients = self.places()
+        own = query.meta["val"].dtype
+        if "G" in values.named:
+            first = min(
+                (user for node in values.named["G"] for user in node.users if user in values.known),
+                key=lambda node: values.place[node],
+            )
+            if not values.results["O"] < first:
+                raise Stuck(first, "the backward stands in front of the forward")
+        bias_gradient = self._bias_gradient()
+        mask = mask_of(reader)
+        place = None if mask is None else reader.place(mask)
+        nothing = Band()
+        inputs = Inputs(
+            View(reader.view("Q", query)),
+            View(reader.view("K", key)),
+            View(reader.view("V", value)),
+            scale,
+            values.dropout,
+            flags=nothing,
+            band=lambda: nothing,
+            mask=place,
+            data=() if mask is None else (mask,),
+            softcap=None if scores.tanh is None else scores.outer,
+            sinks=self._sinks(),
+            mask_only=ONLY_READ if must_be_read(scores.terms) else "",
+        )
+        backward = None
+        if "G" in values.named:
+            backward = Backward(
+                first,
+                inputs,
+                grad_out=View(reader.view("G", reader.operand("G", own), own)),
+                out=None,
+                logsumexp=None,
+                gradients=gradients,
+                bias_gradient=bias_gradient,
+                sink_gradient=self._sink_gradient(),
+            )
+        draws = (*values.random, *(node for drawn in values.random[1:] for node in drawn.all_input_nodes))
+        forward = Forward(values.results["O"], inputs, out, None, draws, tuple(self._sizes(inputs)))
+        wide = values.results["O"].meta["val"].dtype.itemsize > own.itemsize
+        note = (WIDE if wide else NOTE) + ("; with sinks" if scores.sink is not None else "")
+        return Attention(
+            forward, backward, OP if self.of_math is None else math_path.OP, note=note, one_operator=False,
+        )  # fmt: skip
+
+    def _sizes(self, inputs: Inputs) -> Iterator[tuple[Node, tuple[tuple[View, int], ...]]]:
+        """The sizes that the program asks of tensors between the products, by sizes of query and key."""
+        places = [(view, dim) for view in (inputs.query, inputs.key) for dim in range(4)]
+        for node in _asked(self.values):
+            for parts in itertools.chain(zip(places, strict=True), itertools.combinations(places, 2)):
+                size = math.prod(shape_of(view.node)[dim] for view, dim in parts)
+                if sizes.same(size, node.meta["val"]):
+                    yield node, parts
+                    break
+            else:
+                raise Stuck(node, "a size that no operand has")
+
+    def _bias_gradient(self) -> Result | None:
+        """The sink of what the program reads of the gradient of the scores, behind which only masks stand."""
+        asked = set(_asked(self.values))
+        strangers = [pair for pair in self.values.strangers() if pair[1] not in asked]
+        if not strangers:
+            return None
+        node = strangers[0][0]
+        own = frozenset(user for user in node.users if user in self.values.known)
+        reader = self.reader
+        return Result(node, self.values.known[node].labels, reader.roles.of_kind("score"), self.values.atoms, own)
+
+    def _sinks(self) -> Argument | None:
+        scores = self.values.scores
+        if scores.sink is None:
+            return None
+        atoms = self.values.atoms
+        own = tuple(() if atoms.atoms(d) == atoms.atoms(scores.wide_dim) else d for d in scores.labels[self._cat()])
+        shape = shape_of(scores.sink)
+        own = tuple(() if sizes.static(n) == 1 else d for n, d in zip(shape, own, strict=True))
+        present = {atom for d in atoms.resolved(own) for atom in d}
+        wanted = tuple(d if set(d) <= present else () for d in atoms.resolved(self.reader.roles.of_kind("score")))
+        return self.reader.place(self.reader.in_four(scores.sink, own, wanted))
+
+    def _cat(self) -> Node:
+        (found,) = [node for node in self.values.scores.labels if op_name(node) == "aten::cat"]
+        return found
+
+    def _sink_gradient(self) -> Result | None:
+        values = self.values
+        found = [node for node, value in values.known.items() if value.kind == "dsink"]
+        if not found:
+            return None
+        if len(found) > 1 or abs(values.known[found[0]].factor - 1) > 1e-5:
+            raise Stuck(found[0], "the gradient of the sinks")
+        batch, heads, queries, _ = self.reader.roles.of_kind("score")
+        return Result(found[0], values.known[found[0]].labels, (batch, heads, queries, ()), values.atoms)
+
+
+def _match(softmax: _Softmax, known: _Known) -> _Match | Kept:
+    """All nodes of an attention by their values, or why it is kept.
+
+    Raises:
+        Stuck: at a node that is not of attention.
+        NotAttention: the softmax is certainly none of attention.
+    """
+    exponent = softmax.exponential.args[0]
+    assert isinstance(exponent, Node)
+    scores = find_scores(exponent, softmax.dim)
+    values = Values(scores, known.place, known.of_backward)
+    values.run(softmax.exponential, softmax.total, softmax.quotient)
+    if "O" not in values.results:
+        raise Stuck(softmax.quotient, _readers(softmax.quotient))
+    reader = Reader(softmax.quotient.graph, values, Roles.of(values), known.avoid)
+    double = next((node for node in values.known if is_float(node) and node.meta["val"].dtype == torch.float64), None)
+    if double is not None:
+        return Kept(Reason.DTYPE, f"computed in float64 ({_name(double)})")
+    asked = set(_asked(values))
+    strangers = [(node, user) for node, user in values.strangers() if user not in asked]
+    if any(term.kind == "add" for term in scores.terms):  # a mask or bias may have a gradient
+        of_bias = {node for node, _ in strangers if _is_gradient_of_bias(values, node)}
+        if len(of_bias) == 1:
+            strangers = [(node, user) for node, user in strangers if node not in of_bias]
+    strangers.sort(key=lambda pair: (pair[1] in known.of_backward, known.place[pair[1]]))
+    for node, user in strangers:
+        if user.op == "output" or user not in known.of_backward:
+            return Kept(
+                Reason.PROBABILITIES_USED, f"{_words(values.known[node])} ({node.name}) is read by {_name(user)}"
+            )
+        return Kept(
+            Reason.UNSUPPORTED_OP,
+            f"in the backward, {_words(values.known[node])} ({node.name}) is read by {_name(user)}",
+        )
+    return _Match(softmax, values, reader)
+
+
+def _asked(values: Values) -> Iterator[Node]:
+    """The nodes that ask for a size of a node of attention's own."""
+    for user in dict.fromkeys(user for _, user in values.strangers()):
+        if op_name(user) == "aten::sym_size":
+            yield user
+
+
+def _is_gradient_of_bias(values: Values, node: Node) -> bool:
+    value = values.known[node]
+    own = values.atoms.atoms(values.scores.key_dim) in values.atoms.resolved(value.labels)
+    return value.kind == "dS" and abs(value.factor - 1) <= 1e-5 and own
+
+
+def _name(node: Node) -> str:
+    return f"{op_name(node) or node.op} ({node.name})"
+
+
+def _readers(node: Node) -> str:
+    return "its probabilities are read by " + ", ".join(map(_name, list(node.users)[:4]))
+
+
+def _words(value: Value) -> str:
+    return {"P": "the softmax", "D": "the softmax with dropout", "score": "a score"}.get(value.kind, value.kind)
+
+
+def _refusal(softmax: _Softmax, kept: Kept, known: _Known) -> Refusal:
+    readers = [user for reader in softmax.quotient.users for user in (reader, *reader.users)]
+    has_backward = any(user in known.of_backward for user in readers)
+    return Refusal(softmax.quotient, OP, kept, has_backward, None, place=softmax.quotient)
+
+
+def _failure(softmax: _Softmax, error: Exception, known: _Known) -> Refusal:
+    """A softmax that could not be read, for a reason that nobody has thought of."""
+    log.debug("softmax %s", softmax.quotient, exc_info=error)
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    text = f"{type(error).__name__}: {error} at {where.filename}:{where.lineno}"
+    return _refusal(softmax, Kept(Reason.INTERNAL_ERROR, text), known)
+
+
+def _is_between_products(softmax: _Softmax, of_backward: Set[Node]) -> bool:
+    """Whether planes of this softmax's size lead from a product to it, and from it to a product over the same keys."""
+    whole = math.prod(shape_of(softmax.exponential))
+    keys = shape_of(softmax.exponential)[softmax.dim]
+
+    def is_plane(node: Node) -> bool:
+        close = op_name(node) in ("aten::cat", "aten::slice")
+        return is_float(node) and (close or sizes.same(math.prod(shape_of(node)), whole))
+
+    behind, found = [softmax.exponential], False
+    seen: set[Node] = set()
+    while behind and not found and len(seen) < 400:
+        node = behind.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        found = op_name(node) in (*PRODUCTS, "aten::baddbmm", "aten::addmm")
+        beside_sink = op_name(node) == "aten::cat"
+        behind += [
+            source for source in node.all_input_nodes if beside_sink or is_plane(source) or _is_wide(source, node)
+        ]
+    if not found:
+        return False
+    ahead = [softmax.quotient]
+    reached: set[Node] = set()
+    while ahead and len(reached) < 400:
+        node = ahead.pop()
+        if node in reached:
+            continue
+        reached.add(node)
+        for user in scratch.users(node):
+            if user in of_backward:
+                continue
+            if op_name(user) in (*PRODUCTS, "aten::baddbmm"):
+                left, right = user.args[-2:]
+                sized = shape_of(left)[-1] if left is node else shape_of(right)[-2]  # type: ignore[arg-type]
+                if sizes.same(sized, keys) or sizes.same(sized, keys - 1):
+                    return True
+            elif is_plane(user):
+                ahead.append(user)
+    return False
+
+
+def _is_wide(source: Node, node: Node) -> bool:
+    return op_name(node) == "aten::cat" and is_float(source)

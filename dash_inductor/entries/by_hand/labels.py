@@ -1,0 +1,176 @@
+"""The dimensions of tensors by what they count: followed through views and permutations in both directions.
+
+An `Atom` is a range of indices, such as the heads.  A dimension is labelled by the atoms that it merges, the slowest
+first, and a dimension of size 1 by none.  Where a view splits an atom, its parts take its place everywhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from torch.fx import Node
+
+from ...graph.nodes import op_name
+from ...graph.sizes import Dim, same, same_all, static
+
+VIEWS = ("aten::view", "aten::_unsafe_view", "aten::reshape", "aten::unsqueeze", "aten::squeeze")
+COPIES = ("aten::clone", "aten::alias", "aten::detach", "aten::contiguous")
+CAST = "prims::convert_element_type"
+
+
+@dataclass(frozen=True, eq=False)
+class Atom:
+    """A range of indices and the places where a dimension of a tensor is this range."""
+
+    size: Dim
+    places: list[tuple[Node, int]] = field(default_factory=list, repr=False)
+
+
+Dimension = tuple[Atom, ...]
+Labels = tuple[Dimension, ...]
+
+
+def shape_of(node: Node) -> Sequence[Dim]:
+    """The sizes of a node's tensor; none for other values."""
+    value = node.meta.get("val")
+    return value.shape if isinstance(value, Tensor) else ()
+
+
+def is_tensor(value: object) -> bool:
+    return isinstance(value, Node) and isinstance(value.meta.get("val"), Tensor)
+
+
+def is_float(value: object) -> bool:
+    return isinstance(value, Node) and is_tensor(value) and value.meta["val"].dtype.is_floating_point
+
+
+class Atoms:
+    """The atoms of one attention."""
+
+    def __init__(self) -> None:
+        self._parts: dict[Atom, Dimension] = {}
+
+    def whole(self, node: Node) -> Labels:
+        """New labels of a tensor, an atom for each dimension."""
+        return self._noted(node, [() if static(n) == 1 else (Atom(n),) for n in shape_of(node)])
+
+    def atoms(self, dimension: Iterable[Atom]) -> Dimension:
+        """The parts of these atoms that are not split any further."""
+        found: list[Atom] = []
+        for atom in dimension:
+            found += self.atoms(self._parts[atom]) if atom in self._parts else (atom,)
+        return tuple(found)
+
+    def resolved(self, labels: Labels) -> Labels:
+        return tuple(map(self.atoms, labels))
+
+    def same(self, a: Labels, b: Labels) -> bool:
+        """Whether two tensors have the same dimensions, those of size 1 in front aside."""
+        a, b = self.resolved(a), self.resolved(b)
+        width = max(len(a), len(b))
+        return (((),) * (width - len(a)) + a) == (((),) * (width - len(b)) + b)
+
+    def through(self, node: Node, labels: Labels) -> Labels | None:
+        """The labels of a node whose first argument has these labels; None if it is no view or copy of it."""
+        source, name = node.args[0], op_name(node)
+        if not isinstance(source, Node) or not is_tensor(source) or not is_tensor(node):
+            return None
+        if name in VIEWS:
+            return self._viewed(labels, node)
+        if name in COPIES or (name == "aten::expand" and same_all(shape_of(source), shape_of(node))):
+            return labels
+        if name == CAST and is_float(source) and is_float(node):
+            return labels
+        order = permutation(node)
+        return None if order is None else tuple(labels[dim] for dim in order)
+
+    def back(self, node: Node, labels: Labels) -> Labels | None:
+        """The labels of the first argument of a node that has these labels; None if it is no view or copy of it."""
+        source, name = node.args[0] if node.args else None, op_name(node)
+        if not isinstance(source, Node) or not is_tensor(source):
+            return None
+        if name in VIEWS:
+            return self._viewed(labels, source)
+        order = permutation(node)
+        if order is not None:
+            return tuple(labels[order.index(dim)] for dim in range(len(order)))
+        return labels if self.through(node, labels) is not None else None
+
+    def _viewed(self, labels: Labels, node: Node) -> Labels | None:
+        """The labels of a node that has the elements of a tensor with these labels, in their order."""
+        shape = shape_of(node)
+        old = [atom for dimension in self.resolved(labels) for atom in dimension]
+        new = [dim for dim, size in enumerate(shape) if static(size) != 1]
+        found: list[Dimension] = [()] * len(shape)
+        while old or new:
+            taken = self._group([atom.size for atom in old], [shape[dim] for dim in new])
+            if taken is None:
+                return None
+            atoms, dims = old[: taken[0]], new[: taken[1]]
+            old, new = old[taken[0] :], new[taken[1] :]
+            if len(dims) == 1:
+                found[dims[0]] = tuple(atoms)
+            else:
+                parts = tuple(Atom(shape[dim]) for dim in dims)
+                self._parts[atoms[0]] = parts
+                for dim, part in zip(dims, parts, strict=True):
+                    found[dim] = (part,)
+        return self._noted(node, found)
+
+    @staticmethod
+    def _group(old: Sequence[Dim], new: Sequence[Dim]) -> tuple[int, int] | None:
+        """How many sizes at the beginnings of both have the same product, one of them a single one."""
+        pairs = [*((i, 1) for i in range(1, len(old) + 1)), *((1, j) for j in range(2, len(new) + 1))]
+        for i, j in sorted(pairs, key=sum):
+            if i <= len(old) and j <= len(new) and same(math.prod(old[:i]), math.prod(new[:j])):
+                return i, j
+        return None
+
+    @staticmethod
+    def _noted(node: Node, labels: Sequence[Dimension]) -> Labels:
+        for dim, dimension in enumerate(labels):
+            if len(dimension) == 1:
+                dimension[0].places.append((node, dim))
+        return tuple(labels)
+
+
+def permutation(node: Node) -> tuple[int, ...] | None:
+    """Dimension i of a node is dimension ``result[i]`` of its first argument; None if it is no permutation of it."""
+    name = op_name(node)
+    if name == "aten::permute":
+        dims = node.args[1]
+        assert isinstance(dims, (list, tuple))
+        return tuple(int(dim) % len(dims) for dim in dims if isinstance(dim, int))
+    if name in ("aten::transpose", "aten::t"):
+        order = list(range(len(shape_of(node))))
+        a, b = node.args[1:] if name == "aten::transpose" else (0, 1)
+        assert isinstance(a, int)
+        assert isinstance(b, int)
+        order[a], order[b] = order[b], order[a]
+        return tuple(order)
+    return None
+
+
+def strides(atoms: Atoms, labels: Labels, value: Tensor) -> dict[Atom, Dim]:
+    """The stride of every atom of a tensor."""
+    found: dict[Atom, Dim] = {}
+    for dimension, stride in zip(atoms.resolved(labels), value.stride(), strict=True):
+        inner: Dim = stride
+        for atom in reversed(dimension):
+            found[atom] = inner
+            inner = inner * atom.size
+    return found
+
+
+def stride_of(role: Dimension, of_atoms: dict[Atom, Dim]) -> Dim | None:
+    """The stride of merged atoms; 1 for none, None where they are no dimension of the memory."""
+    if any(atom not in of_atoms for atom in role):
+        return None
+    for outer, inner in itertools.pairwise(role):
+        if not same(of_atoms[outer], of_atoms[inner] * inner.size):
+            return None
+    return of_atoms[role[-1]] if role else 1

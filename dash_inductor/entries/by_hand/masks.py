@@ -1,0 +1,102 @@
+"""The masks and biases of scores, as one tensor that is added to them or says who sees whom."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from ...graph.emit import Emitter
+from ...graph.sizes import static
+from .. import scratch
+from .labels import Dimension, Labels, shape_of
+from .places import Reader
+from .scores import Stuck, Term
+
+aten = torch.ops.aten
+
+ONLY_READ = "scores are replaced by a finite number, which is no bias where all keys of a query are hidden"
+
+
+def mask_of(reader: Reader) -> Node | None:
+    """A node that is added to the scores, or of truth values that say who sees whom; None without masks and biases.
+
+    Raises:
+        Stuck: the dimensions of a mask are not those of the scores.
+    """
+    terms = [(term, _in_four(reader, term)) for term in reader.values.scores.terms]
+    if not terms:
+        return None
+    if all(term.kind == "hide" and term.fill == -math.inf for term, _ in terms):
+        return _all_visible(reader.graph, terms)
+    found: Node | None = None
+    for term, tensor in terms:
+        found = _with_term(reader, found, term, tensor)
+    return found
+
+
+def must_be_read(terms: list[Term]) -> bool:
+    """Whether a mask of these is exact only where it is read as one: a query whose keys are all hidden differs."""
+    return any(term.kind == "hide" and term.fill != -math.inf for term in terms)
+
+
+def _all_visible(graph: Graph, terms: list[tuple[Term, Node]]) -> Node:
+    found: Node | None = None
+    for term, tensor in terms:
+        visible = _call(graph, aten.logical_not.default, tensor) if term.hidden_if else tensor
+        found = visible if found is None else _call(graph, aten.logical_and.default, found, visible)
+    assert found is not None
+    return found
+
+
+def _with_term(reader: Reader, before: Node | None, term: Term, tensor: Node) -> Node:
+    """What is added to the scores with one more term."""
+    graph = reader.graph
+    if term.kind == "add":
+        return tensor if before is None else _call(graph, aten.add.Tensor, before, tensor)
+    like = tensor if before is None else before
+    dtype = torch.float32 if before is None else before.meta["val"].dtype
+    fill = -math.inf if term.fill == -math.inf else torch.finfo(dtype).min
+    facts = {"dtype": dtype, "device": like.meta["val"].device}
+    filled, rest = (_number(graph, value, tensor, facts) for value in (fill, 0.0))
+    rest = rest if before is None else before
+    chosen = (filled, rest) if term.hidden_if else (rest, filled)
+    return _call(graph, aten.where.self, tensor, *chosen)
+
+
+def _number(graph: Graph, value: float, like: Node, facts: dict[str, Any]) -> Node:
+    before = Emitter(graph).behind(like)
+    return scratch.add(graph, aten.full.default, [], value, before=before, like=like, **facts)
+
+
+def _call(graph: Graph, target: Callable[..., Any], *args: Node) -> Node:
+    last = max(args)
+    return scratch.add(graph, target, *args, before=Emitter(graph).behind(last), like=last)
+
+
+def _in_four(reader: Reader, term: Term) -> Node:
+    """The tensor of a term, so that it broadcasts to the scores in their four dimensions."""
+    atoms, wanted = reader.values.atoms, atoms_of(reader)
+    labels = atoms.resolved(term.labels)
+    if labels == wanted:
+        return term.tensor
+    shape = shape_of(term.tensor)
+    padded: Labels = ((),) * len(shape) if len(shape) > len(labels) else labels[len(labels) - len(shape) :]
+    own = tuple(() if static(size) == 1 else label for size, label in zip(shape, padded, strict=True))
+    present = {atom for dimension in own for atom in dimension}
+    for dimension in wanted:
+        if dimension and 0 < len(present & set(dimension)) < len(dimension):
+            raise Stuck(term.tensor, "it broadcasts along some of the leading dimensions")
+    return reader.in_four(term.tensor, own, tuple(_if_present(dimension, present) for dimension in wanted))
+
+
+def atoms_of(reader: Reader) -> Labels:
+    """The four dimensions of the scores."""
+    return reader.values.atoms.resolved(reader.roles.of_kind("score"))
+
+
+def _if_present(dimension: Dimension, present: set[Any]) -> Dimension:
+    return dimension if set(dimension) <= present else ()

@@ -1,0 +1,316 @@
+"""Where attention reads its operands and puts its results: tensors of any dimensions as [batch, heads, length, dim]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from ...graph import sizes
+from ...graph.emit import Emitter
+from ...graph.nodes import Argument
+from ...model.call import Order
+from .. import scratch
+from ..repeat_kv import find_repeat
+from .labels import Atom, Atoms, Dimension, Labels, shape_of, stride_of, strides
+from .scores import Stuck, constant_factor
+from .values import Kind, Operand, Value, Values
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+Call = Callable[..., Node]
+"""Adds a node: an operator with its arguments."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The dimensions of an attention: batch, heads, queries, keys, head dim, and that of value."""
+
+    atoms: Atoms
+    batch: Dimension
+    heads: Dimension
+    queries: Dimension
+    keys: Dimension
+    inner: Dimension
+    value: Dimension
+
+    @staticmethod
+    def of(values: Values) -> Roles:
+        """Leading dimensions in front of the heads are the batch; a single one is the batch itself.
+
+        Raises:
+            Stuck: they lie otherwise.
+        """
+        scores, atoms = values.scores, values.atoms
+        product = scores.product
+        assert product is not None
+        rows, keys = map(atoms.atoms, (values.query_dim, scores.key_dim))
+        lead = sum(atoms.resolved(scores.labels[product])[:-2], ())
+        heads: Dimension = ()
+        for node, labels in scores.labels.items():
+            own = atoms.resolved(labels)
+            if len(own) >= 4 and own[-2] == rows:
+                heads = own[-3]
+                if sum(own[:-3], ()) + heads != lead:
+                    raise Stuck(node, "the leading dimensions are permuted")
+                break
+        batch = lead[: len(lead) - len(heads)]
+        inner, value = map(atoms.atoms, (values.inner_dim, values.value_dim))
+        return Roles(atoms, batch, heads, rows, keys, inner, value)
+
+    def of_kind(self, kind: Kind | Operand) -> Labels:
+        """The four dimensions of an operand or result, or of the scores."""
+        if kind in ("Q", "dQ"):
+            return self.batch, self.heads, self.queries, self.inner
+        if kind in ("K", "dK"):
+            return self.batch, self.heads, self.keys, self.inner
+        if kind in ("V", "dV"):
+            return self.batch, self.heads, self.keys, self.value
+        if kind in ("O", "G"):
+            return self.batch, self.heads, self.queries, self.value
+        return self.batch, self.heads, self.queries, self.keys
+
+
+def converted(call: Call, size: Callable[[Atom], Any], atoms: Atoms, node: Node, own: Labels, wanted: Labels) -> Node:
+    """A node with the labels `own`, in the dimensions of the labels `wanted`, which are of the same atoms.
+
+    Raises:
+        ValueError: they are not.
+    """
+    own, wanted = atoms.resolved(own), atoms.resolved(wanted)
+    if own == wanted:
+        return node
+    before, after = [d for d in own if d], [d for d in wanted if d]
+    if {atom for d in before for atom in d} != {atom for d in after for atom in d}:
+        raise ValueError("other atoms")
+    units = [dim for dim, dimension in enumerate(own) if not dimension]
+    if units:
+        node = call(aten.squeeze.dims, node, units)
+    if set(before) != set(after):
+        before, parts = [(atom,) for d in before for atom in d], before
+        if before != parts:
+            node = call(aten.view.default, node, [size(atom) for (atom,) in before])
+    flat = after if set(before) == set(after) else [(atom,) for d in after for atom in d]
+    order = [before.index(d) for d in flat]
+    if order != list(range(len(order))):
+        node = call(aten.permute.default, node, order)
+    if flat != after:
+        node = merged(call, node, flat, after, size)
+    for dim, dimension in enumerate(wanted):
+        if not dimension:
+            node = call(aten.unsqueeze.default, node, dim)
+    return node
+
+
+def merged(
+    call: Call, node: Node, flat: Sequence[Dimension], after: Sequence[Dimension], size: Callable[[Atom], Any]
+) -> Node:
+    """Dimensions of single atoms merged; a copy where that is no view."""
+    shape, dim = [], 0
+    whole = shape_of(node)
+    for dimension in after:
+        sized: sizes.Dim = 1
+        for n in whole[dim : dim + len(dimension)]:
+            sized = sized * n
+        dim += len(dimension)
+        known = sizes.static(sized)
+        shape.append(known if known is not None else size(dimension[0]) if len(dimension) == 1 else -1)
+    if shape.count(-1) > 1:
+        raise ValueError("several sizes are dynamic")
+    try:
+        node.meta["val"].view([n if isinstance(n, int) else n.meta["val"] for n in shape])
+    except (RuntimeError, ValueError):
+        node = call(aten.clone.default, node, memory_format=torch.contiguous_format)
+    return call(aten.view.default, node, shape)
+
+
+def size_in(emitter: Emitter, before: Node, like: Node) -> Callable[[Atom], Any]:
+    """The size of an atom, as a number or a node in front of `before`."""
+
+    def size(atom: Atom) -> Any:
+        known = sizes.static(atom.size)
+        if known is not None:
+            return known
+        for node, dim in atom.places:
+            if node.graph is before.graph and node < before and node.op == "placeholder":
+                return emitter.size(node, dim, before=before, like=like)
+        for node in before.graph.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, torch.SymInt) and value.node.expr == atom.size.node.expr and node < before:  # type: ignore[union-attr]
+                return node
+        raise ValueError("a size is not known")
+
+    return size
+
+
+@dataclass(frozen=True)
+class Result:
+    """A sink: a node that has a result of attention, in its own dimensions and dtype.
+
+    Attributes:
+        node: the node.
+        labels: of the node.
+        wanted: the four dimensions of the result.
+        atoms: of both.
+        own: what of its users belongs to the attention.
+        before: the nodes that have the same result in front of this one, for which nothing is put.
+    """
+
+    node: Node
+    labels: Labels
+    wanted: Labels
+    atoms: Atoms
+    own: frozenset[Node] = field(default=frozenset(), repr=False)
+    before: frozenset[Node] = field(default=frozenset(), repr=False)
+
+    @property
+    def used(self) -> Node | None:
+        return self.node if self.users else None
+
+    @property
+    def users(self) -> list[Node]:
+        return [user for user in scratch.users(self.node) if user not in self.own]
+
+    @property
+    def order(self) -> Order | None:
+        value = self.node.meta["val"]
+        of_atoms = strides(self.atoms, self.labels, value)
+        wanted = self.atoms.resolved(self.wanted)
+        found = [stride_of(dimension, of_atoms) for dimension in wanted]
+        shape: list[sizes.Dim] = []
+        for dimension in wanted:
+            whole: sizes.Dim = 1
+            for atom in dimension:
+                whole = whole * atom.size
+            shape.append(whole)
+        if any(stride is None for stride in found):
+            return None
+        return sizes.dense_order(shape, [stride for stride in found if stride is not None])
+
+    def put(self, emitter: Emitter, result: Node, before: Node) -> tuple[Node, Node]:
+        node = self.node
+
+        def call(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+            return emitter.call(target, args, kwargs, before=before, like=node)
+
+        dtype = node.meta["val"].dtype
+        if result.meta["val"].dtype != dtype:
+            result = call(prims.convert_element_type.default, result, dtype)
+        size = size_in(emitter, before, node)
+        return node, converted(call, size, self.atoms, result, self.wanted, self.labels)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Finds the places of one attention's operands and results; nothing is read of nodes to `avoid`."""
+
+    graph: Graph
+    values: Values
+    roles: Roles
+    avoid: set[Node]
+
+    def dtype(self) -> torch.dtype | None:
+        """The narrowest dtype in which query, key and value all are somewhere; None if there is none."""
+        found = [[node.meta["val"].dtype for node in self.values.chains[kind]] for kind in ("Q", "K", "V")]
+        common = set(found[0]) & set(found[1]) & set(found[2])
+        return min(common, key=lambda dtype: (dtype.itemsize, str(dtype)), default=None)
+
+    def operand(self, kind: Operand, dtype: torch.dtype | None) -> Node:
+        """The node to read: the first of the chain in the four dimensions; else a permutation of them; else any."""
+        whole = [node for node in self.values.chains[kind] if node not in self.avoid] or self.values.chains[kind]
+        chain = [node for node in whole if dtype is None or node.meta["val"].dtype == dtype]
+        found: Node = _best(chain or whole, lambda node: self._fit(kind, self.values.named[kind][node]))
+        return found
+
+    def factor(self, kind: Operand, node: Node) -> float:
+        """A node's value, in terms of the first of its chain."""
+        return self.values.named[kind][node].factor
+
+    def _fit(self, kind: Kind | Operand, value: Value) -> int:
+        own, wanted = self.values.atoms.resolved(value.labels), self.values.atoms.resolved(self.roles.of_kind(kind))
+        return 0 if own == wanted else 1 if len(own) == 4 and set(own) == set(wanted) else 2
+
+    def view(self, kind: Operand, node: Node, dtype: torch.dtype | None = None) -> Argument:
+        """The place of an operand in its four dimensions."""
+        found = self.in_four(node, self.values.named[kind][node].labels, self.roles.of_kind(kind))
+        if dtype is not None and found.meta["val"].dtype != dtype:
+            found = self._behind(found)(prims.convert_element_type.default, found, dtype)
+        return self.place(found)
+
+    def in_four(self, node: Node, labels: Labels, wanted: Labels) -> Node:
+        """A node in other dimensions."""
+        atoms = self.values.atoms
+
+        def call(target: Callable[..., Any], source: Node, *args: Any, **kwargs: Any) -> Node:
+            return self._behind(source)(target, source, *args, **kwargs)
+
+        emitter = Emitter(self.graph)
+        try:
+            size = size_in(emitter, emitter.behind(node), node)
+            return converted(call, size, atoms, node, labels, wanted)
+        except ValueError as error:
+            raise Stuck(node, str(error)) from error
+
+    def place(self, node: Node) -> Argument:
+        """A place that has this node, or what takes its place."""
+        return Argument(self._behind(node)(aten.alias.default, node), 0)
+
+    def _behind(self, node: Node) -> Call:
+        before = Emitter(self.graph).behind(node)
+
+        def call(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+            return scratch.add(self.graph, target, *args, before=before, like=node, **kwargs)
+
+        return call
+
+    def result(self, kind: Kind, factor: float, dtype: torch.dtype, key: Node | None = None) -> Result:
+        """The sink of a result that is `factor` times what the values say: the last node that has it.
+
+        Args:
+            key: the operand whose gradient this is, which may repeat a smaller one: the sum of its gradient is then
+                behind the four dimensions.
+
+        Raises:
+            Stuck: no node has it.
+        """
+        node = self.values.results[kind]
+        found = [(node, value) for node, value in self._after(node) if abs(value.factor - factor) <= 1e-5 * abs(factor)]
+        if not found:
+            raise Stuck(node, f"{kind} has another factor")
+        typed = [pair for pair in found if pair[0].meta["val"].dtype == dtype] or found
+        typed.reverse()
+        exactly = key is not None and find_repeat(key) is not None
+        chosen, value = _best(typed, lambda pair: _rank(self._fit(kind, pair[1]), exactly))
+        chain = [other for other, _ in self._after(node)]
+        before = frozenset(chain[: chain.index(chosen)])
+        return Result(chosen, value.labels, self.roles.of_kind(kind), self.values.atoms, before=before)
+
+    def _after(self, node: Node) -> Iterator[tuple[Node, Value]]:
+        """A result and what is made of it alone, by views, casts and factors."""
+        value = self.values.known[node]
+        while True:
+            yield node, value
+            users = scratch.users(node)
+            if len(users) != 1:
+                return
+            (user,) = users
+            labels = self.values.atoms.through(user, value.labels) if user.op == "call_function" else None
+            factor = constant_factor(user) if user.op == "call_function" else None
+            if labels is not None:
+                value = Value(value.kind, labels, value.factor)
+            elif factor is not None and factor[0] is node:
+                value = Value(value.kind, value.labels, value.factor * factor[1])
+            else:
+                return
+            node = user
+
+
+def _rank(fit: int, exactly: bool) -> int:
+    return fit if exactly else max(fit, 1)
+
+
+def _best(found: Sequence[Any], key: Callable[[Any], int]) -> Any:
+    return min(found, key=key)

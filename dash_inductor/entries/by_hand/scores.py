@@ -1,0 +1,304 @@
+"""The scores of a softmax: the nodes from the product of query and key to the argument of the exponential."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ...graph.nodes import bind, op_name
+from ...graph.sizes import same_all, static
+from .labels import CAST, COPIES, VIEWS, Atoms, Dimension, Labels, is_float, shape_of
+
+PRODUCTS = ("aten::bmm", "aten::mm")
+_ADDED = "aten::baddbmm"
+_LARGE = -1e9
+"""A number that hides a key where it takes the place of a score: no score comes near it."""
+
+
+class Stuck(Exception):
+    """Raised at a node that stands in the way of a match."""
+
+    def __init__(self, node: Node, note: str = "") -> None:
+        super().__init__(node, note)
+        self.node, self.note = node, note
+
+    def __str__(self) -> str:
+        name = op_name(self.node) or self.node.op
+        return f"{name} ({self.node.name})" + (f": {self.note}" if self.note else "")
+
+
+class NotAttention(Exception):
+    """Raised where a softmax is certainly none of attention."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """A step that changes who sees whom.
+
+    Attributes:
+        kind: "add" of a tensor, or "hide" of scores where a condition holds.
+        tensor: the tensor, or the condition; it broadcasts to the scores at this step.
+        labels: of the scores.
+        hidden_if: the value of the condition where scores are hidden.
+        fill: what the hidden scores become.
+    """
+
+    kind: str
+    tensor: Node
+    labels: Labels
+    hidden_if: bool = True
+    fill: float = -math.inf
+
+
+@dataclass
+class Scores:
+    """What was found between the product and the exponential.
+
+    Attributes:
+        atoms: of all tensors of the attention.
+        labels: of the nodes of the scores.
+        product: of query and key.
+        outer, inner: the constant factors of the scores, outside and inside of the hyperbolic tangent.
+        tanh: its node, None without a softcap.
+        terms: masks and biases, the innermost first.
+        sink: the column that stands behind the scores, None without one.
+        key_dim: the dimension of the keys, and the same with the column of the sink.
+    """
+
+    atoms: Atoms
+    labels: dict[Node, Labels] = field(default_factory=dict)
+    product: Node | None = None
+    outer: float = 1.0
+    inner: float = 1.0
+    tanh: Node | None = None
+    terms: list[Term] = field(default_factory=list)
+    sink: Node | None = None
+    key_dim: Dimension = ()
+    wide_dim: Dimension = ()
+
+    def copy(self) -> Scores:
+        return Scores(
+            self.atoms, dict(self.labels), self.product, self.outer, self.inner, self.tanh, list(self.terms), self.sink,
+            self.key_dim, self.wide_dim,
+        )  # fmt: skip
+
+
+def number_of(value: object) -> float | None:
+    """A number, or the one that a tensor without dimensions is filled with."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, Node):
+        return None
+    if op_name(value) in (*COPIES, CAST, *VIEWS, "aten::expand"):
+        return number_of(value.args[0])
+    if op_name(value) == "aten::full" and isinstance(value.args[1], (int, float)):
+        return float(value.args[1])
+    if op_name(value) == "aten::scalar_tensor" and isinstance(value.args[0], (int, float)):
+        return float(value.args[0])
+    return None
+
+
+def find_scores(exponent: Node, dim: int) -> Scores:
+    """Follow the argument of an exponential, whose softmax is over dimension `dim`, back to a product.
+
+    Raises:
+        Stuck: something else is found on the way.
+    """
+    found = Scores(Atoms())
+    labels = found.atoms.whole(exponent)
+    found.key_dim = found.wide_dim = labels[dim]
+    _walk(found, exponent, labels)
+    found.terms.reverse()
+    return found
+
+
+def constant_factor(node: Node) -> tuple[Node, float] | None:
+    """The tensor that a node multiplies by a constant, and the constant."""
+    name, args = op_name(node), node.args
+    if name == "aten::neg":
+        return (args[0], -1.0) if isinstance(args[0], Node) else None
+    if name not in ("aten::mul", "aten::div") or len(args) != 2 or node.kwargs:
+        return None
+    one, other = args
+    number = number_of(other)
+    if number is not None and is_float(one) and _keeps_shape(one, node):
+        if name == "aten::div":
+            return (one, 1 / number) if number else None  # type: ignore[return-value]
+        return one, number  # type: ignore[return-value]
+    number = number_of(one) if name == "aten::mul" else None
+    if number is not None and is_float(other) and _keeps_shape(other, node):
+        return other, number  # type: ignore[return-value]
+    return None
+
+
+def _keeps_shape(source: Any, node: Node) -> bool:
+    return same_all(shape_of(source), shape_of(node))
+
+
+def _is_row_bound(found: Scores, node: object, labels: Labels) -> bool:
+    """Whether a node is a maximum that is the same for all keys of a query, so that a softmax does not depend on it."""
+    while isinstance(node, Node) and op_name(node) in (CAST, *COPIES):
+        node = node.args[0]
+    if not isinstance(node, Node) or len(shape_of(node)) != len(labels):
+        return False
+    over_keys = [
+        static(n) for n, dim in zip(shape_of(node), labels, strict=True) if dim in (found.wide_dim, found.key_dim)
+    ]
+    if over_keys != [1]:
+        return False
+    source = node.args[0] if node.args else None
+    of_both = isinstance(source, Node) and op_name(source) == "aten::max" and bool(node.args[1] == 0)
+    return op_name(node) == "aten::amax" or of_both
+
+
+def _walk(found: Scores, node: Node, labels: Labels) -> None:
+    while True:
+        found.labels[node] = labels
+        if op_name(node) in (*PRODUCTS, _ADDED):
+            _end(found, node, labels)
+            return
+        node, labels = _step(found, node, labels)
+
+
+def _end(found: Scores, node: Node, labels: Labels) -> None:
+    """The product, which may add a mask and have a factor of its own."""
+    found.product = node
+    if op_name(node) != _ADDED:
+        return
+    args = bind(node)
+    if args["beta"] != 0 and number_of(args["self"]) != 0:
+        _check_term(found, node)
+        if args["beta"] != 1:
+            raise Stuck(node, "a factor of the mask")
+        found.terms.append(Term("add", args["self"], labels))
+    if found.tanh is None:
+        found.outer *= args["alpha"]
+    else:
+        found.inner *= args["alpha"]
+
+
+def _step(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
+    """The scores of which a node is made by one step of the whitelist, and their labels."""
+    back = found.atoms.back(node, labels)
+    if back is not None:
+        source = node.args[0]
+        assert isinstance(source, Node)
+        return source, back
+    name, args = op_name(node), node.args
+    factor = constant_factor(node)
+    if factor is not None:
+        if found.tanh is None:
+            found.outer *= factor[1]
+        else:
+            found.inner *= factor[1]
+        return factor[0], labels
+    if name == "aten::sub" and len(args) == 2 and not node.kwargs and _is_row_bound(found, args[1], labels):
+        source = args[0]
+        if isinstance(source, Node) and _keeps_shape(source, node):
+            return source, labels
+    if name == "aten::tanh" and found.tanh is None:
+        found.tanh = node
+        source = args[0]
+        assert isinstance(source, Node)
+        return source, labels
+    if name == "aten::add" and len(args) == 2:
+        if node.kwargs.get("alpha", 1) != 1:
+            raise Stuck(node, "a factor of the mask")
+        return _added(found, node, labels)
+    if name == "aten::where":
+        return _either(found, node, labels) or _hidden(found, node, labels)
+    if name == "aten::cat":
+        return _beside_sink(found, node, labels)
+    raise Stuck(node)
+
+
+def _check_term(found: Scores, node: Node) -> None:
+    if found.tanh is not None:
+        raise Stuck(node, "a softcap around a mask")
+    if found.outer != 1.0:
+        raise Stuck(node, "a factor behind a mask")
+
+
+def _added(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
+    """The one of two summands that leads to a product; the other one is a mask or a bias."""
+    first: Stuck | None = None
+    _check_term(found, node)
+    for source, other in (node.args, node.args[::-1]):
+        if not isinstance(source, Node) or not isinstance(other, Node) or not is_float(source) or not is_float(other):
+            continue
+        if not _keeps_shape(source, node) or not shape_of(other):
+            continue
+        term = Term("add", other, labels)
+        trial = found.copy()
+        trial.terms.append(term)
+        try:
+            _walk(trial, source, labels)
+        except Stuck as error:
+            first = first or error
+            continue
+        found.terms.append(term)
+        return source, labels
+    raise first or Stuck(node)
+
+
+def _either(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels] | None:
+    """The scores of a row less one bound or another: Inductor chooses a bound that no factor makes infinite."""
+    condition, one, other = node.args
+    ways = [source for source in (one, other) if isinstance(source, Node) and is_float(source)]
+    ways = [source for source in ways if _keeps_shape(source, node)]
+    assert isinstance(condition, Node)
+    of_row = len(shape_of(condition)) == len(labels) and all(
+        static(size) == 1 for size, dim in zip(shape_of(condition), labels, strict=True) if dim == found.wide_dim
+    )
+    if len(ways) != 2 or not of_row:
+        return None
+    trials = [found.copy(), found.copy()]
+    for trial, source in zip(trials, ways, strict=True):
+        _walk(trial, source, labels)
+    a, b = trials
+    if not _alike(a, b):
+        raise Stuck(node, "different scores")
+    found.labels |= b.labels
+    return ways[0], labels
+
+
+def _alike(a: Scores, b: Scores) -> bool:
+    factors = math.isclose(a.outer, b.outer, rel_tol=1e-6) and math.isclose(a.inner, b.inner, rel_tol=1e-6)
+    own, others = ([(t.kind, t.tensor, t.hidden_if, t.fill) for t in found.terms] for found in (a, b))
+    return factors and own == others and (a.product, a.tanh, a.sink) == (b.product, b.tanh, b.sink)
+
+
+def _hidden(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
+    condition, chosen, other = node.args
+    for source, filled, hidden_if in ((other, chosen, True), (chosen, other, False)):
+        fill = number_of(filled)
+        if fill is None or not isinstance(source, Node) or not is_float(source) or not _keeps_shape(source, node):
+            continue
+        lowest = torch.finfo(source.meta["val"].dtype).min
+        if fill > _LARGE and fill != lowest:
+            raise Stuck(node, f"scores become {fill}, which does not hide a key")
+        _check_term(found, node)
+        assert isinstance(condition, Node)
+        found.terms.append(Term("hide", condition, labels, hidden_if, fill))
+        return source, labels
+    raise Stuck(node)
+
+
+def _beside_sink(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
+    tensors = bind(node)["tensors"]
+    dim = bind(node)["dim"] % len(labels)
+    if found.sink is not None or labels[dim] != found.wide_dim or len(tensors) != 2:
+        raise Stuck(node)
+    scores, sink = tensors
+    if static(shape_of(sink)[dim]) != 1 or not is_float(sink):
+        raise Stuck(node, "something else than a column behind the scores")
+    if found.terms or found.tanh is not None or found.outer != 1.0:
+        raise Stuck(node, "a mask or factor of the sink")
+    found.sink = sink
+    own = found.atoms.whole(scores)
+    found.key_dim = own[dim]
+    return scores, (*labels[:dim], own[dim], *labels[dim + 1 :])

@@ -1,0 +1,156 @@
+"""Programs that compute attention by hand: a softmax between two products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+BATCH, HEADS, LENGTH, DIM = 2, 4, 33, 16
+Shape = tuple[int, ...]
+QKV: tuple[Shape, ...] = ((BATCH, HEADS, LENGTH, DIM),) * 3
+GROUPED: tuple[Shape, ...] = (QKV[0], *((BATCH, HEADS // 2, LENGTH, DIM),) * 2)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function of tensors of these shapes, and the mask that its record shows."""
+
+    function: Callable[..., Tensor]
+    mask: str
+    shapes: tuple[Shape, ...] = QKV
+
+
+def order(q: Tensor) -> Tensor:
+    """Who sees whom in causal attention."""
+    place = torch.arange(q.shape[-2], device=q.device)
+    return place[:, None] >= place
+
+
+def causal(q: Tensor) -> Tensor:
+    """A causal mask of floats, as transformers has it."""
+    lowest = torch.finfo(torch.float32 if q.dtype == torch.float64 else q.dtype).min
+    return torch.where(order(q), 0.0, lowest).to(q.dtype)
+
+
+def repeated(x: Tensor) -> Tensor:
+    batch, heads, length, dim = x.shape
+    return x[:, :, None].expand(batch, heads, 2, length, dim).reshape(batch, 2 * heads, length, dim)
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = F.softmax(
+        q @ k.transpose(-1, -2) * 0.2 + causal(q), -1, dtype=torch.promote_types(q.dtype, torch.float32)
+    )
+    return (weights.to(q.dtype) @ v).transpose(1, 2).contiguous()
+
+
+def hidden(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = (q @ k.mT / math.sqrt(DIM)).masked_fill(~order(q), -math.inf)
+    return scores.softmax(-1) @ v
+
+
+def chosen(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = (q / 4) @ k.mT
+    return torch.where(order(q), scores, torch.finfo(scores.dtype).min).softmax(-1) @ v
+
+
+def twice_hidden(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    near = order(q) & ~order(q).tril(-9)
+    scores = (q @ k.mT).masked_fill(~order(q), -math.inf).masked_fill(~near, -math.inf)
+    return scores.softmax(-1) @ v
+
+
+def shifted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT * 0.2 + causal(q)
+    scores = scores - scores.amax(-1, keepdim=True).detach()
+    return scores.softmax(-1) @ v
+
+
+def flat(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """With the heads in the batch dimension, as BART and Bloom were."""
+    batch, heads, length, dim = q.shape
+    q, k, v = (t.reshape(batch * heads, length, dim) for t in (q * 0.25, k, v))
+    scores = torch.bmm(q, k.transpose(1, 2)).view(batch, heads, length, length) + causal(q)
+    weights = scores.view(batch * heads, length, length).softmax(-1)
+    return torch.bmm(weights, v).view(batch, heads, length, dim).transpose(1, 2).reshape(batch, length, heads * dim)
+
+
+def three(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (t.flatten(0, 1) for t in (q, k, v))
+    nothing = torch.zeros(1, 1, 1, dtype=q.dtype, device=q.device)
+    return torch.baddbmm(nothing, q, k.mT, alpha=0.25).softmax(-1).bmm(v)
+
+
+def keys_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Keys are [batch, heads, head dim, length], and the result comes transposed."""
+    k = k.transpose(1, 2).permute(0, 2, 3, 1)
+    weights = (torch.matmul(q, k) * 0.25).softmax(-1)
+    return torch.einsum("bhqk,bhkd->bqhd", weights, v)
+
+
+def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As Gemma 2."""
+    k, v = repeated(k), repeated(v)
+    scores = torch.matmul(q, k.transpose(2, 3)) * 0.5
+    scores = torch.tanh(scores / 5.0) * 5.0 + causal(q)
+    weights = F.softmax(scores, -1, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
+    return torch.matmul(weights, v).transpose(1, 2).contiguous()
+
+
+def sinks(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
+    """As gpt-oss."""
+    k, v = repeated(k), repeated(v)
+    scores = torch.matmul(q, k.transpose(2, 3)) * 0.25 + causal(q)
+    column = sink.reshape(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[2], -1)
+    both = torch.cat([scores, column], dim=-1)
+    both = both - both.max(dim=-1, keepdim=True).values
+    weights = F.softmax(both, dim=-1, dtype=both.dtype)[..., :-1]
+    return torch.matmul(weights, v).transpose(1, 2).contiguous()
+
+
+def pair(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, gate: Tensor) -> Tensor:
+    """As OpenFold: dimensions in front, a bias for all rows, and a gate."""
+    q, k, v = (t[None] for t in (q, k, v))
+    scores = torch.einsum("...qd,...kd->...qk", q * DIM**-0.5, k) + bias
+    found = torch.einsum("...qk,...kd->...qd", scores.softmax(-1), v).transpose(-2, -3)
+    return (found * gate.sigmoid().transpose(-2, -3)).flatten(-2)
+
+
+def two_biases(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, more: Tensor) -> Tensor:
+    return (q @ k.mT * 0.25 + bias + more).softmax(-1) @ v
+
+
+def tied(x: Tensor) -> Tensor:
+    """Query, key and value are one tensor."""
+    return (x @ x.mT * 0.25 + causal(x)).softmax(-1) @ x
+
+
+def by_math(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """PyTorch's math implementation."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(q, k, v, bias)
+
+
+PLANE = (BATCH, HEADS, LENGTH, LENGTH)
+PROGRAMS = {
+    "plain": Program(plain, "causal"),
+    "hidden": Program(hidden, "causal"),
+    "chosen": Program(chosen, "causal"),
+    "twice hidden": Program(twice_hidden, "band(0,8)"),
+    "shifted": Program(shifted, "causal"),
+    "flat": Program(flat, "causal"),
+    "three dimensions": Program(three, "full"),
+    "keys first": Program(keys_first, "full"),
+    "softcap": Program(capped, "causal", GROUPED),
+    "sinks": Program(sinks, "causal", (*GROUPED, (HEADS,))),
+    "pair bias": Program(pair, "full + bias", (*QKV, (1, 1, *PLANE[1:]), QKV[0])),
+    "two biases": Program(two_biases, "full + bias", (*QKV, (HEADS, 1, LENGTH), PLANE)),
+    "tied": Program(tied, "causal", QKV[:1]),
+    "math": Program(by_math, "full + bias", (*QKV, (1, *PLANE[1:]))),
+}
