@@ -17,8 +17,8 @@ from ...model.relations import RELATIONS
 from ...model.site import BITS, Site
 from ..family import SCORES, Candidate, Family, padded
 
-LIMIT, LIMIT_OF_16_BITS = 128, 256
-"""Largest head dim of the backward for any dtype, and for 16 bits.  In fp32 wider tiles do not fit the registers."""
+LIMIT = 128
+"""Largest head dim of the templates: wider tiles do not fit the registers of a CTA in plain Triton."""
 
 Key = tuple[str, int, int]  # architecture, bits of the dtype, head dim padded to a power of two
 
@@ -42,10 +42,6 @@ CANDIDATES: dict[Key, tuple[Candidate, ...]] = {
     **_rows("sm_100", 16, (128,), dkdv="64x64w4s2", dq="128x64w8s2", ordered="64x128w8s2"),
     **_rows("sm_100", 16, (16, 32, 64), dkdv="64x64w4s3", dq="64x64w4s3", ordered="64x128w8s2"),
 }
-CANDIDATES |= _rows("sm_80", 16, (256,), dkdv="32x64w8s2", dq="64x32w8s2", ordered="32x64w8s2")
-CANDIDATES |= _rows("sm_89", 16, (256,), dkdv="32x32w8s1", dq="32x32w8s1", ordered="32x32w8s1")
-CANDIDATES |= _rows("sm_90", 16, (256,), dkdv="32x64w8s2", dq="64x32w8s2", ordered="32x64w8s2")
-CANDIDATES |= _rows("sm_100", 16, (256,), dkdv="64x64w8s1", dq="64x64w8s1", ordered="32x64w8s2")
 for _arch in SHARED_BYTES:
     CANDIDATES |= _rows(_arch, 32, (16, 32, 64, 128), dkdv="32x32w8s1", dq="32x32w8s1", ordered="32x32w8s1")
 # In sm_90 tiles of 64 own rows use the matmuls of a warpgroup.
@@ -100,7 +96,7 @@ class Portable(Family):
     """Triton templates."""
 
     name = "portable"
-    head_dims = f"equal ones up to {LIMIT}, and up to {LIMIT_OF_16_BITS} in 16 bits"
+    head_dims = f"equal ones up to {LIMIT}"
     reads = RELATIONS
     scores = SCORES
 
@@ -108,10 +104,7 @@ class Portable(Family):
         return arch != "cpu"
 
     def has_head_dims(self, head_dim: int, value_dim: int) -> bool:
-        return head_dim == value_dim <= LIMIT_OF_16_BITS
-
-    def covers_dims(self, site: Site, arch: str) -> bool:
-        return super().covers_dims(site, arch) and (site.head_dim <= LIMIT or BITS[site.dtype] == 16)
+        return head_dim == value_dim <= LIMIT
 
     def candidates(self, site: Site, arch: str) -> Sequence[Candidate]:
         found = CANDIDATES[arch, BITS[site.dtype], padded(site.head_dim)]

@@ -1,6 +1,7 @@
 """The forms of relations (`common.relations`) in kernels in plain Triton: what they read, and their tests.
 
-FORM is the name of a form.  A `Side` has what queries or keys have; what a form reads of them is a tuple.
+A form is number INDEX of those of a mask (MASK, see `tables.Mask`).  A `Side` has what queries or keys have; what a form
+reads of them is a tuple.
 """
 
 from typing import NamedTuple
@@ -29,8 +30,10 @@ def load_vector(side, row, tokens, exists, other):
 
 
 @triton.jit
-def of_queries(queries, row, tokens, exists, FORM: tl.constexpr):
-    """What a form whose first vector is number `row` reads of queries, a `Side`.  Others see no key."""
+def of_queries(queries, tokens, exists, MASK: tl.constexpr, INDEX: tl.constexpr):
+    """What a form reads of queries, a `Side`.  Others see no key."""
+    FORM: tl.constexpr = MASK.FORMS[INDEX]
+    row: tl.constexpr = MASK.Q_ROWS[INDEX]
     if FORM == "codes":
         return (load_vector(queries, row, tokens, exists, ALONE),)
     else:
@@ -39,8 +42,10 @@ def of_queries(queries, row, tokens, exists, FORM: tl.constexpr):
 
 
 @triton.jit
-def of_keys(keys, row, tokens, exists, FORM: tl.constexpr):
+def of_keys(keys, tokens, exists, MASK: tl.constexpr, INDEX: tl.constexpr):
     """As `of_queries`, of keys."""
+    FORM: tl.constexpr = MASK.FORMS[INDEX]
+    row: tl.constexpr = MASK.KV_ROWS[INDEX]
     if FORM == "codes":
         return (load_vector(keys, row, tokens, exists, HIDDEN),)
     elif FORM == "ranks":
@@ -50,8 +55,9 @@ def of_keys(keys, row, tokens, exists, FORM: tl.constexpr):
 
 
 @triton.jit
-def shows(shown, queries, keys, FORM: tl.constexpr):
+def shows(shown, queries, keys, MASK: tl.constexpr, INDEX: tl.constexpr):
     """Which of the pairs that are `shown` so far a form shows, too; queries, keys: as they broadcast to the pairs."""
+    FORM: tl.constexpr = MASK.FORMS[INDEX]
     if FORM == "codes":
         return shown & (queries[0] == keys[0])
     else:
@@ -59,12 +65,13 @@ def shows(shown, queries, keys, FORM: tl.constexpr):
 
 
 @triton.jit
-def judges(queries, rows_exist, keys, columns_exist, FORM: tl.constexpr):
+def judges(queries, rows_exist, keys, columns_exist, MASK: tl.constexpr, INDEX: tl.constexpr):
     """(no pair, all pairs, some but not all pairs are known to be shown) of each tile pair: [kv tiles, q tiles].
 
     queries, keys: of the rows [q tiles, rows] and the columns [kv tiles, columns] of tiles, of which some exist.  A
     tile of which columns do not exist may count as one all of whose pairs are shown.
     """
+    FORM: tl.constexpr = MASK.FORMS[INDEX]
     if FORM == "codes":
         of_rows, of_columns = queries[0], keys[0]
         q_low = tl.min(tl.where(of_rows < 0, FAR, of_rows), 1)[None, :]

@@ -111,9 +111,9 @@ def _of_side(side, tokens, exists, OF_QUERIES: tl.constexpr, MASK: tl.constexpr)
     found = ()
     for i in tl.static_range(len(MASK.FORMS)):
         if OF_QUERIES:
-            found = found + (of_queries(side, MASK.Q_ROWS[i], tokens, exists, MASK.FORMS[i]),)
+            found = found + (of_queries(side, tokens, exists, MASK, i),)
         else:
-            found = found + (of_keys(side, MASK.KV_ROWS[i], tokens, exists, MASK.FORMS[i]),)
+            found = found + (of_keys(side, tokens, exists, MASK, i),)
     return found
 
 
@@ -247,9 +247,9 @@ def _partners_in_tile(other, found, tokens, own, inside, others, dense, band, MA
         theirs = _of_side(others, j, j < others.length, MASK.TURNED, MASK)
         for i in tl.static_range(len(MASK.FORMS)):
             if MASK.TURNED:
-                keep = shows(keep, _along(theirs[i], 0), _along(own[i], 1), MASK.FORMS[i])
+                keep = shows(keep, _along(theirs[i], 0), _along(own[i], 1), MASK, i)
             else:
-                keep = shows(keep, _along(own[i], 1), _along(theirs[i], 0), MASK.FORMS[i])
+                keep = shows(keep, _along(own[i], 1), _along(theirs[i], 0), MASK, i)
         if MASK.HAS_DENSE:
             at = tokens.to(tl.int64)[None, :] * dense.row + j.to(tl.int64)[:, None] * dense.column
             keep = keep & (tl.load(dense.start + at, mask=keep, other=0) != 0)
@@ -372,7 +372,7 @@ def _kind_of_pair(q, kv, queries, keys, dense, band, MASK: tl.constexpr, PAIRS: 
         keep = keep & _in_band(rows[:, None] - columns[None, :], band, MASK.HAS_LO, MASK.HAS_HI)
         of_rows = _of_side(queries, rows, rows < end, True, MASK)
         for i in tl.static_range(len(MASK.FORMS)):
-            keep = shows(keep, _along(of_rows[i], 0), _along(of_columns[i], 1), MASK.FORMS[i])
+            keep = shows(keep, _along(of_rows[i], 0), _along(of_columns[i], 1), MASK, i)
         if MASK.HAS_DENSE:
             at = rows.to(tl.int64)[:, None] * dense.row + columns.to(tl.int64)[None, :] * dense.column
             keep = keep & (tl.load(dense.start + at, mask=keep, other=0) != 0)
@@ -423,7 +423,7 @@ def classify(
     of_columns = _of_side(keys, columns, columns < kv_len, False, MASK)
     within = _in_band(lowest, band, MASK.HAS_LO, MASK.HAS_HI) & _in_band(highest, band, MASK.HAS_LO, MASK.HAS_HI)
     for i in tl.static_range(len(MASK.FORMS)):
-        apart, shown, some = judges(of_rows[i], rows < q_len, of_columns[i], columns < kv_len, MASK.FORMS[i])
+        apart, shown, some = judges(of_rows[i], rows < q_len, of_columns[i], columns < kv_len, MASK, i)
         nowhere = nowhere | apart
         if MASK.HAS_DENSE:
             decided = nowhere
@@ -476,7 +476,7 @@ def write_seen(
         allowed = (i < q_len) & (j < kv_len) & _in_band(i - j, (lo, hi), MASK.HAS_LO, MASK.HAS_HI)
         of_row, of_column = _of_side(queries, i, i < q_len, True, MASK), _of_side(keys, j, j < kv_len, False, MASK)
         for f in tl.static_range(len(MASK.FORMS)):
-            allowed = shows(allowed, of_row[f], of_column[f], MASK.FORMS[f])
+            allowed = shows(allowed, of_row[f], of_column[f], MASK, f)
         at = i.to(tl.int64) * dense_i + j.to(tl.int64) * dense_j
         keep = (tl.load(dense + at, mask=allowed, other=0) != 0).to(tl.int32)
         words = words | (keep << bit)
