@@ -43,7 +43,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dash_inductor import lowering
 from dash_inductor.eager import attention
-from dash_inductor.eager import flash as flash_operators
 from dash_inductor.eager.determinism import DETERMINISTIC
 from dash_inductor.kernels.common import launcher
 from dash_inductor.kernels.hopper.backward import launch
@@ -147,9 +146,6 @@ def eager(measure: Callable[[dict[str, Run]], None]) -> None:
     with DETERMINISTIC:
         measure({"its compiled function": with_backward(called[0])})
     measure({"SDPA": with_backward(sdpa)})
-    handle = flash_operators.activate()
-    measure({"SDPA, ours": with_backward(sdpa)})
-    handle.remove()
 
 
 def compiled(measure: Callable[[dict[str, Run]], None]) -> None:

@@ -10,11 +10,9 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
-from torch.nn.attention import current_flash_attention_impl, list_flash_attention_impls
 
 from .. import _switch
 from ..eager.determinism import DETERMINISTIC
-from ..eager.registration import NAME
 from ..graph.model_line import model_line
 from ..graph.nodes import bind
 from ..model.reasons import Reason
@@ -55,10 +53,7 @@ def switch() -> Iterator[Seen]:
 
 
 def attention() -> Iterator[Seen]:
-    """The outcome of every attention, and whether PyTorch's own attention has ours in front of it."""
-    if NAME in list_flash_attention_impls():
-        active = "and active" if current_flash_attention_impl() == NAME else "and not active"
-        yield OK, f"attention of programs that are not compiled: registered {active} for PyTorch's FlashAttention", ""
+    """The outcome of every attention."""
     fates = Counter(record.reason for record in sites())
     if not fates:
         loaded = [name for name in LIBRARIES if name in sys.modules]

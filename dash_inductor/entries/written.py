@@ -134,7 +134,8 @@ class _Together:
         stacked = self._stacked()
         if stacked is not None:
             dim, results = stacked
-            return used, emitter.call(aten.stack.default, (results, dim), before=before, like=used)
+            parts = [emitter.call(aten.unsqueeze.default, (part, dim), before=before, like=used) for part in results]
+            return used, emitter.call(aten.cat.default, (parts, dim), before=before, like=used)
         for name, view in self.views.items():
             result = self.results[name]
             if view.slice is not None:

@@ -72,7 +72,8 @@ def test_masks(name: str, sizes: Sizes, dtype: torch.dtype) -> None:
     check(Case(mask_mod=mod, sizes=sizes, batch=sizes.batch), dtype)
     (site,) = sites()
     assert (site.status, site.mask) == ("replaced", MASKS[name]), site
-    on_hopper = torch.cuda.get_device_capability() == (9, 0)
+    narrow = name == "window"  # of few keys, which the portable kernels take less time for
+    on_hopper = torch.cuda.get_device_capability() == (9, 0) and not narrow
     assert not on_hopper or str(site.plan).startswith("hopper"), site
 
 

@@ -46,11 +46,11 @@ def built(hides: bool) -> Any:
 
 def run(s: Tensor, slope: float, factor: float, hides: bool = False) -> tuple[Tensor, Tensor]:
     """(powers, slopes) of fp32 numbers [n], n a multiple of WARPS * COLUMNS, on a GPU."""
-    p, slope = torch.empty_like(s), torch.empty_like(s)
+    p, slopes = torch.empty_like(s), torch.empty_like(s)
     grid, rest = divmod(s.numel(), WARPS * COLUMNS)
     assert rest == 0
     device = s.device.index
     kernel = launcher.KernelLauncher(built(hides), grid)
-    addresses = (t.data_ptr() for t in (s, p, slope))
+    addresses = (t.data_ptr() for t in (s, p, slopes))
     launcher.launch(kernel.pack(raw_stream(device), (), *addresses, factor, (slope,)))
-    return p, slope
+    return p, slopes

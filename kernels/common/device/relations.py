@@ -1,7 +1,7 @@
 """The forms of relations (`common.relations`) in kernels in plain Triton: what they read, and their tests.
 
-A form is number INDEX of those of a mask (MASK, see `tables.Mask`).  A `Side` has what queries or keys have; what a form
-reads of them is a tuple.
+A form is number INDEX of those of a mask (MASK, see `tables.Mask`).  A `Side` has what queries or keys have; what a
+form reads of them is a tuple.
 """
 
 from typing import NamedTuple
