@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 import dash_inductor
 
 from ..support.processes import run_python
