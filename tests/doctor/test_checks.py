@@ -343,13 +343,8 @@ def no_attention(patch: pytest.MonkeyPatch) -> None:
     dash_inductor.clear_sites()
 
 
-def test_programs_that_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether their attention is registered, and that the flag of a call of it is none of the program."""
-    for active, words in ((None, "and not active"), ("dash_inductor", "and active")):
-        monkeypatch.setattr(program, "list_flash_attention_impls", lambda: ["FA4", "dash_inductor"])
-        monkeypatch.setattr(program, "current_flash_attention_impl", lambda active=active: active)
-        (found, _) = seen(program.attention)
-        assert (found.severity, words in found.what) == (OK, True)
+def test_programs_that_are_not_compiled() -> None:
+    """The flag of a call of their attention is none of the program."""
     with DETERMINISTIC:
         assert [finding.severity for finding in seen(program.deterministic_algorithms)] == [NOTE]
     torch.use_deterministic_algorithms(True, warn_only=True)
