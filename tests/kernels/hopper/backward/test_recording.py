@@ -141,7 +141,7 @@ def test_a_graph_is_not_profiled(launches: Launches, monkeypatch: pytest.MonkeyP
 
 def test_the_name_of_the_site_comes_from_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
-    monkeypatch.setattr(launch, "backward", lambda *args: names.append(args[-1]))
+    monkeypatch.setattr(launch, "backward", lambda *args: names.append(args[-2]))
     given: Any = [SimpleNamespace(is_cuda=True)] * 6
     registry.backward(given, [], backward_call(Band(0), 0.125), PLAN, "attention_3")
     assert names == ["attention_3"]
