@@ -79,8 +79,9 @@ def _return_copies(graph: Graph, outputs: set[Any], sums: set[Any]) -> None:
     def returned(node: Node) -> Node:
         chain = list(_views(node))
         places = [place for place, view in enumerate(chain) if view in outputs | sums]
-        is_watched = _UNWATCHED not in node.meta and (node in sums or node.meta["val"].dim() == 4)
-        if not places or (places[0] == 0 and is_watched):
+        if not places:
+            return node
+        if places[0] == 0 and _UNWATCHED not in node.meta and (node in sums or node.meta["val"].dim() == 4):
             return node
         views, shown = chain[: places[0]], chain[places[0]]
         found = _copy(emitter, shown, results)
