@@ -94,21 +94,7 @@ class LogSumExp(Output):
             found = make(aten.where.ScalarOther, sees, found, self._in_natural_log(self.without_keys))
         if self.base != math.e:
             found = make(aten.mul.Tensor, found, 1.0 / math.log(self.base))
-        return self._in_order(emitter, self._laid_out(emitter, found, before, like), before, like)
-
-    def _in_order(self, emitter: Emitter, found: Node, before: Node, like: Node) -> Node:
-        """The same with the operator's order of dimensions in memory, which the program may see."""
-        value: Tensor = self.node.meta["val"][self.index]
-        order = sizes.dense_order(value.shape, value.stride())
-        if order is None or order == tuple(range(value.dim())):
-            return found
-        inverse = [order.index(dim) for dim in range(value.dim())]
-        for permutation in (order, inverse):
-            found = emitter.call(aten.permute.default, (found, list(permutation)), before=before, like=like)
-            if permutation is order:
-                dense = {"memory_format": torch.contiguous_format}
-                found = emitter.call(aten.clone.default, (found,), dense, before=before, like=like)
-        return found
+        return self._laid_out(emitter, found, before, like)
 
     def _in_natural_log(self, value: float | None) -> float:
         assert value is not None
