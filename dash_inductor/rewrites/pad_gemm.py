@@ -151,7 +151,9 @@ def _decided(node: Node) -> dict[str, int]:
     """`decide` of a node; empty where sizes are not known or the device has no need."""
     values = [operand.meta["val"] for operand in _operands(node)]
     value: Tensor = values[0]
-    if value.device.type not in DEVICES or any(v.dtype != value.dtype for v in (*values, node.meta["val"])):
+    if value.device.type not in DEVICES or not arch.is_supported(value.device):
+        return {}
+    if any(v.dtype != value.dtype for v in (*values, node.meta["val"])):
         return {}
     fast = value.dtype in (torch.bfloat16, torch.float16) or (
         value.dtype == torch.float32 and arch.allow_tf32(value.device)

@@ -169,7 +169,17 @@ def test_views_of_products_are_results() -> None:
 
     def function(x: Tensor, y: Tensor) -> list[Tensor]:
         product = x @ y
-        return [product.t(), product.view(2, 3, 7), product[1:4], product.tanh(), product, product]
+        flat = product.view(-1).tanh()  # of elements that do not follow one another if the product is padded
+        return [
+            product.t(),
+            product.view(2, 3, 7),
+            product[1:4],
+            product.tanh(),
+            product,
+            product,
+            flat,
+            product.view(-1),
+        ]
 
     with config.patch(pad_gemm="off"):
         expected = torch.compile(function)(x, y)

@@ -235,8 +235,10 @@ def _scale(scale: object, head_dim: int) -> float:
 def _softcap(bound: object) -> float | None:
     """The bound of the scaled scores; zero is none, as the operators of flash-attn have it."""
     value = None if bound is None else _number(bound)
-    if bound is not None and (value is None or not 0.0 <= value < math.inf):
-        raise NotReadable(Reason.SHAPE, f"softcap={bound}")
+    if bound is not None and value is None:
+        raise NotReadable(Reason.DYNAMIC_DIMS, f"softcap={bound}")
+    if value is not None and not 0.0 <= value < math.inf:
+        raise NotReadable(Reason.UNSUPPORTED_OP, f"softcap={value}, which is no finite number of at least 0")
     return value or None
 
 
