@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch._inductor.config as inductor_config
 import torch.nn.functional as F
-from torch._inductor.graph import GraphLowering
 
 import _dash_inductor_state
 import dash_inductor
@@ -146,22 +145,3 @@ def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _switch.off_reason() == "DASH_INDUCTOR=0 is set"
     torch.use_deterministic_algorithms(True)
     assert installation.rewriter() is None
-
-
-@pytest.mark.parametrize("flag", [True, False])
-def test_pointwise_kernels_are_not_chosen_by_timing(flag: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inductor sees the setting while it generates code; the setting does not stay."""
-    asked = []
-    compile_to_module = GraphLowering.compile_to_module
-
-    def ask(graph: GraphLowering) -> object:
-        asked.append(inductor_config.triton.autotune_pointwise)
-        return compile_to_module(graph)
-
-    monkeypatch.setattr(GraphLowering, "compile_to_module", ask)
-    torch.use_deterministic_algorithms(flag)
-    torch._dynamo.reset()
-    x = torch.ones(4, requires_grad=True)
-    torch.compile(lambda x: x.cos())(x).sum().backward()
-    assert asked == [not flag] * 2
-    assert inductor_config.triton.autotune_pointwise

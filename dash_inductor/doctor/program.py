@@ -40,7 +40,7 @@ def deterministic_algorithms() -> Iterator[Seen]:
         what = "warn_only=True: operators of PyTorch without a deterministic kernel run, and only warn"
         yield WARNING, what, "torch.use_deterministic_algorithms(True), without warn_only."
     if torch.utils.deterministic.fill_uninitialized_memory:  # type: ignore[attr-defined]  # a property of the module
-        what = "memory of torch.empty is filled with NaN first, which costs a write of all of it"
+        what = "memory of torch.empty outside of compiled graphs is filled with NaN first, which costs a write of it"
         advice = "torch.utils.deterministic.fill_uninitialized_memory = False saves it: what is written keeps its bits."
         yield NOTE, what, advice
 

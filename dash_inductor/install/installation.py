@@ -25,7 +25,7 @@ from ..errors import UnsupportedVersionError
 from ..graph import arguments
 from ..observers import active
 from ..upstream import compat, partitioner, probe, seams
-from . import cache_key, carried_records, embeddings
+from . import cache_key, carried_records, clockless, embeddings, fill
 
 log = logging.getLogger("dash_inductor")
 
@@ -80,9 +80,10 @@ def install() -> None:
     seams.JOINT_PASSES.value().append(JointPass())
     seams.RUN_PRE_GRAD_PASSES.wrap(_making_calls_fusable)
     seams.RUN_JOINT_PASSES.wrap(_recording_what_no_pass_sees)
-    seams.GENERATE.wrap(_choosing_no_pointwise_kernel_by_timing)
     seams.GENERATE.wrap(_dumping)
     seams.COMPILE_GRAPH.wrap(_compiling_anew)
+    clockless.install(lambda: rewriter() is not None)
+    fill.install(lambda: rewriter() is not None)
     embeddings.install(lambda: rewriter() is not None)
     partitioner.install()
     cache_key.install(lambda: rewriter() is not None)
@@ -128,23 +129,6 @@ def _recording_what_no_pass_sees(run: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return run_and_look
-
-
-def _choosing_no_pointwise_kernel_by_timing(generate: Callable[..., Any]) -> Callable[..., Any]:
-    """Generates pointwise kernels in one configuration, in graphs compiled while we are active.
-
-    Even in its deterministic mode Inductor times several block shapes of a pointwise kernel and takes the fastest.  The
-    compiler contracts products and sums of another block shape in another way, so two processes could train a model
-    with other bits (docs/what-we-know.md).  The program's own choice by ``max_autotune_pointwise`` stays.
-    """
-
-    def generate_without_a_clock(*args: Any, **kwargs: Any) -> Any:
-        if rewriter() is None:
-            return generate(*args, **kwargs)
-        with compat.one_configuration():
-            return generate(*args, **kwargs)
-
-    return generate_without_a_clock
 
 
 def _compiling_anew(compile_graph: Callable[..., Any]) -> Callable[..., Any]:

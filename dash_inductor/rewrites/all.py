@@ -7,9 +7,11 @@ from .attention.rewrite import AttentionRewrite
 from .embeddings import EmbeddingsRewrite
 from .pad_gemm import PadGemmRewrite
 from .rewrite import Rewrite
+from .user_kernels import UserKernelsRewrite
 
 REWRITES: tuple[Rewrite, ...] = (
     AttentionRewrite(compile_kernels),
     EmbeddingsRewrite(),
     PadGemmRewrite(),
+    UserKernelsRewrite(),
 )

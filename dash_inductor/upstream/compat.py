@@ -55,6 +55,11 @@ def waits_meet() -> bool:
     return _triton_since(3, 9)
 
 
+def scans_stay_whole() -> bool:
+    """Whether Inductor lets no two CTAs share a row of a scan under deterministic algorithms (pytorch 191714)."""
+    return TORCH >= (2, 15)
+
+
 def _triton_since(*version: int) -> bool:
     installed = triton_version()
     return installed is not None and tuple(map(int, installed.split(".")[: len(version)])) >= version
@@ -83,12 +88,21 @@ def settings_that_stop_passes() -> list[str]:
     return [name for name in ("pattern_matcher", "use_joint_graph_passes") if not getattr(config, name)]
 
 
-def one_configuration() -> AbstractContextManager[Any]:
-    """Inside the block, Inductor generates pointwise kernels in one configuration, and times none."""
+def without_clock() -> AbstractContextManager[Any]:
+    """Inside the block, Inductor generates pointwise kernels in one configuration, and times nothing.
+
+    `torch.use_deterministic_algorithms` switches Inductor's deterministic mode on for the thread that calls it only
+    (2.13 and later), and `torch.set_deterministic_debug_mode` never does, so both are done here for every compile.
+    """
     from torch._inductor import config
 
-    patch: AbstractContextManager[Any] = config.patch({"triton.autotune_pointwise": False})
+    patch: AbstractContextManager[Any] = config.patch({"triton.autotune_pointwise": False, "deterministic": True})
     return patch
+
+
+def of_order(autotuner: Any) -> dict[Any, float]:
+    """A time for each launcher of an autotuner of Inductor: its place among those whose configuration fits."""
+    return {launcher: float(place) for place, launcher in enumerate(autotuner.launchers)}
 
 
 def make_template(*, name: str, grid: Callable[..., Any], source: str) -> Any:

@@ -2,7 +2,7 @@
 
 from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
 from torch._inductor.ir import BaseView, ExternKernel, FallbackKernel, FixedLayout, IRNode, Pointwise, TensorBox
-from torch._inductor.lowering import empty_strided, fallback_handler, lowerings, register_lowering
+from torch._inductor.lowering import empty_strided, fallback_handler, fallbacks, lowerings, register_lowering
 from torch._inductor.select_algorithm import SymbolicGridFn
 from torch._inductor.virtualized import V, ops
 
@@ -20,7 +20,13 @@ __all__ = [
     "WorkspaceZeroMode",
     "empty_strided",
     "fallback_handler",
+    "is_generated",
     "lowerings",
     "ops",
     "register_lowering",
 ]
+
+
+def is_generated(operator: object) -> bool:
+    """Whether Inductor generates the kernel of an operator of PyTorch, or makes a view of its argument."""
+    return operator in lowerings and operator not in fallbacks and operator.namespace in ("aten", "prims")  # type: ignore[attr-defined]

@@ -62,8 +62,8 @@ class Seam:
 
 
 def _like(plain: Any, ours: Callable[..., Any]) -> Any:
-    """Our function with name and docstring of PyTorch's, static where that is."""
-    if isinstance(plain, staticmethod):
+    """Our function with name and docstring of PyTorch's, static where that is, or is bound to its class already."""
+    if isinstance(plain, (staticmethod, classmethod)):
         return staticmethod(functools.wraps(plain.__func__)(ours))
     return functools.wraps(plain)(ours)
 
@@ -76,8 +76,20 @@ JOINT_PASSES = Seam("torch._inductor.fx_passes.joint_graph", "pass_patterns", "t
 """Objects with ``apply(graph) -> int``, which Inductor applies to a joint graph one after the other."""
 RUN_JOINT_PASSES = Seam(_COMPILE_FX, "_recursive_joint_graph_passes", "whether joint-graph passes run")
 RUN_PRE_GRAD_PASSES = Seam(_COMPILE_FX, "_recursive_pre_grad_passes", "calls that only their layout keeps from fusion")
-GENERATE = Seam(_COMPILE_FX, "fx_codegen_and_compile", "pointwise kernels that are not chosen by timing")
+GENERATE = Seam(_COMPILE_FX, "fx_codegen_and_compile", "kernels that are not chosen by timing")
 """Generates the code of one graph, and compiles it."""
+SCAN_SPLITS = Seam("torch._inductor.ir", "Scan.num_splits", "sums along few long rows in one order")
+"""How many CTAs share a row of a scan; they pass sums on in an order that depends on timing (pytorch 190946)."""
+DEFINE_USER_KERNEL = Seam(
+    "torch._inductor.codegen.wrapper",
+    "PythonWrapperCodegen.define_user_defined_triton_kernel",
+    "kernels of the program that are not chosen by timing",
+)
+KERNEL_META = Seam("torch._inductor.codegen.triton", "TritonKernel.inductor_meta_common", DEFINE_USER_KERNEL.purpose)
+"""Facts about a kernel that are written into the generated code."""
+TIME_CONFIGURATIONS = Seam(
+    "torch._inductor.runtime.triton_heuristics", "CachingAutotuner.benchmark_all_configs", DEFINE_USER_KERNEL.purpose
+)
 COMPILE_GRAPH = Seam(_COMPILE_FX, "compile_fx", "names of the model's arguments")
 """Compiles a graph of Dynamo."""
 DECOMPOSITIONS = Seam("torch._inductor.decomposition", "decompositions", "gradients of embeddings")
@@ -95,6 +107,7 @@ PARTITIONED_SIZE = Seam("torch._functorch.partitioners", "_size_of", "what a bac
 """The bytes of a node's value."""
 
 SEAMS = (
-    JOINT_PASSES, RUN_JOINT_PASSES, RUN_PRE_GRAD_PASSES, GENERATE, COMPILE_GRAPH, DECOMPOSITIONS, CACHE_DETAILS,
-    MAKE_ENTRY, LOAD_ENTRY, FINISH_GRAPH, LOAD_PACKAGE, STORE_PACKAGE, PARTITIONED_TARGET, PARTITIONED_SIZE,
+    JOINT_PASSES, RUN_JOINT_PASSES, RUN_PRE_GRAD_PASSES, GENERATE, SCAN_SPLITS, DEFINE_USER_KERNEL, KERNEL_META,
+    TIME_CONFIGURATIONS, COMPILE_GRAPH, DECOMPOSITIONS, CACHE_DETAILS, MAKE_ENTRY, LOAD_ENTRY,
+    FINISH_GRAPH, LOAD_PACKAGE, STORE_PACKAGE, PARTITIONED_TARGET, PARTITIONED_SIZE,
 )  # fmt: skip

@@ -1,0 +1,49 @@
+"""Graphs whose operators write every element that they return."""
+
+from __future__ import annotations
+
+from torch.fx import GraphModule
+
+from ..upstream.dispatch import HigherOrderOperator, OpOverload
+from ..upstream.inductor import is_generated
+
+OURS = frozenset({"dash_inductor", "inductor", "inductor_prims", "rngprims", "_c10d_functional"})
+"""Namespaces of operators that allocate nothing which they do not write."""
+WRITTEN = frozenset({
+    "mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "_cudnn_rnn", "_cudnn_rnn_backward",
+    "_thnn_fused_lstm_cell", "_fused_rms_norm", "_weight_norm_interface_backward", "embedding_dense_backward",
+    "index_put", "index_put_", "scatter", "scatter_add", "scatter_reduce", "index_reduce", "masked_scatter",
+    "masked_scatter_backward", "sort", "topk", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "nonzero",
+    "_unique2", "unique_consecutive", "unique_dim", "repeat_interleave", "bincount", "histc", "multinomial", "rand",
+    "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "uniform", "exponential",
+    "grid_sampler_2d_backward", "max_pool3d_with_indices_backward", "adaptive_max_pool2d_backward",
+    "adaptive_max_pool3d", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d", "_adaptive_avg_pool3d_backward",
+    "replication_pad1d_backward", "replication_pad2d_backward", "upsample_bicubic2d_backward",
+    "upsample_linear1d_backward", "upsample_trilinear3d_backward", "view_as_complex", "view_as_real", "_fft_r2c",
+    "_fft_c2c", "_fft_c2r",
+})  # fmt: skip
+"""Operators of PyTorch outside of the kernels that Inductor generates, which write all of what they return."""
+NESTING = frozenset(
+    {"cond", "while_loop", "invoke_subgraph", "triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation"}
+)
+"""Higher-order operators that allocate nothing by themselves."""
+PYTHON = frozenset({"_operator", "operator", "math", "torch", "torch.sym"})
+"""Modules of functions of numbers."""
+
+
+def all_written(gm: GraphModule) -> bool:
+    """Whether all operators of a graph and of those nested in it are known to write all elements of their results.
+
+    What Inductor generates counts: its kernels write into memory of Inductor's, which PyTorch fills in no case.
+    """
+    graphs = [module.graph for module in gm.modules() if isinstance(module, GraphModule)]
+    return all(_writes(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function")
+
+
+def _writes(target: object) -> bool:
+    if isinstance(target, OpOverload):
+        namespace, name = target._schema.name.split("::")
+        return namespace in OURS or (namespace == "aten" and name in WRITTEN) or is_generated(target)
+    if isinstance(target, HigherOrderOperator):
+        return target.name() in NESTING
+    return getattr(target, "__module__", "") in PYTHON

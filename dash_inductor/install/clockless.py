@@ -1,0 +1,74 @@
+"""Nothing in a compiled graph is chosen by timing, and nothing adds in an order that depends on it.
+
+Even in its deterministic mode Inductor times several block shapes of a pointwise kernel, and all configurations of a
+program's own ``@triton.autotune`` kernels, and takes the fastest.  The compiler contracts products and sums of another
+block shape in another way, so two processes could train a model with other bits (docs/what-we-know.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..upstream import compat, seams
+
+MARK = "dash_inductor_first_that_fits"
+"""Written into the generated code of the program's kernels, so that no cache has a choice by timing for them."""
+
+
+def install(active: Callable[[], bool]) -> None:
+    """Keep clocks out of graphs that are compiled while `active`."""
+    seams.RUN_JOINT_PASSES.wrap(lambda plain: _without_clock(plain, active))
+    seams.GENERATE.wrap(lambda plain: _without_clock(plain, active))
+    seams.SCAN_SPLITS.wrap(lambda plain: _one_split(plain, active))
+    seams.DEFINE_USER_KERNEL.wrap(lambda plain: _marking(plain, active))
+    seams.TIME_CONFIGURATIONS.wrap(_in_their_order)
+
+
+def _without_clock(compile_graph: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
+    """Generates pointwise kernels in one configuration; the program's own ``max_autotune_pointwise`` stays."""
+
+    def compile_without_clock(*args: Any, **kwargs: Any) -> Any:
+        if not active():
+            return compile_graph(*args, **kwargs)
+        with compat.without_clock():
+            return compile_graph(*args, **kwargs)
+
+    return compile_without_clock
+
+
+def _one_split(splits: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
+    """Lets one CTA scan a whole row of floats.
+
+    CTAs that share a row add what their predecessors have published by then, one sum or several.  Torch 2.15 leaves
+    such scans to ATen under deterministic algorithms, by the number of splits, which therefore stays.
+    """
+
+    def one_split(**facts: Any) -> Any:
+        hint, number = splits(**facts)
+        if active() and facts["dtype"].is_floating_point and not compat.scans_stay_whole():
+            number = 1
+        return hint, number
+
+    return one_split
+
+
+def _marking(define: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
+    """Marks kernels of the program in the generated code."""
+
+    def define_marked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not active():
+            return define(self, *args, **kwargs)
+        with seams.KERNEL_META.wrapped(lambda meta: lambda: {**meta(), MARK: True}):
+            return define(self, *args, **kwargs)
+
+    return define_marked
+
+
+def _in_their_order(time_all: Callable[..., Any]) -> Callable[..., Any]:
+    """Takes the first configuration that fits in a marked kernel, where PyTorch would take the fastest."""
+
+    def in_their_order(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return compat.of_order(self) if self.inductor_meta.get(MARK) else time_all(self, *args, **kwargs)
+
+    return in_their_order

@@ -1,0 +1,54 @@
+"""Compiled graphs run without the fill of uninitialized memory, which writes results of operators twice.
+
+Under deterministic algorithms PyTorch fills what ``torch.empty`` returns with NaN, so that a program that reads memory
+that nothing has written sees the same everywhere.  In a compiled graph only operators that Inductor does not generate
+allocate in that way, and those of PyTorch write all of what they return, with few exceptions.  While a graph of such
+operators runs, the fill is off.  A graph with any other operator, such as one of the program's own, keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..config import config
+from ..upstream import seams
+
+WRITTEN = "dash_inductor_all_written"
+"""An attribute of a compiled graph: all operators in it are known to write all of their results."""
+
+
+def install(active: Callable[[], bool]) -> None:
+    """Run graphs that are compiled while `active` without fill, where nobody can miss it."""
+    seams.GENERATE.wrap(lambda plain: _reading(plain, active))
+    seams.FINISH_GRAPH.wrap(_running)
+
+
+def _reading(generate: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
+    """Reads the operators of a graph before its code is generated, and notes the answer in the compiled graph."""
+
+    def generate_and_note(gm: Any, *args: Any, **kwargs: Any) -> Any:
+        written = False
+        if config.rewrites == "all" and config.fill == "off" and active():
+            from ..graph.written import all_written
+
+            written = all_written(gm)
+        compiled = generate(gm, *args, **kwargs)
+        if written:
+            setattr(compiled, WRITTEN, True)
+        return compiled
+
+    return generate_and_note
+
+
+def _running(post_compile: Callable[..., None]) -> Callable[..., None]:
+    """Puts the call of a graph, compiled here or taken from a cache, into a block without fill."""
+
+    def finish(self: Any, *args: Any, **kwargs: Any) -> None:
+        post_compile(self, *args, **kwargs)
+        if getattr(self, WRITTEN, False):
+            from ..upstream.fill import without_fill
+
+            self.current_callable = without_fill(self.current_callable)
+
+    return finish

@@ -1,0 +1,36 @@
+"""Launches of a program's own Triton kernels in graphs.  Imports Triton where it is installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._higher_order_ops.triton_kernel_wrap import (
+    kernel_side_table,
+    triton_kernel_wrapper_functional,
+    triton_kernel_wrapper_mutation,
+)
+from torch.fx import Node
+
+_LAUNCHES = (triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation)
+
+
+def is_launch(node: Node) -> bool:
+    """Whether a node launches a kernel of the program."""
+    return node.target in _LAUNCHES
+
+
+def name_of(node: Node) -> str:
+    """The name of the kernel's function."""
+    kernel = _kernel(node)
+    while hasattr(kernel, "fn") and not isinstance(getattr(kernel, "__name__", None), str):
+        kernel = kernel.fn
+    return str(getattr(kernel, "__name__", kernel))
+
+
+def configurations(node: Node) -> list[str]:
+    """The configurations among which ``@triton.autotune`` chooses, as text; empty for another kernel."""
+    return [str(config) for config in getattr(_kernel(node), "configs", [])]
+
+
+def _kernel(node: Node) -> Any:
+    return kernel_side_table.get_kernel(node.kwargs["kernel_idx"])
