@@ -27,8 +27,10 @@ LARGEST, LEAST_NORMAL = torch.finfo(torch.float32).max, torch.finfo(torch.float3
 CONSTANTS = "SCALE", "SOFTCAP"
 """The names of `constants`, in the order in which Triton's `Score` has them."""
 
+ARGUMENT = 32 / 7
+"""The argument of `device.score_gluon` for an argument of tanh."""
 BOUND = Group({"slope": "fp32"})
-"""slope: makes products twice the argument of tanh."""
+"""slope: makes products arguments."""
 
 
 def score(scaled: Tensor, call: Call) -> Tensor:
@@ -64,7 +66,7 @@ def bound_values(call: Call) -> tuple[Any, ...] | None:
     """
     if call.softcap is None:
         return None
-    slope = 2.0 * call.scale / call.softcap
+    slope = ARGUMENT * call.scale / call.softcap
     if abs(slope) > LARGEST or 0.0 < abs(slope) < LEAST_NORMAL or not LEAST_NORMAL <= factor(call) <= LARGEST:
         allowed = f"a number that fp32 holds, and the scale {call.scale} divided by it, too"
         raise ArgumentError("softcap", call.softcap, allowed)

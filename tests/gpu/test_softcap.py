@@ -12,6 +12,7 @@ from torch import Tensor
 
 from benchmarks import turns
 from benchmarks.forward import compile_all
+from dash_inductor.kernels.common import score
 from dash_inductor.kernels.hopper.backward import build as backward
 from dash_inductor.kernels.hopper.forward import build
 from dash_inductor.model import Band, Call, Mask
@@ -209,7 +210,7 @@ def numbers(*parts: Tensor) -> Tensor:
     return torch.nn.functional.pad(found, (0, -len(found) % COUNT)).cuda()
 
 
-NEAR = torch.linspace(-1, 1, 400_001)[1:-1]
+NEAR = torch.linspace(-7 / 16, 7 / 16, 400_001)[1:-1]
 LOGARITHMIC = torch.logspace(-44, 38, 40_000, dtype=torch.float64)
 FAR = torch.cat([LOGARITHMIC, -LOGARITHMIC, torch.linspace(-12, 12, 400_000)])
 
@@ -218,12 +219,12 @@ FAR = torch.cat([LOGARITHMIC, -LOGARITHMIC, torch.linspace(-12, 12, 400_000)])
 def test_shares() -> None:
     """As powers say them, within 2**-18 of tanh; slopes of near ones as in PyTorch, bit by bit."""
     x = numbers(NEAR, FAR, torch.tensor([torch.inf, -torch.inf]))
-    p, slope = score_kernel.run(x, 2.0, 1.0)
+    p, slope = score_kernel.run(x, score.ARGUMENT, 1.0)
     exact = torch.tanh(x.double())
     assert (p.double().log2() - exact).abs().max() < 2.0**-18
     assert (slope.double() - (1.0 - exact**2)).abs().max() < 2.0**-17
     assert (slope >= 0.0).all()
-    v, _ = bounded_scores.begun(x.cpu(), 2.0)
+    v, _ = bounded_scores.begun(x.cpu(), score.ARGUMENT)
     ours = bounded_scores.powers(v, 1.0, torch.zeros_like(v), False)[1]
     near = v.abs() < 2.0
     assert torch.equal(bits(slope.cpu()[near]), bits(ours[near]))
@@ -236,11 +237,11 @@ def test_shares_do_not_depend_on_neighbours() -> None:
     near = numbers(NEAR)
     mixed = near.clone()
     mixed[::7] = 100.0
-    alone, beside = (score_kernel.run(x, 2.0, 72.0) for x in (near, mixed))
+    alone, beside = (score_kernel.run(x, score.ARGUMENT, 72.0) for x in (near, mixed))
     kept = torch.arange(len(near), device="cuda") % 7 != 0
     for a, b in zip(alone, beside, strict=True):
         assert torch.equal(bits(a[kept]), bits(b[kept]))
-    assert same(alone, score_kernel.run(near, 2.0, 72.0, hides=True))
+    assert same(alone, score_kernel.run(near, score.ARGUMENT, 72.0, hides=True))
 
 
 @ON_HOPPER
@@ -248,14 +249,14 @@ def test_shares_do_not_depend_on_neighbours() -> None:
 def test_hidden_numbers_have_no_power(beside: float) -> None:
     x = torch.full((COUNT,), beside, device="cuda")
     x[::3] = -torch.inf
-    p, _ = score_kernel.run(x, 2.0, 72.0, hides=True)
+    p, _ = score_kernel.run(x, score.ARGUMENT, 72.0, hides=True)
     assert (p[::3] == 0).all()
     assert (p[1::3] > 0).all()
     x[1] = torch.nan
-    p, slope = score_kernel.run(x, 2.0, 72.0, hides=True)
+    p, slope = score_kernel.run(x, score.ARGUMENT, 72.0, hides=True)
     assert p[1].isnan()
     assert slope[1].isnan()
-    p, _ = score_kernel.run(x, 2.0, 72.0)
+    p, _ = score_kernel.run(x, score.ARGUMENT, 72.0)
     assert torch.allclose(p[::3].double().log2(), torch.tensor(-72.0, dtype=torch.float64, device="cuda"), atol=1e-4)
 
 

@@ -4,12 +4,12 @@ Note [Shares of the bound]
     Of a bounded score ``softcap * tanh(scale * product / softcap)`` kernels take the tanh, its *share* of the bound,
     and put the bound into the factor that makes scores base 2: ``softcap * log2(e)``.
 
-    Special functions are what limits the forward, so the share is a polynomial of the products that are *near*, with
-    ``|scale * product| < softcap``: odd, of degree 9, wrong by at most 2**-18.4.  The share of others is
-    ``1 - 2 / (1 + exp(2 x))``, wrong by less, which takes two special functions.  `begun` doubles the argument of tanh.
-    Near is then what is below two, and of fp32 these are the numbers whose second highest bit is zero: one instruction
-    asks two products more.  A thread that has others takes the way on which both forms are computed, and each product
-    has its own.  So the bits of a score depend on the product alone, whichever ways its thread and its neighbours go.
+    Instructions are what limits the forward, so the share is a short polynomial of the products that are *near*, with
+    ``|scale * product| < 7/16 * softcap``: odd, of degree 5, wrong by at most 2**-18.7.  The share of others is
+    ``1 - 2 / (1 + exp(2 x))``, wrong by less, which takes two special functions.  `begun` makes arguments of which near
+    ones are below two, and of fp32 these are the numbers whose second highest bit is zero: one instruction asks two
+    products more.  A thread that has others takes the way on which both forms are computed, and each product has its
+    own.  So the bits of a score depend on the product alone, whichever ways its thread and its neighbours go.
     Everything is one piece of assembly, because ptxas moves nothing past a branch: polynomials and exponentials of a
     tile overlap behind it.
 
@@ -27,17 +27,17 @@ from triton.experimental.gluon import language as gl
 
 from .aggregates import aggregate, group
 
-NEAR = gl.constexpr(("0f3EFFFDEF", "0fBD2A522E", "0f3B84526C", "0fB9B15B32", "0f37891110"))
-"""``tanh(v / 2) / v`` for ``|v| < 2``, a polynomial of ``v * v``, as PTX spells fp32, from its lowest power on:
-0.499984235, -0.0415822789, 0.00403814577, -0.000338280166 and 1.6339618e-05.  The last one is positive."""
+NEAR = gl.constexpr(("0f3E5FFDF9", "0fBB63A13F", "0f3875B376"))
+"""``tanh(7 / 32 * v) / v`` for ``|v| < 2``, a polynomial of ``v * v``, as PTX spells fp32, from its lowest power on:
+0.218742266, -0.00347335613 and 5.85796879e-05.  The last one is positive."""
 
 FAR = gl.constexpr("""
-    mul.rn.f32 %e, %v, 0f3FB8AA3B;
+    mul.rn.f32 %e, %v, 0f3F2194F4;
     ex2.approx.ftz.f32 %e, %e;
     add.rn.f32 %e, %e, 0f3F800000;
     rcp.approx.ftz.f32 %e, %e;
     fma.rn.f32 %e, %e, 0fC0000000, 0f3F800000;""")
-"""The share of any argument %v, in %e."""
+"""The share of any argument %v, in %e; the factor is ``7 / 16 * log2(e)``."""
 
 
 @aggregate
@@ -96,7 +96,7 @@ def _of_thread(shape, warps):
 
 @gluon.jit
 def _begun(s, slope):
-    """(twice the arguments of tanh, words whose bit 30 says whether any of a thread's is not near)."""
+    """(arguments, 32 / 7 of those of tanh; words whose bit 30 says whether any of a thread's is not near)."""
     COUNT: gl.constexpr = _of_thread(s.shape, gl.num_warps())
     return gl.inline_asm_elementwise(
         _begin_text(COUNT), _constraints(COUNT, "=f,=r,f,f"), [s, slope], dtype=(gl.float32, gl.int32), is_pure=True,
@@ -153,7 +153,7 @@ def _begin_text(count):
 @gluon.constexpr_function
 def _powers_text(count, hides):
     """$0 ..: powers; then slopes; then arguments, words, the factor, and shifts."""
-    c0, c1, c2, c3, c4 = NEAR.value
+    c0, c1, c2 = NEAR.value
     factor = f"${4 * count}"
     begin = f"""{{
     .reg .pred %far, %near, %hidden;
@@ -167,9 +167,7 @@ def _powers_text(count, hides):
         power, slope, v, shift = (f"${part * count + i}" for part in (0, 1, 2, 5))
         polynomial = f"""
     mul.rn.f32 %z, {v}, {v};
-    fma.rn.f32 %r, %z, {c4}, {c3};
-    fma.rn.f32 %r, %r, %z, {c2};
-    fma.rn.f32 %r, %r, %z, {c1};
+    fma.rn.f32 %r, %z, {c2}, {c1};
     fma.rn.f32 %r, %r, %z, {c0};
     mul.rn.f32 %share, {v}, %r;"""
         choice = f"""

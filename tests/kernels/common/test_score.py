@@ -13,8 +13,8 @@ from dash_inductor.model import Band, Call, Mask
 from ...support import bounded_scores
 from ...support.bounded_scores import begun, far_share, powers
 
-LARGE = torch.logspace(-44, 38, 20_000, dtype=torch.float64).float()
-NEAR_TWO = (torch.arange(-2000, 2000) + torch.tensor(1.0).view(torch.int32)).int().view(torch.float32)
+LARGE = torch.logspace(-44, 37, 20_000, dtype=torch.float64).float()
+NEAR_TWO = (torch.arange(-2000, 2000) + torch.tensor(7 / 16).view(torch.int32)).int().view(torch.float32)
 X = torch.cat([torch.linspace(-12, 12, 400_001), LARGE, -LARGE, NEAR_TWO, -NEAR_TWO, torch.tensor([0.0, -0.0])])
 """Scaled products by their bound: the whole of fp32, and where the two forms meet."""
 
@@ -24,22 +24,22 @@ def bits(x: Tensor) -> Tensor:
 
 
 def shares(x: Tensor, hides: bool = False, ways: str = "own") -> Tensor:
-    v, _ = begun(x, 2.0)
+    v, _ = begun(x, score.ARGUMENT)
     return powers(v, 1.0, torch.zeros_like(v), hides, ways)[2]
 
 
 def test_shares_against_fp64() -> None:
     exact = torch.tanh(X.double())
     error = (shares(X).double() - exact).abs()
-    assert error.max() < 2.0**-18.4
-    assert (error <= 2.0**-14.9 * exact.abs() + 2.0**-149).all()
+    assert error.max() < 2.0**-18.7
+    assert (error <= 2.0**-14.7 * exact.abs() + 2.0**-149).all()
     assert (shares(X).abs() <= 1.0).all()
-    assert (far_share(begun(X, 2.0)[0]).double() - exact).abs().max() < 2.0**-22
+    assert (far_share(begun(X, score.ARGUMENT)[0]).double() - exact).abs().max() < 2.0**-22
 
 
 def test_slopes_against_fp64() -> None:
     """Of shares that are nearly 1 fp32 knows what they lack to 2**-24."""
-    v, _ = begun(X, 2.0)
+    v, _ = begun(X, score.ARGUMENT)
     slopes = powers(v, 1.0, torch.zeros_like(v), False)[1]
     assert (slopes.double() - (1.0 - torch.tanh(X.double()) ** 2)).abs().max() < 2.0**-17.4
     assert (slopes >= 0.0).all()
@@ -80,7 +80,7 @@ def call(scale: float, softcap: float | None) -> Call:
 
 def test_numbers_of_calls() -> None:
     assert score.bound_values(call(0.125, None)) is None
-    assert score.bound_values(call(0.125, 50.0)) == (0.005,)
+    assert score.bound_values(call(0.125, 50.0)) == (score.ARGUMENT * 0.0025,)
     assert score.factor(call(0.125, 50.0)) == pytest.approx(50.0 * score.LOG2E)
     assert score.factor(call(0.125, None)) == pytest.approx(0.125 * score.LOG2E)
     assert score.bound(call(0.125, None).traits) is None
