@@ -5,6 +5,7 @@ from torch._inductor.ir import BaseView, ExternKernel, FallbackKernel, FixedLayo
 from torch._inductor.lowering import empty_strided, fallback_handler, fallbacks, lowerings, register_lowering
 from torch._inductor.select_algorithm import SymbolicGridFn
 from torch._inductor.virtualized import V, ops
+from torch._ops import OpOverload
 
 __all__ = [
     "BaseView",
@@ -27,6 +28,6 @@ __all__ = [
 ]
 
 
-def is_generated(operator: object) -> bool:
+def is_generated(operator: OpOverload) -> bool:
     """Whether Inductor generates the kernel of an operator of PyTorch, or makes a view of its argument."""
-    return operator in lowerings and operator not in fallbacks and operator.namespace in ("aten", "prims")  # type: ignore[attr-defined]
+    return operator in lowerings and operator not in fallbacks and operator.namespace in ("aten", "prims")

@@ -33,4 +33,5 @@ def configurations(node: Node) -> list[str]:
 
 
 def _kernel(node: Node) -> Any:
-    return kernel_side_table.get_kernel(node.kwargs["kernel_idx"])
+    index: Any = node.kwargs["kernel_idx"]
+    return kernel_side_table.get_kernel(index)
