@@ -110,7 +110,7 @@ PROGRAM = """
 
     mockgpu.install_torch()
     import dash_inductor
-    from tests.support.autotuned import doubled
+    from tests.support.autotuned import row_sums
 
     code = []
     GraphLowering.save_output_code = staticmethod(code.append)
@@ -125,7 +125,7 @@ PROGRAM = """
 
     found = []
     for active in (True, False):
-        for program in (scanned, counted, doubled):
+        for program in (scanned, counted, row_sums):
             torch.use_deterministic_algorithms(True)
             torch._dynamo.reset()
             with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"), contextlib.ExitStack() as stack:
@@ -144,12 +144,12 @@ PROGRAM = """
 @pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
 def test_scans_and_kernels_of_the_program() -> None:
     output = run_python(PROGRAM, path=ROOT, TORCHINDUCTOR_COMPILE_THREADS=1).stdout
-    scanned, counted, doubled, *plain = json.loads(output.splitlines()[-1])
+    scanned, counted, summed, *plain = json.loads(output.splitlines()[-1])
     assert scanned == [False, False, []]
     assert counted[0] is not compat.scans_stay_whole()  # integers have no order
     assert [found[:2] for found in plain] == [[not compat.scans_stay_whole(), False]] * 2 + [[False, False]]
     assert all(not records for *_, records in plain)
-    split, marked, (record,) = doubled
-    assert (split, marked, record["rewrite"], record["op"]) == (False, True, "user_kernels", "double")
+    split, marked, (record,) = summed
+    assert (split, marked, record["rewrite"], record["op"]) == (False, True, "user_kernels", "add_row")
     assert "first of 2 configurations" in record["detail"]
-    assert "BLOCK: 128" in record["facts"]["configurations"][0]
+    assert "BLOCK: 64" in record["facts"]["configurations"][0]
