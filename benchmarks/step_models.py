@@ -75,7 +75,7 @@ class Children:
 
     def __init__(self, names: Sequence[str], variants: Sequence[str]) -> None:
         command = [sys.executable, "-m", "benchmarks.step_models", "--child"]
-        self.errors = {key: tempfile.TemporaryFile("w+") for key in itertools.product(names, variants)}
+        self.errors = {key: tempfile.TemporaryFile("w+") for key in itertools.product(names, variants)}  # noqa: SIM115
         self.running = {
             key: subprocess.Popen([*command, *key], stdin=PIPE, stdout=PIPE, stderr=errors, text=True)
             for key, errors in self.errors.items()
