@@ -39,11 +39,11 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor]
     if not query.is_cuda:
         return reference.forward(query, key, value, extras, call, tiles)
     _check_data(call)
-    from .forward.build import check_tiles, dims_of
+    from .forward.build import check_tiles, tile_dims
     from .forward.data import ForwardData, ForwardDropout
     from .forward.launch import forward
 
-    check_tiles(dims_of(query.shape[3], value.shape[3]), tiles)
+    check_tiles(tile_dims(query.shape[3], value.shape[3]), tiles)
     data, dropout = ForwardData.of(call, extras), ForwardDropout.of(call.dropout, extras)
     return forward(query, key, value, call, data, dropout)  # the operator copies where another order is asked for
 

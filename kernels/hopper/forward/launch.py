@@ -195,10 +195,10 @@ class _State:
             check_tokens(q_shape, k_shape)
             q_len = kv_len = rows
         of = Specialisation.of(call.traits, DTYPES[q_dtype], (head_dim, value_dim), q_len, kv_len)
-        settings = of.settings
+        config = of.config
         self.tables = 0 if data is None else _check_data(data, (batch, q_heads, q_len, kv_len), of, q_device)
         self.drops = None if drops is None else _check_drops(drops, q_device)
-        work = Problem(band, q_len, kv_len, settings.rows, settings.block_kv, batch, q_heads)
+        work = Problem(band, q_len, kv_len, config.rows, config.block_kv, batch, q_heads)
         walk = ClosedForm("two_pass", work)
         lo, hi = work.bounds
         seen_rows, seen_keys = walk.seen_rows, walk.seen_keys
@@ -218,9 +218,9 @@ class _State:
         self.value_dim = value_dim
         tiles = batch * q_heads * work.n_q
         if tiles >= 1 << 30:
-            raise ArgumentError("query", tuple(q_shape), f"fewer than 2**30 tiles of {settings.rows} rows")
+            raise ArgumentError("query", tuple(q_shape), f"fewer than 2**30 tiles of {config.rows} rows")
         group = q_heads // kv_heads
-        keys_in_l2 = (settings.section_mib << 20) // (2 * (head_dim + value_dim))
+        keys_in_l2 = (config.section_mib << 20) // (2 * (head_dim + value_dim))
         sections = _sections(work, keys_in_l2, group, of.has_dense)
         section, last_section = sections
         self.problem = arguments.PROBLEM.values(
@@ -312,7 +312,7 @@ def _check_types(dtypes: Sequence[torch.dtype], devices: Sequence[torch.device])
 def _check_data(data: _Described, plane: tuple[int, int, int, int], of: Specialisation, device: torch.device) -> int:
     """How many tables a batch element has; plane: batch, q heads, and the lengths of the mask."""
     batch, q_heads, q_len, kv_len = plane
-    settings, layout = of.settings, of.layout
+    config, layout = of.config, of.layout
     wanted = {"q_vectors": (layout.QUERIES, q_len), "kv_vectors": (layout.KEYS, kv_len)}
     if any((getattr(data, name) is None) != (not count) for name, (count, _) in wanted.items()):
         given = [name for name, fact in data._asdict().items() if fact is not None]
@@ -320,17 +320,17 @@ def _check_data(data: _Described, plane: tuple[int, int, int, int], of: Speciali
     assert data.counts is not None
     by_head = data.seen_bits is not None and data.counts.shape[:1] == (batch * q_heads,)
     tables = q_heads if by_head else 1
-    kv_tiles = -(-kv_len // settings.block_kv)
+    kv_tiles = -(-kv_len // config.block_kv)
     if kv_tiles > 1 << 16:
-        raise ArgumentError("key", (kv_len,), f"at most 2**16 tiles of {settings.block_kv} keys where the mask is data")
-    rows = batch * tables, -(-q_len // settings.rows)
+        raise ArgumentError("key", (kv_len,), f"at most 2**16 tiles of {config.block_kv} keys where the mask is data")
+    rows = batch * tables, -(-q_len // config.rows)
     for name, (count, length) in wanted.items():
         _check_plain(name, getattr(data, name), (batch, count, length), device)
     _check_plain("keys_seen", data.keys_seen, (batch, tables, kv_len), device, torch.bool)
     _check_plain("counts", data.counts, rows, device)
     _check_plain("steps", data.steps, (*rows, kv_tiles), device)
     row = int(ROWS.value)
-    bits = batch * tables, -(-q_len // row), kv_tiles, 2 * row, seen_words(settings.block_kv)
+    bits = batch * tables, -(-q_len // row), kv_tiles, 2 * row, seen_words(config.block_kv)
     _check_plain("seen_bits", data.seen_bits, bits, device)
     for name, fact in (("row_place", data.row_place), ("row_count", data.row_count)):
         if (fact is None) != (data.row_place is None):

@@ -245,13 +245,17 @@ def test_warps_trade_registers(case: Case) -> None:
     """The roles get fewer registers than they were launched with, the consumers more."""
     ptx = built(case).ptx
     counts = {int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", ptx)}
-    assert counts == {build.VARIANTS[build.variant(*case.dims)].registers, 240}
+    assert counts == {build.BACKWARD_CONFIGS[build.tile_dims(*case.dims)].registers, 240}
     assert "wgmma.mma_async" in ptx
     assert "wait_group.read" in ptx
 
 
 def test_every_variant_has_cases() -> None:
-    assert {build.variant(*case.dims) for case in SOON} == set(build.VARIANTS) == {build.variant(*d) for d in TILES}
+    assert (
+        {build.tile_dims(*case.dims) for case in SOON}
+        == set(build.BACKWARD_CONFIGS)
+        == {build.tile_dims(*d) for d in TILES}
+    )
     assert {case.schedule for case in SOON} == {case.schedule for case in CASES}
 
 

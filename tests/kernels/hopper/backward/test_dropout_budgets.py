@@ -92,7 +92,7 @@ def test_adds_are_ordered(case: Case) -> None:
 
 
 def test_every_variant_has_cases() -> None:
-    assert {build.variant(*case.dims) for case in CASES} == set(build.VARIANTS)
+    assert {build.tile_dims(*case.dims) for case in CASES} == set(build.BACKWARD_CONFIGS)
 
 
 @PINNED

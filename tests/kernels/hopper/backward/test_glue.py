@@ -156,8 +156,8 @@ class Expected:
 
     def __init__(self, launch: Launch) -> None:
         self.launch, self.work = launch, launch.tables
-        self.columns, self.value_columns = build.variant(*launch.dims)
-        self.halves = build.VARIANTS[self.columns, self.value_columns].halves
+        self.columns, self.value_columns = build.tile_dims(*launch.dims)
+        self.halves = build.BACKWARD_CONFIGS[self.columns, self.value_columns].halves
         seen = [
             (i, j)
             for i, j in itertools.product(range(launch.q_len), range(launch.kv_len))

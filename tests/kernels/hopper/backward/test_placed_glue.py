@@ -109,7 +109,7 @@ def check(launch: PlacedLaunch, simulation: Any, walks: Walks, expected: PlacedE
         members = range(kv_head * launch.group, (kv_head + 1) * launch.group)
         tokens, place = expected.tokens(kv), expected.place[kv * BLOCK_KV // ROW_BLOCK]
         for name, columns, width in (
-            ("dk", expected.columns, expected.columns - build.VARIANTS[build.variant(*launch.dims)].tail),
+            ("dk", expected.columns, expected.columns - build.BACKWARD_CONFIGS[build.tile_dims(*launch.dims)].tail),
             ("dv", expected.value_columns, expected.value_columns),
         ):
             of = expected.dk_terms if name == "dk" else expected.dv_terms

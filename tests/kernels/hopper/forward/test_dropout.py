@@ -129,13 +129,13 @@ def test_fits(case: Case) -> None:
     assert not used.report.serialised
     assert used.shared_memory <= 227 << 10
     assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
-    settings = case.problem().settings
-    block_kv, head_dim = settings.block_kv, case.dims[0]
+    config = case.problem().config
+    block_kv, head_dim = config.block_kv, case.dims[0]
     for step in used.steps:
         assert step.operations["HGMMA"] == head_dim // 16 + block_kv // 16
         assert step.operations["MUFU"] == block_kv // 2 + 2
         assert step.operations["F2FP"] == block_kv // 4
-    shortest = sorted(used.steps, key=lambda step: step.instructions)[: settings.consumers]
+    shortest = sorted(used.steps, key=lambda step: step.instructions)[: config.consumers]
     for step in shortest:
         assert step.instructions <= length, str(used)
         assert step.spills <= spills
@@ -149,8 +149,8 @@ def test_bits_are_drawn_while_scores_are_computed(dims: tuple[int, int]) -> None
     text = sass.disassemble(build.Kernels(case.problem()).main.asm["cubin"])
     lines = text.splitlines()
     waits = [i for i, line in enumerate(lines) if "WARPGROUP.DEPBAR.LE gsb0, 0x1" in line]
-    assert len(waits) == case.problem().settings.consumers
-    scores, product = (count // 16 for count in (dims[0], case.problem().settings.block_kv))
+    assert len(waits) == case.problem().config.consumers
+    scores, product = (count // 16 for count in (dims[0], case.problem().config.block_kv))
     for wait in waits:
         matmuls = [i for i in range(wait) if "HGMMA" in lines[i]][-scores - product :]
         assert "RZ, !UPT" in lines[matmuls[0]]

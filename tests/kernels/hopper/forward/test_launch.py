@@ -205,8 +205,8 @@ def some_data(q_len: int, kv_len: int, dims: tuple[int, int], band: Band, dense:
     """The data of `some_codes`, and of a dense mask."""
     q_codes, kv_codes = some_codes(q_len, kv_len)
     band_keep = Attention.random(q_len, kv_len, 8, band, device="cpu").keep()
-    settings = build.SETTINGS[build.dims_of(*dims)]
-    has_lo, tiles = band.lo is not None, (settings.consumers, settings.block_kv)
+    config = build.FORWARD_CONFIGS[build.tile_dims(*dims)]
+    has_lo, tiles = band.lo is not None, (config.consumers, config.block_kv)
     if dense is None:
         return forward_tables.of_codes(q_codes, kv_codes, band_keep, has_lo, *tiles)
     sizes = 2, 4, q_len, kv_len
@@ -361,7 +361,7 @@ def test_what_is_compiled(launches: Launches, band: Band, kv_len: int, even: boo
     ]
 
 
-def test_which_calls_have_short_settings(launches: Launches) -> None:
+def test_which_calls_have_short_configs(launches: Launches) -> None:
     """Calls of few queries, of bands alone and without dropout; the same as for a site whose lengths are known."""
     dropout = Dropout(0.3, Operand(0))
     seed = ForwardDropout.of(dropout, [torch.tensor([5])])

@@ -42,7 +42,7 @@ class Launch:
 
     Args:
         lengths, behind: as of `Rows`.
-        columns: a key of `build.SETTINGS`; what is behind that is as of `hopper_forward_glue`.
+        columns: a key of `build.FORWARD_CONFIGS`; what is behind that is as of `hopper_forward_glue`.
         elsewhere: the place of row blocks without tokens, by default behind all tokens.
     """
 
@@ -86,7 +86,7 @@ class Launch:
         problem = build.Specialisation("bfloat16", *self.columns, traits_of(band, codes=True, placed=True), True)
         in_band = visible(band, torch.arange(length), torch.arange(length))
         data = forward_tables.of_codes(
-            *codes, in_band, band.lo is not None, problem.settings.consumers, BLOCK_KV, ROWS
+            *codes, in_band, band.lo is not None, problem.config.consumers, BLOCK_KV, ROWS
         )  # fmt: skip
         out = Output(torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype))
         lse = Output(torch.empty(1, self.heads, length))
@@ -135,7 +135,7 @@ class Ran:
 
 
 BANDS = [Band(0), Band(), Band(0, 20), Band(-7, 12)]
-_columns = itertools.cycle(build.SETTINGS)
+_columns = itertools.cycle(build.FORWARD_CONFIGS)
 _heads = itertools.cycle([(1, 1, 1), (2, 1, 3), (1, 3, 2), (4, 1, 5)])
 LAUNCHES = [
     Launch(lengths, band, next(_columns), behind, group=heads[0], kv_heads=heads[1], ctas=heads[2])
@@ -152,7 +152,7 @@ def test_roles_compute_attention(launch: Launch) -> None:
     replace(launch, elsewhere=0).run(seed=2).check()
 
 
-COMPANY = list(itertools.product(BANDS, build.SETTINGS))
+COMPANY = list(itertools.product(BANDS, build.FORWARD_CONFIGS))
 SOON = [(band, columns) for number, (band, columns) in enumerate(COMPANY) if number % 5 == 0]
 """Every band and every setting once."""
 
