@@ -28,8 +28,8 @@ from ..shared.tensors import DTYPES, PACKED, SeenRows, check_tokens, describe, h
 from . import arguments
 from .build import FINISH_ROWS, Specialisation, kernels
 from .data import Arguments, BackwardData, Facts
-from .recording import NOTHING as NO_STAMPS
-from .recording import Recording
+from .call_profiles import NOTHING as NO_STAMPS
+from .call_profiles import CallProfiles
 
 _Strides = tuple[int, ...]
 Drops = tuple[Tensor, int, float]
@@ -187,9 +187,9 @@ class _State:
         self.finish_sizes = (self.strides[0][:3], self.q_heads, self.q_len, self.kv_len, lo, hi, work.n_q, scale)
         self.dims = head_dim, value_dim
         self.grad_lse = grad_lse
-        self.recording = None
+        self.profiles = None
         if stamped:
-            self.recording = Recording.of(call, plan, DTYPES[dtype], walk, self.kv_heads, dims, self.device)
+            self.profiles = CallProfiles.of(call, plan, DTYPES[dtype], walk, self.kv_heads, dims, self.device)
         self.placed, self.bound = rows is not None, score.bound_values(call)
         self.about_data = None if data is None else Arguments.of(call, data, walk, self.device)
         ctas = self._ctas(walk)
@@ -225,12 +225,12 @@ class _State:
         dq, dk, dv = empty(*self.dq), empty(*self.dk), empty(*self.dv)
         workspace = empty(*self.workspace)
         # Before the kernels, so that nothing comes between two of them that overlap.
-        recorded = None if self.recording is None else self.recording.begin(site, self.device)
+        profile = None if self.profiles is None else self.profiles.begin(site, self.device)
         facts = (
             raw_stream(self.device.index), operands, logsumexp.data_ptr(), dq.data_ptr(),
             dk.data_ptr(), dv.data_ptr(), workspace.data_ptr(), None if data is None else data.addresses(),
             None if dropout is None else (dropout[0].data_ptr(), *dropout[1:]),
-            None if recorded is None else (recorded.table.data_ptr(), recorded.heads),
+            None if profile is None else (profile.table.data_ptr(), profile.heads),
             None if grad_logsumexp is None else grad_logsumexp.data_ptr(),
         )  # fmt: skip
         launches = self._packed.get(facts)
@@ -240,13 +240,13 @@ class _State:
                 self._packed.clear()
             self._packed[facts] = launches
         launcher.launch(launches)
-        if recorded is not None:
-            recorded.end()
+        if profile is not None:
+            profile.end()
         return dq, dk, dv
 
     def _pack(
         self, stream: int, operands: _Operands, logsumexp: int, dq: int, dk: int, dv: int, workspace: int,
-        data: tuple[int, ...] | None, drops: tuple[float, ...] | None, recorded: tuple[int, int] | None,
+        data: tuple[int, ...] | None, drops: tuple[float, ...] | None, profile: tuple[int, int] | None,
         grad_lse: int | None,
     ) -> tuple[launcher.Launch, ...]:  # fmt: skip
         """The three launches of a call with these addresses: of tensors, and of the places of its stamps."""
@@ -264,8 +264,8 @@ class _State:
                 of_places = data[-2:]
                 targets = tuple(map(target_values, (dk, dv), self.strides[1:], self.dims))
         stamps = None
-        if self.recording is not None:
-            stamps = NO_STAMPS if recorded is None else recorded
+        if self.profiles is not None:
+            stamps = NO_STAMPS if profile is None else profile
         rows = [start + skipped for start, skipped in zip(operands, self.skipped, strict=False)]
         return (
             *self.prepare.pack(

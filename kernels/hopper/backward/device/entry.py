@@ -13,7 +13,7 @@ from .closed_form import ClosedForm
 from .consumer import consume
 from .producer import produce
 from .reducer import Share, reduce
-from .stamps import NoStamps, Stamps, record
+from .stamps import NoStamps, Stamps, stamp_steps
 from .table_walk import TableWalk, allocate_told
 
 
@@ -73,7 +73,7 @@ def hopper_backward(
             (reduce, first),
         ]
         + ([(reduce, second)] if REDUCERS > 1 else [])
-        + ([(record, (walks, shared, stamps))] if STAMPED else []),
+        + ([(stamp_steps, (walks, shared, stamps))] if STAMPED else []),
         [1] * WORKERS,
         [FORM.ROLE_REGISTERS] * WORKERS,
     )  # fmt: skip

@@ -94,7 +94,7 @@ class Shared:
     k, v: one tile each; q, lse, do, delta: rings of STAGES, in HALVES pieces per tile; ds, p: one tile; dq: a ring of
     DQ_STAGES fp32 tiles in the order of `steps.in_fragments`, by way of which dk and dv leave with RESULTS_IN_DQ, else
     by way of k and v; walks: a ring of ENTRIES pairs of words, see `tickets`; k_tail, q_tail, dq_tail: the columns past
-    BLOCK_D, if TAIL_D > 0; turn: of a CTA in its group, see `group`.  STAMPED: there is a recorder.  CONSUMERS: their
+    BLOCK_D, if TAIL_D > 0; turn: of a CTA in its group, see `group`.  STAMPED: there is a stamper.  CONSUMERS: their
     warps.  With CLEARS
     k_full, v_full, q_full and do_full have a barrier more, the last, which is the producer's own, see `clear`.  What
     consumers say at the end of a step needs no shared memory, see `ends`.

@@ -118,7 +118,7 @@ CONTROLS = {
     "the producer is not told": (WAITS, NOTED, "pass"),
     "wait before the consumers are done": (AGAIN, DONE, ""),
     "wait before listening": (WRONG, DONE + WAIT, WAIT + DONE),
-    "one number for room and recorder": (AGAIN, "NOTED = gl.constexpr(12)", "NOTED = gl.constexpr(10)"),
+    "one number for room and stamper": (AGAIN, "NOTED = gl.constexpr(12)", "NOTED = gl.constexpr(10)"),
     "added before the add": (WRONG, ADD + ADDED, ADDED + ADD),
     "end before the turn is passed on": (WRONG, PASSED + END, END + PASSED),
     "times of another tile": ("stamped twice", "1 + walk.q_tile(word), 0, start, wait", "1, 0, start, wait"),
@@ -204,7 +204,7 @@ def test_the_arithmetic_is_the_same(case: Case) -> None:
 
 @cases
 def test_who_looks_at_the_clock(case: Case) -> None:
-    """The recorder twice, and every reducer; without stamps nobody."""
+    """The stamper twice, and every reducer; without stamps nobody."""
     reducers = min(TILES[case.dims].num_stages, 2)
     stamped = built(replace(case, stamped=True)).ptx
     assert stamped.count("%globaltimer") == 2 * (1 + reducers)
