@@ -46,7 +46,7 @@ from dash_inductor.kernels.hopper.shared.device import (
     places,
     relations,
     steps,
-    told,
+    step_words,
     work,
 )
 from dash_inductor.model import dropout as definition
@@ -542,7 +542,7 @@ class Simulation:
 
 
 _MODULES = (
-    score_gluon, operations, ends, clear, places, relations, work, told, tickets, closed_form, table_walk, dropout,
+    score_gluon, operations, ends, clear, places, relations, work, step_words, tickets, closed_form, table_walk, dropout,
     steps, runs,
     group, stamps, producer, consumer, reducer, entry,
 )  # fmt: skip
@@ -570,7 +570,7 @@ def _kernel(stand_ins: dict[str, Any], edits: tuple[tuple[str, str], ...]) -> Ca
         for old in [old for old in left if old in text]:
             text = text.replace(old, left.pop(old))
         code, names = definitions(text, module.__file__ or "")
-        allowed = module in (score_gluon, operations, clear, places, told) or not names & set(namespace)
+        allowed = module in (score_gluon, operations, clear, places, step_words) or not names & set(namespace)
         assert allowed, "two definitions of one name"
         exec(code, namespace)
         namespace.update(stand_ins)

@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 
 from ....common.device.aggregates import aggregate, replace
 from ...shared.device.operations import here
-from ...shared.device.told import MASKED, NEXT, tell, told, within_band
+from ...shared.device.step_words import MASKED, NEXT, put_word, read_word, within_band
 from ...shared.device.work import Work
 
 
@@ -18,18 +18,18 @@ from ...shared.device.work import Work
 class ClosedForm:
     """Walks that the schedule's generated functions give.
 
-    told_words: a ring of words for consumers, see Note [What consumers are told] in `told`.  SCHEDULE, MASK: see
-    `arguments.Schedule` and `arguments.MaskKind`.  TELLS: consumers need words.  IN_RUNS: the band or the end of the
+    step_words: a ring of words for consumers, see Note [Words of steps] in `step_words`.  SCHEDULE, MASK: see
+    `arguments.Schedule` and `arguments.MaskKind`.  NEEDS_WORDS: consumers need words.  IN_RUNS: the band or the end of the
     keys cuts tiles, and words say what the next step is, see Note [Runs] in `runs`.  Not CLEARS: rows that take no part
     are outside of the descriptors.
     """
 
     work: Work
-    told_words: gl.shared_memory_descriptor
+    step_words: gl.shared_memory_descriptor
     SCHEDULE: gl.tuple
     MASK: gl.tuple
     IN_RUNS: gl.constexpr
-    TELLS: gl.constexpr
+    NEEDS_WORDS: gl.constexpr
     CLEARS: gl.constexpr = False
 
     @gluon.jit
@@ -77,10 +77,10 @@ class ClosedForm:
         return ahead | (gl.where(after < steps, following >> MASKED, 2) << NEXT), following
 
     @gluon.jit
-    def tell(self, word, slot, full):
+    def put_word(self, word, slot, full):
         """Tell consumers the word of a step, before the barrier of this slot of dO is armed."""
-        if self.TELLS:
-            tell(self.told_words, slot, word)
+        if self.NEEDS_WORDS:
+            put_word(self.step_words, slot, word)
 
     @gluon.jit
     def mask(self, kv, LAYOUT: gl.constexpr):
@@ -100,11 +100,11 @@ class BandMask:
         return self.walk.q_tile(word)
 
     @gluon.jit
-    def told(self, slot):
+    def read_word(self, slot):
         """The word of a step whose dO is in this slot of its ring; 0 where nobody asks for it."""
         word = 0
-        if self.walk.TELLS:
-            word = told(self.walk.told_words, slot)
+        if self.walk.NEEDS_WORDS:
+            word = read_word(self.walk.step_words, slot)
         return word
 
     @gluon.jit

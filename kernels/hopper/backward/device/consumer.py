@@ -83,7 +83,7 @@ def consume(walks, places, all_drops, shared, dk_desc, dv_desc, dk_target, dv_ta
                 elif STEP == "halved":
                     if not AHEAD:
                         wait_for_q(shared, it)
-                    word = mask.told(wait_for_do(shared, it))
+                    word = mask.read_word(wait_for_do(shared, it))
                     s, dk, dk_tail, dv = halved_step(
                         shared, mask, drops, score, it, after, word, s, k, v, dk, dk_tail, dv, zero, WARPS, AHEAD,
                         None,

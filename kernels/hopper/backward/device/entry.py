@@ -7,14 +7,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ...shared.device.dropout import AllKept, Dropout
 from ...shared.device.places import Places
-from ...shared.device.told import allocate_words
+from ...shared.device.step_words import allocate_words
 from ...shared.device.work import Work, allocate_shared, barriers
 from .closed_form import ClosedForm
 from .consumer import consume
 from .producer import produce
 from .reducer import Share, reduce
 from .stamps import NoStamps, Stamps, stamp_steps
-from .table_walk import TableWalk, allocate_told
+from .table_walk import TableWalk, allocate_words_and_vectors
 
 
 @gluon.jit
@@ -46,8 +46,8 @@ def hopper_backward(
         SCHEDULE.SEEN_ROWS, SCHEDULE.SEEN_KEYS, FORM.GROUP, FORM.BLOCK_Q, FORM.BLOCK_KV,
     )  # fmt: skip
     if data is not None:
-        told_words, told_vectors = allocate_told(FORM, MASK)
-        walks = TableWalk(work, data, told_words, told_vectors, MASK)
+        step_words, step_vectors = allocate_words_and_vectors(FORM, MASK)
+        walks = TableWalk(work, data, step_words, step_vectors, MASK)
     else:
         CUTS: gl.constexpr = MASK.HAS_LO or MASK.HAS_HI or not MASK.EVEN_KV
         walks = ClosedForm(work, allocate_words(FORM.STAGES), SCHEDULE, MASK, CUTS, CUTS or dropout is not None)

@@ -127,7 +127,7 @@ def produce(
                             load_rows(q_desc, b, q_head, q_row + i * ROWS, full, shared.q_tail.index(piece), D)
                     begin_load(lse_desc, [row], full, lse_ring.index(slot))
                     full = shared.do_full.index(slot)
-                    walk.tell(word, slot, full)
+                    walk.put_word(word, slot, full)
                     if walk.CLEARS:
                         full = shared.do_full.index(gl.where(walk.has_blind(word), shared.STAGES, slot))
                     mbarrier.expect(full, DO_BYTES)

@@ -8,7 +8,7 @@ from ...shared.device.operations import role_barrier, wait_until_read
 from ...shared.device.places import store_tile
 from ...shared.device.steps import accumulator_layout
 from .half import half_step
-from .listed import FULL, PARTIAL, SKIP, kv_of, told, use_of
+from .listed import FULL, PARTIAL, SKIP, kv_of, read_word, use_of
 from .steps import LOWEST, as_left, first_step, last_product, log2, next_step, release, scaled, skip, wait_for
 from .work import ROWS, fact_slots, facts, leaves_out
 
@@ -151,7 +151,7 @@ def walk_words(
     while it < end:
         if use_of(word, ME) == SKIP:
             wait_for(shared.k_full, it, shared.STAGES)
-            word = told(shared, it)
+            word = read_word(shared, it)
             skip(shared, it)
             it += 1
         else:
@@ -162,7 +162,7 @@ def walk_words(
             p = as_left(p, shared.k.dtype, shared.v.shape[2])
             acc = scaled(acc, shrink)
             kv = kv_of(word)
-            word = told(shared, it)
+            word = read_word(shared, it)
             it += 1
             while use_of(word, ME) != SKIP:
                 while use_of(word, ME) == PARTIAL:
@@ -170,14 +170,14 @@ def walk_words(
                         work, data, drop, shared, score, zero, here, kv, kv_of(word), True, it, p, acc, m, total
                     )
                     kv = kv_of(word)
-                    word = told(shared, it)
+                    word = read_word(shared, it)
                     it += 1
                 while use_of(word, ME) == FULL:
                     p, acc, m, total = next_step(
                         work, data, drop, shared, score, zero, here, kv, kv_of(word), False, it, p, acc, m, total
                     )
                     kv = kv_of(word)
-                    word = told(shared, it)
+                    word = read_word(shared, it)
                     it += 1
             slot, acc = last_product(work, drop, shared, here, kv, it - 1, p, acc)
             acc = warpgroup_mma_wait(0, deps=(acc,))

@@ -7,8 +7,8 @@ Note [Words]
     or that does not exist, has one PARTIAL word.
 
     Consumers learn the first word of a tile with its facts, and every other one with the kv tile before it: the
-    producer puts the word of step ``s + 1`` into shared memory before the K of step s is full (`tell`), and consumers
-    read it before they leave the V of step s (`told`).  So a word is there when its step begins, and nobody waits for
+    producer puts the word of step ``s + 1`` into shared memory before the K of step s is full (`put_word`), and consumers
+    read it before they leave the V of step s (`read_word`).  So a word is there when its step begins, and nobody waits for
     it.
 """
 
@@ -129,13 +129,13 @@ def word_slots(stages):
     """Words that are kept.
 
     When the producer brings the K of step s it has brought the V of step ``s - 2``, so all consumers have left the V
-    of step ``s - 2 - stages``, and read what was told there.
+    of step ``s - 2 - stages``, and read the word there.
     """
     return stages + 2
 
 
 @gluon.jit
-def tell(shared, it, word):
+def put_word(shared, it, word):
     """Put down the word of the step after the it-th, before the K of the it-th is begun."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     shared.words.index(it % word_slots(shared.STAGES)).store(gl.full([1], 0, gl.int32, layout) + word)
@@ -143,7 +143,7 @@ def tell(shared, it, word):
 
 
 @gluon.jit
-def told(shared, it):
+def read_word(shared, it):
     """The word of the step after the it-th, whose K has been waited for and whose V has not been left."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     return gl.max(shared.words.index(it % word_slots(shared.STAGES)).load(layout), 0)

@@ -20,7 +20,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from ...shared.device.clear import clear, complete, unseen_keys
 from ...shared.device.operations import load_rows, role_barrier
-from .listed import has_unseen, kv_of, tell
+from .listed import has_unseen, kv_of, put_word
 from .work import ROWS, fact_slots, facts
 
 
@@ -137,7 +137,7 @@ def produce(work, data, places, shared, q_desc, k_desc, v_desc, counter_ptr):
         if data.GIVEN:
             ahead = gl.where(steps > 1, second, 0)
             row = first_row_of(work, places, word)
-            tell(shared, done, ahead)
+            put_word(shared, done, ahead)
             load_keys(shared, k_desc, b, kv_head, row, done, K_BYTES)
             later_row = first_row_of(work, places, ahead)
             place = draw(counter_ptr)
@@ -158,7 +158,7 @@ def produce(work, data, places, shared, q_desc, k_desc, v_desc, counter_ptr):
                 word = ahead
                 row = later_row  # asked for in the step before
                 ahead = gl.load(words_ptr + (step + 1), mask=step + 1 < steps, other=0)
-                tell(shared, done + step, ahead)
+                put_word(shared, done + step, ahead)
                 later_row = first_row_of(work, places, ahead)
                 load_keys(shared, k_desc, b, kv_head, row, done + step, K_BYTES)
                 landings = load_seen_values(

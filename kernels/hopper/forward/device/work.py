@@ -250,8 +250,8 @@ def allocate_shared(DTYPE: gl.constexpr, FORM, LISTED: gl.constexpr):
         gl.static_assert(Q_STAGES == 1)
     else:
         out = _tiles(DTYPE, CONSUMERS, ROWS, BLOCK_DV)
-    told_facts = _words(fact_slots(Q_STAGES) * facts(CONSUMERS))
-    words = told_facts
+    tile_facts = _words(fact_slots(Q_STAGES) * facts(CONSUMERS))
+    words = tile_facts
     if LISTED:
         words = _words(word_slots(STAGES))
     return Shared(
@@ -261,7 +261,7 @@ def allocate_shared(DTYPE: gl.constexpr, FORM, LISTED: gl.constexpr):
         k_tail=k_tail,
         v=_tiles(DTYPE, STAGES, BLOCK_KV, BLOCK_DV),
         out=out,
-        facts=told_facts,
+        facts=tile_facts,
         words=words,
         q_full=_barriers(Q_STAGES, 1),
         q_empty=_barriers(Q_STAGES, CONSUMERS),

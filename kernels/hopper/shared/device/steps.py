@@ -199,7 +199,7 @@ def overlapped_step(shared, mask, drops, score, it, after, s, dk, dv, zero, WARP
     the tiles of another step when dK is done; `ends` says why an S that nobody needs may read its Q after that.
     """
     slot = wait_for_do(shared, it)
-    word = mask.told(slot)
+    word = mask.read_word(slot)
     do = shared.do.index(slot)
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     begin_drops(drops)
@@ -302,7 +302,7 @@ def shared_step(shared, mask, drops, score, it, dk, dv, zero, WARPS: gl.constexp
     slot = wait_for_q(shared, it)
     s = scores(shared.k, shared, slot, zero)
     wait_for_do(shared, it)
-    word = mask.told(slot)
+    word = mask.read_word(slot)
     do = shared.do.index(slot)
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     s = wait_for_matmuls(1, deps=(s,))

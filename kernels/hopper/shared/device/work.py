@@ -6,7 +6,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ....common.device.aggregates import aggregate, replace
 from .operations import DQ_LAYOUT, DQ_ROW, as_tiles
-from .told import allocate_words
+from .step_words import allocate_words
 
 
 @aggregate

@@ -403,7 +403,7 @@ CONTROLS = {
     "results over those of the walk before": (
         EMPTY_KEYS, IN_USE, 'if STEP != "overlapped" or steps == 0:', 'if STEP != "overlapped":',
     ),
-    "an entry that nobody has left": (EMPTY_LAST, f"{WAITS}|^$", "wait_until_left(shared, n)\n    tell", "tell"),
+    "an entry that nobody has left": (EMPTY_LAST, f"{WAITS}|^$", "wait_until_left(shared, n)\n    put_word", "put_word"),
     "an entry that is never left": (SHORT, WAITS, "leave_walk(shared, n)\n        n += 1", "n += 1"),
     "two tickets of a CTA that others wait for": (PAIRS, WRONG, "if not SCHEDULE.CO_RESIDENT:", "if True:"),
     "room a phase later": (FLAGSHIP, WAITS, "listen(shared, ROOM, it, ", "listen(shared, ROOM, it + 1, "),
@@ -494,14 +494,14 @@ CONTROLS = {
     "a walk that goes on": (NARROW, f"{WAITS}|{AGAIN}|{EARLY}", _NEXT, "(following >> MASKED) << NEXT"),
     "a walk that ends early": (NARROW, f"{WAITS}|{LEFT}", _NEXT, "gl.where(after < 2, following >> MASKED, 2) << NEXT"),
     "a first step that is taken for a whole one": (
-        NARROW, WRONG, "first = mask.told(wait_for_do(shared, done)) >> MASKED", "first = 0",
+        NARROW, WRONG, "first = mask.read_word(wait_for_do(shared, done)) >> MASKED", "first = 0",
     ),
     "S of a step that does not follow": (
         NARROW, WAITS, "after = it + 1 - (following >> 1)", "after = it + 1",
     ),
     "a word in another slot": (
-        FLAGSHIP, "read before it is written|^$", "tell(self.told_words, slot, word)",
-        "tell(self.told_words, (slot + 1) % 2, word)",
+        FLAGSHIP, "read before it is written|^$", "put_word(self.step_words, slot, word)",
+        "put_word(self.step_words, (slot + 1) % 2, word)",
     ),
     "bytes of K without its tail": (
         PAIRS, "fewer bytes", "BLOCK_KV * (D + shared.TAIL_D) * WIDTH", "BLOCK_KV * D * WIDTH",

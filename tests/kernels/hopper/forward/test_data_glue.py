@@ -368,7 +368,7 @@ CONTROLS = {
     "words told late": (
         HOLES,
         f"{WAITS}|{EARLY}|{IN_USE}|more arrivals|left in the middle|",
-        "                tell(shared, done + step, ahead)\n",
+        "                put_word(shared, done + step, ahead)\n",
         "",
     ),
     "V kept over a skip": (
