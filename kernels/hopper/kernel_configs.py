@@ -63,7 +63,7 @@ class BackwardConfig:
     registers: int = 24
 
     @property
-    def halves(self) -> int:
+    def pieces(self) -> int:
         """Pieces of a q tile in shared memory."""
         return 2 if self.step == "halved" else 1
 
@@ -91,7 +91,7 @@ class ForwardConfig:
         registers: per thread of the consumers (the first of them gets what is left).
         producer_registers: per thread of the producer.
         codes_ahead: see `listed.Data`, and `Specialisation.codes_ahead`.
-        halves: see Note [Halves] in `half`, and `Specialisation.halves`.
+        half_tiles: see Note [Half tiles] in `half_tile`, and `Specialisation.half_tiles`.
         section_mib: of K and V of a section of heads, see `launch._sections`; less than the L2 cache of any Hopper GPU.
     """
 
@@ -104,11 +104,11 @@ class ForwardConfig:
     registers: int = 240
     producer_registers: int = 24
     codes_ahead: int = 1
-    halves: bool = False
+    half_tiles: bool = False
     section_mib: int = 16
 
     def __post_init__(self) -> None:
-        if self.halves and self.block_kv != 2 * ROW_BLOCK:
+        if self.half_tiles and self.block_kv != 2 * ROW_BLOCK:
             raise ArgumentError("block_kv", self.block_kv, f"{2 * ROW_BLOCK}, of which {ROW_BLOCK} are a half")
 
     @property
@@ -124,17 +124,17 @@ class ForwardConfig:
 
 FORWARD_CONFIGS: dict[Dims, ForwardConfig] = {
     (64, 64): ForwardConfig(
-        128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32, codes_ahead=0, halves=True,
+        128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32, codes_ahead=0, half_tiles=True,
         section_mib=32,
     ),
     (128, 128): ForwardConfig(128, 2, q_stages=2, codes_ahead=2),
-    (192, 128): ForwardConfig(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40, halves=True),
+    (192, 128): ForwardConfig(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40, half_tiles=True),
     (256, 256): ForwardConfig(64, 2, out_in_q=True),
 }  # fmt: skip
 """Configs of the forward.  docs/what-we-know.md has the rates of these and of others."""
 
 SHORT_CONFIGS: dict[Dims, ForwardConfig] = {
-    (64, 64): ForwardConfig(128, 4, q_stages=2, codes_ahead=0, halves=True),
+    (64, 64): ForwardConfig(128, 4, q_stages=2, codes_ahead=0, half_tiles=True),
 }
 """Configs for heads of so few queries that tiles of two row blocks are not more than tiles of three, see `is_short`.
 

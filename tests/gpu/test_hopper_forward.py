@@ -332,7 +332,7 @@ def test_rows_do_not_depend_on_later_ones(dims: tuple[int, int]) -> None:
         assert same([t[:, :, :n] for t in whole], forward(shorter)), n
 
 
-HALVED = [dims for dims, config in build.FORWARD_CONFIGS.items() if config.halves]
+HALVED = [dims for dims, config in build.FORWARD_CONFIGS.items() if config.half_tiles]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -346,8 +346,8 @@ def test_hidden_halves_change_no_bit(dims: tuple[int, int], dtype: torch.dtype) 
     problems = [problem(dims, mask, *both, batch=1, group=2, dtype=dtype) for mask in masks for both in lengths]
     found = [forward(p) for p in problems]
     with whole_tiles():
-        for p, halves in zip(problems, found, strict=True):
-            assert same(forward(p), halves), (p.mask, p.q.shape, p.k.shape)
+        for p, half_tiles in zip(problems, found, strict=True):
+            assert same(forward(p), half_tiles), (p.mask, p.q.shape, p.k.shape)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

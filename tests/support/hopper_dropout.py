@@ -56,7 +56,7 @@ def _functions(warps: int) -> dict[str, Any]:
     )  # fmt: skip
     namespace: dict[str, Any] = {
         "gl": gl, "gluon": SimpleNamespace(jit=_same, constexpr_function=_same), **AGGREGATES, "here": _same,
-        "Work": None, "definition": definition, "__name__": __name__,
+        "HeadWork": None, "definition": definition, "__name__": __name__,
     }  # fmt: skip
     tree = ast.parse(inspect.getsource(dropout))
     tree.body = [node for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom))]

@@ -144,9 +144,9 @@ def results_of_the_cta() -> Iterator[None]:
 
 
 def whole_tiles() -> AbstractContextManager[None]:
-    """Kernels built inside compute hidden halves of kv tiles, too (Note [Halves])."""
+    """Kernels built inside compute hidden halves of kv tiles, too (Note [Half tiles])."""
     plain = (
-        {dims: replace(v, halves=False) for dims, v in of.items()}
+        {dims: replace(v, half_tiles=False) for dims, v in of.items()}
         for of in (build.FORWARD_CONFIGS, build.SHORT_CONFIGS)
     )
     return _built_with(**dict(zip(("FORWARD_CONFIGS", "SHORT_CONFIGS"), plain, strict=True)))

@@ -30,12 +30,13 @@ from dash_inductor.kernels.hopper.forward.device import (
     consumer,
     drop,
     entry,
-    half,
+    half_tile,
     listed,
     producer,
     seen,
+    shared_memory,
     steps,
-    work,
+    tile_work,
 )
 from dash_inductor.kernels.hopper.shared import arguments as shared
 from dash_inductor.kernels.hopper.shared.device import clear, places, relations
@@ -344,7 +345,7 @@ class ForwardSimulation(Simulation):
         edits: replacements in the source, for controls that must fail.
 
     After `run`, `walks` has the (kv tile, whether it was masked) of every (batch element, query head, row block), and
-    `halves` how many of the kv tiles were computed by half.
+    `half_tiles` how many of the kv tiles were computed by half.
     """
 
     def __init__(
@@ -356,7 +357,7 @@ class ForwardSimulation(Simulation):
         self.late, self.random = late, random.Random(seed)
         self.walks: dict[tuple[int, int, int], list[tuple[int, bool]]] = defaultdict(list)
         self.begun = self.draws = 0  # CTAs, tiles
-        self.halves = 0
+        self.half_tiles = 0
         self.drawers: set[int] = set()
         self.barriers: list[Barrier] = []
         self.named: dict[tuple[int, int], NamedBarrier] = {}
@@ -409,7 +410,22 @@ def data_arguments(data: ForwardData, tables: int) -> dict[str, Any]:
     return {name: pointers.get(name.removesuffix("_ptr")) for name in arguments.DATA.names} | {"tables": tables}
 
 
-_MODULES = (score_gluon, clear, places, relations, listed, work, producer, drop, seen, steps, half, consumer, entry)
+_MODULES = (
+    score_gluon,
+    clear,
+    places,
+    relations,
+    listed,
+    tile_work,
+    shared_memory,
+    producer,
+    drop,
+    seen,
+    steps,
+    half_tile,
+    consumer,
+    entry,
+)
 
 
 def _kernel(s: ForwardSimulation, rows: int, edits: tuple[tuple[str, str], ...]) -> Callable[..., None]:
@@ -434,8 +450,8 @@ def _kernel(s: ForwardSimulation, rows: int, edits: tuple[tuple[str, str], ...])
 
 
 def _record_walks(s: ForwardSimulation, namespace: dict[str, Any]) -> None:
-    names = "first_step", "half_step", "next_step", "store_out"
-    first_step, half_step, next_step, store_out = (namespace[name] for name in names)
+    names = "first_step", "half_tile_step", "next_step", "store_out"
+    first_step, half_tile_step, next_step, store_out = (namespace[name] for name in names)
     walks: dict[Role, list[tuple[int, bool]]] = defaultdict(list)
 
     def role() -> Role:
@@ -450,8 +466,8 @@ def _record_walks(s: ForwardSimulation, namespace: dict[str, Any]) -> None:
 
     def half(work: Any, data: Any, shared: Any, scale: float, here: Any, kv: int, *rest: Any) -> Any:
         walks[role()].append((kv, True))
-        s.halves += 1
-        return half_step(work, data, shared, scale, here, kv, *rest)
+        s.half_tiles += 1
+        return half_tile_step(work, data, shared, scale, here, kv, *rest)
 
     def later(work: Any, data: Any, *rest: Any) -> Any:
         walks[role()].append(rest[6:8])
@@ -464,7 +480,7 @@ def _record_walks(s: ForwardSimulation, namespace: dict[str, Any]) -> None:
         s.walks[place] = walks.pop(role())
         store_out(places, shared, desc, target, b, head, row, *rest)
 
-    namespace.update(first_step=first, half_step=half, next_step=later, store_out=store)
+    namespace.update(first_step=first, half_tile_step=half, next_step=later, store_out=store)
 
 
 def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from dash_inductor.kernels.hopper.backward.device import (
     group,
     producer,
     reducer,
-    runs,
+    split_loops,
     stamps,
     table_walk,
     tickets,
@@ -41,13 +41,14 @@ from dash_inductor.kernels.hopper.backward.device import (
 from dash_inductor.kernels.hopper.shared.device import (
     clear,
     dropout,
-    ends,
+    head_work,
     operations,
     places,
     relations,
-    steps,
+    shared_memory,
+    step_signals,
     step_words,
-    work,
+    steps,
 )
 from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.table_walk import TILE_BITS
@@ -542,8 +543,8 @@ class Simulation:
 
 
 _MODULES = (
-    score_gluon, operations, ends, clear, places, relations, work, step_words, tickets, closed_form, table_walk, dropout,
-    steps, runs,
+    score_gluon, operations, step_signals, clear, places, relations, head_work, step_words, shared_memory, tickets,
+    closed_form, table_walk, dropout, steps, split_loops,
     group, stamps, producer, consumer, reducer, entry,
 )  # fmt: skip
 

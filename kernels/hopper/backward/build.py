@@ -27,8 +27,8 @@ from ...common.relations import layout
 from ..family import FAMILY
 from ..kernel_configs import BACKWARD_CONFIGS, dims_of_tile
 from ..shared import arguments as shared
-from ..shared.device.ends import MOST_STAGES
 from ..shared.device.operations import DQ_LAYOUT, DQ_ROW
+from ..shared.device.step_signals import MOST_STAGES
 from . import arguments
 from .device.entry import hopper_backward
 from .device.finish import finish
@@ -145,7 +145,7 @@ class Kernels:
         A piece of one block lies right before the next piece, as the rows of a whole tile do.
         """
         one_block = self.columns == self.value_columns == COLUMNS
-        return self.of.tiles.block_q // (1 if one_block else self.config.halves)
+        return self.of.tiles.block_q // (1 if one_block else self.config.pieces)
 
     @cached_property
     def main(self) -> Any:

@@ -27,9 +27,9 @@ from ..shared.device.operations import DQ_ROW
 from ..shared.tensors import DTYPES, PACKED, SeenRows, check_tokens, describe, has_readable_strides, readable
 from . import arguments
 from .build import FINISH_ROWS, Specialisation, kernels
-from .data import Arguments, BackwardData, Facts
 from .call_profiles import NOTHING as NO_STAMPS
 from .call_profiles import CallProfiles
+from .data import Arguments, BackwardData, Facts
 
 _Strides = tuple[int, ...]
 Drops = tuple[Tensor, int, float]

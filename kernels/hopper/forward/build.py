@@ -27,7 +27,7 @@ from ..shared import arguments as shared
 from . import arguments
 from .device.entry import hopper_forward
 from .device.prepare import prepare
-from .device.work import ROWS
+from .device.tile_work import ROWS
 
 
 def tile_dims(head_dim: int, value_dim: int) -> tuple[int, int]:
@@ -141,13 +141,13 @@ class Specialisation:
 
     @property
     def plain(self) -> bool:
-        """The mask is a band, and nothing is dropped.  For others neither halves nor short configs were measured."""
+        """The mask is a band, and nothing is dropped: half tiles and short configs were measured for nothing else."""
         return not (self.traits.terms or self.traits.dropout)
 
     @property
-    def halves(self) -> bool:
+    def half_tiles(self) -> bool:
         """The config's value, for bands with a lower bound."""
-        return self.config.halves and self.traits.has_lo and self.plain
+        return self.config.half_tiles and self.traits.has_lo and self.plain
 
 
 def nominal_q_lens(site: Site, usual: int) -> tuple[int, ...]:
@@ -205,7 +205,7 @@ class Kernels:
         p, traits = self.of, self.of.traits
         return arguments.MaskKind(
             *traits.bounds, p.even_kv, from_the_end(traits.has_lo, p.has_dense), p.has_dense, p.codes_ahead,
-            ROW_BLOCK if traits.placed else 0, p.halves, p.layout.has_positions, **p.layout._asdict(),
+            ROW_BLOCK if traits.placed else 0, p.half_tiles, p.layout.has_positions, **p.layout._asdict(),
         )  # fmt: skip
 
     @property

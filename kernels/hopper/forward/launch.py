@@ -28,7 +28,7 @@ from ..shared.tensors import DTYPES, PACKED, SeenRows, check_tokens, describe, h
 from . import arguments
 from .build import Specialisation, kernels
 from .data import ForwardData, ForwardDropout
-from .device.work import ROWS
+from .device.tile_work import ROWS
 
 _Strides = tuple[int, ...]
 _Facts = tuple[Any, ...]

@@ -112,7 +112,7 @@ def of_backward(case: Case) -> Built:
     schedule = "ascending" if case.band.is_full else "spt"
     of = backward.Specialisation(case.dtype, *case.dims, 1, schedule, case.traits(), case.even, tiles)  # type: ignore[arg-type]  # a dtype
     kernels = backward.Kernels(of)
-    return _built(lambda: kernels.main, tiles.block_q * tiles.block_kv // 256 // kernels.config.halves)
+    return _built(lambda: kernels.main, tiles.block_q * tiles.block_kv // 256 // kernels.config.pieces)
 
 
 def check(used: Built, powers: int, spilled: int, beside: int) -> None:
@@ -144,7 +144,7 @@ def test_the_forward_fits(case: Case) -> None:
 @cases
 def test_the_backward_fits(case: Case) -> None:
     tiles = TILES[case.dims]
-    halves = backward.BACKWARD_CONFIGS[backward.tile_dims(*case.dims)].halves
+    halves = backward.BACKWARD_CONFIGS[backward.tile_dims(*case.dims)].pieces
     data = case.codes or case.dense or case.dropout
     check(of_backward(case), tiles.block_q * tiles.block_kv // 256 // halves, 480 if data else 320, 32)
 

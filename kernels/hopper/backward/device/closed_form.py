@@ -9,9 +9,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ....common.device.aggregates import aggregate, replace
+from ...shared.device.head_work import HeadWork
 from ...shared.device.operations import here
 from ...shared.device.step_words import MASKED, NEXT, put_word, read_word, within_band
-from ...shared.device.work import Work
 
 
 @aggregate
@@ -19,16 +19,16 @@ class ClosedForm:
     """Walks that the schedule's generated functions give.
 
     step_words: a ring of words for consumers, see Note [Words of steps] in `step_words`.  SCHEDULE, MASK: see
-    `arguments.Schedule` and `arguments.MaskKind`.  NEEDS_WORDS: consumers need words.  IN_RUNS: the band or the end of the
-    keys cuts tiles, and words say what the next step is, see Note [Runs] in `runs`.  Not CLEARS: rows that take no part
-    are outside of the descriptors.
+    `arguments.Schedule` and `arguments.MaskKind`.  NEEDS_WORDS: consumers need words.  SPLITS_LOOPS: the band or the
+    end of the keys cuts tiles, and words say what the next step is, see Note [Split loops] in `split_loops`.  Not
+    CLEARS: rows that take no part are outside of the descriptors.
     """
 
-    work: Work
+    work: HeadWork
     step_words: gl.shared_memory_descriptor
     SCHEDULE: gl.tuple
     MASK: gl.tuple
-    IN_RUNS: gl.constexpr
+    SPLITS_LOOPS: gl.constexpr
     NEEDS_WORDS: gl.constexpr
     CLEARS: gl.constexpr = False
 
@@ -48,7 +48,7 @@ class ClosedForm:
     def word(self, step, kv):
         work = self.work
         q = self.SCHEDULE.Q_TILE(kv, step, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
-        if self.IN_RUNS:
+        if self.SPLITS_LOOPS:
             _first, full_first, full_end, _end = self.SCHEDULE.Q_RANGE(kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
             q |= gl.where((q < full_first) | (q >= full_end), 1 << MASKED, 0)
         return q
@@ -114,7 +114,7 @@ class BandMask:
         CUT: whether it does; None if only the word says so.
         """
         walk = self.walk
-        if walk.IN_RUNS:
+        if walk.SPLITS_LOOPS:
             cut = word >> MASKED != 0 if CUT is None else CUT
             if cut:
                 work = walk.work

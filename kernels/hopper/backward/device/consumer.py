@@ -19,7 +19,7 @@ from ...shared.device.steps import (
     zeros,
 )
 from .group import add_to_group
-from .runs import first_of_walk, halved_steps
+from .split_loops import first_of_walk, halved_steps
 from .tickets import leave_walk, wait_for_walk
 
 
@@ -37,8 +37,8 @@ def consume(walks, places, all_drops, shared, dk_desc, dv_desc, dk_target, dv_ta
     GROUP: gl.constexpr = walks.work.GROUP
     BLOCK_D: gl.constexpr = shared.k.shape[1]
     BLOCK_DV: gl.constexpr = shared.v.shape[1]
-    layout_s: gl.constexpr = accumulator_layout(BLOCK_KV, BLOCK_Q // shared.HALVES, WARPS)
-    zero = gl.zeros([BLOCK_KV, BLOCK_Q // shared.HALVES], gl.float32, layout_s)
+    layout_s: gl.constexpr = accumulator_layout(BLOCK_KV, BLOCK_Q // shared.PIECES, WARPS)
+    zero = gl.zeros([BLOCK_KV, BLOCK_Q // shared.PIECES], gl.float32, layout_s)
     score = Score(problem.scale_log2, bound, bound is not None)
     n = 0
     done = 0
@@ -61,16 +61,16 @@ def consume(walks, places, all_drops, shared, dk_desc, dv_desc, dk_target, dv_ta
         if AHEAD:
             if steps > 0:
                 slot = wait_for_q(shared, done)
-                s = wait_for_matmuls(0, deps=(scores(k, shared, slot * shared.HALVES, zero),))
+                s = wait_for_matmuls(0, deps=(scores(k, shared, slot * shared.PIECES, zero),))
         mbarrier.wait(shared.v_full.index(0), n & 1)
         if FORM.LEFT_IN_REGISTERS:
             v = shared.v.load(left_operand(layout_s))
-        IN_RUNS: gl.constexpr = STEP == "halved" and AHEAD and walk.IN_RUNS and not drops.GIVEN
-        if IN_RUNS:
+        SPLITS_LOOPS: gl.constexpr = STEP == "halved" and AHEAD and walk.SPLITS_LOOPS and not drops.GIVEN
+        if SPLITS_LOOPS:
             following = first_of_walk(shared, mask, done, steps)
         if STEP != "overlapped" or steps == 0:  # overlapped steps do so when they share dS
             wait_until_read()  # the results of the walk before have left the dq ring, and all meet before it is written
-        if IN_RUNS:
+        if SPLITS_LOOPS:
             s, dk, dk_tail, dv = halved_steps(
                 shared, mask, drops, score, done, following, s, k, v, dk, dk_tail, dv, zero, WARPS
             )

@@ -6,9 +6,10 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ...shared.device.dropout import AllKept, Dropout
+from ...shared.device.head_work import HeadWork
 from ...shared.device.places import Places
+from ...shared.device.shared_memory import allocate_shared, barriers
 from ...shared.device.step_words import allocate_words
-from ...shared.device.work import Work, allocate_shared, barriers
 from .closed_form import ClosedForm
 from .consumer import consume
 from .producer import produce
@@ -41,7 +42,7 @@ def hopper_backward(
     gdc_launch_dependents()  # `finish` may begin once all CTAs have: not before, it reads what `prepare` resets
     n_q = (problem.q_len + FORM.BLOCK_Q - 1) // FORM.BLOCK_Q
     nobody = gl.to_tensor(0)
-    work = Work(
+    work = HeadWork(
         nobody, nobody, nobody, problem.q_heads, problem.q_len, problem.kv_len, problem.lo, problem.hi, n_q,
         SCHEDULE.SEEN_ROWS, SCHEDULE.SEEN_KEYS, FORM.GROUP, FORM.BLOCK_Q, FORM.BLOCK_KV,
     )  # fmt: skip

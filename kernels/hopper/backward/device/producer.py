@@ -5,8 +5,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ...shared.device.clear import blind_queries, clear, complete
-from ...shared.device.ends import ROOM, listen
 from ...shared.device.operations import as_longer, begin_load, load_rows
+from ...shared.device.step_signals import ROOM, wait_for_signal
 from .group import wait_for_group
 from .tickets import announce, take_ticket, wait_until_left
 
@@ -15,7 +15,7 @@ from .tickets import announce, take_ticket, wait_until_left
 def wait_for_room(shared, stamps, it):
     """Wait until step ``it - STAGES`` is done and stamped: then step `it` has room for its tiles."""
     if it >= shared.STAGES:
-        listen(shared, ROOM, it, shared.CONSUMERS)
+        wait_for_signal(shared, ROOM, it, shared.CONSUMERS)
     stamps.wait_until_noted(it)
 
 
@@ -37,17 +37,17 @@ def _clear_keys(walk, shared, kv, landings):
 def _clear_queries(shared, slot, landings):
     """Announce Q and dO of a step, in this slot of their rings, with zeros for queries that see no key."""
     mbarrier.wait(shared.q_full.index(shared.STAGES), landings & 1)
-    for h in range(shared.HALVES):
-        piece = slot * shared.HALVES + h
+    for h in range(shared.PIECES):
+        piece = slot * shared.PIECES + h
         hidden = blind_queries(shared.lse.index(piece))
         clear(shared.q.index(piece), hidden)
         if shared.TAIL_D > 0:
             clear(shared.q_tail.index(piece), hidden)
     complete(shared.q_full.index(slot))
     mbarrier.wait(shared.do_full.index(shared.STAGES), landings & 1)
-    for h in range(shared.HALVES):
-        hidden = blind_queries(shared.lse.index(slot * shared.HALVES + h))
-        clear(shared.do.index(slot * shared.HALVES + h), hidden)
+    for h in range(shared.PIECES):
+        hidden = blind_queries(shared.lse.index(slot * shared.PIECES + h))
+        clear(shared.do.index(slot * shared.PIECES + h), hidden)
     complete(shared.do_full.index(slot))
 
 

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda import globaltimer, smid
 
 from ....common.device.aggregates import aggregate
-from ...shared.device.ends import NOTED, listen
+from ...shared.device.step_signals import NOTED, wait_for_signal
 from .tickets import next_walk
 
 
@@ -105,7 +105,7 @@ def stamp_steps(walks, shared, stamps):
             slot = it % shared.STAGES
             mbarrier.wait(shared.do_full.index(slot), (it // shared.STAGES) & 1)
             start = stamps.now()
-            listen(shared, NOTED, it, shared.CONSUMERS)
+            wait_for_signal(shared, NOTED, it, shared.CONSUMERS)
             wait = stamps.now()
             mbarrier.arrive(stamps.noted.index(slot), count=1)
             stamps.write(walk.work, kv, 1 + walk.q_tile(word), 0, start, wait)

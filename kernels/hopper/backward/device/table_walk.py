@@ -19,10 +19,11 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy
 from .....schedule.table_walk import TILE_BITS
 from ....common.device.aggregates import aggregate, replace
 from ...shared.device.clear import unseen_keys
+from ...shared.device.head_work import HeadWork
 from ...shared.device.operations import begin_copy, here
 from ...shared.device.relations import shows
+from ...shared.device.shared_memory import pieces
 from ...shared.device.step_words import MASKED, allocate_words, put_word, read_word, within_band
-from ...shared.device.work import Work, pieces
 
 WORD_BITS = gl.constexpr(TILE_BITS)
 """Bits of the q tile and of the rank in a word; the bit above both is `MASKED`, and the sign asks for `clear`."""
@@ -39,15 +40,15 @@ class TableWalk:
 
     In shared memory, for the steps whose dO is there: step_words, a ring of words; step_vectors, a ring of the vectors
     of their queries: in pieces as dO, and of every piece one vector after the other.  MASK: see `arguments.MaskKind`.
-    Not IN_RUNS: the mask may cut any step.
+    Not SPLITS_LOOPS: the mask may cut any step.
     """
 
-    work: Work
+    work: HeadWork
     data: gl.tuple
     step_words: gl.shared_memory_descriptor
     step_vectors: gl.shared_memory_descriptor
     MASK: gl.tuple
-    IN_RUNS: gl.constexpr = False
+    SPLITS_LOOPS: gl.constexpr = False
     CLEARS: gl.constexpr = True
 
     @gluon.jit

@@ -11,8 +11,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ...shared.device.operations import role_barrier
+from ...shared.device.shared_memory import ENTRIES
 from ...shared.device.step_words import put_word, read_word
-from ...shared.device.work import ENTRIES
 
 
 @gluon.jit

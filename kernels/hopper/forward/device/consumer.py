@@ -7,17 +7,18 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from ...shared.device.operations import role_barrier, wait_until_read
 from ...shared.device.places import store_tile
 from ...shared.device.steps import accumulator_layout
-from .half import half_step
+from .half_tile import half_tile_step
 from .listed import FULL, PARTIAL, SKIP, kv_of, read_word, use_of
+from .shared_memory import fact_slots, fact_words
 from .steps import LOWEST, as_left, first_step, last_product, log2, next_step, release, scaled, skip, wait_for
-from .work import ROWS, fact_slots, facts, leaves_out
+from .tile_work import ROWS, leaves_out
 
 
 @gluon.jit
 def announced(work, shared, tiles, FACT: gl.constexpr):
     """A fact of the CTA's tiles-th tile, whose q is there, see `producer.announce`."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    place = tiles % fact_slots(shared.Q_STAGES) * facts(work.CONSUMERS)
+    place = tiles % fact_slots(shared.Q_STAGES) * fact_words(work.CONSUMERS)
     return gl.max(shared.facts.index(place + FACT).load(layout), 0)
 
 
@@ -94,7 +95,7 @@ def consume(work, data, places, drop, shared, out_desc, target, lse_ptr, score, 
 
 @gluon.jit
 def walk_of(work, shared, tiles, ME: gl.constexpr):
-    """The four bounds of `Work.walk` for a consumer's row block of the CTA's tiles-th tile."""
+    """The four bounds of `TileWork.walk` for a consumer's row block of the CTA's tiles-th tile."""
     first = announced(work, shared, tiles, 5 + 4 * ME)
     full_first = announced(work, shared, tiles, 6 + 4 * ME)
     full_end = announced(work, shared, tiles, 7 + 4 * ME)
@@ -108,8 +109,8 @@ def walk_band(work, data, drop, shared, score, zero, here, it, bounds, acc, m, t
     first, full_first, full_end, end = bounds
     kv = end - 1
     masks = (kv < full_first) | (kv >= full_end)
-    if work.HALVES and work.hides_half(here[2], kv):
-        p, m, total = half_step(work, data, shared, score, here, kv, it, m, total)
+    if work.HALF_TILES and work.hides_half(here[2], kv):
+        p, m, total = half_tile_step(work, data, shared, score, here, kv, it, m, total)
     else:
         p, m, total, _ = first_step(work, data, drop, shared, score, zero, here, kv, masks, it, m, total)
     p = as_left(p, shared.k.dtype, shared.v.shape[2])

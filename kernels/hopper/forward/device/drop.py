@@ -12,7 +12,7 @@ from .....model import dropout as definition
 from ....common.device.aggregates import aggregate, group
 from ...shared.device.dropout import bound_of
 from ...shared.device.steps import accumulator_layout
-from .work import ROWS
+from .tile_work import ROWS
 
 ROUNDS = gl.constexpr(definition.ROUNDS)
 FIRST_MULTIPLIER, SECOND_MULTIPLIER = gl.constexpr(0xD2511F53), gl.constexpr(0xCD9E8D57)

@@ -10,7 +10,8 @@ from .consumer import consume
 from .drop import Drop
 from .listed import Data
 from .producer import produce
-from .work import Work, allocate_shared
+from .shared_memory import allocate_shared
+from .tile_work import TileWork
 
 
 @gluon.jit
@@ -31,10 +32,10 @@ def hopper_forward(
     `score_gluon`.  With `places` the mask is one of rows: q_len and kv_len count rows, lse has rows, and the other
     tensors have tokens; see `places`, also for the target of out, which is given then only.
     """
-    work = Work(
+    work = TileWork(
         problem.batch_heads, problem.q_heads, problem.group, problem.q_len, problem.kv_len, problem.lo, problem.hi,
         problem.section, problem.last_section, SCHEDULE.KV_RANGE, SCHEDULE.SEEN_ROWS, SCHEDULE.SEEN_KEYS, MASK.HAS_LO,
-        MASK.HAS_HI, MASK.FROM_THE_END, MASK.EVEN_KV, FORM.BLOCK_KV, FORM.CONSUMERS, MASK.HALVES,
+        MASK.HAS_HI, MASK.FROM_THE_END, MASK.EVEN_KV, FORM.BLOCK_KV, FORM.CONSUMERS, MASK.HALF_TILES,
     )  # fmt: skip
     rest = Data(data, MASK.HAS_DENSE, MASK.CODES_AHEAD, data is not None, MASK)
     rows = Places(places, problem.q_len, MASK.PLACED)

@@ -7,9 +7,9 @@ Note [Words]
     or that does not exist, has one PARTIAL word.
 
     Consumers learn the first word of a tile with its facts, and every other one with the kv tile before it: the
-    producer puts the word of step ``s + 1`` into shared memory before the K of step s is full (`put_word`), and consumers
-    read it before they leave the V of step s (`read_word`).  So a word is there when its step begins, and nobody waits for
-    it.
+    producer puts the word of step ``s + 1`` into shared memory before the K of step s is full (`put_word`), and
+    consumers read it before they leave the V of step s (`read_word`).  So a word is there when its step begins, and
+    nobody waits for it.
 """
 
 from triton.experimental import gluon

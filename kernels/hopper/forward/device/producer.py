@@ -21,7 +21,8 @@ from triton.language.extra.cuda import gdc_wait
 from ...shared.device.clear import clear, complete, unseen_keys
 from ...shared.device.operations import load_rows, role_barrier
 from .listed import has_unseen, kv_of, put_word
-from .work import ROWS, fact_slots, facts
+from .shared_memory import fact_slots, fact_words
+from .tile_work import ROWS
 
 
 @gluon.jit
@@ -42,7 +43,7 @@ def announce(work, data, shared, tiles, b, head, first_block, first, count):
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     word = gl.full([1], 0, gl.int32, layout)
-    place = tiles % fact_slots(shared.Q_STAGES) * facts(work.CONSUMERS)
+    place = tiles % fact_slots(shared.Q_STAGES) * fact_words(work.CONSUMERS)
     shared.facts.index(place).store(word + b)
     shared.facts.index(place + 1).store(word + head)
     shared.facts.index(place + 2).store(word + first_block)

@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .....schedule.table_walk import seen_words
-from .work import ROWS
+from .tile_work import ROWS
 
 words_of = gluon.constexpr_function(seen_words)
 

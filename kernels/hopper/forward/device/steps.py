@@ -22,7 +22,7 @@ from ...shared.device.operations import role_barrier
 from ...shared.device.relations import keep_between
 from ...shared.device.steps import accumulator_layout, left_operand
 from .seen import ask, hide
-from .work import ROWS
+from .tile_work import ROWS
 
 LOWEST = gl.constexpr(-3.4028234663852886e38)
 """The lowest finite fp32."""

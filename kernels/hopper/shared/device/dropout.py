@@ -17,8 +17,8 @@ from triton.experimental.gluon import language as gl
 
 from .....model import dropout as definition
 from ....common.device.aggregates import aggregate, replace
+from .head_work import HeadWork
 from .operations import here, rounded_from_zero
-from .work import Work
 
 ROUNDS = gl.constexpr(definition.ROUNDS)
 
@@ -57,7 +57,7 @@ class Dropout:
     arguments: as in `arguments.dropout`.
     """
 
-    work: Work
+    work: HeadWork
     arguments: gl.tuple
     GIVEN: gl.constexpr = True
 

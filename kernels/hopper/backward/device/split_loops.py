@@ -1,6 +1,6 @@
-"""The steps of a walk in runs: those that the mask cuts, and those that it does not, each with code of its own.
+"""Steps that the mask cuts, and steps that it does not cut, in loops of their own.
 
-Note [Runs]
+Note [Split loops]
     ptxas moves nothing past a branch.  Where the mask of a step is behind one, exponentials and roundings are not
     spread among the matmuls, and every step pays for what few of them need.  Bands in closed form cut the first and the
     last steps of a walk.  So these have a loop of their own, and the step itself has no branch.
@@ -15,8 +15,8 @@ Note [Runs]
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...shared.device.steps import halved_step, wait_for_do
 from ...shared.device.step_words import MASKED, NEXT
+from ...shared.device.steps import halved_step, wait_for_do
 
 
 @gluon.jit
