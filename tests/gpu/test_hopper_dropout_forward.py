@@ -12,7 +12,8 @@ from torch import Tensor
 
 from benchmarks.forward import compile_all
 from dash_inductor.kernels.hopper.forward import build, launch
-from dash_inductor.kernels.hopper.forward.data import ForwardData, ForwardDropout
+from dash_inductor.kernels.hopper.forward.data import ForwardData
+from dash_inductor.kernels.hopper.shared.tensors import DropoutArguments
 from dash_inductor.model import Band, Dropout, Operand
 
 from ..support import forward_tables
@@ -81,7 +82,7 @@ class Problem:
 
     def run(self, **how: Any) -> Forward:
         p = self.plain
-        dropout = how.pop("dropout", ForwardDropout.of(self.dropout, [self.seed]))
+        dropout = how.pop("dropout", DropoutArguments.of(self.dropout, [self.seed]))
         call = forward_call_of(p.mask, p.scale, self.data, dropout)
         return launch.forward(p.q, p.k, p.v, call, self.data, dropout, **how)
 
@@ -144,7 +145,7 @@ def test_values(dims: tuple[int, int], band: Band, codes: bool) -> None:
 @variants
 def test_a_threshold_of_zero_changes_no_bit(dims: tuple[int, int], band: Band, codes: bool) -> None:
     x = Problem.of(dims, band, codes)
-    assert same(x.run(dropout=None), x.run(dropout=ForwardDropout(x.seed, 0, 1.0)))
+    assert same(x.run(dropout=None), x.run(dropout=DropoutArguments(x.seed, 0, 1.0)))
     assert not same(x.run(dropout=None), x.run())
 
 

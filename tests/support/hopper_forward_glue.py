@@ -28,7 +28,7 @@ from dash_inductor.kernels.hopper.forward import arguments, build
 from dash_inductor.kernels.hopper.forward.data import ForwardData
 from dash_inductor.kernels.hopper.forward.device import (
     consumer,
-    drop,
+    dropout,
     entry,
     half_tile,
     listed,
@@ -39,7 +39,7 @@ from dash_inductor.kernels.hopper.forward.device import (
     tile_work,
 )
 from dash_inductor.kernels.hopper.shared import arguments as shared
-from dash_inductor.kernels.hopper.shared.device import clear, places, relations
+from dash_inductor.kernels.hopper.shared.device import clear, placement, relations
 from dash_inductor.kernels.reference import dropout as reference_dropout
 from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.codegen import python_functions
@@ -393,8 +393,8 @@ def constants_of(problem: build.Specialisation, **values: Any) -> dict[str, Any]
 def arguments_of(**values: Any) -> dict[str, Any]:
     """The arguments of the main kernel by name: groups as mappings or tuples, None for those that are not given."""
     groups = {
-        "problem": arguments.PROBLEM, "data": arguments.DATA, "dropout": arguments.DROPOUT, "places": shared.PLACES,
-        "target": shared.target("bf16"), "bound": score_room.BOUND,
+        "problem": arguments.PROBLEM, "data": arguments.DATA, "dropout": arguments.DROPOUT,
+        "placement": shared.PLACEMENT, "target": shared.target("bf16"), "bound": score_room.BOUND,
     }  # fmt: skip
     found = dict.fromkeys(groups) | values
     for name, group in groups.items():
@@ -413,13 +413,13 @@ def data_arguments(data: ForwardData, tables: int) -> dict[str, Any]:
 _MODULES = (
     score_gluon,
     clear,
-    places,
+    placement,
     relations,
     listed,
     tile_work,
     shared_memory,
     producer,
-    drop,
+    dropout,
     seen,
     steps,
     half_tile,
@@ -473,12 +473,12 @@ def _record_walks(s: ForwardSimulation, namespace: dict[str, Any]) -> None:
         walks[role()].append(rest[6:8])
         return next_step(work, data, *rest)
 
-    def store(places: Any, shared: Any, desc: Any, target: Any, b: int, head: int, row: int, *rest: Any) -> None:
+    def store(of_rows: Any, shared: Any, desc: Any, target: Any, b: int, head: int, row: int, *rest: Any) -> None:
         place = b, head, row // namespace["ROWS"]
         if place in s.walks:
             raise Fault(f"{place} is computed twice")
         s.walks[place] = walks.pop(role())
-        store_out(places, shared, desc, target, b, head, row, *rest)
+        store_out(of_rows, shared, desc, target, b, head, row, *rest)
 
     namespace.update(first_step=first, half_tile_step=half, next_step=later, store_out=store)
 
@@ -585,9 +585,9 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
 
     def store(pointer: Pointer, value: Value, mask: Value) -> None:
         assert isinstance(pointer.offsets, Tensor)
-        places = pointer.offsets[mask.read()]
-        pointer.output.tensor.view(-1)[places] = value.read()[mask.read()]
-        pointer.output.writes.view(-1)[places] += 1
+        offsets = pointer.offsets[mask.read()]
+        pointer.output.tensor.view(-1)[offsets] = value.read()[mask.read()]
+        pointer.output.writes.view(-1)[offsets] += 1
 
     def load(pointer: Pointer, mask: Value | bool | None = None, other: int = 0) -> Any:
         """A number, or a tensor where the pointers are one."""

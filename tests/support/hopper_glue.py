@@ -43,7 +43,7 @@ from dash_inductor.kernels.hopper.shared.device import (
     dropout,
     head_work,
     operations,
-    places,
+    placement,
     relations,
     shared_memory,
     step_signals,
@@ -543,7 +543,7 @@ class Simulation:
 
 
 _MODULES = (
-    score_gluon, operations, step_signals, clear, places, relations, head_work, step_words, shared_memory, tickets,
+    score_gluon, operations, step_signals, clear, placement, relations, head_work, step_words, shared_memory, tickets,
     closed_form, table_walk, dropout, steps, split_loops,
     group, stamps, producer, consumer, reducer, entry,
 )  # fmt: skip
@@ -571,7 +571,7 @@ def _kernel(stand_ins: dict[str, Any], edits: tuple[tuple[str, str], ...]) -> Ca
         for old in [old for old in left if old in text]:
             text = text.replace(old, left.pop(old))
         code, names = definitions(text, module.__file__ or "")
-        allowed = module in (score_gluon, operations, clear, places, step_words) or not names & set(namespace)
+        allowed = module in (score_gluon, operations, clear, placement, step_words) or not names & set(namespace)
         assert allowed, "two definitions of one name"
         exec(code, namespace)
         namespace.update(stand_ins)
@@ -666,7 +666,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         return copy
 
     def store_first(target: Any, h: int, token: int, count: int, tile: Tile, _warps: int, column: int) -> None:
-        """`places._store_first`, of which the simulation of the forward runs the source."""
+        """`placement._store_first`, of which the simulation of the forward runs the source."""
         s.pause()
         coordinates = h, token, column, count
         store = Store("some rows", target.ptr.name, coordinates, tile.contents(), current().ticket)

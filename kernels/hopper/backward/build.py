@@ -161,7 +161,7 @@ class Kernels:
             **dict.fromkeys(("lse_desc", "delta_desc"), descriptor("fp32", [q], ROW_LAYOUT)),
             "workspace": arguments.WORKSPACE, "problem": arguments.PROBLEM,
             "data": self._data, "dropout": arguments.DROPOUT if kind.dropout else None,
-            "places": self._places, "dk_target": target, "dv_target": target,
+            "placement": self._placement, "dk_target": target, "dv_target": target,
             "stamped": arguments.STAMPS if p.stamped else None, "bound": score.bound(kind),
         }  # fmt: skip
         options = {"num_warps": WARPS, "launch_cooperative_grid": alone, "launch_pdl": not alone}
@@ -213,7 +213,7 @@ class Kernels:
             **dict.fromkeys(("out_ptr", "do_ptr"), f"*{dtype}"),
             **dict.fromkeys(("lse_ptr", "lse2_ptr", "delta_ptr"), "*fp32"), "counters_ptr": "*i32",
             **dict.fromkeys(("out_strides", "do_strides"), arguments.OUT_STRIDES),
-            "lse_strides": arguments.LSE_STRIDES, "places": self._places,
+            "lse_strides": arguments.LSE_STRIDES, "placement": self._placement,
             "grad_lse": arguments.GRAD_LSE if p.traits.grad_logsumexp else None,
         }  # fmt: skip
         return compile_kernel(prepare, ASTSource, constants, types, {"num_warps": 8})
@@ -227,14 +227,14 @@ class Kernels:
         types = {
             "accumulator": "*fp32", "semaphores": "*i32", "dq_ptr": f"*{TYPES[p.dtype]}", "scale": "fp32",
             "dq_strides": arguments.OUT_STRIDES, "data": arguments.CONTRIBUTIONS if p.traits.terms else None,
-            "places": self._places,
+            "placement": self._placement,
         }  # fmt: skip
         constants = {"KV_RANGE": self.functions.dash_kv_range, "FORM": form}
         return compile_kernel(finish, ASTSource, constants, types, {"num_warps": FINISH_WARPS, "launch_pdl": True})
 
     @property
-    def _places(self) -> Group | None:
-        return shared.PLACES if self.of.traits.placed else None
+    def _placement(self) -> Group | None:
+        return shared.PLACEMENT if self.of.traits.placed else None
 
 
 @cache

@@ -182,7 +182,7 @@ class Kernels:
             **dict.fromkeys(("k_desc", "v_desc"), columns(p.dtype, v.block_kv)),
             "lse_ptr": "*fp32", "counter_ptr": "*i32", "problem": arguments.PROBLEM,
             "data": self._data, "dropout": arguments.DROPOUT if traits.dropout else None,
-            "places": shared.PLACES if traits.placed else None,
+            "placement": shared.PLACEMENT if traits.placed else None,
             "target": shared.target(TYPES[p.dtype]) if traits.placed else None,
             "bound": score.bound(traits),
         }  # fmt: skip

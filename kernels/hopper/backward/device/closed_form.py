@@ -1,4 +1,4 @@
-"""A band in closed form: the walk of a kv tile (`ClosedForm`), and who sees whom in it (`BandMask`).
+"""A band in closed form: the walk of a kv tile (`ClosedFormWalk`), and who sees whom in it (`BandMask`).
 
 `table_walk` has the same for masks that are data.  The roles ask either, and know a step by its *word* alone, one
 number that says which q tile is visited, whether the mask cuts it and, together with the kv tile, whatever else there
@@ -15,7 +15,7 @@ from ...shared.device.step_words import MASKED, NEXT, put_word, read_word, withi
 
 
 @aggregate
-class ClosedForm:
+class ClosedFormWalk:
     """Walks that the schedule's generated functions give.
 
     step_words: a ring of words for consumers, see Note [Words of steps] in `step_words`.  SCHEDULE, MASK: see
@@ -92,7 +92,7 @@ class ClosedForm:
 class BandMask:
     """The scores of kv tile `kv` that count: ``lo <= q - kv <= hi`` and ``kv < kv_len``."""
 
-    walk: ClosedForm
+    walk: ClosedFormWalk
     kv: gl.tensor
 
     @gluon.jit

@@ -6,7 +6,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ....common.device.score_gluon import Score
 from ...shared.device.operations import role_barrier, wait_for_matmuls, wait_until_read
-from ...shared.device.places import store_tile
+from ...shared.device.placement import store_tile
 from ...shared.device.steps import (
     accumulator_layout,
     halved_step,
@@ -24,7 +24,9 @@ from .tickets import leave_walk, wait_for_walk
 
 
 @gluon.jit
-def consume(walks, places, all_drops, shared, dk_desc, dv_desc, dk_target, dv_target, workspace, problem, bound, FORM):
+def consume(
+    walks, placement, all_drops, shared, dk_desc, dv_desc, dk_target, dv_target, workspace, problem, bound, FORM
+):
     """dk and dv of every walk's kv tile, and a dq tile per step into the dq ring.
 
     FORM: see `arguments.Form`.
@@ -102,7 +104,7 @@ def consume(walks, places, all_drops, shared, dk_desc, dv_desc, dk_target, dv_ta
             dk, dk_tail, dv = add_to_group(work, kv, dk, dk_tail, dv, workspace, shared, n & 1)
         if work.member == GROUP - 1:
             store_gradients(
-                work, places, drops, shared, done, kv, dk_desc, dv_desc, dk_target, dv_target, dk, dk_tail, dv,
+                work, placement, drops, shared, done, kv, dk_desc, dv_desc, dk_target, dv_target, dk, dk_tail, dv,
                 problem.scale, WARPS,
             )  # fmt: skip
         role_barrier()
@@ -117,7 +119,7 @@ def consume(walks, places, all_drops, shared, dk_desc, dv_desc, dk_target, dv_ta
 
 @gluon.jit
 def store_gradients(
-    work, places, drops, shared, it, kv, dk_desc, dv_desc, dk_target, dv_target, dk, dk_tail, dv, scale,
+    work, placement, drops, shared, it, kv, dk_desc, dv_desc, dk_target, dv_target, dk, dk_tail, dv, scale,
     WARPS: gl.constexpr,
 ):  # fmt: skip
     """Round dk and dv and start to store them, by way of the slots of the dq ring for steps `it` and after.
@@ -130,7 +132,7 @@ def store_gradients(
     dv_tile.store(drops.rescaled(dv).to(DTYPE))
     fence_async_shared()
     role_barrier()
-    store_tile(places, dv_target, dv_desc, work.batch, work.head, row, dv_tile, WARPS)
+    store_tile(placement, dv_target, dv_desc, work.batch, work.head, row, dv_tile, WARPS)
     # Meanwhile the slot of the last dq tile may have been emptied.
     dk_tile = shared.result_tile(it, 1) if shared.RESULTS_IN_DQ else shared.k
     dk_tile.store((dk * scale).to(DTYPE))
@@ -138,10 +140,10 @@ def store_gradients(
         shared.k_tail.store((dk_tail * scale).to(DTYPE))
     fence_async_shared()
     role_barrier()
-    store_tile(places, dk_target, dk_desc, work.batch, work.head, row, dk_tile, WARPS)
+    store_tile(placement, dk_target, dk_desc, work.batch, work.head, row, dk_tile, WARPS)
     if shared.TAIL_D > 0:
         store_tile(
-            places, dk_target, dk_desc, work.batch, work.head, row, shared.k_tail, WARPS, shared.k.shape[1]
+            placement, dk_target, dk_desc, work.batch, work.head, row, shared.k_tail, WARPS, shared.k.shape[1]
         )  # fmt: skip
     if not shared.RESULTS_IN_DQ:
         wait_until_read()

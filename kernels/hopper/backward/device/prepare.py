@@ -10,7 +10,7 @@ from ....common.device.rows import tokens_of
 @triton.jit
 def prepare(
     out_ptr, do_ptr, lse_ptr, lse2_ptr, delta_ptr, counters_ptr, counters, out_strides, do_strides, lse_strides,
-    q_heads, first_row, end_row, n_q, places, grad_lse,
+    q_heads, first_row, end_row, n_q, placement, grad_lse,
     BLOCK_Q: tl.constexpr, DIM: tl.constexpr, BLOCK_DV: tl.constexpr, HAS_DATA: tl.constexpr, PLACED: tl.constexpr,
 ):  # fmt: skip
     """One program per (batch element, query head, q tile).
@@ -34,7 +34,7 @@ def prepare(
     rows = tile * BLOCK_Q + local
     tokens, exists = rows, rows < end_row
     if PLACED:
-        tokens, exists = tokens_of(*places, rows, end_row, PLACED)
+        tokens, exists = tokens_of(*placement, rows, end_row, PLACED)
     inside = (rows >= first_row) & exists
     columns = tl.arange(0, BLOCK_DV)
     keep = inside[:, None] & (columns < DIM)[None, :]

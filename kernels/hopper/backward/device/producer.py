@@ -53,7 +53,19 @@ def _clear_queries(shared, slot, landings):
 
 @gluon.jit
 def produce(
-    walks, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, workspace, problem, SCHEDULE
+    walks,
+    placement,
+    stamps,
+    shared,
+    q_desc,
+    k_desc,
+    v_desc,
+    do_desc,
+    lse_desc,
+    delta_desc,
+    workspace,
+    problem,
+    SCHEDULE,
 ):
     """Take tickets, and fill the rings.  Rows and columns outside a descriptor, before its first too, arrive as zeros.
 
@@ -97,9 +109,9 @@ def produce(
                 kv_row = kv * BLOCK_KV - work.first_key()
                 ahead = walk.begin(0, kv)
                 q_token = 0
-                if places.PLACED:
-                    kv_row = places.token(kv * BLOCK_KV)
-                    q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)
+                if placement.PLACED:
+                    kv_row = placement.token(kv * BLOCK_KV)
+                    q_token = placement.token(walk.q_tile(ahead) * BLOCK_Q)
                 unseen = 0  # 1 where keys of the kv tile take no part
                 if walk.CLEARS:
                     unseen = gl.max(walk.hidden_keys(kv), 0)
@@ -109,9 +121,9 @@ def produce(
                     word, ahead = walk.following(ahead, step, step + 1, steps, kv)
                     q = walk.q_tile(word)
                     q_row = q * BLOCK_Q - work.first_row()
-                    if places.PLACED:  # asked for in the step before
+                    if placement.PLACED:  # asked for in the step before
                         q_row = q_token
-                        q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)
+                        q_token = placement.token(walk.q_tile(ahead) * BLOCK_Q)
                     row = work.tile_index(q) * BLOCK_Q
                     it = done + step
                     wait_for_room(shared, stamps, it)

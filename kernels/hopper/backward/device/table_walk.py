@@ -1,4 +1,5 @@
-"""A mask that is data: the walk of a kv tile as its tables have it (`TableWalk`), and who sees whom in it (`DataMask`).
+"""A mask that is data: the walk of a kv tile as its tables have it (`TableWalk`), and who sees whom in it
+(`TableMask`).
 
 `closed_form` has the same for bands alone, under the same names.  A *table* holds the walks of a batch element, or of
 some of its heads, where heads differ:
@@ -112,8 +113,8 @@ class TableWalk:
             PIECES: gl.constexpr = work.BLOCK_Q // ROWS
             rows = self.q_tile(word) * work.BLOCK_Q + gl.arange(0, ROWS, gl.BlockedLayout([1], [32], [1], [0]))
             for piece in gl.static_range(PIECES):
-                places = gl.minimum(rows + piece * ROWS, work.q_len - 1)  # past the end P is zero whatever they have
-                vectors = self.data.q_vectors + (QUERIES * work.batch * work.q_len + places)
+                positions = gl.minimum(rows + piece * ROWS, work.q_len - 1)  # past the end P is zero whatever they have
+                vectors = self.data.q_vectors + (QUERIES * work.batch * work.q_len + positions)
                 for i in gl.static_range(QUERIES):
                     own = self.step_vectors.index(QUERIES * (slot * PIECES + piece) + i)
                     begin_copy(own, vectors + i * work.q_len)
@@ -132,7 +133,7 @@ class TableWalk:
                 mask=keys < work.kv_len, other=-1,
             )  # fmt: skip
             of_keys = of_keys + (vector,)
-        return DataMask(self, kv, of_keys)
+        return TableMask(self, kv, of_keys)
 
     @gluon.jit
     def _existing(self, kv):
@@ -149,7 +150,7 @@ class TableWalk:
 
 
 @aggregate
-class DataMask:
+class TableMask:
     """The scores of kv tile `kv` that count: the band, the relations and the dense mask let them through.
 
     of_keys: the vectors of its keys.

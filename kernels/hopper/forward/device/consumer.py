@@ -5,7 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
 from ...shared.device.operations import role_barrier, wait_until_read
-from ...shared.device.places import store_tile
+from ...shared.device.placement import store_tile
 from ...shared.device.steps import accumulator_layout
 from .half_tile import half_tile_step
 from .listed import FULL, PARTIAL, SKIP, kv_of, read_word, use_of
@@ -23,7 +23,7 @@ def announced(work, shared, tiles, FACT: gl.constexpr):
 
 
 @gluon.jit
-def consume(work, data, places, drop, shared, out_desc, target, lse_ptr, score, ME: gl.constexpr):
+def consume(work, data, placement, drops, shared, out_desc, target, lse_ptr, score, ME: gl.constexpr):
     """out and log-sum-exp of the ME-th row block of every tile of the CTA, kv tiles from the last to the first.
 
     The kv tiles of the CTA's tile that this row block does not walk are given back unread.
@@ -33,7 +33,7 @@ def consume(work, data, places, drop, shared, out_desc, target, lse_ptr, score, 
     layout: gl.constexpr = accumulator_layout(ROWS, BLOCK_KV, 4)
     row_layout: gl.constexpr = gl.SliceLayout(1, layout)
     zero = gl.zeros([ROWS, BLOCK_KV], gl.float32, layout)
-    seed = drop.seed()
+    seed = drops.seed()
     it = 0  # steps of the CTA so far
     tiles = 0
     q_slot = wait_for(shared.q_full, 0, shared.Q_STAGES)
@@ -60,19 +60,21 @@ def consume(work, data, places, drop, shared, out_desc, target, lse_ptr, score, 
             here = (b, head, block, rows, q_tile, seed)
             if data.GIVEN:
                 acc, m, total = walk_words(
-                    work, data, drop, shared, score, zero, here, it, first, count, acc, m, total, ME
+                    work, data, drops, shared, score, zero, here, it, first, count, acc, m, total, ME
                 )
                 it += count
             else:
-                p, acc, m, total, it = walk_band(work, data, drop, shared, score, zero, here, it, bounds, acc, m, total)
+                p, acc, m, total, it = walk_band(
+                    work, data, drops, shared, score, zero, here, it, bounds, acc, m, total
+                )
             if not shared.OUT_IN_Q:
                 release(shared.q_empty.index(q_slot))
             if not data.GIVEN:
-                slot, acc = last_product(work, drop, shared, here, bounds[0], it - 1, p, acc)
+                slot, acc = last_product(work, drops, shared, here, bounds[0], it - 1, p, acc)
             store_logsumexp(work, lse_ptr, b, head, rows, m, total)
             share = gl.where(total == 0, 0.0, 1.0 / total)
-            if drop.GIVEN:
-                share = share * drop.arguments.rescale
+            if drops.GIVEN:
+                share = share * drops.arguments.rescale
             if not data.GIVEN:
                 acc = warpgroup_mma_wait(0, deps=(acc,))
                 release(shared.v_empty.index(slot))
@@ -84,7 +86,7 @@ def consume(work, data, places, drop, shared, out_desc, target, lse_ptr, score, 
             if work.HAS_LO or work.HAS_HI or data.GIVEN:
                 # a row without keys has zero times values that others see, which may be NaN
                 acc = gl.where(share == 0.0, 0.0, acc)
-            store_out(places, shared, out_desc, target, b, head, block * ROWS, acc, ME)
+            store_out(placement, shared, out_desc, target, b, head, block * ROWS, acc, ME)
         else:
             release(shared.q_empty.index(q_slot))
         tiles += 1
@@ -104,7 +106,7 @@ def walk_of(work, shared, tiles, ME: gl.constexpr):
 
 
 @gluon.jit
-def walk_band(work, data, drop, shared, score, zero, here, it, bounds, acc, m, total):
+def walk_band(work, data, drops, shared, score, zero, here, it, bounds, acc, m, total):
     """(P, acc, m, total, it) after the kv tiles of a row block but for the product with the V of the last one."""
     first, full_first, full_end, end = bounds
     kv = end - 1
@@ -112,7 +114,7 @@ def walk_band(work, data, drop, shared, score, zero, here, it, bounds, acc, m, t
     if work.HALF_TILES and work.hides_half(here[2], kv):
         p, m, total = half_tile_step(work, data, shared, score, here, kv, it, m, total)
     else:
-        p, m, total, _ = first_step(work, data, drop, shared, score, zero, here, kv, masks, it, m, total)
+        p, m, total, _ = first_step(work, data, drops, shared, score, zero, here, kv, masks, it, m, total)
     p = as_left(p, shared.k.dtype, shared.v.shape[2])
     it += 1
     full_end = gl.minimum(full_end, kv)
@@ -120,19 +122,19 @@ def walk_band(work, data, drop, shared, score, zero, here, it, bounds, acc, m, t
     if work.HAS_LO:
         for i in range(kv - full_end):
             p, acc, m, total = next_step(
-                work, data, drop, shared, score, zero, here, kv - i, kv - 1 - i, True, it, p, acc, m, total
+                work, data, drops, shared, score, zero, here, kv - i, kv - 1 - i, True, it, p, acc, m, total
             )
             it += 1
     for i in range(full_end - full_first):
         p, acc, m, total = next_step(
-            work, data, drop, shared, score, zero, here, full_end - i, full_end - 1 - i, False, it, p, acc, m,
+            work, data, drops, shared, score, zero, here, full_end - i, full_end - 1 - i, False, it, p, acc, m,
             total
         )  # fmt: skip
         it += 1
     if work.HAS_HI:
         for i in range(full_first - first):
             p, acc, m, total = next_step(
-                work, data, drop, shared, score, zero, here, full_first - i, full_first - 1 - i, True, it, p,
+                work, data, drops, shared, score, zero, here, full_first - i, full_first - 1 - i, True, it, p,
                 acc, m, total
             )  # fmt: skip
             it += 1
@@ -141,7 +143,7 @@ def walk_band(work, data, drop, shared, score, zero, here, it, bounds, acc, m, t
 
 @gluon.jit
 def walk_words(
-    work, data, drop, shared, score, zero, here, it, word, count, acc, m, total, ME: gl.constexpr
+    work, data, drops, shared, score, zero, here, it, word, count, acc, m, total, ME: gl.constexpr
 ):  # fmt: skip
     """(acc, m, total) after a tile of `count` words, of which `word` is the first; see Note [Words] in `listed`.
 
@@ -158,7 +160,7 @@ def walk_words(
         else:
             masks = use_of(word, ME) == PARTIAL
             p, m, total, shrink = first_step(
-                work, data, drop, shared, score, zero, here, kv_of(word), masks, it, m, total
+                work, data, drops, shared, score, zero, here, kv_of(word), masks, it, m, total
             )
             p = as_left(p, shared.k.dtype, shared.v.shape[2])
             acc = scaled(acc, shrink)
@@ -168,19 +170,19 @@ def walk_words(
             while use_of(word, ME) != SKIP:
                 while use_of(word, ME) == PARTIAL:
                     p, acc, m, total = next_step(
-                        work, data, drop, shared, score, zero, here, kv, kv_of(word), True, it, p, acc, m, total
+                        work, data, drops, shared, score, zero, here, kv, kv_of(word), True, it, p, acc, m, total
                     )
                     kv = kv_of(word)
                     word = read_word(shared, it)
                     it += 1
                 while use_of(word, ME) == FULL:
                     p, acc, m, total = next_step(
-                        work, data, drop, shared, score, zero, here, kv, kv_of(word), False, it, p, acc, m, total
+                        work, data, drops, shared, score, zero, here, kv, kv_of(word), False, it, p, acc, m, total
                     )
                     kv = kv_of(word)
                     word = read_word(shared, it)
                     it += 1
-            slot, acc = last_product(work, drop, shared, here, kv, it - 1, p, acc)
+            slot, acc = last_product(work, drops, shared, here, kv, it - 1, p, acc)
             acc = warpgroup_mma_wait(0, deps=(acc,))
             release(shared.v_empty.index(slot))
     return acc, m, total
@@ -195,7 +197,7 @@ def store_logsumexp(work, lse_ptr, b, head, rows, m, total):
 
 
 @gluon.jit
-def store_out(places, shared, out_desc, target, b, head, row, acc, ME: gl.constexpr):
+def store_out(placement, shared, out_desc, target, b, head, row, acc, ME: gl.constexpr):
     """Round and store by way of shared memory; TMA drops rows and columns past the end of the tensor.
 
     A row block before the first one is not stored: a TMA store that begins at a negative row is an illegal
@@ -212,9 +214,9 @@ def store_out(places, shared, out_desc, target, b, head, row, acc, ME: gl.conste
     fence_async_shared()
     role_barrier()
     if row >= 0:
-        store_tile(places, target, out_desc, b, head, row, out, 4)
+        store_tile(placement, target, out_desc, b, head, row, out, 4)
     if shared.OUT_IN_Q:
         wait_until_read()
-        if places.PLACED:
+        if placement.PLACED:
             role_barrier()  # all threads have read what they stored themselves
         release(shared.q_empty.index(0))

@@ -80,8 +80,8 @@ class Data:
         of_element = b.to(gl.int64) * work.q_len
         queries = ()
         for i in gl.static_range(self.MASK.QUERIES):
-            places = self.arguments.q_vectors + self.MASK.QUERIES * of_element + rows
-            queries = queries + (gl.load(places + i * work.q_len, mask=row_exists, other=0),)
+            pointers = self.arguments.q_vectors + self.MASK.QUERIES * of_element + rows
+            queries = queries + (gl.load(pointers + i * work.q_len, mask=row_exists, other=0),)
         keys = ()
         for i in gl.static_range(self.MASK.KEYS):
             vector = b.to(gl.int64) * self.MASK.KEYS + i
@@ -104,8 +104,8 @@ class Data:
             keys = keys + (gl.expand_dims(of_keys[i], 0),)
         positions = s
         if self.MASK.HAS_POSITIONS:
-            places = kv * work.BLOCK_KV + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
-            positions = gl.expand_dims(places, 0)
+            positions = kv * work.BLOCK_KV + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
+            positions = gl.expand_dims(positions, 0)
         for i in gl.static_range(len(self.MASK.FORMS)):
             s = keep_shown(s, queries, keys, positions, self.MASK, i)
         return s

@@ -44,7 +44,7 @@ def read_word(words, slot):
 def within_band(keep, work, q_row, columns, rows, MASK):
     """`keep`, [keys, queries], where the band lets through, too.
 
-    q_row: the first query; columns: the others' places after it; rows: the keys.  In a matmul's result bits 1 and 2 of
+    q_row: the first query; columns: the offsets of all after it; rows: the keys.  In a matmul's result bits 1 and 2 of
     a column are the thread's, the other bits the register's: a register is compared to its own constant.
     """
     columns = gl.expand_dims(columns, 0)

@@ -470,8 +470,8 @@ CONTROLS = {
     "K free while the other warpgroup reads it": (
         FLAGSHIP, f"{IN_USE}|{EARLY}|{WAITS}", "role_barrier()\n        if shared.RESULTS", "if shared.RESULTS",
     ),
-    "half of dv": (FLAGSHIP, HALF, "role_barrier()\n    store_tile(places, dv", "store_tile(places, dv"),
-    "half of dk": (FLAGSHIP, HALF, "role_barrier()\n    store_tile(places, dk", "store_tile(places, dk"),
+    "half of dv": (FLAGSHIP, HALF, "role_barrier()\n    store_tile(placement, dv", "store_tile(placement, dv"),
+    "half of dk": (FLAGSHIP, HALF, "role_barrier()\n    store_tile(placement, dk", "store_tile(placement, dk"),
     "a turn passed on before the other warpgroup has added": (
         FLAGSHIP, "before it is written|^$", "    role_barrier()\n    _release", "    _release",
     ),

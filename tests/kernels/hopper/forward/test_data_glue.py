@@ -399,8 +399,8 @@ CONTROLS = {
     "codes of no query": (
         Launch("packed", Band(0), 90, 90),
         "outside a tensor",
-        "places + i * work.q_len, mask=row_exists, other=0",
-        "places + i * work.q_len",
+        "pointers + i * work.q_len, mask=row_exists, other=0",
+        "pointers + i * work.q_len",
     ),
     "tables of another batch element": (PACKED, "", "b * self.arguments.tables + head % self.arguments.tables", "0"),
     "tables of another head": (DENSE_BY_HEAD, WRONG, "head % self.arguments.tables", "0"),

@@ -99,7 +99,7 @@ class Launch:
         arguments = arguments_of(
             q_desc=Descriptor(q), k_desc=Descriptor(k), v_desc=Descriptor(v), out_desc=out, lse_ptr=Pointer(lse),
             counter_ptr=None, problem=sizes, data=data_arguments(data, 1),
-            places={"place_ptr": Pointer(Input(place)), "count_ptr": Pointer(Input(count))},
+            placement={"place_ptr": Pointer(Input(place)), "count_ptr": Pointer(Input(count))},
             target=(Pointer(out), out.tensor.stride(1), out.tensor.stride(2), v.shape[3]),
         )  # fmt: skip
         constants = constants_of(problem, BLOCK_KV=BLOCK_KV, EVEN_KV=True, PLACED=ROWS)
@@ -186,10 +186,10 @@ def test_a_document_has_the_same_bits_in_any_company(band: Band, columns: tuple[
 WRONG = ""
 LAST = Launch((20, 9, 30), group=2, ctas=2)
 CONTROLS = {
-    "queries of rows": (LAST, WRONG, "places.token(row) if places.PLACED else row - work.first_row()", "row"),
-    "keys of rows": (LAST, WRONG, "places.token(row) if places.PLACED else row - work.first_key()", "row"),
+    "queries of rows": (LAST, WRONG, "placement.token(row) if placement.PLACED else row - work.first_row()", "row"),
+    "keys of rows": (LAST, WRONG, "placement.token(row) if placement.PLACED else row - work.first_key()", "row"),
     "keys of the step before": (replace(LAST, lengths=(70, 9)), WRONG, "row = later_row", "row = row"),
-    "results of rows": (LAST, WRONG, "token = places.token(row)", "token = row"),
+    "results of rows": (LAST, WRONG, "token = placement.token(row)", "token = row"),
     "whole tiles alone": (LAST, WRONG, "if count == tile.shape[0]:", "if True:"),
     "too many tokens": (LAST, WRONG, "(local < count)", "(local < count + 1)"),
     "too few tokens": (LAST, WRONG, "(local < count)", "(local + 1 < count)"),

@@ -20,8 +20,8 @@ FIRST_WEYL, SECOND_WEYL = gl.constexpr(0x9E3779B9), gl.constexpr(0xBB67AE85)
 
 
 @aggregate
-class Drop:
-    """The dropout of a kernel, see `arguments.DROPOUT` and `data.ForwardDropout`; None in kernels without dropout.
+class DropoutBits:
+    """The dropout of a kernel, see `arguments.DROPOUT` and `tensors.DropoutArguments`; None in kernels without dropout.
 
     So many of 2**16 sets of random bits drop a probability as `threshold` says; see Note [Comparing random bits] in
     reference_dropout.py.
