@@ -202,13 +202,7 @@ class Kernels:
     @cached_property
     def prepare(self) -> Any:
         p, dtype = self.of, TYPES[self.of.dtype]
-        constants = {
-            "BLOCK_Q": p.tiles.block_q,
-            "DIM": p.value_dim,
-            "BLOCK_DV": self.value_columns,
-            "HAS_DATA": bool(p.traits.terms),
-            "PLACED": p.row_block,
-        }
+        form = arguments.Prepare(p.tiles.block_q, p.value_dim, self.value_columns, bool(p.traits.terms), p.row_block)
         types: dict[str, Any] = {
             **dict.fromkeys(("out_ptr", "do_ptr"), f"*{dtype}"),
             **dict.fromkeys(("lse_ptr", "lse2_ptr", "delta_ptr"), "*fp32"), "counters_ptr": "*i32",
@@ -216,7 +210,7 @@ class Kernels:
             "lse_strides": arguments.LSE_STRIDES, "placement": self._placement,
             "grad_lse": arguments.GRAD_LSE if p.traits.grad_logsumexp else None,
         }  # fmt: skip
-        return compile_kernel(prepare, ASTSource, constants, types, {"num_warps": 8})
+        return compile_kernel(prepare, ASTSource, {"FORM": form}, types, {"num_warps": 8})
 
     @cached_property
     def finish(self) -> Any:
