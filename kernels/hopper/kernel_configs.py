@@ -90,7 +90,7 @@ class ForwardConfig:
         out_in_q: out takes the place of q in shared memory, where there is no room for both.
         registers: per thread of the consumers (the first of them gets what is left).
         producer_registers: per thread of the producer.
-        codes_ahead: see `listed.Data`, and `Specialisation.codes_ahead`.
+        codes_ahead: see `listed.ListedMask`, and `Specialisation.codes_ahead`.
         half_tiles: see Note [Half tiles] in `half_tile`, and `Specialisation.half_tiles`.
         section_mib: of K and V of a section of heads, see `launch._sections`; less than the L2 cache of any Hopper GPU.
     """

@@ -37,9 +37,10 @@ class MaskKind(NamedTuple):
     """The kind of a mask as compile-time constants.
 
     HAS_LO, HAS_HI: its band has the bound; EVEN_KV: no kv tile is ragged; FROM_THE_END: the last q tiles come first,
-    see `schedule.table_walk`; HAS_DENSE: there are bits, see `data.ForwardData`; CODES_AHEAD: see `device.listed.Data`;
-    PLACED: rows of a row block of a mask of rows, 0 where tokens are rows; HALF_TILES: see Note [Half tiles] in
-    `device.half_tile`; HAS_POSITIONS: `SPANS` are among the forms; the others: as of `common.relations.Layout`.
+    see `schedule.table_walk`; HAS_DENSE: there are bits, see `data.ForwardData`; CODES_AHEAD: see
+    `device.listed.ListedMask`; PLACED: rows of a row block of a mask of rows, 0 where tokens are rows; HALF_TILES: see
+    Note [Half tiles] in `device.half_tile`; HAS_POSITIONS: `SPANS` are among the forms; the others: as of
+    `common.relations.Layout`.
     """
 
     HAS_LO: bool

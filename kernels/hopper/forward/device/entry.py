@@ -8,7 +8,7 @@ from ....common.device.score_gluon import Score
 from ...shared.device.placement import Placement
 from .consumer import consume
 from .dropout import DropoutBits
-from .listed import Data
+from .listed import ListedMask
 from .producer import produce
 from .shared_memory import allocate_shared
 from .tile_work import TileWork
@@ -37,7 +37,7 @@ def hopper_forward(
         problem.section, problem.last_section, SCHEDULE.KV_RANGE, SCHEDULE.SEEN_ROWS, SCHEDULE.SEEN_KEYS, MASK.HAS_LO,
         MASK.HAS_HI, MASK.FROM_THE_END, MASK.EVEN_KV, FORM.BLOCK_KV, FORM.CONSUMERS, MASK.HALF_TILES,
     )  # fmt: skip
-    rest = Data(data, MASK.HAS_DENSE, MASK.CODES_AHEAD, data is not None, MASK)
+    rest = ListedMask(data, MASK.HAS_DENSE, MASK.CODES_AHEAD, data is not None, MASK)
     rows = Placement(placement, problem.q_len, MASK.PLACED)
     drops = DropoutBits(dropout, dropout is not None)
     shared = allocate_shared(q_desc.dtype, FORM, rest.GIVEN)

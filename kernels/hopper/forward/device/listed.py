@@ -1,4 +1,4 @@
-"""Masks that are data: `Data` lists the kv tiles of a tile as words, and says which scores of a kv tile count.
+"""Masks that are data: `ListedMask` lists the kv tiles of a tile as words, and says which scores of a kv tile count.
 
 Note [Words]
     A tile of the list has a row of words, one for each kv tile that one of its row blocks sees, from the last kv tile
@@ -44,7 +44,7 @@ def has_unseen(word):
 
 
 @aggregate
-class Data:
+class ListedMask:
     """A mask that is data; without arguments the mask is a band.
 
     arguments: as in `arguments.DATA`.  With HAS_DENSE there are no vectors: `seen` reads bits.  CODES_AHEAD: in which

@@ -90,7 +90,7 @@ def sum_with(p, total, shrink):
 def masked(work, data, s, codes, b, rows, kv):
     """Scores of kv tile `kv`, or of its first keys, -inf where a row does not see the key by band and `codes`.
 
-    For `codes` see `listed.Data.hide`.
+    For `codes` see `listed.ListedMask.hide`.
     """
     if (work.HAS_LO or work.HAS_HI or not work.EVEN_KV) and not data.MASK.HAS_POSITIONS:
         s = _in_band(work, s, rows, kv)
