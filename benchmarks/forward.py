@@ -49,8 +49,8 @@ def shapes(lengths: Sequence[int]) -> list[Shape]:
 
 
 def problem_of(shape: Shape) -> build.Specialisation:
-    dims = build.dims_of(shape.head_dim, shape.value_dim)
-    even = shape.length % build.SETTINGS[dims].block_kv == 0
+    dims = build.tile_dims(shape.head_dim, shape.value_dim)
+    even = shape.length % build.FORWARD_CONFIGS[dims].block_kv == 0
     return build.Specialisation("bfloat16", *dims, shape.call.traits, even)
 
 

@@ -27,6 +27,6 @@ def compile_kernels(site: Site, plan: Plan, device: torch.device, has_backward: 
 
     Raises whatever keeps a kernel from it.
     """
-    from . import early
+    from . import ahead
 
-    early.compile_kernels(site, plan, device, has_backward)
+    ahead.compile_kernels(site, plan, device, has_backward)

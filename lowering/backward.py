@@ -32,7 +32,7 @@ from ..upstream.inductor import (
     register_lowering,
 )
 from ..upstream.symbolic import CeilDiv
-from . import early
+from . import ahead
 from .operator_call import operator_call
 from .template import as_given, empty, heads_first, q_grid, realized, strides, template
 from .vectors import Vectors, sizes_of
@@ -223,7 +223,7 @@ class _Kernels:
 
     def _delta(self) -> TensorBox:
         """delta, by a kernel of its own."""
-        early.check_settings(self.plan)
+        ahead.check_settings(self.plan)
         rows = [self.batch, self.q_heads, self.q_len]
         kinds = {"placed": self.traits.placed, "grad_logsumexp": self.traits.grad_logsumexp}
         return template(

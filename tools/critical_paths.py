@@ -16,7 +16,7 @@ from multiprocessing import Pool
 from pathlib import Path
 
 from dash_inductor.kernels.family import Candidate
-from dash_inductor.kernels.hopper.settings import CANDIDATES as HOPPER
+from dash_inductor.kernels.hopper.kernel_configs import CANDIDATES as HOPPER
 from dash_inductor.planning import nominal
 from dash_inductor.planning.nominal import ARCH, SCHEDULES, Reach
 

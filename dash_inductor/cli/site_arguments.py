@@ -16,7 +16,7 @@ from ..model.relations import POSITION
 from ..model.site import BITS, Site
 from ..model.terms import TERMS, Operand, Segments, Term
 from ..planning.prediction import GPU, gpus
-from ..timeline.data import Data
+from ..timeline.lengths import Lengths
 
 GPUS = {"a100": "sm_80", "l40s": "sm_89", "h100": "sm_90", "h200": "sm_90", "b200": "sm_100"}
 """Names of GPUs, beside the names of architectures; times have been measured on the GPUs of `prediction.gpus`."""
@@ -47,7 +47,7 @@ class Request:
     site: Site
     arch: str
     gpu: str
-    data: Data | None
+    data: Lengths | None
 
     @property
     def documents(self) -> tuple[int, ...] | None:
@@ -113,7 +113,7 @@ def _shape(text: str) -> tuple[int, int, int, int, int, int, int]:
     return batch, q_heads, kv_heads, q_len, kv_len, head_dim, numbers[6] if len(numbers) > 6 else head_dim
 
 
-def _mask(text: str) -> tuple[Mask, Data | None, int]:
+def _mask(text: str) -> tuple[Mask, Lengths | None, int]:
     """The mask, what it hides as far as that is said, and the number of tensors that it reads."""
     band, found, operands = None, dict[str, Term](), 0
     lengths: dict[str, tuple[int, ...]] = {}
@@ -128,7 +128,7 @@ def _mask(text: str) -> tuple[Mask, Data | None, int]:
             band = _band(term, text)
         else:
             raise ArgumentError("mask", text, f"every kind of term once: {MASKS}")
-    hidden = Data(lengths.get("documents"), lengths.get("keys")) if lengths else None
+    hidden = Lengths(lengths.get("documents"), lengths.get("keys")) if lengths else None
     return Mask(band or Band(), *found.values()), hidden, operands
 
 

@@ -8,9 +8,9 @@ from typing import TextIO
 
 from ..model.plan import Plan
 from ..planning.ranking import Candidacy
-from . import tables
+from . import text_blocks
 from .explained import Explained, SiteExplanation
-from .tables import Block, Facts, Heading, Table
+from .text_blocks import Block, Fields, Heading, Table
 
 LEGEND = (
     (">", "chosen"),
@@ -23,22 +23,22 @@ Group = list[tuple[int, SiteExplanation]]
 
 
 def text(explanation: Explained) -> str:
-    """A text of at most `tables.WIDTH` columns."""
-    return tables.text(list(blocks(explanation)))
+    """A text of at most `text_blocks.WIDTH` columns."""
+    return text_blocks.text(list(blocks(explanation)))
 
 
 def show(explanation: Explained, file: TextIO | None = None) -> None:
     """Print the text; in colours where that is possible."""
-    tables.show(list(blocks(explanation)), file)
+    text_blocks.show(list(blocks(explanation)), file)
 
 
 def blocks(explanation: Explained) -> Iterator[Block]:
     """The parts of the text."""
     yield Heading(headline(explanation))
-    yield Facts(tuple(("unknown", reason) for reason in (explanation.unknown,) if reason))
-    yield Facts(tuple(("note", note) for note in explanation.notes))
-    yield Facts(tuple(("graph", str(graph).removeprefix("graph ")) for graph in explanation.graphs))
-    yield Facts(tuple(beside(explanation)))
+    yield Fields(tuple(("unknown", reason) for reason in (explanation.unknown,) if reason))
+    yield Fields(tuple(("note", note) for note in explanation.notes))
+    yield Fields(tuple(("graph", str(graph).removeprefix("graph ")) for graph in explanation.graphs))
+    yield Fields(tuple(beside(explanation)))
     groups = grouped(explanation)
     if groups:
         header = (">site", "module", "shape", "mask", "what runs", ">µs")
@@ -47,7 +47,7 @@ def blocks(explanation: Explained) -> Iterator[Block]:
         yield from _group(group)
     if any(site.candidates for site in explanation.sites):
         yield Heading("")
-        yield Facts(LEGEND)
+        yield Fields(LEGEND)
 
 
 def beside(explanation: Explained) -> Iterator[tuple[str, str]]:
@@ -146,7 +146,7 @@ def _row(group: Group) -> tuple[str, ...]:
 def _group(group: Group) -> Iterator[Block]:
     site = group[0][1]
     yield Heading(f"site{'s' * (len(group) > 1)} {numbers(group)}: {site.record.name}")
-    yield Facts(tuple(facts(group)))
+    yield Fields(tuple(facts(group)))
     able, not_able = candidates(site)
     families: dict[str, list[Candidacy]] = {}
     for candidate in able:
@@ -154,7 +154,7 @@ def _group(group: Group) -> Iterator[Block]:
     yield from (_ranking(title, members) for title, members in families.items())
     if not_able:
         yield Heading("")
-    yield Facts((("cannot run", not_able),))
+    yield Fields((("cannot run", not_able),))
 
 
 def _ranking(title: str, members: Sequence[Candidacy]) -> Table:

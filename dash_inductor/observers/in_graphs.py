@@ -25,7 +25,7 @@ from ..upstream.dispatch import disable_current_modes
 from . import active
 from .fingerprints import hashing
 from .fingerprints.fingerprint import add_one, description, plain_view
-from .fingerprints.rows import CAPACITY, to_host
+from .fingerprints.lane_buffer import CAPACITY, to_host
 from .fingerprints.sizes import LANES
 from .steps import FromGraphs
 

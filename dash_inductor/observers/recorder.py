@@ -18,7 +18,7 @@ from ..errors import ArgumentError, DashError
 from ..upstream.dispatch import disable_current_modes
 from . import active, environment, hooks, in_graphs, phases
 from .fingerprints.fingerprint import description, why_unseen
-from .fingerprints.rows import CAPACITY, Rows
+from .fingerprints.lane_buffer import CAPACITY, LaneBuffer
 from .modules import Modules
 from .names import Names
 from .observer import Observer, Seen
@@ -114,7 +114,7 @@ class Recorder(Observer):
         self._lock = threading.RLock()  # hooks of the backward run on threads of autograd
         self._process = os.getpid()
         self._writer: Writer | None = None
-        self._rows: dict[torch.device, Rows] = {}
+        self._lanes: dict[torch.device, LaneBuffer] = {}
         self._entries: list[Observed] = []  # of the present step, those that were not handed to the writer yet
         self._steps = StepWriter()
         self._unseen: set[str] = set()
@@ -231,9 +231,9 @@ class Recorder(Observer):
         """Allocate what a device needs: before a CUDA graph is warmed up, whose memory is no place for it."""
         with self._lock:
             in_graphs.prepare(device)
-            if device not in self._rows:
+            if device not in self._lanes:
                 with disable_current_modes(), torch.inference_mode(False):
-                    self._rows[device] = Rows(device)
+                    self._lanes[device] = LaneBuffer(device)
 
     def replicate(self, model: DistributedDataParallel) -> None:
         """Tell other observers of a model that has equal parameters on all of its ranks."""
@@ -283,7 +283,7 @@ class Recorder(Observer):
         self, phase: str, device: torch.device, tensors: list[tuple[str, Tensor]], place: int | None, copy: bool
     ) -> Tensor | None:
         self.prepare(device)
-        rows = self._rows[device]
+        rows = self._lanes[device]
         if len(tensors) > rows.room():
             self._flush()
         added = rows.add([tensor for _, tensor in tensors])
@@ -335,7 +335,7 @@ class Recorder(Observer):
         if not self.recording() or not (self._entries or from_graphs):
             return
         entries, self._entries = self._entries, []
-        ready = {device: rows.take() for device, rows in self._rows.items()}
+        ready = {device: rows.take() for device, rows in self._lanes.items()}
         step = self.step_number
         self._tell_of_new_keys()
         self._open().put(lambda file: self._steps.write(file, step, entries, ready, from_graphs))

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..errors import DashError
 from . import phases
 from .exchange import Exchange
-from .fingerprints.rows import Ready, to_host
+from .fingerprints.lane_buffer import Ready, to_host
 from .fingerprints.sizes import LANES
 from .observer import Observer, Seen
 from .recordings.agreement import find, sentence

@@ -9,7 +9,7 @@ import torch
 
 from . import phases
 from .fingerprints.fingerprint import digest
-from .fingerprints.rows import Ready
+from .fingerprints.lane_buffer import Ready
 from .recordings.file import Appender, Name
 from .recordings.limits import NAMES_AT_ONCE
 

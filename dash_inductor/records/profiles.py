@@ -8,7 +8,7 @@ see Note [Stamps] in `kernels/hopper/backward/device/stamps.py`.  Nothing waits 
     clear_profile_runs()    forget them, and count calls anew
 
 Calls that a CUDA graph records, and its replays, are not stamped: every replay would overwrite the times of the one
-before.  With ``mode="reduce-overhead"`` the calls before the recording are.
+before.  With ``mode="reduce-overhead"`` the calls before the capture are.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ProfileRun:
         table = self._table.cpu().numpy()
         head, kv, q = np.nonzero(table[:, :, 1:, 3])
         times, begun = table[head, kv, 1 + q], table[head, kv, 0]
-        # The recorder may notice that a step is done a moment after the reducer, who cannot have been earlier.
+        # The stamper may notice that a step is done a moment after the reducer, who cannot have been earlier.
         times = np.minimum.accumulate(times[:, ::-1], axis=1)[:, ::-1]
         times = times - times.min(initial=np.iinfo(np.int64).max)
         order = np.argsort(times[:, 0], kind="stable")

@@ -9,20 +9,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .data import Data
     from .files import SUFFIXES, write
+    from .lengths import Lengths
     from .model import Picture, Step, Timeline
     from .simulated import of_plan, timeline
 
 _HOME = {
-    "data": ("Data",),
+    "lengths": ("Lengths",),
     "files": ("SUFFIXES", "write"),
     "model": ("Picture", "Step", "Timeline"),
     "simulated": ("of_plan", "timeline"),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = ["SUFFIXES", "Data", "Picture", "Step", "Timeline", "of_plan", "timeline", "write"]
+__all__ = ["SUFFIXES", "Lengths", "Picture", "Step", "Timeline", "of_plan", "timeline", "write"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from ..model.terms import TERMS
 from ..planning.prediction import GPU
 from ..planning.ranking import Candidacy, chosen_of
 from . import measured
-from .data import Data
+from .lengths import Lengths
 from .model import MICROSECONDS, Picture, Timeline
 from .simulated import of_plan, query_heads
 
@@ -30,7 +30,7 @@ def picture(
     ranking: Sequence[Candidacy],
     *,
     draw: Collection[str] = (),
-    data: Data | None = None,
+    data: Lengths | None = None,
     gpu: str = GPU,
     workers: int | None = None,
     recorded: Path | None = None,
@@ -89,7 +89,7 @@ def picture(
 
 
 def _run(
-    site: Site, arch: str, candidacy: Candidacy, chosen: Candidacy, data: Data | None, gpu: str, workers: int | None
+    site: Site, arch: str, candidacy: Candidacy, chosen: Candidacy, data: Lengths | None, gpu: str, workers: int | None
 ) -> Timeline:
     """The simulated run of a candidate; its kernel family is named where that is not the chosen one."""
     assert candidacy.plan is not None

@@ -15,7 +15,7 @@ from ..planning import nominal, planner, prediction
 from ..schedule.jobs import tables, walked_query_heads
 from ..schedule.simulator import Costs, Run, simulate
 from ..schedule.walk import ClosedForm, Problem
-from .data import Data, restricted
+from .lengths import Lengths, restricted
 from .model import TIMES, Step, Timeline, Unit
 
 MODEL_UNIT = Unit("units", "time; computing a tile pair takes 1")
@@ -49,7 +49,7 @@ def of_plan(
     arch: str,
     plan: Plan,
     *,
-    data: Data | None = None,
+    data: Lengths | None = None,
     gpu: str = prediction.GPU,
     workers: int | None = None,
 ) -> Timeline:
@@ -92,7 +92,7 @@ def _with_ends(prices: Costs, site: Site, arch: str, plan: Plan, gpu: str) -> Co
 
 
 def _pass(
-    site: Site, plan: Plan, example: Problem, prices: Costs, data: Data | None, workers: int, *, of_dq: bool
+    site: Site, plan: Plan, example: Problem, prices: Costs, data: Lengths | None, workers: int, *, of_dq: bool
 ) -> Timeline:
     """The run of one kernel of a plan.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .settings import Dims
+from .kernel_configs import Dims
 
 
 @dataclass(frozen=True)

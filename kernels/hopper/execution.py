@@ -28,23 +28,24 @@ def _backward(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan
     _check_data(call)
     from .backward.data import BackwardData
     from .backward.launch import backward
+    from .shared.tensors import DropoutArguments
 
-    dropout = call.dropout
-    drops = None if dropout is None else (extras[dropout.seed.index], dropout.threshold, dropout.rescale)
+    dropout = DropoutArguments.of(call.dropout, extras)
     gradient = None if call.grad_logsumexp is None else extras[call.grad_logsumexp.index]
-    return backward(*tensors, call, plan, BackwardData.of(call, extras), drops, site, gradient)
+    return backward(*tensors, call, plan, BackwardData.of(call, extras), dropout, site, gradient)
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, tiles: Tiles) -> Results:
     if not query.is_cuda:
         return reference.forward(query, key, value, extras, call, tiles)
     _check_data(call)
-    from .forward.build import check_tiles, dims_of
-    from .forward.data import ForwardData, ForwardDropout
+    from .forward.build import check_tiles, tile_dims
+    from .forward.data import ForwardData
     from .forward.launch import forward
+    from .shared.tensors import DropoutArguments
 
-    check_tiles(dims_of(query.shape[3], value.shape[3]), tiles)
-    data, dropout = ForwardData.of(call, extras), ForwardDropout.of(call.dropout, extras)
+    check_tiles(tile_dims(query.shape[3], value.shape[3]), tiles)
+    data, dropout = ForwardData.of(call, extras), DropoutArguments.of(call.dropout, extras)
     return forward(query, key, value, call, data, dropout)  # the operator copies where another order is asked for
 
 

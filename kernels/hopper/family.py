@@ -9,8 +9,8 @@ from ...model.relations import RELATIONS, fit_tables
 from ...model.site import BITS, Site
 from ..family import SCORES, Candidate, Documents, Family
 from .calibration import CALIBRATIONS
+from .kernel_configs import CANDIDATES, FORWARD_CONFIGS, dims_of_tile
 from .prediction import ARCH, backward_us, forward_us, rates_of_forward, unpredicted
-from .settings import CANDIDATES, SETTINGS, dims_of_tile
 
 NARROW = 64
 """A band that reaches at most so far to either side shows about a third of the pairs of its Hopper tiles."""
@@ -60,7 +60,9 @@ class Hopper(Family):
         """A mask that is data has this forward beside this backward alone: its tables are made for both."""
         dims = dims_of_tile(site.head_dim, site.value_dim)
         able = not self.lacks(site.call.traits) and (not site.call.traits.data or backward == self.name)
-        return SETTINGS[dims].tiles if self.runs_on(arch, BITS[site.dtype]) and dims is not None and able else None
+        return (
+            FORWARD_CONFIGS[dims].tiles if self.runs_on(arch, BITS[site.dtype]) and dims is not None and able else None
+        )
 
     def covers(self, site: Site, arch: str) -> bool:
         """Bits of a dense mask say all that a forward learns of pairs: there are none of an interval beside it."""

@@ -22,7 +22,7 @@ from ...model.site import NOMINAL_BATCH, NOMINAL_LEN, Site
 from ...schedule.problem import Problem
 from ..family import Documents
 from .calibration import DATA, Backward, Calibration, Forward
-from .settings import dims_of_tile
+from .kernel_configs import dims_of_tile
 
 ARCH = "sm_90"
 """The architecture that has these kernels, and the only one that has been timed."""

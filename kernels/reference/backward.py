@@ -29,8 +29,8 @@ from ...schedule.jobs import tables, walked_query_heads
 from ...schedule.walk import Problem, functions
 from ..common.score import derivative, score
 from ..families import family
-from .dropout import Drops
-from .rows import Rows
+from .dropout import ElementDropout
+from .placement import Placement
 
 
 def backward(
@@ -45,21 +45,21 @@ def backward(
     plan: Plan,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv), contiguous and typed like (query, key, value); shapes as in `dash_inductor.operators.attention`."""
-    placed = Rows.of(call, extras)
-    if placed is not None:
-        do, q, k, v, o = (placed.filled(t) for t in (grad_out, query, key, value, out))
+    placement = Placement.of(call, extras)
+    if placement is not None:
+        do, q, k, v, o = (placement.filled(t) for t in (grad_out, query, key, value, out))
         if call.grad_logsumexp is not None:
             extras = list(extras)
-            extras[call.grad_logsumexp.index] = placed.filled(extras[call.grad_logsumexp.index][..., None])[..., 0]
-        gradients = backward(do, q, k, v, o, logsumexp, extras, Rows.of_rows(call), plan)
-        dq, dk, dv = (placed.emptied(t, query.shape[2]) for t in gradients)
+            extras[call.grad_logsumexp.index] = placement.filled(extras[call.grad_logsumexp.index][..., None])[..., 0]
+        gradients = backward(do, q, k, v, o, logsumexp, extras, Placement.of_rows(call), plan)
+        dq, dk, dv = (placement.emptied(t, query.shape[2]) for t in gradients)
         return dq, dk, dv
     dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
     scale = call.scale
     for b in range(query.shape[0]):
-        data = Data.of(extras, call, b, (*query.shape[:3], key.shape[2]))
+        data = ElementData.of(extras, call, b, (*query.shape[:3], key.shape[2]))
         tensors = grad_out[b], query[b], key[b], value[b], out[b], logsumexp[b], _grad_logsumexp(extras, call, b)
-        drops = Drops.of(extras, call, b)
+        drops = ElementDropout.of(extras, call, b)
         element = _Element.of(*tensors, call.mask.band, scale, data, drops)
         dq_sums, dk_sums, dv_sums = element.kv_pass(plan)
         if plan.dq is not None:
@@ -93,9 +93,9 @@ def bias_gradient(
     size = [1 if dim in summed else length for dim, length in enumerate((batch, q_heads))]
     sums = query.new_zeros(*size, q_len, kv_len, dtype=torch.float32)
     for b in range(batch):
-        data = Data.of(extras, call, b, (batch, q_heads, q_len, kv_len))
+        data = ElementData.of(extras, call, b, (batch, q_heads, q_len, kv_len))
         tensors = grad_out[b], query[b], key[b], value[b], out[b], logsumexp[b], _grad_logsumexp(extras, call, b)
-        element = _Element.of(*tensors, call.mask.band, call.scale, data, Drops.of(extras, call, b))
+        element = _Element.of(*tensors, call.mask.band, call.scale, data, ElementDropout.of(extras, call, b))
         problem = element.problem(plan.dkdv, 1)
         for head in range(q_heads):
             total = sums[b % size[0], head % size[1]]
@@ -111,7 +111,7 @@ def _grad_logsumexp(extras: Sequence[Tensor], call: Call, b: int) -> Tensor | No
 
 
 @dataclass(frozen=True)
-class Data:
+class ElementData:
     """The data of the mask and the scores of one batch element.
 
     terms: of each term of the mask, the values of its operands with this element alone and, for dense masks, with all
@@ -126,14 +126,14 @@ class Data:
     kv_len: int
 
     @staticmethod
-    def of(extras: Sequence[Tensor], call: Call, b: int, plane: Sequence[int]) -> Data:
+    def of(extras: Sequence[Tensor], call: Call, b: int, plane: Sequence[int]) -> ElementData:
         """plane: [batch, q heads, q_len, kv_len]."""
 
         def value(term: Term, field: str) -> Tensor:
             tensor = extras[term.given[field].index]
             return (tensor.expand(plane) if "h" in term.AXES[field] else tensor)[b]
 
-        return Data(
+        return ElementData(
             [(term, {field: value(term, field) for field in term.given}) for term in call.mask.terms.values()],
             None if call.bias is None else extras[call.bias.operand.index].expand(plane)[b],
             call,
@@ -162,10 +162,10 @@ class Data:
 
     def shows(self, head: int, rows: slice, keys: slice) -> Tensor | bool:
         """Whether pairs of a query head may see each other: something that broadcasts to booleans [rows, keys]."""
-        places = {("b", "q"): (rows, None), ("b", "kv"): (None, keys), ("b", "h", "q", "kv"): (head, rows, keys)}
+        indices = {("b", "q"): (rows, None), ("b", "kv"): (None, keys), ("b", "h", "q", "kv"): (head, rows, keys)}
         shown: Tensor | bool = True
         for term, values in self.terms:
-            parts = {field: value[places[term.AXES[field]]] for field, value in values.items()}
+            parts = {field: value[indices[term.AXES[field]]] for field, value in values.items()}
             kv = torch.arange(self.kv_len, device=next(iter(values.values())).device)
             shown = term.shows(parts, kv[None, keys]) & shown
         return shown
@@ -187,7 +187,7 @@ def visible(band: Band, q_rows: Tensor, kv_rows: Tensor) -> Tensor:
     return keep
 
 
-def looked_at(query: Tensor, key: Tensor, band: Band, data: Data) -> tuple[Tensor, Tensor]:
+def looked_at(query: Tensor, key: Tensor, band: Band, data: ElementData) -> tuple[Tensor, Tensor]:
     """The rows that see a key and the keys that a row may see: booleans [q heads or 1, q_len], [kv heads or 1, kv_len].
 
     query, key: of one batch element.
@@ -247,8 +247,8 @@ class _Element:
     dtype: torch.dtype
     rows: Tensor
     keys: Tensor
-    data: Data
-    drops: Drops
+    data: ElementData
+    drops: ElementDropout
 
     @staticmethod
     def of(
@@ -261,8 +261,8 @@ class _Element:
         grad_lse: Tensor | None,
         band: Band,
         scale: float,
-        data: Data,
-        drops: Drops,
+        data: ElementData,
+        drops: ElementDropout,
     ) -> _Element:
         q_len, kv_len = query.shape[1], key.shape[1]
         rows, keys = looked_at(query, key, band, data)

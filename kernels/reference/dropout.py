@@ -70,11 +70,11 @@ def random_bits(seed: Tensor, b: int, head: int, rows: Tensor, keys: Tensor) -> 
         rows, keys: positions of queries and of keys, integers.
     """
     rows, keys = rows.to(torch.int64)[:, None], keys.to(torch.int64)[None, :]
-    place = (rows >> 4) * 8 + (rows & 7), (keys >> 4) * 4 + ((keys >> 1) & 3)
-    places = torch.broadcast_tensors(*place, torch.full_like(rows, head), torch.full_like(rows, b))
-    words = torch.stack(philox((places[0], places[1], places[2], places[3]), (seed & _LOW, _high(seed))))
+    blocks = (rows >> 4) * 8 + (rows & 7), (keys >> 4) * 4 + ((keys >> 1) & 3)
+    counters = torch.broadcast_tensors(*blocks, torch.full_like(rows, head), torch.full_like(rows, b))
+    words = torch.stack(philox((counters[0], counters[1], counters[2], counters[3]), (seed & _LOW, _high(seed))))
     chosen = 2 * ((rows >> 3) & 1) + ((keys >> 3) & 1)
-    word = words.gather(0, chosen.expand_as(places[0])[None])[0]
+    word = words.gather(0, chosen.expand_as(counters[0])[None])[0]
     return (word >> ((keys & 1) * 16)) & 0xFFFF
 
 
@@ -95,7 +95,7 @@ def ranks(bits: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Drops:
+class ElementDropout:
     """The dropout of batch element `b`; `dropout` and `seed` are None where nothing is dropped."""
 
     b: int
@@ -103,15 +103,19 @@ class Drops:
     seed: Tensor | None = None
 
     @staticmethod
-    def of(extras: Sequence[Tensor], call: Call, b: int) -> Drops:
-        return Drops(b) if call.dropout is None else Drops(b, call.dropout, extras[call.dropout.seed.index])
+    def of(extras: Sequence[Tensor], call: Call, b: int) -> ElementDropout:
+        return (
+            ElementDropout(b)
+            if call.dropout is None
+            else ElementDropout(b, call.dropout, extras[call.dropout.seed.index])
+        )
 
     def kept(self, values: Tensor, head: int, rows: slice, keys: slice) -> Tensor:
         """`values` [rows, keys] of the pairs of a query head; zero where the probability of a pair is dropped."""
         if self.dropout is None or self.seed is None:
             return values
-        places = (torch.arange(part.start, part.stop, device=values.device) for part in (rows, keys))
-        return torch.where(kept(self.dropout, self.seed, self.b, head, *places), values, 0.0)
+        positions = (torch.arange(part.start, part.stop, device=values.device) for part in (rows, keys))
+        return torch.where(kept(self.dropout, self.seed, self.b, head, *positions), values, 0.0)
 
     def rescaled(self, values: Tensor) -> Tensor:
         """`values`, multiplied as kept probabilities are."""

@@ -16,9 +16,9 @@ from torch import Tensor
 from ...model.call import Call
 from ...model.plan import Tiles
 from ...schedule.walk import Problem, functions
-from .backward import Data, looked_at, only, tile_of, visible
-from .dropout import Drops
-from .rows import Rows
+from .backward import ElementData, looked_at, only, tile_of, visible
+from .dropout import ElementDropout
+from .placement import Placement
 
 
 def forward(
@@ -33,11 +33,11 @@ def forward(
         query, key, value: [batch, heads, length, dim]; query heads are a multiple of the others' heads.
         extras: the tensors that the call reads.
     """
-    placed = Rows.of(call, extras)
-    if placed is not None:
-        q, k, v = (placed.filled(t) for t in (query, key, value))
-        out, logsumexp = forward(q, k, v, extras, Rows.of_rows(call), tiles)
-        return placed.emptied(out, query.shape[2]), logsumexp
+    placement = Placement.of(call, extras)
+    if placement is not None:
+        q, k, v = (placement.filled(t) for t in (query, key, value))
+        out, logsumexp = forward(q, k, v, extras, Placement.of_rows(call), tiles)
+        return placement.emptied(out, query.shape[2]), logsumexp
     band = call.mask.band
     (batch, q_heads, q_len, _), (_, kv_heads, kv_len, value_dim) = query.shape, value.shape
     out = query.new_empty(batch, q_heads, q_len, value_dim)
@@ -45,7 +45,10 @@ def forward(
     logsumexp = query.new_empty(batch, q_heads, numbers, q_len, dtype=torch.float32)
     problem = Problem(band, q_len, kv_len, tiles.block_q, tiles.block_kv)
     for b in range(batch):
-        data, drops = Data.of(extras, call, b, (batch, q_heads, q_len, kv_len)), Drops.of(extras, call, b)
+        data, drops = (
+            ElementData.of(extras, call, b, (batch, q_heads, q_len, kv_len)),
+            ElementDropout.of(extras, call, b),
+        )
         sees, seen = looked_at(query[b], key[b], band, data)
         q, k, v = only(query[b], sees), only(key[b], seen), only(value[b], seen)
         for head in range(q_heads):
@@ -64,8 +67,8 @@ def _attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    data: Data,
-    drops: Drops,
+    data: ElementData,
+    drops: ElementDropout,
     head: int,
     problem: Problem,
     tile: int,

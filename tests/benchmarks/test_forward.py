@@ -28,7 +28,7 @@ def test_two_matmuls_over_the_visible_pairs(mask: Band) -> None:
 def test_shapes_have_names_and_builds(lengths: tuple[int, ...]) -> None:
     shapes = forward.shapes(lengths)
     assert len({shape.name for shape in shapes}) == len(shapes)
-    dims = {build.dims_of(shape.head_dim, shape.value_dim) for shape in shapes}
-    assert dims == set(build.SETTINGS)
+    dims = {build.tile_dims(shape.head_dim, shape.value_dim) for shape in shapes}
+    assert dims == set(build.FORWARD_CONFIGS)
     for shape in shapes:
         assert forward.problem_of(shape).even_kv is (shape.length != 8191)

@@ -49,7 +49,7 @@ def test_columns() -> None:
         assert (tried >= 2) == (shape.group in USED and shape.length == portable.TRIED_AT)
         assert "portable" in portable.contenders(shape, "sm_80", {})
         if shape.bits == 16:
-            assert build.dims_of(shape.head_dim, shape.value_dim) in build.SETTINGS
+            assert build.tile_dims(shape.head_dim, shape.value_dim) in build.FORWARD_CONFIGS
 
 
 def test_queries_count_alone() -> None:

@@ -20,7 +20,7 @@ from dash_inductor.kernels.hopper.calibration import CALIBRATIONS
 from dash_inductor.model.mask import Band
 from dash_inductor.planning import planner, prediction
 from dash_inductor.planning.ranking import rank
-from dash_inductor.timeline.data import Data
+from dash_inductor.timeline.lengths import Lengths
 
 from ..support.processes import run_python
 
@@ -49,13 +49,13 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) ->
         ("window:-7,none", "band(-7,none)", None),
         ("window:none,5:bottom_right", "band(none,5):bottom_right", None),
         ("keys", "keys(0)", None),
-        ("causal+keys:300", "causal & keys(0)", Data(valid=(300,))),
-        ("causal + documents:1000,24", "causal & segments(0,0)", Data(documents=(1000, 24))),
-        ("documents:24,1000+keys:9+causal", "causal & segments(0,0) & keys(1)", Data((24, 1000), (9,))),
+        ("causal+keys:300", "causal & keys(0)", Lengths(valid=(300,))),
+        ("causal + documents:1000,24", "causal & segments(0,0)", Lengths(documents=(1000, 24))),
+        ("documents:24,1000+keys:9+causal", "causal & segments(0,0) & keys(1)", Lengths((24, 1000), (9,))),
         ("causal+dense", "causal & dense(0)", None),
     ],
 )
-def test_masks(text: str, mask: str, data: Data | None) -> None:
+def test_masks(text: str, mask: str, data: Lengths | None) -> None:
     found = asked(*SHAPE, "--mask", text)
     assert (str(found.site.mask), found.data) == (mask, data)
 

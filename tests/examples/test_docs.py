@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dash_inductor.config import SETTINGS, config
-from dash_inductor.kernels.hopper.settings import CANDIDATES as HOPPER
+from dash_inductor.kernels.hopper.kernel_configs import CANDIDATES as HOPPER
 from dash_inductor.kernels.portable.family import LIMIT as PORTABLE_LIMIT
 from dash_inductor.model.architectures import SAME_AS, WORKERS
 from dash_inductor.model.reasons import Reason

@@ -17,8 +17,8 @@ import _dash_inductor_state
 import dash_inductor
 from dash_inductor.config import config
 from dash_inductor.errors import ArgumentError, DashError
-from dash_inductor.explanations import tables
 from dash_inductor.explanations import text as explanation_text
+from dash_inductor.explanations import text_blocks
 from dash_inductor.explanations.explanation import Explanation
 from dash_inductor.graph.arguments import in_source
 from dash_inductor.model.plan import Kept
@@ -269,7 +269,7 @@ def with_rich(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_text_fits_and_says_all(explanation: Explanation, with_rich: bool) -> None:
     text = str(explanation)
-    assert max(map(len, text.splitlines())) <= tables.WIDTH
+    assert max(map(len, text.splitlines())) <= text_blocks.WIDTH
     assert text.splitlines()[0] == explanation_text.headline(explanation)
     assert ("─" in text) is with_rich
     words = " ".join(text.split())

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from benchmarks.forward import compile_all
 from dash_inductor.kernels.hopper.forward import build, launch
-from dash_inductor.kernels.hopper.forward.data import ForwardData, ForwardDropout
+from dash_inductor.kernels.hopper.forward.data import ForwardData
+from dash_inductor.kernels.hopper.shared.tensors import DropoutArguments
 from dash_inductor.model import Band, Dropout, Operand
 
 from ..support import forward_tables
@@ -31,7 +32,7 @@ DTYPES = {(64, 64): torch.float16, (128, 128): torch.bfloat16, (192, 128): torch
 NAMES: dict[torch.dtype, Any] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 VARIANTS = [(FULL, False), (CAUSAL, False), (CAUSAL, True)]
 """Bands, and whether there are codes; all with ragged lengths."""
-all_settings = pytest.mark.parametrize("dims", build.SETTINGS, ids=str)
+all_configs = pytest.mark.parametrize("dims", build.FORWARD_CONFIGS, ids=str)
 variants = pytest.mark.parametrize(("band", "codes"), VARIANTS, ids=str)
 SEEDS = 0, 42, -1, 0x0123456789ABCDEF
 
@@ -41,7 +42,7 @@ def compiled() -> None:
     """Kernels are compiled several at a time."""
     kernels = [
         build.Specialisation(NAMES[DTYPES[dims]], *dims, traits_of(band, codes, dropout=dropout), False)
-        for dims in build.SETTINGS
+        for dims in build.FORWARD_CONFIGS
         for band, codes in VARIANTS
         for dropout in (False, True)
     ]
@@ -75,13 +76,13 @@ class Problem:
             visible = forward_tables.seen(*found, plain.keep())[:, None]
             rows, keys = visible.any(3)[..., None], visible.any(2)[..., None]
             plain = dataclasses.replace(plain, q=plain.q * rows, k=plain.k * keys, v=plain.v * keys)
-            s = build.SETTINGS[dims]
+            s = build.FORWARD_CONFIGS[dims]
             data = forward_tables.of_codes(*found, plain.keep(), band.lo is not None, s.consumers, s.block_kv)
         return Problem(plain, Dropout(p, Operand(0)), torch.tensor([seed], device="cuda"), data, visible)
 
     def run(self, **how: Any) -> Forward:
         p = self.plain
-        dropout = how.pop("dropout", ForwardDropout.of(self.dropout, [self.seed]))
+        dropout = how.pop("dropout", DropoutArguments.of(self.dropout, [self.seed]))
         call = forward_call_of(p.mask, p.scale, self.data, dropout)
         return launch.forward(p.q, p.k, p.v, call, self.data, dropout, **how)
 
@@ -112,7 +113,7 @@ def same(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
     return all(torch.equal(bits(x), bits(y)) for x, y in zip(a, b, strict=True))
 
 
-@all_settings
+@all_configs
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_what_is_kept(dims: tuple[int, int], p: float) -> None:
     """Every pair of every head: scores are equal, and values pick out one key for each column of out."""
@@ -129,7 +130,7 @@ def test_what_is_kept(dims: tuple[int, int], p: float) -> None:
             assert torch.equal(found, kept[..., first : first + columns]), (seed, first)
 
 
-@all_settings
+@all_configs
 @variants
 def test_values(dims: tuple[int, int], band: Band, codes: bool) -> None:
     for p, (q_len, kv_len), group in (
@@ -140,15 +141,15 @@ def test_values(dims: tuple[int, int], band: Band, codes: bool) -> None:
         x.check(x.run())
 
 
-@all_settings
+@all_configs
 @variants
 def test_a_threshold_of_zero_changes_no_bit(dims: tuple[int, int], band: Band, codes: bool) -> None:
     x = Problem.of(dims, band, codes)
-    assert same(x.run(dropout=None), x.run(dropout=ForwardDropout(x.seed, 0, 1.0)))
+    assert same(x.run(dropout=None), x.run(dropout=DropoutArguments(x.seed, 0, 1.0)))
     assert not same(x.run(dropout=None), x.run())
 
 
-@all_settings
+@all_configs
 @variants
 def test_repeats_under_load(dims: tuple[int, int], band: Band, codes: bool) -> None:
     x = Problem.of(dims, band, codes, q_len=1000, kv_len=1100, batch=2)
@@ -156,7 +157,7 @@ def test_repeats_under_load(dims: tuple[int, int], band: Band, codes: bool) -> N
     assert differing_runs(x.run, 20, poisoned=True) == 0
 
 
-@all_settings
+@all_configs
 @variants
 def test_bits_belong_to_the_place_of_a_head(dims: tuple[int, int], band: Band, codes: bool) -> None:
     """Any number of CTAs; fewer batch elements after it; another seed, and in its place another batch element."""

@@ -33,7 +33,7 @@ from ..support.hopper_forward import (
     Forward,
     check,
     forward,
-    no_short_settings,
+    no_short_configs,
     repeated,
     results_of_the_cta,
     whole_tiles,
@@ -68,14 +68,14 @@ GRID = [
     for m, mask in enumerate(MASKS)
     if m < 2 or (d + m) % 2 == 0
 ]
-all_settings = pytest.mark.parametrize("dims", build.SETTINGS, ids=str)
+all_configs = pytest.mark.parametrize("dims", build.FORWARD_CONFIGS, ids=str)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
     """Kernels are compiled several at a time, before the tests find them in Triton's cache one by one."""
     bounds = list(itertools.product((False, True), repeat=2))
-    used = itertools.product(build.SETTINGS, ("bfloat16", "float16"), bounds, (False, True))
+    used = itertools.product(build.FORWARD_CONFIGS, ("bfloat16", "float16"), bounds, (False, True))
     kernels = [build.Specialisation(dtype, *dims, Traits(lo, hi), even) for dims, dtype, (lo, hi), even in used]  # type: ignore[arg-type]
     once_in_this_run("hopper_forward", lambda: compile_all(kernels))
 
@@ -102,8 +102,8 @@ def test_lengths(dims: tuple[int, int], mask: Band, group: int, dtype: torch.dty
         check(p, forward(p))
 
 
-@all_settings
-def test_all_settings(dims: tuple[int, int]) -> None:
+@all_configs
+def test_all_configs(dims: tuple[int, int]) -> None:
     for mask, q_len, kv_len in ((Band(), 700, 800), (Band(0), 777, 777), (Band(-40, 300), 900, 500)):
         p = problem(dims, mask, q_len, kv_len, group=2)
         check(p, forward(p))
@@ -203,7 +203,7 @@ def test_output_layouts(dims: tuple[int, int], order: tuple[int, ...]) -> None:
     assert got[0].permute(order).is_contiguous()
 
 
-@all_settings
+@all_configs
 def test_nothing_is_written_outside(dims: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Ragged lengths and head dims: every element of the results is written, and nothing before or behind them."""
     guarded: list[tuple[Tensor, int, int]] = []
@@ -322,7 +322,7 @@ def test_any_number_of_heads(shape: tuple[Any, ...]) -> None:
         assert same(whole, forward(dataclasses.replace(p, k=k, v=v)))
 
 
-@all_settings
+@all_configs
 def test_rows_do_not_depend_on_later_ones(dims: tuple[int, int]) -> None:
     """Under a causal mask a row has the bits that it has in a longer sequence: masked tiles leave it as it is."""
     p = problem(dims, Band(0), 1024, 1024)
@@ -332,7 +332,7 @@ def test_rows_do_not_depend_on_later_ones(dims: tuple[int, int]) -> None:
         assert same([t[:, :, :n] for t in whole], forward(shorter)), n
 
 
-HALVED = [dims for dims, settings in build.SETTINGS.items() if settings.halves]
+HALVED = [dims for dims, config in build.FORWARD_CONFIGS.items() if config.half_tiles]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -346,8 +346,8 @@ def test_hidden_halves_change_no_bit(dims: tuple[int, int], dtype: torch.dtype) 
     problems = [problem(dims, mask, *both, batch=1, group=2, dtype=dtype) for mask in masks for both in lengths]
     found = [forward(p) for p in problems]
     with whole_tiles():
-        for p, halves in zip(problems, found, strict=True):
-            assert same(forward(p), halves), (p.mask, p.q.shape, p.k.shape)
+        for p, half_tiles in zip(problems, found, strict=True):
+            assert same(forward(p), half_tiles), (p.mask, p.q.shape, p.k.shape)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -361,7 +361,7 @@ def test_short_settings_change_no_bit(dims: tuple[int, int], dtype: torch.dtype)
     problems = [problem(dims, mask, *both, batch=3, group=2, dtype=dtype) for mask in masks for both in lengths]
     assert all(build.is_short((64, 64), p.q.shape[2]) for p in problems)
     found = [forward(p) for p in problems]
-    with no_short_settings():
+    with no_short_configs():
         for p, short in zip(problems, found, strict=True):
             assert same(forward(p), short), (p.mask, p.q.shape, p.k.shape)
 

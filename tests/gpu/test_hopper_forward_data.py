@@ -35,7 +35,7 @@ DTYPES = {(64, 64): torch.float16, (128, 128): torch.bfloat16, (192, 128): torch
 """Dtypes of the tests, by head dims; for the two most used both are compared with fp64."""
 BOTH = [(64, 64), (128, 128)]
 OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
-all_settings = pytest.mark.parametrize("dims", build.SETTINGS, ids=str)
+all_configs = pytest.mark.parametrize("dims", build.FORWARD_CONFIGS, ids=str)
 
 Codes = tuple[Tensor, Tensor]
 
@@ -95,7 +95,7 @@ def compiled() -> None:
     names: dict[torch.dtype, Any] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
     kernels = [
         build.Specialisation(names[dtype], *dims, traits_of(band, *data), even)
-        for dims in build.SETTINGS
+        for dims in build.FORWARD_CONFIGS
         for dtype in dtypes[dims]
         for band, even, data in itertools.product(BANDS, (False, True), ((False, False), (True, False), (False, True)))
     ]
@@ -118,16 +118,16 @@ class Problem:
         """Make a problem: rows and keys that nobody sees hold zeros here, and NaN in `given`."""
         p = Attention.random(
             q_len, kv_len, dims[0], band, batch=batch, kv_heads=kv_heads, group=group,
-            dtype=dtype or DTYPES[build.dims_of(*dims)], value_dim=dims[1],
+            dtype=dtype or DTYPES[build.tile_dims(*dims)], value_dim=dims[1],
         )  # fmt: skip
         found = [t.cuda() for t in CODES[name](batch, q_len, kv_len)]
-        settings = build.SETTINGS[build.dims_of(*dims)]
+        config = build.FORWARD_CONFIGS[build.tile_dims(*dims)]
         band_keep = p.keep()
         keep = forward_tables.seen(found[0], found[1], band_keep)[:, None]
         rows, keys = keep.any(3)[..., None], keep.any(2)[..., None]
         p = dataclasses.replace(p, q=p.q * rows, k=p.k * keys, v=p.v * keys)
         data = forward_tables.of_codes(
-            found[0], found[1], band_keep, band.lo is not None, settings.consumers, settings.block_kv
+            found[0], found[1], band_keep, band.lo is not None, config.consumers, config.block_kv
         )
         return Problem(p, data, keep)
 
@@ -179,7 +179,7 @@ LENGTHS = [(700, 700), (640, 640), (113, 1024), (1023, 200), (1, 300), (300, 1)]
 
 
 @codes
-@all_settings
+@all_configs
 def test_lengths(dims: tuple[int, int], codes: str) -> None:
     groups = itertools.cycle((1, 4, 2))
     for band, (q_len, kv_len) in itertools.product(BANDS, LENGTHS):
@@ -203,7 +203,7 @@ def test_smaller_head_dims(dims: tuple[int, int]) -> None:
         p.check(p.run())
 
 
-@all_settings
+@all_configs
 def test_codes_that_hide_nothing_change_no_bit(dims: tuple[int, int]) -> None:
     for band, (q_len, kv_len) in itertools.product(BANDS, [*LENGTHS, (2048, 2048)]):
         p = Problem.of("ones", band, q_len, kv_len, dims, batch=2, group=2)
@@ -216,7 +216,7 @@ def dense(by_head: bool, band: Band, q_len: int, kv_len: int, dims: tuple[int, i
     With one table for all heads, unless heads differ; and with one for each.
     """
     p = Attention.random(
-        q_len, kv_len, dims[0], band, batch=2, kv_heads=2, group=2, dtype=DTYPES[build.dims_of(*dims)],
+        q_len, kv_len, dims[0], band, batch=2, kv_heads=2, group=2, dtype=DTYPES[build.tile_dims(*dims)],
         value_dim=dims[1],
     )  # fmt: skip
     generator = torch.Generator("cuda").manual_seed(q_len)
@@ -228,11 +228,11 @@ def dense(by_head: bool, band: Band, q_len: int, kv_len: int, dims: tuple[int, i
     shown = (squares > 0.67) | (squares > 0.33) & (pairs < 0.3)
     keep = shown & p.keep()
     of_keys = keep.expand(-1, 4, -1, -1).unflatten(1, (2, 2)).any(2).any(2)[..., None]
-    band_keep, sizes, settings = p.keep(), (2, 4, q_len, kv_len), build.SETTINGS[build.dims_of(*dims)]
+    band_keep, sizes, config = p.keep(), (2, 4, q_len, kv_len), build.FORWARD_CONFIGS[build.tile_dims(*dims)]
     p = dataclasses.replace(p, q=p.q * keep.any(3)[..., None], k=p.k * of_keys, v=p.v * of_keys)
     first, second = (
         Problem(p, forward_tables.of_dense(
-            mask, sizes, band_keep, settings.consumers, settings.block_kv
+            mask, sizes, band_keep, config.consumers, config.block_kv
         ), keep)
         for mask in (shown, shown.expand(-1, 4, -1, -1))
     )  # fmt: skip
@@ -240,7 +240,7 @@ def dense(by_head: bool, band: Band, q_len: int, kv_len: int, dims: tuple[int, i
 
 
 @pytest.mark.parametrize("by_head", [False, True])
-@all_settings
+@all_configs
 def test_dense_masks(dims: tuple[int, int], by_head: bool) -> None:
     for band, (q_len, kv_len) in itertools.product(BANDS, LENGTHS):
         p, of_heads = dense(by_head, band, q_len, kv_len, dims)

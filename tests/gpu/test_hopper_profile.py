@@ -161,7 +161,7 @@ def test_a_graph_is_not_recorded() -> None:
 
 
 def test_reduce_overhead() -> None:
-    """The calls before the recording of the graph are profiled, and nothing of them stays in its pool."""
+    """The calls before the graph is captured are profiled, and nothing of them stays in its pool."""
     run = direct(SHAPES[2])
     p, call = run.problem, str(backward_call(run.problem.mask, run.problem.scale))
     lowering.register()

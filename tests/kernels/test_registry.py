@@ -8,7 +8,7 @@ from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels import registry
 from dash_inductor.kernels.execution import Execution
 from dash_inductor.kernels.families import FAMILIES, family
-from dash_inductor.kernels.hopper import settings
+from dash_inductor.kernels.hopper import kernel_configs
 from dash_inductor.kernels.hopper.forward import build as forward_build
 from dash_inductor.model import Tiles
 
@@ -26,13 +26,15 @@ def test_what_is_no_family_is_refused() -> None:
     assert not registry.has_templates("keep")
 
 
-def test_all_hopper_settings_have_the_same_dims() -> None:
-    assert list(settings.CANDIDATES) == list(settings.VARIANTS) == list(settings.SETTINGS)
-    assert settings.SHORT.keys() <= settings.SETTINGS.keys()
+def test_all_hopper_configs_have_the_same_dims() -> None:
+    assert (
+        list(kernel_configs.CANDIDATES) == list(kernel_configs.BACKWARD_CONFIGS) == list(kernel_configs.FORWARD_CONFIGS)
+    )
+    assert kernel_configs.SHORT_CONFIGS.keys() <= kernel_configs.FORWARD_CONFIGS.keys()
 
 
 def test_other_tiles_of_the_hopper_forward_are_refused() -> None:
-    for dims, of_dims in settings.SETTINGS.items():
+    for dims, of_dims in kernel_configs.FORWARD_CONFIGS.items():
         forward_build.check_tiles(dims, of_dims.tiles)
         with pytest.raises(ArgumentError, match=r"plan\.forward_tiles='32x32w4s1' is not allowed: expected "):
             forward_build.check_tiles(dims, Tiles(32, 32, 4, 1))

@@ -242,7 +242,7 @@ def test_an_exception_in_a_module_leaves_the_recording_sound(tmp_path: Path) -> 
 def test_more_tensors_than_fit_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with dash_inductor.record(tmp_path / "a"):
         train(plain)
-    for module in ("fingerprints.rows", "recorder"):
+    for module in ("fingerprints.lane_buffer", "recorder"):
         monkeypatch.setattr(f"dash_inductor.observers.{module}.CAPACITY", 5)
     with dash_inductor.record(tmp_path / "b"):
         train(plain)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dash_inductor.kernels.family import Candidate
-from dash_inductor.kernels.hopper.settings import CANDIDATES as HOPPER
+from dash_inductor.kernels.hopper.kernel_configs import CANDIDATES as HOPPER
 from dash_inductor.model import Band, Call, Mask, Plan, Site
 from dash_inductor.model.site import NOMINAL_LEN
 from dash_inductor.planning import nominal, plan, planner

@@ -10,7 +10,7 @@ import pytest
 
 from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.families import FAMILIES
-from dash_inductor.kernels.hopper.settings import CANDIDATES as HOPPER
+from dash_inductor.kernels.hopper.kernel_configs import CANDIDATES as HOPPER
 from dash_inductor.kernels.portable.family import CANDIDATES as PORTABLE
 from dash_inductor.kernels.portable.family import LIMIT
 from dash_inductor.model.architectures import WORKERS

@@ -45,7 +45,7 @@ def filled() -> profiles.ProfileRun:
     table = run.table
     table[1, 0, 0, :2] = torch.tensor([5, 7])
     table[1, 0, 1 + 2] = torch.tensor([1000, 1320, 1640, 1960])
-    table[1, 0, 1 + 0] = torch.tensor([1352, 1672, 1640, 2312])  # the recorder was late
+    table[1, 0, 1 + 0] = torch.tensor([1352, 1672, 1640, 2312])  # the stamper was late
     table[0, 1, 0, :2] = torch.tensor([4, 7])
     table[0, 1, 1 + 1] = torch.tensor([1064, 1384, 1384, 1704])
     run.end()

@@ -56,7 +56,7 @@ def _functions(warps: int) -> dict[str, Any]:
     )  # fmt: skip
     namespace: dict[str, Any] = {
         "gl": gl, "gluon": SimpleNamespace(jit=_same, constexpr_function=_same), **AGGREGATES, "here": _same,
-        "Work": None, "definition": definition, "__name__": __name__,
+        "HeadWork": None, "definition": definition, "__name__": __name__,
     }  # fmt: skip
     tree = ast.parse(inspect.getsource(dropout))
     tree.body = [node for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom))]
@@ -85,14 +85,14 @@ def marked(
     )  # fmt: skip
     with np.errstate(over="ignore"):
         arguments = as_arguments(DROPOUT, (number(seed, np.int64), threshold, 1.0))
-        drops = _functions(warps)["Dropout"](work, arguments)
+        drops = _functions(warps)["DropoutSigns"](work, arguments)
         return drops.marked(probabilities.astype(np.float32).view(Array), q_tile, kv_tile, piece)
 
 
 def gradient(p: Any, dp: Any, delta: Any, rescale: float) -> Any:
     """The gradient that the consumers compute from signed P, dP and delta, before it is rounded."""
     arguments = as_arguments(DROPOUT, (None, 0, np.float32(rescale)))
-    return _functions(8)["Dropout"](None, arguments).gradient(p, dp, delta)
+    return _functions(8)["DropoutSigns"](None, arguments).gradient(p, dp, delta)
 
 
 def block_layout(shape: Sequence[int], warps: int) -> Any:

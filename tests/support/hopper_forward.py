@@ -144,14 +144,17 @@ def results_of_the_cta() -> Iterator[None]:
 
 
 def whole_tiles() -> AbstractContextManager[None]:
-    """Kernels built inside compute hidden halves of kv tiles, too (Note [Halves])."""
-    plain = ({dims: replace(v, halves=False) for dims, v in of.items()} for of in (build.SETTINGS, build.SHORT))
-    return _built_with(**dict(zip(("SETTINGS", "SHORT"), plain, strict=True)))
+    """Kernels built inside compute hidden halves of kv tiles, too (Note [Half tiles])."""
+    plain = (
+        {dims: replace(v, half_tiles=False) for dims, v in of.items()}
+        for of in (build.FORWARD_CONFIGS, build.SHORT_CONFIGS)
+    )
+    return _built_with(**dict(zip(("FORWARD_CONFIGS", "SHORT_CONFIGS"), plain, strict=True)))
 
 
-def no_short_settings() -> AbstractContextManager[None]:
-    """Short sequences have the settings of all others inside."""
-    return _built_with(SHORT={})
+def no_short_configs() -> AbstractContextManager[None]:
+    """Short sequences have the configs of all others inside."""
+    return _built_with(SHORT_CONFIGS={})
 
 
 @contextmanager

@@ -28,17 +28,18 @@ from dash_inductor.kernels.hopper.forward import arguments, build
 from dash_inductor.kernels.hopper.forward.data import ForwardData
 from dash_inductor.kernels.hopper.forward.device import (
     consumer,
-    drop,
+    dropout,
     entry,
-    half,
+    half_tile,
     listed,
     producer,
     seen,
+    shared_memory,
     steps,
-    work,
+    tile_work,
 )
 from dash_inductor.kernels.hopper.shared import arguments as shared
-from dash_inductor.kernels.hopper.shared.device import clear, places, relations
+from dash_inductor.kernels.hopper.shared.device import clear, placement, relations
 from dash_inductor.kernels.reference import dropout as reference_dropout
 from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.codegen import python_functions
@@ -344,7 +345,7 @@ class ForwardSimulation(Simulation):
         edits: replacements in the source, for controls that must fail.
 
     After `run`, `walks` has the (kv tile, whether it was masked) of every (batch element, query head, row block), and
-    `halves` how many of the kv tiles were computed by half.
+    `half_tiles` how many of the kv tiles were computed by half.
     """
 
     def __init__(
@@ -356,7 +357,7 @@ class ForwardSimulation(Simulation):
         self.late, self.random = late, random.Random(seed)
         self.walks: dict[tuple[int, int, int], list[tuple[int, bool]]] = defaultdict(list)
         self.begun = self.draws = 0  # CTAs, tiles
-        self.halves = 0
+        self.half_tiles = 0
         self.drawers: set[int] = set()
         self.barriers: list[Barrier] = []
         self.named: dict[tuple[int, int], NamedBarrier] = {}
@@ -392,8 +393,8 @@ def constants_of(problem: build.Specialisation, **values: Any) -> dict[str, Any]
 def arguments_of(**values: Any) -> dict[str, Any]:
     """The arguments of the main kernel by name: groups as mappings or tuples, None for those that are not given."""
     groups = {
-        "problem": arguments.PROBLEM, "data": arguments.DATA, "dropout": arguments.DROPOUT, "places": shared.PLACES,
-        "target": shared.target("bf16"), "bound": score_room.BOUND,
+        "problem": arguments.PROBLEM, "data": arguments.DATA, "dropout": arguments.DROPOUT,
+        "placement": shared.PLACEMENT, "target": shared.target("bf16"), "bound": score_room.BOUND,
     }  # fmt: skip
     found = dict.fromkeys(groups) | values
     for name, group in groups.items():
@@ -409,7 +410,22 @@ def data_arguments(data: ForwardData, tables: int) -> dict[str, Any]:
     return {name: pointers.get(name.removesuffix("_ptr")) for name in arguments.DATA.names} | {"tables": tables}
 
 
-_MODULES = (score_gluon, clear, places, relations, listed, work, producer, drop, seen, steps, half, consumer, entry)
+_MODULES = (
+    score_gluon,
+    clear,
+    placement,
+    relations,
+    listed,
+    tile_work,
+    shared_memory,
+    producer,
+    dropout,
+    seen,
+    steps,
+    half_tile,
+    consumer,
+    entry,
+)
 
 
 def _kernel(s: ForwardSimulation, rows: int, edits: tuple[tuple[str, str], ...]) -> Callable[..., None]:
@@ -434,8 +450,8 @@ def _kernel(s: ForwardSimulation, rows: int, edits: tuple[tuple[str, str], ...])
 
 
 def _record_walks(s: ForwardSimulation, namespace: dict[str, Any]) -> None:
-    names = "first_step", "half_step", "next_step", "store_out"
-    first_step, half_step, next_step, store_out = (namespace[name] for name in names)
+    names = "first_step", "half_tile_step", "next_step", "store_out"
+    first_step, half_tile_step, next_step, store_out = (namespace[name] for name in names)
     walks: dict[Role, list[tuple[int, bool]]] = defaultdict(list)
 
     def role() -> Role:
@@ -450,21 +466,21 @@ def _record_walks(s: ForwardSimulation, namespace: dict[str, Any]) -> None:
 
     def half(work: Any, data: Any, shared: Any, scale: float, here: Any, kv: int, *rest: Any) -> Any:
         walks[role()].append((kv, True))
-        s.halves += 1
-        return half_step(work, data, shared, scale, here, kv, *rest)
+        s.half_tiles += 1
+        return half_tile_step(work, data, shared, scale, here, kv, *rest)
 
     def later(work: Any, data: Any, *rest: Any) -> Any:
         walks[role()].append(rest[6:8])
         return next_step(work, data, *rest)
 
-    def store(places: Any, shared: Any, desc: Any, target: Any, b: int, head: int, row: int, *rest: Any) -> None:
+    def store(of_rows: Any, shared: Any, desc: Any, target: Any, b: int, head: int, row: int, *rest: Any) -> None:
         place = b, head, row // namespace["ROWS"]
         if place in s.walks:
             raise Fault(f"{place} is computed twice")
         s.walks[place] = walks.pop(role())
-        store_out(places, shared, desc, target, b, head, row, *rest)
+        store_out(of_rows, shared, desc, target, b, head, row, *rest)
 
-    namespace.update(first_step=first, half_step=half, next_step=later, store_out=store)
+    namespace.update(first_step=first, half_tile_step=half, next_step=later, store_out=store)
 
 
 def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
@@ -569,9 +585,9 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
 
     def store(pointer: Pointer, value: Value, mask: Value) -> None:
         assert isinstance(pointer.offsets, Tensor)
-        places = pointer.offsets[mask.read()]
-        pointer.output.tensor.view(-1)[places] = value.read()[mask.read()]
-        pointer.output.writes.view(-1)[places] += 1
+        offsets = pointer.offsets[mask.read()]
+        pointer.output.tensor.view(-1)[offsets] = value.read()[mask.read()]
+        pointer.output.writes.view(-1)[offsets] += 1
 
     def load(pointer: Pointer, mask: Value | bool | None = None, other: int = 0) -> Any:
         """A number, or a tensor where the pointers are one."""

@@ -33,7 +33,7 @@ from dash_inductor.kernels.hopper.backward.device import (
     group,
     producer,
     reducer,
-    runs,
+    split_loops,
     stamps,
     table_walk,
     tickets,
@@ -41,13 +41,14 @@ from dash_inductor.kernels.hopper.backward.device import (
 from dash_inductor.kernels.hopper.shared.device import (
     clear,
     dropout,
-    ends,
+    head_work,
     operations,
-    places,
+    placement,
     relations,
+    shared_memory,
+    step_signals,
+    step_words,
     steps,
-    told,
-    work,
 )
 from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.table_walk import TILE_BITS
@@ -542,8 +543,8 @@ class Simulation:
 
 
 _MODULES = (
-    score_gluon, operations, ends, clear, places, relations, work, told, tickets, closed_form, table_walk, dropout,
-    steps, runs,
+    score_gluon, operations, step_signals, clear, placement, relations, head_work, step_words, shared_memory, tickets,
+    closed_form, table_walk, dropout, steps, split_loops,
     group, stamps, producer, consumer, reducer, entry,
 )  # fmt: skip
 
@@ -570,7 +571,7 @@ def _kernel(stand_ins: dict[str, Any], edits: tuple[tuple[str, str], ...]) -> Ca
         for old in [old for old in left if old in text]:
             text = text.replace(old, left.pop(old))
         code, names = definitions(text, module.__file__ or "")
-        allowed = module in (score_gluon, operations, clear, places, told) or not names & set(namespace)
+        allowed = module in (score_gluon, operations, clear, placement, step_words) or not names & set(namespace)
         assert allowed, "two definitions of one name"
         exec(code, namespace)
         namespace.update(stand_ins)
@@ -665,7 +666,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         return copy
 
     def store_first(target: Any, h: int, token: int, count: int, tile: Tile, _warps: int, column: int) -> None:
-        """`places._store_first`, of which the simulation of the forward runs the source."""
+        """`placement._store_first`, of which the simulation of the forward runs the source."""
         s.pause()
         coordinates = h, token, column, count
         store = Store("some rows", target.ptr.name, coordinates, tile.contents(), current().ticket)

@@ -22,7 +22,7 @@ from dash_inductor.model.terms import Keys
 from dash_inductor.schedule.schedules import LEAST
 
 from .table_words import data_of, interval_of, operand, plan_of, same_tables, with_values
-from .tile_pairs import DataMask, random_mask
+from .tile_pairs import PairMask, random_mask
 
 
 def compare(rng: random.Random, data: MaskData, schedule: str | None = None, block_q: int | None = None) -> None:
@@ -102,7 +102,7 @@ def extreme(rng: random.Random) -> None:
     """Ids at the ends of 64 bits, of which the kernels keep none."""
     ids = [-(2**63), -(2**62) - 1, 2**62 + 1, 2**63 - 1, 0, -1, -2]
     q, kv = ([rng.choice(ids) for _ in range(rng.choice((1, 30)))] for _ in range(2))
-    compare(rng, data_of(DataMask(Band(), len(q), len(kv), None, ([q], [kv])), rng))
+    compare(rng, data_of(PairMask(Band(), len(q), len(kv), None, ([q], [kv])), rng))
 
 
 def alone(rng: random.Random) -> None:
@@ -121,7 +121,7 @@ def alone(rng: random.Random) -> None:
 
 def altered(rng: random.Random) -> None:
     """Negative control: one key less is noticed."""
-    mask = DataMask(Band(), 20, 30, [[True] * 30], None)
+    mask = PairMask(Band(), 20, 30, [[True] * 30], None)
     data, plan = data_of(mask, random.Random(1)), plan_of(rng, Band(), "ascending", mask_tables.ROW_BLOCK)
     found = mask_tables.build(data, plan)
     valid = operand(data, Keys, "valid")

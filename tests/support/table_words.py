@@ -15,7 +15,7 @@ from dash_inductor.model.plan import Plan, Tiles
 from dash_inductor.model.terms import Dense, Interval, Keys, Segments, Term
 from dash_inductor.schedule.schedules import define, supports
 
-from .tile_pairs import DataMask
+from .tile_pairs import PairMask
 
 SCHEDULES = ("ascending", "descending", "spt", "bent_fold")
 """The schedules whose CTAs only wait for earlier ones."""
@@ -57,7 +57,7 @@ def operand(data: MaskData, kind: type[Term], name: str) -> Tensor | None:
     return dict(data.values).get(kind, {}).get(name)
 
 
-def data_of(mask: DataMask, rng: random.Random, device: str = "cpu", *, dense: bool = False) -> MaskData:
+def data_of(mask: PairMask, rng: random.Random, device: str = "cpu", *, dense: bool = False) -> MaskData:
     """The mask's data as tensors, of any dtype that holds them and any strides; and any numbers of heads.
 
     dense: with a dense mask beside the vectors, or, one time in three, in their place.

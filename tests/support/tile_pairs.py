@@ -22,7 +22,7 @@ BANDS = (
 
 
 @dataclass(frozen=True)
-class DataMask:
+class PairMask:
     """A band and vectors, one of each per batch element, as the kernels get them."""
 
     band: Band
@@ -45,11 +45,11 @@ class DataMask:
             found.append(tile_pairs(seen, self.q_len, self.kv_len, block_q, block_kv))
         return found
 
-    def only(self, b: int) -> DataMask:
+    def only(self, b: int) -> PairMask:
         """The mask of one batch element."""
         valid = None if self.valid is None else [self.valid[b]]
         segments = None if self.segments is None else ([self.segments[0][b]], [self.segments[1][b]])
-        return DataMask(self.band, self.q_len, self.kv_len, valid, segments)
+        return PairMask(self.band, self.q_len, self.kv_len, valid, segments)
 
 
 def _validity(rng: random.Random, length: int) -> list[bool]:
@@ -96,7 +96,7 @@ def _segments(rng: random.Random, q_len: int, kv_len: int) -> tuple[list[int], l
 
 def random_mask(
     rng: random.Random, max_len: int, *, batch: int = 3, valid: bool | None = None, segments: bool | None = None
-) -> DataMask:
+) -> PairMask:
     """Any band, equal or unequal lengths, vectors of every kind; at least one of the vectors."""
     q_len, kv_len = rng.randint(1, max_len), rng.randint(1, max_len)
     if rng.random() < 0.5:
@@ -104,7 +104,7 @@ def random_mask(
     segments = rng.random() < 0.6 if segments is None else segments
     valid = not segments or rng.random() < 0.6 if valid is None else valid
     ids = [_segments(rng, q_len, kv_len) for _ in range(batch)] if segments else None
-    return DataMask(
+    return PairMask(
         rng.choice(BANDS), q_len, kv_len,
         [_validity(rng, kv_len) for _ in range(batch)] if valid else None,
         None if ids is None else ([q for q, _ in ids], [kv for _, kv in ids]),

@@ -27,7 +27,7 @@ from dash_inductor.schedule.table_walk import Tables
 from dash_inductor.schedule.visibility import EMPTY, sees, tile_pairs
 from dash_inductor.schedule.walk import Problem
 from dash_inductor.timeline import measured, planned, simulated
-from dash_inductor.timeline.data import Data, restricted
+from dash_inductor.timeline.lengths import Lengths, restricted
 from dash_inductor.timeline.model import MICROSECONDS, Picture, Step, Timeline, ticks
 from dash_inductor.timeline.simulated import MODEL_UNIT, of_plan, timeline
 from dash_inductor.timeline.text import text
@@ -190,7 +190,7 @@ def test_what_cannot_be_drawn() -> None:
     with pytest.raises(ArgumentError, match="tile pairs"):
         of_plan(replace(SITE, batch=64, q_len=8192, kv_len=8192), "sm_90", plan)
     with pytest.raises(ArgumentError, match="documents"):
-        of_plan(SITE, "sm_90", plan, data=Data(documents=(500, 13)))
+        of_plan(SITE, "sm_90", plan, data=Lengths(documents=(500, 13)))
 
 
 # Masks that are data.
@@ -204,7 +204,7 @@ def test_tile_pairs_under_data_are_those_of_the_definition(seed: int) -> None:
     documents = tuple(b - a for a, b in zip([0, *cuts], [*cuts, length], strict=True))
     valid = tuple(rng.randint(0, length) for _ in range(2))
     problem = Problem(band, length, length, 8, 4, batch=2)
-    data = Data(documents if seed % 3 else None, valid if seed % 2 else None)
+    data = Lengths(documents if seed % 3 else None, valid if seed % 2 else None)
     ids = [i for i, count in enumerate(documents) for _ in range(count)]
     for b, seen in enumerate(data.seen(problem)):
         keys = [j < valid[b] for j in range(length)] if data.valid is not None else None
@@ -216,7 +216,7 @@ def test_tile_pairs_under_data_are_those_of_the_definition(seed: int) -> None:
 @pytest.mark.parametrize("name", ["ascending", "spt", "bent_fold", "descending"])
 def test_restricted_jobs_are_those_of_the_tables(name: str) -> None:
     problem = Problem(CAUSAL, 40, 40, 4, 8, batch=2, heads=2)
-    data = Data((13, 20, 7), (40, 25))
+    data = Lengths((13, 20, 7), (40, 25))
     seen = data.seen(problem)
     pairs = [[[int(pair) for pair in row] for row in element] for element in seen]
     found = restricted(tables(name, problem), seen, problem.heads)
@@ -228,19 +228,19 @@ def test_a_plan_of_documents_visits_their_tile_pairs_alone() -> None:
     mask = Mask(CAUSAL, segments=Segments(Operand(0), Operand(0)))
     site = replace(SITE, call=Call(mask, 1.0))
     plan = planner.plan(site, "sm_90")
-    whole, cut = of_plan(site, "sm_90", plan), of_plan(site, "sm_90", plan, data=Data(documents=(256, 256)))
+    whole, cut = of_plan(site, "sm_90", plan), of_plan(site, "sm_90", plan, data=Lengths(documents=(256, 256)))
     assert {(s.q, s.kv) for s in whole.steps} > {(s.q, s.kv) for s in cut.steps}
     assert not [s for s in cut.steps if s.q >= 4 and s.kv < 2]
     padded = replace(SITE, call=Call(Mask(FULL, keys=Keys(Operand(0))), 1.0))
     plan = planner.plan(padded, "sm_90")
-    run = of_plan(padded, "sm_90", plan, data=Data(valid=(100, 512)))
+    run = of_plan(padded, "sm_90", plan, data=Lengths(valid=(100, 512)))
     assert {s.kv for s in run.steps if s.head < 4} == {0}
     assert {s.kv for s in run.steps if s.head >= 4} == set(range(4))
     ranking = rank(padded, "sm_90")
     assert chosen_of(ranking).predicted_us is not None
     assert planned.picture(padded, "sm_90", ranking).unit == MICROSECONDS
     # Predictions are for valid keys alone.
-    assert planned.picture(padded, "sm_90", ranking, data=Data(valid=(100, 512))).unit == simulated.PLAN_UNIT
+    assert planned.picture(padded, "sm_90", ranking, data=Lengths(valid=(100, 512))).unit == simulated.PLAN_UNIT
 
 
 # Pictures of rankings, and recorded runs.

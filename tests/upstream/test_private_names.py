@@ -15,7 +15,7 @@ from ..support.private_names import private_names
 EXCEPTIONS = {
     ("_dash_inductor_autoload.py", "torch._ops"): "runs inside `import torch`, and imports nothing of the package",
     ("_dash_inductor_autoload.py", "torch._inductor.compile_fx"): "as `torch._ops`",
-    ("lowering/early.py", "torch._inductor.config.benchmark_fusion"): "an error names the setting for its reader",
+    ("lowering/ahead.py", "torch._inductor.config.benchmark_fusion"): "an error names the setting for its reader",
 }
 UPSTREAM = ROOT / "dash_inductor/upstream"
 

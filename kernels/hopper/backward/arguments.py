@@ -114,6 +114,20 @@ class Form(NamedTuple):
     ROLE_REGISTERS: int
 
 
+class Prepare(NamedTuple):
+    """The tiles of `prepare` as compile-time constants.
+
+    DIM: columns of out and of its gradient; BLOCK_DV: of their tiles; HAS_DATA: the mask is data; PLACED: as of
+    `MaskKind`.
+    """
+
+    BLOCK_Q: int
+    DIM: int
+    BLOCK_DV: int
+    HAS_DATA: bool
+    PLACED: int
+
+
 class Finish(NamedTuple):
     """The tiles of `finish` as compile-time constants.
 

@@ -25,10 +25,10 @@ from ...common.arguments import Group
 from ...common.compiling import COLUMNS, TYPES, columns, compile_kernel, descriptor, schedule_module
 from ...common.relations import layout
 from ..family import FAMILY
-from ..settings import VARIANTS, dims_of_tile
+from ..kernel_configs import BACKWARD_CONFIGS, dims_of_tile
 from ..shared import arguments as shared
-from ..shared.device.ends import MOST_STAGES
 from ..shared.device.operations import DQ_LAYOUT, DQ_ROW
+from ..shared.device.step_signals import MOST_STAGES
 from . import arguments
 from .device.entry import hopper_backward
 from .device.finish import finish
@@ -41,15 +41,15 @@ ROW_LAYOUT = gl.NVMMASharedLayout(0, 32, rank=1)
 FINISH_ROWS, FINISH_WARPS = 32, 4
 
 
-def variant(head_dim: int, value_dim: int) -> tuple[int, int]:
-    """The dims of the tile of these head dims, a key of `VARIANTS`.
+def tile_dims(head_dim: int, value_dim: int) -> tuple[int, int]:
+    """The dims of the tile of these head dims, a key of `BACKWARD_CONFIGS`.
 
     Raises:
-        ArgumentError: head dims that no variant fits.
+        ArgumentError: head dims that no config fits.
     """
     dims = dims_of_tile(head_dim, value_dim)
     if dims is None:
-        raise ArgumentError("head_dim, value_dim", (head_dim, value_dim), f"up to one of {[*VARIANTS]}")
+        raise ArgumentError("head_dim, value_dim", (head_dim, value_dim), f"up to one of {[*BACKWARD_CONFIGS]}")
     return dims
 
 
@@ -76,7 +76,7 @@ class Specialisation:
     stamped: bool = False
 
     def __post_init__(self) -> None:
-        ahead = VARIANTS[variant(self.head_dim, self.value_dim)].ahead
+        ahead = BACKWARD_CONFIGS[tile_dims(self.head_dim, self.value_dim)].ahead
         if ahead and self.tiles.num_stages < 2:  # a step would wait for what only its own end makes room for
             raise ArgumentError("tiles", str(self.tiles), "num_stages >= 2 at these head dims")
         if self.tiles.num_stages > MOST_STAGES:
@@ -131,12 +131,12 @@ class Kernels:
 
     def __init__(self, of: Specialisation) -> None:
         self.of = of
-        dims = variant(of.head_dim, of.value_dim)
-        self.variant = VARIANTS[dims]
+        dims = tile_dims(of.head_dim, of.value_dim)
+        self.config = BACKWARD_CONFIGS[dims]
         self.functions = schedule_module(of.schedule, of.traits.band)
         self.schedule = schedules.define(of.schedule, of.traits.band)
         self.columns, self.value_columns = dims  # of a tile
-        self.block_d = self.columns - self.variant.tail
+        self.block_d = self.columns - self.config.tail
 
     @property
     def rows_of_a_load(self) -> int:
@@ -145,11 +145,11 @@ class Kernels:
         A piece of one block lies right before the next piece, as the rows of a whole tile do.
         """
         one_block = self.columns == self.value_columns == COLUMNS
-        return self.of.tiles.block_q // (1 if one_block else self.variant.halves)
+        return self.of.tiles.block_q // (1 if one_block else self.config.pieces)
 
     @cached_property
     def main(self) -> Any:
-        p, v, tiles = self.of, self.variant, self.of.tiles
+        p, v, tiles = self.of, self.config, self.of.tiles
         kind, q, kv, d = p.traits, tiles.block_q, tiles.block_kv, self.block_d
         alone = self.schedule.resident is not None
         accumulator = [math.gcd(q * d, q * v.tail) // DQ_ROW.value, DQ_ROW.value]
@@ -161,7 +161,7 @@ class Kernels:
             **dict.fromkeys(("lse_desc", "delta_desc"), descriptor("fp32", [q], ROW_LAYOUT)),
             "workspace": arguments.WORKSPACE, "problem": arguments.PROBLEM,
             "data": self._data, "dropout": arguments.DROPOUT if kind.dropout else None,
-            "places": self._places, "dk_target": target, "dv_target": target,
+            "placement": self._placement, "dk_target": target, "dv_target": target,
             "stamped": arguments.STAMPS if p.stamped else None, "bound": score.bound(kind),
         }  # fmt: skip
         options = {"num_warps": WARPS, "launch_cooperative_grid": alone, "launch_pdl": not alone}
@@ -192,7 +192,7 @@ class Kernels:
 
     @property
     def _form(self) -> arguments.Form:
-        p, v, tiles = self.of, self.variant, self.of.tiles
+        p, v, tiles = self.of, self.config, self.of.tiles
         dq_stages = 1 if v.one_dq else tiles.num_stages
         return arguments.Form(
             p.group, tiles.block_q, tiles.block_kv, self.block_d, v.tail, self.value_columns, tiles.num_stages,
@@ -202,39 +202,33 @@ class Kernels:
     @cached_property
     def prepare(self) -> Any:
         p, dtype = self.of, TYPES[self.of.dtype]
-        constants = {
-            "BLOCK_Q": p.tiles.block_q,
-            "DIM": p.value_dim,
-            "BLOCK_DV": self.value_columns,
-            "HAS_DATA": bool(p.traits.terms),
-            "PLACED": p.row_block,
-        }
+        form = arguments.Prepare(p.tiles.block_q, p.value_dim, self.value_columns, bool(p.traits.terms), p.row_block)
         types: dict[str, Any] = {
             **dict.fromkeys(("out_ptr", "do_ptr"), f"*{dtype}"),
             **dict.fromkeys(("lse_ptr", "lse2_ptr", "delta_ptr"), "*fp32"), "counters_ptr": "*i32",
             **dict.fromkeys(("out_strides", "do_strides"), arguments.OUT_STRIDES),
-            "lse_strides": arguments.LSE_STRIDES, "places": self._places,
+            "lse_strides": arguments.LSE_STRIDES, "placement": self._placement,
             "grad_lse": arguments.GRAD_LSE if p.traits.grad_logsumexp else None,
         }  # fmt: skip
-        return compile_kernel(prepare, ASTSource, constants, types, {"num_warps": 8})
+        return compile_kernel(prepare, ASTSource, {"FORM": form}, types, {"num_warps": 8})
 
     @cached_property
     def finish(self) -> Any:
         p = self.of
         form = arguments.Finish(
-            p.tiles.block_q, p.tiles.block_kv, p.head_dim, self.block_d, self.variant.tail, FINISH_ROWS, p.row_block
+            p.tiles.block_q, p.tiles.block_kv, p.head_dim, self.block_d, self.config.tail, FINISH_ROWS, p.row_block
         )
         types = {
             "accumulator": "*fp32", "semaphores": "*i32", "dq_ptr": f"*{TYPES[p.dtype]}", "scale": "fp32",
             "dq_strides": arguments.OUT_STRIDES, "data": arguments.CONTRIBUTIONS if p.traits.terms else None,
-            "places": self._places,
+            "placement": self._placement,
         }  # fmt: skip
         constants = {"KV_RANGE": self.functions.dash_kv_range, "FORM": form}
         return compile_kernel(finish, ASTSource, constants, types, {"num_warps": FINISH_WARPS, "launch_pdl": True})
 
     @property
-    def _places(self) -> Group | None:
-        return shared.PLACES if self.of.traits.placed else None
+    def _placement(self) -> Group | None:
+        return shared.PLACEMENT if self.of.traits.placed else None
 
 
 @cache

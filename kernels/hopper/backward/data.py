@@ -17,8 +17,8 @@ from ...common.relations import layout
 from ...common.strides import dense_strides
 from . import arguments
 
-Fact = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
-Facts = tuple[Fact | None, ...]
+Described = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+DescribedData = tuple[Described | None, ...]
 """Shape, strides, dtype and device of every tensor of `BackwardData`."""
 
 
@@ -76,7 +76,7 @@ class BackwardData(NamedTuple):
         """The address of every tensor, 0 for a missing one."""
         return tuple(0 if t is None else t.data_ptr() for t in self)
 
-    def facts(self) -> Facts:
+    def described(self) -> DescribedData:
         """The facts for which a launch is prepared."""
         return tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in self)
 
@@ -93,7 +93,7 @@ class Arguments(NamedTuple):
     dense: dict[str, int]
 
     @staticmethod
-    def of(call: Call, facts: Facts, walk: ClosedForm, device: torch.device) -> Arguments:
+    def of(call: Call, facts: DescribedData, walk: ClosedForm, device: torch.device) -> Arguments:
         """The arguments for tensors with these facts.
 
         Args:
@@ -149,7 +149,7 @@ class Arguments(NamedTuple):
 
 
 def _check(
-    name: str, fact: Fact, full: tuple[int, ...], broadcasts: bool, device: torch.device, allowed: torch.dtype
+    name: str, fact: Described, full: tuple[int, ...], broadcasts: bool, device: torch.device, allowed: torch.dtype
 ) -> None:
     """Raise ArgumentError unless a tensor is as the kernels read it: contiguous, unless it `broadcasts`."""
     shape, strides, dtype, where = fact

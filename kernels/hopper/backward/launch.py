@@ -24,26 +24,33 @@ from ...common.strides import dense_strides
 from ..family import FAMILY
 from ..shared.arguments import target_values
 from ..shared.device.operations import DQ_ROW
-from ..shared.tensors import DTYPES, PACKED, SeenRows, check_tokens, describe, has_readable_strides, readable
+from ..shared.tensors import (
+    DTYPES,
+    PACKED,
+    DropoutArguments,
+    SeenRows,
+    check_tokens,
+    describe,
+    has_readable_strides,
+    readable,
+)  # fmt: skip
 from . import arguments
 from .build import FINISH_ROWS, Specialisation, kernels
-from .data import Arguments, BackwardData, Facts
-from .recording import NOTHING as NO_STAMPS
-from .recording import Recording
+from .call_profiles import NOTHING as NO_STAMPS
+from .call_profiles import CallProfiles
+from .data import Arguments, BackwardData, DescribedData
 
 _Strides = tuple[int, ...]
-Drops = tuple[Tensor, int, float]
-"""Seed, threshold and rescale."""
 _Operands = tuple[int, int, int, int, int]
 """Addresses of query, key, value, grad_out and out."""
-_Facts = tuple[Any, ...]
+_PackKey = tuple[Any, ...]
 """The arguments of `_State._pack`."""
 _ALIGNMENT = 128  # bytes between the parts of the workspace
 
 
 def backward(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
-    call: Call, plan: Plan, data: BackwardData | None = None, dropout: Drops | None = None, site: str = "",
+    call: Call, plan: Plan, data: BackwardData | None = None, dropout: DropoutArguments | None = None, site: str = "",
     grad_logsumexp: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dq, dk, dv of attention, bitwise reproducible.
@@ -56,8 +63,7 @@ def backward(
         plan: a plan of the Hopper kernel.
         data: what a mask of more than a band reads; None for a band alone.  The log-sum-exp of a query that sees no
             key is -inf there.  Under a mask of rows it has rows, and all else tokens.
-        dropout: (seed, threshold, rescale): an int64 tensor [1] on the device of query, how many of 2**16 sets of
-            random bits drop a probability, and what kept probabilities are multiplied with; None for none.
+        dropout: with the seed on the device of query; None for none.
         grad_logsumexp: fp32 [batch, q heads, q_len] on the device of query, any strides: the gradient of the
             log-sum-exp, if the call has one; of tokens under a mask of rows.
         site: what the call is called where `config.profile` asks for its times.
@@ -79,8 +85,8 @@ def backward(
     state = _state(
         call, plan, query.dtype, device,
         query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), grad_out.stride(),
-        out.stride(), logsumexp.stride(), None if data is None else data.facts(), None if data is None else data.rows,
-        config.profile, None if grad_logsumexp is None else grad_logsumexp.stride(),
+        out.stride(), logsumexp.stride(), None if data is None else data.described(), None if data is None else
+        data.rows, config.profile, None if grad_logsumexp is None else grad_logsumexp.stride(),
     )  # fmt: skip
     operands = query.data_ptr(), key.data_ptr(), value.data_ptr(), grad_out.data_ptr(), out.data_ptr()
     q, k, v, do, o = operands
@@ -101,7 +107,7 @@ def _check_gradient(call: Call, gradient: Tensor | None, query: Tensor) -> None:
         raise ArgumentError("grad_logsumexp", found, f"float32 {wanted[1]} on {wanted[2]}")
 
 
-def _check_dropout(call: Call, dropout: Drops | None, device: torch.device) -> None:
+def _check_dropout(call: Call, dropout: DropoutArguments | None, device: torch.device) -> None:
     """Raise ArgumentError unless the call has dropout, a seed that the kernel can read, and a threshold of 16 bits."""
     if dropout is None or call.dropout is None:
         raise ArgumentError("dropout", dropout, f"given if the call has dropout: {call}")
@@ -127,7 +133,7 @@ class _State:
     def __init__(
         self, call: Call, plan: Plan, dtype: torch.dtype, device: int, q_shape: torch.Size, q: _Strides,
         k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides, do: _Strides, out: _Strides, lse: _Strides,
-        data: Facts | None, rows: int | None, stamped: bool, grad_lse: _Strides | None,
+        data: DescribedData | None, rows: int | None, stamped: bool, grad_lse: _Strides | None,
     ) -> None:  # fmt: skip
         if plan.kernel != FAMILY.name:
             raise ArgumentError("plan", str(plan), "a plan of the hopper kernel")
@@ -187,9 +193,9 @@ class _State:
         self.finish_sizes = (self.strides[0][:3], self.q_heads, self.q_len, self.kv_len, lo, hi, work.n_q, scale)
         self.dims = head_dim, value_dim
         self.grad_lse = grad_lse
-        self.recording = None
+        self.profiles = None
         if stamped:
-            self.recording = Recording.of(call, plan, DTYPES[dtype], walk, self.kv_heads, dims, self.device)
+            self.profiles = CallProfiles.of(call, plan, DTYPES[dtype], walk, self.kv_heads, dims, self.device)
         self.placed, self.bound = rows is not None, score.bound_values(call)
         self.about_data = None if data is None else Arguments.of(call, data, walk, self.device)
         ctas = self._ctas(walk)
@@ -197,7 +203,7 @@ class _State:
         self.prepare = launcher.KernelLauncher(built.prepare, q_tiles)
         self.main = launcher.KernelLauncher(built.main, ctas, descriptors)
         self.finish = launcher.KernelLauncher(built.finish, finish_programs)
-        self._packed: dict[_Facts, tuple[launcher.Launch, ...]] = {}
+        self._packed: dict[_PackKey, tuple[launcher.Launch, ...]] = {}
 
     def _lay_out_workspace(self, *elements: int) -> None:
         """Byte offsets: dq accumulator, lse, delta, sums of groups, counters; 4 bytes an element."""
@@ -218,19 +224,19 @@ class _State:
         return min(walk.tickets, sms)
 
     def run(
-        self, operands: _Operands, logsumexp: Tensor, data: BackwardData | None, dropout: Drops | None, site: str,
-        grad_logsumexp: Tensor | None,
+        self, operands: _Operands, logsumexp: Tensor, data: BackwardData | None, dropout: DropoutArguments | None, site:
+        str, grad_logsumexp: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         empty = compat.empty_cuda
         dq, dk, dv = empty(*self.dq), empty(*self.dk), empty(*self.dv)
         workspace = empty(*self.workspace)
         # Before the kernels, so that nothing comes between two of them that overlap.
-        recorded = None if self.recording is None else self.recording.begin(site, self.device)
+        profile = None if self.profiles is None else self.profiles.begin(site, self.device)
         facts = (
             raw_stream(self.device.index), operands, logsumexp.data_ptr(), dq.data_ptr(),
             dk.data_ptr(), dv.data_ptr(), workspace.data_ptr(), None if data is None else data.addresses(),
             None if dropout is None else (dropout[0].data_ptr(), *dropout[1:]),
-            None if recorded is None else (recorded.table.data_ptr(), recorded.heads),
+            None if profile is None else (profile.table.data_ptr(), profile.heads),
             None if grad_logsumexp is None else grad_logsumexp.data_ptr(),
         )  # fmt: skip
         launches = self._packed.get(facts)
@@ -240,43 +246,43 @@ class _State:
                 self._packed.clear()
             self._packed[facts] = launches
         launcher.launch(launches)
-        if recorded is not None:
-            recorded.end()
+        if profile is not None:
+            profile.end()
         return dq, dk, dv
 
     def _pack(
         self, stream: int, operands: _Operands, logsumexp: int, dq: int, dk: int, dv: int, workspace: int,
-        data: tuple[int, ...] | None, drops: tuple[float, ...] | None, recorded: tuple[int, int] | None,
+        data: tuple[int, ...] | None, drops: tuple[float, ...] | None, profile: tuple[int, int] | None,
         grad_lse: int | None,
     ) -> tuple[launcher.Launch, ...]:  # fmt: skip
-        """The three launches of a call with these addresses: of tensors, and of the places of its stamps."""
+        """The three launches of a call with these addresses: of tensors, and of the table of its stamps."""
         *_, do, out = operands
         accumulator, lse2, delta, sums, semaphores = [workspace + offset for offset in self.offsets]
         group_semaphores, ticket = [semaphores + offset for offset in self.after_semaphores]
         shared = arguments.WORKSPACE.values(
             semaphores=semaphores, ticket_ptr=ticket, group_sums=sums, group_semaphores=group_semaphores
         )
-        main_data = finish_data = of_places = None
+        main_data = finish_data = of_placement = None
         targets: tuple[tuple[int, ...] | None, ...] = (None, None)
         if data is not None and self.about_data is not None:
             main_data, finish_data = self.about_data.of_call(data)
             if self.placed:
-                of_places = data[-2:]
+                of_placement = data[-2:]
                 targets = tuple(map(target_values, (dk, dv), self.strides[1:], self.dims))
         stamps = None
-        if self.recording is not None:
-            stamps = NO_STAMPS if recorded is None else recorded
+        if self.profiles is not None:
+            stamps = NO_STAMPS if profile is None else profile
         rows = [start + skipped for start, skipped in zip(operands, self.skipped, strict=False)]
         return (
             *self.prepare.pack(
-                stream, (), out, do, logsumexp, lse2, delta, semaphores, *self.prepare_sizes, of_places,
+                stream, (), out, do, logsumexp, lse2, delta, semaphores, *self.prepare_sizes, of_placement,
                 None if grad_lse is None or self.grad_lse is None else (grad_lse, *self.grad_lse),
             ),
             *self.main.pack(
-                stream, (*rows, dk, dv, accumulator, lse2, delta), shared, self.problem, main_data, drops, of_places,
+                stream, (*rows, dk, dv, accumulator, lse2, delta), shared, self.problem, main_data, drops, of_placement,
                 *targets, stamps, self.bound,
             ),
             *self.finish.pack(
-                stream, (), accumulator, semaphores, dq, *self.finish_sizes, finish_data, of_places
+                stream, (), accumulator, semaphores, dq, *self.finish_sizes, finish_data, of_placement
             ),
         )  # fmt: skip

@@ -11,7 +11,7 @@ PROBLEM = Group(
     integers("batch_heads", "q_heads", "group", "q_len", "kv_len", "lo", "hi", "section", "last_section")
     | {"scale_log2": "fp32"}
 )
-"""Sizes, the bounds of the band, anchored top left, the list of tiles (`device.work.Work`), and the factor of scores.
+"""Sizes, the bounds of the band, anchored top left, the list of tiles (`device.tile_work`), and the factor of scores.
 
 group: query heads per kv head; scale_log2: see `score.factor`, above zero.
 """
@@ -37,9 +37,10 @@ class MaskKind(NamedTuple):
     """The kind of a mask as compile-time constants.
 
     HAS_LO, HAS_HI: its band has the bound; EVEN_KV: no kv tile is ragged; FROM_THE_END: the last q tiles come first,
-    see `schedule.table_walk`; HAS_DENSE: there are bits, see `data.ForwardData`; CODES_AHEAD: see `device.listed.Data`;
-    PLACED: rows of a row block of a mask of rows, 0 where tokens are rows; HALVES: see Note [Halves] in `device.half`;
-    HAS_POSITIONS: `SPANS` are among the forms; the others: as of `common.relations.Layout`.
+    see `schedule.table_walk`; HAS_DENSE: there are bits, see `data.ForwardData`; CODES_AHEAD: see
+    `device.listed.ListedMask`; PLACED: rows of a row block of a mask of rows, 0 where tokens are rows; HALF_TILES: see
+    Note [Half tiles] in `device.half_tile`; HAS_POSITIONS: `SPANS` are among the forms; the others: as of
+    `common.relations.Layout`.
     """
 
     HAS_LO: bool
@@ -49,7 +50,7 @@ class MaskKind(NamedTuple):
     HAS_DENSE: bool
     CODES_AHEAD: int
     PLACED: int
-    HALVES: bool
+    HALF_TILES: bool
     HAS_POSITIONS: bool
     FORMS: tuple[str, ...]
     Q_ROWS: tuple[int, ...]

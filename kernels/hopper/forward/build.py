@@ -22,35 +22,35 @@ from ...common import score
 from ...common.arguments import Group
 from ...common.compiling import TYPES, columns, compile_kernel, schedule_module
 from ...common.relations import CODES, Layout, layout
-from ..settings import CONSUMER_WARPS, SETTINGS, SHORT, Settings, dims_of_tile
+from ..kernel_configs import CONSUMER_WARPS, FORWARD_CONFIGS, SHORT_CONFIGS, ForwardConfig, dims_of_tile
 from ..shared import arguments as shared
 from . import arguments
 from .device.entry import hopper_forward
 from .device.prepare import prepare
-from .device.work import ROWS
+from .device.tile_work import ROWS
 
 
-def dims_of(head_dim: int, value_dim: int) -> tuple[int, int]:
-    """The key of `SETTINGS` for these head dims.
+def tile_dims(head_dim: int, value_dim: int) -> tuple[int, int]:
+    """The key of `FORWARD_CONFIGS` for these head dims.
 
     Raises:
         ArgumentError: head dims that no kernel fits, or that TMA cannot read.
     """
     dims = dims_of_tile(head_dim, value_dim)
     if dims is None or head_dim % 8 or value_dim % 8:
-        allowed = f"multiples of 8 up to one of {[*SETTINGS]}"
+        allowed = f"multiples of 8 up to one of {[*FORWARD_CONFIGS]}"
         raise ArgumentError("head_dim, value_dim", (head_dim, value_dim), allowed)
     return dims
 
 
 def is_short(dims: tuple[int, int], q_len: int) -> bool:
-    """Whether heads of `q_len` queries have settings in `SHORT`, see `Specialisation.for_queries`."""
-    return dims in SHORT and -(-q_len // SHORT[dims].rows) == -(-q_len // SETTINGS[dims].rows)
+    """Whether heads of `q_len` queries have configs in `SHORT_CONFIGS`, see `Specialisation.for_queries`."""
+    return dims in SHORT_CONFIGS and -(-q_len // SHORT_CONFIGS[dims].rows) == -(-q_len // FORWARD_CONFIGS[dims].rows)
 
 
 def check_tiles(dims: tuple[int, int], tiles: Tiles) -> None:
-    """Raise ArgumentError unless a plan's `tiles` are those that `SETTINGS` has for these dims, a key of it."""
-    used = SETTINGS[dims].tiles
+    """Raise ArgumentError unless a plan's `tiles` are those that `FORWARD_CONFIGS` has for these dims, a key of it."""
+    used = FORWARD_CONFIGS[dims].tiles
     if tiles != used:
         raise ArgumentError("plan.forward_tiles", str(tiles), f"{used} at head dims up to {dims}")
 
@@ -63,7 +63,7 @@ class Specialisation:
         head_dim, value_dim: of q and k, of v.
         traits: of the call.
         even_kv: kv_len is a multiple of the kv tile.
-        short: with the settings of `SHORT`.
+        short: with the configs of `SHORT_CONFIGS`.
     """
 
     dtype: DType
@@ -76,9 +76,11 @@ class Specialisation:
     def __post_init__(self) -> None:
         if self.dtype not in ("float16", "bfloat16"):
             raise ArgumentError("dtype", self.dtype, ("float16", "bfloat16"))
-        dims = dims_of(self.head_dim, self.value_dim)  # it raises where no kernel fits
-        if self.short and not (self.plain and dims in SHORT):
-            raise ArgumentError("short", True, f"False but for plain bands at head dims up to one of {[*SHORT]}")
+        dims = tile_dims(self.head_dim, self.value_dim)  # it raises where no kernel fits
+        if self.short and not (self.plain and dims in SHORT_CONFIGS):
+            raise ArgumentError(
+                "short", True, f"False but for plain bands at head dims up to one of {[*SHORT_CONFIGS]}"
+            )
 
     @staticmethod
     def of(traits: Traits, dtype: DType, dims: tuple[int, int], q_len: int | None, kv_len: int) -> Specialisation:
@@ -87,13 +89,13 @@ class Specialisation:
         Args:
             traits: of the call.
             dims: the head dims of q and k, and of v.
-            q_len: None where it is not known, and the settings are not for few queries.
+            q_len: None where it is not known, and the config is not for few queries.
 
         Raises:
             ArgumentError: a dtype that is not of 16 bits, or head dims that no kernel fits.
         """
-        dims = dims_of(*dims)
-        found = Specialisation(dtype, *dims, traits, kv_len % SETTINGS[dims].block_kv == 0)
+        dims = tile_dims(*dims)
+        found = Specialisation(dtype, *dims, traits, kv_len % FORWARD_CONFIGS[dims].block_kv == 0)
         return found if q_len is None else found.for_queries(q_len)
 
     @staticmethod
@@ -109,13 +111,13 @@ class Specialisation:
         return Specialisation.of(site.call.traits, site.dtype, dims, site.q_len, site.kv_len)
 
     def for_queries(self, q_len: int) -> Specialisation:
-        """The same with the settings for heads of `q_len` queries."""
-        dims = dims_of(self.head_dim, self.value_dim)
+        """The same with the config for heads of `q_len` queries."""
+        dims = tile_dims(self.head_dim, self.value_dim)
         return replace(self, short=self.plain and is_short(dims, q_len))
 
     @property
-    def settings(self) -> Settings:
-        return (SHORT if self.short else SETTINGS)[dims_of(self.head_dim, self.value_dim)]
+    def config(self) -> ForwardConfig:
+        return (SHORT_CONFIGS if self.short else FORWARD_CONFIGS)[tile_dims(self.head_dim, self.value_dim)]
 
     @property
     def has_dense(self) -> bool:
@@ -129,23 +131,23 @@ class Specialisation:
 
     @property
     def codes_ahead(self) -> int:
-        """The settings' value, as far as nothing else takes the registers; 0 without vectors."""
+        """The config's value, as far as nothing else takes the registers; 0 without vectors."""
         forms = self.layout.FORMS
         if not forms or self.traits.dropout:
             return 0
         one_comparison = self.even_kv and not self.traits.has_hi and forms == (CODES.name,)
         most = 2 if one_comparison else 1  # a condition of loads, a second bound take some
-        return min(self.settings.codes_ahead, most)
+        return min(self.config.codes_ahead, most)
 
     @property
     def plain(self) -> bool:
-        """The mask is a band, and nothing is dropped.  For others neither halves nor short settings were measured."""
+        """The mask is a band, and nothing is dropped: half tiles and short configs were measured for nothing else."""
         return not (self.traits.terms or self.traits.dropout)
 
     @property
-    def halves(self) -> bool:
-        """The settings' value, for bands with a lower bound."""
-        return self.settings.halves and self.traits.has_lo and self.plain
+    def half_tiles(self) -> bool:
+        """The config's value, for bands with a lower bound."""
+        return self.config.half_tiles and self.traits.has_lo and self.plain
 
 
 def nominal_q_lens(site: Site, usual: int) -> tuple[int, ...]:
@@ -154,8 +156,8 @@ def nominal_q_lens(site: Site, usual: int) -> tuple[int, ...]:
     Args:
         usual: one that is not short.
     """
-    dims = dims_of(site.head_dim, site.value_dim)
-    few = SHORT[dims].rows if dims in SHORT else usual
+    dims = tile_dims(site.head_dim, site.value_dim)
+    few = SHORT_CONFIGS[dims].rows if dims in SHORT_CONFIGS else usual
     if not Specialisation.of_site(replace(site, q_len=few, kv_len=usual)).short:
         return (usual,)
     if site.q_len is None:
@@ -167,20 +169,20 @@ class Kernels:
     """prepare and main of a `Specialisation`, compiled on first use."""
 
     def __init__(self, of: Specialisation) -> None:
-        self.of, self.settings = of, of.settings
-        self.columns, self.value_columns = dims_of(of.head_dim, of.value_dim)  # of a tile
+        self.of, self.config = of, of.config
+        self.columns, self.value_columns = tile_dims(of.head_dim, of.value_dim)  # of a tile
         # the ranges of a band are the same in every schedule; this one runs on all bands
         self.functions = schedule_module("two_pass", of.traits.band)
 
     @cached_property
     def main(self) -> Any:
-        p, traits, v = self.of, self.of.traits, self.settings
+        p, traits, v = self.of, self.of.traits, self.config
         types: dict[str, Any] = {
             **dict.fromkeys(("q_desc", "out_desc"), columns(p.dtype, int(ROWS.value))),
             **dict.fromkeys(("k_desc", "v_desc"), columns(p.dtype, v.block_kv)),
             "lse_ptr": "*fp32", "counter_ptr": "*i32", "problem": arguments.PROBLEM,
             "data": self._data, "dropout": arguments.DROPOUT if traits.dropout else None,
-            "places": shared.PLACES if traits.placed else None,
+            "placement": shared.PLACEMENT if traits.placed else None,
             "target": shared.target(TYPES[p.dtype]) if traits.placed else None,
             "bound": score.bound(traits),
         }  # fmt: skip
@@ -203,12 +205,12 @@ class Kernels:
         p, traits = self.of, self.of.traits
         return arguments.MaskKind(
             *traits.bounds, p.even_kv, from_the_end(traits.has_lo, p.has_dense), p.has_dense, p.codes_ahead,
-            ROW_BLOCK if traits.placed else 0, p.halves, p.layout.has_positions, **p.layout._asdict(),
+            ROW_BLOCK if traits.placed else 0, p.half_tiles, p.layout.has_positions, **p.layout._asdict(),
         )  # fmt: skip
 
     @property
     def _form(self) -> arguments.Form:
-        v = self.settings
+        v = self.config
         return arguments.Form(
             v.block_kv, self.columns - v.tail, v.tail, self.value_columns, v.q_stages, v.stages, v.consumers,
             v.out_in_q, v.registers, v.producer_registers,

@@ -1,4 +1,4 @@
-"""The tensors of dropout and of a mask that is data, as the Hopper forward is given them."""
+"""The tensors of a mask that is data, as the Hopper forward is given them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ....errors import ArgumentError
 from ....model.call import Call
-from ....model.dropout import Dropout
 from ....model.mask import ROW_BLOCK
 from ...common.relations import layout
 
@@ -76,26 +75,3 @@ class ForwardData(NamedTuple):
             return data
         place, count = mask.placed.place, mask.placed.count
         return data._replace(row_place=extras[place.index], row_count=extras[count.index])
-
-
-class ForwardDropout(NamedTuple):
-    """The dropout of probabilities: `threshold` of all 2**16 sets of random bits drop one.
-
-    Note [Random bits of dropout] in reference_dropout.py defines the bits.  Dropout does not change the log-sum-exp.
-
-    Args:
-        seed: int64 [1], from which all bits follow.
-        threshold: at least 0, where nothing is dropped, and less than 2**16.
-        rescale: the factor of kept probabilities, see `model.dropout.Dropout`.
-    """
-
-    seed: Tensor
-    threshold: int
-    rescale: float
-
-    @staticmethod
-    def of(dropout: Dropout | None, extras: Sequence[Tensor]) -> ForwardDropout | None:
-        """From the operator's extras, among which is the seed."""
-        if dropout is None:
-            return None
-        return ForwardDropout(extras[dropout.seed.index], dropout.threshold, dropout.rescale)

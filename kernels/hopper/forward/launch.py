@@ -24,14 +24,23 @@ from ....upstream.cuda import current_device, raw_stream
 from ...common import launcher, score
 from ...common.strides import dense_strides
 from ..shared.arguments import target_values
-from ..shared.tensors import DTYPES, PACKED, SeenRows, check_tokens, describe, has_readable_strides, readable
+from ..shared.tensors import (
+    DTYPES,
+    PACKED,
+    DropoutArguments,
+    SeenRows,
+    check_tokens,
+    describe,
+    has_readable_strides,
+    readable,
+)  # fmt: skip
 from . import arguments
 from .build import Specialisation, kernels
-from .data import ForwardData, ForwardDropout
-from .device.work import ROWS
+from .data import ForwardData
+from .device.tile_work import ROWS
 
 _Strides = tuple[int, ...]
-_Facts = tuple[Any, ...]
+_PackKey = tuple[Any, ...]
 """The arguments of `_State._pack`."""
 
 LAST_TILES = 512
@@ -44,7 +53,7 @@ _LEAST = 2.0**-149
 
 def forward(
     query: Tensor, key: Tensor, value: Tensor, call: Call, data: ForwardData | None = None,
-    dropout: ForwardDropout | None = None, *, ctas: int | None = None,
+    dropout: DropoutArguments | None = None, *, ctas: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(out, log-sum-exp) of attention.
 
@@ -86,7 +95,7 @@ def forward(
     state = _state(
         call, ctas, query.dtype, key.dtype, value.dtype, device, key.device, value.device,
         query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(),
-        None if data is None else _Described.of(data), None if dropout is None else _Drops.of(dropout),
+        None if data is None else _DescribedData.of(data), None if dropout is None else _DescribedDropout.of(dropout),
     )  # fmt: skip
     operands = query.data_ptr(), key.data_ptr(), value.data_ptr()
     q, k, v = operands
@@ -112,7 +121,7 @@ def _with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
     return torch.zeros_like(query), 1.0
 
 
-class _Fact(NamedTuple):
+class _DescribedTensor(NamedTuple):
     """The facts about a tensor that a state needs."""
 
     shape: torch.Size
@@ -122,21 +131,21 @@ class _Fact(NamedTuple):
     plain: bool  # contiguous and aligned
 
 
-class _Described(NamedTuple):
+class _DescribedData(NamedTuple):
     """The facts of a `ForwardData`."""
 
-    q_vectors: _Fact | None
-    kv_vectors: _Fact | None
-    keys_seen: _Fact | None
-    counts: _Fact | None
-    steps: _Fact | None
-    seen_bits: _Fact | None
-    row_place: _Fact | None
-    row_count: _Fact | None
+    q_vectors: _DescribedTensor | None
+    kv_vectors: _DescribedTensor | None
+    keys_seen: _DescribedTensor | None
+    counts: _DescribedTensor | None
+    steps: _DescribedTensor | None
+    seen_bits: _DescribedTensor | None
+    row_place: _DescribedTensor | None
+    row_count: _DescribedTensor | None
 
     @staticmethod
-    def of(data: ForwardData) -> _Described:
-        return _Described(*(None if t is None else _describe(t) for t in data))
+    def of(data: ForwardData) -> _DescribedData:
+        return _DescribedData(*(None if t is None else _describe(t) for t in data))
 
     @property
     def rows(self) -> int | None:
@@ -144,21 +153,21 @@ class _Described(NamedTuple):
         return None if self.row_place is None else ROW_BLOCK * self.row_place.shape[0]
 
 
-class _Drops(NamedTuple):
-    """The facts of a `ForwardDropout`."""
+class _DescribedDropout(NamedTuple):
+    """The facts of a `DropoutArguments`."""
 
-    seed: _Fact
+    seed: _DescribedTensor
     threshold: int
     rescale: float
 
     @staticmethod
-    def of(dropout: ForwardDropout) -> _Drops:
-        return _Drops(_describe(dropout.seed), dropout.threshold, dropout.rescale)
+    def of(dropout: DropoutArguments) -> _DescribedDropout:
+        return _DescribedDropout(_describe(dropout.seed), dropout.threshold, dropout.rescale)
 
 
-def _describe(tensor: Tensor) -> _Fact:
+def _describe(tensor: Tensor) -> _DescribedTensor:
     plain = tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
-    return _Fact(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, plain)
+    return _DescribedTensor(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, plain)
 
 
 _SCALES = f"a number whose product with log2(e) is at most {score.LARGEST:.8g} in magnitude"
@@ -180,7 +189,7 @@ class _State:
         q_dtype: torch.dtype, k_dtype: torch.dtype, v_dtype: torch.dtype,
         q_device: torch.device, k_device: torch.device, v_device: torch.device,
         q_shape: torch.Size, q: _Strides, k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides,
-        data: _Described | None = None, drops: _Drops | None = None,
+        data: _DescribedData | None = None, drops: _DescribedDropout | None = None,
     ) -> None:  # fmt: skip
         _check_shapes(q_shape, k_shape, v_shape)
         _check_types((q_dtype, k_dtype, v_dtype), (q_device, k_device, v_device))
@@ -195,10 +204,10 @@ class _State:
             check_tokens(q_shape, k_shape)
             q_len = kv_len = rows
         of = Specialisation.of(call.traits, DTYPES[q_dtype], (head_dim, value_dim), q_len, kv_len)
-        settings = of.settings
+        config = of.config
         self.tables = 0 if data is None else _check_data(data, (batch, q_heads, q_len, kv_len), of, q_device)
-        self.drops = None if drops is None else _check_drops(drops, q_device)
-        work = Problem(band, q_len, kv_len, settings.rows, settings.block_kv, batch, q_heads)
+        self.drops = None if drops is None else _check_dropout(drops, q_device)
+        work = Problem(band, q_len, kv_len, config.rows, config.block_kv, batch, q_heads)
         walk = ClosedForm("two_pass", work)
         lo, hi = work.bounds
         seen_rows, seen_keys = walk.seen_rows, walk.seen_keys
@@ -218,9 +227,9 @@ class _State:
         self.value_dim = value_dim
         tiles = batch * q_heads * work.n_q
         if tiles >= 1 << 30:
-            raise ArgumentError("query", tuple(q_shape), f"fewer than 2**30 tiles of {settings.rows} rows")
+            raise ArgumentError("query", tuple(q_shape), f"fewer than 2**30 tiles of {config.rows} rows")
         group = q_heads // kv_heads
-        keys_in_l2 = (settings.section_mib << 20) // (2 * (head_dim + value_dim))
+        keys_in_l2 = (config.section_mib << 20) // (2 * (head_dim + value_dim))
         sections = _sections(work, keys_in_l2, group, of.has_dense)
         section, last_section = sections
         self.problem = arguments.PROBLEM.values(
@@ -235,10 +244,10 @@ class _State:
             raise ArgumentError("ctas", ctas, "None or an integer >= 1")
         self.prepare = launcher.KernelLauncher(built.prepare, 1)
         self.main = launcher.KernelLauncher(built.main, grid, descriptors)
-        self._packed: dict[_Facts, tuple[launcher.Launch, ...]] = {}
+        self._packed: dict[_PackKey, tuple[launcher.Launch, ...]] = {}
 
     def run(
-        self, operands: tuple[int, int, int], data: ForwardData | None = None, dropout: ForwardDropout | None = None
+        self, operands: tuple[int, int, int], data: ForwardData | None = None, dropout: DropoutArguments | None = None
     ) -> tuple[Tensor, Tensor]:
         empty = compat.empty_cuda
         out, lse, counter = empty(*self.out), empty(*self.lse), empty(*_COUNTER)
@@ -262,7 +271,7 @@ class _State:
     ) -> tuple[launcher.Launch, ...]:  # fmt: skip
         """The two launches of a call with these addresses; `operands` are the addresses of query, key and value."""
         rows = [start + skipped for start, skipped in zip(operands, self.skipped, strict=True)]
-        about_data = of_places = target = drops = None
+        about_data = of_placement = target = drops = None
         if data is not None:
             q_vectors, kv_vectors, keys_seen, counts, steps, seen_bits, *of_mask = data
             about_data = arguments.DATA.values(
@@ -270,14 +279,14 @@ class _State:
                 seen_bits_ptr=seen_bits, keys_seen_ptr=keys_seen,
             )  # fmt: skip
             if self.traits.placed:
-                of_places, target = tuple(of_mask), target_values(out, self.out[1], self.value_dim)
+                of_placement, target = tuple(of_mask), target_values(out, self.out[1], self.value_dim)
         if seed is not None and self.drops is not None:
             threshold, rescale = self.drops
             drops = arguments.DROPOUT.values(seed=seed, threshold=threshold, rescale=rescale)
         return (
             *self.prepare.pack(stream, (), counter),
             *self.main.pack(
-                stream, (*rows, out), lse, counter, self.problem, about_data, drops, of_places, target, self.bound,
+                stream, (*rows, out), lse, counter, self.problem, about_data, drops, of_placement, target, self.bound,
             ),
         )  # fmt: skip
 
@@ -291,7 +300,7 @@ def _check_shapes(q: torch.Size, k: torch.Size, v: torch.Size) -> None:
         raise ArgumentError("query", tuple(q), f"a multiple of the {k[1]} heads of key")
 
 
-def _check_given(call: Call, data: _Described | None, drops: _Drops | None) -> None:
+def _check_given(call: Call, data: _DescribedData | None, drops: _DescribedDropout | None) -> None:
     """Raise ArgumentError unless data and dropout are given just as the call has them."""
     traits = call.traits
     if (data is None) != (not traits.terms) or (data is not None and (data.row_place is None) == traits.placed):
@@ -309,10 +318,12 @@ def _check_types(dtypes: Sequence[torch.dtype], devices: Sequence[torch.device])
         raise ArgumentError("devices of query, key, value", tuple(map(str, devices)), "the same for all")
 
 
-def _check_data(data: _Described, plane: tuple[int, int, int, int], of: Specialisation, device: torch.device) -> int:
+def _check_data(
+    data: _DescribedData, plane: tuple[int, int, int, int], of: Specialisation, device: torch.device
+) -> int:
     """How many tables a batch element has; plane: batch, q heads, and the lengths of the mask."""
     batch, q_heads, q_len, kv_len = plane
-    settings, layout = of.settings, of.layout
+    config, layout = of.config, of.layout
     wanted = {"q_vectors": (layout.QUERIES, q_len), "kv_vectors": (layout.KEYS, kv_len)}
     if any((getattr(data, name) is None) != (not count) for name, (count, _) in wanted.items()):
         given = [name for name, fact in data._asdict().items() if fact is not None]
@@ -320,17 +331,17 @@ def _check_data(data: _Described, plane: tuple[int, int, int, int], of: Speciali
     assert data.counts is not None
     by_head = data.seen_bits is not None and data.counts.shape[:1] == (batch * q_heads,)
     tables = q_heads if by_head else 1
-    kv_tiles = -(-kv_len // settings.block_kv)
+    kv_tiles = -(-kv_len // config.block_kv)
     if kv_tiles > 1 << 16:
-        raise ArgumentError("key", (kv_len,), f"at most 2**16 tiles of {settings.block_kv} keys where the mask is data")
-    rows = batch * tables, -(-q_len // settings.rows)
+        raise ArgumentError("key", (kv_len,), f"at most 2**16 tiles of {config.block_kv} keys where the mask is data")
+    rows = batch * tables, -(-q_len // config.rows)
     for name, (count, length) in wanted.items():
         _check_plain(name, getattr(data, name), (batch, count, length), device)
     _check_plain("keys_seen", data.keys_seen, (batch, tables, kv_len), device, torch.bool)
     _check_plain("counts", data.counts, rows, device)
     _check_plain("steps", data.steps, (*rows, kv_tiles), device)
     row = int(ROWS.value)
-    bits = batch * tables, -(-q_len // row), kv_tiles, 2 * row, seen_words(settings.block_kv)
+    bits = batch * tables, -(-q_len // row), kv_tiles, 2 * row, seen_words(config.block_kv)
     _check_plain("seen_bits", data.seen_bits, bits, device)
     for name, fact in (("row_place", data.row_place), ("row_count", data.row_count)):
         if (fact is None) != (data.row_place is None):
@@ -340,7 +351,11 @@ def _check_data(data: _Described, plane: tuple[int, int, int, int], of: Speciali
 
 
 def _check_plain(
-    name: str, fact: _Fact | None, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.int32
+    name: str,
+    fact: _DescribedTensor | None,
+    shape: tuple[int, ...],
+    device: torch.device,
+    dtype: torch.dtype = torch.int32,
 ) -> None:
     if fact is None:
         return
@@ -349,7 +364,7 @@ def _check_plain(
         raise ArgumentError(f"data.{name}", (fact.dtype, tuple(fact.shape), fact.strides, str(fact.device)), allowed)
 
 
-def _check_drops(drops: _Drops, device: torch.device) -> tuple[int, float]:
+def _check_dropout(drops: _DescribedDropout, device: torch.device) -> tuple[int, float]:
     """The main kernel's arguments about dropout, beside the seed."""
     seed = drops.seed
     if (seed.dtype, tuple(seed.shape), seed.device) != (torch.int64, (1,), device):

@@ -9,8 +9,8 @@ from ...common.arguments import Group
 ANY_ADDRESS = 1
 """The divisor of an address that is known where an operand may begin anywhere."""
 
-PLACES = Group({"place_ptr": "*i32", "count_ptr": "*i32"}, {"place_ptr": ANY_ADDRESS, "count_ptr": ANY_ADDRESS})
-"""A mask of rows: place and count of its row blocks, see `device.places` and `model.Placed`."""
+PLACEMENT = Group({"place_ptr": "*i32", "count_ptr": "*i32"}, {"place_ptr": ANY_ADDRESS, "count_ptr": ANY_ADDRESS})
+"""A mask of rows: place and count of its row blocks, see `device.placement` and `model.Placed`."""
 
 
 def target(dtype: str) -> Group:

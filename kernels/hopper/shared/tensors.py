@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ....errors import ArgumentError
+from ....model.dropout import Dropout
 from ....model.site import DType
 
 PACKED = 256
@@ -20,6 +21,29 @@ def check_tokens(q_shape: torch.Size, k_shape: torch.Size) -> None:
     """Raise ArgumentError unless queries and keys may be the tokens of a mask of rows."""
     if q_shape[0] != 1 or q_shape[2] != k_shape[2]:
         raise ArgumentError("query, key", (tuple(q_shape), tuple(k_shape)), "one batch element, with as many of both")
+
+
+class DropoutArguments(NamedTuple):
+    """The dropout of probabilities: `threshold` of all 2**16 sets of random bits drop one.
+
+    Note [Random bits of dropout] in reference_dropout.py defines the bits.  Dropout does not change the log-sum-exp.
+
+    Args:
+        seed: int64 [1], from which all bits follow.
+        threshold: at least 0, where nothing is dropped, and less than 2**16.
+        rescale: the factor of kept probabilities, see `model.dropout.Dropout`.
+    """
+
+    seed: Tensor
+    threshold: int
+    rescale: float
+
+    @staticmethod
+    def of(dropout: Dropout | None, extras: Sequence[Tensor]) -> DropoutArguments | None:
+        """From the operator's extras, among which is the seed."""
+        if dropout is None:
+            return None
+        return DropoutArguments(extras[dropout.seed.index], dropout.threshold, dropout.rescale)
 
 
 def readable(tensor: Tensor) -> Tensor:

@@ -103,7 +103,7 @@ def _operation(line: str) -> str:
 @functools.cache
 def of_forward(case: Case) -> Built:
     of = forward.Specialisation(case.dtype, *case.dims, case.traits(), case.even)  # type: ignore[arg-type]  # a dtype
-    return _built(lambda: forward.Kernels(of).main, of.settings.block_kv // 2)
+    return _built(lambda: forward.Kernels(of).main, of.config.block_kv // 2)
 
 
 @functools.cache
@@ -112,7 +112,7 @@ def of_backward(case: Case) -> Built:
     schedule = "ascending" if case.band.is_full else "spt"
     of = backward.Specialisation(case.dtype, *case.dims, 1, schedule, case.traits(), case.even, tiles)  # type: ignore[arg-type]  # a dtype
     kernels = backward.Kernels(of)
-    return _built(lambda: kernels.main, tiles.block_q * tiles.block_kv // 256 // kernels.variant.halves)
+    return _built(lambda: kernels.main, tiles.block_q * tiles.block_kv // 256 // kernels.config.pieces)
 
 
 def check(used: Built, powers: int, spilled: int, beside: int) -> None:
@@ -136,7 +136,7 @@ def check(used: Built, powers: int, spilled: int, beside: int) -> None:
 @UNTUNED
 @cases
 def test_the_forward_fits(case: Case) -> None:
-    block_kv = forward.SETTINGS[forward.dims_of(*case.dims)].block_kv
+    block_kv = forward.FORWARD_CONFIGS[forward.tile_dims(*case.dims)].block_kv
     check(of_forward(case), block_kv // 2, 640 if case.dims == (64, 64) else 160, 0)
 
 
@@ -144,7 +144,7 @@ def test_the_forward_fits(case: Case) -> None:
 @cases
 def test_the_backward_fits(case: Case) -> None:
     tiles = TILES[case.dims]
-    halves = backward.VARIANTS[backward.variant(*case.dims)].halves
+    halves = backward.BACKWARD_CONFIGS[backward.tile_dims(*case.dims)].pieces
     data = case.codes or case.dense or case.dropout
     check(of_backward(case), tiles.block_q * tiles.block_kv // 256 // halves, 480 if data else 320, 32)
 

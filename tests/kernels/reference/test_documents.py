@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from dash_inductor.kernels.family import Candidate
-from dash_inductor.kernels.hopper.settings import CANDIDATES as HOPPER
-from dash_inductor.kernels.hopper.settings import SETTINGS
+from dash_inductor.kernels.hopper.kernel_configs import CANDIDATES as HOPPER
+from dash_inductor.kernels.hopper.kernel_configs import FORWARD_CONFIGS
 from dash_inductor.kernels.portable.family import CANDIDATES as PORTABLE
 from dash_inductor.kernels.portable.family import FORWARD_TILES
 from dash_inductor.kernels.reference import backward as reference
@@ -98,7 +98,7 @@ def test_no_tile_is_larger() -> None:
     for candidate in (*tiles, Candidate(REFERENCE, REFERENCE), *HOPPER.values()):
         for shape in (candidate.dkdv, candidate.dq or candidate.dkdv):
             assert TILE % shape.block_q == TILE % shape.block_kv == 0
-    for forward in (*FORWARD_TILES.values(), REFERENCE, *(settings.tiles for settings in SETTINGS.values())):
+    for forward in (*FORWARD_TILES.values(), REFERENCE, *(config.tiles for config in FORWARD_CONFIGS.values())):
         assert TILE % forward.block_kv == 0
 
 

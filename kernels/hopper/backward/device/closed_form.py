@@ -1,4 +1,4 @@
-"""A band in closed form: the walk of a kv tile (`ClosedForm`), and who sees whom in it (`BandMask`).
+"""A band in closed form: the walk of a kv tile (`ClosedFormWalk`), and who sees whom in it (`BandMask`).
 
 `table_walk` has the same for masks that are data.  The roles ask either, and know a step by its *word* alone, one
 number that says which q tile is visited, whether the mask cuts it and, together with the kv tile, whatever else there
@@ -9,27 +9,27 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ....common.device.aggregates import aggregate, replace
+from ...shared.device.head_work import HeadWork
 from ...shared.device.operations import here
-from ...shared.device.told import MASKED, NEXT, tell, told, within_band
-from ...shared.device.work import Work
+from ...shared.device.step_words import MASKED, NEXT, put_word, read_word, within_band
 
 
 @aggregate
-class ClosedForm:
+class ClosedFormWalk:
     """Walks that the schedule's generated functions give.
 
-    told_words: a ring of words for consumers, see Note [What consumers are told] in `told`.  SCHEDULE, MASK: see
-    `arguments.Schedule` and `arguments.MaskKind`.  TELLS: consumers need words.  IN_RUNS: the band or the end of the
-    keys cuts tiles, and words say what the next step is, see Note [Runs] in `runs`.  Not CLEARS: rows that take no part
-    are outside of the descriptors.
+    step_words: a ring of words for consumers, see Note [Words of steps] in `step_words`.  SCHEDULE, MASK: see
+    `arguments.Schedule` and `arguments.MaskKind`.  NEEDS_WORDS: consumers need words.  SPLITS_LOOPS: the band or the
+    end of the keys cuts tiles, and words say what the next step is, see Note [Split loops] in `split_loops`.  Not
+    CLEARS: rows that take no part are outside of the descriptors.
     """
 
-    work: Work
-    told_words: gl.shared_memory_descriptor
+    work: HeadWork
+    step_words: gl.shared_memory_descriptor
     SCHEDULE: gl.tuple
     MASK: gl.tuple
-    IN_RUNS: gl.constexpr
-    TELLS: gl.constexpr
+    SPLITS_LOOPS: gl.constexpr
+    NEEDS_WORDS: gl.constexpr
     CLEARS: gl.constexpr = False
 
     @gluon.jit
@@ -48,7 +48,7 @@ class ClosedForm:
     def word(self, step, kv):
         work = self.work
         q = self.SCHEDULE.Q_TILE(kv, step, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
-        if self.IN_RUNS:
+        if self.SPLITS_LOOPS:
             _first, full_first, full_end, _end = self.SCHEDULE.Q_RANGE(kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
             q |= gl.where((q < full_first) | (q >= full_end), 1 << MASKED, 0)
         return q
@@ -77,10 +77,10 @@ class ClosedForm:
         return ahead | (gl.where(after < steps, following >> MASKED, 2) << NEXT), following
 
     @gluon.jit
-    def tell(self, word, slot, full):
+    def put_word(self, word, slot, full):
         """Tell consumers the word of a step, before the barrier of this slot of dO is armed."""
-        if self.TELLS:
-            tell(self.told_words, slot, word)
+        if self.NEEDS_WORDS:
+            put_word(self.step_words, slot, word)
 
     @gluon.jit
     def mask(self, kv, LAYOUT: gl.constexpr):
@@ -92,7 +92,7 @@ class ClosedForm:
 class BandMask:
     """The scores of kv tile `kv` that count: ``lo <= q - kv <= hi`` and ``kv < kv_len``."""
 
-    walk: ClosedForm
+    walk: ClosedFormWalk
     kv: gl.tensor
 
     @gluon.jit
@@ -100,11 +100,11 @@ class BandMask:
         return self.walk.q_tile(word)
 
     @gluon.jit
-    def told(self, slot):
+    def read_word(self, slot):
         """The word of a step whose dO is in this slot of its ring; 0 where nobody asks for it."""
         word = 0
-        if self.walk.TELLS:
-            word = told(self.walk.told_words, slot)
+        if self.walk.NEEDS_WORDS:
+            word = read_word(self.walk.step_words, slot)
         return word
 
     @gluon.jit
@@ -114,7 +114,7 @@ class BandMask:
         CUT: whether it does; None if only the word says so.
         """
         walk = self.walk
-        if walk.IN_RUNS:
+        if walk.SPLITS_LOOPS:
             cut = word >> MASKED != 0 if CUT is None else CUT
             if cut:
                 work = walk.work

@@ -6,7 +6,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ....common.device.score_gluon import Score
 from ...shared.device.operations import role_barrier, wait_for_matmuls, wait_until_read
-from ...shared.device.places import store_tile
+from ...shared.device.placement import store_tile
 from ...shared.device.steps import (
     accumulator_layout,
     halved_step,
@@ -19,12 +19,14 @@ from ...shared.device.steps import (
     zeros,
 )
 from .group import add_to_group
-from .runs import first_of_walk, halved_steps
+from .split_loops import first_of_walk, halved_steps
 from .tickets import leave_walk, wait_for_walk
 
 
 @gluon.jit
-def consume(walks, places, all_drops, shared, dk_desc, dv_desc, dk_target, dv_target, workspace, problem, bound, FORM):
+def consume(
+    walks, placement, all_drops, shared, dk_desc, dv_desc, dk_target, dv_target, workspace, problem, bound, FORM
+):
     """dk and dv of every walk's kv tile, and a dq tile per step into the dq ring.
 
     FORM: see `arguments.Form`.
@@ -37,8 +39,8 @@ def consume(walks, places, all_drops, shared, dk_desc, dv_desc, dk_target, dv_ta
     GROUP: gl.constexpr = walks.work.GROUP
     BLOCK_D: gl.constexpr = shared.k.shape[1]
     BLOCK_DV: gl.constexpr = shared.v.shape[1]
-    layout_s: gl.constexpr = accumulator_layout(BLOCK_KV, BLOCK_Q // shared.HALVES, WARPS)
-    zero = gl.zeros([BLOCK_KV, BLOCK_Q // shared.HALVES], gl.float32, layout_s)
+    layout_s: gl.constexpr = accumulator_layout(BLOCK_KV, BLOCK_Q // shared.PIECES, WARPS)
+    zero = gl.zeros([BLOCK_KV, BLOCK_Q // shared.PIECES], gl.float32, layout_s)
     score = Score(problem.scale_log2, bound, bound is not None)
     n = 0
     done = 0
@@ -61,16 +63,16 @@ def consume(walks, places, all_drops, shared, dk_desc, dv_desc, dk_target, dv_ta
         if AHEAD:
             if steps > 0:
                 slot = wait_for_q(shared, done)
-                s = wait_for_matmuls(0, deps=(scores(k, shared, slot * shared.HALVES, zero),))
+                s = wait_for_matmuls(0, deps=(scores(k, shared, slot * shared.PIECES, zero),))
         mbarrier.wait(shared.v_full.index(0), n & 1)
         if FORM.LEFT_IN_REGISTERS:
             v = shared.v.load(left_operand(layout_s))
-        IN_RUNS: gl.constexpr = STEP == "halved" and AHEAD and walk.IN_RUNS and not drops.GIVEN
-        if IN_RUNS:
+        SPLITS_LOOPS: gl.constexpr = STEP == "halved" and AHEAD and walk.SPLITS_LOOPS and not drops.GIVEN
+        if SPLITS_LOOPS:
             following = first_of_walk(shared, mask, done, steps)
         if STEP != "overlapped" or steps == 0:  # overlapped steps do so when they share dS
             wait_until_read()  # the results of the walk before have left the dq ring, and all meet before it is written
-        if IN_RUNS:
+        if SPLITS_LOOPS:
             s, dk, dk_tail, dv = halved_steps(
                 shared, mask, drops, score, done, following, s, k, v, dk, dk_tail, dv, zero, WARPS
             )
@@ -83,7 +85,7 @@ def consume(walks, places, all_drops, shared, dk_desc, dv_desc, dk_target, dv_ta
                 elif STEP == "halved":
                     if not AHEAD:
                         wait_for_q(shared, it)
-                    word = mask.told(wait_for_do(shared, it))
+                    word = mask.read_word(wait_for_do(shared, it))
                     s, dk, dk_tail, dv = halved_step(
                         shared, mask, drops, score, it, after, word, s, k, v, dk, dk_tail, dv, zero, WARPS, AHEAD,
                         None,
@@ -102,7 +104,7 @@ def consume(walks, places, all_drops, shared, dk_desc, dv_desc, dk_target, dv_ta
             dk, dk_tail, dv = add_to_group(work, kv, dk, dk_tail, dv, workspace, shared, n & 1)
         if work.member == GROUP - 1:
             store_gradients(
-                work, places, drops, shared, done, kv, dk_desc, dv_desc, dk_target, dv_target, dk, dk_tail, dv,
+                work, placement, drops, shared, done, kv, dk_desc, dv_desc, dk_target, dv_target, dk, dk_tail, dv,
                 problem.scale, WARPS,
             )  # fmt: skip
         role_barrier()
@@ -117,7 +119,7 @@ def consume(walks, places, all_drops, shared, dk_desc, dv_desc, dk_target, dv_ta
 
 @gluon.jit
 def store_gradients(
-    work, places, drops, shared, it, kv, dk_desc, dv_desc, dk_target, dv_target, dk, dk_tail, dv, scale,
+    work, placement, drops, shared, it, kv, dk_desc, dv_desc, dk_target, dv_target, dk, dk_tail, dv, scale,
     WARPS: gl.constexpr,
 ):  # fmt: skip
     """Round dk and dv and start to store them, by way of the slots of the dq ring for steps `it` and after.
@@ -130,7 +132,7 @@ def store_gradients(
     dv_tile.store(drops.rescaled(dv).to(DTYPE))
     fence_async_shared()
     role_barrier()
-    store_tile(places, dv_target, dv_desc, work.batch, work.head, row, dv_tile, WARPS)
+    store_tile(placement, dv_target, dv_desc, work.batch, work.head, row, dv_tile, WARPS)
     # Meanwhile the slot of the last dq tile may have been emptied.
     dk_tile = shared.result_tile(it, 1) if shared.RESULTS_IN_DQ else shared.k
     dk_tile.store((dk * scale).to(DTYPE))
@@ -138,10 +140,10 @@ def store_gradients(
         shared.k_tail.store((dk_tail * scale).to(DTYPE))
     fence_async_shared()
     role_barrier()
-    store_tile(places, dk_target, dk_desc, work.batch, work.head, row, dk_tile, WARPS)
+    store_tile(placement, dk_target, dk_desc, work.batch, work.head, row, dk_tile, WARPS)
     if shared.TAIL_D > 0:
         store_tile(
-            places, dk_target, dk_desc, work.batch, work.head, row, shared.k_tail, WARPS, shared.k.shape[1]
+            placement, dk_target, dk_desc, work.batch, work.head, row, shared.k_tail, WARPS, shared.k.shape[1]
         )  # fmt: skip
     if not shared.RESULTS_IN_DQ:
         wait_until_read()

@@ -5,22 +5,23 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ...shared.device.dropout import AllKept, Dropout
-from ...shared.device.places import Places
-from ...shared.device.told import allocate_words
-from ...shared.device.work import Work, allocate_shared, barriers
-from .closed_form import ClosedForm
+from ...shared.device.dropout import DropoutSigns, NoDropout
+from ...shared.device.head_work import HeadWork
+from ...shared.device.placement import Placement
+from ...shared.device.shared_memory import allocate_shared, barriers
+from ...shared.device.step_words import allocate_words
+from .closed_form import ClosedFormWalk
 from .consumer import consume
 from .producer import produce
 from .reducer import Share, reduce
-from .stamps import NoStamps, Stamps, record
-from .table_walk import TableWalk, allocate_told
+from .stamps import NoStamps, Stamps, stamp_steps
+from .table_walk import TableWalk, allocate_words_and_vectors
 
 
 @gluon.jit
 def hopper_backward(
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, lse_desc, delta_desc, workspace, problem,
-    data, dropout, places, dk_target, dv_target, stamped, bound, SCHEDULE, MASK, FORM,
+    data, dropout, placement, dk_target, dv_target, stamped, bound, SCHEDULE, MASK, FORM,
 ):  # fmt: skip
     """dk, dv (final) and dq (fp32, unscaled) of an attention backward.
 
@@ -33,32 +34,32 @@ def hopper_backward(
 
     All other arguments are groups, see `arguments`: data is given where the mask is data, see `table_walk`; dropout, if
     probabilities are dropped, see `dropout`; bound, if scores are bounded, see `score_gluon`; with `stamped` the kernel
-    writes down when it does what, see `stamps`.  With `places` the mask is one of rows: q_len and kv_len count rows,
-    dq, lse and delta have rows, and the other tensors have tokens; see `places`, also for the targets, which are given
-    then only.
+    writes down when it does what, see `stamps`.  With `placement` the mask is one of rows: q_len and kv_len count rows,
+    dq, lse and delta have rows, and the other tensors have tokens; see `placement`, also for the targets, which are
+    given then only.
     """
     gdc_wait()  # for `prepare`
     gdc_launch_dependents()  # `finish` may begin once all CTAs have: not before, it reads what `prepare` resets
     n_q = (problem.q_len + FORM.BLOCK_Q - 1) // FORM.BLOCK_Q
     nobody = gl.to_tensor(0)
-    work = Work(
+    work = HeadWork(
         nobody, nobody, nobody, problem.q_heads, problem.q_len, problem.kv_len, problem.lo, problem.hi, n_q,
         SCHEDULE.SEEN_ROWS, SCHEDULE.SEEN_KEYS, FORM.GROUP, FORM.BLOCK_Q, FORM.BLOCK_KV,
     )  # fmt: skip
     if data is not None:
-        told_words, told_vectors = allocate_told(FORM, MASK)
-        walks = TableWalk(work, data, told_words, told_vectors, MASK)
+        step_words, step_vectors = allocate_words_and_vectors(FORM, MASK)
+        walks = TableWalk(work, data, step_words, step_vectors, MASK)
     else:
         CUTS: gl.constexpr = MASK.HAS_LO or MASK.HAS_HI or not MASK.EVEN_KV
-        walks = ClosedForm(work, allocate_words(FORM.STAGES), SCHEDULE, MASK, CUTS, CUTS or dropout is not None)
-    drops = Dropout(work, dropout) if dropout is not None else AllKept()
+        walks = ClosedFormWalk(work, allocate_words(FORM.STAGES), SCHEDULE, MASK, CUTS, CUTS or dropout is not None)
+    drops = DropoutSigns(work, dropout) if dropout is not None else NoDropout()
     STAMPED: gl.constexpr = stamped is not None
     stamps = NoStamps()
     if STAMPED:
         stamps = Stamps(stamped, barriers(FORM.STAGES), FORM.STAGES)
     REDUCERS: gl.constexpr = min(FORM.STAGES, 2)  # one for each step in flight
     WORKERS: gl.constexpr = 1 + REDUCERS + STAMPED  # all roles but the consumers
-    rows = Places(places, problem.kv_len, MASK.PLACED)
+    rows = Placement(placement, problem.kv_len, MASK.PLACED)
     shared = allocate_shared(q_desc.dtype, FORM, walks.CLEARS, WORKERS, STAMPED)  # all but the producer read walks
     fence_async_shared()
     first = (walks, stamps, shared, dq_desc, workspace.semaphores, Share(0, REDUCERS))
@@ -73,7 +74,7 @@ def hopper_backward(
             (reduce, first),
         ]
         + ([(reduce, second)] if REDUCERS > 1 else [])
-        + ([(record, (walks, shared, stamps))] if STAMPED else []),
+        + ([(stamp_steps, (walks, shared, stamps))] if STAMPED else []),
         [1] * WORKERS,
         [FORM.ROLE_REGISTERS] * WORKERS,
     )  # fmt: skip

@@ -10,10 +10,9 @@ from ....common.device.rows import tokens_of
 @triton.jit
 def prepare(
     out_ptr, do_ptr, lse_ptr, lse2_ptr, delta_ptr, counters_ptr, counters, out_strides, do_strides, lse_strides,
-    q_heads, first_row, end_row, n_q, places, grad_lse,
-    BLOCK_Q: tl.constexpr, DIM: tl.constexpr, BLOCK_DV: tl.constexpr, HAS_DATA: tl.constexpr, PLACED: tl.constexpr,
+    q_heads, first_row, end_row, n_q, placement, grad_lse, FORM,
 ):  # fmt: skip
-    """One program per (batch element, query head, q tile).
+    """One program per (batch element, query head, q tile); FORM: an `arguments.Prepare`.
 
     out, do: [batch, q_heads, q_len, DIM], unit stride in the last dimension; lse: fp32 [batch, q_heads, >= q_len],
     natural log.  lse2, delta: fp32 [batch * q_heads * n_q * BLOCK_Q].  Rows first_row .. end_row-1 see keys of the
@@ -23,6 +22,7 @@ def prepare(
     PLACED, above 0, rows are the mask's, and out and do have tokens, see `rows.tokens_of`; rows without a token are
     like rows that see no key.  grad_lse: as `arguments.GRAD_LSE`, subtracted from delta; None without one.
     """
+    BLOCK_Q: tl.constexpr = FORM.BLOCK_Q
     gdc_launch_dependents()
     pid = tl.program_id(0)
     tile = pid % n_q
@@ -33,11 +33,11 @@ def prepare(
     local = tl.arange(0, BLOCK_Q)
     rows = tile * BLOCK_Q + local
     tokens, exists = rows, rows < end_row
-    if PLACED:
-        tokens, exists = tokens_of(*places, rows, end_row, PLACED)
+    if FORM.PLACED:
+        tokens, exists = tokens_of(*placement, rows, end_row, FORM.PLACED)
     inside = (rows >= first_row) & exists
-    columns = tl.arange(0, BLOCK_DV)
-    keep = inside[:, None] & (columns < DIM)[None, :]
+    columns = tl.arange(0, FORM.BLOCK_DV)
+    keep = inside[:, None] & (columns < FORM.DIM)[None, :]
     offsets = tokens.to(tl.int64)[:, None]
     out_rows = out_ptr + b * out_strides.b + h * out_strides.h + offsets * out_strides.row
     out = tl.load(out_rows + columns[None, :], mask=keep, other=0.0)
@@ -45,14 +45,14 @@ def prepare(
     do = tl.load(do_rows + columns[None, :], mask=keep, other=0.0)
     sums = lse_ptr + b * lse_strides.b + h * lse_strides.h + rows.to(tl.int64) * lse_strides.row
     lse = tl.load(sums, mask=inside, other=float("inf"))
-    if HAS_DATA:
+    if FORM.HAS_DATA:
         lse = tl.where(lse == float("-inf"), float("inf"), lse)
     tl.store(lse2_ptr + place + local, lse * 1.4426950408889634)
     delta = tl.sum(out.to(tl.float32) * do.to(tl.float32), 1)
     if grad_lse is not None:
         gradients = grad_lse.ptr + b * grad_lse.b + h * grad_lse.h + tokens.to(tl.int64) * grad_lse.row
         delta -= tl.load(gradients, mask=inside, other=0.0)
-    if HAS_DATA:
+    if FORM.HAS_DATA:
         delta = tl.where(lse == float("inf"), 0.0, delta)
     tl.store(delta_ptr + place + local, delta)
     for i in range(pid, counters, tl.num_programs(0)):

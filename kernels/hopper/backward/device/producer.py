@@ -5,8 +5,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ...shared.device.clear import blind_queries, clear, complete
-from ...shared.device.ends import ROOM, listen
 from ...shared.device.operations import as_longer, begin_load, load_rows
+from ...shared.device.step_signals import ROOM, wait_for_signal
 from .group import wait_for_group
 from .tickets import announce, take_ticket, wait_until_left
 
@@ -15,7 +15,7 @@ from .tickets import announce, take_ticket, wait_until_left
 def wait_for_room(shared, stamps, it):
     """Wait until step ``it - STAGES`` is done and stamped: then step `it` has room for its tiles."""
     if it >= shared.STAGES:
-        listen(shared, ROOM, it, shared.CONSUMERS)
+        wait_for_signal(shared, ROOM, it, shared.CONSUMERS)
     stamps.wait_until_noted(it)
 
 
@@ -37,23 +37,35 @@ def _clear_keys(walk, shared, kv, landings):
 def _clear_queries(shared, slot, landings):
     """Announce Q and dO of a step, in this slot of their rings, with zeros for queries that see no key."""
     mbarrier.wait(shared.q_full.index(shared.STAGES), landings & 1)
-    for h in range(shared.HALVES):
-        piece = slot * shared.HALVES + h
+    for h in range(shared.PIECES):
+        piece = slot * shared.PIECES + h
         hidden = blind_queries(shared.lse.index(piece))
         clear(shared.q.index(piece), hidden)
         if shared.TAIL_D > 0:
             clear(shared.q_tail.index(piece), hidden)
     complete(shared.q_full.index(slot))
     mbarrier.wait(shared.do_full.index(shared.STAGES), landings & 1)
-    for h in range(shared.HALVES):
-        hidden = blind_queries(shared.lse.index(slot * shared.HALVES + h))
-        clear(shared.do.index(slot * shared.HALVES + h), hidden)
+    for h in range(shared.PIECES):
+        hidden = blind_queries(shared.lse.index(slot * shared.PIECES + h))
+        clear(shared.do.index(slot * shared.PIECES + h), hidden)
     complete(shared.do_full.index(slot))
 
 
 @gluon.jit
 def produce(
-    walks, places, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, workspace, problem, SCHEDULE
+    walks,
+    placement,
+    stamps,
+    shared,
+    q_desc,
+    k_desc,
+    v_desc,
+    do_desc,
+    lse_desc,
+    delta_desc,
+    workspace,
+    problem,
+    SCHEDULE,
 ):
     """Take tickets, and fill the rings.  Rows and columns outside a descriptor, before its first too, arrive as zeros.
 
@@ -97,9 +109,9 @@ def produce(
                 kv_row = kv * BLOCK_KV - work.first_key()
                 ahead = walk.begin(0, kv)
                 q_token = 0
-                if places.PLACED:
-                    kv_row = places.token(kv * BLOCK_KV)
-                    q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)
+                if placement.PLACED:
+                    kv_row = placement.token(kv * BLOCK_KV)
+                    q_token = placement.token(walk.q_tile(ahead) * BLOCK_Q)
                 unseen = 0  # 1 where keys of the kv tile take no part
                 if walk.CLEARS:
                     unseen = gl.max(walk.hidden_keys(kv), 0)
@@ -109,9 +121,9 @@ def produce(
                     word, ahead = walk.following(ahead, step, step + 1, steps, kv)
                     q = walk.q_tile(word)
                     q_row = q * BLOCK_Q - work.first_row()
-                    if places.PLACED:  # asked for in the step before
+                    if placement.PLACED:  # asked for in the step before
                         q_row = q_token
-                        q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)
+                        q_token = placement.token(walk.q_tile(ahead) * BLOCK_Q)
                     row = work.tile_index(q) * BLOCK_Q
                     it = done + step
                     wait_for_room(shared, stamps, it)
@@ -127,7 +139,7 @@ def produce(
                             load_rows(q_desc, b, q_head, q_row + i * ROWS, full, shared.q_tail.index(piece), D)
                     begin_load(lse_desc, [row], full, lse_ring.index(slot))
                     full = shared.do_full.index(slot)
-                    walk.tell(word, slot, full)
+                    walk.put_word(word, slot, full)
                     if walk.CLEARS:
                         full = shared.do_full.index(gl.where(walk.has_blind(word), shared.STAGES, slot))
                     mbarrier.expect(full, DO_BYTES)

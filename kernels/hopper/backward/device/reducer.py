@@ -5,7 +5,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ....common.device.aggregates import aggregate
-from ...shared.device.ends import DQ_COMPLETE, listen
 from ...shared.device.operations import (
     as_blocks,
     async_reduce_add,
@@ -14,6 +13,7 @@ from ...shared.device.operations import (
     wait_for_turn,
     wait_until_read,
 )
+from ...shared.device.step_signals import DQ_COMPLETE, wait_for_signal
 from .tickets import next_walk
 
 
@@ -52,7 +52,7 @@ def reduce(walks, stamps, shared, dq_desc, semaphores, share):
             slot = it % shared.DQ_STAGES
             row = tile * (ROWS + TAIL_ROWS)
             wait_for_turn(semaphores + tile, rank)
-            listen(shared, DQ_COMPLETE, it, shared.CONSUMERS)
+            wait_for_signal(shared, DQ_COMPLETE, it, shared.CONSUMERS)
             _accumulate(dq_desc, row, shared.dq.index(slot), rank)
             if TAIL_ROWS > 0:
                 _accumulate(dq_desc, row + ROWS, shared.dq_tail.index(slot), rank)

@@ -1,7 +1,7 @@
 """The times at which each step of a walk is computed and added, written by the kernel itself, for real timelines.
 
 `Stamps` says where the times go, `NoStamps` is for calls that write none; the roles ask either.  The consumers take no
-part: their code is the same with stamps and without.  A role of its own, the recorder, waits for the same barriers as
+part: their code is the same with stamps and without.  A role of its own, the stamper, waits for the same barriers as
 they do, and the reducers stamp their own work.
 
 Note [Stamps]
@@ -14,7 +14,7 @@ Note [Stamps]
     * end: the add has been performed and the turn has been passed on.
 
     A barrier has two parities, so whoever waits for it must not fall two phases behind.  The producer therefore refills
-    the place of a step only when the recorder has stamped it (`noted`): before that dO of the step STAGES later cannot
+    the place of a step only when the stamper has stamped it (`noted`): before that dO of the step STAGES later cannot
     be there, and consumers cannot say that it has ended.
 """
 
@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda import globaltimer, smid
 
 from ....common.device.aggregates import aggregate
-from ...shared.device.ends import NOTED, listen
+from ...shared.device.step_signals import NOTED, wait_for_signal
 from .tickets import next_walk
 
 
@@ -90,8 +90,8 @@ class Stamps:
 
 
 @gluon.jit
-def record(walks, shared, stamps):
-    """The recorder: one warp that stamps start and wait of every step."""
+def stamp_steps(walks, shared, stamps):
+    """The stamper: one warp that stamps start and wait of every step."""
     n = 0
     done = 0
     position, kv = next_walk(shared, n)
@@ -105,7 +105,7 @@ def record(walks, shared, stamps):
             slot = it % shared.STAGES
             mbarrier.wait(shared.do_full.index(slot), (it // shared.STAGES) & 1)
             start = stamps.now()
-            listen(shared, NOTED, it, shared.CONSUMERS)
+            wait_for_signal(shared, NOTED, it, shared.CONSUMERS)
             wait = stamps.now()
             mbarrier.arrive(stamps.noted.index(slot), count=1)
             stamps.write(walk.work, kv, 1 + walk.q_tile(word), 0, start, wait)

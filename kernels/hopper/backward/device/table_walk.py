@@ -1,4 +1,5 @@
-"""A mask that is data: the walk of a kv tile as its tables have it (`TableWalk`), and who sees whom in it (`DataMask`).
+"""A mask that is data: the walk of a kv tile as its tables have it (`TableWalk`), and who sees whom in it
+(`TableMask`).
 
 `closed_form` has the same for bands alone, under the same names.  A *table* holds the walks of a batch element, or of
 some of its heads, where heads differ:
@@ -7,7 +8,7 @@ some of its heads, where heads differ:
 * `words` [tables, n_kv, n_q]: of every walk its words, as `schedule.table_walk.step_word` makes them, in the order of
   its steps; what follows them is never read.
 
-Vectors of the queries go to shared memory beside the words of Note [What consumers are told] in `told`, by asynchronous
+Vectors of the queries go to shared memory beside the words of Note [Words of steps] in `step_words`, by asynchronous
 copies that arrive with the dO; consumers keep the vectors of their keys in registers.  Producer and reducers load every
 word a step of theirs before they need it.  Bytes of a dense mask are read where they are needed.
 """
@@ -19,10 +20,11 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy
 from .....schedule.table_walk import TILE_BITS
 from ....common.device.aggregates import aggregate, replace
 from ...shared.device.clear import unseen_keys
+from ...shared.device.head_work import HeadWork
 from ...shared.device.operations import begin_copy, here
 from ...shared.device.relations import shows
-from ...shared.device.told import MASKED, allocate_words, tell, told, within_band
-from ...shared.device.work import Work, pieces
+from ...shared.device.shared_memory import pieces
+from ...shared.device.step_words import MASKED, allocate_words, put_word, read_word, within_band
 
 WORD_BITS = gl.constexpr(TILE_BITS)
 """Bits of the q tile and of the rank in a word; the bit above both is `MASKED`, and the sign asks for `clear`."""
@@ -37,17 +39,17 @@ class TableWalk:
     keys_seen: bytes [tables, kv_len]; 0 for keys that no query sees.  With HAS_DENSE, dense: bytes [batch, q_heads,
     q_len, kv_len], strides dense_b, dense_h, dense_i and dense_j; 0 hides.
 
-    In shared memory, for the steps whose dO is there: told_words, a ring of words; told_vectors, a ring of the vectors
+    In shared memory, for the steps whose dO is there: step_words, a ring of words; step_vectors, a ring of the vectors
     of their queries: in pieces as dO, and of every piece one vector after the other.  MASK: see `arguments.MaskKind`.
-    Not IN_RUNS: the mask may cut any step.
+    Not SPLITS_LOOPS: the mask may cut any step.
     """
 
-    work: Work
+    work: HeadWork
     data: gl.tuple
-    told_words: gl.shared_memory_descriptor
-    told_vectors: gl.shared_memory_descriptor
+    step_words: gl.shared_memory_descriptor
+    step_vectors: gl.shared_memory_descriptor
     MASK: gl.tuple
-    IN_RUNS: gl.constexpr = False
+    SPLITS_LOOPS: gl.constexpr = False
     CLEARS: gl.constexpr = True
 
     @gluon.jit
@@ -102,22 +104,22 @@ class TableWalk:
         return word < 0
 
     @gluon.jit
-    def tell(self, word, slot, full):
+    def put_word(self, word, slot, full):
         """Tell consumers what they need besides tiles, before the barrier of this slot of dO, `full`, is armed."""
         work = self.work
         QUERIES: gl.constexpr = self.MASK.QUERIES
         if QUERIES > 0:
-            ROWS: gl.constexpr = self.told_vectors.shape[1]
+            ROWS: gl.constexpr = self.step_vectors.shape[1]
             PIECES: gl.constexpr = work.BLOCK_Q // ROWS
             rows = self.q_tile(word) * work.BLOCK_Q + gl.arange(0, ROWS, gl.BlockedLayout([1], [32], [1], [0]))
             for piece in gl.static_range(PIECES):
-                places = gl.minimum(rows + piece * ROWS, work.q_len - 1)  # past the end P is zero whatever they have
-                vectors = self.data.q_vectors + (QUERIES * work.batch * work.q_len + places)
+                positions = gl.minimum(rows + piece * ROWS, work.q_len - 1)  # past the end P is zero whatever they have
+                vectors = self.data.q_vectors + (QUERIES * work.batch * work.q_len + positions)
                 for i in gl.static_range(QUERIES):
-                    own = self.told_vectors.index(QUERIES * (slot * PIECES + piece) + i)
+                    own = self.step_vectors.index(QUERIES * (slot * PIECES + piece) + i)
                     begin_copy(own, vectors + i * work.q_len)
             async_copy.mbarrier_arrive(full)
-        tell(self.told_words, slot, word)
+        put_word(self.step_words, slot, word)
 
     @gluon.jit
     def mask(self, kv, LAYOUT: gl.constexpr):
@@ -131,7 +133,7 @@ class TableWalk:
                 mask=keys < work.kv_len, other=-1,
             )  # fmt: skip
             of_keys = of_keys + (vector,)
-        return DataMask(self, kv, of_keys)
+        return TableMask(self, kv, of_keys)
 
     @gluon.jit
     def _existing(self, kv):
@@ -148,7 +150,7 @@ class TableWalk:
 
 
 @aggregate
-class DataMask:
+class TableMask:
     """The scores of kv tile `kv` that count: the band, the relations and the dense mask let them through.
 
     of_keys: the vectors of its keys.
@@ -163,9 +165,9 @@ class DataMask:
         return self.walk.q_tile(word)
 
     @gluon.jit
-    def told(self, slot):
+    def read_word(self, slot):
         """The word of a step whose dO is in this slot of its ring."""
-        return told(self.walk.told_words, slot)
+        return read_word(self.walk.step_words, slot)
 
     @gluon.jit
     def applied(self, p, word, slot, PIECE: gl.constexpr, CUT: gl.constexpr):
@@ -214,7 +216,7 @@ class DataMask:
         QUERIES: gl.constexpr = walk.MASK.QUERIES
         of_queries, of_keys = (), ()
         for i in gl.static_range(QUERIES):
-            vector = walk.told_vectors.index(QUERIES * piece + i).load(columns.type.layout)
+            vector = walk.step_vectors.index(QUERIES * piece + i).load(columns.type.layout)
             of_queries = of_queries + (gl.expand_dims(vector, 0),)
         for i in gl.static_range(walk.MASK.KEYS):
             of_keys = of_keys + (gl.expand_dims(self.of_keys[i], 1),)
@@ -229,8 +231,8 @@ class DataMask:
 
 
 @gluon.jit
-def allocate_told(FORM, MASK):
-    """(told_words, told_vectors) of a `TableWalk`; the first stands for the second if that is empty."""
+def allocate_words_and_vectors(FORM, MASK):
+    """(step_words, step_vectors) of a `TableWalk`; the first stands for the second if that is empty."""
     PIECES: gl.constexpr = pieces(FORM.STEP)
     layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     words = allocate_words(FORM.STAGES)

@@ -1,4 +1,4 @@
-"""Tickets: a CTA takes one after the other, and its producer tells the other roles which walks they stand for.
+"""Tickets: a CTA takes one after the other, and its producer announces the walks that they stand for.
 
 The producer takes a ticket when it has asked for everything that the walks of the one before need, so that a CTA holds
 the ticket that its consumers are at, and at most one more.  It announces walk n of the CTA, a kv tile of a head, in the
@@ -11,8 +11,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ...shared.device.operations import role_barrier
-from ...shared.device.told import tell, told
-from ...shared.device.work import ENTRIES
+from ...shared.device.shared_memory import ENTRIES
+from ...shared.device.step_words import put_word, read_word
 
 
 @gluon.jit
@@ -31,8 +31,8 @@ def announce(shared, n, position, kv):
     """Tell the other roles that walk `n` is of kv tile `kv` of the head at `position`; there is none if `kv` is -1."""
     entry = n % ENTRIES
     wait_until_left(shared, n)
-    tell(shared.walks, entry * 2, position)
-    tell(shared.walks, entry * 2 + 1, kv)
+    put_word(shared.walks, entry * 2, position)
+    put_word(shared.walks, entry * 2 + 1, kv)
     mbarrier.arrive(shared.walk_full.index(entry), count=1)
 
 
@@ -41,7 +41,7 @@ def wait_for_walk(shared, n):
     """(position, kv tile) of walk `n`; a role lets all its warps meet before it leaves the walk."""
     entry = n % ENTRIES
     mbarrier.wait(shared.walk_full.index(entry), (n // ENTRIES) & 1)
-    return told(shared.walks, entry * 2), told(shared.walks, entry * 2 + 1)
+    return read_word(shared.walks, entry * 2), read_word(shared.walks, entry * 2 + 1)
 
 
 @gluon.jit

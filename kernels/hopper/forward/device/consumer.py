@@ -5,24 +5,25 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
 from ...shared.device.operations import role_barrier, wait_until_read
-from ...shared.device.places import store_tile
+from ...shared.device.placement import store_tile
 from ...shared.device.steps import accumulator_layout
-from .half import half_step
-from .listed import FULL, PARTIAL, SKIP, kv_of, told, use_of
+from .half_tile import half_tile_step
+from .listed import FULL, PARTIAL, SKIP, kv_of, read_word, use_of
+from .shared_memory import fact_slots, fact_words
 from .steps import LOWEST, as_left, first_step, last_product, log2, next_step, release, scaled, skip, wait_for
-from .work import ROWS, fact_slots, facts, leaves_out
+from .tile_work import ROWS, leaves_out
 
 
 @gluon.jit
 def announced(work, shared, tiles, FACT: gl.constexpr):
     """A fact of the CTA's tiles-th tile, whose q is there, see `producer.announce`."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    place = tiles % fact_slots(shared.Q_STAGES) * facts(work.CONSUMERS)
+    place = tiles % fact_slots(shared.Q_STAGES) * fact_words(work.CONSUMERS)
     return gl.max(shared.facts.index(place + FACT).load(layout), 0)
 
 
 @gluon.jit
-def consume(work, data, places, drop, shared, out_desc, target, lse_ptr, score, ME: gl.constexpr):
+def consume(work, data, placement, drops, shared, out_desc, target, lse_ptr, score, ME: gl.constexpr):
     """out and log-sum-exp of the ME-th row block of every tile of the CTA, kv tiles from the last to the first.
 
     The kv tiles of the CTA's tile that this row block does not walk are given back unread.
@@ -32,7 +33,7 @@ def consume(work, data, places, drop, shared, out_desc, target, lse_ptr, score, 
     layout: gl.constexpr = accumulator_layout(ROWS, BLOCK_KV, 4)
     row_layout: gl.constexpr = gl.SliceLayout(1, layout)
     zero = gl.zeros([ROWS, BLOCK_KV], gl.float32, layout)
-    seed = drop.seed()
+    seed = drops.seed()
     it = 0  # steps of the CTA so far
     tiles = 0
     q_slot = wait_for(shared.q_full, 0, shared.Q_STAGES)
@@ -59,19 +60,21 @@ def consume(work, data, places, drop, shared, out_desc, target, lse_ptr, score, 
             here = (b, head, block, rows, q_tile, seed)
             if data.GIVEN:
                 acc, m, total = walk_words(
-                    work, data, drop, shared, score, zero, here, it, first, count, acc, m, total, ME
+                    work, data, drops, shared, score, zero, here, it, first, count, acc, m, total, ME
                 )
                 it += count
             else:
-                p, acc, m, total, it = walk_band(work, data, drop, shared, score, zero, here, it, bounds, acc, m, total)
+                p, acc, m, total, it = walk_band(
+                    work, data, drops, shared, score, zero, here, it, bounds, acc, m, total
+                )
             if not shared.OUT_IN_Q:
                 release(shared.q_empty.index(q_slot))
             if not data.GIVEN:
-                slot, acc = last_product(work, drop, shared, here, bounds[0], it - 1, p, acc)
+                slot, acc = last_product(work, drops, shared, here, bounds[0], it - 1, p, acc)
             store_logsumexp(work, lse_ptr, b, head, rows, m, total)
             share = gl.where(total == 0, 0.0, 1.0 / total)
-            if drop.GIVEN:
-                share = share * drop.arguments.rescale
+            if drops.GIVEN:
+                share = share * drops.arguments.rescale
             if not data.GIVEN:
                 acc = warpgroup_mma_wait(0, deps=(acc,))
                 release(shared.v_empty.index(slot))
@@ -83,7 +86,7 @@ def consume(work, data, places, drop, shared, out_desc, target, lse_ptr, score, 
             if work.HAS_LO or work.HAS_HI or data.GIVEN:
                 # a row without keys has zero times values that others see, which may be NaN
                 acc = gl.where(share == 0.0, 0.0, acc)
-            store_out(places, shared, out_desc, target, b, head, block * ROWS, acc, ME)
+            store_out(placement, shared, out_desc, target, b, head, block * ROWS, acc, ME)
         else:
             release(shared.q_empty.index(q_slot))
         tiles += 1
@@ -94,7 +97,7 @@ def consume(work, data, places, drop, shared, out_desc, target, lse_ptr, score, 
 
 @gluon.jit
 def walk_of(work, shared, tiles, ME: gl.constexpr):
-    """The four bounds of `Work.walk` for a consumer's row block of the CTA's tiles-th tile."""
+    """The four bounds of `TileWork.walk` for a consumer's row block of the CTA's tiles-th tile."""
     first = announced(work, shared, tiles, 5 + 4 * ME)
     full_first = announced(work, shared, tiles, 6 + 4 * ME)
     full_end = announced(work, shared, tiles, 7 + 4 * ME)
@@ -103,15 +106,15 @@ def walk_of(work, shared, tiles, ME: gl.constexpr):
 
 
 @gluon.jit
-def walk_band(work, data, drop, shared, score, zero, here, it, bounds, acc, m, total):
+def walk_band(work, data, drops, shared, score, zero, here, it, bounds, acc, m, total):
     """(P, acc, m, total, it) after the kv tiles of a row block but for the product with the V of the last one."""
     first, full_first, full_end, end = bounds
     kv = end - 1
     masks = (kv < full_first) | (kv >= full_end)
-    if work.HALVES and work.hides_half(here[2], kv):
-        p, m, total = half_step(work, data, shared, score, here, kv, it, m, total)
+    if work.HALF_TILES and work.hides_half(here[2], kv):
+        p, m, total = half_tile_step(work, data, shared, score, here, kv, it, m, total)
     else:
-        p, m, total, _ = first_step(work, data, drop, shared, score, zero, here, kv, masks, it, m, total)
+        p, m, total, _ = first_step(work, data, drops, shared, score, zero, here, kv, masks, it, m, total)
     p = as_left(p, shared.k.dtype, shared.v.shape[2])
     it += 1
     full_end = gl.minimum(full_end, kv)
@@ -119,19 +122,19 @@ def walk_band(work, data, drop, shared, score, zero, here, it, bounds, acc, m, t
     if work.HAS_LO:
         for i in range(kv - full_end):
             p, acc, m, total = next_step(
-                work, data, drop, shared, score, zero, here, kv - i, kv - 1 - i, True, it, p, acc, m, total
+                work, data, drops, shared, score, zero, here, kv - i, kv - 1 - i, True, it, p, acc, m, total
             )
             it += 1
     for i in range(full_end - full_first):
         p, acc, m, total = next_step(
-            work, data, drop, shared, score, zero, here, full_end - i, full_end - 1 - i, False, it, p, acc, m,
+            work, data, drops, shared, score, zero, here, full_end - i, full_end - 1 - i, False, it, p, acc, m,
             total
         )  # fmt: skip
         it += 1
     if work.HAS_HI:
         for i in range(full_first - first):
             p, acc, m, total = next_step(
-                work, data, drop, shared, score, zero, here, full_first - i, full_first - 1 - i, True, it, p,
+                work, data, drops, shared, score, zero, here, full_first - i, full_first - 1 - i, True, it, p,
                 acc, m, total
             )  # fmt: skip
             it += 1
@@ -140,7 +143,7 @@ def walk_band(work, data, drop, shared, score, zero, here, it, bounds, acc, m, t
 
 @gluon.jit
 def walk_words(
-    work, data, drop, shared, score, zero, here, it, word, count, acc, m, total, ME: gl.constexpr
+    work, data, drops, shared, score, zero, here, it, word, count, acc, m, total, ME: gl.constexpr
 ):  # fmt: skip
     """(acc, m, total) after a tile of `count` words, of which `word` is the first; see Note [Words] in `listed`.
 
@@ -151,35 +154,35 @@ def walk_words(
     while it < end:
         if use_of(word, ME) == SKIP:
             wait_for(shared.k_full, it, shared.STAGES)
-            word = told(shared, it)
+            word = read_word(shared, it)
             skip(shared, it)
             it += 1
         else:
             masks = use_of(word, ME) == PARTIAL
             p, m, total, shrink = first_step(
-                work, data, drop, shared, score, zero, here, kv_of(word), masks, it, m, total
+                work, data, drops, shared, score, zero, here, kv_of(word), masks, it, m, total
             )
             p = as_left(p, shared.k.dtype, shared.v.shape[2])
             acc = scaled(acc, shrink)
             kv = kv_of(word)
-            word = told(shared, it)
+            word = read_word(shared, it)
             it += 1
             while use_of(word, ME) != SKIP:
                 while use_of(word, ME) == PARTIAL:
                     p, acc, m, total = next_step(
-                        work, data, drop, shared, score, zero, here, kv, kv_of(word), True, it, p, acc, m, total
+                        work, data, drops, shared, score, zero, here, kv, kv_of(word), True, it, p, acc, m, total
                     )
                     kv = kv_of(word)
-                    word = told(shared, it)
+                    word = read_word(shared, it)
                     it += 1
                 while use_of(word, ME) == FULL:
                     p, acc, m, total = next_step(
-                        work, data, drop, shared, score, zero, here, kv, kv_of(word), False, it, p, acc, m, total
+                        work, data, drops, shared, score, zero, here, kv, kv_of(word), False, it, p, acc, m, total
                     )
                     kv = kv_of(word)
-                    word = told(shared, it)
+                    word = read_word(shared, it)
                     it += 1
-            slot, acc = last_product(work, drop, shared, here, kv, it - 1, p, acc)
+            slot, acc = last_product(work, drops, shared, here, kv, it - 1, p, acc)
             acc = warpgroup_mma_wait(0, deps=(acc,))
             release(shared.v_empty.index(slot))
     return acc, m, total
@@ -194,7 +197,7 @@ def store_logsumexp(work, lse_ptr, b, head, rows, m, total):
 
 
 @gluon.jit
-def store_out(places, shared, out_desc, target, b, head, row, acc, ME: gl.constexpr):
+def store_out(placement, shared, out_desc, target, b, head, row, acc, ME: gl.constexpr):
     """Round and store by way of shared memory; TMA drops rows and columns past the end of the tensor.
 
     A row block before the first one is not stored: a TMA store that begins at a negative row is an illegal
@@ -211,9 +214,9 @@ def store_out(places, shared, out_desc, target, b, head, row, acc, ME: gl.conste
     fence_async_shared()
     role_barrier()
     if row >= 0:
-        store_tile(places, target, out_desc, b, head, row, out, 4)
+        store_tile(placement, target, out_desc, b, head, row, out, 4)
     if shared.OUT_IN_Q:
         wait_until_read()
-        if places.PLACED:
+        if placement.PLACED:
             role_barrier()  # all threads have read what they stored themselves
         release(shared.q_empty.index(0))

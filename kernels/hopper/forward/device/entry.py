@@ -5,17 +5,18 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from ....common.device.score_gluon import Score
-from ...shared.device.places import Places
+from ...shared.device.placement import Placement
 from .consumer import consume
-from .drop import Drop
-from .listed import Data
+from .dropout import DropoutBits
+from .listed import ListedMask
 from .producer import produce
-from .work import Work, allocate_shared
+from .shared_memory import allocate_shared
+from .tile_work import TileWork
 
 
 @gluon.jit
 def hopper_forward(
-    q_desc, k_desc, v_desc, out_desc, lse_ptr, counter_ptr, problem, data, dropout, places, target, bound, SCHEDULE,
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, counter_ptr, problem, data, dropout, placement, target, bound, SCHEDULE,
     MASK, FORM,
 ):  # fmt: skip
     """out and log-sum-exp of attention.
@@ -27,18 +28,18 @@ def hopper_forward(
     see no key, whose out is zero.  counter: int32 [1], zero once the kernel before has ended.
 
     All other arguments are groups, see `arguments`: data describes a mask that is data, see `listed`, and is None where
-    the mask is a band; dropout is given if probabilities are dropped, see `drop`, and bound if scores are bounded, see
-    `score_gluon`.  With `places` the mask is one of rows: q_len and kv_len count rows, lse has rows, and the other
-    tensors have tokens; see `places`, also for the target of out, which is given then only.
+    the mask is a band; dropout is given if probabilities are dropped, see `dropout`, and bound if scores are bounded,
+    see `score_gluon`.  With `placement` the mask is one of rows: q_len and kv_len count rows, lse has rows, and the
+    other tensors have tokens; see `placement`, also for the target of out, which is given then only.
     """
-    work = Work(
+    work = TileWork(
         problem.batch_heads, problem.q_heads, problem.group, problem.q_len, problem.kv_len, problem.lo, problem.hi,
         problem.section, problem.last_section, SCHEDULE.KV_RANGE, SCHEDULE.SEEN_ROWS, SCHEDULE.SEEN_KEYS, MASK.HAS_LO,
-        MASK.HAS_HI, MASK.FROM_THE_END, MASK.EVEN_KV, FORM.BLOCK_KV, FORM.CONSUMERS, MASK.HALVES,
+        MASK.HAS_HI, MASK.FROM_THE_END, MASK.EVEN_KV, FORM.BLOCK_KV, FORM.CONSUMERS, MASK.HALF_TILES,
     )  # fmt: skip
-    rest = Data(data, MASK.HAS_DENSE, MASK.CODES_AHEAD, data is not None, MASK)
-    rows = Places(places, problem.q_len, MASK.PLACED)
-    drop = Drop(dropout, dropout is not None)
+    rest = ListedMask(data, MASK.HAS_DENSE, MASK.CODES_AHEAD, data is not None, MASK)
+    rows = Placement(placement, problem.q_len, MASK.PLACED)
+    drops = DropoutBits(dropout, dropout is not None)
     shared = allocate_shared(q_desc.dtype, FORM, rest.GIVEN)
     fence_async_shared()
     score = Score(problem.scale_log2, bound, bound is not None)
@@ -46,8 +47,8 @@ def hopper_forward(
     if FORM.CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consume, (work, rest, rows, drop, shared, out_desc, target, lse_ptr, score, 0)),
-                (consume, (work, rest, rows, drop, shared, out_desc, target, lse_ptr, score, 1)),
+                (consume, (work, rest, rows, drops, shared, out_desc, target, lse_ptr, score, 0)),
+                (consume, (work, rest, rows, drops, shared, out_desc, target, lse_ptr, score, 1)),
                 (produce, (work, rest, rows, shared, q_desc, k_desc, v_desc, counter_ptr)),
             ],
             [4, 1],
@@ -57,9 +58,9 @@ def hopper_forward(
         gl.static_assert(FORM.CONSUMERS == 3)
         gl.warp_specialize(
             [
-                (consume, (work, rest, rows, drop, shared, out_desc, target, lse_ptr, score, 0)),
-                (consume, (work, rest, rows, drop, shared, out_desc, target, lse_ptr, score, 1)),
-                (consume, (work, rest, rows, drop, shared, out_desc, target, lse_ptr, score, 2)),
+                (consume, (work, rest, rows, drops, shared, out_desc, target, lse_ptr, score, 0)),
+                (consume, (work, rest, rows, drops, shared, out_desc, target, lse_ptr, score, 1)),
+                (consume, (work, rest, rows, drops, shared, out_desc, target, lse_ptr, score, 2)),
                 (produce, (work, rest, rows, shared, q_desc, k_desc, v_desc, counter_ptr)),
             ],
             [4, 4, 1],

@@ -1,4 +1,4 @@
-"""Masks that are data: `Data` lists the kv tiles of a tile as words, and says which scores of a kv tile count.
+"""Masks that are data: `ListedMask` lists the kv tiles of a tile as words, and says which scores of a kv tile count.
 
 Note [Words]
     A tile of the list has a row of words, one for each kv tile that one of its row blocks sees, from the last kv tile
@@ -7,9 +7,9 @@ Note [Words]
     or that does not exist, has one PARTIAL word.
 
     Consumers learn the first word of a tile with its facts, and every other one with the kv tile before it: the
-    producer puts the word of step ``s + 1`` into shared memory before the K of step s is full (`tell`), and consumers
-    read it before they leave the V of step s (`told`).  So a word is there when its step begins, and nobody waits for
-    it.
+    producer puts the word of step ``s + 1`` into shared memory before the K of step s is full (`put_word`), and
+    consumers read it before they leave the V of step s (`read_word`).  So a word is there when its step begins, and
+    nobody waits for it.
 """
 
 from triton.experimental import gluon
@@ -44,7 +44,7 @@ def has_unseen(word):
 
 
 @aggregate
-class Data:
+class ListedMask:
     """A mask that is data; without arguments the mask is a band.
 
     arguments: as in `arguments.DATA`.  With HAS_DENSE there are no vectors: `seen` reads bits.  CODES_AHEAD: in which
@@ -80,8 +80,8 @@ class Data:
         of_element = b.to(gl.int64) * work.q_len
         queries = ()
         for i in gl.static_range(self.MASK.QUERIES):
-            places = self.arguments.q_vectors + self.MASK.QUERIES * of_element + rows
-            queries = queries + (gl.load(places + i * work.q_len, mask=row_exists, other=0),)
+            pointers = self.arguments.q_vectors + self.MASK.QUERIES * of_element + rows
+            queries = queries + (gl.load(pointers + i * work.q_len, mask=row_exists, other=0),)
         keys = ()
         for i in gl.static_range(self.MASK.KEYS):
             vector = b.to(gl.int64) * self.MASK.KEYS + i
@@ -104,8 +104,8 @@ class Data:
             keys = keys + (gl.expand_dims(of_keys[i], 0),)
         positions = s
         if self.MASK.HAS_POSITIONS:
-            places = kv * work.BLOCK_KV + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
-            positions = gl.expand_dims(places, 0)
+            positions = kv * work.BLOCK_KV + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
+            positions = gl.expand_dims(positions, 0)
         for i in gl.static_range(len(self.MASK.FORMS)):
             s = keep_shown(s, queries, keys, positions, self.MASK, i)
         return s
@@ -129,13 +129,13 @@ def word_slots(stages):
     """Words that are kept.
 
     When the producer brings the K of step s it has brought the V of step ``s - 2``, so all consumers have left the V
-    of step ``s - 2 - stages``, and read what was told there.
+    of step ``s - 2 - stages``, and read the word there.
     """
     return stages + 2
 
 
 @gluon.jit
-def tell(shared, it, word):
+def put_word(shared, it, word):
     """Put down the word of the step after the it-th, before the K of the it-th is begun."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     shared.words.index(it % word_slots(shared.STAGES)).store(gl.full([1], 0, gl.int32, layout) + word)
@@ -143,7 +143,7 @@ def tell(shared, it, word):
 
 
 @gluon.jit
-def told(shared, it):
+def read_word(shared, it):
     """The word of the step after the it-th, whose K has been waited for and whose V has not been left."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     return gl.max(shared.words.index(it % word_slots(shared.STAGES)).load(layout), 0)

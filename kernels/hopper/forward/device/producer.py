@@ -20,8 +20,9 @@ from triton.language.extra.cuda import gdc_wait
 
 from ...shared.device.clear import clear, complete, unseen_keys
 from ...shared.device.operations import load_rows, role_barrier
-from .listed import has_unseen, kv_of, tell
-from .work import ROWS, fact_slots, facts
+from .listed import has_unseen, kv_of, put_word
+from .shared_memory import fact_slots, fact_words
+from .tile_work import ROWS
 
 
 @gluon.jit
@@ -42,7 +43,7 @@ def announce(work, data, shared, tiles, b, head, first_block, first, count):
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     word = gl.full([1], 0, gl.int32, layout)
-    place = tiles % fact_slots(shared.Q_STAGES) * facts(work.CONSUMERS)
+    place = tiles % fact_slots(shared.Q_STAGES) * fact_words(work.CONSUMERS)
     shared.facts.index(place).store(word + b)
     shared.facts.index(place + 1).store(word + head)
     shared.facts.index(place + 2).store(word + first_block)
@@ -102,20 +103,20 @@ def load_seen_values(work, data, shared, desc, b, head, word, row, it, landings,
 
 
 @gluon.jit
-def load_queries(work, places, shared, desc, b, head, first_block, slot, BYTES: gl.constexpr):
+def load_queries(work, placement, shared, desc, b, head, first_block, slot, BYTES: gl.constexpr):
     full = shared.q_full.index(slot)
     mbarrier.expect(full, BYTES)
     for i in gl.static_range(work.CONSUMERS):
         tile = slot * work.CONSUMERS + i
         row = (first_block + i) * ROWS
-        row = places.token(row) if places.PLACED else row - work.first_row()
+        row = placement.token(row) if placement.PLACED else row - work.first_row()
         load_rows(desc, b, head, row, full, shared.q.index(tile))
         if shared.TAIL_D > 0:
             load_rows(desc, b, head, row, full, shared.q_tail.index(tile), shared.q.shape[2])
 
 
 @gluon.jit
-def produce(work, data, places, shared, q_desc, k_desc, v_desc, counter_ptr):
+def produce(work, data, placement, shared, q_desc, k_desc, v_desc, counter_ptr):
     """Fill the rings in the order of use: K of the next step before V of this one.
 
     Rows and columns outside a descriptor, before its first too, arrive as zeros.  After the last tile the consumers are
@@ -136,10 +137,10 @@ def produce(work, data, places, shared, q_desc, k_desc, v_desc, counter_ptr):
         kv_head = head // work.group
         if data.GIVEN:
             ahead = gl.where(steps > 1, second, 0)
-            row = first_row_of(work, places, word)
-            tell(shared, done, ahead)
+            row = first_row_of(work, placement, word)
+            put_word(shared, done, ahead)
             load_keys(shared, k_desc, b, kv_head, row, done, K_BYTES)
-            later_row = first_row_of(work, places, ahead)
+            later_row = first_row_of(work, placement, ahead)
             place = draw(counter_ptr)
             announce(work, data, shared, tiles, b, head, first_block, word, steps)
         else:
@@ -150,7 +151,7 @@ def produce(work, data, places, shared, q_desc, k_desc, v_desc, counter_ptr):
             place = draw(counter_ptr)  # here, where the consumers have a step to go before there is room for Q
             announce(work, data, shared, tiles, b, head, first_block, first, end)
         slot = wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)
-        load_queries(work, places, shared, q_desc, b, head, first_block, slot, Q_BYTES)
+        load_queries(work, placement, shared, q_desc, b, head, first_block, slot, Q_BYTES)
         if data.GIVEN:
             for step in range(1, steps):
                 before = word
@@ -158,8 +159,8 @@ def produce(work, data, places, shared, q_desc, k_desc, v_desc, counter_ptr):
                 word = ahead
                 row = later_row  # asked for in the step before
                 ahead = gl.load(words_ptr + (step + 1), mask=step + 1 < steps, other=0)
-                tell(shared, done + step, ahead)
-                later_row = first_row_of(work, places, ahead)
+                put_word(shared, done + step, ahead)
+                later_row = first_row_of(work, placement, ahead)
                 load_keys(shared, k_desc, b, kv_head, row, done + step, K_BYTES)
                 landings = load_seen_values(
                     work, data, shared, v_desc, b, head, before, v_row, done + step - 1, landings, V_BYTES
@@ -197,7 +198,7 @@ def first_words(work, data, place):
 
 
 @gluon.jit
-def first_row_of(work, places, word):
+def first_row_of(work, placement, word):
     """The first row of a word's kv tile, in the descriptors of K and V."""
     row = kv_of(word) * work.BLOCK_KV
-    return places.token(row) if places.PLACED else row - work.first_key()
+    return placement.token(row) if placement.PLACED else row - work.first_key()

@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .....schedule.table_walk import seen_words
-from .work import ROWS
+from .tile_work import ROWS
 
 words_of = gluon.constexpr_function(seen_words)
 
@@ -26,12 +26,12 @@ def ask(work, data, b, head, block, kv, wanted):
     column: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, layout))
     word: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, layout))
     threads = gl.expand_dims(gl.arange(0, ROWS // 2, row) * 4, 1) + gl.expand_dims(gl.arange(0, 4, column), 0)
-    places = gl.expand_dims(threads * WORDS, 2) + gl.expand_dims(gl.expand_dims(gl.arange(0, WORDS, word), 0), 1)
+    offsets = gl.expand_dims(threads * WORDS, 2) + gl.expand_dims(gl.expand_dims(gl.arange(0, WORDS, word), 0), 1)
     exists = (block >= 0) & (block < work.row_blocks()) & wanted
     kv_tiles = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
     table = data.table(b, head).to(gl.int64)
     tile = (table * work.row_blocks() + block) * kv_tiles + kv
-    return gl.load(data.arguments.seen_bits_ptr + tile * (2 * ROWS * WORDS) + places, mask=exists, other=0)
+    return gl.load(data.arguments.seen_bits_ptr + tile * (2 * ROWS * WORDS) + offsets, mask=exists, other=0)
 
 
 @gluon.jit

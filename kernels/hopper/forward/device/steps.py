@@ -22,7 +22,7 @@ from ...shared.device.operations import role_barrier
 from ...shared.device.relations import keep_between
 from ...shared.device.steps import accumulator_layout, left_operand
 from .seen import ask, hide
-from .work import ROWS
+from .tile_work import ROWS
 
 LOWEST = gl.constexpr(-3.4028234663852886e38)
 """The lowest finite fp32."""
@@ -90,7 +90,7 @@ def sum_with(p, total, shrink):
 def masked(work, data, s, codes, b, rows, kv):
     """Scores of kv tile `kv`, or of its first keys, -inf where a row does not see the key by band and `codes`.
 
-    For `codes` see `listed.Data.hide`.
+    For `codes` see `listed.ListedMask.hide`.
     """
     if (work.HAS_LO or work.HAS_HI or not work.EVEN_KV) and not data.MASK.HAS_POSITIONS:
         s = _in_band(work, s, rows, kv)
@@ -168,7 +168,7 @@ def skip(shared, it):
 
 
 @gluon.jit
-def first_step(work, data, drop, shared, score, zero, here, kv, masks, it, m, total):
+def first_step(work, data, drops, shared, score, zero, here, kv, masks, it, m, total):
     """(P, m, total, shrink) of the first kv tile of a walk, P not rounded yet; its V is left to the next step.
 
     here: batch element, query head, place, rows and Q tile of the row block, and the seed; masks: whether the kv tile
@@ -196,7 +196,7 @@ def first_step(work, data, drop, shared, score, zero, here, kv, masks, it, m, to
 
 
 @gluon.jit
-def next_step(work, data, drop, shared, score, zero, here, kv_before, kv, masks, it, p, acc, m, total):
+def next_step(work, data, drops, shared, score, zero, here, kv_before, kv, masks, it, p, acc, m, total):
     """(P, acc, m, total) after kv tile `kv`, the it-th: begin its S, and the product of P and V of `kv_before`.
 
     While S is computed, it is decided what of P is dropped: the bits are used as they are drawn, and the matmuls of the
@@ -216,9 +216,9 @@ def next_step(work, data, drop, shared, score, zero, here, kv_before, kv, masks,
         codes = data.codes(work, zero, b, rows, kv)
     slot = wait_for(shared.k_full, it, shared.STAGES)
     s = begin_scores(shared, q_tile, slot, zero)
-    if drop.GIVEN:
+    if drops.GIVEN:
         wait_for(shared.k_full, it, shared.STAGES)  # it is full; what may branch keeps bits and matmuls apart
-        p = drop.kept(p, drop.bits(seed, b, head, block, kv_before, work.BLOCK_KV))
+        p = drops.kept(p, drops.bits(seed, b, head, block, kv_before, work.BLOCK_KV))
     before = wait_for(shared.v_full, it - 1, shared.STAGES)
     acc = warpgroup_mma(p, shared.v.index(before), acc, is_async=True)
     s = warpgroup_mma_wait(1, deps=(s,))
@@ -244,10 +244,10 @@ def scaled(acc, factor):
 
 
 @gluon.jit
-def last_product(work, drop, shared, here, kv, it, p, acc):
+def last_product(work, drops, shared, here, kv, it, p, acc):
     """Begin the product of P and V of the it-th kv tile `kv`, the last one of a walk: (slot of V, acc)."""
-    if drop.GIVEN:
+    if drops.GIVEN:
         b, head, block, _rows, _q_tile, seed = here
-        p = drop.kept(p, drop.bits(seed, b, head, block, kv, work.BLOCK_KV))
+        p = drops.kept(p, drops.bits(seed, b, head, block, kv, work.BLOCK_KV))
     slot = wait_for(shared.v_full, it, shared.STAGES)
     return slot, warpgroup_mma(p, shared.v.index(slot), acc, is_async=True)

@@ -34,8 +34,8 @@ def unseen_keys(keys_seen, row, kv, kv_len, BLOCK_KV: gl.constexpr):
     keys_seen: bytes [.., kv_len], of which `row` is the one of this batch element and head.
     """
     keys = kv * BLOCK_KV + numbers(BLOCK_KV)
-    places = keys_seen + row.to(gl.int64) * kv_len + keys
-    return gl.where(gl.load(places, mask=keys < kv_len, other=1) == 0, 1, 0)
+    pointers = keys_seen + row.to(gl.int64) * kv_len + keys
+    return gl.where(gl.load(pointers, mask=keys < kv_len, other=1) == 0, 1, 0)
 
 
 @gluon.jit

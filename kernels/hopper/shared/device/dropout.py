@@ -1,7 +1,7 @@
 """Dropout in the consumers: which probabilities are kept, as the sign of P.
 
-`Dropout` draws the bits that Note [Random bits of dropout] in `reference_dropout` defines, `AllKept` is for calls
-without dropout.  The steps ask either.
+`DropoutSigns` draws the bits that Note [Random bits of dropout] in `reference_dropout` defines, `NoDropout` is for
+calls without dropout.  The steps ask either.
 
 Note [Signs of probabilities]
     A step needs to know twice what was dropped: where it rounds P, and, a matmul later, where it computes dS.  Until
@@ -17,14 +17,14 @@ from triton.experimental.gluon import language as gl
 
 from .....model import dropout as definition
 from ....common.device.aggregates import aggregate, replace
+from .head_work import HeadWork
 from .operations import here, rounded_from_zero
-from .work import Work
 
 ROUNDS = gl.constexpr(definition.ROUNDS)
 
 
 @aggregate
-class AllKept:
+class NoDropout:
     """No dropout."""
 
     GIVEN: gl.constexpr = False
@@ -51,13 +51,13 @@ class AllKept:
 
 
 @aggregate
-class Dropout:
+class DropoutSigns:
     """`threshold` of 2**16 sets of random bits drop a probability, the others are multiplied by `rescale`.
 
     arguments: as in `arguments.dropout`.
     """
 
-    work: Work
+    work: HeadWork
     arguments: gl.tuple
     GIVEN: gl.constexpr = True
 

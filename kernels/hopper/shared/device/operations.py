@@ -35,9 +35,9 @@ Note [Forward progress on Hopper]
     there a ticket that waits behind another one could be what that one waits for.
 
     Inside a CTA producer, consumers and reducers wait for one another through mbarriers, and through named barriers at
-    which consumers only arrive, see Note [Ends of steps] in `ends`; a reducer that waits for its turn stops its
-    consumers when all dq buffers are full or a walk ends, never another CTA that is not behind it in rank.  Ticket and
-    semaphores are set by `prepare` in the same call.
+    which consumers only arrive, see Note [Signals of consumers] in `step_signals`; a reducer that waits for its turn
+    stops its consumers when all dq buffers are full or a walk ends, never another CTA that is not behind it in rank.
+    Ticket and semaphores are set by `prepare` in the same call.
 
     The three kernels of a call overlap (programmatic dependent launch).  A CTA of the main kernel first waits for the
     end of `prepare`, then lets `finish` start.  CTAs of `finish` may start when every CTA of the main kernel has done
@@ -84,8 +84,8 @@ def wait_for_matmuls(outstanding, deps, _semantic=None):
         the tensors of `deps` as a tuple, or a single one by itself.
 
     Warpgroups do not wait for each other.  Where something may be overwritten when all of them have read it, they say
-    so at barriers of their own, see Note [Ends of steps] in `ends`.  In the forward a consumer is one warpgroup, so
-    that Gluon's own wait is enough.
+    so at barriers of their own, see Note [Signals of consumers] in `step_signals`.  In the forward a consumer is one
+    warpgroup, so that Gluon's own wait is enough.
     """
     results = warpgroup_mma_wait(outstanding, deps, _semantic=_semantic)
     if _WAITS_MEET:

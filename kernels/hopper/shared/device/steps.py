@@ -15,8 +15,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
 from .....upstream import compat
-from .ends import DQ_COMPLETE, NOTED, ROOM, say
 from .operations import DQ_ROW, hold_back, role_barrier, wait_for_matmuls, wait_for_own_stores
+from .step_signals import DQ_COMPLETE, NOTED, ROOM, signal
 
 READS_AHEAD = gl.constexpr(not compat.keeps_descriptors())
 """Halves have registers for a delta that is read before it is used."""
@@ -174,15 +174,15 @@ def hand_over(shared, it, dq, dq_tail, WARPS: gl.constexpr):
     if shared.TAIL_D > 0:
         shared.dq_tail.index(slot).store(in_fragments(dq_tail))
     fence_async_shared()
-    say(shared, DQ_COMPLETE, it, WARPS)
+    signal(shared, DQ_COMPLETE, it, WARPS)
 
 
 @gluon.jit
 def end_step(shared, it, WARPS: gl.constexpr):
     """Say that the matmuls have read Q and dO of a step."""
-    say(shared, ROOM, it, WARPS)
+    signal(shared, ROOM, it, WARPS)
     if shared.STAMPED:
-        say(shared, NOTED, it, WARPS)
+        signal(shared, NOTED, it, WARPS)
 
 
 @gluon.jit
@@ -196,10 +196,10 @@ def overlapped_step(shared, mask, drops, score, it, after, s, dk, dv, zero, WARP
         S of the step after
 
     That is the next one, or this one again if it is the last, which computes an S that nobody needs.  There is room for
-    the tiles of another step when dK is done; `ends` says why an S that nobody needs may read its Q after that.
+    the tiles of another step when dK is done; `step_signals` says why an S that nobody needs may read its Q after that.
     """
     slot = wait_for_do(shared, it)
-    word = mask.told(slot)
+    word = mask.read_word(slot)
     do = shared.do.index(slot)
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     begin_drops(drops)
@@ -302,7 +302,7 @@ def shared_step(shared, mask, drops, score, it, dk, dv, zero, WARPS: gl.constexp
     slot = wait_for_q(shared, it)
     s = scores(shared.k, shared, slot, zero)
     wait_for_do(shared, it)
-    word = mask.told(slot)
+    word = mask.read_word(slot)
     do = shared.do.index(slot)
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     s = wait_for_matmuls(1, deps=(s,))

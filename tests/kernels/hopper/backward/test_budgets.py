@@ -10,7 +10,7 @@ import expecttest
 import pytest
 
 from dash_inductor.kernels.hopper.backward import build
-from dash_inductor.kernels.hopper.shared.device import ends
+from dash_inductor.kernels.hopper.shared.device import step_signals
 from dash_inductor.model import Band
 
 from ....support import kernel_code, sass
@@ -219,16 +219,21 @@ def barriers_of_triton(ptx: str) -> set[int]:
 @pytest.mark.parametrize("stamped", [False, True], ids=["plain", "stamped"])
 @cases
 def test_named_barriers_are_not_those_of_triton(case: Case, stamped: bool) -> None:
-    """The barriers of `ends` have their numbers in registers; consumers arrive at each kind in one place of a step."""
+    """The barriers of signals have their numbers in registers; consumers arrive at each kind in one place of a step."""
     ptx = built(replace(case, stamped=stamped)).ptx
     assert 0 in barriers_of_triton(ptx), "that of the consumers"
-    assert max(barriers_of_triton(ptx)) < ends.DQ_COMPLETE.value
+    assert max(barriers_of_triton(ptx)) < step_signals.DQ_COMPLETE.value
     assert len(re.findall(r"barrier\.cta\.arrive\s+%r\d+, %r\d+;", ptx)) == (2 + stamped) * case.step_texts
 
 
 def test_named_barriers_are_apart() -> None:
-    first = [ends.DQ_COMPLETE.value, ends.ROOM.value, ends.NOTED.value, 16]  # of which the hardware has 16
-    assert all(end - number >= ends.MOST_STAGES for number, end in itertools.pairwise(first))
+    first = [
+        step_signals.DQ_COMPLETE.value,
+        step_signals.ROOM.value,
+        step_signals.NOTED.value,
+        16,
+    ]  # of which the hardware has 16
+    assert all(end - number >= step_signals.MOST_STAGES for number, end in itertools.pairwise(first))
 
 
 def test_barriers_of_triton_are_seen() -> None:
@@ -245,13 +250,17 @@ def test_warps_trade_registers(case: Case) -> None:
     """The roles get fewer registers than they were launched with, the consumers more."""
     ptx = built(case).ptx
     counts = {int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", ptx)}
-    assert counts == {build.VARIANTS[build.variant(*case.dims)].registers, 240}
+    assert counts == {build.BACKWARD_CONFIGS[build.tile_dims(*case.dims)].registers, 240}
     assert "wgmma.mma_async" in ptx
     assert "wait_group.read" in ptx
 
 
 def test_every_variant_has_cases() -> None:
-    assert {build.variant(*case.dims) for case in SOON} == set(build.VARIANTS) == {build.variant(*d) for d in TILES}
+    assert (
+        {build.tile_dims(*case.dims) for case in SOON}
+        == set(build.BACKWARD_CONFIGS)
+        == {build.tile_dims(*d) for d in TILES}
+    )
     assert {case.schedule for case in SOON} == {case.schedule for case in CASES}
 
 

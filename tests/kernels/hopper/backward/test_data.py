@@ -108,7 +108,7 @@ def sample(mask: Mask, schedule: str = "bent_fold", dense_heads: int = 1) -> tup
 def test_arguments(name: str, schedule: str) -> None:
     for dense_heads in (1, 4):
         data, walk = sample(MASKS[name], schedule, dense_heads)
-        arguments = Arguments.of(Call(MASKS[name], 1.0), data.facts(), walk, CPU)
+        arguments = Arguments.of(Call(MASKS[name], 1.0), data.described(), walk, CPU)
         main, finish = (dict(zip(group.names, values, strict=True)) for group, values in zip(
             (DATA, CONTRIBUTIONS), arguments.of_call(data.addresses()), strict=True
         ))  # fmt: skip
@@ -140,25 +140,25 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_other_tensors_are_refused(name: str) -> None:
     data, walk = sample(MASKS["both"])
-    Arguments.of(Call(MASKS["both"], 1.0), data.facts(), walk, CPU)
+    Arguments.of(Call(MASKS["both"], 1.0), data.described(), walk, CPU)
     for change in BAD[name]:
         bad = data._replace(**{name: change(getattr(data, name))})
         with pytest.raises(ArgumentError, match=rf"data\.{name}"):
-            Arguments.of(Call(MASKS["both"], 1.0), bad.facts(), walk, CPU)
+            Arguments.of(Call(MASKS["both"], 1.0), bad.described(), walk, CPU)
 
 
 @pytest.mark.parametrize(("mask", "name"), [("codes", "dense"), ("dense", "q_vectors")])
 def test_tensors_that_the_mask_lacks_are_refused(mask: str, name: str) -> None:
     data, walk = sample(MASKS["both"])
     with pytest.raises(ArgumentError, match=rf"data\.{name}"):
-        Arguments.of(Call(MASKS[mask], 1.0), data.facts(), walk, CPU)
+        Arguments.of(Call(MASKS[mask], 1.0), data.described(), walk, CPU)
 
 
 def test_tables_without_room_are_refused() -> None:
     data, _ = sample(MASKS["codes"])
     for q_len, batch in ((8 << TILE_BITS) + 1, 1), (8 << 14, 1 << 14):
         with pytest.raises(ArgumentError, match="q tiles"):
-            Arguments.of(Call(MASKS["codes"], 1.0), data.facts(), closed("spt", Band(0), q_len, 200, batch), CPU)
+            Arguments.of(Call(MASKS["codes"], 1.0), data.described(), closed("spt", Band(0), q_len, 200, batch), CPU)
 
 
 @pytest.mark.parametrize("drops", [False, True])
@@ -207,12 +207,12 @@ def test_a_mask_of_rows() -> None:
     made = data_of(walk, keep_of(mask.band, codes, None, (1, 256, 256)), codes, None)
     good = made._replace(row_place=place, row_count=count)
     assert good.rows == 256
-    Arguments.of(Call(mask, 1.0), good.facts(), walk, CPU)
+    Arguments.of(Call(mask, 1.0), good.described(), walk, CPU)
     for name, bad in (
         ("row_place", None), ("row_place", place.long()), ("row_place", place[:3]), ("row_count", None),
         ("row_count", count[None]), ("row_count", torch.zeros(8, dtype=torch.int32)[::2]),
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match=rf"data\.{name}"):
-            Arguments.of(Call(mask, 1.0), good._replace(**{name: bad}).facts(), walk, CPU)
+            Arguments.of(Call(mask, 1.0), good._replace(**{name: bad}).described(), walk, CPU)
     with pytest.raises(ArgumentError, match=r"data\.row_place"):  # which another mask does not have
-        Arguments.of(Call(Mask.parse("causal & segments(0,1)"), 1.0), good.facts(), walk, CPU)
+        Arguments.of(Call(Mask.parse("causal & segments(0,1)"), 1.0), good.described(), walk, CPU)

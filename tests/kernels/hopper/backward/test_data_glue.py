@@ -166,7 +166,7 @@ CONTROLS = {
     "the table of the first batch element": ("table = work.batch * self.data.table_b", "table = self.data.table_b"),
     "the next word": ("(self._row(kv) * self.work.n_q + step)", "(self._row(kv) * self.work.n_q + step + 1)"),
     "keys of the first batch element": ("((self.MASK.KEYS * work.batch + i) * work.kv_len + keys)", "(keys)"),
-    "queries of the first batch element": ("(QUERIES * work.batch * work.q_len + places)", "(places)"),
+    "queries of the first batch element": ("(QUERIES * work.batch * work.q_len + positions)", "(positions)"),
     "codes of the first half": ("gl.minimum(rows + piece * ROWS, ", "gl.minimum(rows, "),
     "codes in the slot of the first half": ("(slot * PIECES + piece)", "(slot * PIECES)"),
     "codes that nobody waits for": ("async_copy.mbarrier_arrive(full)", "pass"),

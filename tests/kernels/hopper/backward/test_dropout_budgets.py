@@ -63,15 +63,15 @@ def spill_bounds(case: Case) -> tuple[int, int]:
 def test_bits_are_exchanged_by_shuffles(case: Case) -> None:
     """Random bits take no shared memory, but two shuffles for eight scores of a thread.
 
-    They depend on the q tile, which consumers are told, as they are where something is masked: without either nobody
-    is told anything, and there is no ring of words.
+    They depend on the q tile, which consumers read from the word of the step, as they do where something is masked:
+    without either there are no words, and no ring of them.
     Warps do not meet where bits are kept behind matmuls.  They meet twice in a step, wherever it stands in the code.
     """
     without = replace(case, dropout=False)
     plain = built(without)
     used = built(case)
-    told = not case.mask.is_full or not case.even_kv or case.codes or case.dense
-    assert used.shared_memory - plain.shared_memory == (0 if told else WORDS)
+    has_words = not case.mask.is_full or not case.even_kv or case.codes or case.dense
+    assert used.shared_memory - plain.shared_memory == (0 if has_words else WORDS)
     assert used.ptx.count("bar.sync") == plain.ptx.count("bar.sync") - 2 * (without.step_texts - 1)
     tiles = TILES[case.dims]
     scores = tiles.block_q * tiles.block_kv // (32 * build.WARPS)
@@ -92,7 +92,7 @@ def test_adds_are_ordered(case: Case) -> None:
 
 
 def test_every_variant_has_cases() -> None:
-    assert {build.variant(*case.dims) for case in CASES} == set(build.VARIANTS)
+    assert {build.tile_dims(*case.dims) for case in CASES} == set(build.BACKWARD_CONFIGS)
 
 
 @PINNED

@@ -14,7 +14,7 @@ import torch
 from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.hopper.backward import build
 from dash_inductor.kernels.hopper.shared import tensors
-from dash_inductor.kernels.hopper.shared.device import ends, operations
+from dash_inductor.kernels.hopper.shared.device import operations, step_signals
 from dash_inductor.model import Band, Tiles
 from dash_inductor.schedule import Problem
 from dash_inductor.schedule.jobs import Column, tables, walked_query_heads
@@ -156,8 +156,8 @@ class Expected:
 
     def __init__(self, launch: Launch) -> None:
         self.launch, self.work = launch, launch.tables
-        self.columns, self.value_columns = build.variant(*launch.dims)
-        self.halves = build.VARIANTS[self.columns, self.value_columns].halves
+        self.columns, self.value_columns = build.tile_dims(*launch.dims)
+        self.halves = build.BACKWARD_CONFIGS[self.columns, self.value_columns].pieces
         seen = [
             (i, j)
             for i, j in itertools.product(range(launch.q_len), range(launch.kv_len))
@@ -379,7 +379,7 @@ EMPTY_LAST = Launch((256, 256), 1, "spt", Band(0), 40, 200)
 WAITS, EARLY, IN_USE = "everybody waits", "read before it is full", "overwritten while it is in use"
 AGAIN, LEFT, THREADS = "again before the others", "left with somebody there", "for two numbers of threads"
 HALF = "before both warpgroups have written it|before a fence"
-_COMPLETE, _END = "say(shared, DQ_COMPLETE, it, WARPS)", "end_step(shared, it, WARPS)"
+_COMPLETE, _END = "signal(shared, DQ_COMPLETE, it, WARPS)", "end_step(shared, it, WARPS)"
 _DK_WAIT, _HALVES_WAIT = (
     "dk = wait_for_matmuls(1, deps=(dk,))",
     "dq, dv, dk = wait_for_matmuls(1, deps=(dq, dv, dk))",
@@ -403,10 +403,14 @@ CONTROLS = {
     "results over those of the walk before": (
         EMPTY_KEYS, IN_USE, 'if STEP != "overlapped" or steps == 0:', 'if STEP != "overlapped":',
     ),
-    "an entry that nobody has left": (EMPTY_LAST, f"{WAITS}|^$", "wait_until_left(shared, n)\n    tell", "tell"),
+    "an entry that nobody has left": (
+        EMPTY_LAST, f"{WAITS}|^$", "wait_until_left(shared, n)\n    put_word", "put_word",
+    ),
     "an entry that is never left": (SHORT, WAITS, "leave_walk(shared, n)\n        n += 1", "n += 1"),
     "two tickets of a CTA that others wait for": (PAIRS, WRONG, "if not SCHEDULE.CO_RESIDENT:", "if True:"),
-    "room a phase later": (FLAGSHIP, WAITS, "listen(shared, ROOM, it, ", "listen(shared, ROOM, it + 1, "),
+    "room a phase later": (
+        FLAGSHIP, WAITS, "wait_for_signal(shared, ROOM, it, ", "wait_for_signal(shared, ROOM, it + 1, ",
+    ),
     "room not waited for": (
         FLAGSHIP, f"{AGAIN}|{IN_USE}|more arrivals", "            wait_for_room(shared, stamps, it)",
         "            pass",
@@ -425,7 +429,7 @@ CONTROLS = {
     ),
     "dq buffer free too early": (FLAGSHIP, IN_USE, "wait_until_read()\n            mbarrier", "mbarrier"),
     "dq tile not waited for": (
-        FLAGSHIP, f"{HALF}|^$", "listen(shared, DQ_COMPLETE, it, shared.CONSUMERS)", "pass",
+        FLAGSHIP, f"{HALF}|^$", "wait_for_signal(shared, DQ_COMPLETE, it, shared.CONSUMERS)", "pass",
     ),
     "dS without a fence": (FLAGSHIP, "before a fence", "ds.store(ds)\n    fence_async_shared()", "ds.store(ds)"),
     "dS over one that the other warpgroup reads": (
@@ -466,8 +470,8 @@ CONTROLS = {
     "K free while the other warpgroup reads it": (
         FLAGSHIP, f"{IN_USE}|{EARLY}|{WAITS}", "role_barrier()\n        if shared.RESULTS", "if shared.RESULTS",
     ),
-    "half of dv": (FLAGSHIP, HALF, "role_barrier()\n    store_tile(places, dv", "store_tile(places, dv"),
-    "half of dk": (FLAGSHIP, HALF, "role_barrier()\n    store_tile(places, dk", "store_tile(places, dk"),
+    "half of dv": (FLAGSHIP, HALF, "role_barrier()\n    store_tile(placement, dv", "store_tile(placement, dv"),
+    "half of dk": (FLAGSHIP, HALF, "role_barrier()\n    store_tile(placement, dk", "store_tile(placement, dk"),
     "a turn passed on before the other warpgroup has added": (
         FLAGSHIP, "before it is written|^$", "    role_barrier()\n    _release", "    _release",
     ),
@@ -494,14 +498,14 @@ CONTROLS = {
     "a walk that goes on": (NARROW, f"{WAITS}|{AGAIN}|{EARLY}", _NEXT, "(following >> MASKED) << NEXT"),
     "a walk that ends early": (NARROW, f"{WAITS}|{LEFT}", _NEXT, "gl.where(after < 2, following >> MASKED, 2) << NEXT"),
     "a first step that is taken for a whole one": (
-        NARROW, WRONG, "first = mask.told(wait_for_do(shared, done)) >> MASKED", "first = 0",
+        NARROW, WRONG, "first = mask.read_word(wait_for_do(shared, done)) >> MASKED", "first = 0",
     ),
     "S of a step that does not follow": (
         NARROW, WAITS, "after = it + 1 - (following >> 1)", "after = it + 1",
     ),
     "a word in another slot": (
-        FLAGSHIP, "read before it is written|^$", "tell(self.told_words, slot, word)",
-        "tell(self.told_words, (slot + 1) % 2, word)",
+        FLAGSHIP, "read before it is written|^$", "put_word(self.step_words, slot, word)",
+        "put_word(self.step_words, (slot + 1) % 2, word)",
     ),
     "bytes of K without its tail": (
         PAIRS, "fewer bytes", "BLOCK_KV * (D + shared.TAIL_D) * WIDTH", "BLOCK_KV * D * WIDTH",
@@ -557,7 +561,7 @@ def test_a_step_ahead_needs_two_stages() -> None:
 
 @pytest.mark.parametrize("dims", [dims for dims, stages in STAGES if stages == 2], ids=str)
 def test_stages_have_named_barriers(dims: tuple[int, int]) -> None:
-    launch = Launch(dims, ends.MOST_STAGES, "ascending", Band(), 70, 45)
+    launch = Launch(dims, step_signals.MOST_STAGES, "ascending", Band(), 70, 45)
     launch.specialisation()
     with pytest.raises(ArgumentError, match="num_stages <= 2"):
         replace(launch, stages=3).specialisation()

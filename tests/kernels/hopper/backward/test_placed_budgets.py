@@ -80,7 +80,7 @@ def test_parts_of_tiles_are_stored_in_vectors(case: Case | forward_builds.Case) 
 
 
 def test_every_variant_has_cases() -> None:
-    assert {build.variant(*case.dims) for case in BACKWARDS} == {build.variant(*d) for d in TILES}
+    assert {build.tile_dims(*case.dims) for case in BACKWARDS} == {build.tile_dims(*d) for d in TILES}
 
 
 @pytest.mark.parametrize("dims", [(64, 64), (192, 128), (256, 256)], ids=str)

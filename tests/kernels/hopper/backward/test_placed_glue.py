@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dash_inductor.kernels.hopper.backward import build
-from dash_inductor.kernels.hopper.shared.arguments import PLACES
+from dash_inductor.kernels.hopper.shared.arguments import PLACEMENT
 from dash_inductor.model import Band
 from dash_inductor.schedule.schedules import supports
 
@@ -53,7 +53,7 @@ class PlacedLaunch(DataLaunch):
     def data_arguments(self) -> dict[str, dict[str, Any]]:
         ones = dict.fromkeys(("head_stride", "row_stride", "dim"), 1)
         targets = {f"{name}_target": {"ptr": Pointer(f"{name}_ptr")} | ones for name in ("dk", "dv")}
-        return super().data_arguments() | {"places": {name: Pointer(name) for name in PLACES.names}} | targets
+        return super().data_arguments() | {"placement": {name: Pointer(name) for name in PLACEMENT.names}} | targets
 
     def run(self, *args: Any, **how: Any) -> Any:
         *_, place, count = self.rows.operands()
@@ -109,7 +109,7 @@ def check(launch: PlacedLaunch, simulation: Any, walks: Walks, expected: PlacedE
         members = range(kv_head * launch.group, (kv_head + 1) * launch.group)
         tokens, place = expected.tokens(kv), expected.place[kv * BLOCK_KV // ROW_BLOCK]
         for name, columns, width in (
-            ("dk", expected.columns, expected.columns - build.VARIANTS[build.variant(*launch.dims)].tail),
+            ("dk", expected.columns, expected.columns - build.BACKWARD_CONFIGS[build.tile_dims(*launch.dims)].tail),
             ("dv", expected.value_columns, expected.value_columns),
         ):
             of = expected.dk_terms if name == "dk" else expected.dv_terms
@@ -150,16 +150,17 @@ def test_roles_agree_with_the_tables(launch: PlacedLaunch) -> None:
 
 SAMPLE = PlacedLaunch.of(rows_of((70, 1, 40), 3), (128, 128), 2, "spt", Band(0), 2)
 CONTROLS = {
-    "keys of rows": ("kv_row = places.token(kv * BLOCK_KV)", "kv_row = kv * BLOCK_KV"),
+    "keys of rows": ("kv_row = placement.token(kv * BLOCK_KV)", "kv_row = kv * BLOCK_KV"),
     "queries of rows": ("q_row = q_token", "pass"),
     "queries of the next step": (
-        "q_row = q_token\n                        q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)\n",
-        "q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)\n                        q_row = q_token\n",
+        "q_row = q_token\n                        q_token = placement.token(walk.q_tile(ahead) * BLOCK_Q)\n",
+        "q_token = placement.token(walk.q_tile(ahead) * BLOCK_Q)\n                        q_row = q_token\n",
     ),
     "queries of the first step": (
-        "q_token = places.token(walk.q_tile(ahead) * BLOCK_Q)\n                unseen", "pass\n                unseen",
+        "q_token = placement.token(walk.q_tile(ahead) * BLOCK_Q)\n                unseen",
+        "pass\n                unseen",
     ),
-    "results of rows": ("token = places.token(row)", "token = row"),
+    "results of rows": ("token = placement.token(row)", "token = row"),
     "whole tiles alone": ("if count == tile.shape[0]:", "if True:"),
     "tokens of the first row block": ("first = row + i * self.PLACED", "first = row"),
     "the first column of both": ("shared.k_tail, WARPS, shared.k.shape[1]", "shared.k_tail, WARPS"),
@@ -168,7 +169,7 @@ CONTROLS = {
     "K free while the other warpgroup stores rows of it": (
         "role_barrier()\n        if not shared.RESULTS_IN_DQ", "if not shared.RESULTS_IN_DQ",
     ),
-    "the wrong tensor": ("store_tile(places, dv_target,", "store_tile(places, dk_target,"),
+    "the wrong tensor": ("store_tile(placement, dv_target,", "store_tile(placement, dk_target,"),
 }  # fmt: skip
 
 

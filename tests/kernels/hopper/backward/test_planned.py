@@ -33,15 +33,15 @@ def problems() -> list[build.Specialisation]:
         if chosen.kernel != "hopper":  # two passes are predicted faster
             continue
         problem = build.Specialisation.of_site(replace(site, kv_len=length or 1000), chosen)
-        key = build.variant(head_dim, value_dim), problem.schedule, problem.traits.bounds, problem.tiles
+        key = build.tile_dims(head_dim, value_dim), problem.schedule, problem.traits.bounds, problem.tiles
         found.setdefault(key, problem)
     return list(found.values())
 
 
 def test_every_pair_of_head_dims_is_planned() -> None:
     planned = {(p.head_dim, p.value_dim, p.traits.has_lo) for p in problems() if not p.traits.has_hi}
-    variants = {(*build.variant(q, v), lo) for q, v, lo in planned}
-    assert variants == {(*dims, lo) for dims in build.VARIANTS for lo in (False, True)}
+    variants = {(*build.tile_dims(q, v), lo) for q, v, lo in planned}
+    assert variants == {(*dims, lo) for dims in build.BACKWARD_CONFIGS for lo in (False, True)}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import expecttest
 import pytest
 
-from dash_inductor.kernels.hopper.shared.device import ends, operations
+from dash_inductor.kernels.hopper.shared.device import operations, step_signals
 from dash_inductor.model import Band
 
 from ....support.cases import some
@@ -53,7 +53,9 @@ def check_stamps(launch: Launch, simulation: Simulation, walks: Walks, heads: in
     """Every step of the first `heads` query heads has its four times, and no other pair of tiles has any."""
     found, expected = stamps_of(launch, simulation), Expected(launch)
     rows = BLOCK_Q * expected.columns // operations.DQ_ROW.value
-    said = {ticket: [t for n, t in all_ if n >= ends.NOTED.value] for ticket, all_ in simulation.arrived.items()}
+    said = {
+        ticket: [t for n, t in all_ if n >= step_signals.NOTED.value] for ticket, all_ in simulation.arrived.items()
+    }
     issued: dict[tuple[int, int], list[int]] = {}  # by ticket and q tile
     for store in simulation.stores:
         if store.descriptor == "dq_desc" and store.coordinates[0] % rows == 0:
@@ -110,7 +112,7 @@ ADD = """            _accumulate(dq_desc, row, shared.dq.index(slot), rank)
 ADDED = "            added = stamps.now()\n"
 PASSED = "            pass_turn_on(semaphores + tile, rank)\n"
 END = "            stamps.write(work, kv, 1 + walk.q_tile(word), 2, added, stamps.now())\n"
-DONE = "            listen(shared, NOTED, it, shared.CONSUMERS)\n"
+DONE = "            wait_for_signal(shared, NOTED, it, shared.CONSUMERS)\n"
 WAIT = "            wait = stamps.now()\n"
 NOTED = "mbarrier.arrive(stamps.noted.index(slot), count=1)"
 CONTROLS = {
@@ -118,7 +120,7 @@ CONTROLS = {
     "the producer is not told": (WAITS, NOTED, "pass"),
     "wait before the consumers are done": (AGAIN, DONE, ""),
     "wait before listening": (WRONG, DONE + WAIT, WAIT + DONE),
-    "one number for room and recorder": (AGAIN, "NOTED = gl.constexpr(12)", "NOTED = gl.constexpr(10)"),
+    "one number for room and stamper": (AGAIN, "NOTED = gl.constexpr(12)", "NOTED = gl.constexpr(10)"),
     "added before the add": (WRONG, ADD + ADDED, ADDED + ADD),
     "end before the turn is passed on": (WRONG, PASSED + END, END + PASSED),
     "times of another tile": ("stamped twice", "1 + walk.q_tile(word), 0, start, wait", "1, 0, start, wait"),
@@ -204,7 +206,7 @@ def test_the_arithmetic_is_the_same(case: Case) -> None:
 
 @cases
 def test_who_looks_at_the_clock(case: Case) -> None:
-    """The recorder twice, and every reducer; without stamps nobody."""
+    """The stamper twice, and every reducer; without stamps nobody."""
     reducers = min(TILES[case.dims].num_stages, 2)
     stamped = built(replace(case, stamped=True)).ptx
     assert stamped.count("%globaltimer") == 2 * (1 + reducers)

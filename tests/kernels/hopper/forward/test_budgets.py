@@ -20,7 +20,7 @@ from ....support.triton_version import DESCRIPTORS_LIVE_THROUGH_THE_LOOP, PINNED
 FULL, CAUSAL, WINDOW, LOOK_AHEAD = Band(), Band(0), Band(0, 1023), Band(None, 10)
 HALF = "float16"
 
-# All settings with the masks that add code; dtypes and ragged lengths spread over them.
+# All configs with the masks that add code; dtypes and ragged lengths spread over them.
 SOON = [
     Case((64, 64), FULL),
     Case((64, 64), WINDOW, HALF, even_kv=False),
@@ -80,8 +80,8 @@ PRODUCER_WARPS = 4
 """Warps are launched in groups of four, and the producer is one."""
 
 
-def settings(case: Case) -> build.Settings:
-    return case.problem().settings
+def config(case: Case) -> build.ForwardConfig:
+    return case.problem().config
 
 
 @cases
@@ -89,7 +89,7 @@ def test_fits(case: Case) -> None:
     """Shared memory, registers, no matrix instruction made to wait, and scalars alone that leave their registers."""
     used = built(case)
     assert used.shared_memory <= SHARED_BYTES
-    warps = settings(case).consumers * build.CONSUMER_WARPS + PRODUCER_WARPS
+    warps = config(case).consumers * build.CONSUMER_WARPS + PRODUCER_WARPS
     assert used.report.registers * 32 * warps <= REGISTER_FILE
     assert not used.report.serialised
     assert max(used.report.spill_stores, used.report.spill_loads) <= spilled_bytes(case), str(used)
@@ -122,10 +122,10 @@ def test_a_step_is_what_it_was_written_as(case: Case) -> None:
     Barriers among the warps of a consumer: when K and V are left, and before the wait for K (Triton's own, one more
     from Triton 3.9 on).
     """
-    used, v = built(case), settings(case)
+    used, v = built(case), config(case)
     kinds = 2 if case.data else 1 + (case.mask.lo is not None) + (case.mask.hi is not None)
     assert len(used.steps) == kinds * v.consumers, str(used)
-    head_dim, _value_dim = build.dims_of(*case.dims)
+    head_dim, _value_dim = build.tile_dims(*case.dims)
     spills = 12 if DESCRIPTORS_LIVE_THROUGH_THE_LOOP and case.mask.is_full and not case.even_kv else 0
     for step in used.steps:
         assert step.spills <= spills
@@ -192,7 +192,7 @@ def test_others_are_pinned() -> None:
 @cases
 def test_warps_trade_registers(case: Case) -> None:
     """The producer gets fewer registers than it was launched with, the consumers more."""
-    ptx, v = built(case).ptx, settings(case)
+    ptx, v = built(case).ptx, config(case)
     counts = {int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", ptx)}
     launched = REGISTER_FILE // (32 * (v.consumers * build.CONSUMER_WARPS + PRODUCER_WARPS)) // 8 * 8
     left = launched * (v.consumers + 1) - v.registers * (v.consumers - 1) - v.producer_registers
@@ -229,7 +229,7 @@ def with_and_without_codes() -> list[tuple[Case, Case]]:
     """Each case whose mask is data, behind one with the same band whose mask is not; the dtype adds no instruction."""
     bands = [case for case in CASES if not case.data]
     found = [(next(b for b in bands if (b.dims, b.mask) == (c.dims, c.mask)), c) for c in CASES if c.codes]
-    assert {codes.dims for _, codes in found} == set(build.SETTINGS)
+    assert {codes.dims for _, codes in found} == set(build.FORWARD_CONFIGS)
     return found
 
 
@@ -246,7 +246,7 @@ def test_a_full_step_of_a_mask_that_is_data_costs_what_it_does_without(band: Cas
 @pytest.mark.parametrize("case", [pytest.param(c, id=str(c), marks=marks(c)) for c in CASES if c.dense])
 def test_a_dense_mask_costs_one_load(case: Case) -> None:
     """Every score has a selection; a step with a mask has a few more to get the bits out, a step without it none."""
-    number, steps = settings(case).block_kv // 2, built(case).steps
+    number, steps = config(case).block_kv // 2, built(case).steps
     for masked, full in zip(steps[::2], steps[1::2], strict=True):
         assert (masked.operations["LDG"], full.operations["LDG"]) == (1, 0)
         assert (masked.operations["FSEL"], full.operations["FSEL"]) == (number, 0)
@@ -263,7 +263,7 @@ def test_masks_add_no_rounding() -> None:
 
 
 def test_all_settings_have_cases() -> None:
-    assert {case.dims for case in SOON} == {case.dims for case in SOON if case.codes} == set(build.SETTINGS)
+    assert {case.dims for case in SOON} == {case.dims for case in SOON if case.codes} == set(build.FORWARD_CONFIGS)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_all_settings_have_cases() -> None:
     [(8, 8, (64, 64)), (64, 72, (128, 128)), (96, 96, (128, 128)), (136, 128, (192, 128)), (192, 136, (256, 256))],
 )
 def test_smaller_head_dims_are_filled_up(head_dim: int, value_dim: int, dims: tuple[int, int]) -> None:
-    assert build.dims_of(head_dim, value_dim) == dims
+    assert build.tile_dims(head_dim, value_dim) == dims
 
 
 @pytest.mark.parametrize("dims", [(264, 64), (64, 264), (12, 16), (16, 12)])
@@ -290,7 +290,7 @@ def test_what_a_step_must_not_have_is_seen() -> None:
     case = Case((128, 128), CAUSAL)
     text = sass.disassemble(build.Kernels(case.problem()).main.asm["cubin"])
     spilled = steps(re.sub(r"MUFU\.EX2 [^;]*;", "STL [R1], R0 ;", text))
-    assert len(spilled) == len(steps(text)) == 2 * settings(case).consumers
+    assert len(spilled) == len(steps(text)) == 2 * config(case).consumers
     assert all(step.spills == step.operations["STL"] == 66 for step in spilled)
     assert all(step.spills == 0 for step in steps(re.sub(r"MUFU\.RCP [^;]*;", "STL [R1], R0 ;", text)))
     fewer = steps(re.sub(r"HGMMA[^;]*tnspB[^;]*;", "NOP ;", text))

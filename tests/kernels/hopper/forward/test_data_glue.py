@@ -96,7 +96,7 @@ class Launch:
 
     Args:
         codes: a key of `CODES`, or None.
-        columns: a key of `build.SETTINGS`.
+        columns: a key of `build.FORWARD_CONFIGS`.
         dense: the dense mask has a size of the scores where its letter of "bhqk" is here; None without one.
     """
 
@@ -160,7 +160,7 @@ class Launch:
     def data(self) -> tuple[Any, int]:
         """(`ForwardData`, tables of a batch element)."""
         has_lo = self.tables.resolved.band.lo is not None
-        consumers = build.SETTINGS[self.columns].consumers
+        consumers = build.FORWARD_CONFIGS[self.columns].consumers
         codes, dense = self.codes_made(), self.dense_made()
         if dense is None:
             assert codes is not None
@@ -269,7 +269,7 @@ BANDS = [
     (Band(None, -5), 33, 70),
     (Band(500, 600), 33, 70),
 ]
-_columns = itertools.cycle(build.SETTINGS)
+_columns = itertools.cycle(build.FORWARD_CONFIGS)
 _heads = itertools.cycle([(1, 1, 1, 1), (2, 1, 2, 3), (1, 3, 1, 2), (4, 1, 1, 5), (1, 2, 2, 1)])
 LAUNCHES = [
     Launch(codes, *band, columns, group=heads[0], kv_heads=heads[1], batch=heads[2], ctas=heads[3])
@@ -292,7 +292,7 @@ def test_roles_compute_attention(launch: Launch) -> None:
 
 @pytest.mark.parametrize("band", BANDS, ids=str)
 def test_codes_that_hide_nothing_change_no_bit(band: tuple[Band, int, int]) -> None:
-    for columns in build.SETTINGS:
+    for columns in build.FORWARD_CONFIGS:
         launch = Launch("ones", *band, columns, kv_heads=2)
         expected, got = launch.run(listed=False), launch.run(seed=2)
         assert torch.equal(expected.out.tensor, got.out.tensor)
@@ -368,7 +368,7 @@ CONTROLS = {
     "words told late": (
         HOLES,
         f"{WAITS}|{EARLY}|{IN_USE}|more arrivals|left in the middle|",
-        "                tell(shared, done + step, ahead)\n",
+        "                put_word(shared, done + step, ahead)\n",
         "",
     ),
     "V kept over a skip": (
@@ -399,8 +399,8 @@ CONTROLS = {
     "codes of no query": (
         Launch("packed", Band(0), 90, 90),
         "outside a tensor",
-        "places + i * work.q_len, mask=row_exists, other=0",
-        "places + i * work.q_len",
+        "pointers + i * work.q_len, mask=row_exists, other=0",
+        "pointers + i * work.q_len",
     ),
     "tables of another batch element": (PACKED, "", "b * self.arguments.tables + head % self.arguments.tables", "0"),
     "tables of another head": (DENSE_BY_HEAD, WRONG, "head % self.arguments.tables", "0"),

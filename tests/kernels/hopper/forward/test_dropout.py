@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dash_inductor.kernels.hopper.forward import build
-from dash_inductor.kernels.hopper.forward.device import drop
+from dash_inductor.kernels.hopper.forward.device import dropout
 from dash_inductor.kernels.hopper.shared.device.dropout import negative_where_dropped
 from dash_inductor.kernels.reference.dropout import philox, ranks
 from dash_inductor.model import Band
@@ -50,15 +50,15 @@ class Words:
 
 
 def device_functions() -> dict[str, Any]:
-    """The names of `drop` as plain Python."""
-    tree = ast.parse(inspect.getsource(drop))
+    """The names of `dropout` as plain Python."""
+    tree = ast.parse(inspect.getsource(dropout))
     tree.body = [node for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom, ast.ClassDef))]
     gl = SimpleNamespace(constexpr=lambda x: x, uint32=LOW, uint64=-1, static_range=range)
     names: dict[str, Any] = {
         "gl": gl, "gluon": SimpleNamespace(jit=lambda f: f, constexpr_function=lambda f: f), "ROWS": 64,
         "definition": definition,
     }  # fmt: skip
-    exec(compile(tree, drop.__file__ or "", "exec"), names)
+    exec(compile(tree, dropout.__file__ or "", "exec"), names)
     return names
 
 
@@ -88,7 +88,7 @@ def test_both_halves_are_compared_with_the_bound(threshold: int) -> None:
         for words, low in ((numbers | other << 16, True), (numbers << 16 | other, False)):
             halves = (dropped, dropped[other]) if low else (dropped[other], dropped)
             operands = {"$1": 0x3F80BF80, "$2": words.numpy(), "$4": bound, "$6": threshold}
-            got = compared.run(text_of(drop._keep_from), operands)["$0"]
+            got = compared.run(text_of(dropout._keep_from), operands)["$0"]
             assert (got & 0xFFFF == np.where(halves[0], 0, 0xBF80)).all()
             assert (got >> 16 == np.where(halves[1], 0, 0x3F80)).all()
             operands = {"$2": 0.5, "$3": 2.0, "$4": words.numpy(), "$5": bound, "$7": threshold}
@@ -129,13 +129,13 @@ def test_fits(case: Case) -> None:
     assert not used.report.serialised
     assert used.shared_memory <= 227 << 10
     assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
-    settings = case.problem().settings
-    block_kv, head_dim = settings.block_kv, case.dims[0]
+    config = case.problem().config
+    block_kv, head_dim = config.block_kv, case.dims[0]
     for step in used.steps:
         assert step.operations["HGMMA"] == head_dim // 16 + block_kv // 16
         assert step.operations["MUFU"] == block_kv // 2 + 2
         assert step.operations["F2FP"] == block_kv // 4
-    shortest = sorted(used.steps, key=lambda step: step.instructions)[: settings.consumers]
+    shortest = sorted(used.steps, key=lambda step: step.instructions)[: config.consumers]
     for step in shortest:
         assert step.instructions <= length, str(used)
         assert step.spills <= spills
@@ -149,8 +149,8 @@ def test_bits_are_drawn_while_scores_are_computed(dims: tuple[int, int]) -> None
     text = sass.disassemble(build.Kernels(case.problem()).main.asm["cubin"])
     lines = text.splitlines()
     waits = [i for i, line in enumerate(lines) if "WARPGROUP.DEPBAR.LE gsb0, 0x1" in line]
-    assert len(waits) == case.problem().settings.consumers
-    scores, product = (count // 16 for count in (dims[0], case.problem().settings.block_kv))
+    assert len(waits) == case.problem().config.consumers
+    scores, product = (count // 16 for count in (dims[0], case.problem().config.block_kv))
     for wait in waits:
         matmuls = [i for i in range(wait) if "HGMMA" in lines[i]][-scores - product :]
         assert "RZ, !UPT" in lines[matmuls[0]]

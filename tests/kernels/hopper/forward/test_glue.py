@@ -20,7 +20,7 @@ from dash_inductor.schedule import Problem
 from dash_inductor.schedule.walk import functions
 
 from ....support.calls import traits_of
-from ....support.hopper_forward import no_short_settings, whole_tiles
+from ....support.hopper_forward import no_short_configs, whole_tiles
 from ....support.hopper_forward_glue import (
     Descriptor,
     Fault,
@@ -39,10 +39,10 @@ class Launch:
     """A launch of the main kernel in small: row blocks of ROWS queries, kv tiles of BLOCK_KV keys.
 
     Args:
-        columns: a key of `build.SETTINGS`.
+        columns: a key of `build.FORWARD_CONFIGS`.
         fill: what rows that see no key and keys that no row sees hold.
-        halves: as in the settings, or False.
-        short: with the settings of `build.SHORT`.
+        half_tiles: as in the config, or False.
+        short: with the configs of `build.SHORT_CONFIGS`.
         softcap: the bound of scores.
     """
 
@@ -57,7 +57,7 @@ class Launch:
     ctas: int = 3
     scale: float = 0.3
     fill: float = float("nan")
-    halves: bool = True
+    half_tiles: bool = True
     short: bool = False
     softcap: float | None = None
 
@@ -94,8 +94,8 @@ class Launch:
         return Call(Mask(self.band), self.scale, softcap=self.softcap)
 
     def constants(self) -> dict[str, Any]:
-        halves = self.problem.halves and self.halves
-        return constants_of(self.problem, BLOCK_KV=BLOCK_KV, EVEN_KV=self.kv_len % BLOCK_KV == 0, HALVES=halves)
+        half_tiles = self.problem.half_tiles and self.half_tiles
+        return constants_of(self.problem, BLOCK_KV=BLOCK_KV, EVEN_KV=self.kv_len % BLOCK_KV == 0, HALF_TILES=half_tiles)
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         generator = torch.Generator().manual_seed(0)
@@ -165,7 +165,7 @@ class Ran:
         launch, walks = self.launch, dict(self.simulation.walks)
         f, tail = functions("two_pass", launch.tables), launch.tables.tail()
         blocks = -(-launch.q_len // ROWS)
-        consumers = launch.problem.settings.consumers
+        consumers = launch.problem.config.consumers
         heads = range(launch.kv_heads * launch.group)
         for b, head, block in itertools.product(range(launch.batch), heads, range(blocks)):
             first, full_first, full_end, end = f.dash_kv_range(block, *tail)
@@ -203,7 +203,7 @@ BANDS = [
     (Band(500, 600), 33, 70),  # nobody sees anything
     (Band(-3), 33, 64),
 ]
-_columns = itertools.cycle(build.SETTINGS)
+_columns = itertools.cycle(build.FORWARD_CONFIGS)
 _heads = itertools.cycle([(1, 1, 1, 1), (2, 1, 2, 3), (1, 3, 1, 2), (4, 1, 1, 5), (1, 2, 2, 1)])
 LAUNCHES = [
     Launch(*band, columns, group=heads[0], kv_heads=heads[1], batch=heads[2], ctas=heads[3])
@@ -232,13 +232,13 @@ def test_bounded_scores(launch: Launch) -> None:
     launch.run(seed=1, resident=1).check()
 
 
-@pytest.mark.parametrize("columns", [columns for columns, v in build.SETTINGS.items() if v.halves], ids=str)
+@pytest.mark.parametrize("columns", [columns for columns, v in build.FORWARD_CONFIGS.items() if v.half_tiles], ids=str)
 def test_bounded_scores_under_halves(columns: tuple[int, int]) -> None:
-    """Hidden halves change no bit, and a mask that hides nothing has the bits of none."""
+    """Half tiles change no bit, and a mask that hides nothing has the bits of none."""
     launch = Launch(Band(0), 90, 90, columns, group=2, batch=2, softcap=0.5)
-    ran, whole = launch.run(), replace(launch, halves=False).run()
+    ran, whole = launch.run(), replace(launch, half_tiles=False).run()
     ran.check()
-    assert ran.simulation.halves > 0
+    assert ran.simulation.half_tiles > 0
     assert torch.equal(ran.out.tensor, whole.out.tensor)
     full = Launch(Band(), 90, 90, columns, softcap=0.5)
     open_ = replace(full, band=Band(-200, 200))
@@ -280,29 +280,29 @@ def test_which_sequences_are_short() -> None:
     """Sequences are short if their tiles of two row blocks of 64 queries are not more than tiles of three."""
     lengths = [*range(1, 129), *range(193, 257)]
     assert [n for n in range(1, 20_000) if build.is_short((64, 64), n)] == lengths
-    assert not any(build.is_short(dims, 128) for dims in build.SETTINGS if dims != (64, 64))
-    assert all(v.block_kv == build.SETTINGS[dims].block_kv for dims, v in build.SHORT.items())
-    with no_short_settings():
+    assert not any(build.is_short(dims, 128) for dims in build.FORWARD_CONFIGS if dims != (64, 64))
+    assert all(v.block_kv == build.FORWARD_CONFIGS[dims].block_kv for dims, v in build.SHORT_CONFIGS.items())
+    with no_short_configs():
         assert not build.is_short((64, 64), 128)
 
 
-@pytest.mark.parametrize("columns", [columns for columns, v in build.SETTINGS.items() if v.halves], ids=str)
+@pytest.mark.parametrize("columns", [columns for columns, v in build.FORWARD_CONFIGS.items() if v.half_tiles], ids=str)
 @pytest.mark.parametrize("band", [b for b in BANDS if b[0].lo is not None], ids=str)
 def test_hidden_halves_are_left_out(band: tuple[Band, int, int], columns: tuple[int, int]) -> None:
     """Every walk that begins at a kv tile with a hidden second half leaves it out, with the bits of the whole tile."""
     launch = Launch(*band, columns, group=2, batch=2)
-    ran, whole = launch.run(), replace(launch, halves=False).run()
+    ran, whole = launch.run(), replace(launch, half_tiles=False).run()
     ran.check()
-    assert whole.simulation.halves == 0
+    assert whole.simulation.half_tiles == 0
     assert torch.equal(ran.out.tensor, whole.out.tensor)
     assert torch.equal(ran.lse.tensor, whole.lse.tensor)
-    assert ran.simulation.halves == sum(
+    assert ran.simulation.half_tiles == sum(
         launch.hides_half(block, walk[0][0]) for (_, _, block), walk in ran.simulation.walks.items()
     )
 
 
 def test_what_is_built_with_halves() -> None:
-    """Closed forms with a lower bound; and nothing where `whole_tiles` is to show what halves change."""
+    """Closed forms with a lower bound; and nothing where `whole_tiles` is to show what half tiles change."""
     band = Band(0, 0)
     closed = build.Specialisation("bfloat16", 64, 64, traits_of(band), True)
     others = [
@@ -310,25 +310,25 @@ def test_what_is_built_with_halves() -> None:
         *(replace(closed, traits=traits_of(band, **{kind: True})) for kind in ("codes", "dense", "dropout")),
         replace(closed, traits=traits_of(band, codes=True, placed=True)),
     ]  # fmt: skip
-    assert constants_of(closed)["MASK"].HALVES
-    assert not any(constants_of(other)["MASK"].HALVES for other in others)
+    assert constants_of(closed)["MASK"].HALF_TILES
+    assert not any(constants_of(other)["MASK"].HALF_TILES for other in others)
     with whole_tiles():
-        assert not constants_of(closed)["MASK"].HALVES
+        assert not constants_of(closed)["MASK"].HALF_TILES
     with pytest.raises(ArgumentError, match="block_kv=64"):
-        build.Settings(64, 2, halves=True)
+        build.ForwardConfig(64, 2, half_tiles=True)
 
 
 def test_halves_are_hidden_somewhere() -> None:
     """Under a causal mask every second row block of as many queries as keys begins with half a kv tile."""
     launch = Launch(Band(0), 12 * ROWS, 12 * ROWS, batch=2)
-    assert launch.run().simulation.halves == 2 * 6
-    assert replace(launch, band=Band(-ROWS), kv_len=13 * ROWS).run().simulation.halves == 2 * 6
-    assert replace(launch, columns=(128, 128)).run().simulation.halves == 0
+    assert launch.run().simulation.half_tiles == 2 * 6
+    assert replace(launch, band=Band(-ROWS), kv_len=13 * ROWS).run().simulation.half_tiles == 2 * 6
+    assert replace(launch, columns=(128, 128)).run().simulation.half_tiles == 0
 
 
-@pytest.mark.parametrize("columns", build.SETTINGS, ids=str)
+@pytest.mark.parametrize("columns", build.FORWARD_CONFIGS, ids=str)
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 40.0])
-def test_all_settings(columns: tuple[int, int], scale: float) -> None:
+def test_all_configs(columns: tuple[int, int], scale: float) -> None:
     launch = Launch(Band(-5, 30), 75, 60, columns, (columns[0] - 8, columns[1] - 8), 2, scale=scale)
     launch.run(seed=2).check()
 

@@ -15,8 +15,9 @@ from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.common import launcher
 from dash_inductor.kernels.hopper.forward import build, launch
 from dash_inductor.kernels.hopper.forward.arguments import DATA, DROPOUT
-from dash_inductor.kernels.hopper.forward.data import ForwardData, ForwardDropout
+from dash_inductor.kernels.hopper.forward.data import ForwardData
 from dash_inductor.kernels.hopper.forward.device import entry
+from dash_inductor.kernels.hopper.shared.tensors import DropoutArguments
 from dash_inductor.model import Band, Call, Dropout, Mask, Operand, Site
 from dash_inductor.schedule import Problem
 from dash_inductor.upstream import compat
@@ -102,13 +103,13 @@ def described(data: ForwardData | None) -> Any:
     if data is None:
         return None
     device = torch.device("cuda", 0)
-    return launch._Described(*(f and f._replace(device=device) for f in launch._Described.of(data)))
+    return launch._DescribedData(*(f and f._replace(device=device) for f in launch._DescribedData.of(data)))
 
 
-def drops(dropout: ForwardDropout | None) -> Any:
+def drops(dropout: DropoutArguments | None) -> Any:
     if dropout is None:
         return None
-    found = launch._Drops.of(dropout)
+    found = launch._DescribedDropout.of(dropout)
     return found._replace(seed=found.seed._replace(device=torch.device("cuda", 0)))
 
 
@@ -205,8 +206,8 @@ def some_data(q_len: int, kv_len: int, dims: tuple[int, int], band: Band, dense:
     """The data of `some_codes`, and of a dense mask."""
     q_codes, kv_codes = some_codes(q_len, kv_len)
     band_keep = Attention.random(q_len, kv_len, 8, band, device="cpu").keep()
-    settings = build.SETTINGS[build.dims_of(*dims)]
-    has_lo, tiles = band.lo is not None, (settings.consumers, settings.block_kv)
+    config = build.FORWARD_CONFIGS[build.tile_dims(*dims)]
+    has_lo, tiles = band.lo is not None, (config.consumers, config.block_kv)
     if dense is None:
         return forward_tables.of_codes(q_codes, kv_codes, band_keep, has_lo, *tiles)
     sizes = 2, 4, q_len, kv_len
@@ -252,7 +253,7 @@ def test_a_call_with_dropout_computes_attention(
     data = some_data(q_len, kv_len, dims, band, None) if has_data else None
     seed = torch.tensor([-0x123456789ABCDEF])
     dropout = Dropout(p, Operand(0))
-    got = run(q, k, v, band, data=data, dropout=ForwardDropout.of(dropout, [seed]))
+    got = run(q, k, v, band, data=data, dropout=DropoutArguments.of(dropout, [seed]))
     assert launches.problems[0].traits.dropout
     _, _, descriptors, _, addresses, _ = launches.calls[1]
     operands = [
@@ -275,7 +276,7 @@ def test_a_call_with_dropout_computes_attention(
 
 def test_wrong_dropout_is_refused(launches: Launches) -> None:
     q, k, v = tensors()
-    good = ForwardDropout(torch.zeros(1, dtype=torch.int64), 0, 1.0)
+    good = DropoutArguments(torch.zeros(1, dtype=torch.int64), 0, 1.0)
     run(q, k, v, dropout=good)
     wrong: dict[str, list[Any]] = {
         "seed": [good.seed.int(), good.seed[0], torch.zeros(2, dtype=torch.int64)],
@@ -361,10 +362,10 @@ def test_what_is_compiled(launches: Launches, band: Band, kv_len: int, even: boo
     ]
 
 
-def test_which_calls_have_short_settings(launches: Launches) -> None:
+def test_which_calls_have_short_configs(launches: Launches) -> None:
     """Calls of few queries, of bands alone and without dropout; the same as for a site whose lengths are known."""
     dropout = Dropout(0.3, Operand(0))
-    seed = ForwardDropout.of(dropout, [torch.tensor([5])])
+    seed = DropoutArguments.of(dropout, [torch.tensor([5])])
     short = []
     for q_len, dims in ((100, (64, 64)), (200, (40, 24)), (150, (64, 64)), (100, (72, 40))):
         q, k, v = tensors(q_len, 90, dims)

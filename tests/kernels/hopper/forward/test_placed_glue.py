@@ -42,7 +42,7 @@ class Launch:
 
     Args:
         lengths, behind: as of `Rows`.
-        columns: a key of `build.SETTINGS`; what is behind that is as of `hopper_forward_glue`.
+        columns: a key of `build.FORWARD_CONFIGS`; what is behind that is as of `hopper_forward_glue`.
         elsewhere: the place of row blocks without tokens, by default behind all tokens.
     """
 
@@ -86,7 +86,7 @@ class Launch:
         problem = build.Specialisation("bfloat16", *self.columns, traits_of(band, codes=True, placed=True), True)
         in_band = visible(band, torch.arange(length), torch.arange(length))
         data = forward_tables.of_codes(
-            *codes, in_band, band.lo is not None, problem.settings.consumers, BLOCK_KV, ROWS
+            *codes, in_band, band.lo is not None, problem.config.consumers, BLOCK_KV, ROWS
         )  # fmt: skip
         out = Output(torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype))
         lse = Output(torch.empty(1, self.heads, length))
@@ -99,7 +99,7 @@ class Launch:
         arguments = arguments_of(
             q_desc=Descriptor(q), k_desc=Descriptor(k), v_desc=Descriptor(v), out_desc=out, lse_ptr=Pointer(lse),
             counter_ptr=None, problem=sizes, data=data_arguments(data, 1),
-            places={"place_ptr": Pointer(Input(place)), "count_ptr": Pointer(Input(count))},
+            placement={"place_ptr": Pointer(Input(place)), "count_ptr": Pointer(Input(count))},
             target=(Pointer(out), out.tensor.stride(1), out.tensor.stride(2), v.shape[3]),
         )  # fmt: skip
         constants = constants_of(problem, BLOCK_KV=BLOCK_KV, EVEN_KV=True, PLACED=ROWS)
@@ -135,7 +135,7 @@ class Ran:
 
 
 BANDS = [Band(0), Band(), Band(0, 20), Band(-7, 12)]
-_columns = itertools.cycle(build.SETTINGS)
+_columns = itertools.cycle(build.FORWARD_CONFIGS)
 _heads = itertools.cycle([(1, 1, 1), (2, 1, 3), (1, 3, 2), (4, 1, 5)])
 LAUNCHES = [
     Launch(lengths, band, next(_columns), behind, group=heads[0], kv_heads=heads[1], ctas=heads[2])
@@ -152,7 +152,7 @@ def test_roles_compute_attention(launch: Launch) -> None:
     replace(launch, elsewhere=0).run(seed=2).check()
 
 
-COMPANY = list(itertools.product(BANDS, build.SETTINGS))
+COMPANY = list(itertools.product(BANDS, build.FORWARD_CONFIGS))
 SOON = [(band, columns) for number, (band, columns) in enumerate(COMPANY) if number % 5 == 0]
 """Every band and every setting once."""
 
@@ -186,10 +186,10 @@ def test_a_document_has_the_same_bits_in_any_company(band: Band, columns: tuple[
 WRONG = ""
 LAST = Launch((20, 9, 30), group=2, ctas=2)
 CONTROLS = {
-    "queries of rows": (LAST, WRONG, "places.token(row) if places.PLACED else row - work.first_row()", "row"),
-    "keys of rows": (LAST, WRONG, "places.token(row) if places.PLACED else row - work.first_key()", "row"),
+    "queries of rows": (LAST, WRONG, "placement.token(row) if placement.PLACED else row - work.first_row()", "row"),
+    "keys of rows": (LAST, WRONG, "placement.token(row) if placement.PLACED else row - work.first_key()", "row"),
     "keys of the step before": (replace(LAST, lengths=(70, 9)), WRONG, "row = later_row", "row = row"),
-    "results of rows": (LAST, WRONG, "token = places.token(row)", "token = row"),
+    "results of rows": (LAST, WRONG, "token = placement.token(row)", "token = row"),
     "whole tiles alone": (LAST, WRONG, "if count == tile.shape[0]:", "if True:"),
     "too many tokens": (LAST, WRONG, "(local < count)", "(local < count + 1)"),
     "too few tokens": (LAST, WRONG, "(local < count)", "(local + 1 < count)"),

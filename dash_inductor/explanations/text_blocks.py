@@ -1,4 +1,4 @@
-"""Headings, facts and tables as text of a given width: by rich where that is installed, else by plain characters."""
+"""Headings, fields and tables as text of a given width: by rich where that is installed, else by plain characters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Heading:
 
 
 @dataclass(frozen=True)
-class Facts:
+class Fields:
     """Labels and their texts; a fact without a text is left out."""
 
     pairs: tuple[tuple[str, str], ...]
@@ -60,7 +60,7 @@ class Table:
         return [(">" if number in self.marked else "", *row) for number, row in enumerate(self.rows)]
 
 
-Block = Heading | Facts | Table
+Block = Heading | Fields | Table
 
 
 def text(blocks: Sequence[Block], width: int = WIDTH) -> str:
@@ -83,7 +83,7 @@ def plain(blocks: Sequence[Block], width: int = WIDTH) -> Iterator[str]:
     for block in blocks:
         if isinstance(block, Heading):
             yield from ("", *(_wrapped(block.text, width) if block.text else ()))
-        elif isinstance(block, Facts):
+        elif isinstance(block, Fields):
             margin = 2 + max((len(label) for label, _ in block.known), default=0) + 2
             for label, words in block.known:
                 first, *rest = _wrapped(words, width - margin)
@@ -137,7 +137,7 @@ def _with_rich(blocks: Sequence[Block], file: TextIO, width: int, *, colours: bo
             console.print()
             if block.text:
                 console.print(Text(block.text, style="bold"))
-        elif isinstance(block, Facts):
+        elif isinstance(block, Fields):
             grid = RichTable.grid(padding=(0, 2))
             grid.add_column(style="cyan", no_wrap=True)
             grid.add_column(overflow="fold")

@@ -13,7 +13,7 @@ from ...model.mask import ROW_BLOCK, Mask
 
 
 @dataclass(frozen=True)
-class Rows:
+class Placement:
     """The tokens of the rows of a call, as `model.Placed` says.
 
     Attributes:
@@ -25,7 +25,7 @@ class Rows:
     exists: Tensor
 
     @staticmethod
-    def of(call: Call, extras: Sequence[Tensor]) -> Rows | None:
+    def of(call: Call, extras: Sequence[Tensor]) -> Placement | None:
         """The rows of a call, None where its tokens are rows.
 
         Args:
@@ -36,7 +36,7 @@ class Rows:
             return None
         place, count = (extras[operand.index][:, None] for operand in (placed.place, placed.count))
         local = torch.arange(ROW_BLOCK, device=place.device)
-        return Rows((place.long() + local).flatten(), (local < count).flatten())
+        return Placement((place.long() + local).flatten(), (local < count).flatten())
 
     @staticmethod
     def of_rows(call: Call) -> Call:

@@ -1,6 +1,6 @@
-"""The steps of a walk in runs: those that the mask cuts, and those that it does not, each with code of its own.
+"""Steps that the mask cuts, and steps that it does not cut, in loops of their own.
 
-Note [Runs]
+Note [Split loops]
     ptxas moves nothing past a branch.  Where the mask of a step is behind one, exponentials and roundings are not
     spread among the matmuls, and every step pays for what few of them need.  Bands in closed form cut the first and the
     last steps of a walk.  So these have a loop of their own, and the step itself has no branch.
@@ -9,14 +9,14 @@ Note [Runs]
     between two ways, and computes it in one of them only.
 
     A loop has to know what the next step is before the word of that step is there.  So the word of a step says so, see
-    `told`.
+    `step_words`.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ...shared.device.step_words import MASKED, NEXT
 from ...shared.device.steps import halved_step, wait_for_do
-from ...shared.device.told import MASKED, NEXT
 
 
 @gluon.jit
@@ -28,7 +28,7 @@ def first_of_walk(shared, mask, done, steps):
     """
     first = 2
     if steps > 0:
-        first = mask.told(wait_for_do(shared, done)) >> MASKED
+        first = mask.read_word(wait_for_do(shared, done)) >> MASKED
     return first
 
 
@@ -61,7 +61,7 @@ def _step(
 ):  # fmt: skip
     """(S of the step that follows `it`, dk, dk_tail, dv, what that step is)."""
     it = it & 0x7FFFFFFF  # not negative: the signs of / and % need no correction
-    word = mask.told(wait_for_do(shared, it))
+    word = mask.read_word(wait_for_do(shared, it))
     following = (word >> NEXT) & 3
     after = it + 1 - (following >> 1)
     s, dk, dk_tail, dv = halved_step(

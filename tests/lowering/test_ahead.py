@@ -18,7 +18,7 @@ from dash_inductor.errors import ArgumentError, DashError, SiteKeptError
 from dash_inductor.kernels.hopper.backward import build
 from dash_inductor.kernels.hopper.forward import build as forward_build
 from dash_inductor.kernels.portable import standalone
-from dash_inductor.lowering import compile_kernels, early
+from dash_inductor.lowering import ahead, compile_kernels
 from dash_inductor.model import Band, Plan, Site, Tiles
 from dash_inductor.model.reasons import Reason
 from dash_inductor.planning import plan
@@ -54,18 +54,18 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr(standalone, "build", lambda kernel, arch: compiled((kernel, arch)))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     limit(monkeypatch, 1000)
-    early._attempt.cache_clear()
+    ahead._attempt.cache_clear()
     build.kernels.cache_clear()
     forward_build.kernels.cache_clear()
     yield seen
-    early._attempt.cache_clear()
+    ahead._attempt.cache_clear()
     build.kernels.cache_clear()
     forward_build.kernels.cache_clear()
 
 
 def limit(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """The shared memory of a CTA, as Triton's driver reports it."""
-    monkeypatch.setattr(early, "_shared_memory", lambda device: size)
+    monkeypatch.setattr(ahead, "_shared_memory", lambda device: size)
 
 
 def planned(site: Site) -> Plan:
@@ -157,10 +157,10 @@ def test_the_nominal_problem_of_a_portable_plan_compiles(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
     for size, error in ((99 << 10, None), (1 << 10, DashError)):
         limit(monkeypatch, size)
-        early._attempt.cache_clear()
+        ahead._attempt.cache_clear()
         with pytest.raises(error, match="bytes of shared memory") if error else contextlib.nullcontext():
             compile_kernels(site, plan(site, "sm_86"), CUDA)
-    early._attempt.cache_clear()
+    ahead._attempt.cache_clear()
 
 
 @pytest.mark.usefixtures("deterministic")

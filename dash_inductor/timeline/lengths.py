@@ -15,7 +15,7 @@ Seen = tuple[tuple[bool, ...], ...]
 
 
 @dataclass(frozen=True)
-class Data:
+class Lengths:
     """The pairs that a mask hides beside its band.
 
     Args:

@@ -1,6 +1,7 @@
-"""The settings of the Hopper kernels, by the head dims of q and k, and of v, of a tile: smaller ones are filled up.
+"""The configs of the Hopper kernels, by the head dims of q and k, and of v, of a tile.
 
-TMA fills a tile up with zeros.  Settings change speed and resources; of all of them the tiles alone change bits.
+TMA fills a tile up with zeros where the head dims are smaller.  A config changes speed and resources; of all that is in
+it, the tiles alone change bits.  What a user sets is a setting (`dash_inductor.config`), and never a config.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def dims_of_tile(head_dim: int, value_dim: int) -> Dims | None:
 
 
 @dataclass(frozen=True)
-class Variant:
-    """Settings of the main kernel that change speed and resources, never bits.
+class BackwardConfig:
+    """How the main kernel of the backward is built: speed and resources depend on it, and never bits.
 
     Args:
         step: the form of a step, see `steps`.
@@ -62,23 +63,23 @@ class Variant:
     registers: int = 24
 
     @property
-    def halves(self) -> int:
+    def pieces(self) -> int:
         """Pieces of a q tile in shared memory."""
         return 2 if self.step == "halved" else 1
 
 
-VARIANTS: dict[Dims, Variant] = {
-    (64, 64): Variant("halved", ahead=True, left_in_registers=True),
-    (128, 128): Variant("overlapped", ahead=True),
-    (192, 128): Variant("halved", tail=64, one_dq=True),
-    (256, 256): Variant("shared"),
+BACKWARD_CONFIGS: dict[Dims, BackwardConfig] = {
+    (64, 64): BackwardConfig("halved", ahead=True, left_in_registers=True),
+    (128, 128): BackwardConfig("overlapped", ahead=True),
+    (192, 128): BackwardConfig("halved", tail=64, one_dq=True),
+    (256, 256): BackwardConfig("shared"),
 }
-"""Variants of the backward."""
+"""Configs of the backward."""
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of the main kernel; of these, block_kv alone changes bits.
+class ForwardConfig:
+    """How the main kernel of the forward is built; of all fields, block_kv alone changes bits.
 
     Args:
         block_kv: keys of a kv tile.
@@ -89,8 +90,8 @@ class Settings:
         out_in_q: out takes the place of q in shared memory, where there is no room for both.
         registers: per thread of the consumers (the first of them gets what is left).
         producer_registers: per thread of the producer.
-        codes_ahead: see `listed.Data`, and `Specialisation.codes_ahead`.
-        halves: see Note [Halves] in `half`, and `Specialisation.halves`.
+        codes_ahead: see `listed.ListedMask`, and `Specialisation.codes_ahead`.
+        half_tiles: see Note [Half tiles] in `half_tile`, and `Specialisation.half_tiles`.
         section_mib: of K and V of a section of heads, see `launch._sections`; less than the L2 cache of any Hopper GPU.
     """
 
@@ -103,11 +104,11 @@ class Settings:
     registers: int = 240
     producer_registers: int = 24
     codes_ahead: int = 1
-    halves: bool = False
+    half_tiles: bool = False
     section_mib: int = 16
 
     def __post_init__(self) -> None:
-        if self.halves and self.block_kv != 2 * ROW_BLOCK:
+        if self.half_tiles and self.block_kv != 2 * ROW_BLOCK:
             raise ArgumentError("block_kv", self.block_kv, f"{2 * ROW_BLOCK}, of which {ROW_BLOCK} are a half")
 
     @property
@@ -121,21 +122,21 @@ class Settings:
         return Tiles(self.rows, self.block_kv, CONSUMER_WARPS * self.consumers, self.stages)
 
 
-SETTINGS: dict[Dims, Settings] = {
-    (64, 64): Settings(
-        128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32, codes_ahead=0, halves=True,
+FORWARD_CONFIGS: dict[Dims, ForwardConfig] = {
+    (64, 64): ForwardConfig(
+        128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32, codes_ahead=0, half_tiles=True,
         section_mib=32,
     ),
-    (128, 128): Settings(128, 2, q_stages=2, codes_ahead=2),
-    (192, 128): Settings(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40, halves=True),
-    (256, 256): Settings(64, 2, out_in_q=True),
+    (128, 128): ForwardConfig(128, 2, q_stages=2, codes_ahead=2),
+    (192, 128): ForwardConfig(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40, half_tiles=True),
+    (256, 256): ForwardConfig(64, 2, out_in_q=True),
 }  # fmt: skip
-"""Settings of the forward.  docs/what-we-know.md has the rates of these and of other settings."""
+"""Configs of the forward.  docs/what-we-know.md has the rates of these and of others."""
 
-SHORT: dict[Dims, Settings] = {
-    (64, 64): Settings(128, 4, q_stages=2, codes_ahead=0, halves=True),
+SHORT_CONFIGS: dict[Dims, ForwardConfig] = {
+    (64, 64): ForwardConfig(128, 4, q_stages=2, codes_ahead=0, half_tiles=True),
 }
-"""Settings for heads of so few queries that tiles of two row blocks are not more than tiles of three, see `is_short`.
+"""Configs for heads of so few queries that tiles of two row blocks are not more than tiles of three, see `is_short`.
 
 They give the same bits: the kv tile is the same, and a row block is computed alike, whatever tile it is in.  Plans name
-the tiles of `SETTINGS`."""
+the tiles of `FORWARD_CONFIGS`."""

@@ -17,7 +17,7 @@ from dash_inductor.kernels import registry
 from dash_inductor.kernels.common import launcher
 from dash_inductor.kernels.hopper.backward import build, launch
 from dash_inductor.kernels.hopper.backward.device import entry
-from dash_inductor.lowering import early
+from dash_inductor.lowering import ahead
 from dash_inductor.model import Band, Plan, Site
 from dash_inductor.planning import plan
 from dash_inductor.records import profiles
@@ -159,17 +159,17 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[build.Specialisat
         return SimpleNamespace(**dict.fromkeys(("prepare", "main", "finish"), SimpleNamespace(metadata=None)))
 
     monkeypatch.setattr(build, "kernels", kernels)
-    monkeypatch.setattr(early, "_check_shared_memory", lambda metadata, device: None)
-    early._attempt.cache_clear()
+    monkeypatch.setattr(ahead, "_check_shared_memory", lambda metadata, device: None)
+    ahead._attempt.cache_clear()
     yield found
-    early._attempt.cache_clear()
+    ahead._attempt.cache_clear()
 
 
 def test_the_kernel_of_the_setting_is_compiled_before_the_graph_is_rewritten(compiled: list[Any]) -> None:
     chosen = Plan("hopper", "spt", "keep", TILES[64, 64])
     for setting in (False, True, False, True):
         with config.patch(profile=setting):
-            early.compile_kernels(HOPPER, chosen, torch.device("cuda", 0))
+            ahead.compile_kernels(HOPPER, chosen, torch.device("cuda", 0))
     assert [of.stamped for of in compiled] == [False, True]
 
 
@@ -181,5 +181,5 @@ def test_other_kernels_say_that_they_are_not_profiled(caplog: pytest.LogCaptureF
         assert isinstance(chosen, Plan)
         for setting in (False, True, True):
             with config.patch(profile=setting):
-                early.compile_kernels(site, chosen, torch.device("cpu"))
+                ahead.compile_kernels(site, chosen, torch.device("cpu"))
     assert caplog.messages == ["sites of the reference kernel are not profiled: the hopper kernel alone is"]

@@ -1,11 +1,11 @@
-"""The words in which the producer tells consumers about steps, and the scores that the band shows of a masked tile.
+"""Words of steps, by which consumers know which step comes, and the scores that the band shows of a masked tile.
 
-Note [What consumers are told]
+Note [Words of steps]
     A step is known by its *word*: the q tile, and in bit `MASKED` whether the mask cuts the tile.  Consumers have no
     registers left to compute words, and one that loaded a word from global memory would wait for the L2 cache, since a
     reducer that has seen its turn empties the first one.  So the producer, who is a step ahead, puts words into shared
-    memory before the dO of their steps is announced.  A band in closed form adds what the next step is, see Note [Runs]
-    in `runs`.
+    memory before the dO of their steps is announced.  A band in closed form adds what the next step is, see Note [Split
+    loops] in `split_loops`.
 """
 
 from triton.experimental import gluon
@@ -27,14 +27,14 @@ def allocate_words(STAGES: gl.constexpr):
 
 
 @gluon.jit
-def tell(words, slot, word):
+def put_word(words, slot, word):
     """Put a word into its slot, before the barrier of this slot of dO is armed; for the producer."""
     words.index(slot).store(gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + word)
     role_barrier()
 
 
 @gluon.jit
-def told(words, slot):
+def read_word(words, slot):
     """The word of a step whose dO is in this slot of its ring; for consumers."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     return gl.max(words.index(here(slot)).load(layout), 0)
@@ -44,7 +44,7 @@ def told(words, slot):
 def within_band(keep, work, q_row, columns, rows, MASK):
     """`keep`, [keys, queries], where the band lets through, too.
 
-    q_row: the first query; columns: the others' places after it; rows: the keys.  In a matmul's result bits 1 and 2 of
+    q_row: the first query; columns: the offsets of all after it; rows: the keys.  In a matmul's result bits 1 and 2 of
     a column are the thread's, the other bits the register's: a register is compared to its own constant.
     """
     columns = gl.expand_dims(columns, 0)

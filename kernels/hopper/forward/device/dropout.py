@@ -12,7 +12,7 @@ from .....model import dropout as definition
 from ....common.device.aggregates import aggregate, group
 from ...shared.device.dropout import bound_of
 from ...shared.device.steps import accumulator_layout
-from .work import ROWS
+from .tile_work import ROWS
 
 ROUNDS = gl.constexpr(definition.ROUNDS)
 FIRST_MULTIPLIER, SECOND_MULTIPLIER = gl.constexpr(0xD2511F53), gl.constexpr(0xCD9E8D57)
@@ -20,8 +20,8 @@ FIRST_WEYL, SECOND_WEYL = gl.constexpr(0x9E3779B9), gl.constexpr(0xBB67AE85)
 
 
 @aggregate
-class Drop:
-    """The dropout of a kernel, see `arguments.DROPOUT` and `data.ForwardDropout`; None in kernels without dropout.
+class DropoutBits:
+    """The dropout of a kernel, see `arguments.DROPOUT` and `tensors.DropoutArguments`; None in kernels without dropout.
 
     So many of 2**16 sets of random bits drop a probability as `threshold` says; see Note [Comparing random bits] in
     reference_dropout.py.

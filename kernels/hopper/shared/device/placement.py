@@ -1,4 +1,4 @@
-"""Masks of rows: where the tokens of rows lie (`Places`), and how results are written there (`store_tile`)."""
+"""Masks of rows: where the tokens of rows lie (`Placement`), and how results are written there (`store_tile`)."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -8,11 +8,11 @@ from .operations import here, store_rows
 
 
 @aggregate
-class Places:
+class Placement:
     """The tokens of the rows of a mask, see `model.Placed`.
 
-    arguments: as in `arguments.PLACES`, int32 [row blocks] each; rows: how many there are; PLACED: rows of a row block,
-    or 0 where tokens are rows, and nothing is read.
+    arguments: as in `arguments.PLACEMENT`, int32 [row blocks] each; rows: how many there are; PLACED: rows of a row
+    block, or 0 where tokens are rows, and nothing is read.
     """
 
     arguments: group
@@ -37,20 +37,20 @@ class Places:
 
 
 @gluon.jit
-def store_tile(places, target, desc, b, h, row, tile, WARPS: gl.constexpr, COLUMN: gl.constexpr = 0):
+def store_tile(placement, target, desc, b, h, row, tile, WARPS: gl.constexpr, COLUMN: gl.constexpr = 0):
     """Start storing `tile`, of columns from COLUMN on, whose first row is `row`.
 
     TMA stores whole tiles, and drops what lies outside the tensor.  Behind the tokens of a tile lie tokens of the next
     document, which are not its own: where a row has no token, threads store the others.  They have read `tile` when
     they meet again.
 
-    target: as in `arguments.target`, None without places; WARPS: of the role that calls it.
+    target: as in `arguments.target`, None without placement; WARPS: of the role that calls it.
     """
-    if places.PLACED:
+    if placement.PLACED:
         row = here(row)
         h = here(h)
-        token = places.token(row)
-        count = places.count(row, tile.shape[0])
+        token = placement.token(row)
+        count = placement.count(row, tile.shape[0])
         if count == tile.shape[0]:
             store_rows(desc, b, h, token, tile, COLUMN)
         else:

@@ -1,71 +1,12 @@
-"""The knowledge of the roles of a CTA: whose walk they are at (`Work`) and their shared memory (`Shared`)."""
+"""The shared memory of a CTA of the backward: operand tiles, rings and their barriers."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from ....common.device.aggregates import aggregate, replace
+from ....common.device.aggregates import aggregate
 from .operations import DQ_LAYOUT, DQ_ROW, as_tiles
-from .told import allocate_words
-
-
-@aggregate
-class Work:
-    """The head that a CTA is at, and what is the same for all of them.
-
-    ``lo <= q - kv <= hi`` is the band of the mask, anchored top left.  Every query head has its own walks: `head` is
-    the kv head, `member` the place of the query head in the group of GROUP that shares it.  To the schedule the query
-    heads are the heads, member by member of all groups, so that a member of a group is launched after those before it.
-    """
-
-    batch: gl.tensor
-    head: gl.tensor
-    member: gl.tensor
-    q_heads: gl.tensor
-    q_len: gl.tensor
-    kv_len: gl.tensor
-    lo: gl.tensor
-    hi: gl.tensor
-    n_q: gl.tensor
-    SEEN_ROWS: gl.constexpr
-    SEEN_KEYS: gl.constexpr
-    GROUP: gl.constexpr
-    BLOCK_Q: gl.constexpr
-    BLOCK_KV: gl.constexpr
-
-    @gluon.jit
-    def at(self, position):
-        """The same for the head at `position`, as the launch order counts the heads of all batch elements."""
-        heads = self.q_heads // self.GROUP
-        place = position % self.q_heads
-        return replace(self, batch=position // self.q_heads, head=place % heads, member=place // heads)
-
-    @gluon.jit
-    def first_row(self):
-        """The first query that sees a key of the band: row 0 of the descriptors of Q and dO."""
-        first, _end = self.SEEN_ROWS(self.facts(), self.BLOCK_Q, self.BLOCK_KV)
-        return first
-
-    @gluon.jit
-    def first_key(self):
-        """The first key of the band that a query sees: row 0 of the descriptors of K and V."""
-        first, _end = self.SEEN_KEYS(self.facts(), self.BLOCK_Q, self.BLOCK_KV)
-        return first
-
-    @gluon.jit
-    def facts(self):
-        """The tuple `walk` of the schedule's functions."""
-        return self.q_len, self.kv_len, self.lo, self.hi
-
-    @gluon.jit
-    def q_head(self):
-        """The query head, within its batch element."""
-        return self.head * self.GROUP + self.member
-
-    @gluon.jit
-    def tile_index(self, q):
-        """Place of (batch element, query head, q tile) in semaphores, dq accumulator, log-sum-exp and delta."""
-        return (self.batch * self.q_heads + self.q_head()) * self.n_q + q
+from .step_words import allocate_words
 
 
 @gluon.constexpr_function
@@ -88,16 +29,16 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr = 1):
 
 
 @aggregate
-class Shared:
+class SharedMemory:
     """Shared memory of a CTA: operand tiles, rings and their barriers.
 
-    k, v: one tile each; q, lse, do, delta: rings of STAGES, in HALVES pieces per tile; ds, p: one tile; dq: a ring of
+    k, v: one tile each; q, lse, do, delta: rings of STAGES, in PIECES pieces per tile; ds, p: one tile; dq: a ring of
     DQ_STAGES fp32 tiles in the order of `steps.in_fragments`, by way of which dk and dv leave with RESULTS_IN_DQ, else
     by way of k and v; walks: a ring of ENTRIES pairs of words, see `tickets`; k_tail, q_tail, dq_tail: the columns past
-    BLOCK_D, if TAIL_D > 0; turn: of a CTA in its group, see `group`.  STAMPED: there is a recorder.  CONSUMERS: their
+    BLOCK_D, if TAIL_D > 0; turn: of a CTA in its group, see `group`.  STAMPED: there is a stamper.  CONSUMERS: their
     warps.  With CLEARS
     k_full, v_full, q_full and do_full have a barrier more, the last, which is the producer's own, see `clear`.  What
-    consumers say at the end of a step needs no shared memory, see `ends`.
+    consumers say at the end of a step needs no shared memory, see `step_signals`.
     """
 
     k: gl.shared_memory_descriptor
@@ -125,7 +66,7 @@ class Shared:
     STAGES: gl.constexpr
     DQ_STAGES: gl.constexpr
     TAIL_D: gl.constexpr
-    HALVES: gl.constexpr
+    PIECES: gl.constexpr
     RESULTS_PER_SLOT: gl.constexpr
     RESULTS_IN_DQ: gl.constexpr
     STAMPED: gl.constexpr
@@ -167,34 +108,34 @@ def allocate_shared(DTYPE: gl.constexpr, FORM, CLEARS: gl.constexpr, READERS: gl
     DQ_STAGES: gl.constexpr = FORM.DQ_STAGES
     OWN: gl.constexpr = 1 if CLEARS else 0
     row_layout: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
-    HALVES: gl.constexpr = pieces(FORM.STEP)
+    PIECES: gl.constexpr = pieces(FORM.STEP)
     PER_SLOT: gl.constexpr = 2 * BLOCK_Q // BLOCK_KV  # dq tiles have as many columns, of twice as many bits
     ds = _tiles(DTYPE, [BLOCK_KV, BLOCK_Q])
     p = ds
     if FORM.STEP == "shared":
         p = _tiles(DTYPE, [BLOCK_KV, BLOCK_Q])
     k = _tiles(DTYPE, [BLOCK_KV, BLOCK_D])
-    q = _tiles(DTYPE, [STAGES * HALVES, BLOCK_Q // HALVES, BLOCK_D])
+    q = _tiles(DTYPE, [STAGES * PIECES, BLOCK_Q // PIECES, BLOCK_D])
     dq = _accumulators(DQ_STAGES, BLOCK_Q * BLOCK_D)
     k_tail = k
     q_tail = q
     dq_tail = dq
     if TAIL_D > 0:
         k_tail = _tiles(DTYPE, [BLOCK_KV, TAIL_D])
-        q_tail = _tiles(DTYPE, [STAGES * HALVES, BLOCK_Q // HALVES, TAIL_D])
+        q_tail = _tiles(DTYPE, [STAGES * PIECES, BLOCK_Q // PIECES, TAIL_D])
         dq_tail = _accumulators(DQ_STAGES, BLOCK_Q * TAIL_D)
     turn = ds  # never read
     if FORM.GROUP > 1:
         turn = barriers(1)
-    return Shared(
+    return SharedMemory(
         k=k,
         k_tail=k_tail,
         v=_tiles(DTYPE, [BLOCK_KV, FORM.BLOCK_DV]),
         q=q,
         q_tail=q_tail,
-        do=_tiles(DTYPE, [STAGES * HALVES, BLOCK_Q // HALVES, FORM.BLOCK_DV]),
-        lse=gl.allocate_shared_memory(gl.float32, [STAGES * HALVES, BLOCK_Q // HALVES], row_layout),
-        delta=gl.allocate_shared_memory(gl.float32, [STAGES * HALVES, BLOCK_Q // HALVES], row_layout),
+        do=_tiles(DTYPE, [STAGES * PIECES, BLOCK_Q // PIECES, FORM.BLOCK_DV]),
+        lse=gl.allocate_shared_memory(gl.float32, [STAGES * PIECES, BLOCK_Q // PIECES], row_layout),
+        delta=gl.allocate_shared_memory(gl.float32, [STAGES * PIECES, BLOCK_Q // PIECES], row_layout),
         ds=ds,
         p=p,
         dq=dq,
@@ -212,7 +153,7 @@ def allocate_shared(DTYPE: gl.constexpr, FORM, CLEARS: gl.constexpr, READERS: gl
         STAGES=STAGES,
         DQ_STAGES=DQ_STAGES,
         TAIL_D=TAIL_D,
-        HALVES=HALVES,
+        PIECES=PIECES,
         RESULTS_PER_SLOT=PER_SLOT,
         RESULTS_IN_DQ=TAIL_D == 0 and BLOCK_D == FORM.BLOCK_DV and DQ_STAGES * PER_SLOT >= 2,
         STAMPED=STAMPED,

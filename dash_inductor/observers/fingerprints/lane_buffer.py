@@ -17,7 +17,7 @@ Ready = Callable[[], list[list[int]]]
 """Waits for a copy and returns its rows; called by the thread that writes."""
 
 
-class Rows:
+class LaneBuffer:
     """The lanes of one device, in the order of `add`."""
 
     def __init__(self, device: torch.device) -> None:

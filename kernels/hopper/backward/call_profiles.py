@@ -13,10 +13,10 @@ from ....records import profiles
 from ....schedule.walk import ClosedForm
 
 NOTHING: tuple[int, int] = 0, 0
-"""The arguments about stamps of a stamped kernel whose call is not recorded: no head has any."""
+"""The arguments about stamps of a stamped kernel whose call is not profiled: no head has any."""
 
 
-class Recording(NamedTuple):
+class CallProfiles(NamedTuple):
     """Profiles of the calls of one state of `launch`.
 
     Attributes:
@@ -36,7 +36,7 @@ class Recording(NamedTuple):
     def of(
         call: Call, plan: Plan, dtype: DType, walk: ClosedForm, kv_heads: int, dims: tuple[int, int],
         device: torch.device,
-    ) -> Recording:  # fmt: skip
+    ) -> CallProfiles:  # fmt: skip
         """The profiles of calls with these facts.
 
         Args:
@@ -59,7 +59,7 @@ class Recording(NamedTuple):
             "gpu": properties.name,
             "sms": properties.multi_processor_count,
         }
-        return Recording((call, plan, sizes), p.batch * p.heads, p.n_kv, p.n_q, meta)
+        return CallProfiles((call, plan, sizes), p.batch * p.heads, p.n_kv, p.n_q, meta)
 
     def begin(self, site: str, device: torch.device) -> profiles.ProfileRun | None:
         """As `profile.begin`."""

@@ -1,16 +1,16 @@
-"""The signals of consumers at the end of a step, without waits for each other: dq tile complete, room for a step.
+"""Signals of consumers at the end of a step, without waits for each other: dq tile complete, room for a step.
 
-Note [Ends of steps]
+Note [Signals of consumers]
     Consumers speak through named barriers of the hardware: all their threads and the warp that listens meet at one, but
     only that warp waits.  An mbarrier would make them wait: Gluon lets one thread of a role arrive at it, so the others
     would have to meet that thread before.  Each warpgroup goes on as soon as it is done itself, and the matmuls of one
     fill the time in which the other has none.
 
-    A step's dq tile is complete before the step ends: the reducer is told when it may add it, and the producer later,
-    when the matmuls have read Q and dO of the step too.  With stamps the recorder is told together with the producer.
+    A step's dq tile is complete before the step ends: the reducer gets a signal when it may add it, and the producer
+    later, when the matmuls have read Q and dO of the step too.  With stamps, the stamper gets one with the producer.
 
     A number is used again STAGES steps later.  No consumer arrives there before the warp that listens has left it: a
-    reducer has emptied the slot of the dq tile by then, producer and recorder have made room for the later step.  No
+    reducer has emptied the slot of the dq tile by then, producer and stamper have made room for the later step.  No
     warpgroup is a whole step ahead of the other, because both wait for the whole dS of every step.
 
     After the last step of a walk an S that nobody needs may still read its Q when there is room for another one.  With
@@ -32,12 +32,12 @@ MOST_STAGES = 2
 
 
 @gluon.jit
-def say(shared, FIRST: gl.constexpr, it, WARPS: gl.constexpr):
-    """Arrive at the barrier of step `it`; for all WARPS consumers, after what they say it of."""
+def signal(shared, FIRST: gl.constexpr, it, WARPS: gl.constexpr):
+    """Arrive at the barrier of step `it`; for all WARPS consumers, after the work that it stands for."""
     arrive_at(FIRST + it % shared.STAGES, 32 * (WARPS + 1))
 
 
 @gluon.jit
-def listen(shared, FIRST: gl.constexpr, it, WARPS: gl.constexpr):
-    """Wait until all WARPS consumers have said so of step `it`; for a role of one warp."""
+def wait_for_signal(shared, FIRST: gl.constexpr, it, WARPS: gl.constexpr):
+    """Wait until all WARPS consumers have given the signal of step `it`; for a role of one warp."""
     meet_at(FIRST + it % shared.STAGES, 32 * (WARPS + 1))

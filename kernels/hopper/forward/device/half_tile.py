@@ -1,6 +1,6 @@
 """The first step of a walk of whose kv tile the row block sees the first half at most.
 
-Note [Halves]
+Note [Half tiles]
     A row block has half as many queries as a kv tile has keys.  So under a mask with a lower bound, a causal one for
     example, every second walk begins with a kv tile whose second half no query of the row block sees.  Its scores are
     not computed then: half of the products, of the tests of the mask and of the exponentials are left out, and P has
@@ -16,11 +16,11 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 
 from ...shared.device.steps import accumulator_layout
 from .steps import begin_scores, masked, probabilities, release, sum_with, wait_for
-from .work import ROWS
+from .tile_work import ROWS
 
 
 @gluon.jit
-def half_step(work, data, shared, score, here, kv, it, m, total):
+def half_tile_step(work, data, shared, score, here, kv, it, m, total):
     """(P, m, total) of the first kv tile of a walk, as `first_step` has them, for a row block that sees half of it."""
     b, _head, _block, rows, q_tile, _seed = here
     layout: gl.constexpr = accumulator_layout(ROWS, ROWS, 4)

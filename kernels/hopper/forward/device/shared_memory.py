@@ -1,0 +1,128 @@
+"""The shared memory of a CTA of the forward: operand tiles, rings and their barriers."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from ....common.device.aggregates import aggregate
+from .listed import word_slots
+from .tile_work import ROWS
+
+
+@gluon.jit
+def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(barriers.index(i), count=ARRIVALS)
+    return barriers
+
+
+@aggregate
+class SharedMemory:
+    """Shared memory of a CTA: operand tiles, rings and their barriers.
+
+    q: a ring of Q_STAGES, each with a tile per consumer; out: a tile per consumer, in the place of q with OUT_IN_Q; k,
+    v: rings of STAGES tiles; q_tail, k_tail: the columns past the first ones, if TAIL_D > 0; facts: a ring of
+    `fact_slots`, int32 words about the tile that a q belongs to, see `producer.announce`; words: if LISTED, a ring of
+    `word_slots`, see Note [Words] in `listed`.
+
+    `*_full` is completed by the producer's copies, `*_empty` by an arrival of every consumer.  If LISTED, v_full has a
+    barrier more, which is the producer's own, see `hopper.clear`.
+    """
+
+    q: gl.shared_memory_descriptor
+    q_tail: gl.shared_memory_descriptor
+    k: gl.shared_memory_descriptor
+    k_tail: gl.shared_memory_descriptor
+    v: gl.shared_memory_descriptor
+    out: gl.shared_memory_descriptor
+    facts: gl.shared_memory_descriptor
+    words: gl.shared_memory_descriptor
+    q_full: gl.shared_memory_descriptor
+    q_empty: gl.shared_memory_descriptor
+    k_full: gl.shared_memory_descriptor
+    k_empty: gl.shared_memory_descriptor
+    v_full: gl.shared_memory_descriptor
+    v_empty: gl.shared_memory_descriptor
+    Q_STAGES: gl.constexpr
+    STAGES: gl.constexpr
+    TAIL_D: gl.constexpr
+    OUT_IN_Q: gl.constexpr
+
+
+@gluon.constexpr_function
+def fact_words(consumers):
+    """int32 words about a tile: five, and four for each consumer."""
+    return 5 + 4 * consumers
+
+
+@gluon.constexpr_function
+def fact_slots(q_stages):
+    """Tiles whose facts are kept: one more than there are Q tiles, so that the next tile's are there before its Q.
+
+    When the producer brings the Q of a tile, all consumers have left the Q of the tile q_stages before it, and read its
+    facts at the latest then: it may write the facts of the tile after this one in their place.
+    """
+    return q_stages + 1
+
+
+@gluon.jit
+def _tiles(DTYPE: gl.constexpr, COUNT: gl.constexpr, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):
+    """COUNT tiles in the layout that TMA and the matmuls share."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HEIGHT, WIDTH], DTYPE)
+    return gl.allocate_shared_memory(DTYPE, [COUNT, HEIGHT, WIDTH], layout)
+
+
+@gluon.jit
+def _words(COUNT: gl.constexpr):
+    """COUNT words of int32."""
+    return gl.allocate_shared_memory(gl.int32, [COUNT, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
+@gluon.jit
+def allocate_shared(DTYPE: gl.constexpr, FORM, LISTED: gl.constexpr):
+    """All shared memory of a CTA, barriers initialised."""
+    BLOCK_KV: gl.constexpr = FORM.BLOCK_KV
+    BLOCK_D: gl.constexpr = FORM.BLOCK_D
+    TAIL_D: gl.constexpr = FORM.TAIL_D
+    BLOCK_DV: gl.constexpr = FORM.BLOCK_DV
+    Q_STAGES: gl.constexpr = FORM.Q_STAGES
+    STAGES: gl.constexpr = FORM.STAGES
+    CONSUMERS: gl.constexpr = FORM.CONSUMERS
+    q = _tiles(DTYPE, Q_STAGES * CONSUMERS, ROWS, BLOCK_D)
+    k = _tiles(DTYPE, STAGES, BLOCK_KV, BLOCK_D)
+    q_tail = q
+    k_tail = k
+    if TAIL_D > 0:
+        q_tail = _tiles(DTYPE, Q_STAGES * CONSUMERS, ROWS, TAIL_D)
+        k_tail = _tiles(DTYPE, STAGES, BLOCK_KV, TAIL_D)
+    out = q
+    if FORM.OUT_IN_Q:
+        gl.static_assert(BLOCK_DV == BLOCK_D)
+        gl.static_assert(Q_STAGES == 1)
+    else:
+        out = _tiles(DTYPE, CONSUMERS, ROWS, BLOCK_DV)
+    tile_facts = _words(fact_slots(Q_STAGES) * fact_words(CONSUMERS))
+    words = tile_facts
+    if LISTED:
+        words = _words(word_slots(STAGES))
+    return SharedMemory(
+        q=q,
+        q_tail=q_tail,
+        k=k,
+        k_tail=k_tail,
+        v=_tiles(DTYPE, STAGES, BLOCK_KV, BLOCK_DV),
+        out=out,
+        facts=tile_facts,
+        words=words,
+        q_full=_barriers(Q_STAGES, 1),
+        q_empty=_barriers(Q_STAGES, CONSUMERS),
+        k_full=_barriers(STAGES, 1),
+        k_empty=_barriers(STAGES, CONSUMERS),
+        v_full=_barriers(STAGES + (1 if LISTED else 0), 1),
+        v_empty=_barriers(STAGES, CONSUMERS),
+        Q_STAGES=Q_STAGES,
+        STAGES=STAGES,
+        TAIL_D=TAIL_D,
+        OUT_IN_Q=FORM.OUT_IN_Q,
+    )
