@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from ..graph.nodes import Argument, bind, op_name, origin
+from ..graph.nodes import Argument, bind, op_name, origin, untouched
 from ..model.plan import Kept
 from ..model.reasons import Reason
 from .attention import Axes, Found, Output, Refusal, View, is_alone, tensors_of
@@ -60,7 +60,7 @@ class Pair:
 
     def forward_of(self, backward: Node) -> Node | None:
         """The forward that made a backward's `out` and `logsumexp`, None if it is elsewhere."""
-        out, logsumexp = (origin(self.argument(backward, name).value) for name in ("out", "logsumexp"))
+        out, logsumexp = (untouched(self.argument(backward, name).value) for name in ("out", "logsumexp"))
         for result, index in ((out, 0), (logsumexp, 1)):
             if result.target is not operator.getitem or result.args[1] != index:
                 return None

@@ -159,7 +159,9 @@ def facts_of(case: Case, device: str, compile: Compile, repeats: int) -> dict[st
     norms = [float((ours.cpu() - t).norm() / t.norm()) for ours, t in zip(results[0], true, strict=True)]
     records = [asdict(r) | {"plan": str(r.plan)} for r in dash_inductor.sites()]
     return {
-        "records": [{name: r[name] for name in ("status", "kind", "forward", "mask", "detail", "line")} for r in records],
+        "records": [
+            {name: r[name] for name in ("status", "kind", "forward", "mask", "detail", "line")} for r in records
+        ],
         "error": max(norms),
         "equal": all(torch.equal(a, b) for result in results for a, b in zip(results[0], result, strict=True)),
         "digests": [[digest(t[i]) for t in results[0]] for i in range(len(shards[0]))],
