@@ -29,6 +29,7 @@ from ..rewrite import Result
 from .forward_order import Places
 from .forwards import cause_to_keep
 from .replace import replace
+from .rotations import share_rotations
 from .saved import watch
 from .seeds import draw_at_once
 from .sites import Facts, Match, analyse, device_of
@@ -67,6 +68,8 @@ class AttentionRewrite:
         for group in _by_forward(readings):
             _replace_group(graph, group, _lone_forwards(readings))
         _tell_forwards(readings)
+        if any(reading.merges() for reading in readings):
+            share_rotations(graph)
         _tidy(readings)
         if any(reading.reason is None for reading in readings):
             watch(graph)
