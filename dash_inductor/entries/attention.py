@@ -204,6 +204,8 @@ class Forward:
         out, logsumexp: its results.  The latter is a `LogSumExp` where the program may read it, too; a program's own
             softmax has none.
         draws: the nodes that draw random numbers for it, which are erased with it if nothing else reads them.
+        not_read: backwards without dropout that are given its random state, and are not its own; they read nothing of
+            it, and are replaced first.
         sizes: nodes that ask for a size of a tensor that is gone with it, and sizes of operands with the same product.
     """
 
@@ -212,6 +214,7 @@ class Forward:
     out: Sink
     logsumexp: Output | None
     draws: tuple[Node, ...] = ()
+    not_read: frozenset[Node] = frozenset()
     sizes: tuple[tuple[Node, tuple[tuple[View, int], ...]], ...] = ()
 
     @property
@@ -257,6 +260,8 @@ class Backward:
         sink_gradient: of the sinks, [batch, heads, q_len, 1]; None where the call computes none.
         random_state: the arguments that tell which random numbers the forward drew for dropout.
         grad_logsumexp: of the log-sum-exp; None where it has none.
+        merged: the forwards of the graph from whose results `out` and `logsumexp` are computed; empty where these are
+            results of one forward, or come from elsewhere.
         pulls: says, when it is asked, which gradients of tensors from which `inputs.bias` is computed the graph uses.
     """
 
@@ -270,6 +275,7 @@ class Backward:
     sink_gradient: Sink | None = None
     random_state: tuple[Argument, ...] = ()
     grad_logsumexp: Gradient | None = None
+    merged: tuple[Node, ...] = ()
     pulls: Callable[[], tuple[Pull, ...]] = tuple
 
 
@@ -381,7 +387,7 @@ class Entry(Protocol):
         """
 
 
-def is_alone(forward: Node, backwards: Set[str]) -> bool:
+def is_alone(forward: Node, backwards: Set[str] = frozenset()) -> bool:
     """Whether no attention backward, one of these operators or one of ours, reads a result of a forward."""
     return not any(_leads_to(user, backwards) for user in forward.users)
 

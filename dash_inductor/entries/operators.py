@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from ..graph.nodes import Argument, bind, op_name, origin
+from ..graph.nodes import Argument, bind, op_name, origin, untouched
 from ..model.plan import Kept
 from ..model.reasons import Reason
 from .attention import Axes, Found, Output, Refusal, View, is_alone, tensors_of
@@ -60,13 +60,42 @@ class Pair:
 
     def forward_of(self, backward: Node) -> Node | None:
         """The forward that made a backward's `out` and `logsumexp`, None if it is elsewhere."""
-        out, logsumexp = (origin(self.argument(backward, name).value) for name in ("out", "logsumexp"))
+        out, logsumexp = (untouched(self.argument(backward, name).value) for name in ("out", "logsumexp"))
         for result, index in ((out, 0), (logsumexp, 1)):
             if result.target is not operator.getitem or result.args[1] != index:
                 return None
         forward = out.args[0]
         assert isinstance(forward, Node)
         return forward if forward is logsumexp.args[0] and op_name(forward) == self.forward else None
+
+    def merged_from(self, backward: Node) -> tuple[Node, ...]:
+        """The forwards from whose results a backward's `logsumexp` is computed; empty where `forward_of` knows it.
+
+        So it is with context parallel: the forwards of several parts of the keys are merged, and every part has a
+        backward that reads what was merged.
+        """
+        start = self.argument(backward, "logsumexp").value
+        if self.forward_of(backward) is not None or not isinstance(start, Node):
+            return ()
+        found, seen, left = dict[Node, None](), {start}, [start]
+        while left:
+            node = left.pop()
+            if op_name(node) == self.forward:
+                found[node] = None
+                continue
+            left += [source for source in node.all_input_nodes if source not in seen]
+            seen.update(node.all_input_nodes)
+        return tuple(node for node in backward.graph.nodes if node in found)
+
+    def without_dropout(self, forward: Node) -> frozenset[Node]:
+        """The backwards without dropout that are given the random state of a forward, and read nothing of it."""
+        given = {reader for result in forward.users for reader in result.users if self.is_backward(reader)}
+        return frozenset(
+            reader
+            for reader in given
+            if self.arguments(reader)["dropout_p"] == 0.0
+            and not any(origin(self.argument(reader, name).value) in forward.users for name in ("out", "logsumexp"))
+        )
 
     def logsumexp(self, forward: Node) -> LogSumExp:
         """The log-sum-exp of a forward, its second result."""
@@ -94,15 +123,21 @@ class Refused:
 
 
 def calls(graph: Graph, pairs: Iterable[Pair | Refused]) -> Iterator[tuple[Pair | Refused, Node]]:
-    """The backwards of these operators in a graph, and the forwards that are alone, each with its operators."""
+    """The backwards of these operators in a graph, and the forwards that are alone, each with its operators.
+
+    A forward is alone where no backward is its own, whatever else reads its results.
+    """
     by_backward = {pair.backward: pair for pair in pairs}
     by_forward = {pair.forward: pair for pair in by_backward.values()}
-    for node in graph.nodes:
-        name = op_name(node)
+    found = [(node, op_name(node)) for node in graph.nodes]
+    paired = {pair.forward_of(node) for node, name in found if isinstance(pair := by_backward.get(name), Pair)}
+    for node, name in found:
         if name in by_backward:
             yield by_backward[name], node
-        elif name in by_forward and is_alone(node, by_backward.keys()):
-            yield by_forward[name], node
+        elif name in by_forward and node not in paired:
+            pair = by_forward[name]
+            if is_alone(node, {pair.backward} if isinstance(pair, Refused) else frozenset()):
+                yield pair, node
 
 
 def refusals(graph: Graph, operators: Iterable[Refused]) -> Iterator[Found]:

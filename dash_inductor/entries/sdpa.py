@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from torch.fx import Graph, Node
 
 from ..graph import sizes
 from ..model.mask import Band
+from ..model.plan import Kept
 from ..model.reasons import Reason
 from .attention import Attention, Backward, Forward, Found, Inputs, NotReadable, Output, View
 from .operators import Pair, Refused, calls
@@ -32,15 +34,48 @@ _OVERRIDEABLE = Refused(
 )
 
 
+_PART = "its results are merged with those of other keys, and read by a backward"
+_MERGED = "bits depend on how keys are split: output and log-sum-exp are merged from"
+
+
 def find(graph: Graph) -> Iterator[Found]:
     """The calls of a graph; see `Entry`."""
-    for found, node in calls(graph, (*PAIRS, _OVERRIDEABLE)):
-        yield found.refusal(node) if isinstance(found, Refused) else _attention(found, node)
+    found = list(calls(graph, (*PAIRS, _OVERRIDEABLE)))
+    merged = {node: pair.merged_from(node) for pair, node in found if isinstance(pair, Pair) and pair.is_backward(node)}
+    parts = {part for forwards in merged.values() for part in forwards}
+    for pair, node in found:
+        if isinstance(pair, Refused):
+            yield pair.refusal(node)
+        elif pair.is_backward(node):
+            yield _attention(pair, node, merged[node])
+        else:
+            yield _alone(pair, node, node in parts)
 
 
-def _attention(pair: Pair, node: Node) -> Attention:
-    if not pair.is_backward(node):
-        return Attention(_forward(pair, node), None, pair.forward)
+def _alone(pair: Pair, node: Node, is_part: bool) -> Attention:
+    """A forward that has no backward of its own.
+
+    Args:
+        is_part: whether its results are merged with those of other forwards before a backward reads them.
+    """
+    forward = replace(_forward(pair, node), not_read=pair.without_dropout(node))
+    if not is_part:
+        return Attention(forward, None, pair.forward)
+    return Attention(forward, None, pair.forward, partial(_of_part, forward), _PART)
+
+
+def _of_part(forward: Forward) -> Kept | None:
+    if forward.inputs.dropout == 0.0:
+        return None
+    return Kept(Reason.DROPOUT, f"{_PART}, which has to know what was dropped")
+
+
+def _attention(pair: Pair, node: Node, merged: tuple[Node, ...]) -> Attention:
+    """A backward.
+
+    Args:
+        merged: as `Backward.merged`.
+    """
     found = pair.forward_of(node)
     backward = Backward(
         node,
@@ -51,8 +86,10 @@ def _attention(pair: Pair, node: Node) -> Attention:
         gradients=pair.gradients(node),
         bias_gradient=_bias_gradient(pair, node),
         random_state=tuple(pair.argument(node, name) for name in pair.random_state),
+        merged=merged,
     )
-    return Attention(None if found is None else _forward(pair, found), backward, pair.forward)
+    note = f"{_MERGED} {', '.join(part.name for part in merged)}" if merged else ""
+    return Attention(None if found is None else _forward(pair, found), backward, pair.forward, note=note)
 
 
 def _forward(pair: Pair, node: Node) -> Forward:

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 from torch.fx import Node
 
-_NOT_OF_THE_MODEL = re.compile(r"/(torch/(nn/attention|nested/_internal)|dash_inductor/doctor)/\w+\.py$")
+_NOT_OF_THE_MODEL = re.compile(
+    r"/(torch/(nn/attention|nested/_internal|distributed/tensor/experimental/_context_parallel)|dash_inductor/doctor)/\w+\.py$"
+)
 
 _ROOT = re.compile(r"""^[LG](\[('[^']*'|"[^"]*"|\d+)\])+\.?""")
 """Dynamo's name of the root module: L['self'], G['model'], or L['args'][0] where a wrapper passes it on."""

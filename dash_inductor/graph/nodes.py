@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Graph, Node
 
 from ..upstream.dispatch import HigherOrderOperator, OpOverload
@@ -56,6 +57,36 @@ def origin(node: Node) -> Node:
         assert isinstance(source, Node)
         node = source
     return node
+
+
+def untouched(node: Node) -> Node:
+    """The node whose value this one has, behind aliases, conversions to the type that it has, and dimensions of size 1
+    that come and go.
+    """
+    while True:
+        node = origin(node)
+        source = node.args[0] if node.args else None
+        if not isinstance(source, Node):
+            return node
+        inner = origin(source)
+        if op_name(node) == "prims::convert_element_type" and _dtype(source) == node.args[1]:
+            node = source
+        elif op_name(node) == "aten::squeeze" and op_name(inner) == "aten::unsqueeze" and _undoes(node, inner):
+            (node,) = inner.all_input_nodes
+        else:
+            return node
+
+
+def _dtype(node: Node) -> object:
+    return getattr(node.meta.get("val"), "dtype", None)
+
+
+def _undoes(squeeze: Node, unsqueeze: Node) -> bool:
+    value = unsqueeze.meta.get("val")
+    if not isinstance(value, Tensor) or len(squeeze.args) < 2:  # all dimensions of size 1
+        return False
+    dims: tuple[Any, Any] = squeeze.args[1], unsqueeze.args[1]
+    return all(isinstance(dim, int) for dim in dims) and dims[0] % value.dim() == dims[1] % value.dim()
 
 
 def is_alias(node: Node) -> bool:

@@ -108,9 +108,6 @@ def install_torch() -> None:
     from torch._dynamo.device_interface import CudaInterface
     from torch._subclasses import fake_tensor
 
-    def nothing(*args: object, **kwargs: object) -> None:
-        pass
-
     def always(value: object) -> Callable[..., Any]:
         return lambda *args, **kwargs: value
 
@@ -120,8 +117,8 @@ def install_torch() -> None:
         "current_device": always(0),
         "get_device_properties": always(PROPERTIES),
         "is_bf16_supported": always(True),
-        "synchronize": nothing,
-        "set_device": nothing,
+        "synchronize": always(None),
+        "set_device": always(None),
     }
     seen_in_torch_cuda: dict[str, Callable[..., Any]] = {
         "is_initialized": always(False),
@@ -130,9 +127,9 @@ def install_torch() -> None:
         "get_device_capability": always(CAPABILITY),
         "get_device_name": always(PROPERTIES.name),
         "get_rng_state": lambda *args, **kwargs: torch.zeros(16, dtype=torch.uint8),
-        "set_rng_state": nothing,
-        "init": nothing,
-        "_lazy_init": nothing,
+        "set_rng_state": always(None),
+        "init": always(None),
+        "_lazy_init": always(None),
         "_exchange_device": always(0),
         "_maybe_exchange_device": always(0),
     }
@@ -142,5 +139,5 @@ def install_torch() -> None:
         setattr(CudaInterface, name, staticmethod(function))
     for name in ("get_device_properties", "current_device"):
         setattr(CudaInterface.Worker, name, staticmethod(seen_by_all[name]))
-    fake_tensor.init_gpu_context = nothing
+    fake_tensor.init_gpu_context = always(None)
     fake_tensor.FakeTensorMode.avoid_device_init = property(always(True))  # type: ignore[assignment,method-assign]  # a patch

@@ -18,7 +18,8 @@ def cause_to_keep(forward: Forward | None, matches: Sequence[Match]) -> str:
     All backwards that are replaced and that read this forward's outputs must be given.
     """
     if forward is None:
-        return "not in this graph"
+        merged = any(match.attention.backward is not None and match.attention.backward.merged for match in matches)
+        return "its output and log-sum-exp are merged from several" if merged else "not in this graph"
     if config.forward == "keep":
         return "by the setting forward='keep'"
     if len({_call(match) for match in matches}) > 1:

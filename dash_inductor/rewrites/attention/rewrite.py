@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -29,6 +29,7 @@ from ..rewrite import Result
 from .forward_order import Places
 from .forwards import cause_to_keep
 from .replace import replace
+from .rotations import share_rotations
 from .saved import watch
 from .seeds import draw_at_once
 from .sites import Facts, Match, analyse, device_of
@@ -65,7 +66,10 @@ class AttentionRewrite:
             for reading in readings:
                 reading.compile(self.compile_kernels)
         for group in _by_forward(readings):
-            _replace_group(graph, group)
+            _replace_group(graph, group, _lone_forwards(readings))
+        _tell_forwards(readings)
+        if any(reading.merges() for reading in readings):
+            share_rotations(graph)
         _tidy(readings)
         if any(reading.reason is None for reading in readings):
             watch(graph)
@@ -177,6 +181,17 @@ class _Reading:
         self.keep(Reason.FORWARD_KEPT if self.match.site.dropout is None else Reason.DROPOUT, cause)
         return True
 
+    def is_read_in_vain(self) -> bool:
+        """Whether backwards that are not its own are given a result, and do not read it."""
+        return (
+            isinstance(self.found, Attention) and self.found.forward is not None and bool(self.found.forward.not_read)
+        )
+
+    def merges(self) -> tuple[Node, ...]:
+        """The forwards from whose results the backward reads what was merged."""
+        backward = self.found.backward if isinstance(self.found, Attention) else None
+        return () if backward is None else backward.merged
+
     def keep(self, reason: Reason, detail: str) -> None:
         self.match, self.reason, self.detail = None, reason, detail
 
@@ -217,25 +232,47 @@ class _Reading:
 
 
 def _by_forward(readings: list[_Reading]) -> list[list[_Reading]]:
-    """The sites to replace, the sites of one forward together, in the order in which the forward runs them."""
+    """The sites to replace, the sites of one forward together, in the order in which the forward runs them.
+
+    Behind them are forwards that other sites only seem to read.
+    """
     groups: dict[Node, list[_Reading]] = {}
-    for reading in sorted(readings, key=lambda reading: reading.place):
+    for reading in sorted(readings, key=lambda reading: (reading.is_read_in_vain(), reading.place)):
         if reading.match is not None:
             groups.setdefault(reading.found.place or reading.node, []).append(reading)
     return list(groups.values())
 
 
-def _replace_group(graph: Graph, group: list[_Reading]) -> None:
+def _lone_forwards(readings: list[_Reading]) -> set[Node]:
+    """The forwards without a backward of their own that are replaced, as far as is known."""
+    return {reading.node for reading in readings if reading.match is not None and not reading.has_backward}
+
+
+def _tell_forwards(readings: list[_Reading]) -> None:
+    """Tell of backwards that read what was merged from forwards whether one of these is kept."""
+    ours = _lone_forwards(readings)
+    for reading in readings:
+        kept = [part.name for part in reading.merges() if part not in ours]
+        if reading.match is not None and reading.merges():
+            reading.forward_kept = ", ".join(kept)
+
+
+def _replace_group(graph: Graph, group: list[_Reading], lone_forwards: Set[Node]) -> None:
     try:
         matches = [reading.match for reading in group if reading.match is not None]
         forward = matches[0].attention.forward
-        cause = cause_to_keep(forward, matches) if group[0].has_backward else ""
+        cause = cause_to_keep(forward, matches)
+        if cause and not group[0].has_backward:
+            group[0].keep(Reason.FORWARD_RESULTS, cause)
+            return
         if cause:
             group = [reading for reading in group if not reading.needs_our_forward(cause)]
-            kept = [match for match in matches if not match.needs_our_forward]
-            matches = [
-                dataclasses.replace(match, plan=keeping(match.plan, match.attention.forward_op)) for match in kept
-            ]
+            matches = [match for match in matches if not match.needs_our_forward]
+            if not group or not group[0].merges() or not lone_forwards.issuperset(group[0].merges()):
+                matches = [
+                    dataclasses.replace(match, plan=keeping(match.plan, match.attention.forward_op))
+                    for match in matches
+                ]
         replace(graph, None if cause else forward, matches)
     except Exception as error:
         for reading in group:

@@ -137,7 +137,7 @@ def analyse(found: Found, facts: Facts) -> Match:
         _check_gradient(attention.backward.grad_logsumexp, query)
         call = replace(call, grad_logsumexp=Operand(len(call.operands)))
     if attention.backward is None and attention.forward is not None:
-        given = cause_of_results(attention.forward, call)
+        given = cause_of_results(attention.forward, call, attention.forward.not_read)
         if given:
             raise NotReadable(Reason.FORWARD_RESULTS, given)
     operands = find_operands(attention)

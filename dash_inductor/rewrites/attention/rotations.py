@@ -1,0 +1,73 @@
+"""Keys that travel from rank to rank under context parallel: the backward reads what the forward has received."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from ...graph import sizes
+from ...graph.nodes import op_name
+
+_ROTATION = "_c10d_functional::all_to_all_single"
+_ON_THE_WAY = {_ROTATION, "_c10d_functional::wait_tensor", "aten::slice", "aten::view", "aten::reshape", "aten::cat"}
+"""What lies between keys as a rank has them, and keys as another one receives them."""
+
+_TO_THE_END = sys.maxsize
+"""The end of a slice that has all that follows its start."""
+
+
+def share_rotations(graph: Graph) -> None:
+    """Let the backward read the keys and values that the forward has received, instead of sending them again.
+
+    Context parallel with `set_rotate_method("alltoall")` sends keys and values around a ring in the forward, and again
+    in the backward.  The second time, no gradient is needed for it, so that PyTorch's partitioner is free to place
+    these rotations anywhere among those of the gradients; where it does depends on the graph, which is another one on
+    every rank.  Ranks that send in different orders wait for ever, or take one tensor for another: with more than two
+    ranks, gradients are wrong.  PyTorch merges calls of one text, but here the texts differ where the values do not.
+    What a forward has received is then saved, as with `set_rotate_method("allgather")`.
+    """
+    if not any(op_name(node) == _ROTATION for node in graph.nodes):
+        return
+    first: dict[Hashable, Node] = {}
+    merged: list[Node] = []
+    for node in list(graph.nodes):
+        if op_name(node) not in _ON_THE_WAY:
+            continue
+        found = first.setdefault((node.target, _text(node)), node)
+        if found is not node:
+            node.replace_all_uses_with(found)
+            merged.append(node)
+    for node in reversed(merged):
+        graph.erase_node(node)
+
+
+def _text(node: Node) -> Hashable:
+    """The arguments, the same for the same values."""
+    args = list(node.args)
+    if op_name(node) == "aten::slice" and len(args) == 4 and _has_the_rest(node):
+        args[3] = _TO_THE_END
+    return _value(args), _value(sorted(node.kwargs.items()))
+
+
+def _value(argument: object) -> Hashable:
+    if isinstance(argument, list | tuple):
+        return tuple(map(_value, argument))
+    if isinstance(argument, Node):
+        value = argument.meta.get("val")
+        return value.node.expr if isinstance(value, torch.SymInt) else argument
+    return argument  # type: ignore[return-value]  # numbers, types and names
+
+
+def _has_the_rest(node: Node) -> bool:
+    source, dim, _, end = node.args
+    assert isinstance(source, Node)
+    assert isinstance(dim, int)
+    value = source.meta.get("val")
+    size = end.meta.get("val") if isinstance(end, Node) else end
+    if not isinstance(value, Tensor) or not isinstance(size, int | torch.SymInt):
+        return False
+    return sizes.same(size, value.shape[dim])
