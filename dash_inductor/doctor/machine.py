@@ -24,6 +24,7 @@ from ..upstream import compat, probe
 from ..upstream.seams import SEAMS
 from ..version import __version__
 from .findings import Check, Seen, Severity
+from .libraries import attention_libraries
 
 OK, NOTE, WARNING, ERROR = Severity
 
@@ -219,4 +220,5 @@ def caches() -> Iterator[Seen]:
 
 CHECKS: tuple[Check, ...] = (
     package, torch_version, triton_version, probes, entry_point, hook, gpu, compilers, caches,
+    attention_libraries,
 )  # fmt: skip

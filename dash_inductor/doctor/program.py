@@ -22,12 +22,10 @@ from ..upstream.dispatch import OpOverload
 from ..upstream.fresh import every_graph_compiled
 from . import settings
 from .findings import Check, Finding, Seen, Severity, run
+from .libraries import PACKAGES
 from .running import Running
 
 OK, NOTE, WARNING, ERROR = Severity
-
-LIBRARIES = ("flash_attn", "flash_attn_interface", "sageattention", "transformer_engine", "xformers")
-"""Libraries with attention of their own, which dash_inductor sees only where a graph has their operators."""
 
 
 def deterministic_algorithms() -> Iterator[Seen]:
@@ -56,7 +54,7 @@ def attention() -> Iterator[Seen]:
     """The outcome of every attention."""
     fates = Counter(record.reason for record in sites())
     if not fates:
-        loaded = [name for name in LIBRARIES if name in sys.modules]
+        loaded = [name for name in PACKAGES if name in sys.modules]
         what = "no attention was compiled"
         if loaded:
             what += f"; the program has loaded {', '.join(loaded)}, whose attention is not PyTorch's"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import sys
-import types
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,14 +15,39 @@ from torch import Tensor, nn
 from torch.nn.attention import varlen
 
 from ..upstream.dispatch import mode_count
-from ..upstream.dynamo import eval_frame, skip_code
+from ..upstream.dynamo import skip_code
 from ..upstream.patches import replaced
+from . import frames
 from .findings import Check, Seen, Severity
+from .libraries import UNKNOWN, Library, is_attention, is_layer, library_of
 
 OK, NOTE, WARNING, ERROR = Severity
 
-_LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, sys.modules["dash_inductor"]))
+_PYTORCH = Library(
+    "",
+    "PyTorch's kernels are deterministic under the flag, but for memory-efficient attention, which raises or warns.",
+    "",
+)
+_FLEX = Library("", "In eager mode it computes the scores of all pairs, and is deterministic as matmuls are.", "")
 _LOOKS = "_dash_inductor_looks_at"
+
+
+@dataclass(frozen=True)
+class _Call:
+    """Attention that ran in eager mode: where, what around it is compiled, and what it is ("" for PyTorch's own)."""
+
+    line: str
+    around: str
+    name: str
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What there is to say about such a call: the text of its line, the module it is in, and what is known of it."""
+
+    text: str
+    module: str
+    library: Library
 
 
 class Running:
@@ -35,7 +59,7 @@ class Running:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._eager: dict[tuple[str, str], None] = {}  # line, and what the call is in
+        self._eager: dict[_Call, _Told] = {}
         self._toggled: dict[tuple[str, str, bool], None] = {}  # line, the module whose forward runs, and the new value
         self._seeded = self._drawn = False
         self.checks: tuple[Check, ...] = (self.eager_attention, self.flag_inside_a_forward, self.seed)
@@ -55,7 +79,12 @@ class Running:
         }
         _let_dynamo_know_the_originals()
         generators = _Generators()
+        apply = inspect.getattr_static(torch.autograd.Function, "apply").__func__
         with ExitStack() as stack:
+            stack.enter_context(
+                replaced(torch.autograd.Function, {"apply": classmethod(_looked_at(apply, self._function))})
+            )
+            stack.enter_context(_layers_looked_at(self._layer))
             for owner, looks in functions.items():
                 changed = {name: _looked_at(getattr(owner, name), look) for name, look in looks.items()}
                 stack.enter_context(replaced(owner, changed))
@@ -65,18 +94,43 @@ class Running:
                 self._drawn = generators.drew_without_a_seed()
 
     def _attention(self, query: Tensor, *args: Any, **kwargs: Any) -> None:
-        tensors = [query, *(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))]
-        trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        if trains and torch.are_deterministic_algorithms_enabled() and not mode_count():
-            self._eager[_line(), _compiled_around()] = None
+        if _trains(query, *args, *kwargs.values()):
+            self._tell("", _PYTORCH)
+
+    def _function(self, function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> None:
+        if is_attention(function) and _trains(*args, *kwargs.values()):
+            module = function.__module__
+            if module.startswith("torch."):  # called by a function of PyTorch that is looked at, or FlexAttention
+                if "Flex" in function.__name__:
+                    self._tell("flex_attention", _FLEX)
+                return
+            self._tell(f"{module}.{function.__name__}", library_of(module) or UNKNOWN)
+
+    def _layer(self, layer: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if _trains(*args, *kwargs.values(), *layer.parameters()):
+            library = library_of(type(layer).__module__)
+            assert library is not None
+            self._tell(f"{type(layer).__module__}.{type(layer).__name__}", library, layer)
+
+    def _tell(self, name: str, library: Library, layer: nn.Module | None = None) -> None:
+        """Attention runs; `layer` is the module that it is, if it is one."""
+        if frames.in_a_layer():
+            return
+        line, text = frames.line()
+        call = _Call(line, frames.compiled_around(), name)
+        if call not in self._eager:
+            around = frames.modules()
+            module = layer or next(iter(around), None)
+            named = "" if module is None else frames.name_of(module, around[-1] if around else module)
+            self._eager[call] = _Told(text, named, library)
 
     def _flag(self, mode: bool, *args: Any, **kwargs: Any) -> None:
-        module = "" if _called_by_pytorch() else _forward_around()
-        if module and bool(mode) is not torch.are_deterministic_algorithms_enabled():
-            self.toggled(_line(), module, bool(mode))
+        around = [] if frames.called_by_pytorch() else frames.modules()
+        if around and bool(mode) is not torch.are_deterministic_algorithms_enabled():
+            self.toggled(frames.line()[0], type(around[0]).__name__, bool(mode))
 
     def _seed(self, *args: Any, **kwargs: Any) -> None:
-        self._seeded = self._seeded or not _called_by_pytorch()
+        self._seeded = self._seeded or not frames.called_by_pytorch()
 
     def toggled(self, line: str, module: str, value: bool) -> None:
         """The flag takes another value in the forward of a module, or, for "", in a compiled function before a line."""
@@ -84,12 +138,16 @@ class Running:
 
     def eager_attention(self) -> Iterator[Seen]:
         """Attention with gradients that ran in eager mode under deterministic algorithms, line by line."""
-        for line, around in self._eager:
-            what = f"the attention at {line} ran in eager mode{around}: dash_inductor did not see it"
+        for call, told in self._eager.items():
+            name = f" {call.name}" if call.name else ""
+            module = f", in {told.module}" if told.module else ""
+            ran = f"the attention{name} at {call.line} ran in eager mode{call.around}{module}"
             advice = "Compile what calls it: torch.compile(model)."
-            if around:
+            if call.around:
                 advice = "Let it be compiled with the rest: TORCH_LOGS=graph_breaks names what breaks a graph, and why."
-            yield WARNING, what, advice
+            advice = told.library.advice or advice
+            text = f"`{told.text}`: " if told.text else ""
+            yield WARNING, f"{ran}: dash_inductor did not see it. {told.library.known}", text + advice
 
     def flag_inside_a_forward(self) -> Iterator[Seen]:
         """Whether deterministic algorithms are switched while a forward runs."""
@@ -112,6 +170,13 @@ class Running:
             yield WARNING, what, "Call torch.manual_seed(0) before the model is made and the data are read."
 
 
+def _trains(*values: object) -> bool:
+    """Whether a call with these arguments gets gradients, in eager mode under deterministic algorithms."""
+    if not torch.is_grad_enabled() or not torch.are_deterministic_algorithms_enabled() or mode_count():
+        return False
+    return any(isinstance(value, Tensor) and value.requires_grad for value in values)
+
+
 def original(function: Any) -> Any:
     """The function that a program would call if nobody looked."""
     return getattr(function, _LOOKS, function)
@@ -119,63 +184,49 @@ def original(function: Any) -> Any:
 
 def _looked_at(function: Callable[..., Any], look: Callable[..., None]) -> Callable[..., Any]:
     """The same function, whose eager calls are looked at; in compiled code it is the function itself."""
+    look = torch.compiler.disable(look)  # type: ignore[no-untyped-call]  # behind a graph break Dynamo sees what runs
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def looked_at(*args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
             look(*args, **kwargs)
         return function(*args, **kwargs)
 
-    looking: Any = call
+    looking: Any = looked_at
     setattr(looking, _LOOKS, function)
     # Dynamo compiles no call of eager code on its own; into what it compiles it is inlined.
     skip_code(looking.__code__)
-    return call
+    return looked_at
+
+
+@contextmanager
+def _layers_looked_at(look: Callable[..., None]) -> Iterator[None]:
+    """Look at the forwards of layers of libraries: of classes that are there, and of those that the block makes."""
+    with ExitStack() as stack:
+
+        def look_at(layer: type) -> None:
+            if is_layer(layer) and "forward" in vars(layer):
+                stack.enter_context(replaced(layer, {"forward": _looked_at(vars(layer)["forward"], look)}))
+
+        def made(layer: type[nn.Module], **kwargs: Any) -> None:
+            super(nn.Module, layer).__init_subclass__(**kwargs)
+            look_at(layer)
+
+        for layer in _subclasses(nn.Module):
+            look_at(layer)
+        stack.enter_context(replaced(nn.Module, {"__init_subclass__": classmethod(made)}))
+        yield
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    for one in cls.__subclasses__():
+        yield one
+        yield from _subclasses(one)
 
 
 def _let_dynamo_know_the_originals() -> None:
     """Let Dynamo find the functions of PyTorch that it treats by rules of their own, under the names that they have."""
     torch.compile(torch.sin, backend="eager")(torch.ones(1))
-
-
-def _frames() -> Iterator[types.FrameType]:
-    """The frames of the program and of libraries, from the innermost outwards, without those of the doctor."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename != __file__:
-            yield frame
-        frame = frame.f_back
-
-
-def _called_by_pytorch() -> bool:
-    """Whether PyTorch itself calls a function, for example to put back what it has found."""
-    return next(_frames()).f_code.co_filename.startswith(_LIBRARIES)
-
-
-def _line() -> str:
-    """``file:line`` of what called a function of PyTorch, outside of PyTorch."""
-    for frame in _frames():
-        file = frame.f_code.co_filename
-        if not file.startswith(("<", *_LIBRARIES)):
-            return f"{file}:{frame.f_lineno}"
-    return "an unknown line"
-
-
-def _compiled_around() -> str:
-    """Why a call in a compiled program is an eager one; "" where no compiled function runs."""
-    for frame in _frames():
-        if frame.f_code.co_filename == eval_frame.__file__:
-            disabled = isinstance(frame.f_locals.get("self"), eval_frame.DisableContext)
-            return ", inside torch._dynamo.disable" if disabled else ", behind a graph break of a compiled function"
-    return ""
-
-
-def _forward_around() -> str:
-    """The class of the module whose forward runs; "" where none does."""
-    for frame in _frames():
-        if frame.f_code.co_filename == nn.modules.module.__file__ and frame.f_code.co_name == "_call_impl":
-            return type(frame.f_locals["self"]).__name__
-    return ""
 
 
 class _Generators:

@@ -1,14 +1,17 @@
 """The packages flash-attn 2 and 3: operators that write gradients into tensors of the caller.
 
 Copies of the packages, and kernels from a hub, have namespaces of their own: operators are known by their names and by
-the names of their arguments.  Tensors are [batch, length, heads, head dim] or, with `cu_seqlens_q`, [tokens, heads,
-head dim].  Causal attention and windows are anchored bottom right.
+the names of their arguments.  Below the operators of the packages are those of their extensions in C++ (`fwd`, `bwd`,
+`varlen_bwd`), which are known in namespaces of the packages if their schemas say that they write to gradients alone.
+Tensors are [batch, length, heads, head dim] or, with `cu_seqlens_q`, [tokens, heads, head dim].  Causal attention and
+windows are anchored bottom right.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -25,7 +28,7 @@ from ..model.reasons import Reason
 from . import varlen
 from .attention import Attention, Backward, Forward, Found, Inputs, Output, Sink
 from .operators import Pair, calls
-from .written import written
+from .written import is_written, written
 
 _NAMES = {
     "query": "q", "key": "k", "value": "v", "logsumexp": "softmax_lse", "scale": "softmax_scale", "is_causal": "causal",
@@ -33,12 +36,18 @@ _NAMES = {
 }  # fmt: skip
 """Names of arguments that other pairs have, and those of the packages."""
 
+_EXTENSIONS = {
+    "p_dropout": "dropout_p", "alibi_slopes_": "alibi_slopes", "dq_": "dq", "dk_": "dk", "dv_": "dv",
+}  # fmt: skip
+"""Names of arguments that extensions in C++ have, and those of the packages."""
+
 _READ = {"q", "k", "v", "softmax_scale", "window_size_left", "window_size_right"}
-_SAVED = {"dout", "out", "softmax_lse", "dq", "dk", "dv"}
-"""The arguments that every call has, and those that a backward has beside them."""
+_SAVED = {"dout", "out", "softmax_lse"}
+_WRITTEN = {"dq", "dk", "dv"}
+"""The arguments that every call has, and those that a backward reads and writes beside them."""
 
 _UNDERSTOOD = {
-    *_NAMES, *_NAMES.values(), *_SAVED, "dropout_p", "window_size_left", "window_size_right", "softcap",
+    *_NAMES, *_NAMES.values(), *_SAVED, *_WRITTEN, "dropout_p", "window_size_left", "window_size_right", "softcap",
     "alibi_slopes", "rng_state", "max_seqlen_q", "max_seqlen_k",
 }  # fmt: skip
 _OF_NO_MATTER = {
@@ -62,30 +71,34 @@ def _pairs(graph: Graph) -> Iterator[Pair]:
     found: dict[str, Pair] = {}
     for node in graph.nodes:
         namespace, _, name = op_name(node).partition("::")
-        if name not in _KINDS or (operator := called(node)) is None:
+        match = _OF_PACKAGES.fullmatch(name) or (_PACKAGE.search(namespace) and _OF_EXTENSIONS.fullmatch(name))
+        if not match or (operator := called(node)) is None:
             continue
-        names = {argument.name for argument in operator._schema.arguments}
-        kind, is_backward = _KINDS[name]
-        if not names >= (_READ | _SAVED if is_backward else _READ):
+        arguments = operator._schema.arguments
+        own = {_EXTENSIONS.get(argument.name, argument.name): argument.name for argument in arguments}
+        needed = _READ | _SAVED | _WRITTEN if match["backward"] else _READ
+        read = {own.get(name) for name in needed - _WRITTEN}
+        if not own.keys() >= needed or any(is_written(argument) for argument in arguments if argument.name in read):
             continue
-        drops = "dropout_p" in names
-        found[f"{namespace}::{kind}"] = Pair(
-            f"{namespace}::_flash_attn_{kind}forward",
-            f"{namespace}::_flash_attn_{kind}backward",
+        prefix = match["prefix"]
+        drops = "dropout_p" in own
+        found[f"{namespace}::{prefix}"] = Pair(
+            f"{namespace}::{prefix}{_FORWARD[match['direction']]}",
+            f"{namespace}::{prefix}{_BACKWARD[match['direction']]}",
             grad_out="dout",
             random_state=("rng_state",) if drops else (),
-            renamed=_NAMES,
+            renamed=own | {shared: own.get(name, name) for shared, name in _NAMES.items()},
             # `normalize_softmax_lse` of version 2, `Softmax.finalize` of version 3.
             without_keys=math.inf if drops else -math.inf,
         )
     yield from found.values()
 
 
-_KINDS = {
-    f"_flash_attn_{kind}{direction}": (kind, direction == "backward")
-    for kind in ("", "varlen_")
-    for direction in ("forward", "backward")
-}
+_OF_PACKAGES = re.compile("(?P<prefix>_flash_attn_(varlen_)?)(?P<direction>forward|(?P<backward>backward))")
+_OF_EXTENSIONS = re.compile("(?P<prefix>(mha_)?(varlen_)?)(?P<direction>fwd|(?P<backward>bwd))")
+_PACKAGE = re.compile("flash_?attn", re.IGNORECASE)
+_FORWARD = {"forward": "forward", "backward": "forward", "fwd": "fwd", "bwd": "fwd"}
+_BACKWARD = {"forward": "backward", "backward": "backward", "fwd": "bwd", "bwd": "bwd"}
 
 
 def _attention(pair: Pair, node: Node) -> Attention:
@@ -97,7 +110,7 @@ def _attention(pair: Pair, node: Node) -> Attention:
         return Attention(alone, None, pair.forward, partial(_refusal, args, None, alone, None))
     found = pair.forward_of(node)
     of_forward = None if found is None else _arguments(pair, found)
-    gradients = written(node, ("dq", "dk", "dv"), pair.axes)
+    gradients = written(node, [pair.renamed[name] for name in ("dq", "dk", "dv")], pair.axes)
     drops = args["dropout_p"] != 0.0
     backward = Backward(
         node,

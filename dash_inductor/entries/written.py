@@ -36,7 +36,7 @@ def written(node: Node, names: Sequence[str], axes: Axes) -> tuple[Sink, Sink, S
     if operator is None or not is_functionalized(node):
         return None
     first = max(1, len(operator._schema.returns))
-    arguments = [argument.name for argument in operator._schema.arguments if _is_written(argument)]
+    arguments = [argument.name for argument in operator._schema.arguments if is_written(argument)]
     if "_all_bases" not in node.kwargs:  # the first form: every argument is a tensor by itself
         if any(name not in arguments or not isinstance(node.kwargs.get(name), Node) for name in names):
             return None
@@ -60,7 +60,16 @@ def written(node: Node, names: Sequence[str], axes: Axes) -> tuple[Sink, Sink, S
     return dq, dk, dv
 
 
-def _is_written(argument: Any) -> bool:
+def given(node: Node, name: str) -> Any:
+    """What a functionalized call is given for an argument that it writes to; None if that is a part of a tensor."""
+    view, bases = _View.of(node, name), node.kwargs.get("_all_bases")
+    if view is None or bases is None or view.slice is not None or view.strided is not None:
+        return None
+    return bases[view.base]  # type: ignore[index]  # a list of nodes
+
+
+def is_written(argument: Any) -> bool:
+    """Whether an operator's schema says that it writes to an argument."""
     return argument.alias_info is not None and argument.alias_info.is_write
 
 

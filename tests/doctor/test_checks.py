@@ -26,7 +26,8 @@ import _dash_inductor_state as state
 import dash_inductor
 from dash_inductor import cli, doctor
 from dash_inductor.config import config
-from dash_inductor.doctor import Finding, Severity, findings, machine, program, report, settings
+from dash_inductor.doctor import Finding, Severity, findings, libraries, machine, program, report, settings
+from dash_inductor.doctor.libraries import attention_libraries
 from dash_inductor.doctor.machine import Gpu
 from dash_inductor.eager.determinism import DETERMINISTIC
 from dash_inductor.upstream import compat, probe
@@ -186,6 +187,11 @@ def noexec_cache(patch: pytest.MonkeyPatch) -> None:
 @breaks(machine.caches, WARNING, "has 5 MiB left")
 def full_disk(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=5 << 20))
+
+
+@breaks(attention_libraries, NOTE, "flash_attn is installed: what is called outside of graphs")
+def flash_attn_is_there(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(libraries, "find_spec", lambda name: object() if name == "flash_attn" else None)
 
 
 @breaks(settings.own_variables, WARNING, "DASH_INDUCTOR_STRIKT is set, and nothing reads it")

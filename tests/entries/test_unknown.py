@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -44,6 +46,30 @@ def into(do: Tensor, a: Tensor, b: Tensor, c: Tensor, dq: Tensor, dk: Tensor, dv
         written.copy_(values)
 
 
+HUB = torch.library.Library("_flash_attn2_0a1b2c3", "DEF")
+HUB.define(
+    "varlen_bwd(Tensor(a!) dout, Tensor(b!) q, Tensor(c!) k, Tensor(d!) v, Tensor(e!) out, Tensor(f!) softmax_lse, "
+    "Tensor? dq_, Tensor? dk_, Tensor? dv_, Tensor cu_seqlens_q, float softmax_scale) -> (Tensor, Tensor, Tensor)"
+)
+
+
+@torch.library.impl(HUB, "varlen_bwd", "CompositeExplicitAutograd")
+def hub_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: object) -> tuple[Tensor, ...]:
+    return dout * k * v, dout * q * v, dout * q * k
+
+
+@torch.library.custom_op("mine::gradients", mutates_args=())
+def by_arguments(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return grad_out * key * value, grad_out * query * value, grad_out * query * key
+
+
+@by_arguments.register_fake
+def _(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
 class Plain(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -70,14 +96,47 @@ class Into(torch.autograd.Function):
         return tuple(gradients)
 
 
+class Hub(Plain):
+    """The extension of flash-attn 2 as the kernels hub declares it: it writes to what it reads, says its schema."""
+
+    @staticmethod
+    def backward(ctx, do: Tensor):
+        q, k, v = (t.clone() for t in ctx.saved_tensors)
+        starts = torch.zeros(2, dtype=torch.int32)
+        lse = torch.zeros(4)
+        saved = do.clone(), q, k, v, q.clone(), lse
+        return torch.ops._flash_attn2_0a1b2c3.varlen_bwd(*saved, None, None, None, starts, 0.5)
+
+
+class ByArguments(Plain):
+    @staticmethod
+    def backward(ctx, do: Tensor):
+        return by_arguments(do, *ctx.saved_tensors, torch.zeros(4))
+
+
+@torch.compiler.nested_compile_region
+def region(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    found: Tensor = Plain.apply(q, k, v)
+    return found
+
+
+class InARegion:
+    """Inside of a higher-order operator."""
+
+    apply = staticmethod(region)
+
+
 @pytest.mark.parametrize(
     ("function", "name", "shape"),
     [
+        (Hub, "_flash_attn2_0a1b2c3::varlen_bwd", "q, k and v 2x4x40x16, float32"),
+        (ByArguments, "mine::gradients", "q, k and v 2x4x40x16, float32"),
+        (InARegion, "some_library::fused_attn_bwd", "q, k and v 2x4x40x16, float32"),
         (Plain, "some_library::fused_attn_bwd", "q, k and v 2x4x40x16, float32"),
         (Into, "my_attention::bwd", ""),
     ],
 )
-def test_operators(function: type[torch.autograd.Function], name: str, shape: str) -> None:
+def test_operators(function: Any, name: str, shape: str) -> None:
     """Also one that writes to its arguments, which a graph has as a higher-order operator."""
     with capture() as graphs:
         step(graphs.compile(function.apply), tensors(*[(2, 4, 40, 16)] * 3))

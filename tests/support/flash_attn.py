@@ -510,3 +510,90 @@ def fa3(namespace: str = "flash_attn_3") -> Callable[..., Any]:
 
 FA3, HUB = fa3(), fa3("_flash_attn3_48fe103_dirty")
 """The package, and a copy of it as a hub of kernels has it."""
+
+
+# ---- the extension of flash_attn 2 ----
+
+
+@torch.library.custom_op("_flash_attn_2_cuda_0a1b2c3::mha_fwd", mutates_args=())
+def _extension_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out_: Tensor | None,
+    alibi_slopes_: Tensor | None,
+    p_dropout: float,
+    softmax_scale: float,
+    is_causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    return_softmax: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _no_dropout(p_dropout)
+    window = window_size_left, window_size_right
+    out, lse = _forward(q, k, v, None, softmax_scale, is_causal, window, softcap, alibi_slopes_)
+    return out, lse, q.new_empty(0), torch.empty(2, dtype=torch.int64, device=q.device)
+
+
+@_extension_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    lse = q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32)
+    return torch.empty_like(q), lse, q.new_empty(0), torch.empty(2, dtype=torch.int64, device=q.device)
+
+
+@torch.library.custom_op("_flash_attn_2_cuda_0a1b2c3::mha_bwd", mutates_args=("dq_", "dk_", "dv_"))
+def _extension_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dq_: Tensor | None,
+    dk_: Tensor | None,
+    dv_: Tensor | None,
+    alibi_slopes_: Tensor | None,
+    p_dropout: float,
+    softmax_scale: float,
+    is_causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    deterministic: bool,
+    rng_state: Tensor | None,
+) -> Tensor:
+    window = window_size_left, window_size_right
+    gradients = _backward(dout, q, k, v, None, softmax_scale, is_causal, window, softcap, alibi_slopes_)
+    _write((dq_, dk_, dv_), gradients)
+    return softmax_lse.new_empty(softmax_lse.shape)
+
+
+@_extension_backward.register_fake
+def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, *args: Any) -> Tensor:
+    return softmax_lse.new_empty(softmax_lse.shape)
+
+
+class _Extension(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, facts: Any) -> Tensor:
+        out, lse, _, state = _extension_forward(q, k, v, None, None, 0.0, q.shape[-1] ** -0.5, *facts, False)
+        ctx.save_for_backward(q, k, v, out, lse, state)
+        ctx.facts = facts
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
+        q, k, v, out, lse, state = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        scale = q.shape[-1] ** -0.5
+        _extension_backward(dout, q, k, v, out, lse, dq, dk, dv, None, 0.0, scale, *ctx.facts, False, state)
+        return dq, dk, dv, None
+
+
+def extension(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, window: Window = (-1, -1), softcap: float = 0.0
+) -> Tensor:
+    """A program that calls the extension by itself, as the kernels hub names it."""
+    found: Tensor = _Extension.apply(q, k, v, (causal, *window, softcap))
+    return found

@@ -1,0 +1,103 @@
+"""Libraries with attention of their own, which no graph has unless a compiled function calls their operators."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from .findings import Seen, Severity
+
+_SDPA = (
+    "F.scaled_dot_product_attention, which takes q.transpose(1, 2) where a library has [batch, length, heads, head dim]"
+)
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library, and what is known of its attention when it runs outside of graphs.
+
+    Attributes:
+        module: what the names of its modules begin with; a regular expression.
+        known: whether its backward is deterministic, a sentence.
+        advice: how a program changes its call.
+        layers: names of its modules in the sense of `torch.nn.Module` that contain attention.
+        package: the name that it is imported by, "" where another entry has it.
+    """
+
+    module: str
+    known: str
+    advice: str
+    layers: frozenset[str] = frozenset()
+    package: str = ""
+
+
+_FLASH = "Its backward adds in no fixed order, unless it is given deterministic=True."
+
+LIBRARIES = (
+    Library(
+        r"transformer_engine\b",
+        "Its backward is deterministic only if NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 was set or, in newer versions, if "
+        "deterministic algorithms were on when the module was made.",
+        f"Dynamo never compiles it. Set the flag before the model is made; or call {_SDPA}, in what is compiled.",
+        frozenset({"DotProductAttention", "MultiheadAttention", "TransformerLayer"}),
+        "transformer_engine",
+    ),
+    Library(
+        r"flash_attn\.cute\b",
+        _FLASH,
+        f"FlashAttention-4 is in no graph: give it deterministic=True, or call flash-attn 2 or 3 or {_SDPA}, in what "
+        "is compiled.",
+    ),
+    Library(
+        r"\w*flash_?attn",
+        _FLASH,
+        "Call it in what is compiled, where it is replaced; deterministic=True makes it deterministic where it is.",
+        package="flash_attn",
+    ),
+    Library(
+        r"xformers\b",
+        "Whether its backward is deterministic depends on the kernel that it chooses.",
+        f"Call {_SDPA}, in what is compiled.",
+        package="xformers",
+    ),
+)
+"""The libraries that are known; the first that fits is meant.  The kernels hub puts a prefix or a hash around names."""
+
+UNKNOWN = Library("", "Whether its backward is deterministic is not known.", f"Call {_SDPA}, in what is compiled.")
+"""What is said of autograd functions of programs and of other libraries."""
+
+PACKAGES = (*(library.package for library in LIBRARIES if library.package), "flash_attn_interface", "sageattention")
+"""Names under which libraries with attention of their own are imported."""
+
+_ATTENTION = re.compile("attn|attention|mha$", re.IGNORECASE)
+
+
+@functools.cache
+def library_of(module: str) -> Library | None:
+    """The library that a module belongs to, by the module's name."""
+    return next((library for library in LIBRARIES if re.match(library.module, module)), None)
+
+
+def is_attention(function: type) -> bool:
+    """Whether a `torch.autograd.Function` is attention, by its name."""
+    return bool(_ATTENTION.search(function.__name__))
+
+
+def is_layer(layer: type) -> bool:
+    """Whether a class of modules is one of a library that contains attention."""
+    library = library_of(layer.__module__)
+    return library is not None and layer.__name__ in library.layers
+
+
+def attention_libraries() -> Iterator[Seen]:
+    """The libraries with attention of their own that are installed."""
+    found = [name for name in dict.fromkeys(PACKAGES) if find_spec(name) is not None]
+    if not found:
+        yield Severity.OK, "no library with attention of its own is installed", ""
+        return
+    what = f"{', '.join(found)} {'is' if len(found) == 1 else 'are'} installed: what is called outside of graphs"
+    advice = "dash-inductor doctor train.py runs a program, and names the lines of such calls."
+    yield Severity.NOTE, f"{what} stays as it is, and has no record", advice

@@ -1,0 +1,302 @@
+"""The attention of real programs: models of other packages, compiled as those packages do it, for an H100.
+
+``python -m tests.support.programs`` writes tests/golden/programs.json anew, and prints what changed; ``--only`` takes
+the names of some programs.  The packages of requirements/programs.txt are installed into build/programs by
+``make model-table`` and ``make test-models``.  Forwards and backwards are traced, partitioned and rewritten as in a
+training; no kernel is compiled, and graphs run on fake tensors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from dash_inductor.records.records import clear_sites, sites
+
+from .hf_models import build, token_ids
+from .model_table import line
+from .processes import run_python
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "programs.json"
+PACKAGES = ROOT / "build" / "programs"
+BATCH, LENGTH = 2, 256
+
+
+@dataclass(frozen=True)
+class Program:
+    """A model of a package, and how that calls attention.
+
+    Attributes:
+        package: as the registry names it.
+        model: a name for readers.
+        attention: what the model calls.
+        train: compiles a model and calls it, with tensors that want gradients.
+    """
+
+    package: str
+    model: str
+    attention: str
+    train: Callable[[], object]
+
+    def __str__(self) -> str:
+        return f"{self.package} {self.model} {self.attention}"
+
+
+# ---- torchtitan: compiled block by block, with the attention of its own configurations ----
+
+
+def _titan(family: str, attention: str, *, checkpoints: bool = False) -> Callable[[], object]:
+    """A model for debugging.
+
+    Args:
+        checkpoints: whether activations are recomputed selectively, as its configuration for Llama asks for.
+    """
+
+    def train() -> object:
+        from torchtitan.config import CompileConfig
+        from torchtitan.distributed import compile as titan_compile
+        from torchtitan.distributed.activation_checkpoint import SelectiveAC
+        from torchtitan.models.common import attention as titan
+        from torchtitan.tools import utils
+
+        module = importlib.import_module(f"torchtitan.models.{family}")
+        tokens = torch.zeros(BATCH, LENGTH, dtype=torch.int64)
+        positions = torch.arange(LENGTH).expand(BATCH, LENGTH)
+        dims: Any = mock.Mock(tp_enabled=False)
+        with (
+            mock.patch.object(utils, "get_cuda_flash_attention_impl", lambda: None),  # FlashAttention-3 is not there
+            mock.patch.object(titan, "_compiled_create_block_mask", titan.create_block_mask),
+            mock.patch.object(titan_compile, "_maybe_regional_inductor_backend", lambda model, backend: traced),
+        ):
+            model = module.model_registry("debugmodel", attn_backend=attention).model.build()
+            if checkpoints:
+                SelectiveAC.Config().build(dump_folder="").apply(model)
+            titan_compile.apply_compile(model, compile_config=CompileConfig(enable=True), parallel_dims=dims)
+            if attention == "varlen":  # the starts of documents depend on values, which fake tensors have not
+                starts = torch.zeros(5, dtype=torch.int32)
+                masks: Any = titan.VarlenMetadata(starts, starts, LENGTH // 2, LENGTH // 2)
+                if family == "gpt_oss":
+                    masks = dict.fromkeys(("basic_mask", "sliding_window_mask"), masks)
+            else:
+                masks = model.get_attention_masks(positions)
+            return model(tokens, positions=positions, attention_masks=masks)
+
+    return train
+
+
+# ---- transformers: FlexAttention ----
+
+
+def _transformers(family: str, *, packed: bool = False) -> Callable[[], object]:
+    def train() -> object:
+        model: Any = build(family, head_dim=64)
+        model.set_attn_implementation("flex_attention")
+        tokens = token_ids(BATCH, LENGTH).to("cuda")
+        inputs: dict[str, Any] = {"input_ids": tokens, "labels": tokens}
+        if packed:
+            inputs["position_ids"] = torch.arange(LENGTH // 2).repeat(BATCH, 2)
+        return torch.compile(model, backend=traced)(**inputs)
+
+    return train
+
+
+# ---- diffusers ----
+
+
+def _diffusers(name: str, settings: dict[str, Any], inputs: dict[str, tuple[int, ...]]) -> Callable[[], object]:
+    """A model of a class with these settings.
+
+    Args:
+        inputs: the shapes of what it is called with, beside a number of a step for each element of the batch.
+    """
+
+    def train() -> object:
+        import diffusers
+
+        model: nn.Module = getattr(diffusers, name)(**settings)
+        tensors: dict[str, Tensor] = {key: torch.randn(shape) for key, shape in inputs.items()}
+        compiled = torch.compile(model.train(), backend=traced)
+        return compiled(**tensors, timestep=torch.ones(BATCH), return_dict=False)
+
+    return train
+
+
+_TEXT = (BATCH, 77, 32)
+_HEADS = {"num_attention_heads": 2, "attention_head_dim": 64}
+
+UNET = _diffusers(
+    "UNet2DConditionModel",
+    {
+        "block_out_channels": (64, 128), "layers_per_block": 1, "sample_size": 32, "cross_attention_dim": 32,
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"), "attention_head_dim": 2,
+        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+    },
+    {"sample": (BATCH, 4, 32, 32), "encoder_hidden_states": _TEXT},
+)  # fmt: skip
+SD3 = _diffusers(
+    "SD3Transformer2DModel",
+    {
+        "sample_size": 32, "in_channels": 4, "out_channels": 4, "num_layers": 2, "joint_attention_dim": 32,
+        "caption_projection_dim": 128, "pooled_projection_dim": 64, **_HEADS,
+    },
+    {"hidden_states": (BATCH, 4, 32, 32), "encoder_hidden_states": _TEXT, "pooled_projections": (BATCH, 64)},
+)  # fmt: skip
+FLUX = _diffusers(
+    "FluxTransformer2DModel",
+    {
+        "in_channels": 4, "num_layers": 1, "num_single_layers": 1, "joint_attention_dim": 32,
+        "pooled_projection_dim": 32, "axes_dims_rope": (16, 24, 24), **_HEADS,
+    },
+    {
+        "hidden_states": (BATCH, 64, 4), "encoder_hidden_states": _TEXT, "pooled_projections": (BATCH, 32),
+        "img_ids": (64, 3), "txt_ids": (77, 3),
+    },
+)  # fmt: skip
+COGVIDEOX = _diffusers(
+    "CogVideoXTransformer3DModel",
+    {
+        "in_channels": 4, "out_channels": 4, "time_embed_dim": 16, "text_embed_dim": 32, "num_layers": 2,
+        "sample_width": 16, "sample_height": 16, "sample_frames": 9, "max_text_seq_length": 77, **_HEADS,
+    },
+    {"hidden_states": (BATCH, 3, 4, 16, 16), "encoder_hidden_states": _TEXT},
+)  # fmt: skip
+WAN = _diffusers(
+    "WanTransformer3DModel",
+    {
+        "in_channels": 4, "out_channels": 4, "text_dim": 32, "freq_dim": 64, "ffn_dim": 64, "num_layers": 2,
+        "rope_max_seq_len": 32, **_HEADS,
+    },
+    {"hidden_states": (BATCH, 4, 3, 16, 16), "encoder_hidden_states": _TEXT},
+)  # fmt: skip
+
+
+PROGRAMS = (
+    Program("torchtitan", "llama3", "flex", _titan("llama3", "flex", checkpoints=True)),
+    Program("torchtitan", "llama3", "varlen", _titan("llama3", "varlen", checkpoints=True)),
+    Program("torchtitan", "qwen3", "flex", _titan("qwen3", "flex")),
+    Program("torchtitan", "qwen3", "varlen", _titan("qwen3", "varlen")),
+    Program("torchtitan", "deepseek_v3", "flex", _titan("deepseek_v3", "flex")),
+    Program("torchtitan", "gpt_oss", "flex", _titan("gpt_oss", "flex")),
+    Program("torchtitan", "gpt_oss", "varlen", _titan("gpt_oss", "varlen")),
+    Program("transformers", "Llama", "flex", _transformers("Llama")),
+    Program("transformers", "Llama", "flex, packed", _transformers("Llama", packed=True)),
+    Program("transformers", "GptOss", "flex, packed", _transformers("GptOss", packed=True)),
+    Program("transformers", "Gemma2", "flex, packed", _transformers("Gemma2", packed=True)),
+    Program("diffusers", "UNet (Stable Diffusion)", "SDPA", UNET),
+    Program("diffusers", "SD 3", "SDPA", SD3),
+    Program("diffusers", "Flux", "SDPA", FLUX),
+    Program("diffusers", "CogVideoX", "SDPA", COGVIDEOX),
+    Program("diffusers", "Wan", "SDPA", WAN),
+)
+
+
+def traced(module: GraphModule, inputs: list[Tensor], **options: Any) -> Any:
+    """A backend: Inductor up to the forward and the backward that it would generate code for, which run as they are."""
+    from functorch.compile import make_boxed_func
+    from torch._inductor.compile_fx import compile_fx
+
+    def as_it_is(graph: GraphModule, inputs: list[Tensor], **settings: Any) -> Any:
+        return make_boxed_func(graph.forward)
+
+    return compile_fx(module, inputs, inner_compile=as_it_is)
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    """Constants are not folded and products are not padded, because that computes; no graph is taken from a cache."""
+    import torch._dynamo.config as dynamo
+    import torch._inductor.config as inductor
+
+    import dash_inductor.lowering
+
+    settings = {"joint_graph_constant_folding": False, "shape_padding": False, "force_disable_caches": True}
+    with (
+        mock.patch.object(dash_inductor.lowering, "compile_kernels"),
+        inductor.patch(settings),
+        dynamo.patch(capture_scalar_outputs=dynamo.capture_scalar_outputs),  # torchtitan changes it
+    ):
+        yield
+
+
+def lines_of_h100(names: Iterable[str]) -> dict[str, str]:
+    """The fates of the attention of some programs, in a process whose CUDA device is a fake one."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    torch.use_deterministic_algorithms(True)
+    torch.set_default_dtype(torch.bfloat16)
+    found = {}
+    for program in PROGRAMS:
+        if str(program) not in names:
+            continue
+        torch._dynamo.reset()
+        clear_sites()
+        with _settings(), FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"):
+            program.train()
+        found[str(program)] = line(sites(), len(sites()) - sum(record.op == "by hand" for record in sites()))
+    return found
+
+
+_ON_H100 = """
+    import json
+    import sys
+
+    from tests.support import fakecuda, mockgpu
+
+    mockgpu.install_driver()
+    fakecuda.install()
+    from tests.support.programs import lines_of_h100
+
+    mockgpu.install_torch()
+    json.dump(lines_of_h100(sys.argv[1:]), sys.stdout)
+"""
+
+
+def h100_lines(names: Iterable[str]) -> dict[str, str]:
+    """As `lines_of_h100`, in a process of its own."""
+    path = os.pathsep.join(map(str, (ROOT, PACKAGES)))
+    found: dict[str, str] = json.loads(run_python(_ON_H100, *names, path=path).stdout.splitlines()[-1])
+    return found
+
+
+def golden() -> dict[str, Any]:
+    """The versions that the lines were made with, and the lines by program."""
+    found: dict[str, Any] = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    return found
+
+
+def versions() -> dict[str, str]:
+    """The versions of torch and of the packages, without the label of a build."""
+    sys.path.append(str(PACKAGES))
+    names = dict.fromkeys(("torch", *(program.package for program in PROGRAMS)))
+    return {name: importlib.metadata.version(name).split("+")[0] for name in names}
+
+
+def main() -> None:
+    names = list(map(str, PROGRAMS))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=names, choices=names, metavar="PROGRAM")
+    before = golden()["lines"] if GOLDEN.exists() else {}
+    found = before | h100_lines(parser.parse_args().only)
+    for name in names:
+        if before.get(name) != found.get(name):
+            print(f"{name}: {found.get(name)}", flush=True)
+    table = {"versions": versions(), "lines": {name: found[name] for name in names if name in found}}
+    GOLDEN.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
