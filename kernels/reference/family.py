@@ -8,7 +8,7 @@ from ...model.plan import Tiles
 from ...model.relations import RELATIONS
 from ...model.site import Site
 from ..family import SCORES, Candidate, Family
-from ..portable.family import LIMIT
+from ..portable.family import LIMIT_OF_16_BITS as LIMIT
 
 TILES = Tiles.parse("64x64w1s1")
 
