@@ -26,7 +26,7 @@ from ..family import SCORES, Candidate, Family, padded
 LIMIT, LIMIT_OF_16_BITS = 128, 256
 """Largest head dim of the backward for any dtype, and for 16 bits.  In fp32 wider tiles do not fit the registers."""
 
-Key = tuple[str, int, int]  # architecture, bits of the dtype, head dim padded to a power of two
+Key = tuple[str, int, int]  # architecture, bits of the dtype, the larger head dim padded to a power of two
 
 
 def _rows(
@@ -107,7 +107,7 @@ class Portable(Family):
     """Triton templates."""
 
     name = "portable"
-    head_dims = f"equal ones up to {LIMIT}, and up to {LIMIT_OF_16_BITS} in 16 bits"
+    head_dims = f"all up to {LIMIT}, and up to {LIMIT_OF_16_BITS} in 16 bits"
     reads = RELATIONS
     scores = SCORES
 
@@ -115,13 +115,14 @@ class Portable(Family):
         return arch != "cpu"
 
     def has_head_dims(self, head_dim: int, value_dim: int) -> bool:
-        return head_dim == value_dim <= LIMIT_OF_16_BITS
+        return max(head_dim, value_dim) <= LIMIT_OF_16_BITS
 
     def covers_dims(self, site: Site, arch: str) -> bool:
-        return super().covers_dims(site, arch) and (site.head_dim <= LIMIT or BITS[site.dtype] == 16)
+        limit = LIMIT_OF_16_BITS if BITS[site.dtype] == 16 else LIMIT
+        return super().covers_dims(site, arch) and max(site.head_dim, site.value_dim) <= limit
 
     def candidates(self, site: Site, arch: str) -> Sequence[Candidate]:
-        found = CANDIDATES[arch, BITS[site.dtype], padded(site.head_dim)]
+        found = CANDIDATES[arch, BITS[site.dtype], padded(max(site.head_dim, site.value_dim))]
         if site.call.bias is None or arch != "sm_80":
             return found
         # A tile of the bias takes the registers that loading ahead needs: with two stages there are too few.
