@@ -106,8 +106,8 @@ class Reason(Enum):
         "head_dim",
         "No kernel for this device and dtype has this head dimension; the detail lists those there are.",
         (
-            "Pad the head dimension to a multiple of 8. Above 128, and up to 256, there is a kernel only for 16-bit "
-            "types on sm_90."
+            "Pad the head dimension to a multiple of 8. Above 128, and up to 256, there are kernels only for 16-bit "
+            "types."
         ),
     )
     VALUE_DIM = (
@@ -143,7 +143,10 @@ class Reason(Enum):
     BIAS_GRADIENT = (
         "bias_gradient",
         "The attention bias needs a gradient, which no kernel for this device and head dimension gives.",
-        "Choose a head dimension up to 128, or detach the bias if you do not need its gradient.",
+        (
+            "Choose a head dimension up to 128, or in 16 bits up to 256, which value has too; or detach the bias if "
+            "you do not need its gradient."
+        ),
     )
     MASK_DEPENDS_ON_INPUT = (
         "mask_depends_on_input",
@@ -176,7 +179,10 @@ class Reason(Enum):
     MASK_UNSUPPORTED = (
         "mask_unsupported",
         "No kernel for this device and head dimension reads a mask of this kind.",
-        "Choose a head dimension up to 128, for which there are kernels that read masks that are data.",
+        (
+            "Choose a head dimension up to 128, or in 16 bits up to 256, which value has too: for these there are "
+            "kernels that read masks that are data."
+        ),
     )
     FORWARD_KEPT = (
         "forward_kept",

@@ -3,6 +3,12 @@
 A matmul of the two-pass kernels runs at 650 TFLOP/s on an H100 (a cost of 0.2), and a step of the ordered kernel, its
 five matmuls and its add, costs 1.9 tile pairs.  The other architectures have shapes that compile without large spills,
 not measured ones.
+
+Note [One kind of matmul]
+    No kernel whose loop loads ahead has matmuls of both kinds: those of a warpgroup (`wgmma`, for 64 rows of a result
+    or more on sm_90) and those of a warp (`mma.sync`).  Where both read a tile that is loaded ahead, Triton gives it
+    one buffer, as for `mma.sync` alone, but lets the last `wgmma` of a step run on: the next tile is copied to where
+    they still read.  So dk and dv were wrong on an H100, in tiles of 32 queries and 64 keys (Triton 3.6 and 3.7).
 """
 
 from __future__ import annotations
@@ -17,10 +23,10 @@ from ...model.relations import RELATIONS
 from ...model.site import BITS, Site
 from ..family import SCORES, Candidate, Family, padded
 
-LIMIT = 128
-"""Largest head dim of the templates: wider tiles do not fit the registers of a CTA in plain Triton."""
+LIMIT, LIMIT_OF_16_BITS = 128, 256
+"""Largest head dim of the backward for any dtype, and for 16 bits.  In fp32 wider tiles do not fit the registers."""
 
-Key = tuple[str, int, int]  # architecture, bits of the dtype, head dim padded to a power of two
+Key = tuple[str, int, int]  # architecture, bits of the dtype, the larger head dim padded to a power of two
 
 
 def _rows(
@@ -42,6 +48,11 @@ CANDIDATES: dict[Key, tuple[Candidate, ...]] = {
     **_rows("sm_100", 16, (128,), dkdv="64x64w4s2", dq="128x64w8s2", ordered="64x128w8s2"),
     **_rows("sm_100", 16, (16, 32, 64), dkdv="64x64w4s3", dq="64x64w4s3", ordered="64x128w8s2"),
 }
+# Tiles of 32 rows have one kind of matmul, `mma.sync`: Note [One kind of matmul].
+CANDIDATES |= _rows("sm_80", 16, (256,), dkdv="32x64w8s2", dq="64x32w8s2", ordered="32x64w8s2")
+CANDIDATES |= _rows("sm_89", 16, (256,), dkdv="32x32w8s1", dq="32x32w8s1", ordered="32x32w8s1")
+for _arch in ("sm_90", "sm_100"):
+    CANDIDATES |= _rows(_arch, 16, (256,), dkdv="32x32w8s2", dq="32x32w8s2", ordered="32x32w8s2")
 for _arch in SHARED_BYTES:
     CANDIDATES |= _rows(_arch, 32, (16, 32, 64, 128), dkdv="32x32w8s1", dq="32x32w8s1", ordered="32x32w8s1")
 # In sm_90 tiles of 64 own rows use the matmuls of a warpgroup.
@@ -96,7 +107,7 @@ class Portable(Family):
     """Triton templates."""
 
     name = "portable"
-    head_dims = f"equal ones up to {LIMIT}"
+    head_dims = f"all up to {LIMIT}, and up to {LIMIT_OF_16_BITS} in 16 bits"
     reads = RELATIONS
     scores = SCORES
 
@@ -104,10 +115,14 @@ class Portable(Family):
         return arch != "cpu"
 
     def has_head_dims(self, head_dim: int, value_dim: int) -> bool:
-        return head_dim == value_dim <= LIMIT
+        return max(head_dim, value_dim) <= LIMIT_OF_16_BITS
+
+    def covers_dims(self, site: Site, arch: str) -> bool:
+        limit = LIMIT_OF_16_BITS if BITS[site.dtype] == 16 else LIMIT
+        return super().covers_dims(site, arch) and max(site.head_dim, site.value_dim) <= limit
 
     def candidates(self, site: Site, arch: str) -> Sequence[Candidate]:
-        found = CANDIDATES[arch, BITS[site.dtype], padded(site.head_dim)]
+        found = CANDIDATES[arch, BITS[site.dtype], padded(max(site.head_dim, site.value_dim))]
         if site.call.bias is None or arch != "sm_80":
             return found
         # A tile of the bias takes the registers that loading ahead needs: with two stages there are too few.

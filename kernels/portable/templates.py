@@ -105,7 +105,8 @@ _DATA = """
 """
 
 _DKDV_HEAD = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "DV"%(arguments)s)}}
-    # Q, DO: [batch, q_heads, q_len, HEAD_DIM]; K, V, DV and the output (dk): [batch, heads, kv_len, HEAD_DIM]
+    # Q: [batch, q_heads, q_len, HEAD_DIM]; K and the output (dk): [batch, heads, kv_len, HEAD_DIM]
+    # DO: [batch, q_heads, q_len, VALUE_DIM]; V, DV: [batch, heads, kv_len, VALUE_DIM]
     # LSE: [batch, q_heads, >= q_len] natural log; DELTA: [batch, q_heads, q_len] rowsum(out * do)
     # lo <= q - kv <= hi is the mask (bounds exist where HAS_LO, HAS_HI); SECTION heads are launched together
 """
@@ -125,9 +126,10 @@ _DKDV_TAIL = """
         idx_n = idx_n[:, None]
         idx_d = tl.arange(0, BLOCK_D)[None, :]
         inside = exists[:, None] & (idx_d < HEAD_DIM)
+        idx_dv = tl.arange(0, BLOCK_DV)[None, :]
         dv_head = head_of(dv_operand, b, h)
-        dv_ptrs = dv_head.start + idx_n * dv_head.strides[0] + idx_d * dv_head.strides[1]
-        tl.store(dv_ptrs, dv.to(DV.dtype.element_ty), mask=inside)
+        dv_ptrs = dv_head.start + idx_n * dv_head.strides[0] + idx_dv * dv_head.strides[1]
+        tl.store(dv_ptrs, dv.to(DV.dtype.element_ty), mask=exists[:, None] & (idx_dv < VALUE_DIM))
         idx_b = b.to(INDEX_DTYPE)
         idx_h = h.to(INDEX_DTYPE)
         {{store_output(("idx_b", "idx_h", "idx_n", "idx_d"), "dk", "inside", indent_width=8,
@@ -146,7 +148,7 @@ _UNORDERED_ENTRY = """
 """
 
 _DQ = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "OUT"%(arguments)s)}}
-    # as the dk/dv kernel; OUT: [batch, q_heads, q_len, HEAD_DIM]; DELTA is written here; the output is dq
+    # as the dk/dv kernel; OUT: [batch, q_heads, q_len, VALUE_DIM]; DELTA is written here; the output is dq
     # one program per q tile, the last q tile first: under a causal mask it is the longest
 """
 _NO_SUMS = """
@@ -284,7 +286,7 @@ _BIAS_GRADIENT_TAIL = """
 
 # One pass needs delta beforehand.  Inductor's own reductions will not do: how they add depends on sizes and layout.
 _DELTA = """{{def_kernel("DO", "OUT"%(arguments)s)}}
-    # DO, OUT: [batch, q_heads, q_len or tokens, HEAD_DIM]; the output is delta: [batch, q_heads, q_len], which the
+    # DO, OUT: [batch, q_heads, q_len or tokens, VALUE_DIM]; the output is delta: [batch, q_heads, q_len], which the
     # dk/dv kernel does not read in rows that see no key
     q_heads = {{size("DO", 1)}}
     %(lengths)s

@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from dash_inductor.graph.nodes import bind, op_name
 from dash_inductor.model.call import Call
 from dash_inductor.model.reasons import Reason
-from dash_inductor.records.records import sites
+from dash_inductor.records.records import clear_sites, sites
 
 from ..support.graphs import (
     BACKWARD,
@@ -177,8 +177,11 @@ def test_an_unused_gradient_is_none() -> None:
 
 
 def test_head_dims_without_a_bias_keep_the_reason() -> None:
-    _, record = site_with(lambda x: x, (2, 8, 128, 128), shape=Shape(head_dim=256, value_dim=256))
+    _, record = site_with(lambda x: x, (2, 8, 128, 128), shape=Shape(head_dim=192, value_dim=128))
     assert record.reason is Reason.MASK_DEPENDS_ON_INPUT
+    clear_sites()
+    _, record = site_with(lambda x: x, (2, 8, 128, 128), shape=Shape(head_dim=256, value_dim=256))
+    assert (record.status, record.mask) == ("replaced", "full + bias")
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

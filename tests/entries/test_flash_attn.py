@@ -374,7 +374,6 @@ KEPT: list[tuple[dict[str, Any], Reason, str]] = [
     ({"change": put(causal=False)}, Reason.FORWARD_KEPT, "forward and backward have different is_causal"),
     ({"both": {"dropout_p": 0.1}, "change": put(rng_state=None)}, Reason.DROPOUT, "it has no rng_state"),
     ({"both": {"alibi_slopes": (3,)}}, Reason.SHAPE, "alibi_slopes are torch.float32 (3,) on cuda"),
-    ({"both": {"alibi_slopes": (8,)}, "shape": (2, 256, 8, 256)}, Reason.MASK_UNSUPPORTED, "causal + bias"),
     (
         {"both": {"alibi_slopes": (8,)}, "more": lambda forward, _: (forward[1],)},
         Reason.FORWARD_KEPT,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dash_inductor.config import SETTINGS, config
 from dash_inductor.kernels.hopper.kernel_configs import CANDIDATES as HOPPER
-from dash_inductor.kernels.portable.family import LIMIT as PORTABLE_LIMIT
+from dash_inductor.kernels.portable.family import LIMIT, LIMIT_OF_16_BITS
 from dash_inductor.model.architectures import SAME_AS, WORKERS
 from dash_inductor.model.reasons import Reason
 from dash_inductor.rewrites.attention.sites import DTYPES
@@ -48,8 +48,8 @@ def test_every_reason_is_listed_with_its_explanation() -> None:
 
 def test_properties_are_the_limits_of_the_code() -> None:
     listed = {cells[0]: cells[1] for cells in rows(text_of("docs/replaced.md"), "## Properties")}
-    everywhere, on_sm_90 = PORTABLE_LIMIT, max(dims[0] for dims in HOPPER)
-    expected = f"multiples of 8 up to {everywhere}; float16 and bfloat16 on sm_90 up to {on_sm_90}"
+    assert max(dims[0] for dims in HOPPER) == LIMIT_OF_16_BITS
+    expected = f"multiples of 8 up to {LIMIT}, and up to {LIMIT_OF_16_BITS} for float16 and bfloat16; on sm_90 "
     assert listed["head dimension"].startswith(expected)
     assert all(str(dtype).removeprefix("torch.") in listed["dtype"] for dtype in DTYPES)
     assert set(re.findall(r"sm_\d+", listed["device"])) == {*WORKERS, *SAME_AS} - {"cpu"}

@@ -3,7 +3,7 @@
     python -m tests.support.interpreted_pairs CASE ...
 
 A program of its own, as it claims a GPU.  A case is MODE,SCHEDULE,BAND,Q_LEN,KV_LEN,GROUP,DTYPE,SCALE,DENSE,BIAS,KEYS
-and, with dropout, its probability behind that; one line of output per case.
+and perhaps the probability of dropout and the head dim of values; one line of output per case.
 """
 
 from __future__ import annotations
@@ -151,11 +151,11 @@ def main(cases: list[str]) -> None:
     inductor_config.cpu_backend = "triton"
     lowering.register()
     for case in cases:
-        mode, schedule, band, q_len, kv_len, group, dtype, scale, dense, bias, keys, *drops = case.split(",")
+        mode, schedule, band, q_len, kv_len, group, dtype, scale, dense, bias, keys, *more = case.split(",")
         p = PairedAttention.random(
             int(q_len), int(kv_len), Band.parse(band.replace(";", ",")), dense=dense, bias=bias, keys=keys == "keys",
             group=int(group), dtype=getattr(torch, dtype), scale=float(scale),
-            drops=float(drops[0]) if drops else 0.0,
+            drops=float(more[0]) if more else 0.0, value_dim=int(more[1]) if more[1:] else None,
         )  # fmt: skip
         try:
             result = MODES[mode](p, schedule)

@@ -40,7 +40,7 @@ class PairedAttention:
     def random(
         q_len: int, kv_len: int, band: Band, *, dense: str = "none", bias: str = "none", keys: bool = False,
         dim: int = 24, group: int = 1, batch: int = 2, dtype: torch.dtype = torch.float32, scale: float = 0.3,
-        drops: float = 0.0, device: str = "cpu",
+        drops: float = 0.0, device: str = "cpu", value_dim: int | None = None,
     ) -> PairedAttention:  # fmt: skip
         """dense, bias: "none", or the dimensions that matter, some of "bhqk" (or "1" for none of them).
 
@@ -49,8 +49,9 @@ class PairedAttention:
         """
         kv_heads = 1 if group > 1 else 2
         p = Attention.random(
-            q_len, kv_len, dim, band, batch=batch, kv_heads=kv_heads, group=group, dtype=dtype, device="cpu"
-        )
+            q_len, kv_len, dim, band, batch=batch, kv_heads=kv_heads, group=group, dtype=dtype, device="cpu",
+            value_dim=value_dim,
+        )  # fmt: skip
         g = torch.Generator().manual_seed(1)
 
         def sized(dims: str) -> list[int]:
@@ -154,7 +155,7 @@ class PairedAttention:
     def site(self, device: Any = "cuda") -> Site:
         (batch, heads, q_len, dim), (_, kv_heads, kv_len, _) = self.q.shape, self.k.shape
         dtype: Any = str(self.q.dtype).removeprefix("torch.")
-        return Site(device, dtype, batch, heads, kv_heads, q_len, kv_len, dim, dim, self.call(0))
+        return Site(device, dtype, batch, heads, kv_heads, q_len, kv_len, dim, self.v.shape[3], self.call(0))
 
     @property
     def summed(self) -> list[int]:

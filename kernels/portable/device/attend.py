@@ -36,7 +36,7 @@ from .tiles import (
     load_k,
     load_of_keys,
     load_of_queries,
-    load_queries,
+    load_q,
     load_v,
     numbers_of,
     prefetch_bias,
@@ -138,7 +138,7 @@ def attend_tile(
     q_rows = numbers_of(q_tile, TILE.BLOCK_Q, BUILD)
     q_head = head_of(inputs.q, b, hq)
     queries = rows_of(data, q_rows, seen_rows, q_len, MASK)
-    q = load_queries(q_head, queries, TILE, MASK)
+    q = load_q(q_head, queries, TILE, MASK)
     operands = q, head_of(inputs.k, b, h), head_of(inputs.v, b, h)
     out = tl.zeros([TILE.BLOCK_Q, TILE.BLOCK_DV], tl.float32)
     total = tl.zeros([TILE.BLOCK_Q], tl.float32)

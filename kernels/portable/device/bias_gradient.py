@@ -13,10 +13,11 @@ from .tiles import (
     head_of,
     load_bias,
     load_delta,
+    load_do,
     load_k,
     load_of_keys,
     load_of_queries,
-    load_queries,
+    load_q,
     load_sums,
     load_v,
     numbers_of,
@@ -50,9 +51,9 @@ def bias_gradient_tile(
         h = hq // TILE.GROUP
         q_head, do_head, lse_head = head_of(inputs.q, b, hq), head_of(saved.do, b, hq), head_of(saved.lse, b, hq)
         row = (b * saved.heads * TILE.GROUP + hq).to(tl.int64)
-        do = load_queries(do_head, queries, TILE, MASK)
+        do = load_do(do_head, queries, TILE, MASK)
         delta = load_delta(saved, row, queries, q_len, TILE)
-        q = load_queries(q_head, queries, TILE, MASK)
+        q = load_q(q_head, queries, TILE, MASK)
         of_queries = load_of_queries(data, b, queries)
         lse, excess = load_sums(lse_head, queries, q_len, TILE, SCORE)
         k_head, v_head = head_of(inputs.k, b, h), head_of(inputs.v, b, h)

@@ -3,18 +3,18 @@
 import triton
 import triton.language as tl
 
-from .tiles import head_of, load_queries
+from .tiles import head_of, load_do
 
 
 @triton.jit
 def delta_tile(made, do, b, hq, queries, TILE: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr):
-    """(delta, do): fp32 [BLOCK_Q] and the loaded [BLOCK_Q, BLOCK_D] rows of dO.
+    """(delta, do): fp32 [BLOCK_Q] and the loaded [BLOCK_Q, BLOCK_DV] rows of dO.
 
-    made: see `Made`; do: an operand [batch, q heads, q_len, HEAD_DIM].  All are zeros to it in rows that see no key.
+    made: see `Made`; do: an operand [batch, q heads, q_len, VALUE_DIM].  All are zeros to it in rows that see no key.
     """
     do_head, out_head = head_of(do, b, hq), head_of(made.out, b, hq)
-    do_rows = load_queries(do_head, queries, TILE, MASK)
-    out_rows = load_queries(out_head, queries, TILE, MASK)
+    do_rows = load_do(do_head, queries, TILE, MASK)
+    out_rows = load_do(out_head, queries, TILE, MASK)
     delta = tl.sum(out_rows.to(tl.float32) * do_rows.to(tl.float32), 1)
     if SCORE.HAS_GRAD_LSE:
         grad_lse = head_of(made.grad_lse, b, hq)

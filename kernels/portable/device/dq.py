@@ -16,7 +16,7 @@ from .tiles import (
     load_k,
     load_of_keys,
     load_of_queries,
-    load_queries,
+    load_q,
     load_sums,
     load_v,
     numbers_of,
@@ -49,7 +49,7 @@ def dq_tile(
     row = (b * saved.heads * TILE.GROUP + hq).to(tl.int64)
     tl.store(saved.DELTA + row * q_len + queries.numbers, delta, mask=queries.numbers < q_len)
     q_head, lse_head = head_of(inputs.q, b, hq), head_of(saved.lse, b, hq)
-    q = load_queries(q_head, queries, TILE, MASK)
+    q = load_q(q_head, queries, TILE, MASK)
     of_queries = load_of_queries(data, b, queries)
     q_range = id_range(of_queries.vectors, queries, MASK)
     lse, excess = load_sums(lse_head, queries, q_len, TILE, SCORE)

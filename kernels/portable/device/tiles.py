@@ -118,12 +118,24 @@ def keys_in_range(of_keys, queries, MASK: tl.constexpr):
 
 
 @triton.jit
-def load_queries(matrix, queries, TILE: tl.constexpr, MASK: tl.constexpr):
+def load_queries(matrix, queries, DIM: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, MASK: tl.constexpr):
     """A tile of Q, dO or the output: as `load_tile`; of a mask of rows the tokens of the rows that have one."""
     if MASK.PLACED:
-        return load_chosen(matrix, queries, queries.exists, TILE.HEAD_DIM, TILE.BLOCK_D)
+        return load_chosen(matrix, queries, queries.exists, DIM, BLOCK)
     else:
-        return load_tile(matrix, queries, TILE.HEAD_DIM, TILE.BLOCK_D, TILE.EVEN_Q)
+        return load_tile(matrix, queries, DIM, BLOCK, EVEN)
+
+
+@triton.jit
+def load_q(head, queries, TILE: tl.constexpr, MASK: tl.constexpr):
+    """A tile of a head of Q, by `load_queries`: [BLOCK_Q, BLOCK_D]."""
+    return load_queries(head, queries, TILE.HEAD_DIM, TILE.BLOCK_D, TILE.EVEN_Q, MASK)
+
+
+@triton.jit
+def load_do(head, queries, TILE: tl.constexpr, MASK: tl.constexpr):
+    """A tile of a head of dO or the output, by `load_queries`: [BLOCK_Q, BLOCK_DV]."""
+    return load_queries(head, queries, TILE.VALUE_DIM, TILE.BLOCK_DV, TILE.EVEN_Q, MASK)
 
 
 @triton.jit
