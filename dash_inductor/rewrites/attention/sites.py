@@ -339,10 +339,11 @@ def _terms(attention: Attention, facts: Facts) -> tuple[Terms, Bias | None, Kept
         assert inputs.mask is not None
         if inputs.bias is not None or inputs.mask_only:
             raise NotReadable(cause.reason, "; ".join(filter(None, (cause.detail, inputs.mask_only))))
-        facts.recognised = f"not recognised: {_mask_text(inputs.mask.value)}"
-        bias = find_bias(inputs.mask, _bias_gradient(attention), plane)
+        added = inputs.mask_as_floats or inputs.mask
+        facts.recognised = f"not recognised: {_mask_text(added.value)}"
+        bias = find_bias(added, _bias_gradient(attention), plane)
         if bias is None:
-            raise NotReadable(*_why_no_bias(inputs.mask.value, plane, cause))
+            raise NotReadable(*_why_no_bias(added.value, plane, cause))
         facts.recognised += ", which is added to the scores as it is"
     if inputs.bias is not None:
         bias = find_bias(inputs.bias, _bias_gradient(attention), plane)
