@@ -355,9 +355,6 @@ def _terms(attention: Attention, facts: Facts) -> tuple[Terms, Bias | None, Kept
         bias = bias_of(inputs.bias, pulls, plane) if pulls else bias
     if inputs.slopes is not None:
         bias = Bias(inputs.slopes, slopes=True)
-    if inputs.sinks is not None and bias is not None:
-        note = "" if cause is None else ": ".join(filter(None, (cause.reason.value, cause.detail)))
-        raise NotReadable(Reason.UNSUPPORTED_OP, "; ".join(filter(None, ("sinks beside a bias", note))))
     band = intersect([terms.band for terms in found], layout.static(q_len), layout.static(kv_len))
     return replace(found[-1], band=band), bias, cause
 
