@@ -174,6 +174,7 @@ class Inputs:
         sinks: further scores, which take part in the softmax and have no value: floats that broadcast to [batch, heads,
             q_len, 1]; None without them.
         mask_only: why the mask cannot be added to the scores where it is not read as a mask; "" if it can.
+        mask_as_floats: what is added to the scores where the mask is not read; None if that is the mask itself.
     """
 
     query: View
@@ -192,6 +193,7 @@ class Inputs:
     mask_text: str = ""
     sinks: Argument | None = None
     mask_only: str = ""
+    mask_as_floats: Argument | None = None
 
 
 @dataclass(frozen=True)

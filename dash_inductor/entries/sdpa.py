@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch.fx import Graph, Node
 
 from ..graph import sizes
+from ..graph.nodes import Argument, op_name, origin
 from ..model.mask import Band
 from ..model.plan import Kept
 from ..model.reasons import Reason
 from .attention import Attention, Backward, Forward, Found, Inputs, NotReadable, Output, View
+from .fusable import CALLS
 from .operators import Pair, Refused, calls
 
 _SDPA = "aten::_scaled_dot_product_"
@@ -28,6 +31,9 @@ FLASH_CPU = Pair(
     without_keys=0.0,
 )  # fmt: skip
 PAIRS = (FLASH, EFFICIENT, CUDNN, FLASH_CPU)
+
+_OF_CUDNN = -65504.0
+"""What PyTorch adds to scores that a boolean mask hides, in front of cuDNN."""
 
 _OVERRIDEABLE = Refused(
     _SDPA + "fused_attention_overrideable", _SDPA + "fused_attention_overrideable_backward", Reason.UNSUPPORTED_OP
@@ -100,7 +106,9 @@ def _inputs(pair: Pair, node: Node) -> Inputs:
     args = pair.arguments(node)
     query, key, value = (pair.view(node, name) for name in ("query", "key", "value"))
     flags = Band(0, None) if args["is_causal"] else Band()
-    mask = None if pair.mask is None or args[pair.mask] is None else pair.argument(node, pair.mask)
+    mask = floats = None if pair.mask is None or args[pair.mask] is None else pair.argument(node, pair.mask)
+    if pair is CUDNN and mask is not None:
+        mask = _before_conversion(mask) or mask
     return Inputs(
         query,
         key,
@@ -111,7 +119,29 @@ def _inputs(pair: Pair, node: Node) -> Inputs:
         band=partial(_top_left, pair, flags, query, key),
         mask=mask,
         data=() if mask is None else (mask.value,),
+        mask_as_floats=None if mask is floats else floats,
     )
+
+
+def _before_conversion(mask: Argument) -> Argument | None:
+    """The boolean mask of the program, of which PyTorch makes the mask that cuDNN is given; None for other masks.
+
+    Up to torch 2.12 it has -65504 where the boolean mask hides a key.  A program that writes this number itself has it
+    added to the scores, so the conversion must be one of `scaled_dot_product_attention`'s own nodes.
+    """
+    node = origin(mask.value)
+    stack = node.meta.get("source_fn_stack")
+    if op_name(node) != "aten::where" or not stack or stack[-1][1] not in CALLS:
+        return None
+    condition, visible, hidden = (node.args[place] for place in range(3))
+    is_mask = isinstance(condition, Node) and condition.meta["val"].dtype == torch.bool
+    return Argument(node, "condition") if is_mask and _filled(visible) == 0 and _filled(hidden) == _OF_CUDNN else None
+
+
+def _filled(value: object) -> object:
+    """The number that a node without dimensions is made of; None for other nodes."""
+    is_number = isinstance(value, Node) and op_name(value) == "aten::scalar_tensor"
+    return value.args[0] if is_number else None  # type: ignore[union-attr]
 
 
 def _top_left(pair: Pair, band: Band, query: View, key: View) -> Band:

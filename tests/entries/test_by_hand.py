@@ -84,7 +84,9 @@ def test_no_plane_is_saved(name: str) -> None:
     assert not [size for size in saved if list(size[-2:]) in ([LENGTH, LENGTH], [LENGTH, LENGTH + 1])]
 
 
-@pytest.mark.parametrize("name", ["plain", "sinks", "flat", "softcap", "three dimensions", "math"])
+@pytest.mark.parametrize(
+    "name", ["plain", "sinks", "sinks beside a bias", "flat", "softcap", "three dimensions", "math"]
+)
 def test_dynamic_lengths(name: str) -> None:
     program = PROGRAMS[name]
     with capture() as graphs:
@@ -324,16 +326,24 @@ def test_queries_that_see_no_key() -> None:
     assert_as_exact(function, inputs, results)
 
 
-def test_sinks_beside_a_bias_are_kept() -> None:
+def test_sinks_of_all_sizes_beside_a_bias() -> None:
+    """Scores and sinks that outweigh each other, and queries whose scores all are minus infinity."""
+
     def function(q: Tensor, k: Tensor, v: Tensor, sink: Tensor, bias: Tensor) -> Tensor:
-        column = sink.reshape(1, -1, 1, 1).expand(2, -1, LENGTH, -1)
+        column = sink.reshape(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[2], -1)
         return torch.cat([q @ k.mT * 0.25 + bias, column], -1).softmax(-1)[..., :-1] @ v
 
-    compiled(function, tensors(*QKV, (HEADS,), (HEADS, LENGTH, LENGTH)))
-    assert (only_record().reason, only_record().detail.startswith("sinks beside a bias")) == (
-        Reason.UNSUPPORTED_OP,
-        True,
-    )
+    inputs = tensors(*QKV, (HEADS,), (HEADS, LENGTH, LENGTH))
+    with torch.no_grad():
+        inputs[3].copy_(torch.tensor([0.0, 300.0, -300.0, -math.inf]))
+        inputs[4][1] += 300.0
+        inputs[4][0, :5] = -math.inf
+        inputs[4][2, 3] = -1e30
+    _, results = compiled(function, inputs)
+    assert (only_record().status, only_record().mask) == ("replaced", "full + bias"), only_record().detail
+    assert "with sinks" in only_record().detail
+    assert not results[0][:, 0, :5].any()
+    assert_as_exact(function, inputs, results)
 
 
 def test_the_same_bits_again() -> None:

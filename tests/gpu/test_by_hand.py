@@ -25,6 +25,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Tensor], tuple[Shape, ...]]] = {
     "flat": (by_hand.flat, QKV),
     "softcap": (by_hand.capped, GROUPED),
     "sinks": (by_hand.sinks, (*GROUPED, (HEADS,))),
+    "sinks beside a bias": (by_hand.biased_sinks, (*QKV, (HEADS,), (HEADS, LENGTH, LENGTH))),
     "pair bias": (by_hand.pair, (*QKV, (1, 1, HEADS, LENGTH, LENGTH), QKV[0])),
 }
 NAMES = pytest.mark.parametrize("name", PROGRAMS)

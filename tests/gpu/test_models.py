@@ -134,6 +134,7 @@ BACKENDS = {
     "flash": (SDPBackend.FLASH_ATTENTION, False),
     "efficient": (SDPBackend.EFFICIENT_ATTENTION, True),
     "cudnn": (SDPBackend.CUDNN_ATTENTION, False),
+    "cudnn masked": (SDPBackend.CUDNN_ATTENTION, True),
 }
 
 
@@ -141,7 +142,7 @@ BACKENDS = {
 def test_backends(name: str) -> None:
     """The nodes of every CUDA backend; cuDNN needs warn_only, strict determinism refuses it."""
     backend, masked = BACKENDS[name]
-    torch.use_deterministic_algorithms(True, warn_only=name == "cudnn")
+    torch.use_deterministic_algorithms(True, warn_only=backend is SDPBackend.CUDNN_ATTENTION)
     mask = torch.ones(320, 320, dtype=torch.bool, device="cuda").tril() if masked else None
     check_attention(
         lambda q, k, v: F.scaled_dot_product_attention(
@@ -149,8 +150,9 @@ def test_backends(name: str) -> None:
         ),
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=not masked),
         backend,
-        f"aten::_scaled_dot_product_{name}_attention_backward",
+        f"aten::_scaled_dot_product_{name.removesuffix(' masked')}_attention_backward",
     )
+    assert {record.mask for record in sites()} == {"causal"}
 
 
 def causal(q: Tensor, k: Tensor) -> Tensor:

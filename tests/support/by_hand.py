@@ -114,6 +114,12 @@ def sinks(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
     return torch.matmul(weights, v).transpose(1, 2).contiguous()
 
 
+def biased_sinks(q: Tensor, k: Tensor, v: Tensor, sink: Tensor, bias: Tensor) -> Tensor:
+    column = sink.reshape(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[2], -1)
+    scores = torch.cat([q @ k.mT * 0.25 + bias + causal(q), column], -1)
+    return scores.softmax(-1)[..., :-1] @ v
+
+
 def pair(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, gate: Tensor) -> Tensor:
     """As OpenFold: dimensions in front, a bias for all rows, and a gate."""
     q, k, v = (t[None] for t in (q, k, v))
@@ -149,6 +155,7 @@ PROGRAMS = {
     "keys first": Program(keys_first, "full"),
     "softcap": Program(capped, "causal", GROUPED),
     "sinks": Program(sinks, "causal", (*GROUPED, (HEADS,))),
+    "sinks beside a bias": Program(biased_sinks, "full + bias", (*QKV, (HEADS,), (HEADS, LENGTH, LENGTH))),
     "pair bias": Program(pair, "full + bias", (*QKV, (1, 1, *PLANE[1:]), QKV[0])),
     "two biases": Program(two_biases, "full + bias", (*QKV, (HEADS, 1, LENGTH), PLANE)),
     "tied": Program(tied, "causal", QKV[:1]),

@@ -230,13 +230,22 @@ def efficient(
     return out, *grads[: 4 if bias_grad else 3]
 
 
-def cudnn(q: Tensor, k: Tensor, v: Tensor, do: Tensor, *, causal: bool = True) -> tuple[Any, ...]:
+def cudnn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    do: Tensor,
+    *,
+    causal: bool = True,
+    bias: Callable[[], Tensor] = lambda: None,  # type: ignore[assignment, return-value]
+) -> tuple[Any, ...]:
     """out, dq, dk, dv of cuDNN; the log-sum-exp is [B, H, Sq, 1]."""
+    added = bias()
     out, lse, cq, ck, mq, mk, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(
-        q, k, v, None, True, 0.0, causal
+        q, k, v, added, True, 0.0, causal
     )
     backward = aten._scaled_dot_product_cudnn_attention_backward
-    return out, *backward(do, q, k, v, aten.alias(out), lse, seed, offset, None, cq, ck, mq, mk, 0.0, causal)
+    return out, *backward(do, q, k, v, aten.alias(out), lse, seed, offset, added, cq, ck, mq, mk, 0.0, causal)
 
 
 def flash_backward(

@@ -115,7 +115,7 @@ def _plain_results(
     if sinks is not None or match.attention.has_backward:
         logsumexp = emitter.call(operator.getitem, (node, 1), before=old, like=old)
     if sinks is not None and logsumexp is not None:
-        out, logsumexp = with_sinks(emitter, out, logsumexp, sinks.value, before=old)
+        out, logsumexp = with_sinks(emitter, out, logsumexp, sinks.value, match.bias is not None, before=old)
     unwatched(out)
     for size, parts in forward.sizes:
         arguments = [(view.node, dim) for view, dim in parts]
@@ -181,7 +181,9 @@ def _new_backward(
     if sinks is not None and backward.sink_gradient is not None and backward.sink_gradient.used is not None:
         assert out is not None
         assert logsumexp is not None
-        column = gradient_of_sinks(emitter, backward.grad_out.node, out, logsumexp, sinks.value, before=old)
+        column = gradient_of_sinks(
+            emitter, backward.grad_out.node, out, logsumexp, sinks.value, bias is not None, before=old
+        )
         swaps += put_sink_gradient(emitter, backward.sink_gradient, column, before=old)
     for index, sink in enumerate(gradients):
         used = sink.used

@@ -2,11 +2,17 @@
 
 With the log-sum-exp L of the keys alone and a sink s, the log-sum-exp of all is L' = logaddexp(L, s), and the output is
 the one of the keys times exp(L - L').  A backward that reads this output and L' gives the gradients of query, key and
-value as it is, and the gradient of a sink is the sum of -exp(s - L') * rowsum(grad_out * output) over its rows.
+value, and of a bias, as it is, and the gradient of a sink is the sum of -exp(s - L') * rowsum(grad_out * output) over
+its rows.
+
+Beside a bias, a log-sum-exp has two parts (Note [Log-sum-exp in two parts] in kernels/portable/device/tiles.py).  With
+the sink, the first is the larger one of the largest score and the sink, and the second the logarithm of the sum of what
+exceeds that.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,24 +25,50 @@ from ...graph.nodes import bind, op_name
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
+_END = 2**63 - 1
+"""The end of a slice that takes everything."""
 
-def with_sinks(emitter: Emitter, out: Node, logsumexp: Node, sinks: Node, before: Node) -> tuple[Node, Node]:
+
+def with_sinks(
+    emitter: Emitter, out: Node, logsumexp: Node, sinks: Node, has_bias: bool, before: Node
+) -> tuple[Node, Node]:
     """Output and log-sum-exp with the sinks, [batch, heads, q_len, 1] or broadcasting to it, of those without them."""
 
     def call(target: Callable[..., Any], *args: Any) -> Node:
         return emitter.call(target, args, before=before, like=out)
 
-    rows = call(aten.unsqueeze.default, logsumexp, 3)
     sinks = _in_fp32(call, sinks)
-    above = call(aten.sub.Tensor, rows, sinks)
-    share = call(aten.sigmoid.default, above)
-    rest = call(aten.log1p.default, call(aten.exp.default, call(aten.neg.default, call(aten.abs.default, above))))
-    total = call(aten.squeeze.dim, call(aten.add.Tensor, call(aten.maximum.default, rows, sinks), rest), 3)
+    if has_bias:
+        share, total = _beside_bias(call, logsumexp, sinks, emitter.size(out, 2, before=before, like=out))
+    else:
+        share, total = _alone(call, logsumexp, sinks)
     scaled = call(aten.mul.Tensor, _in_fp32(call, out), share)
     return call(prims.convert_element_type.default, scaled, out.meta["val"].dtype), total
 
 
-def gradient_of_sinks(emitter: Emitter, grad_out: Node, out: Node, logsumexp: Node, sinks: Node, before: Node) -> Node:
+def _alone(call: Callable[..., Node], logsumexp: Node, sinks: Node) -> tuple[Node, Node]:
+    """The share of the keys in a softmax, [batch, heads, q_len, 1], and the log-sum-exp of all."""
+    rows = call(aten.unsqueeze.default, logsumexp, 3)
+    above = call(aten.sub.Tensor, rows, sinks)
+    share = call(aten.sigmoid.default, above)
+    rest = call(aten.log1p.default, call(aten.exp.default, call(aten.neg.default, call(aten.abs.default, above))))
+    return share, call(aten.squeeze.dim, call(aten.add.Tensor, call(aten.maximum.default, rows, sinks), rest), 3)
+
+
+def _beside_bias(call: Callable[..., Node], logsumexp: Node, sinks: Node, length: int | Node) -> tuple[Node, Node]:
+    """As `_alone`, for a log-sum-exp of two parts."""
+    largest, excess = _parts(call, logsumexp, length)
+    most = call(aten.maximum.default, largest, sinks)
+    of_keys = call(aten.add.Tensor, _in_base_2(call, call(aten.sub.Tensor, largest, most)), excess)
+    of_sink = call(aten.exp2.default, _in_base_2(call, call(aten.sub.Tensor, sinks, most)))
+    total = call(aten.log2.default, call(aten.add.Tensor, call(aten.exp2.default, of_keys), of_sink))
+    share = call(aten.exp2.default, call(aten.sub.Tensor, of_keys, total))
+    return share, call(aten.squeeze.dim, call(aten.cat.default, [most, total], 2), 3)
+
+
+def gradient_of_sinks(
+    emitter: Emitter, grad_out: Node, out: Node, logsumexp: Node, sinks: Node, has_bias: bool, before: Node
+) -> Node:
     """The gradient of the sinks for each row, fp32 [batch, heads, q_len, 1], of output and log-sum-exp with them."""
 
     def call(target: Callable[..., Any], *args: Any) -> Node:
@@ -44,9 +76,25 @@ def gradient_of_sinks(emitter: Emitter, grad_out: Node, out: Node, logsumexp: No
 
     products = call(aten.mul.Tensor, _in_fp32(call, grad_out), _in_fp32(call, out))
     delta = call(aten.sum.dim_IntList, products, [3], True)
-    rows = call(aten.unsqueeze.default, logsumexp, 3)
-    share = call(aten.exp.default, call(aten.sub.Tensor, _in_fp32(call, sinks), rows))
+    sinks = _in_fp32(call, sinks)
+    if has_bias:
+        length = emitter.size(out, 2, before=before, like=before)
+        most, total = _parts(call, logsumexp, length)
+        share = call(aten.sub.Tensor, _in_base_2(call, call(aten.sub.Tensor, sinks, most)), total)
+        share = call(aten.exp2.default, share)
+    else:
+        share = call(aten.exp.default, call(aten.sub.Tensor, sinks, call(aten.unsqueeze.default, logsumexp, 3)))
     return call(aten.neg.default, call(aten.mul.Tensor, share, delta))
+
+
+def _parts(call: Callable[..., Node], logsumexp: Node, length: int | Node) -> tuple[Node, Node]:
+    """Both parts of a log-sum-exp, [batch, heads, q_len, 1]."""
+    both = call(aten.unsqueeze.default, logsumexp, 3)
+    return call(aten.slice.Tensor, both, 2, 0, length), call(aten.slice.Tensor, both, 2, length, _END)
+
+
+def _in_base_2(call: Callable[..., Node], node: Node) -> Node:
+    return call(aten.mul.Tensor, node, math.log2(math.e))
 
 
 def put_sink_gradient(emitter: Emitter, sink: Sink, column: Node, before: Node) -> list[tuple[Node, Node]]:

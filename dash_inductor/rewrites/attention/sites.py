@@ -339,10 +339,11 @@ def _terms(attention: Attention, facts: Facts) -> tuple[Terms, Bias | None, Kept
         assert inputs.mask is not None
         if inputs.bias is not None or inputs.mask_only:
             raise NotReadable(cause.reason, "; ".join(filter(None, (cause.detail, inputs.mask_only))))
-        facts.recognised = f"not recognised: {_mask_text(inputs.mask.value)}"
-        bias = find_bias(inputs.mask, _bias_gradient(attention), plane)
+        added = inputs.mask_as_floats or inputs.mask
+        facts.recognised = f"not recognised: {_mask_text(added.value)}"
+        bias = find_bias(added, _bias_gradient(attention), plane)
         if bias is None:
-            raise NotReadable(*_why_no_bias(inputs.mask.value, plane, cause))
+            raise NotReadable(*_why_no_bias(added.value, plane, cause))
         facts.recognised += ", which is added to the scores as it is"
     if inputs.bias is not None:
         bias = find_bias(inputs.bias, _bias_gradient(attention), plane)
@@ -354,9 +355,6 @@ def _terms(attention: Attention, facts: Facts) -> tuple[Terms, Bias | None, Kept
         bias = bias_of(inputs.bias, pulls, plane) if pulls else bias
     if inputs.slopes is not None:
         bias = Bias(inputs.slopes, slopes=True)
-    if inputs.sinks is not None and bias is not None:
-        note = "" if cause is None else ": ".join(filter(None, (cause.reason.value, cause.detail)))
-        raise NotReadable(Reason.UNSUPPORTED_OP, "; ".join(filter(None, ("sinks beside a bias", note))))
     band = intersect([terms.band for terms in found], layout.static(q_len), layout.static(kv_len))
     return replace(found[-1], band=band), bias, cause
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Graph
 from torch.utils.checkpoint import CheckpointPolicy
@@ -80,6 +81,30 @@ def test_cuda_operators_are_replaced(maker, options, mask, scale, layout_name) -
         assert arguments["plan"] == str(record.plan)
     assert backward["logsumexp"].meta["val"].shape == (2, 8, 101)
     assert record.site == Site("cuda", "bfloat16", 2, 8, 8, 101, 101, 64, 64, call_of(Band.parse(mask), scale))
+
+
+def as_cudnn_is_given() -> Tensor:
+    """A causal mask as PyTorch converts it up to torch 2.12."""
+    index = torch.arange(101, device="cuda")
+    facts: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}
+    visible, hidden = (aten.scalar_tensor(value, **facts) for value in (0.0, -65504.0))
+    return aten.where(index.unsqueeze(0) <= index.unsqueeze(1), visible, hidden)
+
+
+@pytest.mark.parametrize(
+    ("function", "mask"),
+    [(F.scaled_dot_product_attention, "causal"), (torch.where, "full + bias"), (None, "full + bias")],
+    ids=["PyTorch's", "the program's", "nobody's"],
+)
+def test_a_boolean_mask_in_front_of_cudnn(function: object, mask: str) -> None:
+    """Only PyTorch's own conversion means the boolean mask: a program that adds -65504 has it added."""
+    module = joint_graph(cudnn, Shape(q_len=101, kv_len=101), causal=False, bias=as_cudnn_is_given)
+    if function is not None:
+        for node in module.graph.find_nodes(op="call_function", target=aten.where.self):
+            node.meta["source_fn_stack"] = [("name", function)]
+    graph, record = rewritten(module)
+    assert (record.mask, record.status) == (mask, "replaced"), record.detail
+    assert (planes(graph, 101) == []) is (mask == "causal")
 
 
 def test_grouped_heads_arrive_as_they_are() -> None:
