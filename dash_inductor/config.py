@@ -75,6 +75,8 @@ SETTINGS: Mapping[str, Setting] = {
     "forward": Setting("DASH_INDUCTOR_FORWARD", "auto", _words("auto", "keep")),
     "rewrites": Setting("DASH_INDUCTOR_REWRITES", "all", _words("all", "attention")),
     "pad_gemm": Setting("DASH_INDUCTOR_PAD_GEMM", "on", _words("on", "off")),
+    "permutations": Setting("DASH_INDUCTOR_PERMUTATIONS", "on", _words("on", "off")),
+    "few_indices": Setting("DASH_INDUCTOR_FEW_INDICES", "on", _words("on", "off")),
     "dump": Setting("DASH_INDUCTOR_DUMP", "", None, of_code=False),
     "profile": Setting("DASH_INDUCTOR_PROFILE", False, BOOLEANS),
 }
@@ -98,6 +100,10 @@ class Config:
             (DASH_INDUCTOR_REWRITES).
         pad_gemm: "on" pads products of matrices whose rows begin at odd addresses, where that pays
             (DASH_INDUCTOR_PAD_GEMM).
+        permutations: "on" makes gathers of stores by indices that are proved to be a permutation, or to differ
+            (DASH_INDUCTOR_PERMUTATIONS).
+        few_indices: "on" makes sums of stores of few elements into each line of zeros, where that pays
+            (DASH_INDUCTOR_FEW_INDICES).
         dump: a folder that gets pages about every graph that is compiled, see `explanations.dump`; "" for none.  While
             it is set, no graph is taken from a cache (DASH_INDUCTOR_DUMP).
         profile: the Hopper backward writes down when it computes and adds what, see `records.profiles`.  It is read at
@@ -113,6 +119,8 @@ class Config:
     forward: Forward
     rewrites: Rewrites
     pad_gemm: Switch
+    permutations: Switch
+    few_indices: Switch
     dump: str
     profile: bool
 
