@@ -75,6 +75,8 @@ SETTINGS: Mapping[str, Setting] = {
     "forward": Setting("DASH_INDUCTOR_FORWARD", "auto", _words("auto", "keep")),
     "rewrites": Setting("DASH_INDUCTOR_REWRITES", "all", _words("all", "attention")),
     "pad_gemm": Setting("DASH_INDUCTOR_PAD_GEMM", "on", _words("on", "off")),
+    "permutations": Setting("DASH_INDUCTOR_PERMUTATIONS", "on", _words("on", "off")),
+    "few_indices": Setting("DASH_INDUCTOR_FEW_INDICES", "on", _words("on", "off")),
     "fill": Setting("DASH_INDUCTOR_FILL", "off", _words("on", "off")),
     "dump": Setting("DASH_INDUCTOR_DUMP", "", None, of_code=False),
     "profile": Setting("DASH_INDUCTOR_PROFILE", False, BOOLEANS),
@@ -99,6 +101,10 @@ class Config:
             (DASH_INDUCTOR_REWRITES).
         pad_gemm: "on" pads products of matrices whose rows begin at odd addresses, where that pays
             (DASH_INDUCTOR_PAD_GEMM).
+        permutations: "on" makes gathers of stores by indices that are proved to be a permutation, or to differ
+            (DASH_INDUCTOR_PERMUTATIONS).
+        few_indices: "on" makes sums of stores of few elements into each line of zeros, where that pays
+            (DASH_INDUCTOR_FEW_INDICES).
         fill: "off" runs compiled graphs without PyTorch's fill of uninitialized memory, where all operators of a graph
             are known to write their results; "on" leaves the fill as the program has set it (DASH_INDUCTOR_FILL).
         dump: a folder that gets pages about every graph that is compiled, see `explanations.dump`; "" for none.  While
@@ -116,6 +122,8 @@ class Config:
     forward: Forward
     rewrites: Rewrites
     pad_gemm: Switch
+    permutations: Switch
+    few_indices: Switch
     fill: Switch
     dump: str
     profile: bool
