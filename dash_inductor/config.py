@@ -75,6 +75,7 @@ SETTINGS: Mapping[str, Setting] = {
     "forward": Setting("DASH_INDUCTOR_FORWARD", "auto", _words("auto", "keep")),
     "rewrites": Setting("DASH_INDUCTOR_REWRITES", "all", _words("all", "attention")),
     "pad_gemm": Setting("DASH_INDUCTOR_PAD_GEMM", "on", _words("on", "off")),
+    "index_sums": Setting("DASH_INDUCTOR_INDEX_SUMS", "on", _words("on", "off")),
     "dump": Setting("DASH_INDUCTOR_DUMP", "", None, of_code=False),
     "profile": Setting("DASH_INDUCTOR_PROFILE", False, BOOLEANS),
 }
@@ -98,6 +99,8 @@ class Config:
             (DASH_INDUCTOR_REWRITES).
         pad_gemm: "on" pads products of matrices whose rows begin at odd addresses, where that pays
             (DASH_INDUCTOR_PAD_GEMM).
+        index_sums: "on" makes sums by index, as of `index_add` and `scatter_add`, from one sort of each index
+            (DASH_INDUCTOR_INDEX_SUMS).
         dump: a folder that gets pages about every graph that is compiled, see `explanations.dump`; "" for none.  While
             it is set, no graph is taken from a cache (DASH_INDUCTOR_DUMP).
         profile: the Hopper backward writes down when it computes and adds what, see `records.profiles`.  It is read at
@@ -113,6 +116,7 @@ class Config:
     forward: Forward
     rewrites: Rewrites
     pad_gemm: Switch
+    index_sums: Switch
     dump: str
     profile: bool
 

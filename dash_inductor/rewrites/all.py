@@ -5,11 +5,15 @@ from __future__ import annotations
 from ..lowering import compile_kernels
 from .attention.rewrite import AttentionRewrite
 from .embeddings import EmbeddingsRewrite
+from .index_ranges import IndexRangesRewrite
+from .index_sums import IndexSumsRewrite
 from .pad_gemm import PadGemmRewrite
 from .rewrite import Rewrite
 
 REWRITES: tuple[Rewrite, ...] = (
     AttentionRewrite(compile_kernels),
+    IndexRangesRewrite(),
+    IndexSumsRewrite(),
     EmbeddingsRewrite(),
     PadGemmRewrite(),
 )
