@@ -1,6 +1,6 @@
 """Sums by indices that are functions of positions alone: the values of a row lie side by side, and are gathered.
 
-The backward of resampling (`interpolate`: nearest, bilinear, bicubic) adds a gradient to the places that an index names,
+The backward of resampling (`interpolate`: nearest, bilinear, bicubic) adds a gradient where an index names a place,
 which grows with the position in each dimension and depends on no input.  So the values of a row are a range in each
 dimension.  Bounds of the ranges are counted on the device, from the very index that the forward reads.  How long ranges
 are at most is known from the graph: the index is evaluated with bounds for every rounding, in any order of contraction.

@@ -228,7 +228,9 @@ def _scatter(node: Node) -> Sum | None:
         return None
     if any(sizes.static(size) == 0 for size in of.shape):
         return None
-    repeated = [sizes.static(stride) == 0 or sizes.static(n) == 1 for n, stride in zip(of.shape, of.stride(), strict=True)]
+    repeated = [
+        sizes.static(stride) == 0 or sizes.static(n) == 1 for n, stride in zip(of.shape, of.stride(), strict=True)
+    ]
     columns = range(dim + 1, of.dim()) if all(repeated[dim + 1 :]) else range(0)
     batch = range(dim) if columns.start and all(repeated[:dim]) else range(0)
     rows = of.dim() - len(columns) - len(batch)

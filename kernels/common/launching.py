@@ -12,7 +12,12 @@ from .launcher import KernelLauncher, launch
 
 
 def launch_kernel(
-    kernel: Any, device: torch.device, grid: tuple[int, ...], *arguments: Tensor | int, debug: bool = False, **constants: Any
+    kernel: Any,
+    device: torch.device,
+    grid: tuple[int, ...],
+    *arguments: Tensor | int,
+    debug: bool = False,
+    **constants: Any,
 ) -> None:
     """Launch a kernel with four warps.
 
