@@ -202,6 +202,19 @@ def read_put(node: Node) -> Sum | None:
     return Sum(base, values, index, shape, first, len(places), values_shape)
 
 
+def _add(node: Node) -> Sum | None:
+    """`index_add`, which Inductor leaves whole where elements have 16 bits."""
+    args = bind(node)
+    into, source, index = args["self"], args["source"], args["index"]
+    if args["alpha"] != 1 or index.meta["val"].dim() != 1 or source.meta["val"].dtype != into.meta["val"].dtype:
+        return None
+    if not source.meta["val"].dim():
+        return None
+    shape, dim = _sizes(into), args["dim"] % source.meta["val"].dim()
+    base = None if _is_zeros(into) else into
+    return Sum(base, source, Index((index,), shape[dim : dim + 1]), shape, dim, 1)
+
+
 def _embedding(node: Node) -> Sum | None:
     """The gradient of a table of few rows."""
     args = bind(node)
@@ -261,6 +274,7 @@ def _unrepeated(index: Node, dim: int, selected: tuple[int, ...]) -> tuple[Node,
 _READERS: Mapping[Any, Callable[[Node], Sum | None]] = {
     aten.index_put.default: read_put,
     aten._unsafe_index_put.default: read_put,
+    aten.index_add.default: _add,
     aten.scatter_add.default: _scatter,
     aten.scatter_reduce.two: _scatter,
     aten.embedding_dense_backward.default: _embedding,
