@@ -39,8 +39,9 @@ def _elements(x: Tensor, index: Tensor) -> Tensor:
 
 def _layers(x: Tensor, index: Tensor) -> Tensor:
     """Two layers of a graph network, whose sums read one index."""
+    other = index.flip(0)
     for _ in range(2):
-        x = torch.zeros_like(x).index_add(0, index, x[index.flip(0)] * 0.5)
+        x = torch.zeros_like(x).index_add(0, index, x[other] * 0.5)
     return x
 
 
