@@ -77,6 +77,7 @@ SETTINGS: Mapping[str, Setting] = {
     "pad_gemm": Setting("DASH_INDUCTOR_PAD_GEMM", "on", _words("on", "off")),
     "permutations": Setting("DASH_INDUCTOR_PERMUTATIONS", "on", _words("on", "off")),
     "few_indices": Setting("DASH_INDUCTOR_FEW_INDICES", "on", _words("on", "off")),
+    "index_sums": Setting("DASH_INDUCTOR_INDEX_SUMS", "on", _words("on", "off")),
     "fill": Setting("DASH_INDUCTOR_FILL", "off", _words("on", "off")),
     "dump": Setting("DASH_INDUCTOR_DUMP", "", None, of_code=False),
     "profile": Setting("DASH_INDUCTOR_PROFILE", False, BOOLEANS),
@@ -105,6 +106,8 @@ class Config:
             (DASH_INDUCTOR_PERMUTATIONS).
         few_indices: "on" makes sums of stores of few elements into each line of zeros, where that pays
             (DASH_INDUCTOR_FEW_INDICES).
+        index_sums: "on" makes sums by index, as of `index_add` and `scatter_add`, from one sort of each index
+            (DASH_INDUCTOR_INDEX_SUMS).
         fill: "off" runs compiled graphs without PyTorch's fill of uninitialized memory, where all operators of a graph
             are known to write their results; "on" leaves the fill as the program has set it (DASH_INDUCTOR_FILL).
         dump: a folder that gets pages about every graph that is compiled, see `explanations.dump`; "" for none.  While
@@ -124,6 +127,7 @@ class Config:
     pad_gemm: Switch
     permutations: Switch
     few_indices: Switch
+    index_sums: Switch
     fill: Switch
     dump: str
     profile: bool

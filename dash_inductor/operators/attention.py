@@ -39,7 +39,8 @@ from ..model.plan import Plan
 from ..upstream import profiler
 from ..upstream.dispatch import mode_count
 from . import flops
-from . import observe as _observe  # noqa: F401  # defines an operator that graphs may hold beside these
+from . import index_sums as _index_sums  # noqa: F401  # defines an operator that graphs may hold beside these
+from . import observe as _observe  # noqa: F401  # as `index_sums`
 
 _lib = torch.library.Library("dash_inductor", "DEF")
 _lib.define(

@@ -6,6 +6,8 @@ from ..lowering import compile_kernels
 from .attention.rewrite import AttentionRewrite
 from .embeddings import EmbeddingsRewrite
 from .few_indices import FewIndicesRewrite
+from .index_ranges import IndexRangesRewrite
+from .index_sums import IndexSumsRewrite
 from .pad_gemm import PadGemmRewrite
 from .permutations import PermutationsRewrite
 from .rewrite import Rewrite
@@ -13,9 +15,12 @@ from .user_kernels import UserKernelsRewrite
 
 REWRITES: tuple[Rewrite, ...] = (
     AttentionRewrite(compile_kernels),
-    EmbeddingsRewrite(),
     PermutationsRewrite(),
     FewIndicesRewrite(),
+    IndexRangesRewrite(),
+    IndexSumsRewrite(),
+    EmbeddingsRewrite(),
     PadGemmRewrite(),
     UserKernelsRewrite(),
 )
+"""Attention reads graphs as PyTorch made them; what is known of indices goes before what holds for any."""

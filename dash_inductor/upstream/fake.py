@@ -1,6 +1,19 @@
 """Fake tensors, which have sizes and no values, and the mode that makes them."""
 
 from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode, is_fake
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensor,
+    FakeTensorMode,
+    is_fake,
+    unset_fake_temporarily,
+)
 
-__all__ = ["DataDependentOutputException", "FakeTensor", "FakeTensorMode", "detect_fake_mode", "is_fake"]
+__all__ = [
+    "DataDependentOutputException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "detect_fake_mode",
+    "is_fake",
+    "unset_fake_temporarily",
+]

@@ -16,10 +16,9 @@ from ...model.plan import Plan
 from ...schedule.table_walk import FORWARD_TILE_BITS, TILE_BITS, from_the_end, seen_words
 from ...schedule.walk import Problem
 from ...upstream import compat
-from ...upstream.cuda import raw_stream
 from .compiling import schedule_module
 from .device import tables
-from .launcher import KernelLauncher, launch
+from .launching import launch_kernel
 from .mask_data import MaskData, MaskTables
 from .relations import CODES, Layout, Vectors, computed, vectors
 from .strides import dense_strides
@@ -299,35 +298,4 @@ class _Builder:
         return compat.empty_cuda(shape, dense_strides(shape, range(len(shape))), dtype)
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int, **constants: Any) -> None:
-        """Launch on the current device, or in Triton's interpreter.
-
-        Triton chooses among the versions of a kernel at its first launch with such arguments; later ones, which a
-        training step begins with, go by what it chose.
-        """
-        if self.device.type != "cuda":
-            kernel[grid](*arguments, **constants, num_warps=4)
-            return
-        kinds = tuple(_kind(argument) for argument in arguments)
-        key = kernel, self.device.index, grid, kinds, tuple(constants.values())
-        launched = _LAUNCHERS.get(key)
-        if launched is not None:
-            stream = raw_stream(self.device.index)
-            launch(launched.pack(stream, (), *(a if isinstance(a, int) else a.data_ptr() for a in arguments)))
-            return
-        compiled = kernel[grid](*arguments, **constants, num_warps=4)
-        if compiled is None:  # a hook of Triton's has taken the place of compiling
-            return
-        if len(_LAUNCHERS) >= 1024:  # shapes that are not used any more
-            _LAUNCHERS.clear()
-        _LAUNCHERS[key] = KernelLauncher(compiled, grid)
-
-
-_LAUNCHERS: dict[Any, KernelLauncher] = {}
-"""Launchers by kernel, device, grid, kinds of arguments and constants."""
-
-
-def _kind(argument: Tensor | int) -> tuple[Any, ...]:
-    """All that Triton's choice of a version depends on."""
-    if isinstance(argument, int):
-        return argument == 1, argument % 16 == 0, -(2**31) <= argument < 2**31
-    return argument.dtype, argument.data_ptr() % 16 == 0
+        launch_kernel(kernel, self.device, grid, *arguments, **constants)

@@ -1,0 +1,55 @@
+"""The operator that adds rows by their sorted keys: `dash_inductor::index_sums`.
+
+    index_sums(base, values, keys, order, rows) -> Tensor
+
+base: [batch, rows, columns] of the dtype of `values`, or None for zeros; values: [batch, n, columns], floating point;
+keys: integers [n], sorted, from 0 to `rows`, of which `rows` marks what is left out; order: int64 [n], the place in
+`values` of each key.  The result has the shape of `base`, and is contiguous: to each row is added the sum, in fp32 or
+in fp64 for fp64, of the values that have its number as their key.
+
+Importing this module imports torch and defines the operator.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+
+_lib = torch.library.Library("dash_inductor", "FRAGMENT")
+_lib.define(
+    "index_sums(Tensor? base, Tensor values, Tensor keys, Tensor order, SymInt rows) -> Tensor",
+    tags=(torch.Tag.flexible_layout,),
+)
+index_sums = torch.ops.dash_inductor.index_sums.default
+
+MOST = 2**31 - 2
+"""Rows at most, and entries: keys and places are 32 bits wide."""
+
+
+def _fake(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:
+    return values.new_empty((values.shape[0], rows, values.shape[2]))
+
+
+def _on_cpu(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:
+    exact = torch.float64 if values.dtype == torch.float64 else torch.float32
+    batch, _, columns = values.shape
+    sums = torch.zeros((batch, rows + 1, columns), dtype=exact)
+    sums.index_add_(1, keys.long(), values.index_select(1, order).to(exact))
+    total = sums[:, :rows] if base is None else base + sums[:, :rows]
+    return total.to(values.dtype).contiguous()
+
+
+def _on_cuda(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:
+    from ..kernels.sums import launch
+
+    for name, number in (("rows", rows), ("values", values.shape[1])):
+        if number > MOST:
+            raise ArgumentError(name, number, f"at most {MOST}")
+    return launch.add_segments(base, values, keys, order, rows)
+
+
+torch.library.register_fake("dash_inductor::index_sums", _fake, lib=_lib)
+_lib.impl("index_sums", _on_cpu, "CPU")
+_lib.impl("index_sums", _on_cuda, "CUDA")

@@ -1,0 +1,79 @@
+"""The host side of `segments`: from a sorted list of keys to sums of rows."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..common.launching import launch_kernel
+from .device import segments
+
+COLUMNS, ELEMENTS = 64, 4096
+"""Columns and elements that a program sums at most."""
+CHUNK = 1024
+"""Entries of a chunk at most."""
+
+
+def tiles(columns: int) -> tuple[int, int]:
+    """Columns and entries that a program sums, of values of so many columns.  Bits depend on them."""
+    wide = 1
+    while wide < min(columns, COLUMNS):
+        wide *= 2
+    return wide, min(ELEMENTS // wide, CHUNK)
+
+
+def levels(count: int, chunk: int) -> list[int]:
+    """The lengths of the lists that are summed one after another, from `count` entries on."""
+    found = [count]
+    while found[-1] > chunk:
+        found.append(2 * -(-found[-1] // chunk))
+    return found
+
+
+def add_segments(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:
+    """[batch, rows, columns], contiguous: for each row the sum of the values with its key, added to `base`.
+
+    Args:
+        base: [batch, rows, columns] of the dtype of `values`, or None for zeros.
+        values: [batch, n, columns] of a floating-point dtype, with any strides.
+        keys: sorted integers [n] up to `rows`; an entry with key `rows` is left out.  A larger one stops the device.
+        order: int64 [n], the place in `values` of each entry.
+    """
+    if values.shape[2] == 1:  # batch elements that lie in columns are summed together
+        turned = None if base is None else base.transpose(0, 2)
+        return _sums(turned, values.transpose(0, 2), keys, order, rows).transpose(0, 2).contiguous()
+    return _sums(base, values, keys, order, rows)
+
+
+def _sums(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:
+    batch, count, columns = values.shape
+    shape = batch, rows, columns
+    if base is None:
+        out = torch.zeros(shape, dtype=values.dtype, device=values.device)
+    else:
+        out = torch.empty(shape, dtype=values.dtype, device=values.device).copy_(base)
+    if not values.numel() or not rows:
+        return out
+    exact = torch.float64 if values.dtype == torch.float64 else torch.float32
+    wide, chunk = tiles(columns)
+    lengths = levels(count, chunk)
+    others = batch * -(-columns // wide)
+    device = torch.cuda.device(values.device) if values.is_cuda else nullcontext()  # Triton uses the current one
+    with device:
+        for level, length in enumerate(lengths):
+            chunks, is_last = -(-length // chunk), level == len(lengths) - 1
+            parts = values.new_empty((batch, 1 if is_last else 2 * chunks, columns), dtype=exact)
+            part_keys = keys.new_empty(1 if is_last else 2 * chunks, dtype=torch.int32)
+            constants: dict[str, Any] = {
+                "CHUNK": chunk, "COLUMNS": wide, "HAS_ORDER": level == 0, "HAS_BASE": base is not None,
+                "IS_LAST": is_last,
+            }  # fmt: skip
+            launch_kernel(
+                segments.add_segments, values.device, (chunks * others,), values, keys, order, out, parts, part_keys,
+                *values.stride(), length, chunks, rows, columns, debug=level == 0, **constants,
+            )  # fmt: skip
+            values, keys = parts, part_keys
+    return out

@@ -1,0 +1,155 @@
+"""Sums by index on a GPU: values, bits under load, peak memory, and what is out of bounds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dash_inductor.config import config
+from dash_inductor.kernels.sums import launch
+from dash_inductor.records.records import all_records, clear_sites
+
+from ..support.distribution import ROOT
+from ..support.index_sums import PROGRAMS, Program, results, worst
+from ..support.processes import run_python_unchecked
+from ..support.repeats import differing_runs
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic")]
+
+EPS = {torch.float64: 1e-15, torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+def hot_index(count: int, rows: int) -> Tensor:
+    """Indices of which half are the same one."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    index = torch.randint(0, rows, (count,), device="cuda", generator=generator)
+    return torch.where(torch.rand(count, device="cuda", generator=generator) < 0.5, rows // 3, index)
+
+
+def exact_results(program: Program, x: Tensor, index: Tensor) -> list[Tensor]:
+    """In double precision, by PyTorch's kernels, of which some raise under deterministic algorithms."""
+    torch.use_deterministic_algorithms(False)
+    found = results(program, x.double(), index)
+    torch.use_deterministic_algorithms(True)
+    return found
+
+
+@pytest.mark.parametrize("dtype", list(EPS), ids=str)
+@pytest.mark.parametrize("name", list(PROGRAMS))
+def test_values(name: str, dtype: torch.dtype) -> None:
+    rows = 200 if name == "embedding" else 1000
+    x, index = torch.randn(rows, 40, device="cuda", dtype=torch.float64), hot_index(5000, rows)
+    exact = exact_results(PROGRAMS[name], x.to(dtype), index)
+    clear_sites()
+    torch._dynamo.reset()
+    found = results(torch.compile(PROGRAMS[name], dynamic=False), x.to(dtype), index)
+    assert worst(found, exact) < EPS[dtype]
+    assert {record.status for record in all_records() if record.rewrite == "index_sums"} == {"replaced"}
+    if name == "elements":
+        found = results(torch.compile(PROGRAMS[name], dynamic=True), x.to(dtype), index)
+        assert worst(found, exact) < EPS[dtype]
+
+
+@pytest.mark.parametrize(("count", "rows", "columns"), [(300000, 50000, 64), (100000, 3, 128), (1 << 20, 32, 8)])
+def test_bits_under_load(count: int, rows: int, columns: int) -> None:
+    """Sums with atomics differ, which is what the comparison has to see."""
+    index = hot_index(count, rows)
+    values = torch.randn(count, columns, device="cuda", dtype=torch.bfloat16)
+    zeros = torch.zeros(rows, columns, device="cuda", dtype=torch.bfloat16)
+    compiled = torch.compile(lambda zeros, values: zeros.index_add(0, index, values))
+
+    def run() -> list[Tensor]:
+        return [compiled(zeros, values)]
+
+    assert differing_runs(run, 50, load=True, poisoned=True) == 0
+    exact = zeros.double().index_add(0, index, values.double())
+    assert (run()[0].double() - exact).norm() <= 3e-3 * exact.norm()
+    torch.use_deterministic_algorithms(False)
+    assert differing_runs(lambda: [zeros.float().index_add(0, index, values.float())], 50, load=True) > 0
+
+
+def test_bits_depend_on_no_other_batch_element() -> None:
+    """More programs of a launch change no bit of those that were there."""
+    keys, order = hot_index(20000, 100).int().sort(stable=True)
+    values = torch.randn(3, 20000, 48, device="cuda")
+    together = launch.add_segments(None, values, keys, order, 100)
+    for b in range(3):
+        assert torch.equal(together[b : b + 1], launch.add_segments(None, values[b : b + 1], keys, order, 100))
+
+
+def test_a_replay_has_the_same_bits() -> None:
+    index = hot_index(50000, 100)
+    x = torch.randn(100, 64, device="cuda")
+    plain = results(torch.compile(PROGRAMS["rows"]), x, index)
+    replayed = torch.compile(PROGRAMS["rows"], mode="reduce-overhead")
+    for _ in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        assert all(map(torch.equal, plain, results(replayed, x, index)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scale_factor": 2.0, "mode": "bilinear"},
+        {"size": (100, 77), "mode": "bilinear", "align_corners": True},
+        {"size": (100, 77), "mode": "nearest"},
+        {"size": (16, 9), "mode": "bilinear"},
+        {"scale_factor": 2.0, "mode": "bicubic"},
+    ],
+    ids=str,
+)
+def test_resampling(options: dict[str, object]) -> None:
+    x = torch.randn(4, 16, 32, 31, device="cuda")
+
+    def resample(x: Tensor, index: Tensor) -> Tensor:
+        return F.interpolate(x, **options)  # type: ignore[arg-type]
+
+    exact = exact_results(resample, x, x)
+    torch._dynamo.reset()
+    clear_sites()
+    compiled = torch.compile(resample, dynamic=False)
+    found = results(compiled, x, x)
+    assert worst(found, exact) < 1e-5
+    assert {(record.rewrite, record.status) for record in all_records()} == {("index_ranges", "replaced")}
+    assert differing_runs(lambda: results(compiled, x, x), 20, load=True) == 0
+
+
+def test_peak_memory() -> None:
+    """No more than under PyTorch's deterministic kernels, which sort 64 bits."""
+    index = torch.randint(0, 100000, (500000,), device="cuda")
+    x = torch.randn(100000, 64, device="cuda")
+
+    def peak() -> int:
+        torch._dynamo.reset()
+        compiled = torch.compile(PROGRAMS["rows"])
+        results(compiled, x, index)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        results(compiled, x, index)
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated()
+
+    with config.patch(index_sums="off"):
+        most = peak()
+    assert peak() <= most
+
+
+OUTSIDE = """
+    import torch
+    torch.use_deterministic_algorithms(True)
+    index = torch.arange(5000, device="cuda") % 100
+    index[77] = {bad}
+    zeros, values = torch.zeros(100, 8, device="cuda"), torch.ones(5000, 8, device="cuda")
+    torch.compile(lambda: zeros.index_add(0, index, values))()
+    torch.cuda.synchronize()
+    print("unharmed")
+"""
+
+
+@pytest.mark.parametrize(("bad", "raises"), [("100", True), ("-101", True), ("3", False)])
+def test_an_index_out_of_bounds_stops_the_device(bad: str, raises: bool) -> None:
+    result = run_python_unchecked(OUTSIDE.format(bad=bad), path=ROOT)
+    assert ("device-side assert" in result.stderr) is raises, result.stderr
+    assert ("unharmed" in result.stdout) is not raises

@@ -1,0 +1,198 @@
+"""Sums by index in graphs: what is rewritten, values, what is shared, what is kept, and errors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dash_inductor.config import config
+from dash_inductor.graph.emit import Emitter
+from dash_inductor.model.reasons import Reason
+from dash_inductor.operators.index_sums import index_sums as operator
+from dash_inductor.records.records import Record, all_records, clear_sites
+from dash_inductor.rewrites import index_ranges, index_sums
+from dash_inductor.rewrites.index_ranges import by_ranges
+
+from ..support.graphs import capture
+from ..support.index_sums import PROGRAMS, Program, results, worst
+
+OURS = "dash_inductor::index_sums"
+SORT = "aten::sort"
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch, deterministic: None) -> Iterator[None]:
+    """Sums of any size are rewritten there."""
+    monkeypatch.setattr(index_sums, "LEAST", 0)
+    monkeypatch.setattr(index_sums, "DEVICES", ("cpu",))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def records() -> list[Record]:
+    return [record for record in all_records() if isinstance(record, Record)]
+
+
+def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    index = torch.randint(0, 20, (61,))
+    index[::2] = 7
+    return torch.randn(20, 6, dtype=torch.float64).to(dtype), index
+
+
+SORTS = dict.fromkeys(("index_add", "scatter_add", "scatter_mean", "elements", "layers"), 2)
+"""Sorts of a program where they are not one: of the index of a forward, and of another one of its backward."""
+NAMES = [name for name in PROGRAMS if name != "embedding"]  # whose gradient the CPU decomposes
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values(name: str, on_the_cpu: None) -> None:
+    x, index = inputs()
+    exact = results(PROGRAMS[name], x.double(), index)
+    with capture() as graphs:
+        found = results(graphs.compile(PROGRAMS[name], dynamic=False), x, index)
+    assert worst(found, exact) < 1e-6
+    assert {(record.rewrite, record.status) for record in records()} == {("index_sums", "replaced")}
+    assert graphs.count(OURS)
+    assert not graphs.count("aten::scatter_add") + graphs.count("aten::index_put")
+    assert graphs.count(SORT) == SORTS.get(name, 1)
+
+
+@pytest.mark.parametrize("name", ["rows", "two", "index_add", "elements", "layers"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_dynamic_shapes(name: str, dtype: torch.dtype, on_the_cpu: None) -> None:
+    x, index = inputs(dtype)
+    exact = results(PROGRAMS[name], x.double(), index)
+    with capture() as graphs:
+        found = results(graphs.compile(PROGRAMS[name], dynamic=True), x, index)
+    assert worst(found, exact) < (1e-2 if dtype is torch.bfloat16 else 1e-12)
+    assert {record.status for record in records()} == {"replaced"}
+
+
+def test_an_index_is_sorted_once_for_forward_and_backward(on_the_cpu: None) -> None:
+    """Also after PyTorch has taken the graph apart."""
+
+    def function(x: Tensor, index: Tensor) -> Tensor:
+        return torch.zeros_like(x).index_add(0, index, x[index].sin())
+
+    x, index = inputs()
+    with capture() as graphs:
+        results(graphs.compile(function, dynamic=False), x, index)
+    assert (graphs.count(OURS), graphs.count(SORT)) == (2, 1)
+    assert sum(part[SORT] for part in graphs.partitions) == 1
+
+
+def test_keys_are_as_narrow_as_rows_let_them(on_the_cpu: None) -> None:
+    found: Counter[torch.dtype] = Counter()
+    for rows in (254, 255, 32766, 32767):
+        index = index_sums.Index((None,), (rows,), wraps=True)  # type: ignore[arg-type]  # stands for a tensor
+        keys = index_sums._keys(index, torch.tensor([0, -1, rows - 1, rows, -rows - 1]))
+        assert keys.tolist() == [0, rows - 1, rows - 1, rows + 1, rows + 1]
+        found[keys.dtype] += 1
+    assert found == {torch.uint8: 1, torch.int16: 2, torch.int32: 1}
+
+
+@pytest.mark.parametrize("bad", [20, -21, 1 << 40])
+def test_an_index_out_of_bounds_is_an_error(bad: int, on_the_cpu: None) -> None:
+    x, index = inputs()
+    index[3] = bad
+    compiled = torch.compile(lambda x, index: torch.zeros_like(x).index_add(0, index, x.repeat(4, 1)[:61]))
+    with pytest.raises((IndexError, RuntimeError), match=r"out of|range"):
+        compiled(x, index)
+
+
+def test_an_embedding_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row of the padding has no gradient."""
+    index = index_sums.Index((None,), (30,), left_out=4)  # type: ignore[arg-type]  # stands for a tensor
+    indices, grad = torch.randint(0, 30, (5, 40)), torch.randn(5, 40, 6)
+    keys, order = index_sums._keys(index, indices).sort(stable=True)
+    found = operator(None, grad.reshape(1, 200, 6), keys, order, 30)[0]
+    expected = torch.ops.aten.embedding_dense_backward(grad, indices, 30, 4, False)
+    torch.testing.assert_close(found, expected)
+
+
+def test_small_sums_and_others_are_left(deterministic: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_sums, "DEVICES", ("cpu",))
+    x, index = inputs()
+    results(torch.compile(PROGRAMS["rows"]), x, index)
+    assert records() == []  # few elements
+    monkeypatch.setattr(index_sums, "LEAST", 0)
+    torch._dynamo.reset()
+    with config.patch(index_sums="off"):
+        results(torch.compile(PROGRAMS["rows"]), x, index)
+    torch._dynamo.reset()
+    torch.compile(lambda x, index: torch.zeros_like(x).index_put((index[:20],), x))(x, index)  # adds nothing
+    torch.compile(lambda x, index: torch.zeros(20, 6).long().index_add(0, index, torch.ones(61, 6).long()))(x, index)
+    assert records() == []
+
+
+def test_an_error_leaves_the_graph(on_the_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise ZeroDivisionError("on purpose")
+
+    monkeypatch.setattr(Emitter, "inline", fail)
+    x, index = inputs()
+    exact = results(PROGRAMS["rows"], x, index)
+    assert worst(results(torch.compile(PROGRAMS["rows"]), x, index), exact) == 0
+    (record,) = records()
+    assert (record.status, record.reason) == ("kept", Reason.INTERNAL_ERROR)
+    assert record.detail.startswith("ZeroDivisionError: on purpose at ")
+
+
+RESAMPLED = {
+    "nearest": {"size": (9, 13), "mode": "nearest"},
+    "bilinear": {"scale_factor": 2.0, "mode": "bilinear"},
+    "corners": {"size": (12, 14), "mode": "bilinear", "align_corners": True},
+    "smaller": {"size": (3, 4), "mode": "bilinear"},
+    "bicubic": {"scale_factor": 2.0, "mode": "bicubic"},
+    "many": {"scale_factor": 5.0, "mode": "nearest"},
+}
+
+
+def resampled(options: dict[str, Any]) -> Program:
+    return lambda x, index: F.interpolate(x, **options)
+
+
+@pytest.mark.parametrize("name", list(RESAMPLED))
+def test_resampling(name: str, on_the_cpu: None) -> None:
+    x = torch.randn(2, 3, 6, 7)
+    exact = results(resampled(RESAMPLED[name]), x.double(), x)
+    with capture() as graphs:
+        found = results(graphs.compile(resampled(RESAMPLED[name]), dynamic=False), x, x)
+    assert worst(found, exact) < 1e-6
+    assert {(record.rewrite, record.status) for record in records()} == {("index_ranges", "replaced")}
+    assert not graphs.count(SORT) + graphs.count("aten::index_put") + graphs.count("aten::_unsafe_index_put")
+
+
+def test_ranges_are_as_long_as_any_rounding_makes_them(on_the_cpu: None) -> None:
+    """Three times: positions fall on whole numbers, or just below them."""
+    x = torch.randn(1, 4, 30, 30)
+    results(torch.compile(resampled({"scale_factor": 3.0, "mode": "bilinear"}), dynamic=False), x, x)
+    assert {tuple(record.facts["longest"]) for record in records()} == {(4, 4), (4, 5), (5, 4), (5, 5)}  # type: ignore[arg-type]
+    clear_sites()
+    torch._dynamo.reset()
+    results(torch.compile(resampled({"scale_factor": 2.0, "mode": "nearest"}), dynamic=False), x, x)
+    assert [record.facts["longest"] for record in records()] == [[2, 2]]  # halves are exact
+
+
+@pytest.mark.parametrize("unrolled", [0, 16])
+def test_sums_by_ranges(unrolled: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One dimension with columns, and two behind a batch; empty ranges."""
+    monkeypatch.setattr(index_ranges, "UNROLLED", unrolled)
+    first, second = torch.tensor([0, 0, 2, 2, 2]), torch.tensor([1, 3, 3])
+    values = torch.randn(2, 5, 3)
+    bounds = []
+    for index in (first, second):
+        bounds += [index_ranges._counted(index, 4, equal) for equal in (False, True)]
+    expected = torch.zeros(2, 4, 4).index_put((torch.tensor(0), first[:, None], second), values[0], accumulate=True)
+    expected = expected.index_put((torch.tensor(1), first[:, None], second), values[1], accumulate=True)
+    torch.testing.assert_close(by_ranges(values, *bounds, batch=1, longest=[3, 2]), expected)
+    rows = torch.randn(5, 6)
+    expected = torch.zeros(4, 6).index_add(0, first, rows)
+    torch.testing.assert_close(by_ranges(rows, *bounds[:2], batch=0, longest=[3]), expected)
