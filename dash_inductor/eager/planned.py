@@ -1,4 +1,4 @@
-"""What becomes of an attention whose tensors are at hand: planned as `rewrites.attention.sites` plans one of a graph."""
+"""What becomes of an attention whose tensors are at hand: planned as `rewrites.attention.sites` plans a graph's."""
 
 from __future__ import annotations
 

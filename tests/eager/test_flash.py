@@ -28,9 +28,7 @@ CPU = Pair(
 def step(length: int, *, run: Any = F.scaled_dot_product_attention, heads: int = 2, **more: Any) -> list[Tensor]:
     """The output of an attention and its gradients, of tensors that are the same for each length."""
     generator = torch.Generator().manual_seed(length)
-    query, key, value, grad = (
-        torch.randn(2, count, length, 16, generator=generator) for count in (4, heads, heads, 4)
-    )
+    query, key, value, grad = (torch.randn(2, count, length, 16, generator=generator) for count in (4, heads, heads, 4))
     leaves = [tensor.requires_grad_() for tensor in (query, key, value)]
     out = run(query, key, value, **{"is_causal": True, "enable_gqa": heads != 4} | more)
     out.backward(grad)

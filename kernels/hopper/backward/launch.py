@@ -120,9 +120,7 @@ def ready(
         return general
     launch = state.run
 
-    def run(
-        grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor
-    ) -> _Gradients:
+    def run(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor) -> _Gradients:
         operands = q, k, v, do, o = (
             query.data_ptr(), key.data_ptr(), value.data_ptr(), grad_out.data_ptr(), out.data_ptr()
         )  # fmt: skip
