@@ -9,8 +9,8 @@ results differ from call to call, and where:
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -66,11 +66,8 @@ def by_autograd(given: list[Tensor]) -> list[Tensor]:
 
 
 def on_a_new_thread(given: list[Tensor]) -> list[Tensor]:
-    found: list[Tensor] = []
-    thread = threading.Thread(target=lambda: found.extend(by_operators(given)))
-    thread.start()
-    thread.join()
-    return found
+    with ThreadPoolExecutor(1) as pool:  # which raises what the thread raises
+        return pool.submit(by_operators, given).result()
 
 
 def on_a_side_stream(given: list[Tensor]) -> list[Tensor]:
@@ -126,13 +123,12 @@ def digest(tensor: Tensor) -> str:
 
 
 def where(first: Tensor, other: Tensor) -> str:
-    """How many numbers differ, the largest difference, and the first and last row in which one lies."""
-    different = first != other
-    places = different.nonzero()
-    rows = sorted({int(row) for row in places[:, 2]})
-    heads = sorted({(int(b), int(h)) for b, h in places[:, :2]})
+    """How many numbers differ, the largest difference, and the rows and heads in which they lie."""
+    bits = {2: torch.int16, 4: torch.int32}[first.element_size()]
+    places = (first.contiguous().view(bits) != other.contiguous().view(bits)).nonzero()
+    rows, heads = places[:, 2].unique().tolist(), places[:, :2].unique(dim=0).tolist()
     largest = float((first.float() - other.float()).abs().nan_to_num(float("inf")).max())
-    return f"{len(places)} numbers, up to {largest:.3g}, rows {rows[0]} to {rows[-1]}, {len(heads)} heads"
+    return f"{len(places)} numbers, up to {largest:.3g}, rows {rows[0]} to {rows[-1]}, heads {heads[:8]}"
 
 
 def report(name: str, run: Callable[[list[Tensor]], list[Tensor]], given: list[Tensor], *, waits: bool) -> str:
@@ -144,12 +140,12 @@ def report(name: str, run: Callable[[list[Tensor]], list[Tensor]], given: list[T
             torch.cuda.synchronize()
     lines = []
     for place, result in enumerate(RESULTS):
-        found = [call[place] for call in calls]
-        digests = [digest(tensor) for tensor in found]
+        digests = [digest(call[place]) for call in calls]
         if len({*digests}) > 1:
             other = next(i for i, text in enumerate(digests) if text != digests[0])
             counts = sorted(map(digests.count, {*digests}), reverse=True)
-            lines.append(f"{name}: {result} DIFFERS {counts}: {where(found[0], found[other])} in call {other}")
+            found = where(calls[0][place], calls[other][place])
+            lines.append(f"{name}: {result} DIFFERS {counts}: {found} in call {other}")
     return "\n".join(lines) or f"{name}: equal, {' '.join(map(digest, calls[0]))}"
 
 
@@ -168,15 +164,19 @@ def with_gradient(given: list[Tensor], layout: str) -> list[Tensor]:
     return [*(tensor.detach() for tensor in given[:3]), made[layout].detach()]
 
 
-@pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize(("length", "batch"), [(300, 2), (1024, 4)])
+@pytest.mark.parametrize(("dim", "length", "batch"), [(64, 300, 2), (128, 1024, 4)])
 def test_calls_with_the_same_tensors(active: None, dim: int, length: int, batch: int) -> None:
     given = tensors(length, dim=dim, batch=batch)
-    lines = []
+    lines: list[str] = []
+
+    def look(name: str, run: Callable[[list[Tensor]], list[Tensor]], given: list[Tensor], waits: bool = False) -> None:
+        lines.append(report(f"{dim} {length} {name}", run, given, waits=waits))
+        print(lines[-1], flush=True)
+
+    print()
     for layout in LAYOUTS:
         for waits in (False, True):
-            name = f"{dim} {length} gradient {layout}{', waits' * waits}"
-            lines.append(report(name, by_operators, with_gradient(given, layout), waits=waits))
+            look(f"gradient {layout}{', waits' * waits}", by_operators, with_gradient(given, layout), waits)
     own = with_gradient(given, LAYOUTS[0])
     runs: dict[str, Callable[[list[Tensor]], list[Tensor]]] = {
         "autograd's thread": by_autograd,
@@ -186,16 +186,16 @@ def test_calls_with_the_same_tensors(active: None, dim: int, length: int, batch:
         "memory poisoned, autograd's thread": poisoned(by_autograd),
     }
     for name, run in runs.items():
-        lines.append(report(f"{dim} {length} {name}", run, own, waits=False))
+        look(name, run, own)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    lines.append(report(f"{dim} {length} the flag is on", by_autograd, own, waits=False))
+    look("the flag is on", by_autograd, own)
     torch.use_deterministic_algorithms(False)
     with config.patch(forward="keep"):  # PyTorch's forward, our backward
-        lines.append(report(f"{dim} {length} PyTorch's forward", by_operators, own, waits=False))
-        lines.append(report(f"{dim} {length} PyTorch's forward, autograd", by_autograd, own, waits=False))
+        look("PyTorch's forward", by_operators, own)
+        look("PyTorch's forward, autograd", by_autograd, own)
+    if dim == 64:
         restore_flash_attention_impl()
-        lines.append(report(f"{dim} {length} two graphs, PyTorch's forward", compiled_call(), own, waits=False))
-    lines.append(report(f"{dim} {length} two graphs", compiled_call(), own, waits=False))
+        look("two graphs", compiled_call(), own)
     activate_flash_attention_impl(NAME)
     text = "\n".join(lines)
     print(f"\n{text}")
@@ -209,7 +209,7 @@ def test_calls_with_the_same_tensors(active: None, dim: int, length: int, batch:
 @pytest.mark.parametrize("dim", [64, 128])
 def test_values_and_the_bits_of_a_compiled_program(active: None, dim: int) -> None:
     """A record for each shape; the flag of the program stays off."""
-    for length, batch, kv_heads in ((300, 2, 4), (200, 2, 4), (333, 3, 2), (77, 1, 1)):
+    for length, batch, kv_heads in ((77, 1, 1), (333, 3, 2)):
         given = tensors(length, dim=dim, batch=batch, kv_heads=kv_heads)
         clear_sites()
         run = lambda q, k, v: sdpa(q, k, v, enable_gqa=q.shape[1] != k.shape[1])  # noqa: E731
