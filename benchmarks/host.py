@@ -21,7 +21,9 @@ With `--eager`, instead, one attention with its backward in a program that is no
     attention                our attention for such programs, causal
     its compiled function    what it calls
     SDPA                     `scaled_dot_product_attention`, by PyTorch's FlashAttention-2
+    SDPA forward             the same without a gradient
     SDPA, ours               the same with our functions in front of PyTorch's operators
+    SDPA forward, ours       without a gradient
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dash_inductor import lowering
 from dash_inductor.eager import attention
+from dash_inductor.eager import flash as flash_operators
 from dash_inductor.eager.determinism import DETERMINISTIC
 from dash_inductor.kernels.common import launcher
 from dash_inductor.kernels.hopper.backward import launch
@@ -145,7 +148,15 @@ def eager(measure: Callable[[dict[str, Run]], None]) -> None:
     measure({"attention": with_backward(ours)})
     with DETERMINISTIC:
         measure({"its compiled function": with_backward(called[0])})
-    measure({"SDPA": with_backward(sdpa)})
+
+    def alone() -> object:
+        with torch.no_grad():
+            return sdpa()
+
+    measure({"SDPA": with_backward(sdpa), "SDPA forward": alone})
+    handle = flash_operators.activate()
+    measure({"SDPA, ours": with_backward(sdpa), "SDPA forward, ours": alone})
+    handle.remove()
 
 
 def compiled(measure: Callable[[dict[str, Run]], None]) -> None:

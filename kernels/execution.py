@@ -19,6 +19,10 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 """dq, dk and dv."""
 Results = tuple[Tensor, Tensor]
 """Output and log-sum-exp."""
+ReadyForward = Callable[[Tensor, Tensor, Tensor], Results]
+"""(query, key, value) -> results, of tensors with known dtypes, shapes, strides and devices."""
+ReadyBackward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Gradients]
+"""The same of a backward, with the arguments of `Tensors`."""
 Compiled = Callable[[Site, Plan, torch.device], Iterator[Any]]
 """Triton's compiled kernels for a site on a CUDA device, compiled now."""
 
@@ -37,6 +41,8 @@ class Execution:
         templates: Inductor lowers them from templates; else it calls the operator, which runs `backward`.
         q_lens: (site, a usual number of queries) -> numbers of queries for which the site needs different forward
             kernels.
+        ready_forward, ready_backward: the function that runs a call without extras of tensors like these, with as
+            little time of the host as there may be; None where `forward` and `backward` are all there is.
     """
 
     backward: Callable[[Tensors, Sequence[Tensor], Call, Plan, str], Gradients]
@@ -45,3 +51,5 @@ class Execution:
     compiled_forward: Compiled
     templates: bool = False
     q_lens: Callable[[Site, int], tuple[int, ...]] = _usual_q_lens
+    ready_forward: Callable[[Tensor, Tensor, Tensor, Call, Tiles], ReadyForward] | None = None
+    ready_backward: Callable[[Tensors, Call, Plan, str], ReadyBackward] | None = None

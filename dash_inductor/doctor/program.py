@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.nn.attention import current_flash_attention_impl, list_flash_attention_impls
 
 from .. import _switch
 from ..eager.determinism import DETERMINISTIC
+from ..eager.registration import NAME
 from ..graph.model_line import model_line
 from ..graph.nodes import bind
 from ..model.reasons import Reason
@@ -51,7 +53,10 @@ def switch() -> Iterator[Seen]:
 
 
 def attention() -> Iterator[Seen]:
-    """The outcome of every attention."""
+    """The outcome of every attention, and whether ours stands in front of PyTorch's FlashAttention."""
+    if NAME in list_flash_attention_impls():
+        active = "and active" if current_flash_attention_impl() == NAME else "and not active"
+        yield OK, f"attention of programs that are not compiled: registered {active} for PyTorch's FlashAttention", ""
     fates = Counter(record.reason for record in sites())
     if not fates:
         loaded = [name for name in PACKAGES if name in sys.modules]

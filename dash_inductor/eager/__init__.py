@@ -1,1 +1,1 @@
-"""Attention of programs that are not compiled: transformers' register of attention implementations."""
+"""Attention of programs that are not compiled: PyTorch's and transformers' registers of attention implementations."""

@@ -26,16 +26,18 @@ _open: weakref.WeakKeyDictionary[TracingContext, GraphRecord] = weakref.WeakKeyD
 `torch.compiler.nested_compile_region`, are read one after another."""
 
 
-def publish(records: Sequence[AnyRecord], kind: Literal["joint", "inference"]) -> None:
+def publish(records: Sequence[AnyRecord], kind: Literal["joint", "inference"], origin: str = "compiled") -> None:
     """Make the records of one graph visible everywhere, or of one that is nested in the graph being compiled.
+
+    `origin` is "eager" for a call in a program that is not compiled, which stands alone.
 
     `counters["dash_inductor"]` counts "replaced", "kept" and "kept_<reason>" of attention, and the same of other
     rewrites behind their name, as "embeddings_replaced"; the artifact "dash_sites" is JSON.
     """
-    context, compile_id = TracingContext.try_get(), current_compile_id()
+    context, compile_id = TracingContext.try_get() if origin == "compiled" else None, current_compile_id()
     sites = tuple(record for record in records if isinstance(record, SiteRecord))
     others = tuple(record for record in records if isinstance(record, Record))
-    record = GraphRecord(compile_id, kind, "compiled", sites, others=others)
+    record = GraphRecord(compile_id, kind, origin, sites, others=others)
     with _lock:
         before = None if context is None else _open.get(context)
         if before is not None and before.compile_id == compile_id:

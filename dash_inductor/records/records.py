@@ -270,7 +270,8 @@ class GraphRecord:
             one) or "!1/0/0" (compiled autograd); the forward and the backward have the same one.  "" for a graph that
             was compiled or loaded outside of Dynamo.
         kind: "joint", a forward with its backward, or "inference", a graph without one; "" if that is not known.
-        origin: "compiled" in this process, or the cache that the graph is from: "AOTAutogradCache" or "precompile".
+        origin: "compiled" in this process, "eager" for a call in a program that is not compiled, or the cache that the
+            graph is from: "AOTAutogradCache" or "precompile".
         sites: in the order in which the forward runs them; the sites of nested graphs first.
         missing: the graph is from a cache whose entry has no records; `sites` is empty then.
         others: the records of other rewrites than that of attention, in the order of the graph.
@@ -331,7 +332,7 @@ class GraphRecord:
             return f"{number}: from a cache ({self.origin}), without records"
         replaced = sum(site.status == "replaced" for site in self.sites)
         sites = f"{len(self.sites)} site" + ("" if len(self.sites) == 1 else "s")
-        origin = self.origin if self.origin == "compiled" else f"from a cache ({self.origin})"
+        origin = self.origin if self.origin in ("compiled", "eager") else f"from a cache ({self.origin})"
         beside = "".join(
             f"; {rewrite}: {sum(record.status == 'replaced' for record in self.others if record.rewrite == rewrite)}"
             " replaced"

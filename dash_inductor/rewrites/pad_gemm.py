@@ -8,14 +8,17 @@ follow from its shape, as ever.
 
 Padding is done in front of a permutation where there is one, so that all products that read a tensor, such as a weight
 that embeds tokens, makes logits and has a gradient, share one padded copy.  The result is a view of the padded product.
+What is computed element by element from such results, as the gradient of logits, is not copied but computed with padded
+columns (`wider`).
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -33,6 +36,7 @@ from ..records.records import Record
 from ..upstream import arch
 from ..upstream.pytree import tree_map_only
 from .rewrite import Result
+from .wider import NotWider, Wider, read_padded
 
 log = logging.getLogger("dash_inductor")
 aten = torch.ops.aten
@@ -88,6 +92,15 @@ def decide(left: Matrix, right: Matrix, itemsize: int, batch: int = 1) -> dict[s
         itemsize: bytes of an element of operands and result.
         batch: products of this shape.
     """
+    found = unaligned(left, right, itemsize)
+    sizes_of = _nominal(left, right)
+    operations = 2 * batch * sizes_of["m"] * sizes_of["k"] * sizes_of["n"]
+    enough = operations >= LEAST_OPERATIONS
+    return found if enough and operations_per_byte(left, right, itemsize, found) >= OPERATIONS_PER_BYTE else {}
+
+
+def unaligned(left: Matrix, right: Matrix, itemsize: int) -> dict[str, int]:
+    """The sizes whose padding lets all rows of [m, k] @ [k, n] begin at multiples of `BYTES`, with their new values."""
     size = {"m": left.rows, "k": left.columns, "n": right.columns}
     aligned = BYTES // itemsize
     lines = [
@@ -100,13 +113,21 @@ def decide(left: Matrix, right: Matrix, itemsize: int, batch: int = 1) -> dict[s
         known = size[name]
         if pitch is not None and pitch % aligned and known is not None and _up(known, aligned) != known:
             found[name] = _up(known, aligned)
-    m, k, n = (NOMINAL if known is None else known for known in size.values())
-    copied = sum(
-        elements for elements, names in ((m * k, {"m", "k"}), (k * n, {"k", "n"})) if names & found.keys()
-    )  # fmt: skip
-    operations = 2 * batch * m * k * n
-    pays = operations >= LEAST_OPERATIONS and operations >= OPERATIONS_PER_BYTE * batch * copied * itemsize
-    return found if pays else {}
+    return found
+
+
+def operations_per_byte(left: Matrix, right: Matrix, itemsize: int, padded: Mapping[str, int]) -> float:
+    """Operations of a product for each byte of the operands that are copied if these sizes are padded."""
+    size = _nominal(left, right)
+    operands = [set("mk"), set("kn")]
+    copied = sum(math.prod(size[name] for name in names) for names in operands if names & padded.keys())
+    return 2 * math.prod(size.values()) / (copied * itemsize) if copied else math.inf
+
+
+def _nominal(left: Matrix, right: Matrix) -> dict[str, int]:
+    """Sizes of a product, of which dynamic ones count as `NOMINAL`."""
+    known = {"m": left.rows, "k": left.columns, "n": right.columns}
+    return {name: NOMINAL if size is None else size for name, size in known.items()}
 
 
 def _up(size: int, aligned: int) -> int:
@@ -126,16 +147,74 @@ class PadGemmRewrite:
 
     def apply(self, graph: Graph) -> Sequence[Result]:
         found = [node for node in graph.nodes if node.target in _MATRICES and _RECORDED not in node.meta]
-        results = []
+        results, copies = [], _Copies()
         for node in found:
             padded = _decided(node)
             if padded:
-                results.append(Result(_rewritten(node, padded)))
+                results.append(Result(_rewritten(node, padded, copies)))
+        copies.read(graph)
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
         """A product that is not padded is right, and as fast as PyTorch has it."""
         return []
+
+
+@dataclass
+class _Copies:
+    """The padded operands of a graph.
+
+    Attributes:
+        made: by the operand and the zeros behind its dimensions, as `constant_pad_nd` wants them.
+        chains: by an operand that is computed with padded columns, the nodes that do so.
+    """
+
+    made: dict[tuple[Node, tuple[int, ...]], Node] = field(default_factory=dict)
+    chains: dict[Node, list[Node]] = field(default_factory=dict)
+
+    def of(self, emitter: Emitter, base: Node, pads: Sequence[int], before: Node) -> Node:
+        """A padded operand, the same one for all products in front of which it is."""
+        key = base, tuple(pads)
+        if key not in self.made:
+            wide = self._wide(emitter, base, pads)
+            kind: Any = aten.constant_pad_nd.default
+            self.made[key] = wide or emitter.shared(kind, (base, [*pads], 0.0), {}, before=before, like=base)
+        return self.made[key]
+
+    def _wide(self, emitter: Emitter, base: Node, pads: Sequence[int]) -> Node | None:
+        """The operand computed with padded columns; None if it has to be copied."""
+        width = base.meta["val"].shape[-1]
+        if not pads[1] or any(pads[2:]):
+            return None
+        known = {other: node for (other, others), node in self.made.items() if others == tuple(pads)}
+        own = Emitter(emitter.graph)
+        wider = Wider(own, width, width + pads[1], known, _is_padded, before=emitter.behind(base), like=base)
+        try:
+            found = wider.with_zeros(base)
+        except NotWider:
+            own.discard()
+            return None
+        emitter.created += own.created
+        self.chains[base] = own.created
+        return found
+
+    def forget(self, emitter: Emitter) -> None:
+        """Forget the operands that an emitter has made, and is about to take back."""
+        created = set(emitter.created)
+        self.made = {key: node for key, node in self.made.items() if node not in created}
+        self.chains = {base: nodes for base, nodes in self.chains.items() if not created & {*nodes}}
+
+    def read(self, graph: Graph) -> None:
+        """Let the rest of the graph read operands that are computed with padded columns, where it can."""
+        there = {*graph.nodes}
+        for base, nodes in self.chains.items():
+            if base in there:
+                read_padded(Emitter(graph), base, nodes[-1], {*nodes})
+        erase_dead(graph, [base for base in self.chains if base in there])
+
+
+def _is_padded(node: Node) -> bool:
+    return _RECORDED in node.meta and node.target in _MATRICES
 
 
 def _operands(node: Node) -> tuple[Node, Node]:
@@ -162,7 +241,11 @@ def _decided(node: Node) -> dict[str, int]:
     batch = sizes.static(value.shape[0]) if value.dim() == 3 else 1
     if not fast or left is None or right is None:
         return {}
-    return decide(left, right, value.dtype.itemsize, batch or 1)
+    padded = decide(left, right, value.dtype.itemsize, batch or 1)
+    odd = unaligned(left, right, value.dtype.itemsize)
+    if odd and not padded and log.isEnabledFor(logging.DEBUG):
+        log.debug("product %s stays: rows of %s begin at odd addresses, but padding would not pay", node.name, [*odd])
+    return padded
 
 
 def _matrix(value: Tensor) -> Matrix | None:
@@ -175,7 +258,7 @@ def _matrix(value: Tensor) -> Matrix | None:
     return None
 
 
-def _rewritten(node: Node, padded: dict[str, int]) -> Record:
+def _rewritten(node: Node, padded: dict[str, int], copies: _Copies) -> Record:
     """Pad one product; returns its record."""
     line, module = model_line([node, *node.users])
     left, right = (operand.meta["val"].shape for operand in _operands(node))
@@ -194,7 +277,7 @@ def _rewritten(node: Node, padded: dict[str, int]) -> Record:
         },
     }
     name, op = node.name, str(node.target)
-    error = _pad(node, padded)
+    error = _pad(node, padded, copies)
     words = ", ".join(f"{dim} from {facts[dim]} to {size}" for dim, size in padded.items())
     return Record(
         rewrite=PadGemmRewrite.name,
@@ -209,14 +292,15 @@ def _rewritten(node: Node, padded: dict[str, int]) -> Record:
     )
 
 
-def _pad(node: Node, padded: dict[str, int]) -> str:
+def _pad(node: Node, padded: dict[str, int], copies: _Copies) -> str:
     """Put a padded product and a view of it in the place of a node; the error that has left it as it was, or ""."""
     emitter = Emitter(node.graph)
     first = _MATRICES[node.target]
     try:
         m, k, n = padded.get("m"), padded.get("k"), padded.get("n")
         left, right = _operands(node)
-        args = [_padded(emitter, left, (m, k), node), _padded(emitter, right, (k, n), node), *node.args[first + 2 :]]
+        matrices = (_padded(emitter, each, wanted, node, copies) for each, wanted in ((left, (m, k)), (right, (k, n))))
+        args = [*matrices, *node.args[first + 2 :]]
         if first:
             args.insert(0, _added(emitter, node, (m, n)))
         target: Any = node.target
@@ -228,15 +312,17 @@ def _pad(node: Node, padded: dict[str, int]) -> str:
                 end = node.meta["val"].shape[dim]
                 axis = node.meta["val"].dim() + dim
                 result = emitter.call(aten.slice.Tensor, (result, axis, 0, end), before=node, like=node)
-        copies = _copies_of_results(emitter, node) if result.meta["val"].stride() != node.meta["val"].stride() else {}
+        same = result.meta["val"].stride() == node.meta["val"].stride()
+        shown_copies = {} if same else _copies_of_results(emitter, node)
     except Exception as error:
         log.debug("%s", node, exc_info=error)
+        copies.forget(emitter)
         emitter.discard()
         node.meta[_RECORDED] = True
         where = traceback.extract_tb(error.__traceback__)[-1]
         return f"{type(error).__name__}: {error} at {where.filename}:{where.lineno}"
     node.graph.output_node().args = tree_map_only(
-        Node, lambda shown: copies.get(shown, shown), node.graph.output_node().args
+        Node, lambda shown: shown_copies.get(shown, shown), node.graph.output_node().args
     )
     node.replace_all_uses_with(result)
     erase_dead(node.graph, [node])
@@ -262,7 +348,9 @@ def _shows(node: Node, product: Node) -> bool:
     return True
 
 
-def _padded(emitter: Emitter, operand: Node, wanted: tuple[int | None, int | None], before: Node) -> Node:
+def _padded(
+    emitter: Emitter, operand: Node, wanted: tuple[int | None, int | None], before: Node, copies: _Copies
+) -> Node:
     """An operand with zeros behind its rows and columns, up to the sizes `wanted`."""
     if wanted == (None, None):
         return operand
@@ -276,7 +364,7 @@ def _padded(emitter: Emitter, operand: Node, wanted: tuple[int | None, int | Non
         for size, dim in zip(reversed(sizes_of_base), (-1, -2), strict=True)
     ]
     pads = [amount for each in amounts for amount in (0, each)]
-    padded = emitter.shared(aten.constant_pad_nd.default, (base, pads, 0.0), {}, before=before, like=base)
+    padded = copies.of(emitter, base, pads, before)
     if len(swaps) % 2 == 0:
         return padded
     order = [*range(padded.meta["val"].dim() - 2), padded.meta["val"].dim() - 1, padded.meta["val"].dim() - 2]

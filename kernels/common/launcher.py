@@ -89,7 +89,9 @@ class KernelLauncher:
                 f"{metadata.name} has {len(codes)} parameters, {''.join(codes)}, of which its source explains "
                 f"{expected}, that begin with {''.join(wanted)}"
             )
-        self._maps = [_Map(*d, meta) for d, meta in zip(descriptors, metadata.tensordesc_meta, strict=True)]
+        self._maps = [
+            _Map(*d, meta, self.device) for d, meta in zip(descriptors, metadata.tensordesc_meta, strict=True)
+        ]
         numbers = [number for shape, strides in descriptors for number in (*shape, *strides)]
         self._described = (ctypes.c_int64 * len(numbers))(*numbers)  # the first bytes of one are a smaller integer
         numbered = itertools.count(ctypes.addressof(self._described), 8)
@@ -170,14 +172,18 @@ def _is_hooked(hook: Any) -> bool:
 
 def _launch_again(code: int, config: int, function: int, parameters: int, kernel: KernelLauncher) -> None:
     """A thread has no context before its first call of CUDA's runtime, and a backward may be a thread's first work."""
-    driver = _driver()
     if code == _NO_CONTEXT:
-        device, context = ctypes.c_int(), ctypes.c_void_p()
-        _check(driver.cuDeviceGet(ctypes.byref(device), kernel.device), "cuDeviceGet")
-        _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "cuDevicePrimaryCtxRetain")
-        _check(driver.cuCtxSetCurrent(context), "cuCtxSetCurrent")
-        code = driver.cuLaunchKernelEx(config, function, parameters, None)
+        _bind(kernel.device)
+        code = _driver().cuLaunchKernelEx(config, function, parameters, None)
     _check(code, f"launching {kernel.compiled.metadata.name}")
+
+
+def _bind(index: int) -> None:
+    """Let this thread work on a device, in the context of CUDA's runtime."""
+    driver, device, context = _driver(), ctypes.c_int(), ctypes.c_void_p()
+    _check(driver.cuDeviceGet(ctypes.byref(device), index), "cuDeviceGet")
+    _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "cuDevicePrimaryCtxRetain")
+    _check(driver.cuCtxSetCurrent(context), "cuCtxSetCurrent")
 
 
 def _check(code: int, what: str) -> None:
@@ -203,12 +209,13 @@ class _Map:
 
     Args:
         meta: Triton's description of the tile that the kernel reads.
+        device: the index of the device.
     """
 
-    def __init__(self, shape: Sequence[int], strides: Sequence[int], meta: dict[str, Any]) -> None:
+    def __init__(self, shape: Sequence[int], strides: Sequence[int], meta: dict[str, Any], device: int) -> None:
         if meta["fp4_padded"] or strides[-1] != 1:
             raise DashError(f"a TMA descriptor of strides {tuple(strides)} for {meta}, of which there are none here")
-        rank = len(shape)
+        rank, self._device = len(shape), device
         bytes_ = [meta["elem_size"] * stride for stride in strides[-2::-1]]
         self._dtype, self._rank, self._swizzle = TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]], rank, meta["swizzle"]
         self._sizes, self._strides = (ctypes.c_uint64 * rank)(*shape[::-1]), (ctypes.c_uint64 * rank)(*bytes_)
@@ -229,10 +236,14 @@ class _Map:
     def _encode(self, address: int) -> tuple[Any, int]:
         memory = ctypes.create_string_buffer(_MAP_BYTES + _MAP_ALIGNMENT)
         start = -(-ctypes.addressof(memory) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
-        code = _driver().cuTensorMapEncodeTiled(
+        arguments = (
             start, self._dtype, self._rank, address, self._sizes, self._strides, self._box, self._steps,
             _NO_INTERLEAVE, self._swizzle, _L2_PROMOTION_128B, _FILL_ZEROS,
         )  # fmt: skip
+        code = _driver().cuTensorMapEncodeTiled(*arguments)
+        if code:  # whatever the driver calls it: a thread may have no context yet
+            _bind(self._device)
+            code = _driver().cuTensorMapEncodeTiled(*arguments)
         _check(code, f"a TMA descriptor of {[*self._sizes]}, {[*self._strides]} bytes, at {address:#x}")
         return memory, start
 

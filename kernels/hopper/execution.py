@@ -17,7 +17,7 @@ from ...errors import ArgumentError
 from ...model.call import Call
 from ...model.plan import Plan, Tiles
 from ...model.site import Site
-from ..execution import Execution, Gradients, Results, Tensors
+from ..execution import Execution, Gradients, ReadyBackward, ReadyForward, Results, Tensors
 from ..reference import execution as reference
 from .family import FAMILY
 
@@ -49,6 +49,20 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor]
     return forward(query, key, value, call, data, dropout)  # the operator copies where another order is asked for
 
 
+def _ready_forward(query: Tensor, key: Tensor, value: Tensor, call: Call, tiles: Tiles) -> ReadyForward:
+    from .forward.build import check_tiles, dims_of
+    from .forward.launch import ready
+
+    check_tiles(dims_of(query.shape[3], value.shape[3]), tiles)
+    return ready(query, key, value, call)
+
+
+def _ready_backward(tensors: Tensors, call: Call, plan: Plan, site: str) -> ReadyBackward:
+    from .backward.launch import ready
+
+    return ready(*tensors, call, plan, site)
+
+
 def _check_data(call: Call) -> None:
     """Raise ArgumentError unless the kernels read all that a call reads of data."""
     lacks = FAMILY.lacks(call.traits)
@@ -76,4 +90,7 @@ def _q_lens(site: Site, usual: int) -> tuple[int, ...]:
     return build.nominal_q_lens(site, usual)
 
 
-EXECUTION = Execution(_backward, _forward, _compiled, _compiled_forward, q_lens=_q_lens)
+EXECUTION = Execution(
+    _backward, _forward, _compiled, _compiled_forward, q_lens=_q_lens, ready_forward=_ready_forward,
+    ready_backward=_ready_backward,
+)  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from torch import Tensor
 
 import dash_inductor
 from dash_inductor.eager.attention import attention
-from dash_inductor.records.records import sites
+from dash_inductor.records.records import SiteRecord, clear_sites, sites
 
 from ..support.hf_models import build, inputs_of
 
@@ -137,14 +137,36 @@ def test_the_bits_of_a_compiled_program(name: str, dim: int) -> None:
     for length in (300, 200):
         given = tensors(length, dim=dim)
         arguments, written = in_words(name, length)
+        clear_sites()
         ours = results(lambda q, k, v, a=arguments: attention(q, k, v, **a), given)
         for _ in range(REPEATS):
             assert all(map(torch.equal, results(lambda q, k, v, a=arguments: attention(q, k, v, **a), given), ours))
+        own = sites()
+        clear_sites()
         torch.use_deterministic_algorithms(True)
         compiled = results(torch.compile(written, dynamic=False), given)
         torch.use_deterministic_algorithms(False)
-        assert all(map(torch.equal, ours, compiled))
-    assert {record.status for record in sites()} == {"replaced"}
+        check_same(ours, compiled, own, sites())
+        assert {record.status for record in (*own, *sites())} == {"replaced"}
+
+
+def check_same(
+    ours: list[Tensor], compiled: list[Tensor], own: Sequence[SiteRecord], theirs: Sequence[SiteRecord]
+) -> None:
+    """Equal bits; else an error that says which tensor differs, by how much, and what each side ran."""
+    lines = [
+        f"{name} differs in {int((a != b).sum())} numbers, by up to {float((a.float() - b.float()).abs().max()):.3g}"
+        for name, a, b in zip(("out", "dq", "dk", "dv"), ours, compiled, strict=True)
+        if not torch.equal(a, b)
+    ]
+    for side, records in (("eager", own), ("compiled", theirs)):
+        lines += [
+            f"{side}: {r.op}, {r.kind}, {r.status}, mask {r.mask}, recognised {r.recognised!r}, plan {r.plan}, "
+            f"forward {r.forward}, numerics {r.plan and r.plan.numerics_key}, call {r.site and r.site.call}, {r.detail}"
+            for r in records
+        ]
+    text = "\n".join(lines)
+    assert all(map(torch.equal, ours, compiled)), f"\n{text}"
 
 
 def test_grouped_heads_and_a_cache() -> None:

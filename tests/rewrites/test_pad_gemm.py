@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
+import torch._functorch.config as functorch_config
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import Graph, Node
 
 from dash_inductor.config import config
 from dash_inductor.records.records import Record, all_records, clear_sites
 from dash_inductor.rewrites import pad_gemm
 from dash_inductor.rewrites.pad_gemm import Matrix, decide
+from dash_inductor.upstream import compat
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 
@@ -94,13 +100,25 @@ def added(x: Tensor, y: Tensor, c: Tensor) -> Tensor:
     return torch.baddbmm(c, x, y, alpha=0.5, beta=2.0)
 
 
-def gradients(function: Callable[..., Tensor], tensors: list[Tensor], parameters: list[Tensor]) -> list[Tensor]:
+def gradients(
+    function: Callable[..., Tensor], tensors: list[Tensor], parameters: list[Tensor], on_another_thread: bool = False
+) -> list[Tensor]:
     out = function(*tensors)
     leaves = [t for t in (*tensors, *parameters) if t.requires_grad]
-    return [out.detach(), *torch.autograd.grad(out.float().square().mean(), leaves)]
+    loss = out.float().square().mean()
+    if not on_another_thread:
+        return [out.detach(), *torch.autograd.grad(loss, leaves)]
+    with ThreadPoolExecutor(1) as pool:
+        return [out.detach(), *pool.submit(torch.autograd.grad, loss, leaves).result()]
 
 
-def both(function: Callable[..., Tensor], tensors: list[Tensor], parameters: list[Tensor], **how: bool) -> list[Record]:
+def both(
+    function: Callable[..., Tensor],
+    tensors: list[Tensor],
+    parameters: list[Tensor],
+    on_another_thread: bool = False,
+    **how: bool,
+) -> list[Record]:
     """The records of a padded program, whose results are those of an unpadded one but for rounding."""
     clear_sites()
     with config.patch(pad_gemm="off"):
@@ -108,29 +126,39 @@ def both(function: Callable[..., Tensor], tensors: list[Tensor], parameters: lis
         plain = gradients(torch.compile(function, **how), tensors, parameters)
         assert not all_records()
     torch._dynamo.reset()
-    padded = gradients(torch.compile(function, **how), tensors, parameters)
-    again = gradients(torch.compile(function, **how), tensors, parameters)
+    compiled = torch.compile(function, **how)
+    padded = gradients(compiled, tensors, parameters, on_another_thread)
+    again = gradients(compiled, tensors, parameters)
     for a, b, c in zip(plain, padded, again, strict=True):
         assert a.shape == b.shape
         assert a.stride() == b.stride()
         assert torch.equal(b, c)
-        torch.testing.assert_close(b, a, atol=2e-2, rtol=2e-2)
+        assert (b.double() - a.double()).norm() <= 1e-2 * a.double().norm()
     found = all_records()
     assert all(isinstance(record, Record) and record.rewrite == "pad_gemm" for record in found)
     return [record for record in found if isinstance(record, Record)]
 
 
 @pytest.mark.usefixtures("small_ones_pay")
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_language_model(tied: bool, bias: bool, dynamic: bool) -> None:
+@pytest.mark.parametrize(
+    ("tied", "bias", "dynamic", "dtype", "budget", "on_another_thread"),
+    [
+        (False, False, False, torch.bfloat16, 1.0, False),
+        (True, True, False, torch.float16, 0.5, False),
+        (True, False, True, torch.bfloat16, 0.5, True),
+        (False, True, True, torch.float16, 1.0, True),
+    ],
+)
+def test_language_model(
+    tied: bool, bias: bool, dynamic: bool, dtype: torch.dtype, budget: float, on_another_thread: bool
+) -> None:
+    """Also with the partitioner's memory budget, which computes much again, and a backward on a worker thread."""
     torch.manual_seed(0)
-    model = Language(tied, bias).bfloat16()
+    model = Language(tied, bias).to(dtype)
     tokens = torch.randint(0, 35, (2, 24))
-    found = both(model, [tokens], list(model.parameters()), dynamic=dynamic)
+    with functorch_config.patch(activation_memory_budget=budget):
+        found = both(model, [tokens], list(model.parameters()), on_another_thread, dynamic=dynamic)
     words = {record.detail for record in found}
-    assert "padded: n from 35 to 40" in words
     assert words == {"padded: n from 35 to 40", "padded: k from 35 to 40", "padded: m from 35 to 40"}
     assert {record.status for record in found} == {"replaced"}
     assert all(record.facts["rule"] for record in found)
@@ -191,24 +219,82 @@ def test_views_of_products_are_results() -> None:
     assert len(all_records()) == 1
 
 
-@pytest.mark.usefixtures("small_ones_pay")
-def test_products_share_a_padded_weight() -> None:
-    model = Language(tied=True).bfloat16()
-    seen = []
+@contextmanager
+def graphs_after() -> Iterator[list[list[Node]]]:
+    """The nodes of the graphs that are compiled in the block, when all rewrites have been applied."""
+    seen: list[list[Node]] = []
 
     class Look:
-        def apply(self, graph: torch.fx.Graph) -> int:
-            seen.append([node for node in graph.nodes if node.target is torch.ops.aten.constant_pad_nd.default])
+        def apply(self, graph: Graph) -> int:
+            seen.append([*graph.nodes])
             return 0
 
-    from dash_inductor.upstream import compat
-
+    compat.load_inductor()
     compat.joint_passes().append(look := Look())
     try:
-        torch.compile(model)(torch.zeros(1, 8, dtype=torch.int64)).backward()
+        yield seen
     finally:
         compat.joint_passes().remove(look)
-    assert len(seen[0]) == 2  # the weight, and the gradient of the logits
+
+
+def readers_of(target: Any, nodes: list[Node]) -> list[set[str]]:
+    """The operators that read the results of this one, of each node, views of them included."""
+
+    def readers(node: Node) -> set[str]:
+        found = set()
+        for user in node.users:
+            name = user.target._schema.name if hasattr(user.target, "_schema") else str(user.target)
+            found |= readers(user) if name in ("aten::permute", "aten::slice") else {name.removeprefix("aten::")}
+        return found
+
+    return [readers(node) for node in nodes if node.target is target]
+
+
+@pytest.mark.usefixtures("small_ones_pay")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_is_padded(dynamic: bool) -> None:
+    """Products share a padded weight.  The gradient of logits is not copied but computed with padded columns, and the
+    gradient of the bias adds those that are not.
+    """
+    aten = torch.ops.aten
+    model = Language(tied=True, bias=True).bfloat16()
+    with graphs_after() as seen:
+        torch.compile(model, dynamic=dynamic)(torch.zeros(2, 8, dtype=torch.int64)).backward()
+    assert readers_of(aten.constant_pad_nd.default, seen[0]) == [{"addmm"}, {"addmm", "mm"}]  # the bias, the weight
+    assert [found for found in readers_of(aten.where.self, seen[0]) if "mm" in found] == [{"mm", "sum"}]
+
+
+@pytest.mark.usefixtures("small_ones_pay")
+def test_activations_of_an_odd_width() -> None:
+    """Each is computed with padded columns where the product in front of it is padded, in forward and backward."""
+    aten = torch.ops.aten
+    torch.manual_seed(0)
+    first, second = nn.Linear(16, 27, bias=False).bfloat16(), nn.Linear(27, 16).bfloat16()
+
+    def function(x: Tensor) -> Tensor:
+        hidden: Tensor = F.gelu(first(x)) * torch.arange(27).to(x.dtype).div(27)
+        return second(hidden + 1) + hidden.sum()
+
+    x = torch.randn(24, 16).bfloat16().requires_grad_()
+    with graphs_after() as seen:
+        both(function, [x], [*first.parameters(), *second.parameters()])
+    wide = readers_of(aten.where.self, seen[-1])
+    assert len([found for found in wide if "mm" in found or "addmm" in found]) == 2
+    padded = [node.args[0] for node in seen[-1] if node.target is aten.constant_pad_nd.default]
+    assert {node.op for node in padded} == {"placeholder"}, "only weights are copied"
+
+
+@pytest.mark.usefixtures("small_ones_pay")
+def test_numbers_behind_the_columns_are_zero_whatever_they_come_from() -> None:
+    """Infinity and NaN among what is computed in padded columns, where the product has zeros."""
+    torch.manual_seed(0)
+    x, y, z = (torch.rand(*size).bfloat16().requires_grad_() for size in ((24, 16), (16, 27), (27, 16)))
+
+    def function(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        hidden = x @ y
+        return (hidden.log() / hidden) @ z
+
+    both(function, [x, y, z], [])
 
 
 @pytest.mark.usefixtures("small_ones_pay")

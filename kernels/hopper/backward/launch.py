@@ -7,6 +7,7 @@ calls with the same addresses are packed once.  A call allocates four tensors an
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ from .call_profiles import CallProfiles
 from .data import Arguments, BackwardData, DescribedData
 
 _Strides = tuple[int, ...]
+_Gradients = tuple[Tensor, Tensor, Tensor]
 _Operands = tuple[int, int, int, int, int]
 """Addresses of query, key, value, grad_out and out."""
 _PackKey = tuple[Any, ...]
@@ -96,6 +98,43 @@ def backward(
         raise ArgumentError("head dims", (query.shape[3], value.shape[3]), "multiples of 8")
     query, key, value, grad_out, out = map(readable, (query, key, value, grad_out, out))
     return backward(grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site, grad_logsumexp)
+
+
+def ready(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, call: Call,
+    plan: Plan, site: str = "",
+) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], _Gradients]:  # fmt: skip
+    """`backward` without data, dropout and a gradient of the log-sum-exp, for tensors with the dtypes, shapes, strides
+    and device of these, under the present value of `config.profile`.
+
+    The function asks about nothing but addresses and the current device, which takes less time of the host.  It raises
+    as `backward` does, and so does this function.
+    """
+
+    def general(
+        grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor
+    ) -> _Gradients:
+        return backward(grad_out, query, key, value, out, logsumexp, call, plan, site=site)
+
+    device = query.device.index
+    with torch.cuda.device(device):
+        state = _state(
+            call, plan, query.dtype, device, query.shape, query.stride(), key.shape, key.stride(), value.shape,
+            value.stride(), grad_out.stride(), out.stride(), logsumexp.stride(), None, None, config.profile, None,
+        )  # fmt: skip
+    if state is None:
+        return general
+    launch = state.run
+
+    def run(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor) -> _Gradients:
+        operands = q, k, v, do, o = (
+            query.data_ptr(), key.data_ptr(), value.data_ptr(), grad_out.data_ptr(), out.data_ptr()
+        )  # fmt: skip
+        if (q | k | v | do | o) % 16 or current_device() != device:
+            return general(grad_out, query, key, value, out, logsumexp)
+        return launch(operands, logsumexp, None, None, site, None)
+
+    return run
 
 
 def _check_gradient(call: Call, gradient: Tensor | None, query: Tensor) -> None:

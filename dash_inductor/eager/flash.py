@@ -1,0 +1,280 @@
+"""PyTorch's FlashAttention in programs that are not compiled: planned once for each shape, then launched.
+
+`torch.nn.attention.activate_flash_attention_impl` calls `activate`, which puts functions in front of PyTorch's kernels
+for the forward and the backward of `scaled_dot_product_attention`.  At the first call of a shape the site is planned as
+one of a graph is, so that kernels and bits are those of compiled programs, and its record is published.  Later calls
+find what to launch by the facts about their tensors.  Where the site is kept, PyTorch's own kernel runs under
+deterministic algorithms.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import Library, get_kernel
+
+from .. import _switch
+from ..config import config
+from ..model.plan import Kept
+from ..model.reasons import Reason
+from ..planning.prediction import predicted_us
+from ..records.publication import publish
+from ..records.records import FORWARD_ONLY, FULL, SiteRecord, Tensors
+from ..rewrites.kept_error import kept_error
+from ..upstream.dispatch import OpOverload
+from .determinism import DETERMINISTIC
+from .planned import Asked, Planned, backward_of, forward_of, planned
+
+_aten = torch.ops.aten
+_KINDS = 4096
+"""Kinds of tensors that are remembered."""
+
+
+def no_more(query: Tensor, key: Tensor) -> tuple[Any, ...]:
+    """No other results."""
+    return ()
+
+
+def _more_of_cuda(query: Tensor, key: Tensor) -> tuple[Any, ...]:
+    return None, None, query.shape[2], key.shape[2], *_unread(query.device, query.dtype)
+
+
+@functools.cache
+def _unread(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Seed, offset and weights of a call without dropout: nothing reads them, so that all calls have the same."""
+    state, offset = (torch.zeros(size, dtype=torch.uint64, device=device) for size in (2, ()))
+    return state, offset, torch.empty(0, dtype=dtype, device=device)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two operators in front of whose kernels functions are put.
+
+    Attributes:
+        forward: (query, key, value, dropout_p, is_causal, ...) -> (out, logsumexp, ...).
+        backward: (grad_out, query, key, value, out, logsumexp, ..., dropout_p, is_causal, ...) -> (dq, dk, dv).
+        more: the results of a forward without dropout that follow the first two, from query and key.
+    """
+
+    forward: OpOverload
+    backward: OpOverload
+    more: Callable[[Tensor, Tensor], tuple[Any, ...]] = no_more
+
+
+CUDA = Pair(
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_flash_attention_backward.default,
+    _more_of_cuda,
+)
+
+
+class Handle:
+    """Keeps the functions where they are until `remove`."""
+
+    def __init__(self, library: Library) -> None:
+        self._library: Library | None = library
+
+    def remove(self) -> None:
+        """PyTorch's kernels are called again."""
+        self._library = None
+
+
+def activate() -> Handle:
+    """Put our functions in front of PyTorch's kernels for CUDA."""
+    return in_front("CUDA", CUDA)
+
+
+def in_front(device: str, pair: Pair) -> Handle:
+    """Put our functions in front of the kernels of two operators for a device, "CUDA" or "CPU"."""
+    library = Library("aten", "IMPL", device)
+    sites = _Sites(pair)
+    with warnings.catch_warnings():
+        # That is what is asked for.
+        warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
+        for op, kind in ((pair.forward, _Forward), (pair.backward, _Backward)):
+            name = op._schema.name.removeprefix("aten::")
+            library.impl(name, kind(op, get_kernel(op, device), sites), device, with_keyset=True)
+    return Handle(library)
+
+
+class _Sites:
+    """The sites that have been planned, and their records: one for each shape, and more where a later call differs."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        self._names: dict[Hashable, str] = {}
+        self._told: set[Hashable] = set()
+        self._lock = threading.Lock()
+
+    def name_of(self, asked: Asked) -> str:
+        """The name of the record."""
+        with self._lock:
+            return self._names.setdefault(_about(asked), f"flash_attention_{len(self._names)}")
+
+    def tell(self, asked: Asked, found: Planned | Kept, trains: bool) -> None:
+        """Publish the record of a site that has none like it.
+
+        Args:
+            trains: whether it has a backward.
+
+        Raises:
+            SiteKeptError: the site is kept, `config.strict` is set, and the program has not asked for that.
+        """
+        name, about = self.name_of(asked), (_about(asked), found, trains)
+        with self._lock:
+            if about in self._told:
+                return
+            self._told.add(about)
+        record = _record(name, self.pair, asked, found, trains)
+        publish([record], "joint" if trains else "inference", origin="eager")
+        if config.strict and record.reason not in (None, Reason.CPU_OFF):
+            raise kept_error(f"dash_inductor kept an attention: {record}")
+
+
+def _about(asked: Asked) -> tuple[Hashable, ...]:
+    tensors = asked.query, asked.key, asked.value
+    facts = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)
+    return *facts, asked.causal, asked.scale, asked.unusual
+
+
+def _record(name: str, pair: Pair, asked: Asked, found: Planned | Kept, trains: bool) -> SiteRecord:
+    query, shapes = asked.query, [tuple(tensor.shape) for tensor in (asked.query, asked.key, asked.value)]
+    kept = found if isinstance(found, Kept) else None
+    site, plan, arch = (None, None, "") if isinstance(found, Kept) else (found.site, found.plan, found.arch)
+    forward = "kept" if plan is None else plan.forward
+    return SiteRecord(
+        name=name,
+        op=(pair.backward if trains else pair.forward)._schema.name,
+        status="replaced" if kept is None else "kept",
+        reason=None if kept is None else kept.reason,
+        detail="" if kept is None else kept.detail,
+        site=site,
+        plan=plan,
+        forward="kept: by the setting forward='keep'" if forward == "keep" else forward,
+        mask="causal" if asked.causal else "full",
+        line=_line(),
+        tensors=Tensors(*shapes, str(query.dtype).removeprefix("torch."), str(query.device)),
+        arch=arch,
+        predicted_us=predicted_us(plan, site, arch) if trains and plan is not None and site is not None else None,
+        kind=FULL if trains else FORWARD_ONLY,
+    )
+
+
+_LIBRARIES = tuple(str(Path(file).parent) for file in (torch.__file__, __file__))
+
+
+def _line() -> str:
+    """``file:line`` of the program that calls; "" on a thread of autograd."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(("<", *_LIBRARIES)):
+        frame = frame.f_back  # type: ignore[assignment]  # None behind the outermost
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+class _Kernel:
+    """The function in front of a kernel, with what it has found out about tensors of each kind."""
+
+    def __init__(self, op: OpOverload, original: Any, sites: _Sites) -> None:
+        self._original, self._sites = original, sites
+        self._arguments = op._schema.arguments
+        self._runs: dict[tuple[Any, ...], Callable[..., Any] | None] = {}
+        """By facts about tensors, what runs; None for PyTorch's own kernel."""
+
+    def _asked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Asked:
+        given = {argument.name: argument.default_value for argument in self._arguments}
+        given |= dict(zip(given, args, strict=False)) | dict(kwargs)
+        words = [f"{name}={given[name]}" for name in ("dropout_p", "return_debug_mask") if given.get(name)]
+        words += ["an attn_mask"] * (given.get("attn_mask") is not None)
+        tensors = given["query"], given["key"], given["value"]
+        op = self._sites.pair.forward._schema.name
+        return Asked(op, *tensors, given["is_causal"], given["scale"], ", ".join(words))
+
+    def _remember(self, facts: tuple[Any, ...], run: Callable[..., Any] | None) -> Callable[..., Any] | None:
+        if len(self._runs) >= _KINDS:
+            self._runs.clear()
+        self._runs[facts] = run
+        return run
+
+    def _kept(self, keys: Any, args: Any, kwargs: Any) -> Any:
+        with DETERMINISTIC:
+            return self._original.call_boxed(keys, *args, **kwargs)
+
+
+class _Forward(_Kernel):
+    def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _switch.is_enabled():
+            return self._original.call_boxed(keys, *args, **kwargs)
+        query, key, value, *flags = args
+        facts = (
+            query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), query.dtype, key.dtype,
+            value.dtype, query.device, *flags, *kwargs.values(), config.forward, config.schedule,
+        )  # fmt: skip
+        try:
+            run = self._runs[facts]
+        except KeyError:
+            run = self._remember(facts, self._made(args, kwargs))
+        return self._kept(keys, args, kwargs) if run is None else run(query, key, value)
+
+    def _made(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
+        asked = self._asked(args, kwargs)
+        tensors = asked.query, asked.key, asked.value
+        found, launch = planned(asked), None
+        if isinstance(found, Planned) and found.plan.forward != "keep":
+            try:
+                launch = forward_of(found, tensors, self._sites.name_of(asked))
+            except Exception as error:
+                found = Kept(Reason.COMPILE_FAILED, f"{type(error).__name__}: {error}")
+        trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        self._sites.tell(asked, found, trains)
+        if launch is None:
+            return None
+        run, more = launch, self._sites.pair.more(asked.query, asked.key)
+        return lambda query, key, value: (*run(query, key, value), *more)
+
+
+class _Backward(_Kernel):
+    def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _switch.is_enabled():
+            return self._original.call_boxed(keys, *args, **kwargs)
+        grad_out, query, key, value, out, logsumexp, *rest = args
+        facts = (
+            grad_out.stride(), grad_out.dtype, query.shape, query.stride(), key.shape, key.stride(), value.shape,
+            value.stride(), out.stride(), logsumexp.stride(), query.dtype, key.dtype, value.dtype, query.device,
+            *[flag for flag in rest if not isinstance(flag, Tensor)], *kwargs.values(), config.forward, config.schedule,
+            config.profile,
+        )  # fmt: skip
+        try:
+            run = self._runs[facts]
+        except KeyError:
+            run = self._remember(facts, self._made(args, kwargs))
+        if run is None:
+            return self._kept(keys, args, kwargs)
+        return run(grad_out, query, key, value, out, logsumexp)
+
+    def _made(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
+        asked = self._asked(args, kwargs)
+        grad_out, query, key, value, out, logsumexp, *_ = args
+        found, run = planned(asked), None
+        if isinstance(found, Planned):
+            dtypes = grad_out.dtype, query.dtype, out.dtype, logsumexp.dtype
+            if dtypes != (query.dtype, query.dtype, query.dtype, torch.float32):
+                found = Kept(Reason.DTYPE, ", ".join(map(str, dtypes)))
+            elif logsumexp.shape[:2] != query.shape[:2] or logsumexp.dim() != 3 or logsumexp.shape[2] < query.shape[2]:
+                found = Kept(Reason.LAYOUT, f"log-sum-exp {tuple(logsumexp.shape)}")
+        if isinstance(found, Planned):
+            try:
+                tensors = grad_out, query, key, value, out, logsumexp
+                run = backward_of(found, tensors, self._sites.name_of(asked))
+            except Exception as error:
+                found = Kept(Reason.COMPILE_FAILED, f"{type(error).__name__}: {error}")
+        self._sites.tell(asked, found, trains=True)
+        return run

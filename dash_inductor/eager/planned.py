@@ -1,0 +1,138 @@
+"""What becomes of an attention whose tensors are at hand: planned as `rewrites.attention.sites` plans a graph's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..config import config
+from ..graph.sizes import dense_order
+from ..kernels.execution import ReadyBackward, ReadyForward, Tensors
+from ..kernels.registry import execution
+from ..model.call import Call, Order
+from ..model.mask import Band, Mask
+from ..model.plan import Kept, Plan
+from ..model.reasons import Reason
+from ..model.site import Site
+from ..operators.attention import attention_backward, attention_forward
+from ..planning import decide
+from ..planning.planner import keeping
+from ..rewrites.attention.sites import DTYPES
+from ..upstream import arch, toolchain
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An attention of `scaled_dot_product_attention` that PyTorch sends to FlashAttention.
+
+    Attributes:
+        op: the name of its forward.
+        query, key, value: [batch, heads, length, head dim]; key and value may have fewer heads.
+        causal, scale: as its arguments.
+        unusual: other arguments that are not at their defaults, in words.
+    """
+
+    op: str
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    causal: bool
+    scale: float | None
+    unusual: str = ""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The site and the plan of an attention, with the call that is written into the graph of a compiled program.
+
+    The call has no orders: those are of the tensors of each call.
+    """
+
+    site: Site
+    plan: Plan
+    arch: str
+
+
+def planned(asked: Asked) -> Planned | Kept:
+    """The plan of an attention, or why PyTorch's own kernel runs."""
+    query, key, value = asked.query, asked.key, asked.value
+    device, tensors = query.device, (query, key, value)
+    if device.type == "cpu" and config.cpu == "off":
+        return Kept(Reason.CPU_OFF)
+    if not arch.is_supported(device):
+        return Kept(Reason.DEVICE, str(device))
+    if asked.unusual:
+        return Kept(Reason.DROPOUT if "dropout" in asked.unusual else Reason.UNSUPPORTED_OP, asked.unusual)
+    (batch, q_heads, q_len, head_dim), (_, kv_heads, kv_len, _) = query.shape, key.shape
+    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+    if key.shape != (batch, kv_heads, kv_len, head_dim) or value.shape[:3] != key.shape[:3]:
+        return Kept(Reason.SHAPE, shapes)
+    if 0 in (*query.shape, *value.shape) or q_heads % kv_heads:
+        return Kept(Reason.SHAPE, shapes)
+    if len({tensor.dtype for tensor in tensors}) > 1 or query.dtype not in DTYPES:
+        return Kept(Reason.DTYPE, ", ".join(str(tensor.dtype) for tensor in tensors))
+    if asked.causal and q_len != kv_len:
+        return Kept(Reason.CAUSAL_LENGTHS, f"query length {q_len}, key length {kv_len}")
+    dtype = DTYPES[query.dtype]
+    site = Site(
+        device="cpu" if device.type == "cpu" else "cuda",
+        dtype=dtype,
+        batch=batch,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        q_len=q_len,
+        kv_len=kv_len,
+        head_dim=head_dim,
+        value_dim=value.shape[3],
+        call=Call(
+            Mask(Band(0, None) if asked.causal else Band()),
+            float(head_dim**-0.5) if asked.scale is None else asked.scale,
+        ),
+        allow_tf32=dtype == "float32" and arch.allow_tf32(device),
+    )
+    name = arch.arch_of(device)
+    plan = decide(site, name, config.schedule, compiler=toolchain.settings())
+    if isinstance(plan, Kept):
+        return plan
+    if execution(plan.kernel).templates or execution(plan.forward).templates:
+        family = plan.kernel if execution(plan.kernel).templates else plan.forward
+        return Kept(Reason.UNSUPPORTED_OP, f"the {family} kernels are compiled with a graph alone")
+    return Planned(site, keeping(plan, asked.op) if config.forward == "keep" else plan, name)
+
+
+def forward_of(found: Planned, tensors: tuple[Tensor, Tensor, Tensor], site: str) -> ReadyForward:
+    """The function that runs the forward of tensors like these.
+
+    Args:
+        site: the name of the record.
+    """
+    call, plan = replace(found.site.call, orders=_orders(tensors[:1])), found.plan
+    ready, tiles = execution(plan.forward).ready_forward, plan.forward_tiles
+    if ready is not None and tiles is not None:
+        return ready(*tensors, call, tiles)
+    run: Callable[..., tuple[Tensor, Tensor]] = attention_forward.overloadpacket.direct
+    texts = str(call), str(plan), site
+    return lambda query, key, value: run(query, key, value, [], *texts)
+
+
+def backward_of(found: Planned, tensors: Tensors, site: str) -> ReadyBackward:
+    """The function that runs the backward of tensors like these."""
+    call, plan = replace(found.site.call, orders=_orders(tensors[1:4])), found.plan
+    ready = execution(plan.kernel).ready_backward
+    if ready is not None:
+        return ready(tensors, call, plan, site)
+    run: Callable[..., tuple[Tensor, Tensor, Tensor]] = attention_backward.overloadpacket.direct
+    texts = str(call), str(plan), site
+    return lambda *tensors: run(*tensors, [], *texts)
+
+
+def _orders(tensors: Sequence[Tensor]) -> tuple[Order, ...]:
+    """The orders of results that are laid out as these are, as PyTorch's kernels lay them out."""
+    found = []
+    for tensor in tensors:
+        like = torch.empty_like(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"))
+        found.append(dense_order(like.shape, like.stride()) or (0, 1, 2, 3))
+    return tuple(found)
