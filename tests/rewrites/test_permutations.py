@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from dash_inductor.config import config
 from dash_inductor.records.records import Record, all_records, clear_sites
 from dash_inductor.rewrites import indices
 

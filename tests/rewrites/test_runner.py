@@ -67,7 +67,8 @@ def wave(tangent: bool = False) -> GraphModule:
 
 def test_the_list_has_attention_first() -> None:
     assert [rewrite.name for rewrite in REWRITES] == [
-        "attention", "permutations", "few_indices", "index_ranges", "index_sums", "embeddings", "pad_gemm", "user_kernels",
+        "attention", "permutations", "few_indices", "index_ranges", "index_sums", "embeddings", "pad_gemm",
+        "user_kernels",
     ]  # fmt: skip
 
 
