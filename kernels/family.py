@@ -122,7 +122,7 @@ class Family:
         return f"its kernels do not {' or '.join(self.lacks(site.call.traits))}"
 
     def lacks(self, traits: Traits) -> list[str]:
-        """What its kernels do not do of a call, in words."""
+        """The parts of a call that its kernels do not compute, in words."""
         unread = [kind.NAME for kind in traits.kinds if kind.RELATION not in self.reads]
         missing = traits.scores - self.scores
         operands = sorted([*unread, *(missing & {"bias"})])

@@ -60,7 +60,7 @@ class Vectors:
         return self._placed
 
     def _of_term(self, term: Term, extras: Sequence[TensorBox]) -> dict[str, TensorBox]:
-        """What a term reads, by role: of queries [batch, q_len], of keys [batch, kv_len], of pairs as the plane."""
+        """The tensors of a term by role: of queries [batch, q_len], of keys [batch, kv_len], of pairs as the plane."""
         relation, given = term.RELATION, {term.ROLES[name]: extras[o.index] for name, o in term.given.items()}
         device = next(iter(given.values())).get_device()
         assert device is not None

@@ -51,7 +51,7 @@ def blocks(explanation: Explained) -> Iterator[Block]:
 
 
 def beside(explanation: Explained) -> Iterator[tuple[str, str]]:
-    """What other rewrites than that of attention did: their names, and a text about each place."""
+    """The results of other rewrites than the one of attention: their names, and a text about each place."""
     for record in (record for graph in explanation.graphs for record in graph.others):
         where = f", at {record.line}" + (f" in {record.module}" if record.module else "") if record.line else ""
         kept = f", {record.reason.value}: {record.reason.explanation}" if record.reason is not None else ""

@@ -17,7 +17,7 @@ Order = tuple[int, ...]
 """The dimensions of a tensor from the largest stride to the smallest."""
 
 MODIFIERS = ("softcap",)
-"""What changes scores beside scale and bias: attributes of `Call`."""
+"""The modifiers, which change scores beside scale and bias: attributes of `Call`."""
 
 _TEXT = re.compile(
     r"([^/]+)/scale=([^/]+?)(?:/softcap=([^/]+?))?(?:/bias=(\d+)(\+gradient)?)?(?:/dropout=([^/]+))?"
@@ -101,7 +101,7 @@ class Call:
 
     @property
     def modifiers(self) -> dict[str, float]:
-        """What changes scores beside scale and bias, by its name in `MODIFIERS`."""
+        """The modifiers that change scores beside scale and bias, by their names in `MODIFIERS`."""
         values = zip(MODIFIERS, (self.softcap,), strict=True)
         return {name: value for name, value in values if value is not None}
 

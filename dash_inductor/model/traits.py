@@ -73,7 +73,7 @@ class Traits:
 
     @functools.cached_property  # every call asks
     def scores(self) -> frozenset[str]:
-        """What the call does to scores and probabilities: "bias", "dropout" and its `modifiers`."""
+        """The names of all that changes scores and probabilities: "bias", "dropout" and the `modifiers`."""
         all_ = {"bias": self.bias, "dropout": self.dropout}
         return frozenset(name for name, does in all_.items() if does).union(self.modifiers)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a recording has seen in one phase of a step, for observers beside it.
+    """The tensors that a recording has seen in one phase of a step, for observers beside it.
 
     Attributes:
         phase: one of `phases.STAGES`.

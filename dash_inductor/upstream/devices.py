@@ -1,4 +1,4 @@
-"""What of PyTorch goes by the device while it traces: patterns, formulas of shapes, attention.  Imports Inductor.
+"""Parts of PyTorch that go by the device while it traces: patterns, formulas of shapes, attention.  Imports Inductor.
 
 `explanations.elsewhere` replaces parts of these modules for a time, so that they are given as modules.
 """

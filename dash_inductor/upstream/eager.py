@@ -1,4 +1,4 @@
-"""What needs no import of Dynamo: code that stays out of graphs, the wrapper of compiled modules, PyTorch's flag."""
+"""Names without an import of Dynamo: code that stays out of graphs, the wrapper of compiled modules, PyTorch's flag."""
 
 from __future__ import annotations
 

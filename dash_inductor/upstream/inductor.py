@@ -1,4 +1,4 @@
-"""What lowerings are made of: Inductor's IR, its tables of lowerings, templates and workspaces.  Imports Inductor."""
+"""The parts of lowerings: Inductor's IR, its tables of lowerings, templates and workspaces.  Imports Inductor."""
 
 from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
 from torch._inductor.ir import BaseView, ExternKernel, FallbackKernel, FixedLayout, IRNode, Pointwise, TensorBox

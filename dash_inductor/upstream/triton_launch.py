@@ -1,4 +1,4 @@
-"""What Triton's own launcher of kernels knows: the hooks of profilers, and the driver's codes of dtypes."""
+"""Knowledge of Triton's own launcher of kernels: the hooks of profilers, and the driver's codes of dtypes."""
 
 from triton import knobs
 from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST

@@ -118,7 +118,7 @@ class Vectors:
 
 
 def vectors(data: MaskData) -> list[Vectors]:
-    """What the vectors of a mask are made of, form by form."""
+    """The sources of the vectors of a mask, form by form."""
     kinds = {kind: {kind.ROLES[name]: value for name, value in values.items()} for kind, values in data.values}
     numbers = any(kind.OPTIONAL and not {*kind.RELATION.keys}.isdisjoint(kinds[kind]) for kind in kinds)
     valid: Tensor | None = None

@@ -49,7 +49,7 @@ def constants(call: Call) -> dict[str, float]:
 
 
 def slope_after_score(call: Call) -> float:
-    """What scores in Triton are multiplied with for their natural values: 1 where they are, the scale of products."""
+    """The factor of scores in Triton for their natural values: 1 if they have these, the scale if they are products."""
     return call.scale if call.softcap is None else 1.0
 
 
@@ -74,5 +74,5 @@ def bound_values(call: Call) -> tuple[Any, ...] | None:
 
 
 def factor(call: Call) -> float:
-    """What makes products, or the shares that they have of a bound, scores in base 2 in Gluon."""
+    """The factor in Gluon that makes scores in base 2 of products, or of the shares that they have of a bound."""
     return (call.scale if call.softcap is None else call.softcap) * LOG2E

@@ -45,7 +45,7 @@ def _shown(data: MaskData) -> Tensor:
 
 
 def _of_pairs(value: Tensor, axes: tuple[Axis, ...]) -> Tensor:
-    """What a term reads, as it broadcasts to [batch, q_heads, q_len, kv_len]."""
+    """The tensors that a term reads, as they broadcast to [batch, q_heads, q_len, kv_len]."""
     if "h" in axes:
         return value
     return value[:, None, :, None] if "q" in axes else value[:, None, None]

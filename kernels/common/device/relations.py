@@ -31,7 +31,7 @@ def load_vector(side, row, tokens, exists, other):
 
 @triton.jit
 def of_queries(queries, tokens, exists, MASK: tl.constexpr, INDEX: tl.constexpr):
-    """What a form reads of queries, a `Side`.  Others see no key."""
+    """The vectors of queries that a form reads, a `Side`.  Other queries see no key."""
     FORM: tl.constexpr = MASK.FORMS[INDEX]
     row: tl.constexpr = MASK.Q_ROWS[INDEX]
     if FORM == "codes":
@@ -56,7 +56,7 @@ def of_keys(keys, tokens, exists, MASK: tl.constexpr, INDEX: tl.constexpr):
 
 @triton.jit
 def shows(shown, queries, keys, MASK: tl.constexpr, INDEX: tl.constexpr):
-    """Which of the pairs that are `shown` so far a form shows, too; queries, keys: as they broadcast to the pairs."""
+    """The pairs that are `shown` so far and that a form shows, too; queries, keys: as they broadcast to the pairs."""
     FORM: tl.constexpr = MASK.FORMS[INDEX]
     if FORM == "codes":
         return shown & (queries[0] == keys[0])

@@ -38,7 +38,7 @@ def bounded(s, SCORE: tl.constexpr):
 
 @triton.jit
 def after_slope(s, SIGN: tl.constexpr, SCORE: tl.constexpr):
-    """What times the slope of `templates.signed_slope` is the scores of products, in base 2."""
+    """The numbers whose products with the slope of `templates.signed_slope` are the scores, in base 2."""
     if SCORE.SOFTCAP > 0:
         s = bounded(s, SCORE)
     elif SIGN <= 0:

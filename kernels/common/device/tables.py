@@ -107,7 +107,7 @@ def _along(vectors, AXIS: tl.constexpr):
 
 @triton.jit
 def _of_side(side, tokens, exists, OF_QUERIES: tl.constexpr, MASK: tl.constexpr):
-    """What each form reads of queries or of keys: a tuple of tuples."""
+    """The vectors of queries or of keys that each form reads: a tuple of tuples."""
     found = ()
     for i in tl.static_range(len(MASK.FORMS)):
         if OF_QUERIES:

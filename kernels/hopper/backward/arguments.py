@@ -9,7 +9,7 @@ from ..shared import arguments as shared
 from ..shared.arguments import ANY_ADDRESS
 
 WORKSPACE = Group({"semaphores": "*i32", "ticket_ptr": "*i32", "group_sums": "*fp32", "group_semaphores": "*i32"})
-"""What CTAs share, zeros but for group_sums.
+"""Memory that CTAs share, zeros but for group_sums.
 
 semaphores: int32 [batch * q_heads * n_q]; ticket_ptr: int32 [1].  Where kv heads have several query heads, see
 `device.group`, group_sums: fp32 [batch * kv_heads * n_kv, BLOCK_KV * (D + TAIL_D + DV)]; group_semaphores: int32
