@@ -13,7 +13,6 @@ from ..support.processes import run_python
 
 pytestmark = pytest.mark.gpu
 PROGRAM = "import runpy, sys; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
-CASES = ("two", "two turned", "two in order")
 
 
 def facts_of(device: str, world: int, repeats: int, *cases: str) -> dict[str, list[dict[str, Any]]]:
@@ -26,15 +25,27 @@ def facts_of(device: str, world: int, repeats: int, *cases: str) -> dict[str, li
     return {case: [rank[case] for rank in ranks] for case in cases}
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_gpus() -> None:
-    found = facts_of("cuda", 2, 20, *CASES)
+def check(found: dict[str, list[dict[str, Any]]], tolerance: float) -> None:
+    """Everything is replaced, right, the same in all runs, and depends on the split of the keys alone."""
     for case, ranks in found.items():
         for facts in ranks:
-            assert facts["error"] < 1e-2, case
+            assert facts["error"] < tolerance, case
             assert facts["equal"], case
             assert {(r["status"], r["forward"].startswith("kept")) for r in facts["records"]} == {("replaced", False)}
-    # How keys travel, and what is split, changes no bit; which keys a rank has, does.
-    digests = {case: [facts["digests"] for facts in ranks] for case, ranks in found.items()}
-    assert digests["two"] == digests["two turned"]
-    assert digests["two"] != digests["two in order"]
+    whole = [facts["digests"] for facts in found["two"]]
+    assert whole == [facts["digests"] for facts in found["two turned"]]
+    for facts in found["two apart"]:
+        assert facts["digests"] == [whole[facts["rank"]][facts["group"]]]
+    assert whole != [facts["digests"] for facts in found["two in order"]]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_two_gpus() -> None:
+    check(facts_of("cuda", 2, 20, "two", "two turned", "two apart", "two in order"), 1e-2)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four CUDA devices")
+def test_four_gpus() -> None:
+    found = facts_of("cuda", 4, 20, "two", "two turned", "two apart", "two in order", "four", "four turned")
+    check(found, 1e-2)
+    assert [f["digests"] for f in found["four"]] == [f["digests"] for f in found["four turned"]]
