@@ -1,6 +1,6 @@
 """Attention under context parallel on several processes: records, gradients beside double precision, and bits.
 
-``python -m tests.support.context_parallel cpu 4 ring2 ring4`` prints what came of it, a JSON object for each process.
+``python -m tests.support.context_parallel cpu 4 1 two four`` prints what came of it, a JSON object for each process.
 On CPU, the operators are those of FlashAttention for CUDA, which our executor takes the place of.
 """
 
@@ -59,9 +59,8 @@ class Case:
 
 CASES = {
     "two": Case(2),
-    "two turned": Case(2, rotate="alltoall"),
+    "two turned": Case(2, rotate="alltoall", plan=True),
     "two apart": Case(2, own_batch=True),
-    "two plan": Case(2, plan=True),
     "two in order": Case(2, balanced=False),
     "two full": Case(2, balanced=False, causal=False),
     "four": Case(4),
@@ -92,7 +91,8 @@ class Attention(nn.Module):
 def tensors(device: str) -> list[Tensor]:
     """query, key, value and the gradient of the output, the same on all ranks."""
     generator = torch.Generator().manual_seed(0)
-    length, dim, dtype = (48, 16, torch.float32) if device == "cpu" else (1024, 64, torch.bfloat16)
+    # On CPU, PyTorch's sigmoid has other bits at the end of a row that does not fill a vector.
+    length, dim, dtype = (64, 16, torch.float32) if device == "cpu" else (1024, 64, torch.bfloat16)
     found = [torch.randn(BATCH, h, length, dim, generator=generator) for h in (HEADS, KV_HEADS, KV_HEADS, HEADS)]
     return [t.to(device, dtype) for t in found]
 

@@ -68,7 +68,7 @@ class AttentionRewrite:
         for group in _by_forward(readings):
             _replace_group(graph, group, _lone_forwards(readings))
         _tell_forwards(readings)
-        if any(reading.merges() for reading in readings):
+        if readings:  # of a rank on which nothing is merged, too: all ranks have to send in one order
             share_rotations(graph)
         _tidy(readings)
         if any(reading.reason is None for reading in readings):
