@@ -11,11 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE, LINES = ROOT / "docs" / "replaced.md", ROOT / "tests" / "golden" / "models.json"
 PROGRAMS = ROOT / "tests" / "golden" / "programs.json"
 BEGIN, END = "<!-- models: written by tools/model_tables.py -->\n", "<!-- end of models -->"
-OTHER_PACKAGES = """The next table shows models of other packages, and FlexAttention in transformers, on an H100 in bf16. Models of torchtitan are those for debugging, compiled block by block as its
-trainer does it, with its selective recomputation for llama3; the others are small and compiled as a whole. Layers that share a graph share its record.
-torchtitan has no SDPA for language models any more; its deepseek_v3 with varlen needs a newer torch, because `varlen_attn` of torch 2.13 gives results of the
-head dimension of q.
-"""
+PROGRAMS_BEGIN, PROGRAMS_END = "<!-- programs: written by tools/model_tables.py -->\n", "<!-- end of programs -->"
 COLUMNS = {"tokens or images alone": ("plain",), "`attention_mask`": ("right",), "packed": ("packed",)}
 """Columns, with the kinds of inputs that they hold."""
 DEVICES = ("cpu", "cuda")
@@ -102,10 +98,15 @@ def _short(line: str) -> str:
 
 def filled(page: str, lines: dict[str, Any], others: dict[str, Any]) -> str:
     """The page with the tables of these lines, and the versions that they were made with."""
-    head, rest = page.split(BEGIN)
     versions = " and ".join(f"{name} {version}" for name, version in lines["versions"].items())
-    parts = [f"This is with {versions}.\n", table(lines), differences(lines), OTHER_PACKAGES, programs(others)]
-    return head + BEGIN + "\n" + "\n".join(filter(None, parts)) + "\n" + END + rest.split(END, 1)[1]
+    parts = [f"This is with {versions}.\n", table(lines), differences(lines)]
+    page = _between(page, BEGIN, END, "\n".join(filter(None, parts)))
+    return _between(page, PROGRAMS_BEGIN, PROGRAMS_END, programs(others))
+
+
+def _between(page: str, begin: str, end: str, text: str) -> str:
+    head, rest = page.split(begin)
+    return f"{head}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}"
 
 
 def main() -> None:

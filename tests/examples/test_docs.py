@@ -70,7 +70,8 @@ def test_tables_of_models_name_versions_and_what_differs() -> None:
     none: dict[str, dict[str, str]] = {"cpu": {}, "cuda": {}}
     lines = {"versions": {"torch": "1", "transformers": "3"}, "cpu": ours, "cuda": ours}
     program = {"versions": {"shop": "7"}, "lines": {"shop Two words flex, packed": "1 causal"}}
-    shown = tool["filled"](tool["BEGIN"] + tool["END"], lines | {tool["OTHERS"]: {"1": other, "2": none}}, program)
+    page = "".join(tool[name] for name in ("BEGIN", "END", "PROGRAMS_BEGIN", "PROGRAMS_END"))
+    shown = tool["filled"](page, lines | {tool["OTHERS"]: {"1": other, "2": none}}, program)
     assert "\n| shop 7 | Two words | flex, packed | causal |\n" in shown
     assert "\nThis is with torch 1 and transformers 3.\n" in shown
     assert "\n| Llama | causal | causal & keys |  |\n| Bert | full |  |  |\n" in shown

@@ -79,9 +79,11 @@ def _titan(family: str, attention: str, *, checkpoints: bool = False) -> Callabl
         positions = torch.arange(LENGTH).expand(BATCH, LENGTH)
         dims: Any = mock.Mock(tp_enabled=False)
         with (
-            mock.patch.object(utils, "get_cuda_flash_attention_impl", lambda: None),  # FlashAttention-3 is not there
+            mock.patch.object(
+                utils, "get_cuda_flash_attention_impl", return_value=None
+            ),  # FlashAttention-3 is not there
             mock.patch.object(titan, "_compiled_create_block_mask", titan.create_block_mask),
-            mock.patch.object(titan_compile, "_maybe_regional_inductor_backend", lambda model, backend: traced),
+            mock.patch.object(titan_compile, "_maybe_regional_inductor_backend", return_value=traced),
         ):
             model = module.model_registry("debugmodel", attn_backend=attention).model.build()
             if checkpoints:
