@@ -67,14 +67,20 @@ test-newest:
 		tests/rewrites/attention/test_ways.py tests/test_package.py tests/docs/test_snippets.py tests/docs/test_site.py \
 		tests/examples/test_demo.py tests/examples/test_training.py tests/kernels/portable/test_interpreter.py
 
-# What takes long: every family of models with every kind of inputs, and more compiled and interpreted kernels.  35 minutes.
-test-models: $(READY)
+# What takes long: every family of models with every kind of inputs, programs of other packages, and more compiled and interpreted kernels.  35 minutes.
+test-models: $(READY) .programs/.ready
 	$(PYTHON) -m pytest -m full $(PYTEST_ARGS)
 
 # The table of models with every version of transformers that requirements/ names.  ONLY="Bert T5" does so for some families.
-model-table: $(READY)
+model-table: $(READY) .programs/.ready
 	$(PYTHON) -m tests.support.model_versions $(if $(ONLY),--only $(ONLY))
+	$(if $(ONLY),,$(PYTHON) -m tests.support.programs)
 	$(PYTHON) tools/model_tables.py
+
+# Packages whose models are compiled, beside the torch of the environment.
+.programs/.ready: requirements/programs.txt
+	$(PYTHON) -m pip install -q --no-deps --require-hashes --target .programs --upgrade -r requirements/programs.txt
+	touch $@
 
 # They need nothing but torch, transformers and pytest: a GPU machine may lack what the others import.
 test-gpu:

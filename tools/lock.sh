@@ -54,3 +54,7 @@ for input in "$folder"/transformers*.in; do
     echo "${input%.in}.txt"
     compile "$input" "${input%.in}.txt" "$@"
 done
+
+# Programs of other packages: what their models import, and nothing else that they ask for.
+echo "$folder/programs.txt"
+compile "$folder/programs.in" "$folder/programs.txt" --no-deps "$@"

@@ -1,4 +1,4 @@
-"""Write the tables of models in docs/replaced.md from tests/golden/models.json: ``python tools/model_tables.py``."""
+"""Write the tables of models in docs/replaced.md from tests/golden: ``python tools/model_tables.py``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, LINES = ROOT / "docs" / "replaced.md", ROOT / "tests" / "golden" / "models.json"
+PROGRAMS = ROOT / "tests" / "golden" / "programs.json"
 BEGIN, END = "<!-- models: written by tools/model_tables.py -->\n", "<!-- end of models -->"
+PROGRAMS_BEGIN, PROGRAMS_END = "<!-- programs: written by tools/model_tables.py -->\n", "<!-- end of programs -->"
 COLUMNS = {"tokens or images alone": ("plain",), "`attention_mask`": ("right",), "packed": ("packed",)}
 """Columns, with the kinds of inputs that they hold."""
 DEVICES = ("cpu", "cuda")
@@ -44,6 +46,16 @@ def differences(lines: dict[str, Any]) -> str:
         parts.append("With other versions of transformers these lines differ; an empty cell is as above.\n")
         parts.append(_markdown([text, ["---"] * len(text), *rows]))
     return "\n".join(parts)
+
+
+def programs(found: dict[str, Any]) -> str:
+    """The table of real programs: package and version, model, what it calls, and what becomes of that."""
+    rows = [["package", "model", "attention", "what becomes of it"], ["---"] * 4]
+    for program, line in found["lines"].items():
+        package, rest = program.split(" ", 1)
+        model, attention = re.fullmatch(r"(.*) (flex.*|varlen|SDPA)", rest).groups()  # type: ignore[union-attr]
+        rows.append([f"{package} {found['versions'][package]}", model, attention, _short(line)])
+    return _markdown(rows)
 
 
 def _markdown(rows: list[list[str]]) -> str:
@@ -84,17 +96,23 @@ def _short(line: str) -> str:
     return ", ".join(re.sub(r"^(\d+) (.*)$", r"\2 (\1)", part) for part in parts)
 
 
-def filled(page: str, lines: dict[str, Any]) -> str:
+def filled(page: str, lines: dict[str, Any], others: dict[str, Any]) -> str:
     """The page with the tables of these lines, and the versions that they were made with."""
-    head, rest = page.split(BEGIN)
     versions = " and ".join(f"{name} {version}" for name, version in lines["versions"].items())
     parts = [f"This is with {versions}.\n", table(lines), differences(lines)]
-    return head + BEGIN + "\n" + "\n".join(filter(None, parts)) + "\n" + END + rest.split(END, 1)[1]
+    page = _between(page, BEGIN, END, "\n".join(filter(None, parts)))
+    return _between(page, PROGRAMS_BEGIN, PROGRAMS_END, programs(others))
+
+
+def _between(page: str, begin: str, end: str, text: str) -> str:
+    head, rest = page.split(begin)
+    return f"{head}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}"
 
 
 def main() -> None:
     lines = json.loads(LINES.read_text(encoding="utf-8"))
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), lines), encoding="utf-8")
+    others = json.loads(PROGRAMS.read_text(encoding="utf-8"))
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), lines, others), encoding="utf-8")
 
 
 if __name__ == "__main__":

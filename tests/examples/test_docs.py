@@ -59,7 +59,8 @@ def test_the_table_of_models_is_that_of_the_golden_file() -> None:
     """If this fails, run ``python tools/model_tables.py``."""
     tool = runpy.run_path(str(ROOT / "tools" / "model_tables.py"))
     page = text_of("docs/replaced.md")
-    assert tool["filled"](page, json.loads(text_of("tests/golden/models.json"))) == page
+    lines = [json.loads(text_of(f"tests/golden/{name}.json")) for name in ("models", "programs")]
+    assert tool["filled"](page, *lines) == page
 
 
 def test_tables_of_models_name_versions_and_what_differs() -> None:
@@ -68,7 +69,10 @@ def test_tables_of_models_name_versions_and_what_differs() -> None:
     other = {"cpu": {"Bert plain": "2 kept: math_path"}, "cuda": {}}
     none: dict[str, dict[str, str]] = {"cpu": {}, "cuda": {}}
     lines = {"versions": {"torch": "1", "transformers": "3"}, "cpu": ours, "cuda": ours}
-    shown = tool["filled"](tool["BEGIN"] + tool["END"], lines | {tool["OTHERS"]: {"1": other, "2": none}})
+    program = {"versions": {"shop": "7"}, "lines": {"shop Two words flex, packed": "1 causal"}}
+    page = "".join(tool[name] for name in ("BEGIN", "END", "PROGRAMS_BEGIN", "PROGRAMS_END"))
+    shown = tool["filled"](page, lines | {tool["OTHERS"]: {"1": other, "2": none}}, program)
+    assert "\n| shop 7 | Two words | flex, packed | causal |\n" in shown
     assert "\nThis is with torch 1 and transformers 3.\n" in shown
     assert "\n| Llama | causal | causal & keys |  |\n| Bert | full |  |  |\n" in shown
     assert "\nWith transformers 2 all lines are the same.\n" in shown

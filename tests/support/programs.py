@@ -1,7 +1,7 @@
 """The attention of real programs: models of other packages, compiled as those packages do it, for an H100.
 
 ``python -m tests.support.programs`` writes tests/golden/programs.json anew, and prints what changed; ``--only`` takes
-the names of some programs.  The packages of requirements/programs.txt are installed into build/programs by
+the names of some programs.  The packages of requirements/programs.txt are installed into .programs by
 ``make model-table`` and ``make test-models``.  Forwards and backwards are traced, partitioned and rewritten as in a
 training; no kernel is compiled, and graphs run on fake tensors.
 """
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from dash_inductor.entries.by_hand.entry import OP
 from dash_inductor.records.records import clear_sites, sites
 
 from .hf_models import build, token_ids
@@ -32,7 +33,7 @@ from .processes import run_python
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "programs.json"
-PACKAGES = ROOT / "build" / "programs"
+PACKAGES = ROOT / ".programs"
 BATCH, LENGTH = 2, 256
 
 
@@ -196,7 +197,7 @@ PROGRAMS = (
     Program("torchtitan", "gpt_oss", "varlen", _titan("gpt_oss", "varlen")),
     Program("transformers", "Llama", "flex", _transformers("Llama")),
     Program("transformers", "Llama", "flex, packed", _transformers("Llama", packed=True)),
-    Program("transformers", "GptOss", "flex, packed", _transformers("GptOss", packed=True)),
+    Program("transformers", "GptOss", "flex", _transformers("GptOss")),
     Program("transformers", "Gemma2", "flex, packed", _transformers("Gemma2", packed=True)),
     Program("diffusers", "UNet (Stable Diffusion)", "SDPA", UNET),
     Program("diffusers", "SD 3", "SDPA", SD3),
@@ -248,7 +249,7 @@ def lines_of_h100(names: Iterable[str]) -> dict[str, str]:
         clear_sites()
         with _settings(), FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"):
             program.train()
-        found[str(program)] = line(sites(), len(sites()) - sum(record.op == "by hand" for record in sites()))
+        found[str(program)] = line(sites(), sum(record.op != OP for record in sites()))
     return found
 
 
@@ -269,8 +270,8 @@ _ON_H100 = """
 
 def h100_lines(names: Iterable[str]) -> dict[str, str]:
     """As `lines_of_h100`, in a process of its own."""
-    path = os.pathsep.join(map(str, (ROOT, PACKAGES)))
-    found: dict[str, str] = json.loads(run_python(_ON_H100, *names, path=path).stdout.splitlines()[-1])
+    sources = os.pathsep.join(map(str, (ROOT, PACKAGES)))
+    found: dict[str, str] = json.loads(run_python(_ON_H100, *names, PYTHONPATH=sources).stdout.splitlines()[-1])
     return found
 
 

@@ -1,0 +1,36 @@
+"""Real programs: what becomes of the attention of torchtitan, transformers and diffusers, compiled as they do it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ..support.cases import some
+from ..support.fakecuda import compiler
+from ..support.programs import PACKAGES, PROGRAMS, Program, golden, h100_lines
+from ..test_locks import versions
+
+pytest.importorskip("transformers", reason="the models come from the extra 'hf'")
+
+SOON = [program for program in PROGRAMS if str(program) == "transformers GptOss flex"]
+"""The program that is compiled in every run of the tests: windows and sinks around FlexAttention."""
+
+
+@pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
+@some(PROGRAMS, SOON, "program")
+def test_program(program: Program) -> None:
+    installed = program.package == "transformers" or PACKAGES.exists()
+    assert installed, f"make test-models installs requirements/programs.txt into {PACKAGES}"
+    assert h100_lines([str(program)]) == {str(program): golden()["lines"][str(program)]}
+
+
+def test_all_attention_of_all_programs_is_replaced() -> None:
+    lines = golden()["lines"]
+    assert list(lines) == list(map(str, PROGRAMS))
+    assert not [line for line in lines.values() if "kept" in line or "record" in line or line == "no call"]
+
+
+def test_the_table_is_made_with_what_is_locked() -> None:
+    locked = versions("torch2.13", "3.11") | versions("programs", "3.11")
+    found = golden()["versions"]
+    assert found == {name: locked[name] for name in found}
+    assert found.keys() == {"torch", *(program.package for program in PROGRAMS)}
