@@ -6,6 +6,7 @@ on CUDA PyTorch pads its rows for alignment and slices them again; the kernels n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -162,6 +163,13 @@ def _with_sum(source: Argument, sink: Sink) -> Bias:
     if not args["dim"] or total.dtype != gradient.meta["val"].dtype or total.dim() != 4:
         return bias
     dims = {dim % 4 for dim in args["dim"]}
-    if not dims & {0, 1}:
+    summed, rest = dims & {0, 1}, dims - {0, 1}
+    if not summed or (rest and _is_small(gradient.meta["val"], summed)):
         return bias
-    return Bias(source, sink, user, tuple(sorted(dims & {0, 1})), tuple(sorted(dims - {0, 1})))
+    return Bias(source, sink, user, tuple(sorted(summed)), tuple(sorted(rest)))
+
+
+def _is_small(gradient: Tensor, summed: set[int]) -> bool:
+    """Whether a gradient takes less memory than its sum over `summed`, which kernels add up in float32 beside it."""
+    addends = [sizes.static(gradient.shape[dim]) for dim in summed]
+    return None not in addends and math.prod(filter(None, addends)) * gradient.itemsize < 4 + gradient.itemsize

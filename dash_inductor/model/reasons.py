@@ -117,8 +117,8 @@ class Reason(Enum):
             "and key."
         ),
         (
-            "Pad value to the head dimension of query and key. For 16-bit types on sm_90, head dimensions of 136 to "
-            "192 with value dimensions of 72 to 128 need no padding."
+            "Pad value to the head dimension of query and key. On CUDA, those up to 128, and in 16 bits up to 256, "
+            "need no padding."
         ),
     )
     SHAPE = (
@@ -142,11 +142,8 @@ class Reason(Enum):
     )
     BIAS_GRADIENT = (
         "bias_gradient",
-        "The attention bias needs a gradient, which no kernel for this device and head dimension gives.",
-        (
-            "Choose a head dimension up to 128, or in 16 bits up to 256, which value has too; or detach the bias if "
-            "you do not need its gradient."
-        ),
+        "The attention bias needs a gradient, which no kernel gives.",
+        "Detach the bias if you do not need its gradient.",
     )
     MASK_DEPENDS_ON_INPUT = (
         "mask_depends_on_input",
@@ -178,11 +175,8 @@ class Reason(Enum):
     )
     MASK_UNSUPPORTED = (
         "mask_unsupported",
-        "No kernel for this device and head dimension reads a mask of this kind.",
-        (
-            "Choose a head dimension up to 128, or in 16 bits up to 256, which value has too: for these there are "
-            "kernels that read masks that are data."
-        ),
+        "No kernel for this device reads a mask of this kind.",
+        "Please report it: every mask has kernels for every head dimension that has any.",
     )
     FORWARD_KEPT = (
         "forward_kept",

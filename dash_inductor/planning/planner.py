@@ -223,10 +223,7 @@ def _choose(
         if best is None or (length, index) < best[:2]:
             best = length, index, Choice(name, kernel, candidate, length)
     if best is None:
-        allowed = "one of a single pass: these head dims have no kernels of two passes"
-        if likely is not None and names != ("two_pass",):
-            allowed = "one whose CTAs wait for earlier ones alone: the mask is data"
-        raise ArgumentError("schedule", names[0], allowed)
+        raise ArgumentError("schedule", names[0], "one whose CTAs wait for earlier ones alone: the mask is data")
     return best[2]
 
 

@@ -132,9 +132,12 @@ class Portable(Family):
         if arch == "cpu":
             return None
         found = forward_tiles(arch, BITS[site.dtype], site.head_dim, site.value_dim)
-        if found is None or site.call.bias is None or not site.call.traits.has("dense"):
+        if site.call.bias is None:
             return found
-        # Two tiles of pairs, one of them perhaps of float32, are loaded ahead.
+        # Tiles of pairs, perhaps of float32, are loaded ahead: two of them, or one beside tiles that fill the memory.
+        is_full = arch == "sm_100" and max(site.head_dim, site.value_dim) > LIMIT
+        if not is_full and not site.call.traits.has("dense"):
+            return found
         return replace(found, num_stages=max(1, found.num_stages - 1))
 
 

@@ -33,14 +33,21 @@ def _with_wide_biases(site: Site) -> dict[str, tuple[object, str]]:
     return found | {name: (found[name][0], "*fp32") for name in ("BIAS", "DBIAS")}
 
 
-@pytest.mark.parametrize("arch", ["sm_90", pytest.param("sm_89", marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", MASKS)
-def test_they_fit(name: str, arch: str) -> None:
+@pytest.mark.parametrize(
+    ("arch", "head_dim"),
+    [
+        pytest.param(arch, dim, marks=[] if (arch, dim) == ("sm_90", 128) else pytest.mark.full)
+        for arch in SHARED_BYTES
+        for dim in (128, 256)
+    ],
+)
+def test_they_fit(arch: str, head_dim: int, name: str) -> None:
     mask = MASKS[name]
     call = Call(mask, 0.1, bias=Bias(Operand(len(Call(mask, 0.1).operands)), True))
     site = Site(
-        device="cuda", dtype="bfloat16", batch=2, q_heads=8, kv_heads=8, q_len=1024, kv_len=1024, head_dim=128,
-        value_dim=128, call=call, allow_tf32=False,
+        device="cuda", dtype="bfloat16", batch=2, q_heads=8, kv_heads=8, q_len=1024, kv_len=1024, head_dim=head_dim,
+        value_dim=head_dim, call=call, allow_tf32=False,
     )  # fmt: skip
     plan = decide(site, arch, "auto")
     assert not isinstance(plan, Kept)

@@ -21,7 +21,7 @@ from ...support.graphs import BACKWARD, Shape, efficient, joint_graph, op_counts
 
 FORCED = [name for name in get_args(Schedule) if name != "auto"]
 MASKS = [Band(), Band(0, None), Band(0, 300), Band(None, 300), Band(-5, None, "bottom_right")]
-DIMS = [(64, 64), (128, 128), (192, 128), (256, 256)]  # the last two have Hopper kernels only, of one pass
+DIMS = [(64, 64), (128, 128), (192, 128), (256, 256)]
 
 
 @pytest.fixture
@@ -58,8 +58,7 @@ def test_every_schedule_at_every_mask_and_head_dim(mask: Band, dims: tuple[int, 
         assert chosen.schedule_note == (
             f"the setting schedule={name!r} cannot be followed here: {reason}" if reason else ""
         )
-    assert "ascending" in followed
-    assert ("two_pass" in followed) == (dims[0] <= 128)
+    assert {"ascending", "two_pass"} <= {*followed}
     assert ("shift" in followed) == mask.is_full
 
 
@@ -71,6 +70,6 @@ def test_the_record_says_whether_the_setting_was_followed(name: str, dims: tuple
         graph, record = rewritten(module)
     assert (record.status, op_counts(graph)[BACKWARD]) == ("replaced", 1)
     assert record.plan is not None
-    followed = (name, dims) == ("two_pass", (64, 64))
+    followed = name == "two_pass"
     assert (record.plan.schedule == name) == followed
     assert (f"schedule={name!r} cannot be followed here: " in record.detail) is not followed

@@ -50,7 +50,6 @@ def dilated_bias(low: float = -1.0) -> Tensor:
 
 
 LARGE = {"head_dim": 256, "value_dim": 256}
-"""Head dimensions of which no kernel reads a bias."""
 
 
 @pytest.mark.parametrize(
@@ -61,13 +60,11 @@ LARGE = {"head_dim": 256, "value_dim": 256}
         (Reason.HEAD_DIM, efficient, {"head_dim": 264, "value_dim": 264}, {}),
         (Reason.HEAD_DIM, efficient, {"head_dim": 136, "value_dim": 136, "dtype": torch.float32}, {}),
         (Reason.HEAD_DIM, efficient, {"head_dim": 60, "value_dim": 60}, {}),
-        (Reason.VALUE_DIM, efficient, {"value_dim": 128}, {}),
-        (Reason.VALUE_DIM, efficient, {"head_dim": 128, "value_dim": 64}, {}),
+        (Reason.VALUE_DIM, efficient, {"value_dim": 264}, {}),
+        (Reason.VALUE_DIM, efficient, {"head_dim": 192, "value_dim": 128, "dtype": torch.float32}, {}),
         (Reason.SHAPE, flash_backward, {"kv_heads": 3}, {}),
         (Reason.CAUSAL_LENGTHS, flash, {"q_len": 64}, {}),
         (Reason.LAYOUT, flash_backward, {}, {"lse": (8, 256)}),
-        (Reason.BIAS_GRADIENT, efficient, LARGE, {"bias": lambda: causal_bias(128), "bias_grad": True}),
-        (Reason.MASK_NOT_A_BAND, efficient, LARGE, {"bias": dilated_bias}),
         (Reason.VARLEN, varlen, {}, {}),
     ],
 )
@@ -86,15 +83,20 @@ def test_large_head_dims_read_every_mask() -> None:
     assert (record.status, record.mask, record.plan.kernel) == ("replaced", "dense(0)", "hopper")
 
 
-def test_mask_from_an_input() -> None:
-    def with_input(q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Tensor) -> tuple[Any, ...]:
-        return efficient(q, k, v, do, bias=lambda: mask)
-
-    def inputs() -> list[Tensor]:
-        return [*cuda_inputs(Shape(**LARGE)), torch.empty(2, 8, 128, 128, dtype=torch.bfloat16, device="cuda")]
-
-    _, record = rewritten(trace(with_input, inputs))
-    assert record.reason is Reason.MASK_DEPENDS_ON_INPUT
+@pytest.mark.parametrize("shape", [LARGE, {"head_dim": 192, "value_dim": 128}, {"value_dim": 128}], ids=str)
+@pytest.mark.parametrize(
+    ("reason", "options"),
+    [
+        ("bias_gradient", {"bias": lambda: causal_bias(128), "bias_grad": True}),
+        ("mask_not_a_band", {"bias": dilated_bias}),
+    ],
+    ids=["gradient", "dilated"],
+)
+def test_large_head_dims_read_every_bias(reason: str, options: dict[str, Any], shape: dict[str, int]) -> None:
+    """Why a mask is a bias is in the detail of the record."""
+    _, record = rewritten(joint_graph(efficient, Shape(**shape), **options))
+    assert (record.status, record.mask, record.plan.kernel) == ("replaced", "full + bias", "portable")
+    assert record.detail.startswith(f"the mask is added as a bias: {reason}")
 
 
 def test_other_devices() -> None:
@@ -112,13 +114,15 @@ def test_other_devices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "dims"), [(None, (256, 256)), (None, (192, 128)), (Reason.HEAD_DIM, (136, 136))], ids=str
+    ("kernel", "dims"),
+    [("hopper", (256, 256)), ("hopper", (192, 128)), ("portable", (136, 136)), ("portable", (64, 128))],
 )
-def test_large_head_dims_are_those_of_the_hopper_kernel(reason: Reason | None, dims: tuple[int, int]) -> None:
-    module = joint_graph(efficient, Shape(head_dim=dims[0], value_dim=dims[1]))
-    _, record = rewritten(module, capability=(9, 0) if reason is None else (10, 0))
-    assert record.reason is reason
-    assert reason is not None or (record.plan is not None and record.plan.kernel == "hopper")
+def test_large_head_dims(kernel: str, dims: tuple[int, int]) -> None:
+    capability = (10, 0) if dims == (136, 136) else (9, 0)
+    _, record = rewritten(joint_graph(efficient, Shape(head_dim=dims[0], value_dim=dims[1])), capability=capability)
+    assert record.reason is None
+    assert record.plan is not None
+    assert record.plan.kernel == kernel
 
 
 def test_architecture_without_a_plan() -> None:
