@@ -18,6 +18,7 @@ from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import default_partition
 from torch._inductor import pattern_matcher
 from torch._inductor.fx_passes.joint_graph import lazy_init as trace_patterns
+from torch._subclasses import fake_tensor
 
 from ..errors import UnsupportedVersionError
 
@@ -25,6 +26,7 @@ __all__ = [
     "DispatchKey",
     "aot_function",
     "default_partition",
+    "fake_tensor",
     "flex_attention",
     "let_autograd_know_cuda",
     "meta_registrations",

@@ -14,11 +14,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import dash_inductor
+from dash_inductor.entries import math_path
 from dash_inductor.entries.by_hand.entry import OP
 from dash_inductor.entries.by_hand.values import Values
 from dash_inductor.graph.emit import Emitter
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import FORWARD_ONLY, SiteRecord, sites
+from dash_inductor.upstream import compat
 
 from ..support.by_hand import GROUPED, HEADS, LENGTH, PROGRAMS, QKV, Program, causal, order, plain, sinks
 from ..support.graphs import BACKWARD, FORWARD, JointGraphs, assert_as_exact, capture, step, tensors
@@ -26,6 +28,8 @@ from ..support.graphs import BACKWARD, FORWARD, JointGraphs, assert_as_exact, ca
 pytestmark = pytest.mark.usefixtures("deterministic")
 Function = Callable[..., Tensor]
 NAMES = pytest.mark.parametrize("name", PROGRAMS)
+OP_OF = {"math": math_path.OP}
+"""Attention that is PyTorch's own.  In "flat", Inductor of torch 2.11 finds one of its patterns before us."""
 
 
 def compiled(function: Function, inputs: Sequence[Tensor], **settings: Any) -> tuple[JointGraphs, list[Tensor]]:
@@ -47,12 +51,15 @@ def test_training(name: str, dtype: torch.dtype) -> None:
     graphs, results = compiled(program.function, inputs)
     record = only_record()
     assert (record.status, record.mask, record.forward) == ("replaced", program.mask, "reference"), record.detail
-    assert "computed by hand" in record.detail
-    assert "more precise" in record.detail or (name, dtype) == ("math", torch.bfloat16)
-    assert record.source.startswith(str(program.function.__code__.co_filename))
+    assert record.op == OP_OF.get(name, OP) or (name == "flat" and compat.TORCH == (2, 11))
+    ours = record.op in (OP, math_path.OP)
+    if ours:
+        assert "computed by hand" in record.detail
+        assert "more precise" in record.detail or (name, dtype) == ("math", torch.bfloat16)
+        assert record.source.startswith(str(program.function.__code__.co_filename))
     assert graphs.count(FORWARD) == 1
     assert not graphs.count("aten::bmm")
-    assert_as_exact(program.function, inputs, results)
+    assert_as_exact(program.function, inputs, results, strides=ours)
 
 
 @NAMES
@@ -95,7 +102,8 @@ def test_dynamic_lengths(name: str) -> None:
             shapes = [tuple(length if n == LENGTH else n for n in shape) for shape in program.shapes]
             inputs = tensors(*shapes)
             results = step(run, inputs)
-            assert_as_exact(program.function, inputs, results)
+            # A fused operator that a pattern of Inductor's has put there has strides of its own.
+            assert_as_exact(program.function, inputs, results, strides=sites()[-1].op in (OP, math_path.OP))
     assert {record.status for record in sites()} == {"replaced"}, [record.detail for record in sites()]
 
 

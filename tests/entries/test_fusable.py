@@ -211,7 +211,8 @@ def records_of_h100() -> dict[str, Any]:
 
     def t5(q: Tensor, k: Tensor, v: Tensor, b: Tensor) -> Tensor:
         """As transformers 5.17 has it: a table of relative positions, to which a mask is added."""
-        rows, columns = torch.arange(128)[:, None], torch.arange(128)
+        columns = torch.arange(128, device=b.device)  # the device of a context is not torch 2.11's
+        rows = columns[:, None]
         bias = F.embedding((columns - rows).clamp(-16, 15) + 16, b).permute(2, 0, 1)[None]
         mask = torch.where(columns <= rows, 0.0, torch.finfo(torch.bfloat16).min).to(b.dtype)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias + mask)

@@ -21,7 +21,7 @@ from dash_inductor import cli
 from dash_inductor.config import config
 from dash_inductor.explanations.elsewhere import Untraceable, device, moving, sdpa
 from dash_inductor.explanations.explanation import Explanation
-from dash_inductor.upstream import devices
+from dash_inductor.upstream import compat, devices
 
 from ..support.distribution import ROOT
 from ..support.fakecuda import compiler
@@ -182,7 +182,7 @@ def operator_without_a_fake(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 UNKNOWN = {
-    constant_that_stays: "device mismatch",
+    constant_that_stays: "device mismatch" if compat.TORCH > (2, 11) else "two different devices",
     on_the_cpu: "test_elsewhere.py",
     value_in_python: "reads the value of a tensor in Python, and a fake one has none, at ",
     branch_on_a_value: "reads the value of a tensor in Python, and a fake one has none, at ",

@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+import torch._functorch.config
 
 from ..support.distribution import ROOT
 from ..support.fakecuda import compiler
@@ -97,7 +98,8 @@ def test_operator_reads_interleaved_heads_in_place() -> None:
     assert set(saved) <= set(inputs.split(", "))
     strides = asserted_strides(codes[1])
     assert [strides[name] for name in saved[:4]] == ["(1572864, 64, 1536, 1)"] * 3 + ["(524288, 64, 512, 1)"]
-    assert strides[grad_out] == "(524288, 64, 512, 1)"
+    as_output = torch._functorch.config.guess_tangent_strides_as_outputs  # not so in torch 2.11
+    assert strides[grad_out] == ("(524288, 64, 512, 1)" if as_output else "(524288, 65536, 64, 1)")
     before = body.split("torch.ops.dash_inductor.attention_backward", 1)[0]
     assert not re.search(r"\.run\(|empty_strided|clone|contiguous|copy_\(", before), before
 

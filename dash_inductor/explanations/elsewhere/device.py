@@ -72,6 +72,8 @@ def _answers(arch: str) -> Iterator[tuple[Any, dict[str, Any]]]:
         }
         yield torch.cuda, {"get_rng_state": lambda device=None: state, "set_rng_state": lambda new, device=None: None}
         yield FakeTensorMode, {"avoid_device_init": property(lambda mode: True)}
+        # In torch 2.11, a fake tensor on a GPU makes a real one first, because `is_available` says that there is one.
+        yield devices.fake_tensor, {"init_gpu_context": lambda device: None}
         yield torch.accelerator, {"is_available": lambda: False}  # Dynamo would ask it for a stream
     yield torch.cuda, facts
     yield CudaInterface, {name: staticmethod(answer) for name, answer in facts.items() if hasattr(CudaInterface, name)}
