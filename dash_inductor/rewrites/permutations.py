@@ -212,20 +212,21 @@ def gathered_by_places(base: Tensor, index: Tensor, values: Tensor, *, dim: int,
     """The result of a store into zeros by indices that differ, one for each row of the values, as a gather."""
     rows, index = _rows(base, index, values, dim, by_rows), index.reshape(-1)
     count = torch.arange(index.shape[0], dtype=torch.int64, device=index.device)
-    places = put_distinct(index, count, base.shape[dim], 0, -1)
+    places = _put(index, count, base.shape[dim], 0, -1)
     is_named = _along(places >= 0, dim, base.dim()).expand(base.shape)
-    return aten._unsafe_masked_index.default(rows, is_named, [*[None] * dim, places], 0)
+    found: Tensor = aten._unsafe_masked_index.default(rows, is_named, [*[None] * dim, places], 0)
+    return found
 
 
 def put_rows(base: Tensor, index: Tensor, values: Tensor, *, dim: int, by_rows: bool) -> Tensor:
     """The same, as a store."""
     rows = _rows(base, index, values, dim, by_rows)
-    return put_distinct(_along(index.reshape(-1), dim, base.dim()).expand(rows.shape), rows, base.shape[dim], dim, 0)
+    return _put(_along(index.reshape(-1), dim, base.dim()).expand(rows.shape), rows, base.shape[dim], dim, 0)
 
 
 def put_elements(base: Tensor, index: Tensor, values: Tensor, *, dim: int) -> Tensor:
     """The result of a store into zeros by indices of elements that differ in each line along `dim`."""
-    return put_distinct(index, cut(values, index.shape), base.shape[dim], dim, 0)
+    return _put(index, cut(values, index.shape), base.shape[dim], dim, 0)
 
 
 def stored(order: Tensor, *, is_inverse: bool) -> Tensor:
@@ -237,7 +238,13 @@ def inverse(order: Tensor) -> Tensor:
     """The inverse of a permutation, [n]."""
     order = order.reshape(-1)
     places = torch.arange(order.shape[0], dtype=torch.int64, device=order.device)
-    return put_distinct(order, places, order.shape[0], 0, None)
+    return _put(order, places, order.shape[0], 0, None)
+
+
+def _put(indices: Tensor, values: Tensor, size: int, dim: int, rest: float | None) -> Tensor:
+    """`operators.distinct`."""
+    found: Tensor = put_distinct(indices, values, size, dim, rest)
+    return found
 
 
 def _rows(base: Tensor, index: Tensor, values: Tensor, dim: int, by_rows: bool) -> Tensor:
