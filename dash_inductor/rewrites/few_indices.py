@@ -77,8 +77,8 @@ def _rewritten(store: Store) -> Record | None:
     differ = count == 1 or (
         distinct_along(store.indices, store.dim) if not store.by_rows else _all_differ(store.indices)
     )
-    is_number = not isinstance(store.values, Node)
-    if not differ and not store.adds and not is_number:
+    number = None if isinstance(store.values, Node) else store.values
+    if not differ and not store.adds and number is None:
         return None  # the last one of equal indices wins, or any: that is the operator's to say
     if not store.fills_lines:
         return None
@@ -91,7 +91,7 @@ def _rewritten(store: Store) -> Record | None:
         lines=store.lines,
         count=count,
         fill=fill,
-        number=store.values if is_number else None,
+        number=number,
         adds=store.adds and not differ,
         checks=not proved,
         wraps=store.wraps,

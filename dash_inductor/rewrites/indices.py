@@ -126,10 +126,9 @@ def _of_rows(node: Node, name: str) -> Store | None:
 
 
 def _of_elements(node: Node, name: str, value: Tensor) -> Store | None:
+    args: dict[str, Any] = bind(node)
     if name.startswith("torchtitan::"):
-        args = dict(zip(("self", "index", "src"), node.args, strict=False), dim=0)
-    else:
-        args = bind(node)
+        args = {"self": args["out"], "index": args["index"], "src": args["src"], "dim": 0}
     values = args["src"] if "src" in args else args["value"]
     indices, dim = args["index"], args["dim"] % value.dim()
     if not _is_integer(indices) or indices.meta["val"].dim() != value.dim():

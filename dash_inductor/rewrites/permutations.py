@@ -30,7 +30,7 @@ from ..graph import sizes
 from ..operators.distinct import put_distinct
 from ..records.records import Record
 from . import few_indices
-from .indices import Store, constant, cut, replaced, source, stores
+from .indices import Store, constant, cut, is_iota, replaced, source, stores
 from .rewrite import Result
 from .uniqueness import Lists, distinct_along, inverted, lists_of, values_of
 
@@ -108,9 +108,16 @@ def _by_lists(store: Store, index: Node, values: Node, lists: Lists, zeros: bool
         is_inverse=places is not None,
     )
     tensors = (store.base, index, values, *(() if lists.order is None else (places or lists.order,)))
+    if lists.order is not None and len(store.shape) == 1 and not function.keywords["adds"] and _is_count(values, store):
+        function, tensors = functools.partial(stored, is_inverse=places is not None), (places or lists.order,)
     times = "once" if lists.times == 1 else f"{lists.times} times"
     facts: dict[str, object] = {"times": lists.times, "rule": {"most_added": MOST_ADDED}}
     return replaced(store, PermutationsRewrite.name, f"each index occurs {times}: a gather", facts, function, tensors)
+
+
+def _is_count(values: Node, store: Store) -> bool:
+    """Whether the values are 0, 1, 2 and so on, of the store's dtype: what is stored is the inverse."""
+    return is_iota(values) and store.node.meta["val"].dtype == torch.int64
 
 
 def _inverse(store: Store, order: Node) -> Node | None:
@@ -191,6 +198,8 @@ def gathered(
         places = order.reshape(-1) if is_inverse else inverse(order)
     else:
         places = torch.arange(index.numel(), dtype=torch.int64, device=index.device)
+    if times == 1:
+        return _sum([base, _picked(rows, dim, places)] if adds else [_picked(rows, dim, places)])
     of_row = places.view(times, size).t() if lists.strided else places.view(size, times)
     if times <= MOST_ADDED:
         added = [_picked(rows, dim, of_row[:, each]) for each in range(times)]
@@ -203,27 +212,39 @@ def gathered_by_places(base: Tensor, index: Tensor, values: Tensor, *, dim: int,
     """The result of a store into zeros by indices that differ, one for each row of the values, as a gather."""
     rows, index = _rows(base, index, values, dim, by_rows), index.reshape(-1)
     count = torch.arange(index.shape[0], dtype=torch.int64, device=index.device)
-    places = put_distinct(index, count, base.shape[dim], 0, -1)
+    places = _put(index, count, base.shape[dim], 0, -1)
     is_named = _along(places >= 0, dim, base.dim()).expand(base.shape)
-    return aten._unsafe_masked_index.default(rows, is_named, [*[None] * dim, places], 0)
+    found: Tensor = aten._unsafe_masked_index.default(rows, is_named, [*[None] * dim, places], 0)
+    return found
 
 
 def put_rows(base: Tensor, index: Tensor, values: Tensor, *, dim: int, by_rows: bool) -> Tensor:
     """The same, as a store."""
     rows = _rows(base, index, values, dim, by_rows)
-    return put_distinct(_along(index.reshape(-1), dim, base.dim()).expand(rows.shape), rows, base.shape[dim], dim, 0)
+    return _put(_along(index.reshape(-1), dim, base.dim()).expand(rows.shape), rows, base.shape[dim], dim, 0)
 
 
 def put_elements(base: Tensor, index: Tensor, values: Tensor, *, dim: int) -> Tensor:
     """The result of a store into zeros by indices of elements that differ in each line along `dim`."""
-    return put_distinct(index, cut(values, index.shape), base.shape[dim], dim, 0)
+    return _put(index, cut(values, index.shape), base.shape[dim], dim, 0)
+
+
+def stored(order: Tensor, *, is_inverse: bool) -> Tensor:
+    """0, 1, 2 and so on stored by a permutation: its inverse, which `order` is already if `is_inverse`."""
+    return order.reshape(-1).to(torch.int64) if is_inverse else inverse(order)
 
 
 def inverse(order: Tensor) -> Tensor:
     """The inverse of a permutation, [n]."""
     order = order.reshape(-1)
     places = torch.arange(order.shape[0], dtype=torch.int64, device=order.device)
-    return put_distinct(order, places, order.shape[0], 0, None)
+    return _put(order, places, order.shape[0], 0, None)
+
+
+def _put(indices: Tensor, values: Tensor, size: int, dim: int, rest: float | None) -> Tensor:
+    """`operators.distinct`."""
+    found: Tensor = put_distinct(indices, values, size, dim, rest)
+    return found
 
 
 def _rows(base: Tensor, index: Tensor, values: Tensor, dim: int, by_rows: bool) -> Tensor:

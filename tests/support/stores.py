@@ -73,7 +73,7 @@ def last(x: Tensor) -> Tensor:
 
 def ordered(x: Tensor) -> Tensor:
     """All elements of a line, sorted."""
-    return x.float().sort(-1, stable=True).values * torch.arange(x.shape[-1], device=x.device)
+    return wide(x).sort(dim=-1, stable=True).values * torch.arange(x.shape[-1], device=x.device)
 
 
 def repeated(x: Tensor) -> Tensor:
@@ -89,9 +89,15 @@ FEW: dict[str, Callable[[Tensor], Tensor]] = {f.__name__: f for f in (router, la
 PROGRAMS = PERMUTATIONS | FEW
 
 
-def step(run: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
-    """The output and the gradient, for one fixed gradient of the output."""
+def step(run: Callable[[Tensor], Tensor], x: Tensor, *, dynamic: bool = False) -> list[Tensor]:
+    """The output and the gradient, for one fixed gradient of the output.
+
+    Args:
+        dynamic: the number of rows is dynamic.
+    """
     leaf = x.detach().requires_grad_()
+    if dynamic:
+        torch._dynamo.mark_dynamic(leaf, 0)
     out = run(leaf)
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     (gradient,) = torch.autograd.grad(out, leaf, grad.to(out.device, out.dtype))
