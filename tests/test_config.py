@@ -93,11 +93,13 @@ def test_schedules_are_those_that_exist() -> None:
 
 def test_unknown_setting() -> None:
     with pytest.raises(
-        ArgumentError, match="'strict', 'cpu', 'schedule', 'forward', 'rewrites', 'pad_gemm', 'index_sums', 'dump', 'profile'"
+        ArgumentError,
+        match="'strict', 'cpu', 'schedule', 'forward', 'rewrites', 'pad_gemm', 'index_sums', 'dump', 'profile'",
     ):
         config.strcit = True  # type: ignore[attr-defined]  # the point of the test
     with pytest.raises(
-        AttributeError, match="the settings are strict, cpu, schedule, forward, rewrites, pad_gemm, index_sums, dump, profile"
+        AttributeError,
+        match="the settings are strict, cpu, schedule, forward, rewrites, pad_gemm, index_sums, dump, profile",
     ):
         _ = config.strcit  # type: ignore[attr-defined]  # the point of the test
 
@@ -146,7 +148,7 @@ def test_attribute_of_the_package() -> None:
     with pytest.raises(DashError):
         dash_inductor.config.cpu = "fast"  # type: ignore[assignment]  # the point of the test
     expected = (
-        "Config(strict=True, cpu='off', schedule='auto', forward='auto', rewrites='all', pad_gemm='on', index_sums='on', dump='', "
-        "profile=False)"
+        "Config(strict=True, cpu='off', schedule='auto', forward='auto', rewrites='all', pad_gemm='on', "
+        "index_sums='on', dump='', profile=False)"
     )
     assert repr(dash_inductor.config) == expected

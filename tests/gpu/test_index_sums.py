@@ -116,6 +116,23 @@ def test_resampling(options: dict[str, object]) -> None:
     assert differing_runs(lambda: results(compiled, x, x), 20, load=True) == 0
 
 
+@pytest.mark.parametrize("count", [(8, 8), (7, 5), (40, 3)], ids=str)
+def test_adaptive_pooling(count: tuple[int, int]) -> None:
+    """For which PyTorch has no deterministic kernel."""
+    x = torch.randn(4, 64, 32, 31, device="cuda")
+
+    def pool(x: Tensor, index: Tensor) -> Tensor:
+        return F.adaptive_avg_pool2d(x, count)
+
+    exact = exact_results(pool, x, x)
+    torch._dynamo.reset()
+    clear_sites()
+    compiled = torch.compile(pool, dynamic=False)
+    assert worst(results(compiled, x, x), exact) < 1e-5
+    assert {(record.rewrite, record.status) for record in all_records()} == {("index_ranges", "replaced")}
+    assert differing_runs(lambda: results(compiled, x, x), 20, load=True) == 0
+
+
 def test_peak_memory() -> None:
     """No more than under PyTorch's deterministic kernels, which sort 64 bits."""
     index = torch.randint(0, 100000, (500000,), device="cuda")

@@ -196,3 +196,25 @@ def test_sums_by_ranges(unrolled: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.randn(5, 6)
     expected = torch.zeros(4, 6).index_add(0, first, rows)
     torch.testing.assert_close(by_ranges(rows, *bounds[:2], batch=0, longest=[3]), expected)
+
+
+@pytest.mark.parametrize(("size", "count"), [((8, 9), (8, 3)), ((10, 7), (7, 5)), ((3, 4), (9, 6)), ((1, 5), (2, 5))])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_adaptive_pooling(size: tuple[int, int], count: tuple[int, int], dtype: torch.dtype, on_the_cpu: None) -> None:
+    """Windows of equal and of different lengths, that overlap, and more of them than elements."""
+    x = torch.randn(2, 3, *size)
+    exact = results(lambda x, _: F.adaptive_avg_pool2d(x, count).sin(), x.to(dtype).double(), x)
+    gradient = torch.linspace(-1, 1, exact[0].numel(), dtype=torch.float64).reshape(exact[0].shape)
+    leaf = x.to(dtype).double().requires_grad_()
+    F.adaptive_avg_pool2d(leaf, count).backward(gradient.to(dtype).double())
+    windows = [index_ranges.Windows(*pair) for pair in zip(size, count, strict=True)]
+    found = index_ranges.unpooled(gradient.to(dtype), windows)
+    assert leaf.grad is not None
+    assert found.dtype == dtype
+    assert (found.double() - leaf.grad).norm() <= (1e-2 if dtype is torch.bfloat16 else 1e-12) * leaf.grad.norm()
+    with capture() as graphs:
+        found = results(
+            graphs.compile(lambda x, _: F.adaptive_avg_pool2d(x, count).sin(), dynamic=False), x.to(dtype), x
+        )
+    assert worst(found, exact) <= (2e-2 if dtype is torch.bfloat16 else 1e-12)
+    assert not graphs.count("aten::_adaptive_avg_pool2d_backward")
