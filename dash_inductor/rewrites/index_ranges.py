@@ -94,7 +94,7 @@ def _longest(found: Sum) -> list[int] | None:
     longest = []
     for axis, (tensor, length) in enumerate(zip(tensors, lengths, strict=True)):
         shape = [sizes.static(size) for size in tensor.meta["val"].shape]
-        shape = [1] * (dims - len(shape)) + shape
+        shape = [*[1] * (dims - len(shape)), *shape]
         if any(size != 1 for dim, size in enumerate(shape) if dim != axis) or not isinstance(length, int):
             return None
         number = shape[axis]

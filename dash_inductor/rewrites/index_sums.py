@@ -353,13 +353,12 @@ def _keys(index: Index, *tensors: Tensor) -> Tensor:
     if index.along is not None:
         (tensor,) = given
         given = [tensor if dim == index.along else _positions(tensor, dim) for dim in range(len(lengths))]
-    key, outside = None, None
-    for tensor, length in zip(given, lengths, strict=True):
-        at = torch.where(tensor < 0, tensor + length, tensor) if index.wraps else tensor
-        wrong = (at < 0) | (at >= length)
-        outside = wrong if outside is None else outside | wrong
-        key = at if key is None else key * length + at
-    assert key is not None
+    places = [torch.where(at < 0, at + n, at) if index.wraps else at for at, n in zip(given, lengths, strict=True)]
+    wrong = [(at < 0) | (at >= n) for at, n in zip(places, lengths, strict=True)]
+    outside = functools.reduce(torch.logical_or, wrong)
+    key, *others = places
+    for at, length in zip(others, lengths[1:], strict=True):
+        key = key * length + at
     if index.left_out >= 0:
         key = torch.where(given[0] == index.left_out, rows, key)
     known = rows if isinstance(rows, int) else None
@@ -383,9 +382,9 @@ def _sum(found: Sum, values: Tensor, keys: Tensor, order: Tensor, *others: Tenso
     if found.values_shape is not None:
         values = values.expand(found.values_shape)
     three = values.reshape(batch, count, columns)
-    total = index_sums(None if base is None else base.reshape(batch, rows, columns), three, keys, order, rows)
+    total: Tensor = index_sums(None if base is None else base.reshape(batch, rows, columns), three, keys, order, rows)
     if found.divisor is None:
         return total.reshape(shape)
     ones = torch.ones((1, 1, 1), dtype=torch.float32, device=values.device).expand(1, count, 1)
-    numbers = index_sums(None, ones, keys, order, rows) + found.divisor
+    numbers: Tensor = index_sums(None, ones, keys, order, rows) + found.divisor
     return (total / numbers.clamp(min=1)).to(values.dtype).reshape(shape)
