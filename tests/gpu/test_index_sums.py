@@ -70,6 +70,16 @@ def test_bits_under_load(count: int, rows: int, columns: int) -> None:
     assert differing_runs(lambda: [zeros.float().index_add(0, index, values.float())], 50, load=True) > 0
 
 
+@pytest.mark.parametrize("rows", [30, 300, 40000])
+def test_few_indices(rows: int) -> None:
+    """Which Inductor sorts itself, by keys of 8, 16 and 32 bits."""
+    index = hot_index(100, rows)
+    x = torch.randn(rows, 64, device="cuda")
+    compiled = torch.compile(PROGRAMS["rows"], dynamic=False)
+    assert worst(results(compiled, x, index), exact_results(PROGRAMS["rows"], x, index)) < 1e-6
+    assert [record.status for record in all_records()] == ["replaced"]
+
+
 def test_bits_depend_on_no_other_batch_element() -> None:
     """More programs of a launch change no bit of those that were there."""
     keys, order = hot_index(20000, 100).int().sort(stable=True)
