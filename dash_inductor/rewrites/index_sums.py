@@ -68,6 +68,7 @@ class Index:
         wraps: negative numbers count from the end.
         along: the one tensor counts in this dimension of rows, and is where it is in the others; None without such.
         selected: dimensions of the one tensor along which all of its elements are equal.
+        flat: so many of its last dimensions are taken as one, which counts in the last dimension of rows.
         left_out: the row whose values are left out; -1 for none.
     """
 
@@ -76,13 +77,14 @@ class Index:
     wraps: bool = False
     along: int | None = None
     selected: tuple[int, ...] = ()
+    flat: int = 1
     left_out: int = -1
 
     @property
     def identity(self) -> tuple[object, ...]:
         """The same for indices that name the same rows, whichever node has their sizes."""
         lengths = [n if isinstance(n, int) else n[0].meta["val"].shape[n[1]].node.expr for n in self.lengths]
-        return self.tensors, *lengths, self.wraps, self.along, self.selected, self.left_out
+        return self.tensors, *lengths, self.wraps, self.along, self.selected, self.flat, self.left_out
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class Sum:
             rows; the others are columns.
         values_shape: to which the values are broadcast; None where they have it.
         divisor: sums are divided by the number of their values and this; None where they are not.
+        raises: PyTorch has no deterministic kernel, however small the sum is.
     """
 
     base: Node | None
@@ -108,6 +111,7 @@ class Sum:
     rows: int
     values_shape: tuple[int, ...] | None = None
     divisor: int | None = None
+    raises: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,7 @@ def pays(found: Sum) -> bool:
     """Whether a sum is rewritten, by its shapes alone."""
     values = _nominal(found.values.meta["val"].shape)
     rows = _nominal([size if isinstance(size, int) else None for size in found.index.lengths])
-    return values >= LEAST and max(rows, values) <= MOST
+    return (values >= LEAST or found.raises) and max(rows, values) <= MOST
 
 
 def _nominal(shape: Sequence[sizes.Dim | None]) -> int:
@@ -258,6 +262,30 @@ def _scatter(node: Node) -> Sum | None:
     return Sum(None if _is_zeros(into) else into, source, index, shape, len(batch), rows, divisor=divisor)
 
 
+_POOLS: Mapping[Any, int] = {
+    aten.max_pool3d_with_indices_backward.default: 3,
+    aten.adaptive_max_pool2d_backward.default: 2,
+    aten.adaptive_max_pool3d_backward.default: 3,
+    aten.fractional_max_pool2d_backward.default: 2,
+    aten.fractional_max_pool3d_backward.default: 3,
+}
+"""Backwards of pooling by the largest element that Inductor leaves to PyTorch, and the dimensions that they pool."""
+
+
+def _pool(node: Node) -> Sum | None:
+    """The backward of a pooling: each gradient belongs to an element of its plane."""
+    args, shape, dims = bind(node), _sizes(node), _POOLS[node.target]
+    gradient, indices = args["grad_output"], args["indices"]
+    if not all(isinstance(size, int) for size in shape) or gradient.meta["val"].dtype != node.meta["val"].dtype:
+        return None
+    plane = math.prod(size for size in shape[-dims:] if isinstance(size, int))
+    lengths = (*shape[:-dims], plane)
+    if not sizes.same_all(indices.meta["val"].shape, gradient.meta["val"].shape):
+        return None
+    index = Index((indices,), lengths, along=len(lengths) - 1, flat=dims)
+    return Sum(None, gradient, index, shape, 0, len(shape), raises=True)
+
+
 def _unrepeated(index: Node, dim: int, selected: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
     """The tensor that an index repeats along the dimensions `selected`, and along which dimensions that one repeats."""
     length = sizes.static(index.meta["val"].shape[dim])
@@ -277,6 +305,7 @@ _READERS: Mapping[Any, Callable[[Node], Sum | None]] = {
     aten.index_add.default: _add,
     aten.scatter_add.default: _scatter,
     aten.scatter_reduce.two: _scatter,
+    **dict.fromkeys(_POOLS, _pool),
     aten.embedding_dense_backward.default: _embedding,
 }
 
@@ -351,7 +380,7 @@ def _keys(index: Index, *tensors: Tensor) -> Tensor:
     for dim in sorted(index.selected, reverse=True):
         given = [tensor.select(dim, 0) for tensor in given]
     if index.along is not None:
-        (tensor,) = given
+        tensor = given[0].flatten(-index.flat)
         given = [tensor if dim == index.along else _positions(tensor, dim) for dim in range(len(lengths))]
     places = [torch.where(at < 0, at + n, at) if index.wraps else at for at, n in zip(given, lengths, strict=True)]
     wrong = [(at < 0) | (at >= n) for at, n in zip(places, lengths, strict=True)]

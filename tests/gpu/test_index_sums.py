@@ -12,7 +12,7 @@ from dash_inductor.kernels.sums import launch
 from dash_inductor.records.records import all_records, clear_sites
 
 from ..support.distribution import ROOT
-from ..support.index_sums import PROGRAMS, Program, results, worst
+from ..support.index_sums import POOLS, PROGRAMS, Program, results, worst
 from ..support.processes import run_python_unchecked
 from ..support.repeats import differing_runs
 
@@ -140,6 +140,22 @@ def test_adaptive_pooling(count: tuple[int, int]) -> None:
     compiled = torch.compile(pool, dynamic=False)
     assert worst(results(compiled, x, x), exact) < 1e-5
     assert {(record.rewrite, record.status) for record in all_records()} == {("index_ranges", "replaced")}
+    assert differing_runs(lambda: results(compiled, x, x), 20, load=True) == 0
+
+
+@pytest.mark.parametrize("name", list(POOLS))
+def test_pooling_by_the_largest_element(name: str) -> None:
+    x = torch.randn(2, 3, 8, 7, 9, device="cuda")
+
+    def pool(x: Tensor, index: Tensor) -> Tensor:
+        return POOLS[name](x)
+
+    exact = exact_results(pool, x, x)
+    torch._dynamo.reset()
+    clear_sites()
+    compiled = torch.compile(pool, dynamic=False)
+    assert worst(results(compiled, x, x), exact) < 1e-6
+    assert {(record.rewrite, record.status) for record in all_records()} == {("index_sums", "replaced")}
     assert differing_runs(lambda: results(compiled, x, x), 20, load=True) == 0
 
 

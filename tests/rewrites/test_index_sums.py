@@ -20,7 +20,7 @@ from dash_inductor.rewrites import index_ranges, index_sums
 from dash_inductor.rewrites.index_ranges import by_ranges
 
 from ..support.graphs import capture
-from ..support.index_sums import PROGRAMS, Program, results, worst
+from ..support.index_sums import POOLS, PROGRAMS, Program, results, worst
 
 OURS = "dash_inductor::index_sums"
 SORT = "aten::sort"
@@ -218,3 +218,16 @@ def test_adaptive_pooling(size: tuple[int, int], count: tuple[int, int], dtype: 
         )
     assert worst(found, exact) <= (2e-2 if dtype is torch.bfloat16 else 1e-12)
     assert not graphs.count("aten::_adaptive_avg_pool2d_backward")
+
+
+@pytest.mark.parametrize("name", list(POOLS))
+def test_pooling_by_the_largest_element(name: str, on_the_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few elements there are."""
+    monkeypatch.setattr(index_sums, "LEAST", 1 << 40)
+    x = torch.randn(2, 3, 8, 7, 9)
+    exact = results(lambda x, _: POOLS[name](x), x.double(), x)
+    with capture() as graphs:
+        found = results(graphs.compile(lambda x, _: POOLS[name](x), dynamic=False), x, x)
+    assert worst(found, exact) < 1e-6
+    assert {(record.rewrite, record.status) for record in records()} == {("index_sums", "replaced")}
+    assert graphs.count(OURS) == 1
