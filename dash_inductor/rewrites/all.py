@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..lowering import compile_kernels
 from .attention.rewrite import AttentionRewrite
 from .embeddings import EmbeddingsRewrite
+from .grid_sample import GridSampleRewrite
 from .index_ranges import IndexRangesRewrite
 from .index_sums import IndexSumsRewrite
 from .pad_gemm import PadGemmRewrite
@@ -12,6 +13,7 @@ from .rewrite import Rewrite
 
 REWRITES: tuple[Rewrite, ...] = (
     AttentionRewrite(compile_kernels),
+    GridSampleRewrite(),
     IndexRangesRewrite(),
     IndexSumsRewrite(),
     EmbeddingsRewrite(),

@@ -140,13 +140,17 @@ class IndexSumsRewrite:
         return []
 
 
+def is_ours(device: torch.device) -> bool:
+    """Whether sums are rewritten on a device."""
+    return device.type in DEVICES and (device.type != "cuda" or arch.is_supported(device))
+
+
 def is_sum(node: Node) -> bool:
     """Whether a node gives a contiguous tensor of floating point on a device of `DEVICES`."""
     value = node.meta.get("val")
     return (
         isinstance(value, Tensor)
-        and value.device.type in DEVICES
-        and (value.device.type != "cuda" or arch.is_supported(value.device))
+        and is_ours(value.device)
         and value.dtype.is_floating_point
         and value.dtype.itemsize > 1
         and value.is_contiguous()

@@ -159,6 +159,31 @@ def test_pooling_by_the_largest_element(name: str) -> None:
     assert differing_runs(lambda: results(compiled, x, x), 20, load=True) == 0
 
 
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_grid_sample(mode: str) -> None:
+    image = torch.randn(2, 16, 30, 31, device="cuda")
+    grid = torch.randn(2, 40, 20, 2, device="cuda")
+
+    def sample(image: Tensor, grid: Tensor) -> Tensor:
+        return F.grid_sample(image, grid, mode=mode, padding_mode="border", align_corners=False)
+
+    def gradients(function: Program, *tensors: Tensor) -> list[Tensor]:
+        leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+        out = function(*leaves)
+        return list(torch.autograd.grad(out, leaves, torch.ones_like(out)))
+
+    torch.use_deterministic_algorithms(False)
+    exact = gradients(sample, image.double(), grid.double())
+    torch.use_deterministic_algorithms(True)
+    torch._dynamo.reset()
+    clear_sites()
+    compiled = torch.compile(sample, dynamic=False)
+    for a, b in zip(gradients(compiled, image, grid), exact, strict=True):
+        assert (a.double() - b).norm() <= 1e-4 * b.norm() + 1e-30
+    assert {record.status for record in all_records()} == {"replaced"}
+    assert differing_runs(lambda: gradients(compiled, image, grid), 20, load=True) == 0
+
+
 def test_peak_memory() -> None:
     """No more than under PyTorch's deterministic kernels, which sort 64 bits."""
     index = torch.randint(0, 100000, (500000,), device="cuda")

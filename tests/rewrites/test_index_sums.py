@@ -231,3 +231,27 @@ def test_pooling_by_the_largest_element(name: str, on_the_cpu: None, monkeypatch
     assert worst(found, exact) < 1e-6
     assert {(record.rewrite, record.status) for record in records()} == {("index_sums", "replaced")}
     assert graphs.count(OURS) == 1
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_grid_sample(mode: str, padding: str, on_the_cpu: None) -> None:
+    """Gradients of the image and of positions inside and outside of it."""
+    image, grid = torch.randn(2, 3, 6, 7), 2 * torch.randn(2, 4, 5, 2)
+
+    def sample(image: Tensor, grid: Tensor) -> Tensor:
+        return F.grid_sample(image, grid, mode=mode, padding_mode=padding, align_corners=False)
+
+    def gradients(function: Program, *tensors: Tensor) -> list[Tensor]:
+        leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+        out = function(*leaves)
+        return list(torch.autograd.grad(out, leaves, out.detach().cos()))
+
+    exact = gradients(sample, image.double(), grid.double())
+    with capture() as graphs:
+        found = gradients(graphs.compile(sample, dynamic=False), image, grid)
+    assert (found[0].double() - exact[0]).norm() < 1e-5 * exact[0].norm()
+    assert (found[1].double() - exact[1]).norm() <= 1e-5 * exact[1].norm()
+    assert {record.rewrite for record in records()} == {"grid_sample", "index_sums"}
+    assert {record.status for record in records()} == {"replaced"}
+    assert not graphs.count("aten::grid_sampler_2d_backward") + graphs.count("aten::index_put")
