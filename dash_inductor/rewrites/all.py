@@ -6,6 +6,7 @@ from ..lowering import compile_kernels
 from .attention.rewrite import AttentionRewrite
 from .embeddings import EmbeddingsRewrite
 from .few_indices import FewIndicesRewrite
+from .grid_sample import GridSampleRewrite
 from .index_ranges import IndexRangesRewrite
 from .index_sums import IndexSumsRewrite
 from .pad_gemm import PadGemmRewrite
@@ -17,6 +18,7 @@ REWRITES: tuple[Rewrite, ...] = (
     AttentionRewrite(compile_kernels),
     PermutationsRewrite(),
     FewIndicesRewrite(),
+    GridSampleRewrite(),
     IndexRangesRewrite(),
     IndexSumsRewrite(),
     EmbeddingsRewrite(),

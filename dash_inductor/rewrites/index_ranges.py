@@ -5,6 +5,9 @@ which grows with the position in each dimension and depends on no input.  So the
 dimension.  Bounds of the ranges are counted on the device, from the very index that the forward reads.  How long ranges
 are at most is known from the graph: the index is evaluated with bounds for every rounding, in any order of contraction.
 
+The backward of adaptive average pooling, for which PyTorch has no deterministic kernel, is a sum of that kind, too: an
+element gets something from the windows that it lies in, which are side by side.
+
 A sum of a few values becomes one pointwise kernel that fuses with what makes the values, without sorts and atomics.
 """
 
@@ -62,6 +65,10 @@ class IndexRangesRewrite:
     def apply(self, graph: Graph) -> Sequence[Result]:
         results = []
         for node in list(graph.nodes):
+            if node.target in _POOLS and _FAILED not in node.meta and is_sum(node):
+                windows = _windows(node)
+                if windows is not None:
+                    results.append(Result(_unpooled(node, windows)))
             if node.target not in (aten.index_put.default, aten._unsafe_index_put.default) or _FAILED in node.meta:
                 continue
             found = read_put(node) if is_sum(node) else None
@@ -87,7 +94,7 @@ def _longest(found: Sum) -> list[int] | None:
     longest = []
     for axis, (tensor, length) in enumerate(zip(tensors, lengths, strict=True)):
         shape = [sizes.static(size) for size in tensor.meta["val"].shape]
-        shape = [1] * (dims - len(shape)) + shape
+        shape = [*[1] * (dims - len(shape)), *shape]
         if any(size != 1 for dim, size in enumerate(shape) if dim != axis) or not isinstance(length, int):
             return None
         number = shape[axis]
@@ -203,17 +210,121 @@ _RULES: Mapping[Any, Callable[[Mapping[str, Any], Tensor, Bounds | None], Bounds
 }
 
 
+@dataclass(frozen=True)
+class Windows:
+    """The windows of an adaptive pooling in one dimension, of which number i is [i * size // count, ...).
+
+    Attributes:
+        size, count: of the dimension, and of windows.
+    """
+
+    size: int
+    count: int
+
+    @property
+    def begins(self) -> list[int]:
+        return [i * self.size // self.count for i in range(self.count)]
+
+    @property
+    def ends(self) -> list[int]:
+        return [-(-(i + 1) * self.size // self.count) for i in range(self.count)]
+
+    @property
+    def longest(self) -> int:
+        """How many windows an element lies in at most."""
+        changes = [0] * (self.size + 1)
+        for begin, end in zip(self.begins, self.ends, strict=True):
+            changes[begin] += 1
+            changes[end] -= 1
+        return max(itertools.accumulate(changes))
+
+    def range(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """int64 [size]: the first window of each element, and the first behind the last; int64 [count]: lengths."""
+        positions = torch.arange(self.count, device=device)
+        begins = positions * self.size // self.count
+        ends = ((positions + 1) * self.size + self.count - 1) // self.count
+        elements = torch.arange(self.size, device=device)[:, None]
+        return (ends[None] <= elements).sum(1), (begins[None] <= elements).sum(1), ends - begins
+
+
+_POOLS: Mapping[Any, int] = {
+    aten._adaptive_avg_pool2d_backward.default: 2,
+    aten._adaptive_avg_pool3d_backward.default: 3,
+}
+"""Backwards of adaptive average pooling, and how many dimensions they pool."""
+
+
+def _windows(node: Node) -> list[Windows] | None:
+    """The windows of a backward of pooling; None for dynamic sizes and for too many windows of an element."""
+    gradient, dims = bind(node)["grad_output"].meta["val"], _POOLS[node.target]
+    pairs = [[sizes.static(size) for size in value.shape[-dims:]] for value in (node.meta["val"], gradient)]
+    windows = []
+    for size, count in zip(*pairs, strict=True):
+        if not size or not count or size * count > COMPARED:
+            return None
+        windows.append(Windows(size, count))
+    return windows if math.prod(window.longest for window in windows) <= MOST else None
+
+
+def unpooled(gradient: Tensor, windows: Sequence[Windows]) -> Tensor:
+    """The gradient of what was pooled, [..., sizes], from that of the averages of windows, [..., counts]."""
+    ranges = [window.range(gradient.device) for window in windows]
+    batch = gradient.dim() - len(windows)
+    numbers = functools.reduce(
+        torch.mul, (lengths.reshape(-1, *[1] * (len(windows) - 1 - axis)) for axis, (*_, lengths) in enumerate(ranges))
+    )
+    exact = torch.float64 if gradient.dtype == torch.float64 else torch.float32
+    bounds = [bound for begin, end, _ in ranges for bound in (begin, end)]
+    longest = [window.longest for window in windows]
+    return by_ranges(gradient.to(exact) / numbers, *bounds, batch=batch, longest=longest).to(gradient.dtype)
+
+
+def _unpooled(node: Node, windows: Sequence[Windows]) -> Record:
+    """Rewrite one backward of pooling; returns its record."""
+    longest = [window.longest for window in windows]
+    gradient = bind(node)["grad_output"]
+    function = functools.partial(unpooled, windows=windows)
+    return _recorded(
+        node, gradient, longest, lambda emitter: emitter.inline(function, (gradient,), before=node, like=node)
+    )
+
+
 def _rewritten(node: Node, found: Sum, longest: list[int]) -> Record:
     """Rewrite one sum; returns its record."""
+
+    def emit(emitter: Emitter) -> Node:
+        ranges = [
+            _range(emitter, tensor, length, node)
+            for tensor, length in zip(found.index.tensors, found.index.lengths, strict=True)
+        ]
+        bounds = tuple(itertools.chain.from_iterable(ranges))
+        function = functools.partial(by_ranges, batch=found.batch, longest=longest)
+        return emitter.inline(function, (found.values, *bounds), before=node, like=node)
+
+    return _recorded(node, found.values, longest, emit)
+
+
+def _recorded(node: Node, values: Node, longest: list[int], emit: Callable[[Emitter], Node]) -> Record:
+    """Put what `emit` makes in the place of a node, which an error leaves as it was; returns its record."""
     line, module = model_line([node, *node.users])
     facts: dict[str, object] = {
         "shape": [sizes.static(size) for size in node.meta["val"].shape],
-        "values": [sizes.static(size) for size in found.values.meta["val"].shape],
+        "values": [sizes.static(size) for size in values.meta["val"].shape],
         "longest": longest,
         "dtype": str(node.meta["val"].dtype).removeprefix("torch."),
     }
-    name, op = node.name, str(node.target)
-    error = _replace(node, found, longest)
+    name, op, error, emitter = node.name, str(node.target), "", Emitter(node.graph)
+    try:
+        result = emit(emitter)
+    except Exception as raised:
+        log.debug("%s", node, exc_info=raised)
+        emitter.discard()
+        node.meta[_FAILED] = True
+        where = traceback.extract_tb(raised.__traceback__)[-1]
+        error = f"{type(raised).__name__}: {raised} at {where.filename}:{where.lineno}"
+    else:
+        node.replace_all_uses_with(result)
+        erase_dead(node.graph, [node])
     return Record(
         rewrite=IndexRangesRewrite.name,
         name=name,
@@ -227,29 +338,7 @@ def _rewritten(node: Node, found: Sum, longest: list[int]) -> Record:
     )
 
 
-def _replace(node: Node, found: Sum, longest: list[int]) -> str:
-    """Put a sum of ranges in the place of a node; the error that has left it as it was, or ""."""
-    emitter = Emitter(node.graph)
-    try:
-        ranges = [
-            _shared_range(emitter, tensor, length, node)
-            for tensor, length in zip(found.index.tensors, found.index.lengths, strict=True)
-        ]
-        bounds = tuple(itertools.chain.from_iterable(ranges))
-        function = functools.partial(by_ranges, batch=found.batch, longest=longest)
-        result = emitter.inline(function, (found.values, *bounds), before=node, like=node)
-    except Exception as error:
-        log.debug("%s", node, exc_info=error)
-        emitter.discard()
-        node.meta[_FAILED] = True
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__}: {error} at {where.filename}:{where.lineno}"
-    node.replace_all_uses_with(result)
-    erase_dead(node.graph, [node])
-    return ""
-
-
-def _shared_range(emitter: Emitter, index: Node, length: Any, node: Node) -> tuple[Node, Node]:
+def _range(emitter: Emitter, index: Node, length: Any, node: Node) -> tuple[Node, Node]:
     """The bounds of the ranges of a dimension."""
     begin, end = (
         emitter.inline(functools.partial(_counted, length=length, or_equal=equal), (index,), before=node, like=node)

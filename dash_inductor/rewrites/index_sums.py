@@ -68,6 +68,7 @@ class Index:
         wraps: negative numbers count from the end.
         along: the one tensor counts in this dimension of rows, and is where it is in the others; None without such.
         selected: dimensions of the one tensor along which all of its elements are equal.
+        flat: so many of its last dimensions are taken as one, which counts in the last dimension of rows.
         left_out: the row whose values are left out; -1 for none.
     """
 
@@ -76,13 +77,14 @@ class Index:
     wraps: bool = False
     along: int | None = None
     selected: tuple[int, ...] = ()
+    flat: int = 1
     left_out: int = -1
 
     @property
     def identity(self) -> tuple[object, ...]:
         """The same for indices that name the same rows, whichever node has their sizes."""
         lengths = [n if isinstance(n, int) else n[0].meta["val"].shape[n[1]].node.expr for n in self.lengths]
-        return self.tensors, *lengths, self.wraps, self.along, self.selected, self.left_out
+        return self.tensors, *lengths, self.wraps, self.along, self.selected, self.flat, self.left_out
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class Sum:
             rows; the others are columns.
         values_shape: to which the values are broadcast; None where they have it.
         divisor: sums are divided by the number of their values and this; None where they are not.
+        raises: PyTorch has no deterministic kernel, however small the sum is.
     """
 
     base: Node | None
@@ -108,6 +111,7 @@ class Sum:
     rows: int
     values_shape: tuple[int, ...] | None = None
     divisor: int | None = None
+    raises: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,13 +140,17 @@ class IndexSumsRewrite:
         return []
 
 
+def is_ours(device: torch.device) -> bool:
+    """Whether sums are rewritten on a device."""
+    return device.type in DEVICES and (device.type != "cuda" or arch.is_supported(device))
+
+
 def is_sum(node: Node) -> bool:
     """Whether a node gives a contiguous tensor of floating point on a device of `DEVICES`."""
     value = node.meta.get("val")
     return (
         isinstance(value, Tensor)
-        and value.device.type in DEVICES
-        and (value.device.type != "cuda" or arch.is_supported(value.device))
+        and is_ours(value.device)
         and value.dtype.is_floating_point
         and value.dtype.itemsize > 1
         and value.is_contiguous()
@@ -153,7 +161,7 @@ def pays(found: Sum) -> bool:
     """Whether a sum is rewritten, by its shapes alone."""
     values = _nominal(found.values.meta["val"].shape)
     rows = _nominal([size if isinstance(size, int) else None for size in found.index.lengths])
-    return values >= LEAST and max(rows, values) <= MOST
+    return (values >= LEAST or found.raises) and max(rows, values) <= MOST
 
 
 def _nominal(shape: Sequence[sizes.Dim | None]) -> int:
@@ -258,6 +266,30 @@ def _scatter(node: Node) -> Sum | None:
     return Sum(None if _is_zeros(into) else into, source, index, shape, len(batch), rows, divisor=divisor)
 
 
+_POOLS: Mapping[Any, int] = {
+    aten.max_pool3d_with_indices_backward.default: 3,
+    aten.adaptive_max_pool2d_backward.default: 2,
+    aten.adaptive_max_pool3d_backward.default: 3,
+    aten.fractional_max_pool2d_backward.default: 2,
+    aten.fractional_max_pool3d_backward.default: 3,
+}
+"""Backwards of pooling by the largest element that Inductor leaves to PyTorch, and the dimensions that they pool."""
+
+
+def _pool(node: Node) -> Sum | None:
+    """The backward of a pooling: each gradient belongs to an element of its plane."""
+    args, shape, dims = bind(node), _sizes(node), _POOLS[node.target]
+    gradient, indices = args["grad_output"], args["indices"]
+    if not all(isinstance(size, int) for size in shape) or gradient.meta["val"].dtype != node.meta["val"].dtype:
+        return None
+    plane = math.prod(size for size in shape[-dims:] if isinstance(size, int))
+    lengths = (*shape[:-dims], plane)
+    if not sizes.same_all(indices.meta["val"].shape, gradient.meta["val"].shape):
+        return None
+    index = Index((indices,), lengths, along=len(lengths) - 1, flat=dims)
+    return Sum(None, gradient, index, shape, 0, len(shape), raises=True)
+
+
 def _unrepeated(index: Node, dim: int, selected: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
     """The tensor that an index repeats along the dimensions `selected`, and along which dimensions that one repeats."""
     length = sizes.static(index.meta["val"].shape[dim])
@@ -277,6 +309,7 @@ _READERS: Mapping[Any, Callable[[Node], Sum | None]] = {
     aten.index_add.default: _add,
     aten.scatter_add.default: _scatter,
     aten.scatter_reduce.two: _scatter,
+    **dict.fromkeys(_POOLS, _pool),
     aten.embedding_dense_backward.default: _embedding,
 }
 
@@ -351,15 +384,14 @@ def _keys(index: Index, *tensors: Tensor) -> Tensor:
     for dim in sorted(index.selected, reverse=True):
         given = [tensor.select(dim, 0) for tensor in given]
     if index.along is not None:
-        (tensor,) = given
+        tensor = given[0].flatten(-index.flat)
         given = [tensor if dim == index.along else _positions(tensor, dim) for dim in range(len(lengths))]
-    key, outside = None, None
-    for tensor, length in zip(given, lengths, strict=True):
-        at = torch.where(tensor < 0, tensor + length, tensor) if index.wraps else tensor
-        wrong = (at < 0) | (at >= length)
-        outside = wrong if outside is None else outside | wrong
-        key = at if key is None else key * length + at
-    assert key is not None
+    places = [torch.where(at < 0, at + n, at) if index.wraps else at for at, n in zip(given, lengths, strict=True)]
+    wrong = [(at < 0) | (at >= n) for at, n in zip(places, lengths, strict=True)]
+    outside = functools.reduce(torch.logical_or, wrong)
+    key, *others = places
+    for at, length in zip(others, lengths[1:], strict=True):
+        key = key * length + at
     if index.left_out >= 0:
         key = torch.where(given[0] == index.left_out, rows, key)
     known = rows if isinstance(rows, int) else None
@@ -383,9 +415,9 @@ def _sum(found: Sum, values: Tensor, keys: Tensor, order: Tensor, *others: Tenso
     if found.values_shape is not None:
         values = values.expand(found.values_shape)
     three = values.reshape(batch, count, columns)
-    total = index_sums(None if base is None else base.reshape(batch, rows, columns), three, keys, order, rows)
+    total: Tensor = index_sums(None if base is None else base.reshape(batch, rows, columns), three, keys, order, rows)
     if found.divisor is None:
         return total.reshape(shape)
     ones = torch.ones((1, 1, 1), dtype=torch.float32, device=values.device).expand(1, count, 1)
-    numbers = index_sums(None, ones, keys, order, rows) + found.divisor
+    numbers: Tensor = index_sums(None, ones, keys, order, rows) + found.divisor
     return (total / numbers.clamp(min=1)).to(values.dtype).reshape(shape)

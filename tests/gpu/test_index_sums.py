@@ -12,7 +12,7 @@ from dash_inductor.kernels.sums import launch
 from dash_inductor.records.records import all_records, clear_sites
 
 from ..support.distribution import ROOT
-from ..support.index_sums import PROGRAMS, Program, results, worst
+from ..support.index_sums import POOLS, PROGRAMS, Program, results, worst
 from ..support.processes import run_python_unchecked
 from ..support.repeats import differing_runs
 
@@ -70,6 +70,16 @@ def test_bits_under_load(count: int, rows: int, columns: int) -> None:
     assert differing_runs(lambda: [zeros.float().index_add(0, index, values.float())], 50, load=True) > 0
 
 
+@pytest.mark.parametrize("rows", [30, 300, 40000])
+def test_few_indices(rows: int) -> None:
+    """Which Inductor sorts itself, by keys of 8, 16 and 32 bits."""
+    index = hot_index(100, rows)
+    x = torch.randn(rows, 64, device="cuda")
+    compiled = torch.compile(PROGRAMS["rows"], dynamic=False)
+    assert worst(results(compiled, x, index), exact_results(PROGRAMS["rows"], x, index)) < 1e-6
+    assert [record.status for record in all_records()] == ["replaced"]
+
+
 def test_bits_depend_on_no_other_batch_element() -> None:
     """More programs of a launch change no bit of those that were there."""
     keys, order = hot_index(20000, 100).int().sort(stable=True)
@@ -114,6 +124,64 @@ def test_resampling(options: dict[str, object]) -> None:
     assert worst(found, exact) < 1e-5
     assert {(record.rewrite, record.status) for record in all_records()} == {("index_ranges", "replaced")}
     assert differing_runs(lambda: results(compiled, x, x), 20, load=True) == 0
+
+
+@pytest.mark.parametrize("count", [(8, 8), (7, 5), (40, 3)], ids=str)
+def test_adaptive_pooling(count: tuple[int, int]) -> None:
+    """For which PyTorch has no deterministic kernel."""
+    x = torch.randn(4, 64, 32, 31, device="cuda")
+
+    def pool(x: Tensor, index: Tensor) -> Tensor:
+        return F.adaptive_avg_pool2d(x, count)
+
+    exact = exact_results(pool, x, x)
+    torch._dynamo.reset()
+    clear_sites()
+    compiled = torch.compile(pool, dynamic=False)
+    assert worst(results(compiled, x, x), exact) < 1e-5
+    assert {(record.rewrite, record.status) for record in all_records()} == {("index_ranges", "replaced")}
+    assert differing_runs(lambda: results(compiled, x, x), 20, load=True) == 0
+
+
+@pytest.mark.parametrize("name", list(POOLS))
+def test_pooling_by_the_largest_element(name: str) -> None:
+    x = torch.randn(2, 3, 8, 7, 9, device="cuda")
+
+    def pool(x: Tensor, index: Tensor) -> Tensor:
+        return POOLS[name](x)
+
+    exact = exact_results(pool, x, x)
+    torch._dynamo.reset()
+    clear_sites()
+    compiled = torch.compile(pool, dynamic=False)
+    assert worst(results(compiled, x, x), exact) < 1e-6
+    assert {(record.rewrite, record.status) for record in all_records()} == {("index_sums", "replaced")}
+    assert differing_runs(lambda: results(compiled, x, x), 20, load=True) == 0
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_grid_sample(mode: str) -> None:
+    image = torch.randn(2, 16, 30, 31, device="cuda")
+    grid = torch.randn(2, 40, 20, 2, device="cuda")
+
+    def sample(image: Tensor, grid: Tensor) -> Tensor:
+        return F.grid_sample(image, grid, mode=mode, padding_mode="border", align_corners=False)
+
+    def gradients(function: Program, *tensors: Tensor) -> list[Tensor]:
+        leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+        out = function(*leaves)
+        return list(torch.autograd.grad(out, leaves, torch.ones_like(out)))
+
+    torch.use_deterministic_algorithms(False)
+    exact = gradients(sample, image.double(), grid.double())
+    torch.use_deterministic_algorithms(True)
+    torch._dynamo.reset()
+    clear_sites()
+    compiled = torch.compile(sample, dynamic=False)
+    for a, b in zip(gradients(compiled, image, grid), exact, strict=True):
+        assert (a.double() - b).norm() <= 1e-4 * b.norm() + 1e-30
+    assert {record.status for record in all_records()} == {"replaced"}
+    assert differing_runs(lambda: gradients(compiled, image, grid), 20, load=True) == 0
 
 
 def test_peak_memory() -> None:

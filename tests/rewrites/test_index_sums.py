@@ -20,7 +20,7 @@ from dash_inductor.rewrites import index_ranges, index_sums
 from dash_inductor.rewrites.index_ranges import by_ranges
 
 from ..support.graphs import capture
-from ..support.index_sums import PROGRAMS, Program, results, worst
+from ..support.index_sums import POOLS, PROGRAMS, Program, results, worst
 
 OURS = "dash_inductor::index_sums"
 SORT = "aten::sort"
@@ -196,3 +196,62 @@ def test_sums_by_ranges(unrolled: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.randn(5, 6)
     expected = torch.zeros(4, 6).index_add(0, first, rows)
     torch.testing.assert_close(by_ranges(rows, *bounds[:2], batch=0, longest=[3]), expected)
+
+
+@pytest.mark.parametrize(("size", "count"), [((8, 9), (8, 3)), ((10, 7), (7, 5)), ((3, 4), (9, 6)), ((1, 5), (2, 5))])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_adaptive_pooling(size: tuple[int, int], count: tuple[int, int], dtype: torch.dtype, on_the_cpu: None) -> None:
+    """Windows of equal and of different lengths, that overlap, and more of them than elements."""
+    x = torch.randn(2, 3, *size)
+    exact = results(lambda x, _: F.adaptive_avg_pool2d(x, count).sin(), x.to(dtype).double(), x)
+    gradient = torch.linspace(-1, 1, exact[0].numel(), dtype=torch.float64).reshape(exact[0].shape)
+    leaf = x.to(dtype).double().requires_grad_()
+    F.adaptive_avg_pool2d(leaf, count).backward(gradient.to(dtype).double())
+    windows = [index_ranges.Windows(*pair) for pair in zip(size, count, strict=True)]
+    found = index_ranges.unpooled(gradient.to(dtype), windows)
+    assert leaf.grad is not None
+    assert found.dtype == dtype
+    assert (found.double() - leaf.grad).norm() <= (1e-2 if dtype is torch.bfloat16 else 1e-12) * leaf.grad.norm()
+    with capture() as graphs:
+        found = results(
+            graphs.compile(lambda x, _: F.adaptive_avg_pool2d(x, count).sin(), dynamic=False), x.to(dtype), x
+        )
+    assert worst(found, exact) <= (2e-2 if dtype is torch.bfloat16 else 1e-12)
+    assert not graphs.count("aten::_adaptive_avg_pool2d_backward")
+
+
+@pytest.mark.parametrize("name", list(POOLS))
+def test_pooling_by_the_largest_element(name: str, on_the_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few elements there are."""
+    monkeypatch.setattr(index_sums, "LEAST", 1 << 40)
+    x = torch.randn(2, 3, 8, 7, 9)
+    exact = results(lambda x, _: POOLS[name](x), x.double(), x)
+    with capture() as graphs:
+        found = results(graphs.compile(lambda x, _: POOLS[name](x), dynamic=False), x, x)
+    assert worst(found, exact) < 1e-6
+    assert {(record.rewrite, record.status) for record in records()} == {("index_sums", "replaced")}
+    assert graphs.count(OURS) == 1
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_grid_sample(mode: str, padding: str, on_the_cpu: None) -> None:
+    """Gradients of the image and of positions inside and outside of it."""
+    image, grid = torch.randn(2, 3, 6, 7), 2 * torch.randn(2, 4, 5, 2)
+
+    def sample(image: Tensor, grid: Tensor) -> Tensor:
+        return F.grid_sample(image, grid, mode=mode, padding_mode=padding, align_corners=False)
+
+    def gradients(function: Program, *tensors: Tensor) -> list[Tensor]:
+        leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+        out = function(*leaves)
+        return list(torch.autograd.grad(out, leaves, out.detach().cos()))
+
+    exact = gradients(sample, image.double(), grid.double())
+    with capture() as graphs:
+        found = gradients(graphs.compile(sample, dynamic=False), image, grid)
+    assert (found[0].double() - exact[0]).norm() < 1e-5 * exact[0].norm()
+    assert (found[1].double() - exact[1]).norm() <= 1e-5 * exact[1].norm()
+    assert {record.rewrite for record in records()} == {"grid_sample", "index_sums"}
+    assert {record.status for record in records()} == {"replaced"}
+    assert not graphs.count("aten::grid_sampler_2d_backward") + graphs.count("aten::index_put")

@@ -77,3 +77,17 @@ def results(function: Program, x: Tensor, index: Tensor) -> list[Tensor]:
 def worst(found: list[Tensor], exact: list[Tensor]) -> float:
     """The largest error of a result or of a gradient, relative to its norm."""
     return max(float((a.double() - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True))
+
+
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "max_pool3d": lambda x: F.max_pool3d(x, 3, 2),
+    "adaptive_max_pool2d": lambda x: F.adaptive_max_pool2d(x.flatten(1, 2), (4, 3)),
+    "adaptive_max_pool3d": lambda x: F.adaptive_max_pool3d(x, (4, 3, 5)),
+    "fractional_max_pool2d": lambda x: F.fractional_max_pool2d(
+        x.flatten(1, 2),
+        3,
+        output_size=(4, 3),
+        _random_samples=x.detach().flatten(2)[:, :, :2].sigmoid().repeat(1, 8, 1),
+    ),
+}
+"""Poolings of [batch, channels, 8, 7, 9] whose backward has no deterministic kernel on CUDA."""
