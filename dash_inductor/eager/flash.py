@@ -94,8 +94,13 @@ def activate() -> Handle:
 
 
 def in_front(device: str, pair: Pair) -> Handle:
-    """Put our functions in front of the kernels of two operators for a device, "CUDA" or "CPU"."""
+    """Put our functions in front of the kernels of two operators for a device, "CUDA" or "CPU".
+
+    While `DASH_INDUCTOR=0` is set, there are none.
+    """
     library = Library("aten", "IMPL", device)
+    if _switch.off_for_good() is not None:
+        return Handle(library)
     sites = _Sites(pair)
     with warnings.catch_warnings():
         # That is what is asked for.
@@ -210,10 +215,9 @@ class _Kernel:
 
 
 class _Forward(_Kernel):
-    def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _switch.is_enabled():
-            return self._original.call_boxed(keys, *args, **kwargs)
-        query, key, value, *flags = args
+    def __call__(self, keys: Any, query: Tensor, key: Tensor, value: Tensor, *flags: Any, **kwargs: Any) -> Any:
+        if _switch.is_off_in_code():
+            return self._original.call_boxed(keys, query, key, value, *flags, **kwargs)
         facts = (
             query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), query.dtype, key.dtype,
             value.dtype, query.device, *flags, *kwargs.values(), config.forward, config.schedule,
@@ -221,8 +225,10 @@ class _Forward(_Kernel):
         try:
             run = self._runs[facts]
         except KeyError:
-            run = self._remember(facts, self._made(args, kwargs))
-        return self._kept(keys, args, kwargs) if run is None else run(query, key, value)
+            run = self._remember(facts, self._made((query, key, value, *flags), kwargs))
+        if run is None:
+            return self._kept(keys, (query, key, value, *flags), kwargs)
+        return run(query, key, value)
 
     def _made(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
         asked = self._asked(args, kwargs)
@@ -243,7 +249,7 @@ class _Forward(_Kernel):
 
 class _Backward(_Kernel):
     def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _switch.is_enabled():
+        if _switch.is_off_in_code():
             return self._original.call_boxed(keys, *args, **kwargs)
         grad_out, query, key, value, out, logsumexp, *rest = args
         facts = (
