@@ -152,7 +152,7 @@ def _about(asked: Asked) -> tuple[Hashable, ...]:
 
 
 def _record(name: str, pair: Pair, asked: Asked, found: Planned | Kept, trains: bool) -> SiteRecord:
-    query, shapes = asked.query, [tuple(tensor.shape) for tensor in (asked.query, asked.key, asked.value)]
+    query = asked.query
     kept = found if isinstance(found, Kept) else None
     site, plan, arch = (None, None, "") if isinstance(found, Kept) else (found.site, found.plan, found.arch)
     forward = "kept" if plan is None else plan.forward
@@ -167,7 +167,13 @@ def _record(name: str, pair: Pair, asked: Asked, found: Planned | Kept, trains: 
         forward="kept: by the setting forward='keep'" if forward == "keep" else forward,
         mask="causal" if asked.causal else "full",
         line=_line(),
-        tensors=Tensors(*shapes, str(query.dtype).removeprefix("torch."), str(query.device)),
+        tensors=Tensors(
+            tuple(query.shape),
+            tuple(asked.key.shape),
+            tuple(asked.value.shape),
+            str(query.dtype).removeprefix("torch."),
+            str(query.device),
+        ),
         arch=arch,
         predicted_us=predicted_us(plan, site, arch) if trains and plan is not None and site is not None else None,
         kind=FULL if trains else FORWARD_ONLY,
@@ -195,7 +201,7 @@ class _Kernel:
         """By facts about tensors, what runs; None for PyTorch's own kernel."""
 
     def _asked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Asked:
-        given = {argument.name: argument.default_value for argument in self._arguments}
+        given: dict[str, Any] = {argument.name: argument.default_value for argument in self._arguments}
         given |= dict(zip(given, args, strict=False)) | dict(kwargs)
         words = [f"{name}={given[name]}" for name in ("dropout_p", "return_debug_mask") if given.get(name)]
         words += ["an attn_mask"] * (given.get("attn_mask") is not None)
