@@ -40,7 +40,7 @@ test: $(READY)
 # kernels with their budgets.  Left out is what is no matter of versions (the package's files, settings, broken packages,
 # failing compilations), and the kernels that the planner can choose: those of the budgets in other combinations.
 TEST_TORCH := tests/install tests/upstream tests/test_switch.py tests/rewrites/test_embeddings.py \
-	tests/eager/test_attention.py \
+	tests/eager/test_attention.py tests/eager/test_flash.py \
 	$(foreach name,repeat_kv math_path varlen,tests/entries/test_$(name).py) tests/masks/test_recognition.py \
 	$(foreach name,dropout lone_forwards replace rewrite rewritten_tensors sites training,tests/rewrites/attention/test_$(name).py) \
 	$(foreach name,data_masks dropout forward hopper packed portable segments,tests/lowering/test_$(name).py) \

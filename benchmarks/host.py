@@ -137,8 +137,7 @@ def eager(measure: Callable[[dict[str, Run]], None]) -> None:
         return attention.attention(*leaves, causal=True)
 
     def sdpa() -> Tensor:
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            return F.scaled_dot_product_attention(*leaves, is_causal=True)
+        return F.scaled_dot_product_attention(*leaves, is_causal=True)
 
     def with_backward(forward: Callable[[], Any]) -> Run:
         return lambda: torch.autograd.grad(forward(), leaves, grad)
@@ -153,10 +152,11 @@ def eager(measure: Callable[[dict[str, Run]], None]) -> None:
         with torch.no_grad():
             return sdpa()
 
-    measure({"SDPA": with_backward(sdpa), "SDPA forward": alone})
-    handle = flash_operators.activate()
-    measure({"SDPA, ours": with_backward(sdpa), "SDPA forward, ours": alone})
-    handle.remove()
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        measure({"SDPA": with_backward(sdpa), "SDPA forward": alone})
+        handle = flash_operators.activate()
+        measure({"SDPA, ours": with_backward(sdpa), "SDPA forward, ours": alone})
+        handle.remove()
 
 
 def compiled(measure: Callable[[dict[str, Run]], None]) -> None:

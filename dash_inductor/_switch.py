@@ -57,11 +57,18 @@ def override(value: bool) -> Iterator[None]:
 
 def off_reason() -> str | None:
     """Why a graph compiled here and now would be left alone, or None."""
-    if _state.off_by_environment():
-        return "DASH_INDUCTOR=0 is set"
-    if _state.failure is not None:
-        return _state.failure
+    reason = off_for_good()
+    if reason is None and is_off_in_code():
+        return "switched off by dash_inductor.disable()" if _here.get() is None else "inside dash_inductor.disabled()"
+    return reason
+
+
+def off_for_good() -> str | None:
+    """Why nothing can switch dash_inductor on in this process, or None."""
+    return "DASH_INDUCTOR=0 is set" if _state.off_by_environment() else _state.failure
+
+
+def is_off_in_code() -> bool:
+    """Whether code has switched dash_inductor off, here and now; every call of an eager program asks."""
     here = _here.get()
-    if not (_on if here is None else here):
-        return "switched off by dash_inductor.disable()" if here is None else "inside dash_inductor.disabled()"
-    return None
+    return not (_on if here is None else here)

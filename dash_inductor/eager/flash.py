@@ -94,8 +94,13 @@ def activate() -> Handle:
 
 
 def in_front(device: str, pair: Pair) -> Handle:
-    """Put our functions in front of the kernels of two operators for a device, "CUDA" or "CPU"."""
+    """Put our functions in front of the kernels of two operators for a device, "CUDA" or "CPU".
+
+    While `DASH_INDUCTOR=0` is set, there are none.
+    """
     library = Library("aten", "IMPL", device)
+    if _switch.off_for_good() is not None:
+        return Handle(library)
     sites = _Sites(pair)
     with warnings.catch_warnings():
         # That is what is asked for.
@@ -147,7 +152,7 @@ def _about(asked: Asked) -> tuple[Hashable, ...]:
 
 
 def _record(name: str, pair: Pair, asked: Asked, found: Planned | Kept, trains: bool) -> SiteRecord:
-    query, shapes = asked.query, [tuple(tensor.shape) for tensor in (asked.query, asked.key, asked.value)]
+    query = asked.query
     kept = found if isinstance(found, Kept) else None
     site, plan, arch = (None, None, "") if isinstance(found, Kept) else (found.site, found.plan, found.arch)
     forward = "kept" if plan is None else plan.forward
@@ -162,7 +167,13 @@ def _record(name: str, pair: Pair, asked: Asked, found: Planned | Kept, trains: 
         forward="kept: by the setting forward='keep'" if forward == "keep" else forward,
         mask="causal" if asked.causal else "full",
         line=_line(),
-        tensors=Tensors(*shapes, str(query.dtype).removeprefix("torch."), str(query.device)),
+        tensors=Tensors(
+            tuple(query.shape),
+            tuple(asked.key.shape),
+            tuple(asked.value.shape),
+            str(query.dtype).removeprefix("torch."),
+            str(query.device),
+        ),
         arch=arch,
         predicted_us=predicted_us(plan, site, arch) if trains and plan is not None and site is not None else None,
         kind=FULL if trains else FORWARD_ONLY,
@@ -190,7 +201,7 @@ class _Kernel:
         """By facts about tensors, what runs; None for PyTorch's own kernel."""
 
     def _asked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Asked:
-        given = {argument.name: argument.default_value for argument in self._arguments}
+        given: dict[str, Any] = {argument.name: argument.default_value for argument in self._arguments}
         given |= dict(zip(given, args, strict=False)) | dict(kwargs)
         words = [f"{name}={given[name]}" for name in ("dropout_p", "return_debug_mask") if given.get(name)]
         words += ["an attn_mask"] * (given.get("attn_mask") is not None)
@@ -210,10 +221,9 @@ class _Kernel:
 
 
 class _Forward(_Kernel):
-    def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _switch.is_enabled():
-            return self._original.call_boxed(keys, *args, **kwargs)
-        query, key, value, *flags = args
+    def __call__(self, keys: Any, query: Tensor, key: Tensor, value: Tensor, *flags: Any, **kwargs: Any) -> Any:
+        if _switch.is_off_in_code():
+            return self._original.call_boxed(keys, query, key, value, *flags, **kwargs)
         facts = (
             query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), query.dtype, key.dtype,
             value.dtype, query.device, *flags, *kwargs.values(), config.forward, config.schedule,
@@ -221,8 +231,10 @@ class _Forward(_Kernel):
         try:
             run = self._runs[facts]
         except KeyError:
-            run = self._remember(facts, self._made(args, kwargs))
-        return self._kept(keys, args, kwargs) if run is None else run(query, key, value)
+            run = self._remember(facts, self._made((query, key, value, *flags), kwargs))
+        if run is None:
+            return self._kept(keys, (query, key, value, *flags), kwargs)
+        return run(query, key, value)
 
     def _made(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
         asked = self._asked(args, kwargs)
@@ -243,7 +255,7 @@ class _Forward(_Kernel):
 
 class _Backward(_Kernel):
     def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _switch.is_enabled():
+        if _switch.is_off_in_code():
             return self._original.call_boxed(keys, *args, **kwargs)
         grad_out, query, key, value, out, logsumexp, *rest = args
         facts = (

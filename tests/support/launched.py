@@ -118,6 +118,10 @@ def main() -> None:
     stub.stub_fail(201, 1)  # a thread without a context
     launcher.launch(launches)
     found["contexts bound"] = stubcuda.number(stub, "stub_bound")
+    encoding = launcher.KernelLauncher(forward.main, GRID, DESCRIPTORS["hopper_forward"])
+    stub.stub_fail(201, 1)
+    encoding.pack(STREAM, [(1 << 44) + 4096 * i for i in range(4)], *distinct_arguments(forward.main, 4))
+    found["contexts bound to encode"] = stubcuda.number(stub, "stub_bound") - found["contexts bound"]
     stub.stub_fail(720, 1)
     try:
         launcher.launch(launches)

@@ -130,7 +130,7 @@ def ready(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Callable[[Te
     launch, device = state.run, query.device.index
 
     def run(query: Tensor, key: Tensor, value: Tensor) -> _Results:
-        operands = q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+        q, k, v = operands = query.data_ptr(), key.data_ptr(), value.data_ptr()
         if (q | k | v) % 16 or current_device() != device:
             return forward(query, key, value, call)
         return launch(operands)

@@ -6,7 +6,7 @@ enum { CONFIG = 56, ATTRIBUTE = 72, ATTRIBUTES = 4, PARAMETERS = 256, BYTES = 12
 
 int stub_launches, stub_bound;                // launches, and calls of cuCtxSetCurrent
 static int sizes[PARAMETERS], count;          // what to keep of each parameter of a launch
-static int failure, failures;                 // the code that the next launches return
+static int failure, failures;                 // the code that the next launches, or encoded descriptors, return
 unsigned char stub_config[CONFIG];            // CUlaunchConfig
 unsigned char stub_attributes[ATTRIBUTE * ATTRIBUTES];
 unsigned char stub_values[PARAMETERS][BYTES];
@@ -32,6 +32,7 @@ int cuLaunchKernelEx(const char *config, void *function, void **parameters, void
 int cuTensorMapEncodeTiled(unsigned char *map, int dtype, uint32_t rank, void *address, const uint64_t *shape,
                            const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
                            int swizzle, int promotion, int fill) {
+  if (failures > 0) return failures--, failure;
   if ((uintptr_t)map % 64) return 1;
   memset(map, 0, BYTES);
   int facts[] = {dtype, rank, interleave, swizzle, promotion, fill};
