@@ -50,10 +50,10 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor]
 
 
 def _ready_forward(query: Tensor, key: Tensor, value: Tensor, call: Call, tiles: Tiles) -> ReadyForward:
-    from .forward.build import check_tiles, dims_of
+    from .forward.build import check_tiles, tile_dims
     from .forward.launch import ready
 
-    check_tiles(dims_of(query.shape[3], value.shape[3]), tiles)
+    check_tiles(tile_dims(query.shape[3], value.shape[3]), tiles)
     return ready(query, key, value, call)
 
 
