@@ -42,7 +42,10 @@ def test_no_races() -> None:
     [
         (["done"], "RACECHECK SUMMARY"),
         ([*reported("step_words.py:40"), SUMMARY], "should come before it"),
-        ([*reported("step_words.py:40"), *reported("step_words.py:40", "step_words.py:40"), SUMMARY], "should come before it"),
+        (
+            [*reported("step_words.py:40"), *reported("step_words.py:40", "step_words.py:40"), SUMMARY],
+            "should come before it",
+        ),
         (["========= Error: Race reported between accesses", SUMMARY], "name an access"),
         (["=========     and Read access at f+0x20 in step_words.py:40 [12 hazards]", SUMMARY], "follows one"),
     ],
