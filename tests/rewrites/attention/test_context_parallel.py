@@ -19,6 +19,7 @@ from ...support.graphs import BACKWARD, FORWARD, op_counts, rewrite_on, trace
 from ...support.processes import run_python
 
 aten = torch.ops.aten
+pytestmark = pytest.mark.usefixtures("deterministic")
 PROGRAM = "import runpy, sys; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 Facts = dict[str, list[dict[str, Any]]]
 
@@ -87,7 +88,9 @@ def merged(
             part = out - torch.sigmoid(part_lse - lse) * (out - part)
             part_lse = torch.logaddexp(lse, part_lse)
         out, lse = part, part_lse
-    assert out is not None and lse is not None and state is not None
+    assert out is not None
+    assert lse is not None
+    assert state is not None
     out, lse = out.to(q.dtype), lse.squeeze(-1)
     found = []
     for number, (key, value) in enumerate(zip(keys, values, strict=True)):
