@@ -206,9 +206,9 @@ class Forward:
         out, logsumexp: its results.  The latter is a `LogSumExp` where the program may read it, too; a program's own
             softmax has none.
         draws: the nodes that draw random numbers for it, which are erased with it if nothing else reads them.
+        sizes: nodes that ask for a size of a tensor that is gone with it, and sizes of operands with the same product.
         not_read: backwards without dropout that are given its random state, and are not its own; they read nothing of
             it, and are replaced first.
-        sizes: nodes that ask for a size of a tensor that is gone with it, and sizes of operands with the same product.
     """
 
     node: Node
@@ -216,8 +216,8 @@ class Forward:
     out: Sink
     logsumexp: Output | None
     draws: tuple[Node, ...] = ()
-    not_read: frozenset[Node] = frozenset()
     sizes: tuple[tuple[Node, tuple[tuple[View, int], ...]], ...] = ()
+    not_read: frozenset[Node] = frozenset()
 
     @property
     def order(self) -> Order | None:

@@ -378,6 +378,19 @@ class Algebra:
         return quotient + FloorDiv(rest, divisor), PythonMod(rest, divisor)
 
 
+def rejoined(expr: sympy.Expr) -> sympy.Expr:
+    """An expanded expression in which no quotient and remainder of one division stand together: n * (x // n) + x % n
+    is x.
+    """
+    terms = expr.as_coefficients_dict()
+    for remainder in [term for term in terms if isinstance(term, PythonMod)]:
+        (base, divisor), factor = remainder.args, terms[remainder]
+        whole = sympy.expand(factor * divisor * FloorDiv(base, divisor))
+        if all(terms.get(term, 0) == count for term, count in whole.as_coefficients_dict().items()):
+            expr = sympy.expand(expr - whole + factor * (base - remainder))
+    return expr
+
+
 def assume(value: Value, cond: sympy.Expr, truth: bool) -> Value:
     """`value` where ``cond >= 0`` is known to be `truth`: branches that this decides disappear."""
     if not isinstance(value, Branch):

@@ -246,6 +246,11 @@ def strided_positions(q, k):
     return torch.arange(0, 2 * q.shape[2])[::2].unsqueeze(1) >= 2 * columns(k)
 
 
+def position_in_blocks(q, k):
+    """The positions of the queries of a rank, as context parallel has them for FlexAttention."""
+    return columns(k) <= (2 + rows(q) // 8) * 8 + rows(q) % 8
+
+
 BANDS = [
     (window, Band(0, 4), Band(0, 4)),
     (window_as_union, Band(0, 4), Band(0, 4)),
@@ -259,6 +264,7 @@ BANDS = [
     (everything_additive, Band(), Band()),
     (everything_by_arithmetic, Band(), Band()),
     (strided_positions, Band(0, None), Band(0, None)),
+    (position_in_blocks, Band(-16, None), Band(-16, None)),
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import sympy
 from torch.fx import Node
 
-from ..index_expr import NotRecognised, Value
+from ..index_expr import NotRecognised, Value, rejoined
 from ..nodes import Position, as_expr, meta_of
 from ..reader import MaskReader, Rule
 from .elementwise import LeafOp, elementwise
@@ -28,7 +28,7 @@ def _scaled(combine: LeafOp, factor_of: int, truth: Callable[..., bool] | None =
                 terms[factor_of] *= alpha
                 if dtype.is_floating_point and reader.exact(terms[factor_of], dtype) != terms[factor_of]:
                     raise NotRecognised("not_a_band", f"{node.name} rounds a product before it adds")
-            return sympy.expand(combine(*terms))
+            return rejoined(sympy.expand(combine(*terms)))
 
         return elementwise("self other", lambda _: leaf, truth if alpha == 1 else None)(reader, node, args, position)
 

@@ -268,7 +268,7 @@ def _replace_group(graph: Graph, group: list[_Reading], lone_forwards: Set[Node]
         if cause:
             group = [reading for reading in group if not reading.needs_our_forward(cause)]
             matches = [match for match in matches if not match.needs_our_forward]
-            if not group or not group[0].merges() or not lone_forwards.issuperset(group[0].merges()):
+            if not group or not group[0].merges() or not lone_forwards >= set(group[0].merges()):
                 matches = [
                     dataclasses.replace(match, plan=keeping(match.plan, match.attention.forward_op))
                     for match in matches

@@ -59,7 +59,7 @@ def _value(argument: object) -> Hashable:
     if isinstance(argument, Node):
         value = argument.meta.get("val")
         return value.node.expr if isinstance(value, torch.SymInt) else argument
-    return argument  # type: ignore[return-value]  # numbers, types and names
+    return argument  # numbers, types and names
 
 
 def _has_the_rest(node: Node) -> bool:
