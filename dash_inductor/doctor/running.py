@@ -184,7 +184,7 @@ def original(function: Any) -> Any:
 
 def _looked_at(function: Callable[..., Any], look: Callable[..., None]) -> Callable[..., Any]:
     """The same function, whose eager calls are looked at; in compiled code it is the function itself."""
-    look = torch.compiler.disable(look)  # type: ignore[no-untyped-call]  # behind a graph break Dynamo sees what runs
+    look = torch.compiler.disable(look)  # behind a graph break Dynamo sees what runs
 
     @functools.wraps(function)
     def looked_at(*args: Any, **kwargs: Any) -> Any:
@@ -208,7 +208,7 @@ def _layers_looked_at(look: Callable[..., None]) -> Iterator[None]:
             if is_layer(layer) and "forward" in vars(layer):
                 stack.enter_context(replaced(layer, {"forward": _looked_at(vars(layer)["forward"], look)}))
 
-        def made(layer: type[nn.Module], **kwargs: Any) -> None:
+        def made(layer: type[Any], /, **kwargs: Any) -> None:
             super(nn.Module, layer).__init_subclass__(**kwargs)
             look_at(layer)
 
@@ -218,8 +218,9 @@ def _layers_looked_at(look: Callable[..., None]) -> Iterator[None]:
         yield
 
 
-def _subclasses(cls: type) -> Iterator[type]:
-    for one in cls.__subclasses__():
+def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    found: list[type[Any]] = cls.__subclasses__()
+    for one in found:
         yield one
         yield from _subclasses(one)
 
