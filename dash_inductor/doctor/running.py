@@ -29,6 +29,8 @@ _PYTORCH = Library(
     "",
 )
 _FLEX = Library("", "In eager mode it computes the scores of all pairs, and is deterministic as matmuls are.", "")
+_OF_OPERATORS = "GeneratedBackwardFor_"
+"""The beginning of the name of the function that PyTorch makes of a custom operator; behind it are all of its names."""
 _LOOKS = "_dash_inductor_looks_at"
 
 
@@ -99,12 +101,14 @@ class Running:
 
     def _function(self, function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> None:
         if is_attention(function) and _trains(*args, *kwargs.values()):
-            module = function.__module__
-            if module.startswith("torch."):  # called by a function of PyTorch that is looked at, or FlexAttention
-                if "Flex" in function.__name__:
-                    self._tell("flex_attention", _FLEX)
-                return
-            self._tell(f"{module}.{function.__name__}", library_of(module) or UNKNOWN)
+            module, name = function.__module__, function.__name__
+            of_operator = name.removeprefix(_OF_OPERATORS)
+            if not module.startswith("torch."):
+                self._tell(f"{module}.{name}", library_of(module) or UNKNOWN)
+            elif "Flex" in name:
+                self._tell("flex_attention", _FLEX)
+            elif of_operator != name and not of_operator.startswith("torch_attn"):  # whose function is looked at
+                self._tell(of_operator, library_of(of_operator) or UNKNOWN)
 
     def _layer(self, layer: nn.Module, *args: Any, **kwargs: Any) -> None:
         if _trains(*args, *kwargs.values(), *layer.parameters()):
