@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,11 +81,8 @@ class Running:
         }
         _let_dynamo_know_the_originals()
         generators = _Generators()
-        apply = inspect.getattr_static(torch.autograd.Function, "apply").__func__
         with ExitStack() as stack:
-            stack.enter_context(
-                replaced(torch.autograd.Function, {"apply": classmethod(_looked_at(apply, self._function))})
-            )
+            stack.enter_context(_functions_looked_at(self._function))
             stack.enter_context(_layers_looked_at(self._layer))
             for owner, looks in functions.items():
                 changed = {name: _looked_at(getattr(owner, name), look) for name, look in looks.items()}
@@ -201,6 +198,16 @@ def _looked_at(function: Callable[..., Any], look: Callable[..., None]) -> Calla
     # Dynamo compiles no call of eager code on its own; into what it compiles it is inlined.
     skip_code(looking.__code__)
     return looked_at
+
+
+def _functions_looked_at(look: Callable[..., None]) -> AbstractContextManager[None]:
+    """Look at the calls of autograd functions, of those that are there and of those that the block makes."""
+    of_class = inspect.getattr_static(torch.autograd.Function, "apply")  # of Python or, from torch 2.15 on, of C
+
+    def apply(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        return of_class.__get__(None, function)(*args, **kwargs)
+
+    return replaced(torch.autograd.Function, {"apply": classmethod(_looked_at(apply, look))})
 
 
 @contextmanager
