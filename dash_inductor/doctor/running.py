@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,8 @@ _PYTORCH = Library(
     "",
 )
 _FLEX = Library("", "In eager mode it computes the scores of all pairs, and is deterministic as matmuls are.", "")
+_OF_OPERATORS = "GeneratedBackwardFor_"
+"""The beginning of the name of the function that PyTorch makes of a custom operator; behind it are all of its names."""
 _LOOKS = "_dash_inductor_looks_at"
 
 
@@ -79,11 +81,8 @@ class Running:
         }
         _let_dynamo_know_the_originals()
         generators = _Generators()
-        apply = inspect.getattr_static(torch.autograd.Function, "apply").__func__
         with ExitStack() as stack:
-            stack.enter_context(
-                replaced(torch.autograd.Function, {"apply": classmethod(_looked_at(apply, self._function))})
-            )
+            stack.enter_context(_functions_looked_at(self._function))
             stack.enter_context(_layers_looked_at(self._layer))
             for owner, looks in functions.items():
                 changed = {name: _looked_at(getattr(owner, name), look) for name, look in looks.items()}
@@ -99,12 +98,14 @@ class Running:
 
     def _function(self, function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> None:
         if is_attention(function) and _trains(*args, *kwargs.values()):
-            module = function.__module__
-            if module.startswith("torch."):  # called by a function of PyTorch that is looked at, or FlexAttention
-                if "Flex" in function.__name__:
-                    self._tell("flex_attention", _FLEX)
-                return
-            self._tell(f"{module}.{function.__name__}", library_of(module) or UNKNOWN)
+            module, name = function.__module__, function.__name__
+            of_operator = name.removeprefix(_OF_OPERATORS)
+            if not module.startswith("torch."):
+                self._tell(f"{module}.{name}", library_of(module) or UNKNOWN)
+            elif "Flex" in name:
+                self._tell("flex_attention", _FLEX)
+            elif of_operator != name and not of_operator.startswith("torch_attn"):  # whose function is looked at
+                self._tell(of_operator, library_of(of_operator) or UNKNOWN)
 
     def _layer(self, layer: nn.Module, *args: Any, **kwargs: Any) -> None:
         if _trains(*args, *kwargs.values(), *layer.parameters()):
@@ -184,7 +185,7 @@ def original(function: Any) -> Any:
 
 def _looked_at(function: Callable[..., Any], look: Callable[..., None]) -> Callable[..., Any]:
     """The same function, whose eager calls are looked at; in compiled code it is the function itself."""
-    look = torch.compiler.disable(look)  # type: ignore[no-untyped-call]  # behind a graph break Dynamo sees what runs
+    look = torch.compiler.disable(look)  # behind a graph break Dynamo sees what runs
 
     @functools.wraps(function)
     def looked_at(*args: Any, **kwargs: Any) -> Any:
@@ -199,6 +200,16 @@ def _looked_at(function: Callable[..., Any], look: Callable[..., None]) -> Calla
     return looked_at
 
 
+def _functions_looked_at(look: Callable[..., None]) -> AbstractContextManager[None]:
+    """Look at the calls of autograd functions, of those that are there and of those that the block makes."""
+    of_class = inspect.getattr_static(torch.autograd.Function, "apply")  # of Python or, from torch 2.15 on, of C
+
+    def apply(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        return of_class.__get__(None, function)(*args, **kwargs)
+
+    return replaced(torch.autograd.Function, {"apply": classmethod(_looked_at(apply, look))})
+
+
 @contextmanager
 def _layers_looked_at(look: Callable[..., None]) -> Iterator[None]:
     """Look at the forwards of layers of libraries: of classes that are there, and of those that the block makes."""
@@ -208,7 +219,7 @@ def _layers_looked_at(look: Callable[..., None]) -> Iterator[None]:
             if is_layer(layer) and "forward" in vars(layer):
                 stack.enter_context(replaced(layer, {"forward": _looked_at(vars(layer)["forward"], look)}))
 
-        def made(layer: type[nn.Module], **kwargs: Any) -> None:
+        def made(layer: type[Any], /, **kwargs: Any) -> None:
             super(nn.Module, layer).__init_subclass__(**kwargs)
             look_at(layer)
 
@@ -218,8 +229,9 @@ def _layers_looked_at(look: Callable[..., None]) -> Iterator[None]:
         yield
 
 
-def _subclasses(cls: type) -> Iterator[type]:
-    for one in cls.__subclasses__():
+def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    found: list[type[Any]] = cls.__subclasses__()
+    for one in found:
         yield one
         yield from _subclasses(one)
 

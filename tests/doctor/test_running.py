@@ -234,6 +234,11 @@ from transformer_engine import MultiheadAttention, TransformerLayer
 from xformers import memory_efficient_attention
 
 class MyAttention(FlashAttnFunc): pass
+@torch.library.custom_op("my_library::attn_forward", mutates_args=())
+def operator(q: torch.Tensor) -> torch.Tensor:
+    return q * 2
+operator.register_fake(torch.empty_like)
+operator.register_autograd(lambda ctx, do: do * 2)
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
@@ -252,8 +257,9 @@ step(lambda q: flash_attn_func(q, q, q), Q)  # two
 step(torch.compile(Four()), Q)
 step(lambda q: memory_efficient_attention(q, q, q), Q)  # xformers
 step(lambda q: MyAttention.apply(q, q, q), Q)  # mine
+step(lambda q: operator(q), Q)  # operator
 # None of the rest is attention in eager mode, with gradients.
-step(torch.compile(flash_attn_func), Q, Q.clone(), Q.clone())
+step(torch.compile(lambda q: operator(flash_attn_func(q, q.clone(), q.clone()))), Q)
 step(layer_norm, Q)
 with torch.no_grad():
     flash_attn_func(Q, Q, Q)
@@ -271,6 +277,7 @@ TOLD = {
     ),
     "xformers": ("xformers._fMHA", "", "depends on the kernel", "F.scaled_dot_product_attention"),
     "mine": ("__main__.MyAttention", "", "is not known", "F.scaled_dot_product_attention"),
+    "operator": ("my_library_attn_forward_default", "", "is not known", "F.scaled_dot_product_attention"),
     "layer": (
         "transformer_engine.MultiheadAttention",
         ", in Sequential.0.attend (MultiheadAttention)",

@@ -60,11 +60,12 @@ class Program:
 # ---- torchtitan: compiled block by block, with the attention of its own configurations ----
 
 
-def _titan(family: str, attention: str, *, checkpoints: bool = False) -> Callable[[], object]:
+def _titan(family: str, attention: str, *, checkpoints: bool = False, compiled: bool = True) -> Callable[[], object]:
     """A model for debugging.
 
     Args:
         checkpoints: whether activations are recomputed selectively, as its configuration for Llama asks for.
+        compiled: whether blocks are compiled; FlexAttention always is.
     """
 
     def train() -> object:
@@ -78,17 +79,20 @@ def _titan(family: str, attention: str, *, checkpoints: bool = False) -> Callabl
         tokens = torch.zeros(BATCH, LENGTH, dtype=torch.int64)
         positions = torch.arange(LENGTH).expand(BATCH, LENGTH)
         dims: Any = mock.Mock(tp_enabled=False)
+        flex = torch.compile(titan.flex_attention, backend=traced)
         with (
             mock.patch.object(
                 utils, "get_cuda_flash_attention_impl", return_value=None
             ),  # FlashAttention-3 is not there
             mock.patch.object(titan, "_compiled_create_block_mask", titan.create_block_mask),
+            mock.patch.object(titan.FlexAttention, "_compiled_flex_attn", flex),
             mock.patch.object(titan_compile, "_maybe_regional_inductor_backend", return_value=traced),
         ):
             model = module.model_registry("debugmodel", attn_backend=attention).model.build()
             if checkpoints:
                 SelectiveAC.Config().build(dump_folder="").apply(model)
-            titan_compile.apply_compile(model, compile_config=CompileConfig(enable=True), parallel_dims=dims)
+            if compiled:
+                titan_compile.apply_compile(model, compile_config=CompileConfig(enable=True), parallel_dims=dims)
             if attention == "varlen":  # the starts of documents depend on values, which fake tensors have not
                 starts = torch.zeros(5, dtype=torch.int32)
                 masks: Any = titan.VarlenMetadata(starts, starts, LENGTH // 2, LENGTH // 2)
@@ -189,10 +193,12 @@ WAN = _diffusers(
 
 PROGRAMS = (
     Program("torchtitan", "llama3", "flex", _titan("llama3", "flex", checkpoints=True)),
+    Program("torchtitan", "llama3", "flex, blocks not compiled", _titan("llama3", "flex", compiled=False)),
     Program("torchtitan", "llama3", "varlen", _titan("llama3", "varlen", checkpoints=True)),
     Program("torchtitan", "qwen3", "flex", _titan("qwen3", "flex")),
     Program("torchtitan", "qwen3", "varlen", _titan("qwen3", "varlen")),
     Program("torchtitan", "deepseek_v3", "flex", _titan("deepseek_v3", "flex")),
+    Program("torchtitan", "kimi_k2_7", "flex", _titan("kimi_k2_7", "flex")),
     Program("torchtitan", "gpt_oss", "flex", _titan("gpt_oss", "flex")),
     Program("torchtitan", "gpt_oss", "varlen", _titan("gpt_oss", "varlen")),
     Program("transformers", "Llama", "flex", _transformers("Llama")),
