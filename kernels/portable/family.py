@@ -135,7 +135,8 @@ class Portable(Family):
         if site.call.bias is None:
             return found
         # Tiles of pairs, perhaps of float32, are loaded ahead: two of them, or one beside tiles that fill the memory.
-        is_full = arch == "sm_100" and max(site.head_dim, site.value_dim) > LIMIT
+        is_wide, is_narrow = max(site.head_dim, site.value_dim) > LIMIT, site.value_dim <= LIMIT < site.head_dim
+        is_full = is_narrow or (is_wide and arch == "sm_100")
         if not is_full and not site.call.traits.has("dense"):
             return found
         return replace(found, num_stages=max(1, found.num_stages - 1))
