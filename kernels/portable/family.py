@@ -48,11 +48,12 @@ CANDIDATES: dict[Key, tuple[Candidate, ...]] = {
     **_rows("sm_100", 16, (128,), dkdv="64x64w4s2", dq="128x64w8s2", ordered="64x128w8s2"),
     **_rows("sm_100", 16, (16, 32, 64), dkdv="64x64w4s3", dq="64x64w4s3", ordered="64x128w8s2"),
 }
-# Tiles of 32 rows have one kind of matmul, `mma.sync`: Note [One kind of matmul].
+# Tiles of 32 rows have one kind of matmul, `mma.sync`: Note [One kind of matmul].  Eight warps compute each score of
+# 32 x 32 twice.
 CANDIDATES |= _rows("sm_80", 16, (256,), dkdv="32x64w8s2", dq="64x32w8s2", ordered="32x64w8s2")
 CANDIDATES |= _rows("sm_89", 16, (256,), dkdv="32x32w8s1", dq="32x32w8s1", ordered="32x32w8s1")
 for _arch in ("sm_90", "sm_100"):
-    CANDIDATES |= _rows(_arch, 16, (256,), dkdv="32x32w8s2", dq="32x32w8s2", ordered="32x32w8s2")
+    CANDIDATES |= _rows(_arch, 16, (256,), dkdv="32x32w4s2", dq="32x32w4s2", ordered="32x32w8s2")
 for _arch in SHARED_BYTES:
     CANDIDATES |= _rows(_arch, 32, (16, 32, 64, 128), dkdv="32x32w8s1", dq="32x32w8s1", ordered="32x32w8s1")
 # In sm_90 tiles of 64 own rows use the matmuls of a warpgroup.
@@ -135,7 +136,8 @@ class Portable(Family):
         if site.call.bias is None:
             return found
         # Tiles of pairs, perhaps of float32, are loaded ahead: two of them, or one beside tiles that fill the memory.
-        is_full = arch == "sm_100" and max(site.head_dim, site.value_dim) > LIMIT
+        is_wide, is_narrow = max(site.head_dim, site.value_dim) > LIMIT, site.value_dim <= LIMIT < site.head_dim
+        is_full = is_narrow or (is_wide and arch == "sm_100")
         if not is_full and not site.call.traits.has("dense"):
             return found
         return replace(found, num_stages=max(1, found.num_stages - 1))

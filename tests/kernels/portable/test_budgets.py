@@ -110,10 +110,10 @@ sm_80 bfloat16 256 causal two_pass 64x32w8s2: registers 170, spills 0/0, shared 
 sm_80 bfloat16 256 causal two_pass 32x64w8s2: registers 246, spills 0/0, shared 102656
 sm_89 bfloat16 256 causal two_pass 32x32w8s1: registers 214, spills 0/0, shared 53248
 sm_89 bfloat16 256 causal two_pass 32x32w8s1: registers 140, spills 0/0, shared 81920
-sm_90 bfloat16 256 causal two_pass 32x32w8s2: registers 138, spills 0/0, shared 67584
-sm_90 bfloat16 256 causal two_pass 32x32w8s2: registers 160, spills 0/0, shared 67840
-sm_100 bfloat16 256 causal two_pass 32x32w8s2: registers 138, spills 0/0, shared 67584
-sm_100 bfloat16 256 causal two_pass 32x32w8s2: registers 160, spills 0/0, shared 67840
+sm_90 bfloat16 256 causal two_pass 32x32w4s2: registers 174, spills 0/0, shared 67584
+sm_90 bfloat16 256 causal two_pass 32x32w4s2: registers 252, spills 0/0, shared 67840
+sm_100 bfloat16 256 causal two_pass 32x32w4s2: registers 174, spills 0/0, shared 67584
+sm_100 bfloat16 256 causal two_pass 32x32w4s2: registers 252, spills 0/0, shared 67840
 sm_80 bfloat16 256 causal spt 32x64w8s2: registers 36, spills 0/0, shared 128
 sm_80 bfloat16 256 causal spt 32x64w8s2: registers 255, spills 8/8, shared 114944
 sm_89 bfloat16 256 causal spt 32x32w8s1: registers 40, spills 0/0, shared 128

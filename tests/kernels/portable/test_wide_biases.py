@@ -5,9 +5,8 @@ FlexAttention has such calls: what a `score_mod` adds is computed in float32.
 
 from __future__ import annotations
 
+import itertools
 from unittest import mock
-
-import pytest
 
 from dash_inductor.kernels.portable import standalone
 from dash_inductor.model.architectures import SHARED_BYTES
@@ -18,6 +17,7 @@ from dash_inductor.model.site import Site
 from dash_inductor.model.terms import Dense, Operand, Segments
 from dash_inductor.planning import decide
 
+from ...support.cases import some
 from ...support.portable_builds import built
 
 MASKS = {
@@ -33,21 +33,19 @@ def _with_wide_biases(site: Site) -> dict[str, tuple[object, str]]:
     return found | {name: (found[name][0], "*fp32") for name in ("BIAS", "DBIAS")}
 
 
-@pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize(
-    ("arch", "head_dim"),
-    [
-        pytest.param(arch, dim, marks=[] if (arch, dim) == ("sm_90", 128) else pytest.mark.full)
-        for arch in SHARED_BYTES
-        for dim in (128, 256)
-    ],
-)
-def test_they_fit(arch: str, head_dim: int, name: str) -> None:
+DIMS = (128, 128), (192, 128), (256, 256)
+CASES = list(itertools.product(MASKS, SHARED_BYTES, DIMS))
+SOON = [*((name, "sm_90", (128, 128)) for name in MASKS), ("band", "sm_90", (192, 128))]
+
+
+@some(CASES, SOON)
+def test_they_fit(case: tuple[str, str, tuple[int, int]]) -> None:
+    name, arch, dims = case
     mask = MASKS[name]
     call = Call(mask, 0.1, bias=Bias(Operand(len(Call(mask, 0.1).operands)), True))
     site = Site(
-        device="cuda", dtype="bfloat16", batch=2, q_heads=8, kv_heads=8, q_len=1024, kv_len=1024, head_dim=head_dim,
-        value_dim=head_dim, call=call, allow_tf32=False,
+        device="cuda", dtype="bfloat16", batch=2, q_heads=8, kv_heads=8, q_len=1024, kv_len=1024, head_dim=dims[0],
+        value_dim=dims[1], call=call, allow_tf32=False,
     )  # fmt: skip
     plan = decide(site, arch, "auto")
     assert not isinstance(plan, Kept)
