@@ -21,9 +21,9 @@ from typing import Literal
 import torch
 from torch.fx import Node
 
+from ...graph.drafts import users
 from ...graph.nodes import bind, op_name
 from ...graph.sizes import Dim, same, static
-from ..scratch import users
 from .labels import CAST, COPIES, VIEWS, Atom, Atoms, Dimension, Labels, is_float, shape_of
 from .scores import PRODUCTS, NotAttention, Scores, constant_factor, number_of
 
