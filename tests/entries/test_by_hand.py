@@ -251,7 +251,7 @@ def test_an_error_of_a_reader_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Values, node: Any) -> None:
         raise ZeroDivisionError("on purpose")
 
-    monkeypatch.setattr(Values, "_product", fail)
+    monkeypatch.setattr(Values, "_value", fail)
     _, results = compiled(plain, tensors(*QKV))
     assert only_record().reason is Reason.INTERNAL_ERROR
     assert "on purpose" in only_record().detail

@@ -32,7 +32,8 @@ from .labels import is_float, shape_of
 from .masks import ONLY_READ, mask_of, must_be_read
 from .places import Reader, Result, Roles
 from .scores import PRODUCTS, NotAttention, Stuck, find_scores
-from .values import Kind, Value, Values
+from .value import Kind, Value
+from .values import Values
 
 log = logging.getLogger("dash_inductor")
 

@@ -17,7 +17,8 @@ from ...model.call import Order
 from ..repeat_kv import find_repeat
 from .labels import Atom, Atoms, Dimension, Labels, shape_of, stride_of, strides
 from .scores import Stuck, constant_factor
-from .values import Kind, Operand, Value, Values
+from .value import Kind, Operand, Value
+from .values import Values
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
