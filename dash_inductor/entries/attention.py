@@ -296,7 +296,6 @@ class Attention:
         refusal: says, before anything else is read, why an entry does not replace such a call; it may guard a number.
         note: a note of the entry for the record.
         one_operator: whether it is a call of one operator, forward or backward; else `forward_op` names it.
-        tidy: erases nodes that were added to the graph so that it could be read, and that nothing has come to use.
     """
 
     forward: Forward | None
@@ -305,7 +304,6 @@ class Attention:
     refusal: Callable[[], Kept | None] = _none
     note: str = ""
     one_operator: bool = True
-    tidy: Callable[[], None] = _none
 
     @property
     def node(self) -> Node:
@@ -385,7 +383,7 @@ class Entry(Protocol):
     def __call__(self, graph: Graph) -> Iterator[Found]:
         """The attentions of a graph, in the order of their nodes; nothing is changed and nothing guarded.
 
-        Only when its tensors are asked for, an attention may add nodes to the graph (`graph.drafts`); see `tidy`.
+        Only when its tensors are asked for, an attention may add nodes to the graph, which are drafts (`graph.drafts`).
         """
 
 

@@ -71,7 +71,6 @@ def _found(node: Node, drafts: Drafts) -> Found:
         FLEX.forward,
         functools.partial(_refusal, forward, backward),
         note=own.note,
-        tidy=drafts.erase,
     )
 
 
@@ -157,7 +156,8 @@ class _Call:
         except NotReadable as error:
             return error.kept.detail
         if self._hides_blocks:
-            return "its mask_mod hides nothing, and its block mask may: give it a mask_mod"
+            blocks = "PyTorch's compiled kernels skip blocks that it does not list, and its eager code does not"
+            return f"its mask_mod hides nothing, and its block mask may: {blocks}; give it a mask_mod"
         if score.factor != 1.0 and not isinstance(self.args["scale"], float):
             return f"score_mod: {self._scores.text()} multiplies the score, and the scale is {self.args['scale']}"
         if mask is not None and mask.result.meta["val"].dtype != torch.bool:

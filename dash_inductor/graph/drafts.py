@@ -8,8 +8,9 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from ..upstream.pytree import tree_leaves
-from .emit import Emitter
+from .emit import Emitter, erase_dead
 
+_DRAFT = "dash_inductor_draft"
 _OF_A_REGION = ("recompute", "ac_graph_id")
 """Metadata that says in which region of activation checkpointing a node is: a draft is in none."""
 
@@ -22,7 +23,7 @@ class Drafts:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self._emitter = Emitter(graph)
+        self._emitter = _DraftEmitter(graph)
         self._known: dict[Any, Node] = {}
 
     @property
@@ -35,22 +36,12 @@ class Drafts:
         if key not in self._known:
             sources = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Node)]
             before = self._emitter.behind(max(sources)) if sources else self._first
-            self._known[key] = node = self._emitter.call(target, args, kwargs, before=before, like=like)
-            for name in _OF_A_REGION:
-                node.meta.pop(name, None)
+            self._known[key] = self._emitter.call(target, args, kwargs, before=before, like=like)
         return self._known[key]
 
     def size(self, tensor: Node, dim: int, *, like: Node) -> int | Node:
         """A size of a tensor: its number, or a node that has it."""
         return self._emitter.size(tensor, dim, before=self._emitter.behind(tensor), like=like)
-
-    def erase(self) -> None:
-        """Erase the drafts that nothing uses."""
-        for node in reversed(self._emitter.created):
-            if not node.users:
-                self.graph.erase_node(node)
-        self._emitter.created.clear()
-        self._known.clear()
 
     @property
     def _first(self) -> Node:
@@ -59,6 +50,33 @@ class Drafts:
             if node.op != "placeholder":
                 return node
         raise ValueError("the graph has no output")
+
+
+class _DraftEmitter(Emitter):
+    """Its nodes are drafts, also one at which an error has been raised."""
+
+    def call(self, *args: Any, **kwargs: Any) -> Node:
+        before = len(self.created)
+        try:
+            return super().call(*args, **kwargs)
+        finally:
+            for node in self.created[before:]:
+                node.meta[_DRAFT] = True
+                for name in _OF_A_REGION:
+                    node.meta.pop(name, None)
+
+
+def users(node: Node) -> list[Node]:
+    """The users of a node that are no drafts."""
+    return [user for user in node.users if _DRAFT not in user.meta]
+
+
+def erase(graph: Graph) -> None:
+    """Erase the drafts that nothing uses; the others are of the graph from now on."""
+    drafts = [node for node in graph.nodes if _DRAFT in node.meta]
+    erase_dead(graph, list(drafts))
+    for node in graph.nodes:
+        node.meta.pop(_DRAFT, None)
 
 
 def _token(value: Any) -> Any:

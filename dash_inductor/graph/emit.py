@@ -93,7 +93,8 @@ class Emitter:
                 return user
         return self.call(target, args, kwargs, before=self.behind(max(sources)), like=like)
 
-    def behind(self, node: Node) -> Node:
+    @staticmethod
+    def behind(node: Node) -> Node:
         """The node in front of which a new node stands directly behind `node`."""
         place = node.next
         while place.op == "placeholder":

@@ -24,6 +24,7 @@ from dash_inductor.upstream import compat
 
 from ..support.by_hand import GROUPED, HEADS, LENGTH, PROGRAMS, QKV, Program, causal, order, plain, sinks
 from ..support.graphs import BACKWARD, FORWARD, JointGraphs, assert_as_exact, capture, step, tensors
+from ..support.hand_programs import run
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 Function = Callable[..., Tensor]
@@ -250,7 +251,7 @@ def test_an_error_of_a_reader_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Values, node: Any) -> None:
         raise ZeroDivisionError("on purpose")
 
-    monkeypatch.setattr(Values, "_product", fail)
+    monkeypatch.setattr(Values, "_value", fail)
     _, results = compiled(plain, tensors(*QKV))
     assert only_record().reason is Reason.INTERNAL_ERROR
     assert "on purpose" in only_record().detail
@@ -360,3 +361,17 @@ def test_the_same_bits_again() -> None:
     _, first = compiled(program.function, inputs)
     _, again = compiled(program.function, inputs)
     assert all(map(torch.equal, first, again))
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(24), pytest.param(range(24, 424), marks=pytest.mark.full)], ids=["few", "many"]
+)
+def test_random_programs(seeds: range) -> None:
+    """Masks, biases, sinks, softcaps, scales and grouped heads, put together at random, against double precision.
+
+    All are replaced but those with a finite number in the place of hidden scores beside a bias that has a gradient.
+    """
+    outcomes, wrong = run(seeds)
+    assert not wrong, "\n".join(wrong)
+    assert all(name == "replaced" or name.startswith(str(Reason.BIAS_GRADIENT)) for name in outcomes), outcomes
+    assert outcomes["replaced"] >= 0.6 * len(seeds), outcomes

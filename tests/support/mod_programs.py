@@ -27,7 +27,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dash_inductor.entries.attention import NotReadable
 from dash_inductor.entries.mods import Mod, Plane
 from dash_inductor.entries.scores import read_score
-from dash_inductor.graph.drafts import Drafts
+from dash_inductor.graph.drafts import Drafts, erase
 from dash_inductor.masks import recognition
 
 from .flex import Data, Sizes
@@ -186,7 +186,7 @@ def outcome(program: Program) -> str:
         parts = [(write(mod, part.node, True), part.sign) for part in form.added]
         conditions = [(write(mod, part.node), part.where) for part in form.hidden]
     except NotReadable:
-        drafts.erase()
+        erase(around.graph)
         assert len(around.graph.nodes) == len(places) + 1
         return f"{kind} kept"
     around.recompile()

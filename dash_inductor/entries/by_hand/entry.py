@@ -20,18 +20,20 @@ import torch
 from torch.fx import Graph, Node
 
 from ...graph import sizes
+from ...graph.drafts import Drafts, users
 from ...graph.nodes import Argument, bind, op_name
 from ...model.mask import Band
 from ...model.plan import Kept
 from ...model.reasons import Reason
-from .. import math_path, scratch
+from .. import math_path
 from ..attention import Attention, Backward, Forward, Found, Inputs, Refusal, Sink, View
 from ..repeat_kv import Unused
 from .labels import is_float, shape_of
 from .masks import ONLY_READ, mask_of, must_be_read
 from .places import Reader, Result, Roles
 from .scores import PRODUCTS, NotAttention, Stuck, find_scores
-from .values import Kind, Value, Values
+from .value import Kind, Value
+from .values import Values
 
 log = logging.getLogger("dash_inductor")
 
@@ -52,13 +54,14 @@ class _Softmax:
 
 
 def find(graph: Graph) -> Iterator[Found]:
-    """The softmaxes of a graph; see `Entry`.  Nodes are added that only replaced attention reads (`scratch`)."""
+    """The softmaxes of a graph; see `Entry`.  Nodes are added that only replaced attention reads (`graph.drafts`)."""
     of_math = {refusal.node: refusal for refusal in math_path.find(graph) if isinstance(refusal, Refusal)}
     softmaxes = list(_softmaxes(graph))
     if not softmaxes:
         yield from of_math.values()
         return
-    known = _Known({node: number for number, node in enumerate(graph.nodes)}, _of_backward(graph), set())
+    places = {node: number for number, node in enumerate(graph.nodes)}
+    known = _Known(places, _of_backward(graph), set(), Drafts(graph))
     found = [_read(softmax, known, of_math) for softmax in softmaxes]
     yield from of_math.values()
     matches = [match for match in found if isinstance(match, _Match)]
@@ -134,11 +137,12 @@ def _row_nodes(softmax: _Softmax) -> list[Node]:
 
 @dataclass(frozen=True)
 class _Known:
-    """The places of a graph's nodes, those that depend on gradients, and those that are gone in the end."""
+    """The places of a graph's nodes, those that depend on gradients, those that are gone in the end, and drafts."""
 
     place: dict[Node, int]
     of_backward: Set[Node]
     avoid: set[Node]
+    drafts: Drafts
 
 
 @dataclass
@@ -300,7 +304,7 @@ def _match(softmax: _Softmax, known: _Known) -> _Match | Kept:
     values.run(softmax.exponential, softmax.total, softmax.quotient)
     if "O" not in values.results:
         raise Stuck(softmax.quotient, _readers(softmax.quotient))
-    reader = Reader(softmax.quotient.graph, values, Roles.of(values), known.avoid)
+    reader = Reader(known.drafts, values, Roles.of(values), known.avoid)
     double = next((node for node in values.known if is_float(node) and node.meta["val"].dtype == torch.float64), None)
     if double is not None:
         return Kept(Reason.DTYPE, f"computed in float64 ({_name(double)})")
@@ -392,7 +396,7 @@ def _is_between_products(softmax: _Softmax, of_backward: Set[Node]) -> bool:
         if node in reached:
             continue
         reached.add(node)
-        for user in scratch.users(node):
+        for user in users(node):
             if user in of_backward:
                 continue
             if op_name(user) in (*PRODUCTS, "aten::baddbmm"):

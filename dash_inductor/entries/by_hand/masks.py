@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
-from ...graph.emit import Emitter
+from ...graph.drafts import Drafts
 from ...graph.sizes import static
-from .. import scratch
 from .labels import Dimension, Labels, shape_of
 from .places import Reader
 from .scores import Stuck, Term
@@ -31,7 +30,7 @@ def mask_of(reader: Reader) -> Node | None:
     if not terms:
         return None
     if all(term.kind == "hide" and term.fill == -math.inf for term, _ in terms):
-        return _all_visible(reader.graph, terms)
+        return _all_visible(reader.drafts, terms)
     found: Node | None = None
     for term, tensor in terms:
         found = _with_term(reader, found, term, tensor)
@@ -43,38 +42,32 @@ def must_be_read(terms: list[Term]) -> bool:
     return any(term.kind == "hide" and term.fill != -math.inf for term in terms)
 
 
-def _all_visible(graph: Graph, terms: list[tuple[Term, Node]]) -> Node:
+def _all_visible(drafts: Drafts, terms: list[tuple[Term, Node]]) -> Node:
     found: Node | None = None
     for term, tensor in terms:
-        visible = _call(graph, aten.logical_not.default, tensor) if term.hidden_if else tensor
-        found = visible if found is None else _call(graph, aten.logical_and.default, found, visible)
+        visible = _call(drafts, aten.logical_not.default, tensor) if term.hidden_if else tensor
+        found = visible if found is None else _call(drafts, aten.logical_and.default, found, visible)
     assert found is not None
     return found
 
 
 def _with_term(reader: Reader, before: Node | None, term: Term, tensor: Node) -> Node:
     """What is added to the scores with one more term."""
-    graph = reader.graph
+    drafts = reader.drafts
     if term.kind == "add":
-        return tensor if before is None else _call(graph, aten.add.Tensor, before, tensor)
+        return tensor if before is None else _call(drafts, aten.add.Tensor, before, tensor)
     like = tensor if before is None else before
     dtype = torch.float32 if before is None else before.meta["val"].dtype
     fill = -math.inf if term.fill == -math.inf else torch.finfo(dtype).min
     facts = {"dtype": dtype, "device": like.meta["val"].device}
-    filled, rest = (_number(graph, value, tensor, facts) for value in (fill, 0.0))
+    filled, rest = (drafts.call(aten.full.default, [], value, like=tensor, **facts) for value in (fill, 0.0))
     rest = rest if before is None else before
     chosen = (filled, rest) if term.hidden_if else (rest, filled)
-    return _call(graph, aten.where.self, tensor, *chosen)
+    return _call(drafts, aten.where.self, tensor, *chosen)
 
 
-def _number(graph: Graph, value: float, like: Node, facts: dict[str, Any]) -> Node:
-    before = Emitter(graph).behind(like)
-    return scratch.add(graph, aten.full.default, [], value, before=before, like=like, **facts)
-
-
-def _call(graph: Graph, target: Callable[..., Any], *args: Node) -> Node:
-    last = max(args)
-    return scratch.add(graph, target, *args, before=Emitter(graph).behind(last), like=last)
+def _call(drafts: Drafts, target: Callable[..., Any], *args: Node) -> Node:
+    return drafts.call(target, *args, like=max(args))
 
 
 def _in_four(reader: Reader, term: Term) -> Node:

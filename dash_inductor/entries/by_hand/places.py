@@ -7,17 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from ...graph import sizes
+from ...graph.drafts import Drafts, users
 from ...graph.emit import Emitter
 from ...graph.nodes import Argument
 from ...model.call import Order
-from .. import scratch
 from ..repeat_kv import find_repeat
 from .labels import Atom, Atoms, Dimension, Labels, shape_of, stride_of, strides
 from .scores import Stuck, constant_factor
-from .values import Kind, Operand, Value, Values
+from .value import Kind, Operand, Value
+from .values import Values
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -127,8 +128,8 @@ def merged(
     return call(aten.view.default, node, shape)
 
 
-def size_in(emitter: Emitter, before: Node, like: Node) -> Callable[[Atom], Any]:
-    """The size of an atom, as a number or a node in front of `before`."""
+def size_in(ask: Callable[[Node, int], Any], before: Node) -> Callable[[Atom], Any]:
+    """The size of an atom, as a number or a node in front of `before`; `ask` gives the one of a placeholder."""
 
     def size(atom: Atom) -> Any:
         known = sizes.static(atom.size)
@@ -136,7 +137,7 @@ def size_in(emitter: Emitter, before: Node, like: Node) -> Callable[[Atom], Any]
             return known
         for node, dim in atom.places:
             if node.graph is before.graph and node < before and node.op == "placeholder":
-                return emitter.size(node, dim, before=before, like=like)
+                return ask(node, dim)
         for node in before.graph.nodes:
             value = node.meta.get("val")
             if isinstance(value, torch.SymInt) and value.node.expr == atom.size.node.expr and node < before:  # type: ignore[union-attr]
@@ -172,7 +173,7 @@ class Result:
 
     @property
     def users(self) -> list[Node]:
-        return [user for user in scratch.users(self.node) if user not in self.own]
+        return [user for user in users(self.node) if user not in self.own]
 
     @property
     def order(self) -> Order | None:
@@ -199,7 +200,7 @@ class Result:
         dtype = node.meta["val"].dtype
         if result.meta["val"].dtype != dtype:
             result = call(prims.convert_element_type.default, result, dtype)
-        size = size_in(emitter, before, node)
+        size = size_in(lambda tensor, dim: emitter.size(tensor, dim, before=before, like=node), before)
         return node, converted(call, size, self.atoms, result, self.wanted, self.labels)
 
 
@@ -207,7 +208,7 @@ class Result:
 class Reader:
     """Finds the places of one attention's operands and results; nothing is read of nodes to `avoid`."""
 
-    graph: Graph
+    drafts: Drafts
     values: Values
     roles: Roles
     avoid: set[Node]
@@ -237,34 +238,24 @@ class Reader:
         """The place of an operand in its four dimensions."""
         found = self.in_four(node, self.values.named[kind][node].labels, self.roles.of_kind(kind))
         if dtype is not None and found.meta["val"].dtype != dtype:
-            found = self._behind(found)(prims.convert_element_type.default, found, dtype)
+            found = self._draft(prims.convert_element_type.default, found, dtype)
         return self.place(found)
 
     def in_four(self, node: Node, labels: Labels, wanted: Labels) -> Node:
         """A node in other dimensions."""
         atoms = self.values.atoms
-
-        def call(target: Callable[..., Any], source: Node, *args: Any, **kwargs: Any) -> Node:
-            return self._behind(source)(target, source, *args, **kwargs)
-
-        emitter = Emitter(self.graph)
         try:
-            size = size_in(emitter, emitter.behind(node), node)
-            return converted(call, size, atoms, node, labels, wanted)
+            size = size_in(lambda tensor, dim: self.drafts.size(tensor, dim, like=node), Emitter.behind(node))
+            return converted(self._draft, size, atoms, node, labels, wanted)
         except ValueError as error:
             raise Stuck(node, str(error)) from error
 
     def place(self, node: Node) -> Argument:
         """A place that has this node, or what takes its place."""
-        return Argument(self._behind(node)(aten.alias.default, node), 0)
+        return Argument(self._draft(aten.alias.default, node), 0)
 
-    def _behind(self, node: Node) -> Call:
-        before = Emitter(self.graph).behind(node)
-
-        def call(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
-            return scratch.add(self.graph, target, *args, before=before, like=node, **kwargs)
-
-        return call
+    def _draft(self, target: Callable[..., Any], source: Node, *args: Any, **kwargs: Any) -> Node:
+        return self.drafts.call(target, source, *args, like=source, **kwargs)
 
     def result(self, kind: Kind, factor: float, dtype: torch.dtype, key: Node | None = None) -> Result:
         """The sink of a result that is `factor` times what the values say: the last node that has it.
@@ -293,10 +284,10 @@ class Reader:
         value = self.values.known[node]
         while True:
             yield node, value
-            users = scratch.users(node)
-            if len(users) != 1:
+            readers = users(node)
+            if len(readers) != 1:
                 return
-            (user,) = users
+            (user,) = readers
             labels = self.values.atoms.through(user, value.labels) if user.op == "call_function" else None
             factor = constant_factor(user) if user.op == "call_function" else None
             if labels is not None:

@@ -13,10 +13,9 @@ import torch
 from torch.fx import Graph, Node
 
 from ...config import Config, config
-from ...entries import scratch
 from ...entries.all import attentions
-from ...entries.attention import Attention, Found, NotReadable, Refusal
-from ...graph import arguments
+from ...entries.attention import Found, NotReadable, Refusal
+from ...graph import arguments, drafts
 from ...graph.model_line import model_line
 from ...masks import recognition
 from ...model.plan import Plan
@@ -70,23 +69,19 @@ class AttentionRewrite:
         _tell_forwards(readings)
         if readings:  # of a rank on which nothing is merged, too: all ranks have to send in one order
             share_rotations(graph)
-        _tidy(readings)
+        drafts.erase(graph)
         if any(reading.reason is None for reading in readings):
             watch(graph)
             draw_at_once(graph)
-        results = _results(readings)
-        scratch.erase(graph)
-        return results
+        return _results(readings)
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
         readings = _read(graph)
-        _tidy(readings)
+        drafts.erase(graph)
         for reading in readings:
             if reading.reason is None:
                 reading.keep(Reason.PASSES_OFF, cause)
-        results = _results(readings)
-        scratch.erase(graph)
-        return results
+        return _results(readings)
 
 
 def _read(graph: Graph) -> list[_Reading]:
@@ -101,13 +96,6 @@ def _read(graph: Graph) -> list[_Reading]:
     finally:
         recognition.forget(graph)
     return readings
-
-
-def _tidy(readings: list[_Reading]) -> None:
-    """Erase what was added to the graph to read it, as far as nothing has come to use it."""
-    for reading in readings:
-        if isinstance(reading.found, Attention):
-            reading.found.tidy()
 
 
 def _results(readings: list[_Reading]) -> list[Result]:

@@ -1,0 +1,71 @@
+"""Query, key, value and the gradient of the output: the nodes that have them, and what these are made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch.fx import Node
+
+from ...graph.nodes import op_name
+from ...graph.sizes import static
+from .known import Known
+from .labels import CAST, Atom, Dimension, Labels, is_float, shape_of
+from .scores import constant_factor
+from .value import Operand, Value
+
+
+def operand(values: Known, kind: Operand, node: object, labels: Labels) -> None:
+    """An operand of a product, and everything that it is made of by views, casts to more bits, and factors."""
+    assert isinstance(node, Node)
+    factor, chain = 1.0, []
+    while True:
+        chain.append((node, labels, factor))
+        found = _before(values, kind, node, labels)
+        if found is None:
+            break
+        node, labels, times = found
+        factor *= times
+    values.chains[kind] = [part for part, _, _ in reversed(chain)]
+    for part, own, after in reversed(chain):  # a factor behind a node is none of its own
+        values.set_operand(part, Value(kind, own, factor / after))
+
+
+def _before(values: Known, kind: Operand, node: Node, labels: Labels) -> tuple[Node, Labels, float] | None:
+    source = node.args[0] if node.op == "call_function" and node.args else None
+    if op_name(node) == CAST and is_float(source) and not _widens(source, node):
+        return None
+    back = values.atoms.back(node, labels) if node.op == "call_function" else None
+    if back is not None and is_float(source):
+        return source, back, 1.0  # type: ignore[return-value]
+    factor = constant_factor(node) if kind in ("Q", "K") else None
+    return None if factor is None or not factor[1] else (factor[0], labels, factor[1])
+
+
+def name_operand(values: Known, kind: Operand, node: Node) -> None:
+    """Name a node if it has an operand, by a view, a cast or a constant factor of another one that has it."""
+    named = values.named[kind]
+    if node in named:
+        return
+    first = named.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
+    labels = None if first is None else values.atoms.through(node, first.labels)
+    factor = constant_factor(node)
+    if first is not None and labels is not None:
+        values.set_operand(node, replace(first, labels=labels))
+    elif factor is not None and factor[0] in named:
+        value = named[factor[0]]
+        values.set_operand(node, replace(value, factor=value.factor * factor[1]))
+
+
+def new_dimension(node: object, dim: int) -> Dimension:
+    """A dimension of a tensor that is labelled nowhere else; none of size 1."""
+    assert isinstance(node, Node)
+    size = shape_of(node)[dim]
+    return () if static(size) == 1 else (Atom(size),)
+
+
+def _widens(source: object, node: Node) -> bool:
+    """Whether a cast loses nothing that kernels have: the source may be read in the place of its result."""
+    assert isinstance(source, Node)
+    old, new = source.meta["val"].dtype, node.meta["val"].dtype
+    return bool(old == new or (old.itemsize < new.itemsize and new != torch.float64))

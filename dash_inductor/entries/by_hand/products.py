@@ -1,0 +1,161 @@
+"""The products of attention: scores, output, the gradients, and where the gradient of the output comes in."""
+
+from __future__ import annotations
+
+from torch.fx import Node
+
+from ...graph.drafts import users
+from ...graph.nodes import op_name
+from .known import Known
+from .labels import CAST, COPIES, VIEWS, Dimension, Labels, shape_of
+from .operands import new_dimension, operand
+from .scores import PRODUCTS, NotAttention, constant_factor
+from .value import Kind, Operand, Value
+
+
+def product_of_scores(values: Known) -> None:
+    """Name query and key, the operands of the product that gives the scores.
+
+    Raises:
+        NotAttention: the softmax is not over a dimension of the product.
+    """
+    scores = values.scores.product
+    assert scores is not None
+    labels = values.atoms.resolved(values.scores.labels[scores])
+    key_dim = values.keys
+    lead, rows, columns = labels[:-2], labels[-2], labels[-1]
+    one, other = scores.args[-2:]
+    values.inner_dim = new_dimension(one, -1)
+    left, right = (*lead, rows, values.inner_dim), (*lead, values.inner_dim, columns)
+    if columns == key_dim:
+        values.query_dim = rows
+        operand(values, "Q", one, left)
+        operand(values, "K", other, right)
+    elif rows == key_dim:
+        values.query_dim = columns
+        operand(values, "K", one, left)
+        operand(values, "Q", other, right)
+    else:
+        raise NotAttention
+
+
+def product(values: Known, node: Node) -> Value | None:
+    """The value of a product, which may name value or the gradient of the output; None if it has none.
+
+    Raises:
+        NotAttention: the probabilities are multiplied over another dimension than the keys.
+    """
+    left, right = node.args
+    assert isinstance(left, Node)
+    assert isinstance(right, Node)
+    for own, other, is_left in ((left, right, True), (right, left, False)):
+        value = values.known.get(own)
+        if value is not None and len(value.labels) == len(shape_of(node)):
+            found = _product_with(values, node, value, other, is_left)
+            if found is not None:
+                return found
+    return _of_gradient(values, node, left, right)
+
+
+def _product_with(values: Known, node: Node, value: Value, other: Node, is_left: bool) -> Value | None:
+    """The product of a plane of probabilities or scores, or of its gradient, with an operand."""
+    labels = values.atoms.resolved(value.labels)
+    lead, (outer, inner) = labels[:-2], labels[-2:] if is_left else labels[:-3:-1]
+
+    def of(end: Dimension) -> Labels:
+        """The labels of the other operand."""
+        return (*lead, inner, end) if is_left else (*lead, end, inner)
+
+    def result(kind: Kind, end: Dimension, factor: float) -> Value | None:
+        if kind in values.results:
+            return None
+        values.results[kind] = node
+        return Value(kind, (*lead, outer, end) if is_left else (*lead, end, outer), factor)
+
+    keys, rows = values.keys, values.rows
+    if value.kind == ("D" if values.random else "P"):
+        if node not in values.of_backward and inner == keys:
+            if outer != rows:
+                raise NotAttention
+            if "O" in values.results:
+                return None
+            values.value_dim = new_dimension(other, -1 if is_left else -2)
+            operand(values, "V", other, of(values.value_dim))
+            return result("O", values.value_dim, value.factor)
+        if node in values.of_backward and (inner, outer) == (rows, keys) and "V" in values.named:
+            if "G" not in values.named:
+                operand(values, "G", other, of(values.value_dim))
+            gradient = _has(values, "G", other, of(values.value_dim))
+            return None if gradient is None else result("dV", values.value_dim, value.factor * gradient.factor)
+    if value.kind == ("dS" if values.scores.tanh is None else "capped dS"):
+        for kind, source, ends in (("dQ", "K", (keys, rows)), ("dK", "Q", (rows, keys))):
+            found = _has(values, source, other, of(values.inner_dim))  # type: ignore[arg-type]
+            if (inner, outer) == ends and found is not None:
+                return result(kind, values.inner_dim, value.factor * found.factor)  # type: ignore[arg-type]
+    return None
+
+
+def _of_gradient(values: Known, node: Node, left: Node, right: Node) -> Value | None:
+    """The gradient of the probabilities: of the output's gradient and value."""
+    for one, other in (("G", "V"), ("V", "G")):
+        a = values.named.get(one, {}).get(left)  # type: ignore[call-overload]
+        b = values.named.get(other, {}).get(right)  # type: ignore[call-overload]
+        if a is None or b is None:
+            continue
+        of_left, of_right = values.atoms.resolved(a.labels), values.atoms.resolved(b.labels)
+        fits = of_left[:-2] == of_right[:-2] and of_left[-1] == of_right[-2] == values.atoms.atoms(values.value_dim)
+        if fits:
+            kind: Kind = "dD" if values.random else "dP"
+            return Value(kind, (*of_left[:-1], of_right[-1]), a.factor * b.factor)
+    return None
+
+
+def _has(values: Known, kind: Operand, node: Node, labels: Labels) -> Value | None:
+    """The value of an operand, if a node has it with these labels."""
+    value = values.named.get(kind, {}).get(node)
+    return value if value is not None and values.atoms.same(value.labels, labels) else None
+
+
+def look_for_gradient(values: Known) -> None:
+    """The gradient of the output where no gradient of value is computed: a product with value tells it."""
+    for node in list(values.known):
+        for user in users(node):
+            if user in values.known or user not in values.of_backward or op_name(user) != "aten::mul":
+                continue
+            for arg in user.args:
+                if values.known[node].kind == "P" and isinstance(arg, Node) and arg not in values.known:
+                    _gradient_behind(values, arg)
+
+
+def _gradient_behind(values: Known, node: Node) -> None:
+    while op_name(node) not in PRODUCTS:
+        factor = constant_factor(node)
+        if factor is not None:
+            node = factor[0]
+        elif op_name(node) == "aten::mul" and any(values.is_kind(arg, "keep") for arg in node.args):
+            (node,) = [arg for arg in node.args if isinstance(arg, Node) and not values.is_kind(arg, "keep")]
+        elif op_name(node) == "aten::slice_scatter" and isinstance(node.args[1], Node):
+            node = node.args[1]
+        elif op_name(node) in (*VIEWS, *COPIES, CAST, "aten::permute", "aten::expand", "aten::constant_pad_nd"):
+            assert isinstance(node.args[0], Node)
+            node = node.args[0]
+        else:
+            return
+    _take_gradient(values, node)
+
+
+def _take_gradient(values: Known, node: Node) -> None:
+    """Name the gradient of the output as what is multiplied by value in this product."""
+    left, right = node.args
+    assert isinstance(left, Node)
+    assert isinstance(right, Node)
+    for value, other, is_left in ((left, right, True), (right, left, False)):
+        named = values.named["V"].get(value)
+        if named is None or "G" in values.named:
+            continue
+        labels = values.atoms.resolved(named.labels)
+        lead, (outer, inner) = labels[:-2], labels[-2:] if is_left else labels[:-3:-1]
+        if (outer, inner) == (values.keys, values.atoms.atoms(values.value_dim)):
+            rows = values.query_dim
+            operand(values, "G", other, (*lead, inner, rows) if is_left else (*lead, rows, inner))
+            values.push(node)

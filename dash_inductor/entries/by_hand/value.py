@@ -1,0 +1,36 @@
+"""The vocabulary of attention by hand: what a tensor around a softmax is.
+
+With scores S, probabilities P = softmax(S), the dropped ones D, output O = D V, and G the gradient of O:
+
+    dD = G V^T, dP = dD * keep / (1 - p), dS = P * (dP - rowsum(P * dP)), dV = D^T G, dQ = dS K, dK = dS^T Q
+
+The rows of dS have the sum 0, so that whatever is subtracted from all scores of a row has no gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .labels import Labels
+
+Kind = Literal[
+    "score", "row", "maximum", "index", "flag", "hidden", "visible", "row visible", "empty", "tanh", "tanh squared",
+    "slope", "exponential", "sum", "random", "keep",
+    "P", "D", "dD", "dP", "P dP", "rowsum", "P rowsum", "dP - rowsum", "dS", "capped dS", "dsink", "zero",
+    "O", "dQ", "dK", "dV",
+]  # fmt: skip
+
+Operand = Literal["Q", "K", "V", "G"]
+RESULTS: tuple[Kind, ...] = ("O", "dQ", "dK", "dV")
+PUBLIC = (*RESULTS, "dsink")
+"""What the rest of the program may read, too."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of attention times `factor`, with the labels of its dimensions."""
+
+    kind: Kind | Operand
+    labels: Labels = ()
+    factor: float = 1.0
