@@ -203,4 +203,5 @@ def _checked(index: Tensor, positions: Tensor, wraps: bool) -> Tensor:
     if wraps:
         position: Tensor = aten.index.Tensor(positions, [index])
         return position
-    return positions.gather(0, index.to(torch.int64).reshape(-1)).view(index.shape)
+    bounded = torch.where(index < 0, positions.shape[0], index)  # in torch 2.11 Inductor's gather wraps, as none other
+    return positions.gather(0, bounded.to(torch.int64).reshape(-1)).view(index.shape)
