@@ -68,6 +68,7 @@ def wave(tangent: bool = False) -> GraphModule:
 def test_the_list_has_attention_first() -> None:
     assert [rewrite.name for rewrite in REWRITES] == [
         "attention",
+        "grid_sample",
         "index_ranges",
         "index_sums",
         "embeddings",
