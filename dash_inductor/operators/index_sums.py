@@ -42,12 +42,12 @@ def _on_cpu(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, ro
 
 
 def _on_cuda(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:
-    from ..kernels.sums import launch
+    from ..kernels.sums.launch import add_segments
 
     for name, number in (("rows", rows), ("values", values.shape[1])):
         if number > MOST:
             raise ArgumentError(name, number, f"at most {MOST}")
-    return launch.add_segments(base, values, keys, order, rows)
+    return add_segments(base, values, keys, order, rows)
 
 
 torch.library.register_fake("dash_inductor::index_sums", _fake, lib=_lib)

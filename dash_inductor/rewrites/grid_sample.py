@@ -60,9 +60,11 @@ def gradient(args: dict[str, Any], which: int) -> Callable[[Tensor, Tensor, Tens
     """The gradient of the image (0) or of the grid (1), from the gradient of the result, the image and the grid."""
 
     def function(grad_output: Tensor, image: Tensor, grid: Tensor) -> Tensor:
-        leaves = [image.detach().requires_grad_(), grid.detach().requires_grad_()]
+        leaves = image.detach().requires_grad_(), grid.detach().requires_grad_()
         with torch.enable_grad():
-            out = grid_sampler_2d(*leaves, args["interpolation_mode"], args["padding_mode"], args["align_corners"])
+            out = grid_sampler_2d(
+                leaves[0], leaves[1], args["interpolation_mode"], args["padding_mode"], args["align_corners"]
+            )
         (found,) = torch.autograd.grad(out, leaves[which], grad_output, allow_unused=True)
         return torch.zeros_like(leaves[which]) if found is None else found  # the nearest one changes with no position
 

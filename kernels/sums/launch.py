@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...upstream import compat
 from ..common.launching import launch_kernel
+from ..common.strides import dense_strides
 from .device import segments
 
 COLUMNS, ELEMENTS = 64, 4096
@@ -49,31 +51,42 @@ def add_segments(base: Tensor | None, values: Tensor, keys: Tensor, order: Tenso
 
 
 def _sums(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:
+    device = torch.cuda.device(values.device) if values.is_cuda else nullcontext()  # Triton uses the current one
+    with device:
+        return _on_the_device(base, values, keys, order, rows)
+
+
+def _on_the_device(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:
     batch, count, columns = values.shape
     shape = batch, rows, columns
     if base is None:
         out = torch.zeros(shape, dtype=values.dtype, device=values.device)
     else:
-        out = torch.empty(shape, dtype=values.dtype, device=values.device).copy_(base)
+        out = _new(shape, values.dtype, values.device).copy_(base)
     if not values.numel() or not rows:
         return out
     exact = torch.float64 if values.dtype == torch.float64 else torch.float32
     wide, chunk = tiles(columns)
     lengths = levels(count, chunk)
     others = batch * -(-columns // wide)
-    device = torch.cuda.device(values.device) if values.is_cuda else nullcontext()  # Triton uses the current one
-    with device:
-        for level, length in enumerate(lengths):
-            chunks, is_last = -(-length // chunk), level == len(lengths) - 1
-            parts = values.new_empty((batch, 1 if is_last else 2 * chunks, columns), dtype=exact)
-            part_keys = keys.new_empty(1 if is_last else 2 * chunks, dtype=torch.int32)
-            constants: dict[str, Any] = {
-                "CHUNK": chunk, "COLUMNS": wide, "HAS_ORDER": level == 0, "HAS_BASE": base is not None,
-                "IS_LAST": is_last,
-            }  # fmt: skip
-            launch_kernel(
-                segments.add_segments, values.device, (chunks * others,), values, keys, order, out, parts, part_keys,
-                *values.stride(), length, chunks, rows, columns, debug=level == 0, **constants,
-            )  # fmt: skip
-            values, keys = parts, part_keys
+    for level, length in enumerate(lengths):
+        chunks, is_last = -(-length // chunk), level == len(lengths) - 1
+        number = 1 if is_last else 2 * chunks
+        parts = _new((batch, number, columns), exact, values.device)
+        part_keys = _new((number,), torch.int32, values.device)
+        constants: dict[str, Any] = {
+            "CHUNK": chunk, "COLUMNS": wide, "HAS_ORDER": level == 0, "HAS_BASE": base is not None, "IS_LAST": is_last,
+        }  # fmt: skip
+        launch_kernel(
+            segments.add_segments, values.device, (chunks * others,), values, keys, order, out, parts, part_keys,
+            *values.stride(), length, chunks, rows, columns, debug=level == 0, **constants,
+        )  # fmt: skip
+        values, keys = parts, part_keys
     return out
+
+
+def _new(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An uninitialised contiguous tensor on the current device, which nothing fills, or on the CPU."""
+    if device.type != "cuda":
+        return torch.empty(shape, dtype=dtype, device=device)
+    return compat.empty_cuda(shape, dense_strides(shape, range(len(shape))), dtype)

@@ -18,7 +18,7 @@ from ..support.repeats import differing_runs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic")]
 
-EPS = {torch.float64: 1e-15, torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+EPS = {torch.float64: 1e-13, torch.float32: 4e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
 def hot_index(count: int, rows: int) -> Tensor:
@@ -185,7 +185,7 @@ def test_grid_sample(mode: str) -> None:
 
 
 def test_peak_memory() -> None:
-    """No more than under PyTorch's deterministic kernels, which sort 64 bits."""
+    """No more than under PyTorch's deterministic kernels, but for keys, which the forward keeps for the backward."""
     index = torch.randint(0, 100000, (500000,), device="cuda")
     x = torch.randn(100000, 64, device="cuda")
 
@@ -201,7 +201,7 @@ def test_peak_memory() -> None:
 
     with config.patch(index_sums="off"):
         most = peak()
-    assert peak() <= most
+    assert peak() <= most + 4 * index.numel() + 512
 
 
 OUTSIDE = """

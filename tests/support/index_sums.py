@@ -41,7 +41,7 @@ def _layers(x: Tensor, index: Tensor) -> Tensor:
     """Two layers of a graph network, whose sums read one index."""
     other = index.flip(0)
     for _ in range(2):
-        x = torch.zeros_like(x).index_add(0, index, x[other] * 0.5)
+        x = torch.zeros_like(x).index_add(0, index, x[other] / 64)
     return x
 
 
@@ -66,10 +66,14 @@ PROGRAMS: dict[str, Program] = {
 
 
 def results(function: Program, x: Tensor, index: Tensor) -> list[Tensor]:
-    """The result of a program, and the gradient of x."""
+    """The result of a program, and the gradient of x for one of the result that is positive, so that sums are no
+    differences.
+    """
     leaf = x.detach().requires_grad_()
     out = function(leaf, index)
-    grad_out = torch.linspace(-1, 1, out.numel(), dtype=torch.float64, device=x.device).reshape(out.shape).to(out.dtype)
+    grad_out = (
+        torch.linspace(0.5, 1.5, out.numel(), dtype=torch.float64, device=x.device).reshape(out.shape).to(out.dtype)
+    )
     (gradient,) = torch.autograd.grad(out, leaf, grad_out)
     return [out.detach(), gradient]
 
