@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import warnings
 from importlib.util import find_spec
+from typing import Any
 
 from torch.nn.attention import register_flash_attention_impl
-
-from . import flash
 
 NAME = "dash_inductor"
 """The name of the implementation in both registers."""
@@ -29,7 +28,7 @@ def register() -> None:
     Warns:
         RuntimeWarning: transformers is installed and has no such register, or cannot be imported.
     """
-    register_flash_attention_impl(NAME, register_fn=flash.activate)
+    register_flash_attention_impl(NAME, register_fn=_activate)
     if find_spec("transformers") is None:
         return
     try:
@@ -39,3 +38,9 @@ def register() -> None:
         warnings.warn(what, RuntimeWarning, stacklevel=2)
         return
     in_transformers.register(NAME)
+
+
+def _activate() -> Any:
+    from .flash import activate  # what it imports is for programs that use it
+
+    return activate()

@@ -186,7 +186,11 @@ class _Copies:
         width = base.meta["val"].shape[-1]
         if not pads[1] or any(pads[2:]):
             return None
-        known = {other: node for (other, others), node in self.made.items() if others == tuple(pads)}
+        known = {
+            other: node
+            for (other, others), node in self.made.items()
+            if others == tuple(pads) and other.meta["val"].shape[-1] == width
+        }
         own = Emitter(emitter.graph)
         wider = Wider(own, width, width + pads[1], known, _is_padded, before=emitter.behind(base), like=base)
         try:

@@ -115,9 +115,9 @@ class Wider:
         return source  # type: ignore[no-any-return]
 
     def _row_by_row(self, source: Node) -> Node:
-        """The source of a view that keeps rows of columns together, or of one that repeats a column."""
+        """The source of a view that keeps rows of columns together, or of one that repeats a column or a number."""
         value: Tensor = source.meta["val"]
-        if not value.dim() or sizes.static(value.shape[-1]) not in (1, self._width):
+        if value.dim() and sizes.static(value.shape[-1]) not in (1, self._width):
             raise NotWider
         return self._wider(source)
 
