@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 
 from ...config import Config, config
 from ...entries.all import attentions
-from ...entries.attention import Found, NotReadable, Refusal
+from ...entries.attention import Attention, Found, NotReadable, Refusal
 from ...graph import arguments, drafts
 from ...graph.model_line import model_line
 from ...masks import recognition
