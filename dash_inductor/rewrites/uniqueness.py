@@ -185,7 +185,7 @@ def _repeated(node: Node, rows: Dim) -> int | None:
 
 # ---- rules ----
 
-_RANGES = {dtype: torch.iinfo(dtype) for dtype in (torch.int64, torch.int32, torch.int16)}
+_RANGES = {dtype: torch.iinfo(dtype) for dtype in (torch.int64, torch.int32)}
 
 
 def _fits(known: Values, dtype: torch.dtype) -> bool:

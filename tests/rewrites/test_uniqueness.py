@@ -128,7 +128,7 @@ def test_nothing_is_said_that_is_not_so() -> None:
     """Every node of random programs, on inputs with equal numbers, negative ones and numbers beyond all bounds."""
     torch.manual_seed(0)
     differ = lists = 0
-    for seed in range(600):
+    for seed in range(200):
         r = random.Random(seed)
         x = torch.randint(-3, 9, (r.choice([1, 2, 12, 13]),))
         module = traced(program(seed), x)
@@ -138,8 +138,8 @@ def test_nothing_is_said_that_is_not_so() -> None:
             if node.op == "call_function" and value.dtype in (torch.int64, torch.int32, torch.int16):
                 a, b = check(node, value)
                 differ, lists = differ + a, lists + b
-    assert differ > 500, "the rules say too little for this test to mean anything"
-    assert lists > 200
+    assert differ > 150, "the rules say too little for this test to mean anything"
+    assert lists > 60
 
 
 def node_of(function: Callable[[Tensor], Tensor], x: Tensor) -> Node:
