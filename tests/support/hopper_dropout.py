@@ -1,4 +1,4 @@
-"""The random bits of the Hopper backward without a GPU: the source of `kernels/hopper/dropout` runs on numpy arrays.
+"""The random bits of the Hopper backward without a GPU: the source of `shared/device/dropout` runs on numpy arrays.
 
 Stand-ins take the place of Gluon; a layout says nothing here, since no result depends on one.
 """

@@ -1,6 +1,6 @@
 """The roles of the Hopper forward as plain Python, on numbers: what a launch writes, and who waits for what.
 
-The source of `kernels/hopper_forward` runs as it stands, every role of every CTA in a thread of its own, one at a time
+The source of `kernels/hopper/forward` runs as it stands, every role of every CTA in a thread of its own, one at a time
 in an order drawn from a seed (`hopper_glue.Simulation`).  Stand-ins take the place of Triton: barriers count phases,
 bytes and arrivals as the hardware does; a copy by TMA arrives some time after it was issued, and reads zeros outside
 its tensor; matmuls are in flight until they are waited for.  Tiles hold numbers, so that out and log-sum-exp can be

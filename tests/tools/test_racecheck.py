@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from dash_inductor.kernels.hopper.shared.device import told
+from dash_inductor.kernels.hopper.shared.device import step_words
 
 from ..support.racecheck import races
 
@@ -14,8 +14,8 @@ SUMMARY = "========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
 
 
 def line_of(function: str) -> int:
-    """The last line of a function of `told`."""
-    lines, first = inspect.getsourcelines(getattr(told, function).fn)
+    """The last line of a function of `step_words`."""
+    lines, first = inspect.getsourcelines(getattr(step_words, function).fn)
     return first + len(lines) - 1
 
 
@@ -26,11 +26,11 @@ def reported(first: str, *others: str) -> list[str]:
 
 
 def test_functions_of_accesses() -> None:
-    tell, read = (f"told.py:{line_of(name)}" for name in ("tell", "told"))
-    pair = frozenset({"told.py tell", "told.py told"})
-    assert races([*reported(tell, read, read), *reported(read, tell), "done", SUMMARY]) == {pair}
-    assert races([*reported(tell, tell), SUMMARY]) == {frozenset({"told.py tell"})}
-    assert races([*reported(tell, "core.py:7"), SUMMARY]) == {frozenset({"told.py tell", "core.py 7"})}
+    put, read = (f"step_words.py:{line_of(name)}" for name in ("put_word", "read_word"))
+    pair = frozenset({"step_words.py put_word", "step_words.py read_word"})
+    assert races([*reported(put, read, read), *reported(read, put), "done", SUMMARY]) == {pair}
+    assert races([*reported(put, put), SUMMARY]) == {frozenset({"step_words.py put_word"})}
+    assert races([*reported(put, "core.py:7"), SUMMARY]) == {frozenset({"step_words.py put_word", "core.py 7"})}
 
 
 def test_no_races() -> None:
@@ -41,10 +41,13 @@ def test_no_races() -> None:
     ("lines", "said"),
     [
         (["done"], "RACECHECK SUMMARY"),
-        ([*reported("told.py:40"), SUMMARY], "should come before it"),
-        ([*reported("told.py:40"), *reported("told.py:40", "told.py:40"), SUMMARY], "should come before it"),
+        ([*reported("step_words.py:40"), SUMMARY], "should come before it"),
+        (
+            [*reported("step_words.py:40"), *reported("step_words.py:40", "step_words.py:40"), SUMMARY],
+            "should come before it",
+        ),
         (["========= Error: Race reported between accesses", SUMMARY], "name an access"),
-        (["=========     and Read access at f+0x20 in told.py:40 [12 hazards]", SUMMARY], "follows one"),
+        (["=========     and Read access at f+0x20 in step_words.py:40 [12 hazards]", SUMMARY], "follows one"),
     ],
 )
 def test_other_forms_are_refused(lines: list[str], said: str) -> None:
