@@ -1,6 +1,6 @@
 """The tile pairs of one batch element that are visible, classified from the mask, element by element.
 
-`kernels/common/device/tables.py` is compared with this definition, which is slow.  A tile pair is
+`kernels/common/device/tile_pairs.py` is compared with this definition, which is slow.  A tile pair is
 *empty* iff no existing row sees an existing key, and *full* iff a kernel may skip the mask there, as `geometry` defines
 it: every existing row sees every key, and the kv tile is complete.  Every other pair is *partial*.
 """

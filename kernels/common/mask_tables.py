@@ -17,7 +17,7 @@ from ...schedule.table_walk import FORWARD_TILE_BITS, TILE_BITS, from_the_end, s
 from ...schedule.walk import Problem
 from ...upstream import compat
 from .compiling import schedule_module
-from .device import tables
+from .device import codes, tables, tile_pairs
 from .launching import launch_kernel
 from .mask_data import MaskData, MaskTables
 from .relations import CODES, Layout, Vectors, computed, vectors
@@ -133,12 +133,12 @@ class _Builder:
         self.lo, self.hi = self.shape.bounds
         self.device = data.device
         self.token_tiles = -(-data.q_len // TOKENS), -(-data.kv_len // TOKENS)
-        self.tokens = tables.Tokens(TOKENS, PARTNERS, TOKEN_TILES)
+        self.tokens = codes.Tokens(TOKENS, PARTNERS, TOKEN_TILES)
         band, self.vectors = self.shape.band, vectors(data)
         self.layout = Layout.of([of.form for of in self.vectors])
         bounds = band.lo is not None, band.hi is not None
         others = any(of.form != CODES for of in self.vectors)
-        self.mask = tables.Mask(
+        self.mask = tile_pairs.Mask(
             *bounds, HAS_CODES=self.layout.has_codes, HAS_POSITIONS=self.layout.has_positions, HAS_OTHERS=others,
             HAS_DENSE=data.dense is not None, **self.layout._asdict(),
         )  # fmt: skip
@@ -193,10 +193,10 @@ class _Builder:
         if has_ids:
             starts = self._new(data.batch, kv_tiles, 2, dtype=torch.int64)
             self._launch(
-                tables.find_starts, (data.batch, kv_tiles), kv_ids, starts, *kv_ids.stride(), data.kv_len, BLOCK=TOKENS
+                codes.find_starts, (data.batch, kv_tiles), kv_ids, starts, *kv_ids.stride(), data.kv_len, BLOCK=TOKENS
             )
         self._launch(
-            tables.first_equal, (data.batch, q_tiles + kv_tiles),
+            codes.first_equal, (data.batch, q_tiles + kv_tiles),
             q_ids, kv_ids, starts, valid, q_codes, kv_codes, ranges, *q_ids.stride(), *kv_ids.stride(), *valid.stride(),
             data.q_len, data.kv_len, HAS_IDS=has_ids, HAS_VALID=of.valid is not None, QUERIES=self.layout.QUERIES,
             KEYS=self.layout.KEYS, TOKENS=self.tokens,
@@ -216,7 +216,7 @@ class _Builder:
         q_found, kv_found = (self._new(data.batch, heads, n, dtype=torch.bool) for n in (data.q_len, data.kv_len))
         dense, strides = self._dense(q_found)
         self._launch(
-            tables.seen, (data.batch * heads, sum(self.token_tiles)),
+            tile_pairs.seen, (data.batch * heads, sum(self.token_tiles)),
             q_vectors, kv_vectors, ranges, dense, q_found, kv_found, *strides, heads, data.q_len, data.kv_len,
             self.lo, self.hi, MASK=self.mask, TOKENS=self.tokens,
         )  # fmt: skip
@@ -229,10 +229,10 @@ class _Builder:
         dense, strides = self._dense(kinds)
         q_tiles, kv_tiles = (Q_TILES, KV_TILES) if data.dense is None else (DENSE_Q_TILES, DENSE_KV_TILES)
         self._launch(
-            tables.classify, (len(kinds), -(-problem.n_q // q_tiles), -(-problem.n_kv // kv_tiles)),
+            tile_pairs.classify, (len(kinds), -(-problem.n_q // q_tiles), -(-problem.n_kv // kv_tiles)),
             kinds, q_vectors, kv_vectors, dense, *strides, self.shape.tables, data.q_len, data.kv_len, self.lo, self.hi,
             problem.n_q, problem.n_kv, MASK=self.mask,
-            PAIRS=tables.Pairs(problem.block_q, problem.block_kv, q_tiles, kv_tiles, min(LINES, problem.block_q)),
+            PAIRS=tile_pairs.Pairs(problem.block_q, problem.block_kv, q_tiles, kv_tiles, min(LINES, problem.block_q)),
         )  # fmt: skip
         return kinds
 
@@ -244,7 +244,7 @@ class _Builder:
         seen_bits = self._new(tables_, *self.shape.seen_bits)
         dense, strides = self._dense(kinds)
         self._launch(
-            tables.write_seen, (tables_, n_q, n_kv),
+            tile_pairs.write_seen, (tables_, n_q, n_kv),
             kinds, seen_bits, q_vectors, kv_vectors, dense, *strides, self.shape.tables, data.q_len, data.kv_len,
             self.lo, self.hi, MASK=self.mask,
             BLOCK_Q=problem.block_q, BLOCK_KV=problem.block_kv, WORDS=words,
@@ -256,7 +256,7 @@ class _Builder:
         problem = self.shape.backward
         kinds = self._new(len(fine), problem.n_kv, problem.n_q, dtype=torch.int8)
         self._launch(
-            tables.unite_kinds, (len(fine), problem.n_kv, -(-problem.n_q // COLUMNS)),
+            tile_pairs.unite_kinds, (len(fine), problem.n_kv, -(-problem.n_q // COLUMNS)),
             fine, kinds, self.data.kv_len, self.shape.forward.n_q, self.shape.forward.n_kv, problem.n_q, problem.n_kv,
             HIGH=high, WIDE=wide, BLOCK_KV=problem.block_kv, COLUMNS=COLUMNS,
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """The forms of relations (`common.relations`) in kernels in plain Triton: what they read, and their tests.
 
-A form is number INDEX of those of a mask (MASK, see `tables.Mask`).  A `Side` has what queries or keys have; what a
+A form is number INDEX of those of a mask (MASK, see `tile_pairs.Mask`).  A `Side` has what queries or keys have; what a
 form reads of them is a tuple.
 """
 

@@ -19,7 +19,7 @@ from triton.compiler import ASTSource
 from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.common import mask_tables
 from dash_inductor.kernels.common.compiling import compile_kernel, schedule_module
-from dash_inductor.kernels.common.device import tables
+from dash_inductor.kernels.common.device import codes, tables, tile_pairs
 from dash_inductor.kernels.common.mask_data import MaskData
 from dash_inductor.kernels.common.relations import CODES, RANKS, Layout
 from dash_inductor.kernels.portable import standalone
@@ -66,8 +66,8 @@ def test_word_by_word_against_the_definition(kind: str, results: list[str]) -> N
 
 Kernel = tuple[Any, dict[str, Any], dict[str, str]]
 CODED, RANKED = Layout.of([CODES]), Layout.of([CODES, RANKS])
-ALL, OF_VECTORS = (tables.Mask(True, True, *CODED, True, False, False, has_dense) for has_dense in (True, False))
-OF_INTERVALS = tables.Mask(True, True, *RANKED, True, False, True, False)
+ALL, OF_VECTORS = (tile_pairs.Mask(True, True, *CODED, True, False, False, has_dense) for has_dense in (True, False))
+OF_INTERVALS = tile_pairs.Mask(True, True, *RANKED, True, False, True, False)
 STRIDES = dict.fromkeys(
     ("ids_b", "ids_i", "kv_ids_b", "kv_ids_j", "valid_b", "valid_j", "dense_b", "dense_h", "dense_i", "dense_j"), "i64"
 )
@@ -94,21 +94,21 @@ TYPES = {
     "SEEN_BITS": "*i32",
 }
 BENT = schedule_module("bent_fold", Band(0))
-TOKENS = {"TOKENS": tables.Tokens(mask_tables.TOKENS, mask_tables.PARTNERS, mask_tables.TOKEN_TILES)}
-DENSE_PAIRS = tables.Pairs(64, 128, mask_tables.DENSE_Q_TILES, mask_tables.DENSE_KV_TILES, mask_tables.LINES)
-PAIRS = tables.Pairs(64, 128, mask_tables.Q_TILES, mask_tables.KV_TILES, mask_tables.LINES)
+TOKENS = {"TOKENS": codes.Tokens(mask_tables.TOKENS, mask_tables.PARTNERS, mask_tables.TOKEN_TILES)}
+DENSE_PAIRS = tile_pairs.Pairs(64, 128, mask_tables.DENSE_Q_TILES, mask_tables.DENSE_KV_TILES, mask_tables.LINES)
+PAIRS = tile_pairs.Pairs(64, 128, mask_tables.Q_TILES, mask_tables.KV_TILES, mask_tables.LINES)
 WALK = {"BLOCK_Q": 64, "BLOCK_KV": 128}
 KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "find_starts": (tables.find_starts, {"BLOCK": mask_tables.TOKENS}),
-    "first_equal": (tables.first_equal, {"HAS_IDS": True, "HAS_VALID": True, "QUERIES": 1, "KEYS": 1, **TOKENS}),
-    "seen": (tables.seen, {"MASK": ALL, **TOKENS}),
-    "seen by vectors": (tables.seen, {"MASK": OF_VECTORS, **TOKENS}),
-    "seen by intervals": (tables.seen, {"MASK": OF_INTERVALS, **TOKENS}),
-    "classify": (tables.classify, {"MASK": ALL, "PAIRS": DENSE_PAIRS}),
-    "classify by intervals": (tables.classify, {"MASK": OF_INTERVALS, "PAIRS": PAIRS}),
-    "classify by vectors": (tables.classify, {"MASK": OF_VECTORS, "PAIRS": PAIRS}),
-    "write_seen": (tables.write_seen, {"MASK": ALL, "BLOCK_Q": 64, "BLOCK_KV": 128, "WORDS": 2}),
-    "unite_kinds": (tables.unite_kinds, {"HIGH": 2, "WIDE": 2, "BLOCK_KV": 128, "COLUMNS": mask_tables.COLUMNS}),
+    "find_starts": (codes.find_starts, {"BLOCK": mask_tables.TOKENS}),
+    "first_equal": (codes.first_equal, {"HAS_IDS": True, "HAS_VALID": True, "QUERIES": 1, "KEYS": 1, **TOKENS}),
+    "seen": (tile_pairs.seen, {"MASK": ALL, **TOKENS}),
+    "seen by vectors": (tile_pairs.seen, {"MASK": OF_VECTORS, **TOKENS}),
+    "seen by intervals": (tile_pairs.seen, {"MASK": OF_INTERVALS, **TOKENS}),
+    "classify": (tile_pairs.classify, {"MASK": ALL, "PAIRS": DENSE_PAIRS}),
+    "classify by intervals": (tile_pairs.classify, {"MASK": OF_INTERVALS, "PAIRS": PAIRS}),
+    "classify by vectors": (tile_pairs.classify, {"MASK": OF_VECTORS, "PAIRS": PAIRS}),
+    "write_seen": (tile_pairs.write_seen, {"MASK": ALL, "BLOCK_Q": 64, "BLOCK_KV": 128, "WORDS": 2}),
+    "unite_kinds": (tile_pairs.unite_kinds, {"HIGH": 2, "WIDE": 2, "BLOCK_KV": 128, "COLUMNS": mask_tables.COLUMNS}),
     "rank_contributors": (
         tables.rank_contributors,
         {**WALK, "RANK": BENT.dash_rank, "ROWS": mask_tables.ROWS, "COLUMNS": mask_tables.COLUMNS},
