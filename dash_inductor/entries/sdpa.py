@@ -67,19 +67,14 @@ def _forward(pair: Pair, node: Node) -> Forward:
 
 def _inputs(pair: Pair, node: Node) -> Inputs:
     args = pair.arguments(node)
-    query, key, value = (pair.view(node, name) for name in ("query", "key", "value"))
     flags = Band(0, None) if args["is_causal"] else Band()
     mask = floats = None if pair.mask is None or args[pair.mask] is None else pair.argument(node, pair.mask)
     if pair is CUDNN and mask is not None:
         mask = _before_conversion(mask) or mask
-    return Inputs(
-        query,
-        key,
-        value,
-        args["scale"],
-        args["dropout_p"],
+    return pair.inputs(
+        node,
         flags=flags,
-        band=partial(_top_left, pair, flags, query, key),
+        band=partial(_top_left, pair, flags, pair.view(node, "query"), pair.view(node, "key")),
         mask=mask,
         data=() if mask is None else (mask.value,),
         mask_as_floats=None if mask is floats else floats,
@@ -103,8 +98,7 @@ def _before_conversion(mask: Argument) -> Argument | None:
 
 def _filled(value: object) -> object:
     """The number that a node without dimensions is made of; None for other nodes."""
-    is_number = isinstance(value, Node) and op_name(value) == "aten::scalar_tensor"
-    return value.args[0] if is_number else None  # type: ignore[union-attr]
+    return value.args[0] if isinstance(value, Node) and op_name(value) == "aten::scalar_tensor" else None
 
 
 def _top_left(pair: Pair, band: Band, query: View, key: View) -> Band:
