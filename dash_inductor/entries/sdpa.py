@@ -30,8 +30,8 @@ FLASH_CPU = Pair(
 )  # fmt: skip
 PAIRS = (FLASH, EFFICIENT, CUDNN, FLASH_CPU)
 
-_OF_CUDNN = -65504.0
-"""What PyTorch adds to scores that a boolean mask hides, in front of cuDNN."""
+_OF_CUDNN = (-65504.0, -65536.0)
+"""What PyTorch adds to scores that a boolean mask hides, in front of cuDNN: as it is written, and in bfloat16."""
 
 _OVERRIDEABLE = Refused(
     _SDPA + "fused_attention_overrideable", _SDPA + "fused_attention_overrideable_backward", Reason.UNSUPPORTED_OP
@@ -93,12 +93,15 @@ def _before_conversion(mask: Argument) -> Argument | None:
         return None
     condition, visible, hidden = (node.args[place] for place in range(3))
     is_mask = isinstance(condition, Node) and condition.meta["val"].dtype == torch.bool
-    return Argument(node, "condition") if is_mask and _filled(visible) == 0 and _filled(hidden) == _OF_CUDNN else None
+    return Argument(node, "condition") if is_mask and _filled(visible) == 0 and _filled(hidden) in _OF_CUDNN else None
 
 
 def _filled(value: object) -> object:
-    """The number that a node without dimensions is made of; None for other nodes."""
-    return value.args[0] if isinstance(value, Node) and op_name(value) == "aten::scalar_tensor" else None
+    """The number that a node without dimensions is made of, also where Inductor has folded it; None for other nodes."""
+    if not isinstance(value, Node) or value.meta["val"].dim():
+        return None
+    place = {"aten::scalar_tensor": 0, "aten::full": 1}.get(op_name(value))
+    return None if place is None else value.args[place]
 
 
 def _top_left(pair: Pair, band: Band, query: View, key: View) -> Band:
