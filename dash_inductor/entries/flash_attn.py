@@ -139,19 +139,10 @@ def _forward(pair: Pair, node: Node, args: Mapping[str, Any]) -> Forward:
 
 
 def _inputs(pair: Pair, node: Node, args: Mapping[str, Any]) -> Inputs:
-    query, key, value = (pair.view(node, name) for name in ("query", "key", "value"))
-    packed = pair.axes == "thd"
-    starts = [args[name] for name in ("cu_seq_q", "cu_seq_k") if isinstance(args[name], Node)]
-    return Inputs(
-        query,
-        key,
-        value,
-        args["scale"],
-        args["dropout_p"],
+    return pair.inputs(
+        node,
         flags=None,
-        band=partial(varlen.band, args) if packed else partial(_bottom_right, args),
-        documents=pair.argument(node, "cu_seq_q") if packed else None,
-        data=tuple(starts),
+        band=partial(varlen.band if pair.axes == "thd" else _bottom_right, args),
         softcap=args["softcap"],
         slopes=None if args["alibi_slopes"] is None else Argument(node, "alibi_slopes"),
     )

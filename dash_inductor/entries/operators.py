@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 from ..graph.nodes import Argument, bind, op_name, origin, untouched
 from ..model.plan import Kept
 from ..model.reasons import Reason
-from .attention import Axes, Found, Output, Refusal, View, is_alone, tensors_of
+from .attention import Axes, Found, Inputs, Output, Refusal, View, is_alone, tensors_of
 from .logsumexp import LogSumExp
 
 
@@ -57,6 +57,16 @@ class Pair:
     def view(self, node: Node, name: str) -> View:
         """The tensor of an argument, by its shared name."""
         return View(self.argument(node, name), self.axes)
+
+    def inputs(self, node: Node, **others: Any) -> Inputs:
+        """The inputs of a call: its tensors, scale and dropout, the documents of packed ones, and these others."""
+        args = self.arguments(node)
+        query, key, value = (self.view(node, name) for name in ("query", "key", "value"))
+        if self.axes == "thd":
+            starts = [args[name] for name in ("cu_seq_q", "cu_seq_k")]
+            others["documents"] = self.argument(node, "cu_seq_q")
+            others["data"] = tuple(start for start in starts if isinstance(start, Node))
+        return Inputs(query, key, value, args["scale"], args["dropout_p"], **others)
 
     def forward_of(self, backward: Node) -> Node | None:
         """The forward that made a backward's `out` and `logsumexp`, None if it is elsewhere."""

@@ -32,8 +32,8 @@ FLASH_CPU = Pair(
 )  # fmt: skip
 PAIRS = (FLASH, EFFICIENT, CUDNN, FLASH_CPU)
 
-_OF_CUDNN = -65504.0
-"""What PyTorch adds to scores that a boolean mask hides, in front of cuDNN."""
+_OF_CUDNN = (-65504.0, -65536.0)
+"""What PyTorch adds to scores that a boolean mask hides, in front of cuDNN: as it is written, and in bfloat16."""
 
 _OVERRIDEABLE = Refused(
     _SDPA + "fused_attention_overrideable", _SDPA + "fused_attention_overrideable_backward", Reason.UNSUPPORTED_OP
@@ -104,19 +104,14 @@ def _forward(pair: Pair, node: Node) -> Forward:
 
 def _inputs(pair: Pair, node: Node) -> Inputs:
     args = pair.arguments(node)
-    query, key, value = (pair.view(node, name) for name in ("query", "key", "value"))
     flags = Band(0, None) if args["is_causal"] else Band()
     mask = floats = None if pair.mask is None or args[pair.mask] is None else pair.argument(node, pair.mask)
     if pair is CUDNN and mask is not None:
         mask = _before_conversion(mask) or mask
-    return Inputs(
-        query,
-        key,
-        value,
-        args["scale"],
-        args["dropout_p"],
+    return pair.inputs(
+        node,
         flags=flags,
-        band=partial(_top_left, pair, flags, query, key),
+        band=partial(_top_left, pair, flags, pair.view(node, "query"), pair.view(node, "key")),
         mask=mask,
         data=() if mask is None else (mask.value,),
         mask_as_floats=None if mask is floats else floats,
@@ -135,13 +130,15 @@ def _before_conversion(mask: Argument) -> Argument | None:
         return None
     condition, visible, hidden = (node.args[place] for place in range(3))
     is_mask = isinstance(condition, Node) and condition.meta["val"].dtype == torch.bool
-    return Argument(node, "condition") if is_mask and _filled(visible) == 0 and _filled(hidden) == _OF_CUDNN else None
+    return Argument(node, "condition") if is_mask and _filled(visible) == 0 and _filled(hidden) in _OF_CUDNN else None
 
 
 def _filled(value: object) -> object:
-    """The number that a node without dimensions is made of; None for other nodes."""
-    is_number = isinstance(value, Node) and op_name(value) == "aten::scalar_tensor"
-    return value.args[0] if is_number else None  # type: ignore[union-attr]
+    """The number that a node without dimensions is made of, also where Inductor has folded it; None for other nodes."""
+    if not isinstance(value, Node) or value.meta["val"].dim():
+        return None
+    place = {"aten::scalar_tensor": 0, "aten::full": 1}.get(op_name(value))
+    return None if place is None else value.args[place]
 
 
 def _top_left(pair: Pair, band: Band, query: View, key: View) -> Band:

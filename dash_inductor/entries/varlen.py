@@ -76,19 +76,7 @@ def _forward(pair: Pair, node: Node) -> Forward:
 
 
 def _inputs(pair: Pair, node: Node) -> Inputs:
-    args = pair.arguments(node)
-    query, key, value = (pair.view(node, name) for name in ("query", "key", "value"))
-    return Inputs(
-        query,
-        key,
-        value,
-        args["scale"],
-        args["dropout_p"],
-        flags=None,
-        band=partial(band, args),
-        documents=pair.argument(node, "cu_seq_q"),
-        data=tuple(args[name] for name in ("cu_seq_q", "cu_seq_k") if isinstance(args[name], Node)),
-    )
+    return pair.inputs(node, flags=None, band=partial(band, pair.arguments(node)))
 
 
 def _refusal(pair: Pair, node: Node, forward: Node | None) -> Kept | None:

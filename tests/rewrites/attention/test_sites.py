@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -91,14 +92,23 @@ def as_cudnn_is_given() -> Tensor:
     return aten.where(index.unsqueeze(0) <= index.unsqueeze(1), visible, hidden)
 
 
+def as_folded() -> Tensor:
+    """The same, when Inductor has folded constants."""
+    index = torch.arange(101, device="cuda")
+    facts: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}
+    visible, hidden = (aten.full([], value, **facts) for value in (0.0, -65536.0))
+    return aten.where(index.unsqueeze(0) <= index.unsqueeze(1), visible, hidden)
+
+
 @pytest.mark.parametrize(
     ("function", "mask"),
     [(F.scaled_dot_product_attention, "causal"), (torch.where, "full + bias"), (None, "full + bias")],
     ids=["PyTorch's", "the program's", "nobody's"],
 )
-def test_a_boolean_mask_in_front_of_cudnn(function: object, mask: str) -> None:
+@pytest.mark.parametrize("bias", [as_cudnn_is_given, as_folded])
+def test_a_boolean_mask_in_front_of_cudnn(function: object, mask: str, bias: Callable[[], Tensor]) -> None:
     """Only PyTorch's own conversion means the boolean mask: a program that adds -65504 has it added."""
-    module = joint_graph(cudnn, Shape(q_len=101, kv_len=101), causal=False, bias=as_cudnn_is_given)
+    module = joint_graph(cudnn, Shape(q_len=101, kv_len=101), causal=False, bias=bias)
     if function is not None:
         for node in module.graph.find_nodes(op="call_function", target=aten.where.self):
             node.meta["source_fn_stack"] = [("name", function)]
