@@ -28,7 +28,7 @@ _ALIASES = ("aten::alias", "aten::detach")
 
 
 @dataclass(frozen=True)
-class Bias:
+class FoundBias:
     """A bias and what becomes of its gradient.
 
     Attributes:
@@ -78,7 +78,7 @@ class Bias:
         return [(self.total, result)]
 
 
-def find_bias(mask: Argument, gradient: Sink | None, plane: Sequence[Dim]) -> Bias | None:
+def find_bias(mask: Argument, gradient: Sink | None, plane: Sequence[Dim]) -> FoundBias | None:
     """The bias of a site; None if kernels cannot read the tensor.
 
     Args:
@@ -90,16 +90,16 @@ def find_bias(mask: Argument, gradient: Sink | None, plane: Sequence[Dim]) -> Bi
     if not found or not mask.value.meta["val"].dtype.is_floating_point:
         return None
     if gradient is None:
-        return Bias(found[-1])
+        return FoundBias(found[-1])
     return _with_sum(found[-1], gradient)
 
 
-def bias_of(place: Argument, pulls: tuple[Pull, ...], plane: Sequence[Dim]) -> Bias:
+def bias_of(place: Argument, pulls: tuple[Pull, ...], plane: Sequence[Dim]) -> FoundBias:
     """A bias of four dimensions with the gradients of tensors that it is computed from; `plane` as for `find_bias`."""
     size = place.value.meta["val"].shape
     one = [dim for dim in range(4) if sizes.static(size[dim]) == 1 and sizes.static(plane[dim]) != 1]
     summed, rest = (tuple(dim for dim in one if dim in dims) for dims in ((0, 1), (2, 3)))
-    return Bias(place, total=pulls[0].gradient, summed=summed, rest=rest, pulls=pulls)
+    return FoundBias(place, total=pulls[0].gradient, summed=summed, rest=rest, pulls=pulls)
 
 
 def may_broadcast(mask: Node, plane: Sequence[Dim]) -> bool:
@@ -150,9 +150,9 @@ def _broadcasts(size: Sequence[Dim], plane: Sequence[Dim]) -> bool:
     return all(sizes.static(a) == 1 or sizes.same(a, b) for a, b in pairs)
 
 
-def _with_sum(source: Argument, sink: Sink) -> Bias:
+def _with_sum(source: Argument, sink: Sink) -> FoundBias:
     """The bias with the graph's sum of its gradient over batch elements or heads, if nothing else reads it."""
-    bias, gradient, users = Bias(source, sink), sink.used, sink.users
+    bias, gradient, users = FoundBias(source, sink), sink.used, sink.users
     assert gradient is not None
     if len(users) != 1:
         return bias
@@ -166,7 +166,7 @@ def _with_sum(source: Argument, sink: Sink) -> Bias:
     summed, rest = dims & {0, 1}, dims - {0, 1}
     if not summed or (rest and _is_small(gradient.meta["val"], summed)):
         return bias
-    return Bias(source, sink, user, tuple(sorted(summed)), tuple(sorted(rest)))
+    return FoundBias(source, sink, user, tuple(sorted(summed)), tuple(sorted(rest)))
 
 
 def _is_small(gradient: Tensor, summed: set[int]) -> bool:

@@ -52,7 +52,7 @@ class Documents:
         found: sizes.Dim = _tiles(tokens, self.starts.meta["val"].shape[0]) * ALIGNMENT
         return found
 
-    def placed(self, emitter: Emitter, tokens: int | Node, before: Node) -> Rows:
+    def placed(self, emitter: Emitter, tokens: int | Node, before: Node) -> PackedOperands:
         """The tokens that the rows have, and their numbers.  All layers with the same starts share them.
 
         Args:
@@ -81,7 +81,7 @@ class Documents:
         _, token, left = of(blocks)
         count = call(aten.clamp_max.default, call(aten.clamp_min.default, left, 0), ROW_BLOCK)
         facts = (call(prims.convert_element_type.default, node, torch.int32) for node in (token, count))
-        return Rows(call(aten.unsqueeze.default, queries, 0), call(aten.unsqueeze.default, keys, 0), *facts)
+        return PackedOperands(call(aten.unsqueeze.default, queries, 0), call(aten.unsqueeze.default, keys, 0), *facts)
 
     def rows_of_tokens(self, emitter: Emitter, tokens: int | Node, before: Node) -> Node:
         """The row that each token has: [tokens], in the type of the starts.
@@ -111,7 +111,7 @@ class Documents:
         return ends, begin, call(aten.sub.Tensor, starts, begin)
 
 
-class Rows(NamedTuple):
+class PackedOperands(NamedTuple):
     """The operands of the segments of documents, in their order.
 
     Attributes:

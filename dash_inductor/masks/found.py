@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch.fx import Node
 
 from ..model.terms import TERMS
-from .predicates import Choice, Comparison, comparisons, compute, of_loads
+from .predicates import Conditional, LoadComparison, comparisons, compute, of_loads
 from .token_data import Axis, Load
 from .token_vectors import PLANE, Calculator
 
@@ -34,7 +34,7 @@ class FoundTerm:
         return {}
 
     @property
-    def comparisons(self) -> list[Comparison]:
+    def comparisons(self) -> list[LoadComparison]:
         """The comparisons of data with numbers."""
         return []
 
@@ -60,11 +60,11 @@ class Where(FoundTerm):
         axes: the dimensions of what it chooses.
     """
 
-    choice: Choice
+    choice: Conditional
     axes: tuple[Axis, ...]
 
     @property
-    def comparisons(self) -> list[Comparison]:
+    def comparisons(self) -> list[LoadComparison]:
         return [*comparisons(self.choice)]
 
     @property

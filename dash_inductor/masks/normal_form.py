@@ -16,7 +16,7 @@ from .bands import Scores, hides_a_row, to_band
 from .documents import Documents
 from .found import FoundTerm, ShownPairs, ValidKeys
 from .index_expr import Branch, NotRecognised, Value, assume, leaves, same
-from .predicates import Comparison, predicate
+from .predicates import LoadComparison, predicate
 from .restarts import Restarts
 from .token_data import Axis, Load, Loads
 from .token_vectors import Calculator, Numbers, computable
@@ -87,7 +87,7 @@ class Terms:
         return sorted(self.others, key=lambda term: [*TERMS].index(term.NAME))
 
     @property
-    def comparisons(self) -> list[Comparison]:
+    def comparisons(self) -> list[LoadComparison]:
         """The comparisons of data."""
         return [found for term in self.others for found in term.comparisons]
 
@@ -240,7 +240,7 @@ def _data_condition(scores: Scores, value: Value) -> sympy.Expr | None:
     return _data_condition(scores, value.then) or _data_condition(scores, value.other)
 
 
-def _of_keys(scores: Scores, cond: sympy.Expr, loads: Loads) -> Comparison:
+def _of_keys(scores: Scores, cond: sympy.Expr, loads: Loads) -> LoadComparison:
     """A condition on data that belong to keys."""
     if scores.q in scores.algebra.moved_by(cond):
         names = ", ".join(load.node.name for _, load in loads.named_in(cond))
@@ -248,10 +248,10 @@ def _of_keys(scores: Scores, cond: sympy.Expr, loads: Loads) -> Comparison:
     return _of_numbers(cond, loads)
 
 
-def _of_numbers(cond: sympy.Expr, loads: Loads) -> Comparison:
+def _of_numbers(cond: sympy.Expr, loads: Loads) -> LoadComparison:
     """A condition on data that compares them with a number."""
     found = loads.named_in(cond)
-    comparison = Comparison.of(cond, *found[0]) if len(found) == 1 else None
+    comparison = LoadComparison.of(cond, *found[0]) if len(found) == 1 else None
     if comparison is None:
         names = ", ".join(load.node.name for _, load in found)
         raise NotRecognised("depends_on_input", f"{names}, which is data, is compared with more than a number")

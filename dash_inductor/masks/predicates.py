@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LoadComparison:
     """The condition ``load <= bound`` or, if `at_least`, ``load >= bound``; a load of truth values counts as 0 or 1."""
 
     load: Load
@@ -26,53 +26,53 @@ class Comparison:
     at_least: bool
 
     @staticmethod
-    def of(cond: sympy.Expr, symbol: sympy.Symbol, load: Load) -> Comparison | None:
+    def of(cond: sympy.Expr, symbol: sympy.Symbol, load: Load) -> LoadComparison | None:
         """The condition ``cond >= 0`` in the symbol of a load; None if that is no comparison with a number."""
         constant, rest = cond.as_coeff_Add()
         if rest not in (symbol, -symbol) or not constant.is_Integer:
             return None
-        return Comparison(load, int(constant if rest == -symbol else -constant), rest == symbol)
+        return LoadComparison(load, int(constant if rest == -symbol else -constant), rest == symbol)
 
 
 @dataclass(frozen=True)
-class Choice:
+class Conditional:
     """`then` where the comparison holds, else `other`."""
 
-    comparison: Comparison
+    comparison: LoadComparison
     then: Predicate
     other: Predicate
 
 
-Predicate = bool | Choice
+Predicate = bool | Conditional
 
 
-def predicate(tree: Value, comparison: Callable[[sympy.Expr], Comparison]) -> Predicate:
+def predicate(tree: Value, comparison: Callable[[sympy.Expr], LoadComparison]) -> Predicate:
     """A decision tree of truth values whose conditions are comparisons of loads."""
     if isinstance(tree, Branch):
-        return Choice(comparison(tree.cond), predicate(tree.then, comparison), predicate(tree.other, comparison))
+        return Conditional(comparison(tree.cond), predicate(tree.then, comparison), predicate(tree.other, comparison))
     assert isinstance(tree, bool)
     return tree
 
 
-def comparisons(found: Predicate) -> Iterator[Comparison]:
+def comparisons(found: Predicate) -> Iterator[LoadComparison]:
     """All comparisons of a predicate."""
-    if isinstance(found, Choice):
+    if isinstance(found, Conditional):
         yield found.comparison
         yield from comparisons(found.then)
         yield from comparisons(found.other)
 
 
-def of_loads(found: Choice, change: Callable[[Load], Load]) -> Choice:
+def of_loads(found: Conditional, change: Callable[[Load], Load]) -> Conditional:
     """The same predicate of other loads."""
 
     def part(found: Predicate) -> Predicate:
         return found if isinstance(found, bool) else of_loads(found, change)
 
     comparison = replace(found.comparison, load=change(found.comparison.load))
-    return Choice(comparison, part(found.then), part(found.other))
+    return Conditional(comparison, part(found.then), part(found.other))
 
 
-def compute(found: Choice, axes: Sequence[Axis], calculator: Calculator) -> Any:
+def compute(found: Conditional, axes: Sequence[Axis], calculator: Calculator) -> Any:
     """The predicate as a tensor of truth values in these dimensions; it has size 1 where it does not change."""
     call, here = calculator.call, _compared(found.comparison, axes, calculator)
     then, other = (
@@ -93,7 +93,7 @@ def compute(found: Choice, axes: Sequence[Axis], calculator: Calculator) -> Any:
     return call(aten.bitwise_or.Tensor, *sides)
 
 
-def _compared(comparison: Comparison, axes: Sequence[Axis], calculator: Calculator) -> Any:
+def _compared(comparison: LoadComparison, axes: Sequence[Axis], calculator: Calculator) -> Any:
     values = values_of(comparison.load, axes, calculator)
     if meta_of(comparison.load.node).dtype != torch.bool:
         return calculator.call(aten.ge.Scalar if comparison.at_least else aten.le.Scalar, values, comparison.bound)

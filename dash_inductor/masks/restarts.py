@@ -22,7 +22,7 @@ from ..graph.nodes import bind, op_name
 from .index_expr import Algebra, NotRecognised, Value, assume, same
 from .nodes import Position, meta_of, shape_of
 from .reader import MaskReader, Rule, Way
-from .token_data import Load, Loads, Place
+from .token_data import Load, LoadIndex, Loads
 
 LARGEST = 2**61
 """Positions up to this size are computed with; the sum of two of them does not overflow."""
@@ -59,7 +59,7 @@ class _Documents(Loads):
     def __init__(self, position: Load, algebra: Algebra, rules: dict[str, Rule]) -> None:
         self._algebra, self._node = algebra, position.node
         self._has_entries = "b" in position.axes
-        extents = dict(zip((place.axis for place in position.places), shape_of(position.node), strict=True))
+        extents = dict(zip((index.axis for index in position.indices), shape_of(position.node), strict=True))
         (token,) = position.axes - {"b"}
         self._entry = algebra.index("b", extents["b"]) if self._has_entries else sympy.S.Zero
         self._token = algebra.index("token", extents[token])
@@ -99,7 +99,7 @@ class _Documents(Loads):
 
     def _load(self, position: Position) -> Load:
         if position not in self._found:
-            load = Load(self._node, (Place(None, len(self._found)),))
+            load = Load(self._node, (LoadIndex(None, len(self._found)),))
             symbol = self._algebra.data(-LARGEST, LARGEST, frozenset({self._token}))
             self._found[position] = load, symbol
         return self._found[position][0]
@@ -109,7 +109,7 @@ class _Documents(Loads):
         if "b" in load.axes and not self._has_entries:
             raise NotRecognised("depends_on_input", f"{self._node.name} has the same positions for all batch entries")
         at = {None: sympy.S.Zero, "b": self._entry}
-        return tuple(sympy.expand(at.get(place.axis, self._token) + place.start) for place in load.places)
+        return tuple(sympy.expand(at.get(index.axis, self._token) + index.start) for index in load.indices)
 
 
 def _negated(x: object) -> Value:

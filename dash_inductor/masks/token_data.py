@@ -1,6 +1,6 @@
 """The data that a mask reads: elements of tensors that the graph computes, as opaque integers.
 
-A `Load` is an element at a place of the batch entry and the query, or of the batch entry and the key; in a dense mask
+A `Load` is an element at an index of the batch entry and the query, or of the batch entry and the key; in a dense mask
 it may be one of the head, the query and the key as well.  How its tensor is computed does not matter, because a mask
 that is written with loads reads the tensor itself.
 """
@@ -28,8 +28,8 @@ RANGES = {torch.bool: (0, 1)} | {
 
 
 @dataclass(frozen=True)
-class Place:
-    """The place that a load reads along one dimension of its tensor.
+class LoadIndex:
+    """The index that a load reads along one dimension of its tensor.
 
     Args:
         axis: the axis that moves it: the batch entry, the query or the key; None if nothing does.
@@ -44,30 +44,30 @@ class Place:
 
 @dataclass(frozen=True)
 class Load:
-    """One element of the tensor `node` for every batch entry and token; `places` has one entry for each dimension."""
+    """One element of the tensor `node` for every batch entry and token; `indices` has one entry for each dimension."""
 
     node: Node
-    places: tuple[Place, ...]
+    indices: tuple[LoadIndex, ...]
 
     def along(self, axis: Axis) -> Load:
         """The same elements, moved by the tokens of this axis instead of the other axis."""
         other = {"q": "kv", "kv": "q"}.get(axis)
-        return replace(self, places=tuple(replace(p, axis=axis) if p.axis == other else p for p in self.places))
+        return replace(self, indices=tuple(replace(p, axis=axis) if p.axis == other else p for p in self.indices))
 
     def within(self, window: Mapping[Axis, tuple[int, int]]) -> Load:
         """The same elements of a window of the scores alone, which has (start, stop) for each axis."""
 
-        def cut(place: Place) -> Place:
-            if place.axis is None:
-                return place
-            start, stop = window[place.axis]
-            return Place(place.axis, place.start + start, stop - start)
+        def cut(index: LoadIndex) -> LoadIndex:
+            if index.axis is None:
+                return index
+            start, stop = window[index.axis]
+            return LoadIndex(index.axis, index.start + start, stop - start)
 
-        return replace(self, places=tuple(map(cut, self.places)))
+        return replace(self, indices=tuple(map(cut, self.indices)))
 
     @property
     def axes(self) -> frozenset[Axis]:
-        return frozenset(place.axis for place in self.places if place.axis is not None)
+        return frozenset(index.axis for index in self.indices if index.axis is not None)
 
     @property
     def is_plane(self) -> bool:
@@ -102,10 +102,10 @@ class Loads:
         """`node` at `position` as a load; None if it is of another type, or is not read token by token."""
         if meta_of(node).dtype not in RANGES:
             return None
-        places = [self._place(at, extent) for at, extent in zip(position, shape_of(node), strict=True)]
-        known = tuple(place for place in places if place is not None)
-        axes = [place.axis for place in known if place.axis is not None]
-        if len(known) < len(places) or len(set(axes)) < len(axes):
+        indices = [self._index(at, extent) for at, extent in zip(position, shape_of(node), strict=True)]
+        known = tuple(index for index in indices if index is not None)
+        axes = [index.axis for index in known if index.axis is not None]
+        if len(known) < len(indices) or len(set(axes)) < len(axes):
             return None
         if {"q", "kv"} <= set(axes) and not self._dense:
             return None
@@ -118,15 +118,15 @@ class Loads:
             self._symbols[load] = self._algebra.data(*RANGES[meta_of(load.node).dtype], moved_by)
         return self._symbols[load]
 
-    def _place(self, at: sympy.Expr, extent: sympy.Expr) -> Place | None:
+    def _index(self, at: sympy.Expr, extent: sympy.Expr) -> LoadIndex | None:
         if at.is_Integer:
-            return Place(None, int(at))
+            return LoadIndex(None, int(at))
         start, symbol = at.as_coeff_Add()
         if symbol not in self._axes:
             return None
         axis, length = self._axes[symbol]
         if start == 0 and extent == length:
-            return Place(axis, 0)
+            return LoadIndex(axis, 0)
         if start.is_Integer and start >= 0 and length.is_Integer:
-            return Place(axis, int(start), int(length))
+            return LoadIndex(axis, int(start), int(length))
         return None

@@ -44,13 +44,13 @@ PLANE: tuple[Axis, ...] = ("b", "h", "q", "kv")
 def values_of(load: Load, axes: Sequence[Axis], calculator: Calculator) -> Any:
     """The elements that a load reads, in these dimensions."""
     values, found = calculator.tensor(load.node), list[Axis]()
-    for d, place in reversed(list(enumerate(load.places))):
-        if place.axis is None:
-            values = calculator.call(aten.select.int, values, d, place.start)
+    for d, index in reversed(list(enumerate(load.indices))):
+        if index.axis is None:
+            values = calculator.call(aten.select.int, values, d, index.start)
             continue
-        if place.extent is not None:
-            values = calculator.call(aten.slice.Tensor, values, d, place.start, place.start + place.extent)
-        found.insert(0, place.axis)
+        if index.extent is not None:
+            values = calculator.call(aten.slice.Tensor, values, d, index.start, index.start + index.extent)
+        found.insert(0, index.axis)
     order = [found.index(axis) for axis in axes if axis in found]
     if order != sorted(order):
         values = calculator.call(aten.permute.default, values, order)

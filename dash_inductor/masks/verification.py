@@ -103,7 +103,7 @@ def _values(terms: Terms, chain: list[Node], sizes: Sizes, readable: Container[s
 def _positions(load: Load, values: RealValues, generator: torch.Generator) -> torch.Tensor:
     """Positions of packed documents: most are one more than those before, and the others are anywhere."""
     shape, dtype = values.shape(load.node), meta_of(load.node).dtype
-    dim = next(d for d, place in enumerate(load.places) if place.axis not in (None, "b"))
+    dim = next(d for d, index in enumerate(load.indices) if index.axis not in (None, "b"))
     steps = torch.where(
         torch.rand(shape, generator=generator) < 0.8, 1, torch.randint(-9, 9, shape, generator=generator)
     )

@@ -39,12 +39,12 @@ _GROUPS = f"""
 _TOKENS_ARE_ROWS = """
     q_len = {{size("Q", 2)}}
     kv_len = {{size("K", 2)}}
-    placed = Placed(LSE, LSE, {{size("Q", 2)}})
+    placed = Placement(LSE, LSE, {{size("Q", 2)}})
 """
 _PLACED = """
     q_len = {{size("PLACE", 0)}} * PLACED
     kv_len = q_len
-    placed = Placed(PLACE, COUNT, {{size("Q", 2)}})
+    placed = Placement(PLACE, COUNT, {{size("Q", 2)}})
 """
 
 _OPERANDS = """
@@ -91,10 +91,10 @@ _NO_BIAS = """
 """
 
 _DROP = """
-    drop = Drop(tl.load(SEED), THRESHOLD, RESCALE)
+    drop = Dropout(tl.load(SEED), THRESHOLD, RESCALE)
 """
 _NO_DROP = """
-    drop = Drop(0, 0, 1.0)
+    drop = Dropout(0, 0, 1.0)
 """
 
 _DATA = """
@@ -299,7 +299,7 @@ _DELTA = """{{def_kernel("DO", "OUT"%(arguments)s)}}
     hq = pid // n_q %% q_heads
     idx_m = numbers_of(pid %% n_q, BLOCK_Q, BUILD)
     tokens, exists = tokens_of(%(places)s, idx_m, q_len, PLACED)
-    queries = Rows(idx_m, 0, q_len, tokens, exists)
+    queries = TileRows(idx_m, 0, q_len, tokens, exists)
     delta, _ = delta_tile(made, do, b, hq, queries, TILE, MASK, SCORE)
     inside = idx_m < q_len
     idx_b = b.to(INDEX_DTYPE)

@@ -28,7 +28,7 @@ def needs_tables(match: Match) -> bool:
 
 
 @dataclass(frozen=True)
-class DataMask:
+class MaskTableNodes:
     """The tables of a site's mask, and what is made with them; see `build`.
 
     Args:
@@ -40,7 +40,7 @@ class DataMask:
     traits: Traits
 
     @staticmethod
-    def build(emitter: Emitter, match: Match, extras: list[Node], before: Node) -> DataMask:
+    def build(emitter: Emitter, match: Match, extras: list[Node], before: Node) -> MaskTableNodes:
         """The tables of the mask of `match`, in front of `before`, or those that another layer has built already.
 
         Args:
@@ -60,7 +60,7 @@ class DataMask:
         heads = site.q_heads, site.kv_heads
         arguments = (extras[: len(site.mask.operands)], *facts, *heads, str(site.mask), str(match.plan))
         tables = emitter.shared(mask_tables, arguments, {}, before=before, like=extras[0])
-        return DataMask(emitter, tables, site.call.traits)
+        return MaskTableNodes(emitter, tables, site.call.traits)
 
     def result(self, name: str, before: Node) -> Node:
         """A result of the operator, a field of `MaskTables`."""

@@ -21,7 +21,7 @@ from ...graph.model_line import model_line, site_text
 from ...graph.nodes import origin
 from ...operators.attention import attention_backward, attention_backward_with_bias, attention_forward
 from ...upstream.partitioner import stand_for
-from .data_masks import DataMask, needs_tables
+from .data_masks import MaskTableNodes, needs_tables
 from .extras import extras
 from .saved import unwatched
 from .sinks import gradient_of_sinks, put_sink_gradient, with_sinks
@@ -226,7 +226,7 @@ class _Inputs:
 
     operands: tuple[Node, Node, Node]
     extras: list[Node]
-    data: DataMask | None
+    data: MaskTableNodes | None
 
 
 def _inputs(emitter: Emitter, match: Match, before: Node) -> _Inputs:
@@ -239,5 +239,5 @@ def _inputs(emitter: Emitter, match: Match, before: Node) -> _Inputs:
     of_mask = extras(emitter, match, before)
     if not needs_tables(match):
         return _Inputs((query, key, value), of_mask, None)
-    data = DataMask.build(emitter, match, of_mask, before)
+    data = MaskTableNodes.build(emitter, match, of_mask, before)
     return _Inputs((query, key, value), of_mask, data)

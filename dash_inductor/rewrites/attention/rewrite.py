@@ -25,13 +25,13 @@ from ...planning.planner import keeping
 from ...planning.prediction import predicted_us
 from ...records.records import FORWARD_ONLY, FULL, SiteRecord
 from ..rewrite import Result
-from .forward_order import Places
+from .forward_order import NodeOrder
 from .forwards import cause_to_keep
 from .replace import replace
 from .rotations import share_rotations
 from .saved import watch
 from .seeds import draw_at_once
-from .sites import Facts, Match, analyse, device_of
+from .sites import Match, SiteFacts, analyse, device_of
 
 log = logging.getLogger("dash_inductor")
 
@@ -86,9 +86,9 @@ class AttentionRewrite:
 
 def _read(graph: Graph) -> list[_Reading]:
     """The sites of a graph that are not recorded yet."""
-    places = Places(graph)
+    order = NodeOrder(graph)
     readings = [
-        _Reading(found, places.of_forward(found)) for found in attentions(graph) if _RECORDED not in found.node.meta
+        _Reading(found, order.of_forward(found)) for found in attentions(graph) if _RECORDED not in found.node.meta
     ]
     try:
         for reading in readings:
@@ -117,7 +117,7 @@ class _Reading:
     reason: Reason | None = None
     detail: str = ""
     forward_kept: str = ""
-    facts: Facts = field(default_factory=Facts)
+    facts: SiteFacts = field(default_factory=SiteFacts)
 
     def __post_init__(self) -> None:
         self.node, self.op, self.has_backward = self.found.node, self.found.op, self.found.has_backward

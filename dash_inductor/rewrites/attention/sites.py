@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from ...config import config
 from ...entries.attention import Attention, Backward, Forward, Found, Gradient, Inputs, NotReadable, Refusal, Sink
-from ...entries.biases import Bias, bias_of, find_bias, may_broadcast
+from ...entries.biases import FoundBias, bias_of, find_bias, may_broadcast
 from ...entries.logsumexp import cause_of_results
 from ...graph import sizes as layout
 from ...graph.arguments import name_of
@@ -22,8 +22,7 @@ from ...masks.documents import Documents
 from ...masks.nodes import inputs_of
 from ...masks.normal_form import Terms
 from ...masks.recognition import recognise
-from ...model.call import Bias as CallBias
-from ...model.call import Call
+from ...model.call import Bias, Call
 from ...model.dropout import Dropout
 from ...model.mask import Band, Mask
 from ...model.plan import Kept, Plan
@@ -60,7 +59,7 @@ class Match:
     plan: Plan
     operands: Operands
     terms: Terms
-    bias: Bias | None = None
+    bias: FoundBias | None = None
     note: str = ""
 
     @property
@@ -88,7 +87,7 @@ class Match:
 
 
 @dataclass
-class Facts:
+class SiteFacts:
     """The facts known of a site so far; a kept site's record shows them too.  The fields are those of `SiteRecord`."""
 
     site: Site | None = None
@@ -99,7 +98,7 @@ class Facts:
     arch: str = ""
 
 
-def analyse(found: Found, facts: Facts) -> Match:
+def analyse(found: Found, facts: SiteFacts) -> Match:
     """Read one attention.  `facts` is filled in as far as the reading gets.
 
     Raises:
@@ -181,7 +180,7 @@ def _check_device(device: torch.device) -> None:
         raise NotReadable(Reason.DEVICE, str(device))
 
 
-def _look(attention: Attention, facts: Facts) -> None:
+def _look(attention: Attention, facts: SiteFacts) -> None:
     """Find the facts that can be seen without reading anything back."""
     inputs = attention.inputs
     facts.tensors = attention.tensors
@@ -215,11 +214,11 @@ def _known(x: layout.Dim) -> int:
     return int(value)
 
 
-def _call(mask: Mask, bias: Bias | None, inputs: Inputs, head_dim: int) -> Call:
+def _call(mask: Mask, bias: FoundBias | None, inputs: Inputs, head_dim: int) -> Call:
     """The call; its operands are counted in the order in which `extras` makes them."""
     call = Call(mask, _scale(inputs.scale, head_dim), softcap=_softcap(inputs.softcap))
     if bias is not None:
-        call = replace(call, bias=CallBias(Operand(len(call.operands)), bias.gradient is not None))
+        call = replace(call, bias=Bias(Operand(len(call.operands)), bias.gradient is not None))
     return replace(call, dropout=_dropout(inputs.dropout, Operand(len(call.operands))))
 
 
@@ -315,7 +314,7 @@ def _check_logsumexp(backward: Backward, query: Tensor) -> None:
         raise NotReadable(Reason.LAYOUT, f"log-sum-exp {logsumexp.dtype} {tuple(logsumexp.shape)}")
 
 
-def _terms(attention: Attention, facts: Facts) -> tuple[Terms, Bias | None, Kept | None]:
+def _terms(attention: Attention, facts: SiteFacts) -> tuple[Terms, FoundBias | None, Kept | None]:
     """The mask; what is added to the scores beside it; and why that is a bias and no mask."""
     inputs = attention.inputs
     if inputs.documents is not None:
@@ -354,7 +353,7 @@ def _terms(attention: Attention, facts: Facts) -> tuple[Terms, Bias | None, Kept
         pulls = () if attention.backward is None else attention.backward.pulls()
         bias = bias_of(inputs.bias, pulls, plane) if pulls else bias
     if inputs.slopes is not None:
-        bias = Bias(inputs.slopes, slopes=True)
+        bias = FoundBias(inputs.slopes, slopes=True)
     band = intersect([terms.band for terms in found], layout.static(q_len), layout.static(kv_len))
     return replace(found[-1], band=band), bias, cause
 

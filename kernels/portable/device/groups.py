@@ -4,7 +4,7 @@ Note [Argument groups]
     Functions on the device take named tuples.  Their text is pasted into Inductor's template like that of the functions
     (see `templates.py`), and a template's body makes the groups.
 
-    Run-time values are in `Inputs`, `Saved`, `Data`, `Rows`, `OfQueries`, `OfKeys`, `Accumulator` and `Sums`, and in
+    Run-time values: `Inputs`, `Saved`, `Data`, `TileRows`, `OfQueries`, `OfKeys`, `Accumulator` and `Sums`, and in
     the tuple `walk` = (q_len, kv_len, lo, hi), see `schedule_functions`.  An assignment makes tensors of all members.
     So compile-time values have groups of their own, `Tile`, `Mask`, `score.Score` and `Build`, whose names are in
     capitals and which are assigned as `tl.constexpr`.
@@ -85,7 +85,7 @@ class Made(NamedTuple):
     grad_lse: object
 
 
-class Placed(NamedTuple):
+class Placement(NamedTuple):
     """PLACE, COUNT: pointers to int32 [row blocks], see `tokens_of`; tokens: how many there are."""
 
     PLACE: object
@@ -93,7 +93,7 @@ class Placed(NamedTuple):
     tokens: object
 
 
-class Drop(NamedTuple):
+class Dropout(NamedTuple):
     """seed: of dropout; threshold: 65536 times the share of probabilities that are dropped; rescale: of the others."""
 
     seed: object
@@ -113,7 +113,7 @@ class Data(NamedTuple):
     drop: object
 
 
-class Rows(NamedTuple):
+class TileRows(NamedTuple):
     """The queries or the keys of a tile.
 
     numbers: of the rows; first, end: those outside first .. end-1 see no key by the band, or no query sees them;

@@ -21,7 +21,7 @@ import triton.language as tl
 
 from ...common.device.rows import tokens_of
 from ...common.device.score import biased, in_base_2
-from .groups import OfKeys, OfQueries, Operand, Rows
+from .groups import OfKeys, OfQueries, Operand, TileRows
 
 
 @triton.jit
@@ -80,9 +80,9 @@ def numbers_of(tile, BLOCK: tl.constexpr, BUILD: tl.constexpr):
 
 @triton.jit
 def rows_of(data, numbers, seen, length, MASK: tl.constexpr):
-    """The `Rows` of these numbers, of queries or keys, `length`; seen: their `dash_seen_rows` or `dash_seen_keys`."""
+    """The rows of these numbers, of queries or keys, `length`; seen: their `dash_seen_rows` or `dash_seen_keys`."""
     tokens, exists = place_rows(data, numbers, length, MASK)
-    return Rows(numbers, seen[0], seen[1], tokens, exists)
+    return TileRows(numbers, seen[0], seen[1], tokens, exists)
 
 
 @triton.jit
