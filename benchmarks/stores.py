@@ -173,6 +173,7 @@ def main() -> None:
     rows = []
     for operator in chosen:
         rows.append(measure(operator, options.repeats))
+        print(rows[-1], flush=True)  # now, so that a run that is cut off shows them
         torch.cuda.empty_cache()
     common.table([{key: value for key, value in row.items() if key != "done"} for row in rows])
     for row in rows:
