@@ -58,7 +58,9 @@ def whisper() -> Made:
 def t5() -> Made:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    config = T5Config(d_model=768, d_kv=64, d_ff=2048, num_layers=4, num_heads=12, dropout_rate=0.0)
+    config = T5Config(
+        d_model=768, d_kv=64, d_ff=2048, num_layers=4, num_heads=12, dropout_rate=0.0, decoder_start_token_id=0
+    )
     tokens = _tokens(32128, 8, 512)
     return T5ForConditionalGeneration(config), {"input_ids": tokens, "labels": tokens}
 

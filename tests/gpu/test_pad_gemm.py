@@ -67,5 +67,6 @@ def test_logits(dynamic: bool) -> None:
     for _ in range(20):
         assert all(map(torch.equal, found, step(padded, model, tokens)))
     # The gradient of the logits takes their place, padded as they are; copies of the weight and of its gradient remain.
-    weight, columns = 50304 * WIDTH * 2, TOKENS * (50304 - VOCABULARY) * 2
-    assert peak(padded, model, tokens) <= most + 2 * weight + 2 * columns
+    # The rest are columns of zeros and what the allocator rounds up, for which peaks have half a percent everywhere.
+    weight = 50304 * WIDTH * 2
+    assert peak(padded, model, tokens) <= 1.005 * most + 2 * weight
