@@ -78,7 +78,7 @@ SETTINGS: Mapping[str, Setting] = {
     "permutations": Setting("DASH_INDUCTOR_PERMUTATIONS", "on", _words("on", "off")),
     "few_indices": Setting("DASH_INDUCTOR_FEW_INDICES", "on", _words("on", "off")),
     "index_sums": Setting("DASH_INDUCTOR_INDEX_SUMS", "on", _words("on", "off")),
-    "fill": Setting("DASH_INDUCTOR_FILL", "off", _words("on", "off")),
+    "fill": Setting("DASH_INDUCTOR_FILL", "off", _words("off", "on")),
     "dump": Setting("DASH_INDUCTOR_DUMP", "", None, of_code=False),
     "profile": Setting("DASH_INDUCTOR_PROFILE", False, BOOLEANS),
 }

@@ -140,7 +140,7 @@ def calls(graph: Graph, pairs: Iterable[Pair | Refused]) -> Iterator[tuple[Pair 
     by_backward = {pair.backward: pair for pair in pairs}
     by_forward = {pair.forward: pair for pair in by_backward.values()}
     found = [(node, op_name(node)) for node in graph.nodes]
-    paired = {pair.forward_of(node) for node, name in found if isinstance(pair := by_backward.get(name), Pair)}
+    paired = {_forward_of(pair, node) for node, name in found if isinstance(pair := by_backward.get(name), Pair)}
     for node, name in found:
         if name in by_backward:
             yield by_backward[name], node
@@ -148,6 +148,14 @@ def calls(graph: Graph, pairs: Iterable[Pair | Refused]) -> Iterator[tuple[Pair 
             pair = by_forward[name]
             if is_alone(node, {pair.backward} if isinstance(pair, Refused) else frozenset()):
                 yield pair, node
+
+
+def _forward_of(pair: Pair, backward: Node) -> Node | None:
+    """As `Pair.forward_of`; None of a backward with arguments that are not known, which its entry refuses."""
+    try:
+        return pair.forward_of(backward)
+    except (TypeError, KeyError, ValueError):
+        return None
 
 
 def refusals(graph: Graph, operators: Iterable[Refused]) -> Iterator[Found]:

@@ -90,7 +90,7 @@ def _built(compile: object, powers: int) -> Built:
     graph = sass.blocks(sass.disassemble(kernel.asm["cubin"]))
     counted = {start: Counter(map(_operation, block.lines)) for start, block in graph.items()}
     far = {start for start, operations in counted.items() if operations["MUFU"] >= 3 * powers}
-    near = [o for start, o in counted.items() if powers <= o["MUFU"] < 3 * powers and o["FFMA"] >= 5 * powers]
+    near = [o for start, o in counted.items() if powers <= o["MUFU"] < 3 * powers and o["FFMA"] >= 3 * powers]
     assert far
     spills = sum(o["STL"] + o["LDL"] for start, o in counted.items() if start not in far)
     return Built(report, kernel.metadata.shared, tuple(near), spills)
@@ -116,7 +116,7 @@ def of_backward(case: Case) -> Built:
 
 
 def check(used: Built, powers: int, spilled: int, beside: int) -> None:
-    """Near products take one special function and at most ten other instructions each.
+    """Near products take one special function and at most eight other instructions each.
 
     Args:
         spilled: bytes of a thread.
@@ -130,14 +130,14 @@ def check(used: Built, powers: int, spilled: int, beside: int) -> None:
     for operations in used.near:
         assert operations["MUFU"] == powers
         assert operations["STL"] + operations["LDL"] <= beside
-        assert sum(operations.values()) <= 11 * powers
+        assert sum(operations.values()) <= 9 * powers
 
 
 @UNTUNED
 @cases
 def test_the_forward_fits(case: Case) -> None:
     block_kv = forward.FORWARD_CONFIGS[forward.tile_dims(*case.dims)].block_kv
-    check(of_forward(case), block_kv // 2, 640 if case.dims == (64, 64) else 160, 0)
+    check(of_forward(case), block_kv // 2, 640 if case.dims == (64, 64) else 160, 2)
 
 
 @UNTUNED
@@ -155,8 +155,8 @@ def test_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(lines),
         """\
-64/64 full bfloat16: forward 128 regs, spilled 0/0, 0 near; backward 168 regs, spilled 64/76, 35 near
-128/128 causal bfloat16: forward 168 regs, spilled 20/24, 11 near; backward 168 regs, spilled 28/32, 15 near
-192/128 causal bfloat16: forward 168 regs, spilled 48/56, 26 near; backward 168 regs, spilled 204/240, 103 near
-256/256 causal bfloat16: forward 168 regs, spilled 36/48, 21 near; backward 168 regs, spilled 0/0, 0 near""",
+64/64 full bfloat16: forward 128 regs, spilled 0/0, 0 near; backward 168 regs, spilled 72/84, 39 near
+128/128 causal bfloat16: forward 168 regs, spilled 12/16, 7 near; backward 168 regs, spilled 20/24, 11 near
+192/128 causal bfloat16: forward 168 regs, spilled 28/36, 16 near; backward 168 regs, spilled 216/248, 107 near
+256/256 causal bfloat16: forward 168 regs, spilled 24/32, 14 near; backward 168 regs, spilled 0/0, 0 near""",
     )

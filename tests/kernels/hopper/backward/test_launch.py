@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.kernels.common import launcher
+from dash_inductor.kernels.common import launcher, score
 from dash_inductor.kernels.hopper.backward import launch
 from dash_inductor.model import Band, Call, Dropout, Operand, Plan
 from dash_inductor.upstream import compat
@@ -113,7 +113,7 @@ def test_bounded_scores(device: Device) -> None:
         run(tensors(), replace(CALL, softcap=softcap))
         (arguments,) = (arguments for name, _, _, arguments in device.packed[-3:] if name == "main")
         assert arguments[1][-2:] == pytest.approx((0.125, softcap * 1.4426950408889634))
-        assert arguments[-1] == pytest.approx((2 * 0.125 / softcap,))
+        assert arguments[-1] == pytest.approx((score.ARGUMENT * 0.125 / softcap,))
     first, second = device.compiled_for
     assert first == second
     assert first.traits.modifiers == ("softcap",)

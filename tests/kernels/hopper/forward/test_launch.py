@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.kernels.common import launcher
+from dash_inductor.kernels.common import launcher, score
 from dash_inductor.kernels.hopper.forward import build, launch
 from dash_inductor.kernels.hopper.forward.arguments import DATA, DROPOUT
 from dash_inductor.kernels.hopper.forward.data import ForwardData
@@ -490,7 +490,7 @@ def test_bounded_scores(launches: Launches) -> None:
         run(q, k, v, softcap=softcap)
         arguments = launches.calls[-1][5]
         assert arguments[2][9] == pytest.approx(softcap * 1.4426950408889634)
-        assert arguments[-1] == pytest.approx((2 * 0.1 / softcap,))
+        assert arguments[-1] == pytest.approx((score.ARGUMENT * 0.1 / softcap,))
     first, second = launches.problems
     assert first == second
     assert first.traits.modifiers == ("softcap",)
