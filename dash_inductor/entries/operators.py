@@ -140,7 +140,8 @@ def calls(graph: Graph, pairs: Iterable[Pair | Refused]) -> Iterator[tuple[Pair 
     by_backward = {pair.backward: pair for pair in pairs}
     by_forward = {pair.forward: pair for pair in by_backward.values()}
     found = [(node, op_name(node)) for node in graph.nodes]
-    paired = {_forward_of(pair, node) for node, name in found if isinstance(pair := by_backward.get(name), Pair)}
+    backwards = [(pair, node) for node, name in found if isinstance(pair := by_backward.get(name), Pair)]
+    paired = {forward for pair, node in backwards for forward in _forwards_of(pair, node)}
     for node, name in found:
         if name in by_backward:
             yield by_backward[name], node
@@ -150,12 +151,13 @@ def calls(graph: Graph, pairs: Iterable[Pair | Refused]) -> Iterator[tuple[Pair 
                 yield pair, node
 
 
-def _forward_of(pair: Pair, backward: Node) -> Node | None:
-    """As `Pair.forward_of`; None of a backward with arguments that are not known, which its entry refuses."""
+def _forwards_of(pair: Pair, backward: Node) -> Iterator[Node | None]:
+    """As `Pair.forward_of`; what made the arguments where they are not known, of a backward that its entry refuses."""
     try:
-        return pair.forward_of(backward)
+        yield pair.forward_of(backward)
     except (TypeError, KeyError, ValueError):
-        return None
+        results = [node for node in map(untouched, backward.all_input_nodes) if node.target is operator.getitem]
+        yield from (source for node in results for source in node.all_input_nodes)
 
 
 def refusals(graph: Graph, operators: Iterable[Refused]) -> Iterator[Found]:
