@@ -45,7 +45,8 @@ TEST_TORCH := tests/install tests/upstream tests/test_switch.py tests/rewrites/t
 	$(foreach name,dropout lone_forwards replace rewrite rewritten_tensors sites training,tests/rewrites/attention/test_$(name).py) \
 	$(foreach name,data_masks dropout forward hopper packed portable segments,tests/lowering/test_$(name).py) \
 	$(foreach name,dump elsewhere explain,tests/explanations/test_$(name).py) tests/records/test_publication.py tests/operators/test_flops.py \
-	tests/kernels/portable/test_budgets.py tests/kernels/hopper/forward/test_budgets.py tests/kernels/common/test_table_builds.py \
+	tests/kernels/portable/test_budgets.py tests/kernels/hopper/forward/test_budgets.py tests/kernels/hopper/test_span_budgets.py \
+	tests/kernels/common/test_table_builds.py \
 	$(foreach name,budgets data_budgets dropout_budgets placed_budgets,tests/kernels/hopper/backward/test_$(name).py)
 
 test-torch: $(READY)
@@ -54,7 +55,7 @@ test-torch: $(READY)
 # The part of it that broke with new versions before: private names, seams, caches, and tracing for a device that is not there.
 test-seams: $(READY)
 	$(PYTEST) -k "not broken" tests/upstream tests/install tests/test_switch.py tests/explanations/test_elsewhere.py \
-		tests/rewrites/attention/test_rewrite.py tests/kernels/hopper/test_span_budgets.py tests/kernels/common/test_table_builds.py
+		tests/rewrites/attention/test_rewrite.py
 
 # The same, and what depends on transformers, accelerate and the other packages, with the newest of everything that pyproject.toml
 # and requirements/tools.in allow, in an environment that is brought up to date every time.  The locks stay as they are.
