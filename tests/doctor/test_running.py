@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -294,13 +295,19 @@ TOLD = {
 """Line, and what is told of it: what runs, what is around it, what is known, and what to do."""
 
 
-def test_attention_of_libraries(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def libraries(tmp_path: Path) -> Iterator[None]:
+    """Stand-ins for `LIBRARIES` beside the program; none of them stays loaded."""
     for name, source in LIBRARIES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(source)
-        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
+    yield
+    roots = {Path(name).parts[0].removesuffix(".py") for name in LIBRARIES}
+    for name in [name for name in sys.modules if name.split(".")[0] in roots]:
+        del sys.modules[name]
+
+
+def test_attention_of_libraries(libraries: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     problems = found(tmp_path, capsys, OUTSIDE)
     lines = (OPENING + OUTSIDE).splitlines()
     texts = {finding["what"]: finding["advice"] for finding in problems.pop("eager_attention")}
