@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Iterable
 
 from ._untrusted import printable
@@ -63,3 +64,9 @@ class UnsupportedVersionError(DashError, RuntimeError):
 
 class SiteKeptError(DashError, RuntimeError):
     """With `strict` set: an attention could not be replaced (raised at compile time)."""
+
+
+def described(error: Exception) -> str:
+    """The type and message of an error that was raised, and where: ``ValueError: bad at /path/file.py:12``."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} at {where.filename}:{where.lineno}"

@@ -226,7 +226,7 @@ class _Forward(_Kernel):
             return self._original.call_boxed(keys, query, key, value, *flags, **kwargs)
         facts = (
             query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), query.dtype, key.dtype,
-            value.dtype, query.device, *flags, *kwargs.values(), config.forward, config.schedule,
+            value.dtype, query.device, *flags, *kwargs.items(), config.forward, config.schedule,
         )  # fmt: skip
         try:
             run = self._runs[facts]
@@ -261,7 +261,7 @@ class _Backward(_Kernel):
         facts = (
             grad_out.stride(), grad_out.dtype, query.shape, query.stride(), key.shape, key.stride(), value.shape,
             value.stride(), out.stride(), logsumexp.stride(), query.dtype, key.dtype, value.dtype, query.device,
-            *[flag for flag in rest if not isinstance(flag, Tensor)], *kwargs.values(), config.forward, config.schedule,
+            *[flag for flag in rest if not isinstance(flag, Tensor)], *kwargs.items(), config.forward, config.schedule,
             config.profile,
         )  # fmt: skip
         try:

@@ -8,6 +8,7 @@ block shape in another way, so two processes could train a model with other bits
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from ..upstream import compat, seams
@@ -22,6 +23,7 @@ def install(active: Callable[[], bool]) -> None:
     seams.GENERATE.wrap(lambda plain: _without_clock(plain, active))
     seams.SCAN_SPLITS.wrap(lambda plain: _one_split(plain, active))
     seams.DEFINE_USER_KERNEL.wrap(lambda plain: _marking(plain, active))
+    seams.KERNEL_META.wrap(_marked)
     seams.TIME_CONFIGURATIONS.wrap(_in_their_order)
 
 
@@ -53,16 +55,26 @@ def _one_split(splits: Callable[..., Any], active: Callable[[], bool]) -> Callab
     return one_split
 
 
+_MARKS = ContextVar("dash_inductor_marks", default=False)
+"""Whether a kernel of the program is being defined, on this thread: others may compile at the same time."""
+
+
 def _marking(define: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
     """Marks kernels of the program in the generated code."""
 
-    def define_marked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not active():
-            return define(self, *args, **kwargs)
-        with seams.KERNEL_META.wrapped(lambda meta: lambda: {**meta(), MARK: True}):
-            return define(self, *args, **kwargs)
+    def define_marked(*args: Any, **kwargs: Any) -> Any:
+        token = _MARKS.set(active())
+        try:
+            return define(*args, **kwargs)
+        finally:
+            _MARKS.reset(token)
 
     return define_marked
+
+
+def _marked(meta: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    """Adds the mark to the facts about a kernel of the program."""
+    return lambda: {**meta(), MARK: True} if _MARKS.get() else meta()
 
 
 def _in_their_order(time_all: Callable[..., Any]) -> Callable[..., Any]:

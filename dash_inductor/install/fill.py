@@ -14,7 +14,7 @@ from typing import Any
 from ..config import config
 from ..upstream import seams
 
-WRITTEN = "dash_inductor_all_written"
+ALL_WRITTEN = "dash_inductor_all_written"
 """An attribute of a compiled graph: all operators in it are known to write all of their results."""
 
 
@@ -30,12 +30,12 @@ def _reading(generate: Callable[..., Any], active: Callable[[], bool]) -> Callab
     def generate_and_note(gm: Any, *args: Any, **kwargs: Any) -> Any:
         written = False
         if config.rewrites == "all" and config.fill == "off" and active():
-            from ..graph.written import all_written
+            from ..graph.fully_written import all_written
 
             written = all_written(gm)
         compiled = generate(gm, *args, **kwargs)
         if written:
-            setattr(compiled, WRITTEN, True)
+            setattr(compiled, ALL_WRITTEN, True)
         return compiled
 
     return generate_and_note
@@ -46,7 +46,7 @@ def _running(post_compile: Callable[..., None]) -> Callable[..., None]:
 
     def finish(self: Any, *args: Any, **kwargs: Any) -> None:
         post_compile(self, *args, **kwargs)
-        if getattr(self, WRITTEN, False):
+        if getattr(self, ALL_WRITTEN, False):
             from ..upstream.fill import without_fill
 
             self.current_callable = without_fill(self.current_callable)

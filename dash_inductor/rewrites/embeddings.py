@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -24,6 +23,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from ..config import Config
+from ..errors import described
 from ..graph import sizes
 from ..graph.emit import Emitter
 from ..graph.model_line import model_line
@@ -101,8 +101,7 @@ def _put_sums(node: Node, args: dict[str, Any]) -> str:
     except Exception as error:
         log.debug("%s", node, exc_info=error)
         emitter.discard()
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__}: {error} at {where.filename}:{where.lineno}"
+        return described(error)
     node.replace_all_uses_with(sums)
     node.graph.erase_node(node)
     return ""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import operator
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from ..config import Config
+from ..errors import described
 from ..graph import sizes
 from ..graph.emit import Emitter, erase_dead
 from ..graph.model_line import model_line
@@ -88,8 +88,7 @@ def _rewritten(node: Node) -> Record:
         log.debug("%s", node, exc_info=raised)
         emitter.discard()
         node.meta[_FAILED] = True
-        where = traceback.extract_tb(raised.__traceback__)[-1]
-        error = f"{type(raised).__name__}: {raised} at {where.filename}:{where.lineno}"
+        error = described(raised)
     else:
         for result, new in made.items():
             result.replace_all_uses_with(new)

@@ -17,7 +17,6 @@ import functools
 import itertools
 import logging
 import math
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -27,6 +26,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from ..config import Config
+from ..errors import described
 from ..graph import sizes
 from ..graph.emit import Emitter, erase_dead
 from ..graph.model_line import model_line
@@ -320,8 +320,7 @@ def _recorded(node: Node, values: Node, longest: list[int], emit: Callable[[Emit
         log.debug("%s", node, exc_info=raised)
         emitter.discard()
         node.meta[_FAILED] = True
-        where = traceback.extract_tb(raised.__traceback__)[-1]
-        error = f"{type(raised).__name__}: {raised} at {where.filename}:{where.lineno}"
+        error = described(raised)
     else:
         node.replace_all_uses_with(result)
         erase_dead(node.graph, [node])

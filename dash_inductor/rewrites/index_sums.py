@@ -15,7 +15,6 @@ import functools
 import logging
 import math
 import operator
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -25,6 +24,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from ..config import Config
+from ..errors import described
 from ..graph import sizes
 from ..graph.emit import Emitter, erase_dead
 from ..graph.model_line import model_line
@@ -350,8 +350,7 @@ def _replace(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, Node]]) 
         log.debug("%s", node, exc_info=error)
         emitter.discard()
         node.meta[_FAILED] = True
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__}: {error} at {where.filename}:{where.lineno}"
+        return described(error)
     sorted_keys[found.index.identity] = order
     node.replace_all_uses_with(result)
     erase_dead(node.graph, [node])

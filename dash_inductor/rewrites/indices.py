@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from ..errors import described
 from ..graph import sizes
 from ..graph.emit import Emitter, erase_dead
 from ..graph.model_line import model_line
@@ -272,8 +272,7 @@ def _put(node: Node, function: Callable[..., Tensor], tensors: tuple[Node, ...])
         log.debug("%s", node, exc_info=error)
         emitter.discard()
         node.meta[_KEPT] = True
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__}: {error} at {where.filename}:{where.lineno}"
+        return described(error)
     node.replace_all_uses_with(result)
     erase_dead(node.graph, [node])
     return ""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import math
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -26,6 +25,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from ..config import Config
+from ..errors import described
 from ..graph import sizes
 from ..graph.emit import Emitter, erase_dead
 from ..graph.model_line import model_line
@@ -323,8 +323,7 @@ def _pad(node: Node, padded: dict[str, int], copies: _Copies) -> str:
         copies.forget(emitter)
         emitter.discard()
         node.meta[_RECORDED] = True
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__}: {error} at {where.filename}:{where.lineno}"
+        return described(error)
     node.graph.output_node().args = tree_map_only(
         Node, lambda shown: shown_copies.get(shown, shown), node.graph.output_node().args
     )

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import dash_inductor
 from dash_inductor.config import config
-from dash_inductor.graph.written import all_written
+from dash_inductor.graph.fully_written import all_written
 from dash_inductor.upstream import fill
 
 from ..support.processes import run_python

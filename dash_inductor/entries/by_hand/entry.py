@@ -12,13 +12,13 @@ import contextlib
 import itertools
 import logging
 import math
-import traceback
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 import torch
 from torch.fx import Graph, Node
 
+from ...errors import described
 from ...graph import sizes
 from ...graph.drafts import Drafts, users
 from ...graph.nodes import Argument, bind, op_name
@@ -361,8 +361,7 @@ def _refusal(softmax: _Softmax, kept: Kept, known: _Known) -> Refusal:
 def _failure(softmax: _Softmax, error: Exception, known: _Known) -> Refusal:
     """A softmax that could not be read, for a reason that nobody has thought of."""
     log.debug("softmax %s", softmax.quotient, exc_info=error)
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    text = f"{type(error).__name__}: {error} at {where.filename}:{where.lineno}"
+    text = described(error)
     return _refusal(softmax, Kept(Reason.INTERNAL_ERROR, text), known)
 
 

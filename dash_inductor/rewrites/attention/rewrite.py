@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import traceback
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -15,6 +14,7 @@ from torch.fx import Graph, Node
 from ...config import Config, config
 from ...entries.all import attentions
 from ...entries.attention import Attention, Found, NotReadable, Refusal
+from ...errors import described
 from ...graph import arguments, drafts
 from ...graph.model_line import model_line
 from ...masks import recognition
@@ -191,8 +191,7 @@ class _Reading:
 
     def fail(self, error: Exception) -> None:
         log.debug("site %s", self.name, exc_info=error)
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        self.keep(Reason.INTERNAL_ERROR, f"{type(error).__name__}: {error} at {where.filename}:{where.lineno}")
+        self.keep(Reason.INTERNAL_ERROR, described(error))
 
     def record(self) -> SiteRecord:
         plan, facts, graph = self.match.plan if self.match else None, self.facts, self.graph
