@@ -23,6 +23,9 @@ WRITTEN = frozenset({
     "_fft_c2c", "_fft_c2r",
 })  # fmt: skip
 """Operators of PyTorch outside of the kernels that Inductor generates, which write all of what they return."""
+PARTIAL = frozenset({"_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"})
+"""Operators of PyTorch that Inductor may leave to PyTorch although it has a lowering for them, and that leave rows
+unwritten: those behind the last offset."""
 NESTING = frozenset(
     {"cond", "while_loop", "invoke_subgraph", "triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation"}
 )
@@ -43,7 +46,8 @@ def all_written(gm: GraphModule) -> bool:
 def _writes(target: object) -> bool:
     if isinstance(target, OpOverload):
         namespace, name = target._schema.name.split("::")
-        return namespace in OURS or (namespace == "aten" and name in WRITTEN) or is_generated(target)
+        is_known = (namespace == "aten" and name in WRITTEN) or is_generated(target)
+        return namespace in OURS or (is_known and name not in PARTIAL)
     if isinstance(target, HigherOrderOperator):
         return target.name() in NESTING
     return getattr(target, "__module__", "") in PYTHON
