@@ -1,0 +1,44 @@
+"""What the guard has checked, and what it has not: the report says both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_UNSEEN = 100  # different reasons of one check that are kept
+
+
+class Coverage:
+    """Counts, by check, what was looked at, and says what was not looked at, and why."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, dict[str, int]] = {}
+        self._unseen: dict[str, dict[str, int]] = {}
+
+    def count(self, check: str, **numbers: int) -> None:
+        """Add to numbers of a check, such as ``steps=1, tensors=155``."""
+        counts = self._counts.setdefault(check, {})
+        for name, number in numbers.items():
+            counts[name] = counts.get(name, 0) + number
+
+    def unseen(self, check: str, why: str, times: int = 1) -> None:
+        """Something was not checked; why, in words."""
+        reasons = self._unseen.setdefault(check, {})
+        if why not in reasons and len(reasons) >= _UNSEEN:
+            why = "other reasons"
+        reasons[why] = reasons.get(why, 0) + times
+
+    def add(self, other: Mapping[str, Any]) -> None:
+        """Add what `to_dict` of another coverage said."""
+        for check, entry in other.items():
+            self.count(check, **entry.get("counts", {}))
+            for why, times in entry.get("unseen", {}).items():
+                self.unseen(check, why, times)
+
+    def to_dict(self) -> dict[str, Any]:
+        """By check: ``{"counts": {...}, "unseen": {why: times}}``."""
+        names = dict.fromkeys([*self._counts, *self._unseen])
+        return {
+            name: {"counts": dict(self._counts.get(name, {})), "unseen": dict(self._unseen.get(name, {}))}
+            for name in names
+        }

@@ -1,0 +1,114 @@
+"""The guard in the process of one rank: counts steps, and shows the events of training to its checks."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import described
+from ..observers import active, hooks
+from ..observers.observer import Observer
+from .channel import Channel
+from .check import Check
+from .coverage import Coverage
+from .messages import Message
+
+log = logging.getLogger("dash_inductor")
+
+
+class Rank(Observer):
+    """Shows events to checks, and keeps their errors away from training.
+
+    A step is what lies between two steps of the same optimizer; several optimizers may take turns.
+
+    Args:
+        number: of this rank.
+        world: ranks of the job.
+        channel: to the monitor.
+        first_step: the number of the present step of training.
+
+    Attributes:
+        step: the present step of training, from 1.
+        checks: in the order in which they get events.
+    """
+
+    def __init__(self, number: int, world: int, channel: Channel, first_step: int = 1) -> None:
+        self.number, self.world, self.channel, self.step = number, world, channel, first_step
+        self.coverage = Coverage()
+        self.checks: list[Check] = []
+        self._stepped: set[int] = set()
+        self._begun = False
+
+    def start(self) -> None:
+        """Get events from now on."""
+        active.observers.append(self)
+        hooks.install()
+
+    def close(self) -> None:
+        """Get no events any more, and tell the monitor what was checked."""
+        if self in active.observers:
+            active.observers.remove(self)
+            self._finish_step()
+            for check in self.checks:
+                self._safely(check, check.close)
+            self.channel.send(Message("coverage", self.number, self.step, self.coverage.to_dict()))
+            self.channel.close()
+
+    def module_begins(self, module: nn.Module) -> None:
+        """The forward of a module begins: if an optimizer has stepped, the step is over."""
+        self._finish_step()
+        self._begin()
+        self._show(lambda check: check.module_begins(module))
+
+    def module_ended(self, module: nn.Module, result: Any) -> None:
+        """The forward of a module has ended."""
+        self._show(lambda check: check.module_ended(module, result))
+
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step."""
+        if id(optimizer) in self._stepped:
+            self._finish_step()
+        self._begin()
+        self._show(lambda check: check.before_optimizer(optimizer))
+
+    def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped."""
+        self._stepped.add(id(optimizer))
+        self._show(lambda check: check.after_optimizer(optimizer))
+
+    def _begin(self) -> None:
+        """The first event of a step begins it."""
+        if not self._begun:
+            self._begun = True
+            self._show(lambda check: check.step_began(self.step))
+
+    def _finish_step(self) -> None:
+        if not self._stepped:
+            return
+        self._show(lambda check: check.step_done(self.step))
+        self._stepped.clear()
+        self.step += 1
+        self._begun = False
+        for message in self.channel.orders():
+            self._show(
+                functools.partial(Check.order, message=message), [c for c in self.checks if c.name == message.kind]
+            )
+
+    def _show(self, event: Callable[[Check], None], checks: Sequence[Check] | None = None) -> None:
+        for check in tuple(self.checks if checks is None else checks):
+            self._safely(check, functools.partial(event, check))
+
+    def _safely(self, check: Check, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # a check never ends the training: it ends itself
+            if check in self.checks:
+                self.checks.remove(check)
+            why = f"switched off in step {self.step}: {described(error)}"
+            self.coverage.unseen(check.name, why)
+            log.warning("the check %s of the guard is off: %s", check.name, why)
