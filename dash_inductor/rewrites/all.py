@@ -7,6 +7,7 @@ from .attention.rewrite import AttentionRewrite
 from .embeddings import EmbeddingsRewrite
 from .few_indices import FewIndicesRewrite
 from .grid_sample import GridSampleRewrite
+from .grouped_products import GroupedProductsRewrite
 from .index_ranges import IndexRangesRewrite
 from .index_sums import IndexSumsRewrite
 from .pad_gemm import PadGemmRewrite
@@ -23,6 +24,7 @@ REWRITES: tuple[Rewrite, ...] = (
     IndexSumsRewrite(),
     EmbeddingsRewrite(),
     PadGemmRewrite(),
+    GroupedProductsRewrite(),
     UserKernelsRewrite(),
 )
 """Attention reads graphs as PyTorch made them; what is known of indices goes before what holds for any."""
