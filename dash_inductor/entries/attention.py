@@ -95,6 +95,10 @@ class Sink(Protocol):
     """A place of the graph that takes a result."""
 
     @property
+    def axes(self) -> Axes | None:
+        """The dimensions of the node that has the result; None where they are other ones."""
+
+    @property
     def used(self) -> Node | None:
         """The node that has the result of the operator, None where nothing uses it."""
 
