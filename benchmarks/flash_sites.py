@@ -107,17 +107,34 @@ def _package(causal: bool, window: tuple[int, int]) -> Callable[..., Tensor]:
     return program
 
 
-def _pytorch(causal: bool, window: tuple[int, int], starts: Tensor | None = None, longest: int = 0) -> Any:
-    """FlashAttention-2 of PyTorch: [batch, length, heads, head dim], or [tokens, heads, head dim] of documents."""
+def _packed(starts: Tensor, longest: int, window: tuple[int, int]) -> Callable[..., Tensor]:
+    """Causal FlashAttention-2 of PyTorch on documents: [tokens, heads, head dim]."""
 
     def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        sizes = (longest, longest) if starts is not None else (q.shape[1], k.shape[1])
         found: Tensor = aten._flash_attention_forward(
-            q, k, v, starts, starts, *sizes, 0.0, causal, False, scale=q.shape[-1] ** -0.5, **_window(*window)
+            q, k, v, starts, starts, longest, longest, 0.0, True, False, scale=q.shape[-1] ** -0.5, **_window(*window)
         )[0]
         return found
 
     return program
+
+
+def _flash_2(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: tuple[int, int]) -> Step:
+    """FlashAttention-2 of PyTorch: [batch, length, heads, head dim]."""
+    q, k, v = (tensor.detach() for tensor in (q, k, v))
+    sizes = q.shape[1], k.shape[1], 0.0, causal
+    settings = {"scale": q.shape[-1] ** -0.5, **_window(*window)}
+
+    def forward() -> Any:
+        return aten._flash_attention_forward(q, k, v, None, None, *sizes, False, **settings)
+
+    out, lse, seed, offset, _ = forward()
+    grad = made(q.shape, seed=1)[0].detach()
+
+    def backward() -> Any:
+        return aten._flash_attention_backward(grad, q, k, v, out, lse, None, None, *sizes, seed, offset, **settings)
+
+    return DETERMINISTIC.during(forward), DETERMINISTIC.during(backward)
 
 
 def _cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Step:
@@ -157,7 +174,7 @@ def flash(tokens: int = 16384, width: int = 2048, count: int = 8) -> list[dict[s
             leaves = made(*[(tokens // length, length, heads, dim)] * 3)
             steps = {
                 "dash": lambda c=causal, w=window, t=leaves: step(DASH, _package(c, w), t),
-                "FA2 det": lambda c=causal, w=window, t=leaves: step(DETERMINISTIC, _pytorch(c, w), t, eager=True),
+                "FA2 det": lambda c=causal, w=window, t=leaves: _flash_2(*t, c, w),
             }
             if window == (-1, -1):
                 steps["cuDNN nondet"] = lambda c=causal, t=leaves: _cudnn(*t, c)
@@ -167,7 +184,7 @@ def flash(tokens: int = 16384, width: int = 2048, count: int = 8) -> list[dict[s
         longest = max(b - a for a, b in itertools.pairwise(ends))
         leaves = made(*[(tokens, heads, dim)] * 3)
         for name, window in DOCUMENTS:
-            program = _pytorch(True, window, starts, longest)
+            program = _packed(starts, longest, window)
             steps = {
                 "dash": lambda p=program, t=leaves: step(DASH, p, t),
                 "FA2 det": lambda p=program, t=leaves: step(DETERMINISTIC, p, t, eager=True),
