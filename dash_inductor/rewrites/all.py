@@ -13,6 +13,7 @@ from .index_sums import IndexSumsRewrite
 from .pad_gemm import PadGemmRewrite
 from .permutations import PermutationsRewrite
 from .rewrite import Rewrite
+from .short_sums import ShortSumsRewrite
 from .user_kernels import UserKernelsRewrite
 
 REWRITES: tuple[Rewrite, ...] = (
@@ -23,6 +24,7 @@ REWRITES: tuple[Rewrite, ...] = (
     IndexRangesRewrite(),
     IndexSumsRewrite(),
     EmbeddingsRewrite(),
+    ShortSumsRewrite(),
     PadGemmRewrite(),
     GroupedProductsRewrite(),
     UserKernelsRewrite(),

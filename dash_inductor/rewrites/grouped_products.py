@@ -18,6 +18,7 @@ from ..config import Config
 from ..graph.emit import Emitter
 from ..operators.grouped_mm import PLAIN, grouped_mm
 from ..upstream import compat
+from ..upstream.partitioner import stand_for
 from .rewrite import Result
 
 
@@ -43,5 +44,6 @@ class GroupedProductsRewrite:
 
 def _rewrite(node: Node) -> None:
     ours = Emitter(node.graph).call(grouped_mm, node.args, dict(node.kwargs), before=node, like=node)
+    stand_for(ours, node)
     node.replace_all_uses_with(ours)
     node.graph.erase_node(node)

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from dash_inductor.records.records import all_records, clear_sites
+
 from ..support.repeats import bits, differing_runs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic")]
@@ -86,3 +88,22 @@ def test_no_kernel_fills() -> None:
     names = [event.name for event in profile.events()]
     assert any("fill_behind" in name for name in names)
     assert not any("FillFunctor<c10::BFloat16>" in name for name in names)
+
+
+def test_sums_over_experts() -> None:
+    """Gathered, weighted and summed in one kernel, whose additions are those of a loop."""
+    rows = torch.randn(8192 * 8, WIDTH, device="cuda").bfloat16()
+    places = torch.randperm(8192 * 8, device="cuda").view(8192, 8)
+
+    def summed(rows: Tensor) -> Tensor:
+        return (rows[places] * 0.5).sum(1)
+
+    clear_sites()
+    compiled = torch.compile(summed)
+    found = compiled(rows)
+    assert [record.rewrite for record in all_records()] == ["short_sums"]
+    total = torch.zeros_like(found, dtype=torch.float32)
+    for each in range(8):
+        total += rows[places[:, each]].float() * 0.5
+    assert torch.equal(found, total.bfloat16())
+    assert differing_runs(lambda: [compiled(rows)], 20, load=True) == 0
