@@ -71,6 +71,10 @@ class Names:
         """The path of a parameter of a model that was added."""
         return str(self._parameters[parameter])
 
+    def knows(self, parameter: Tensor) -> bool:
+        """Whether a parameter belongs to a model that was added."""
+        return parameter in self._parameters
+
     def of_parameters(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
         """All parameters of an optimizer with their paths.
 

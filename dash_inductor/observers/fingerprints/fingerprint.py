@@ -189,9 +189,7 @@ def _add_many(sets: Sequence[Sequence[Part]], results: Tensor, unit: int, togeth
     rows = tuple(part.row for parts in sets for part in parts)
     sizes_, firsts_, rows_, which, chunks = _work(sizes, firsts, rows, unit, results.device)
     pointers = _on_device(tuple(p.tensor.data_ptr() for parts in sets for p in parts), torch.int64, results.device)
-    hash_many[(chunks.numel(),)](
-        pointers, sizes_, firsts_, rows_, which, chunks, results, UNIT=unit, TOGETHER=together
-    )
+    hash_many[(chunks.numel(),)](pointers, sizes_, firsts_, rows_, which, chunks, results, UNIT=unit, TOGETHER=together)
 
 
 @functools.lru_cache(maxsize=64)

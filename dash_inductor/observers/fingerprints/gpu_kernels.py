@@ -21,9 +21,7 @@ _STEP, _FIRST, _SECOND = (tl.constexpr(n) for n in (hashing.STEP, hashing.FIRST,
 
 
 @triton.jit
-def hash_many(
-    pointers, sizes, firsts, rows, sets, chunks, results, UNIT: tl.constexpr, TOGETHER: tl.constexpr
-):
+def hash_many(pointers, sizes, firsts, rows, sets, chunks, results, UNIT: tl.constexpr, TOGETHER: tl.constexpr):
     """Add the lanes of many tensors to rows of `results`, one chunk of one set of tensors for each program.
 
     The tensors of a set have the same size and the same keys, which are most of the work, and are made once for all.
@@ -79,9 +77,7 @@ def append(journal, scratch, name, capacity):
 
 
 @triton.jit
-def _hash_chunk(
-    pointers, size, first, chunk, results, rows, UNIT: tl.constexpr, TOGETHER: tl.constexpr
-):
+def _hash_chunk(pointers, size, first, chunk, results, rows, UNIT: tl.constexpr, TOGETHER: tl.constexpr):
     units, begin, words = _extent(size, chunk, UNIT)
     # Lanes of the tensors of a set; those beyond TOGETHER stay zero, and the compiler drops them.
     a_0 = tl.zeros([_SMALL], tl.uint64)
