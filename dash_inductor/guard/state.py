@@ -142,7 +142,7 @@ class State:
     def buffers(self) -> list[Entry]:
         """Buffers of all models that have run."""
         return [
-            Entry(phases.BUFFER, ".".join(filter(None, (self.names.of_module(module), name))), weakref.ref(buffer), ())
+            Entry(phases.BUFFER, self.names.of_buffer(module, name), weakref.ref(buffer), ())
             for root in self._roots
             for module in unwrapped(root).modules()
             for name, buffer in module.named_buffers(recurse=False)

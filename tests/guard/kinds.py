@@ -80,7 +80,7 @@ def state(run: Run) -> Iterable[tuple[str, Tensor]]:
 
 
 def buffers(run: Run) -> Iterable[tuple[str, Tensor]]:
-    return [(f"LanguageModel.{name}", buffer) for name, buffer in run.model.named_buffers()]
+    return run.model.named_buffers()
 
 
 def wrong_update(run: Run, now: str, stack: ExitStack) -> Fact | None:

@@ -75,9 +75,9 @@ class Replicas(Check):
         self._state.module_begins(module)
         replica, ranks = broadcast_buffers(self._broadcast) if self._broadcast is not None else (None, ())
         if replica is not None and inner(replica) is module and self._on():
-            ignored = replica.parameters_to_ignore
-            names = {f"{self._state.names.of_module(replica)}.{name}" for name in ignored}
-            entries = [replace(entry, ranks=ranks) for entry in self._state.buffers() if entry.name not in names]
+            ignored = {self._state.names.of_buffer(replica.module, name) for name in replica.parameters_to_ignore}
+            buffers = (entry for entry in self._state.buffers() if entry.name not in ignored)
+            entries = [replace(entry, ranks=ranks) for entry in buffers]
             self._parts += self._state.hash(self.name, entries)
         self._broadcast = module if broadcast_buffers(module)[0] is not None else None
 

@@ -48,7 +48,8 @@ class Rest(Check):
     def step_began(self, step: int) -> None:
         """Nothing of this step has used parameters or buffers yet."""
         parameters = {number: _of(parts, phases.PARAMETER) for number, parts in self._after.items()}
-        now = self._compare(step, "begin", [*sum(parameters.values(), []), *self._buffers, *self._frozen])
+        resting = [part for parts in parameters.values() for part in parts]
+        now = self._compare(step, "begin", [*resting, *self._buffers, *self._frozen])
         for number, parts in self._after.items():
             entries = {id(entry) for part in parameters[number] for entry in part.entries}
             self._after[number] = _of(parts, phases.OPTIMIZER_STATE) + _picked(now, entries)

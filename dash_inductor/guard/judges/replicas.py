@@ -116,7 +116,7 @@ class Replicas(Judge):
         for step, of in sorted(self._roots):
             ranks, here = self._members[of] or (), self._roots[step, of]
             compared = self._compared.setdefault(of, {})
-            missing = [rank for rank in ranks if rank not in here]
+            missing = [rank for rank in ranks if rank not in here] if len(here) < len(ranks) else []
             late = last or now - self._since[step, of] > PATIENCE or max(compared, default=0) >= step + _AHEAD
             if missing and not late:
                 continue

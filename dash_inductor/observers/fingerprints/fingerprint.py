@@ -152,8 +152,8 @@ def _add_on_gpu(parts: Sequence[Part], results: Tensor) -> None:
     by_kernel: dict[tuple[int, int], list[list[Part]]] = {}
     for (unit, _, _), group in alike.items():
         for start in range(0, len(group), TOGETHER):
-            together = group[start : start + TOGETHER]
-            by_kernel.setdefault((unit, len(together)), []).append(together)
+            parts_ = group[start : start + TOGETHER]
+            by_kernel.setdefault((unit, len(parts_)), []).append(parts_)
     for (unit, together), sets in by_kernel.items():
         _add_many(sets, results, unit, together)
 
