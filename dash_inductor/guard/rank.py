@@ -96,7 +96,8 @@ class Rank(Observer):
         self._begun = False
         for message in self.channel.orders():
             self._show(
-                functools.partial(Check.order, message=message), [c for c in self.checks if c.name == message.kind]
+                lambda check, message=message: check.order(message),  # type: ignore[misc]
+                [check for check in self.checks if check.name == message.kind],
             )
 
     def _show(self, event: Callable[[Check], None], checks: Sequence[Check] | None = None) -> None:

@@ -11,6 +11,10 @@ LOCAL_GRADIENT = "local gradient"
 GRADIENT = "gradient"
 PARAMETER = "parameter"
 
+OPTIMIZER_STATE = "optimizer state"
+BUFFER = "buffer"
+"""Watched by the guard alone; no recording has them."""
+
 STAGES = {
     INITIAL: 0,
     INPUT: 1,

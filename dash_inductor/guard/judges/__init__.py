@@ -1,0 +1,5 @@
+"""Judges of what `checks` sent: pure functions of messages and the time.
+
+replicas    who differs from whom, since when and in what    rest    who has changed state that nobody may change
+doors       whose copy or whose shard a collective changed   learned    which ranks are equal where nothing is declared
+"""
