@@ -7,7 +7,7 @@ block shape in another way, so two processes could train a model with other bits
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -22,7 +22,6 @@ def install(active: Callable[[], bool]) -> None:
     seams.RUN_JOINT_PASSES.wrap(lambda plain: _without_clock(plain, active))
     seams.GENERATE.wrap(lambda plain: _without_clock(plain, active))
     seams.SCAN_SPLITS.wrap(lambda plain: _one_split(plain, active))
-    seams.REDUCTION_HINT.wrap(lambda plain: _summing_across_rows(plain, active))
     seams.DEFINE_USER_KERNEL.wrap(lambda plain: _marking(plain, active))
     seams.KERNEL_META.wrap(_marked)
     seams.TIME_CONFIGURATIONS.wrap(_in_their_order)
@@ -54,30 +53,6 @@ def _one_split(splits: Callable[..., Any], active: Callable[[], bool]) -> Callab
         return hint, number
 
     return one_split
-
-
-ACROSS = 8
-"""How many times more of a kernel's accesses are coalesced along what it keeps than along what it sums, for a sum
-across rows.  Inductor has the same number for the opposite."""
-
-
-def _summing_across_rows(hint: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
-    """Says of a kernel that it sums across rows, where Inductor does not know.
-
-    Inductor times shapes of all kinds then.  In its deterministic mode it takes one of them whatever the kernel is, and
-    most are shapes for sums along rows.
-    """
-
-    def hint_of(features: Any, tiling_scores: Mapping[str, int] | None = None) -> Any:
-        found = hint(features, tiling_scores)
-        if found.name != "DEFAULT" or tiling_scores is None or not active():
-            return found
-        if {*tiling_scores} != {"x", "r0_"} or not features.is_reduction():
-            return found
-        across = tiling_scores["x"] >= ACROSS * max(tiling_scores["r0_"], 1)
-        return type(found).OUTER if across else found
-
-    return hint_of
 
 
 _MARKS = ContextVar("dash_inductor_marks", default=False)

@@ -113,7 +113,7 @@ class Wider:
                 return None
             return self._call(node.target, (self._wider(args[0]), self._resized(args[1])))
         if node.target is aten.clone.default:
-            return self._wider(args[0])
+            return self._call(node.target, (self._wider(args[0]),), dict(node.kwargs))
         if node.target is aten.unsqueeze.default and args[1] % dims != dims - 1:
             return self._call(node.target, (self._wider(args[0]), args[1]))
         along = _ALONG.get(node.target)
