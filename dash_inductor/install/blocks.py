@@ -21,6 +21,10 @@ MANY = 1 << 22
 """Elements from which a kernel in two dimensions gets large tiles."""
 
 
+_NAMING = "\n# in the place of @triton_heuristics.{}\n"
+"""A comment in the code of a kernel, by which Inductor names it: "triton_red_..." for a reduction."""
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A generated kernel.
@@ -58,8 +62,9 @@ def _choosing(generate: Callable[..., str], active: Callable[[], bool]) -> Calla
 
             facts = blocks.facts_of(self)
             chosen = choose(Kernel(**facts)) if facts else None
-            if chosen:
+            if facts and chosen:
                 blocks.fix(self, chosen)
+                return generate(self, *args, **kwargs) + _NAMING.format(facts["kind"])
         return generate(self, *args, **kwargs)
 
     return generate_chosen

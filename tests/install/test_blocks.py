@@ -113,7 +113,9 @@ PROGRAM = """
         torch._dynamo.reset()
         with FakeTensorMode(allow_non_fake_inputs=True), contextlib.suppress(Exception):
             torch.compile(function, dynamic=dynamic)(torch.empty(sizes, device="cuda"))
-        return re.findall(r"triton_heuristics.(\\w+)\\(\\s*(config=\\{[^}]*\\})?", codes.pop())
+        code = codes.pop()
+        names = re.findall(r"'triton_(...)_fused", code)
+        return re.findall(r"triton_heuristics.(\\w+)\\(\\s*(config=\\{[^}]*\\})?", code) + sorted({*names})
 
     results = [found(across, 64, 1024, 1024), found(across, 64, 32, 1024), found(along, 64, 1024, 2048)]
     results.append(found(across, 64, 1024, 1024, dynamic=True))
@@ -129,7 +131,7 @@ PROGRAM = """
 def test_generated_code() -> None:
     output = run_python(PROGRAM, path=ROOT, TORCHINDUCTOR_COMPILE_THREADS=1).stdout
     across, short, along, *others = json.loads(output.splitlines()[-1])
-    assert across == [["fixed_config", "config={'XBLOCK': 64, 'R0_BLOCK': 8, 'num_warps': 4, 'num_stages': 1}"]]
-    assert short == [["fixed_config", "config={'XBLOCK': 64, 'num_warps': 4, 'num_stages': 1}"]]
-    assert along == [["fixed_config", "config={'XBLOCK': 1, 'R0_BLOCK': 2048, 'num_warps': 4, 'num_stages': 1}"]]
-    assert others == [[["reduction", ""]]] * 3
+    assert across == [["fixed_config", "config={'XBLOCK': 64, 'R0_BLOCK': 8, 'num_warps': 4, 'num_stages': 1}"], "red"]
+    assert short == [["fixed_config", "config={'XBLOCK': 64, 'num_warps': 4, 'num_stages': 1}"], "per"]
+    assert along == [["fixed_config", "config={'XBLOCK': 1, 'R0_BLOCK': 2048, 'num_warps': 4, 'num_stages': 1}"], "red"]
+    assert others == [[["reduction", ""], "red"]] * 3
