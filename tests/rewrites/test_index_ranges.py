@@ -62,6 +62,22 @@ def test_resampling(name: str, on_the_cpu: None) -> None:
     assert not left(graphs)
 
 
+def test_a_sum_of_a_sum(on_the_cpu: None) -> None:
+    """Padding that replicates, as it is decomposed on CUDA: a sum for each dimension."""
+
+    def padded(x: Tensor, _: Tensor) -> Tensor:
+        rows, columns = (torch.arange(-3, n + 2).clamp(0, n - 1) for n in x.shape[2:])
+        return x[:, :, rows][:, :, :, columns]
+
+    x = torch.randn(2, 3, 6, 7)
+    exact = results(padded, x.double(), x)
+    with capture() as graphs:
+        found = results(graphs.compile(padded, dynamic=False), x, x)
+    assert worst(found, exact) < 1e-6
+    assert [(record.rewrite, record.facts["longest"]) for record in records()] == [("index_ranges", [4])] * 2
+    assert not left(graphs)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_a_tensor_that_is_resampled_twice_and_read_beside(dtype: torch.dtype, on_the_cpu: None) -> None:
     """The gradient of each is a sum of its own, and what else is added stays.  Channels are last, batches dynamic."""
