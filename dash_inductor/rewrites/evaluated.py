@@ -23,7 +23,7 @@ Bounds = tuple[Tensor, Tensor]
 
 
 def evaluated(node: Node) -> Bounds | None:
-    """Bounds of the elements of a node that depend on positions alone, whatever device computes them; None for others."""
+    """Bounds of the elements of a node that depend on positions alone, on any device; None for other nodes."""
     rule = _RULES.get(node.target)
     value = node.meta.get("val")
     if rule is None or not isinstance(value, Tensor):
@@ -84,7 +84,13 @@ def _with_number(operation: Callable[[Tensor, float], Tensor], *names: str) -> C
             return None
         if operation is torch.mul and number < 0:
             return None
-        return operation(given[0], number), operation(given[1], number)
+        is_exact = (
+            not value.dtype.is_floating_point
+            or float(torch.tensor(number, dtype=torch.float32, device="cpu")) == number
+        )
+        error = 0.0 if is_exact else abs(number) * ROUNDING
+        low, high = (torch.stack([operation(each, number + by) for by in (-error, error)]) for each in given)
+        return low.amin(0), high.amax(0)
 
     return rule
 

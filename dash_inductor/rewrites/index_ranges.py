@@ -63,10 +63,14 @@ class IndexRangesRewrite:
                 bands = pool(node)
                 if bands is not None:
                     results.append(Result(_unpooled(node, bands)))
-        puts = {node: put for node in graph.nodes if (put := _put(node)) is not None}
-        for nodes in together(puts):
-            whole = read_map([puts[node] for node in nodes])
-            parts = [(nodes, whole)] if whole is not None else [([node], read_map([puts[node]])) for node in nodes]
+        for nodes in together({node: put for node in graph.nodes if (put := _put(node)) is not None}):
+            puts = [*filter(None, map(_put, nodes))]  # again: the values of a sum may have been one that was rewritten
+            whole = read_map(puts)
+            parts = (
+                [(nodes, whole)]
+                if whole is not None
+                else [([node], read_map([put])) for node, put in zip(nodes, puts, strict=True)]
+            )
             results += [Result(_rewritten(members, found)) for members, found in parts if found is not None]
         return results
 

@@ -85,8 +85,8 @@ def read_map(puts: Sequence[Sum]) -> Map | None:
         return None
     shape, batch, lengths = source.meta["val"].shape, puts[0].batch, puts[0].index.lengths
     dimensions = []
-    for axis, (parts, length) in enumerate(zip(vectors, lengths, strict=True)):
-        found = _dimension(parts, length, sizes.static(shape[batch + axis]))
+    for axis, (vector, length) in enumerate(zip(vectors, lengths, strict=True)):
+        found = _dimension(vector, length, sizes.static(shape[batch + axis]))
         if found is None:
             return None
         dimensions.append(found)
@@ -145,7 +145,8 @@ def _axis_of(node: Node, put: Sum) -> int | None:
     differing = [behind + dim for dim, size in enumerate(value.shape) if sizes.static(size) != 1]
     if len(differing) != 1 or not 0 <= differing[0] - put.batch < len(put.index.tensors):
         return None
-    return differing[0] - put.batch
+    axis: int = differing[0] - put.batch
+    return axis
 
 
 def _parts(put: Sum, polynomial: Polynomial, alike: Alike) -> Mapping[tuple[Part, ...], int]:
