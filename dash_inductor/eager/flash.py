@@ -24,6 +24,7 @@ from torch.library import Library, get_kernel
 
 from .. import _switch
 from ..config import config
+from ..kernels.execution import ReadyForward
 from ..model.plan import Kept
 from ..model.reasons import Reason
 from ..planning.prediction import predicted_us
@@ -37,6 +38,8 @@ from .planned import Asked, Planned, backward_of, forward_of, planned
 _aten = torch.ops.aten
 _KINDS = 4096
 """Kinds of tensors that are remembered."""
+_TENSORS = 6
+"""The first arguments of a backward: grad_out, query, key, value, out and logsumexp."""
 
 
 def no_more(query: Tensor, key: Tensor) -> tuple[Any, ...]:
@@ -191,13 +194,17 @@ def _line() -> str:
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+def _is_flag(argument: torch.Argument) -> bool:
+    return not isinstance(argument.type, (torch.TensorType, torch.OptionalType))
+
+
 class _Kernel:
     """The function in front of a kernel, with what it has found out about tensors of each kind."""
 
     def __init__(self, op: OpOverload, original: Any, sites: _Sites) -> None:
         self._original, self._sites = original, sites
         self._arguments = op._schema.arguments
-        self._runs: dict[tuple[Any, ...], Callable[..., Any] | None] = {}
+        self._runs: dict[tuple[Any, ...], Any] = {}
         """By facts about tensors, what runs; None for PyTorch's own kernel."""
 
     def _asked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Asked:
@@ -209,7 +216,7 @@ class _Kernel:
         op = self._sites.pair.forward._schema.name
         return Asked(op, *tensors, given["is_causal"], given["scale"], ", ".join(words))
 
-    def _remember(self, facts: tuple[Any, ...], run: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    def _remember(self, facts: tuple[Any, ...], run: Any) -> Any:
         if len(self._runs) >= _KINDS:
             self._runs.clear()
         self._runs[facts] = run
@@ -229,14 +236,16 @@ class _Forward(_Kernel):
             value.dtype, query.device, *flags, *kwargs.items(), config.forward, config.schedule,
         )  # fmt: skip
         try:
-            run = self._runs[facts]
+            found = self._runs[facts]
         except KeyError:
-            run = self._remember(facts, self._made((query, key, value, *flags), kwargs))
-        if run is None:
+            found = self._remember(facts, self._made((query, key, value, *flags), kwargs))
+        if found is None:
             return self._kept(keys, (query, key, value, *flags), kwargs)
-        return run(query, key, value)
+        run, more = found
+        return run(query, key, value) + more
 
-    def _made(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
+    def _made(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[ReadyForward, tuple[Any, ...]] | None:
+        """What launches the forward, and the results behind its own."""
         asked = self._asked(args, kwargs)
         tensors = asked.query, asked.key, asked.value
         found, launch = planned(asked), None
@@ -247,13 +256,17 @@ class _Forward(_Kernel):
                 found = Kept(Reason.COMPILE_FAILED, f"{type(error).__name__}: {error}")
         trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         self._sites.tell(asked, found, trains)
-        if launch is None:
-            return None
-        run, more = launch, self._sites.pair.more(asked.query, asked.key)
-        return lambda query, key, value: (*run(query, key, value), *more)
+        return None if launch is None else (launch, self._sites.pair.more(asked.query, asked.key))
 
 
 class _Backward(_Kernel):
+    def __init__(self, op: OpOverload, original: Any, sites: _Sites) -> None:
+        super().__init__(op, original, sites)
+        behind = op._schema.arguments[_TENSORS:]
+        places = [i for i, argument in enumerate(behind) if not argument.kwarg_only and _is_flag(argument)]
+        self._flags = slice(places[0], places[-1] + 1)
+        """Those of the arguments behind the tensors that are flags and numbers; no tensor is between them."""
+
     def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
         if _switch.is_off_in_code():
             return self._original.call_boxed(keys, *args, **kwargs)
@@ -261,8 +274,7 @@ class _Backward(_Kernel):
         facts = (
             grad_out.stride(), grad_out.dtype, query.shape, query.stride(), key.shape, key.stride(), value.shape,
             value.stride(), out.stride(), logsumexp.stride(), query.dtype, key.dtype, value.dtype, query.device,
-            *[flag for flag in rest if not isinstance(flag, Tensor)], *kwargs.items(), config.forward, config.schedule,
-            config.profile,
+            *rest[self._flags], *kwargs.items(), config.forward, config.schedule, config.profile,
         )  # fmt: skip
         try:
             run = self._runs[facts]
