@@ -10,12 +10,10 @@ deterministic algorithms.
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +31,8 @@ from ..records.records import FORWARD_ONLY, FULL, SiteRecord, Tensors
 from ..rewrites.kept_error import kept_error
 from ..upstream.dispatch import OpOverload
 from .determinism import DETERMINISTIC
+from .lines import line_of_program
+from .packed import OPERATORS, Classes, Packed
 from .planned import Asked, Planned, backward_of, forward_of, planned
 
 _aten = torch.ops.aten
@@ -93,24 +93,31 @@ class Handle:
 
 def activate() -> Handle:
     """Put our functions in front of PyTorch's kernels for CUDA."""
-    return in_front("CUDA", CUDA)
+    return in_front("CUDA", CUDA, packed=True)
 
 
-def in_front(device: str, pair: Pair) -> Handle:
-    """Put our functions in front of the kernels of two operators for a device, "CUDA" or "CPU".
+def in_front(device: str, pair: Pair, *, packed: bool = False) -> Handle:
+    """Put our functions in front of the kernels of two operators for a device; while `DASH_INDUCTOR=0` is set, none.
 
-    While `DASH_INDUCTOR=0` is set, there are none.
+    Args:
+        device: "CUDA" or "CPU".
+        packed: whether there are records of packed attention, too.
     """
     library = Library("aten", "IMPL", device)
     if _switch.off_for_good() is not None:
         return Handle(library)
-    sites = _Sites(pair)
+    sites, classes = _Sites(pair), Classes()
+    functions: list[tuple[OpOverload, Callable[..., Any]]] = [
+        (pair.forward, _Forward(pair.forward, get_kernel(pair.forward, device), sites)),
+        (pair.backward, _Backward(pair.backward, get_kernel(pair.backward, device), sites)),
+    ]
+    if packed:
+        functions += [(op, Packed(op, get_kernel(op, device), classes)) for op in OPERATORS]
     with warnings.catch_warnings():
         # That is what is asked for.
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
-        for op, kind in ((pair.forward, _Forward), (pair.backward, _Backward)):
-            name = op._schema.name.removeprefix("aten::")
-            library.impl(name, kind(op, get_kernel(op, device), sites), device, with_keyset=True)
+        for op, function in functions:
+            library.impl(op._schema.name.removeprefix("aten::"), function, device, with_keyset=True)
     return Handle(library)
 
 
@@ -169,7 +176,7 @@ def _record(name: str, pair: Pair, asked: Asked, found: Planned | Kept, trains: 
         plan=plan,
         forward="kept: by the setting forward='keep'" if forward == "keep" else forward,
         mask="causal" if asked.causal else "full",
-        line=_line(),
+        line=line_of_program(),
         tensors=Tensors(
             tuple(query.shape),
             tuple(asked.key.shape),
@@ -181,17 +188,6 @@ def _record(name: str, pair: Pair, asked: Asked, found: Planned | Kept, trains: 
         predicted_us=predicted_us(plan, site, arch) if trains and plan is not None and site is not None else None,
         kind=FULL if trains else FORWARD_ONLY,
     )
-
-
-_LIBRARIES = tuple(str(Path(file).parent) for file in (torch.__file__, __file__))
-
-
-def _line() -> str:
-    """``file:line`` of the program that calls; "" on a thread of autograd."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(("<", *_LIBRARIES)):
-        frame = frame.f_back  # type: ignore[assignment]  # None behind the outermost
-    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _is_flag(argument: torch.Argument) -> bool:
