@@ -29,7 +29,9 @@ FORWARD, BACKWARD = _aten._flash_attention_forward.default, _aten._flash_attenti
 OPERATORS: tuple[OpOverload, ...] = (FORWARD, BACKWARD)
 """The operators of packed attention, which PyTorch's FlashAttention for tensors without documents calls, too."""
 
-_DETAIL = "packed attention is replaced in compiled functions alone; PyTorch's own kernels run, under deterministic algorithms"
+_DETAIL = (
+    "packed attention is replaced in compiled functions alone; PyTorch's kernels run, under deterministic algorithms"
+)
 
 
 class Packed:
