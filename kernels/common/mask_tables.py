@@ -17,15 +17,17 @@ from ...schedule.table_walk import FORWARD_TILE_BITS, TILE_BITS, from_the_end, s
 from ...schedule.walk import Problem
 from ...upstream import compat
 from .compiling import schedule_module
-from .device import codes, tables, tile_pairs
+from .device import codes, spans, tables, tile_pairs
 from .launching import launch_kernel
 from .mask_data import MaskData, MaskTables
-from .relations import CODES, Layout, Vectors, computed, vectors
+from .relations import CODES, SPANS, Layout, Vectors, computed, vectors
 from .strides import dense_strides
 
 TOKENS, PARTNERS, TOKEN_TILES = 64, 32, 512
 """Tokens of a program of `first_equal` and `seen`, other tokens that are compared with them at once, and tiles of so
 many tokens whose ranges are compared at once."""
+SPAN_TOKENS = 256
+"""Tokens of a program of `write_spans`."""
 Q_TILES, KV_TILES = 16, 4
 """q tiles and kv tiles that a program of `classify` looks at together."""
 DENSE_Q_TILES, DENSE_KV_TILES = 4, 1
@@ -176,6 +178,9 @@ class _Builder:
                 found = self._codes(of, q_vectors[:, q_row], kv_vectors[:, kv_row])
                 ranges = found if i == 0 else ranges
                 continue
+            if of.form == SPANS:
+                self._spans(of, q_vectors[:, q_row:])
+                continue
             queries, keys = computed(of, data)
             q_vectors[:, q_row : q_row + of.form.queries] = queries
             if of.form.keys:
@@ -202,6 +207,19 @@ class _Builder:
             KEYS=self.layout.KEYS, TOKENS=self.tokens,
         )  # fmt: skip
         return ranges
+
+    def _spans(self, of: Vectors, found: Tensor) -> None:
+        """Write the spans of queries, the first two of the vectors [batch, vectors, q_len]."""
+        data = self.data
+        least, most = (of.values.get(role) for role in ("least", "most"))
+        nothing = found[:, 0]  # never read
+        operands = [nothing if bound is None else bound for bound in (least, most)]
+        self._launch(
+            spans.write_spans, (data.batch, -(-data.q_len // SPAN_TOKENS)),
+            *operands, found, *(stride for bound in operands for stride in bound.stride()), data.q_len, data.kv_len,
+            self.lo, self.hi, HAS_LEAST=least is not None, HAS_MOST=most is not None, HAS_LO=self.mask.HAS_LO,
+            HAS_HI=self.mask.HAS_HI, QUERIES=self.layout.QUERIES, BLOCK=SPAN_TOKENS,
+        )  # fmt: skip
 
     def _dense(self, fallback: Tensor) -> tuple[Tensor, list[int]]:
         """The dense mask, and its strides, zero where it has size 1; `fallback` is passed where there is none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -234,7 +235,7 @@ def _scale(scale: object, head_dim: int) -> float:
     return value
 
 
-def _modifiers(found: Mapping[str, object]) -> dict[str, float]:
+def _modifiers(found: Mapping[str, object]) -> dict[str, Any]:
     """The modifiers of scores by name; zero is none, as the operators of flash-attn have it."""
     values = {name: (number, _number(number)) for name, number in found.items() if number is not None}
     for name, (number, value) in values.items():
