@@ -15,9 +15,9 @@ from ...model.mask import ROW_BLOCK, Band
 from ...model.plan import Plan
 from ...schedule.table_walk import FORWARD_TILE_BITS, TILE_BITS, from_the_end, seen_words
 from ...schedule.walk import Problem
-from ...upstream import compat
 from .compiling import schedule_module
 from .device import codes, spans, tables, tile_pairs
+from .launch_list import LaunchLists, Notes
 from .launching import launch_kernel
 from .mask_data import MaskData, MaskTables
 from .relations import CODES, SPANS, Layout, Vectors, computed, vectors
@@ -118,19 +118,27 @@ def _shape(band: Band, sizes: tuple[int, int, int, int], by_head: bool, plan: Pl
     )
 
 
-def build(data: MaskData, plan: Plan) -> MaskTables:
+CALLS = LaunchLists()
+"""The calls of the operator that have built tables."""
+
+
+def build(data: MaskData, plan: Plan, notes: Notes | None = None) -> MaskTables:
     """The tables of a mask for the Hopper kernels of a plan, computed on the mask's device.
+
+    Args:
+        notes: gets what is allocated and launched.
 
     Raises:
         ArgumentError: as `Shape.of`.
     """
     device = data.device
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # Triton uses the current device
-        return _Builder(data, plan).build()
+        return _Builder(data, plan, notes or Notes([])).build()
 
 
 class _Builder:
-    def __init__(self, data: MaskData, plan: Plan) -> None:
+    def __init__(self, data: MaskData, plan: Plan, notes: Notes) -> None:
+        self.notes = notes
         self.data, self.plan, self.shape = data, plan, Shape.of(data, plan)
         self.lo, self.hi = self.shape.bounds
         self.device = data.device
@@ -181,6 +189,7 @@ class _Builder:
             if of.form == SPANS:
                 self._spans(of, q_vectors[:, q_row:])
                 continue
+            self.notes.refuse()  # by operators of PyTorch
             queries, keys = computed(of, data)
             q_vectors[:, q_row : q_row + of.form.queries] = queries
             if of.form.keys:
@@ -313,7 +322,7 @@ class _Builder:
         """An uninitialised contiguous tensor on the mask's device, which is the current one."""
         if self.device.type != "cuda":
             return torch.empty(shape, dtype=dtype, device=self.device)
-        return compat.empty_cuda(shape, dense_strides(shape, range(len(shape))), dtype)
+        return self.notes.allocate(shape, dense_strides(shape, range(len(shape))), dtype)
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int, **constants: Any) -> None:
-        launch_kernel(kernel, self.device, grid, *arguments, **constants)
+        self.notes.launched(launch_kernel(kernel, self.device, grid, *arguments, **constants), arguments)
