@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -58,12 +59,12 @@ def waits_are_errors() -> Iterator[Callable[[], None]]:
 
 
 TENSORS: dict[str, Callable[[nn.Module, torch.optim.Optimizer], Tensor]] = {
-    "parameter 1.0.weight": lambda network, optimizer: network[1][0].weight,
-    "parameter 5.bias": lambda network, optimizer: network[5].bias,
-    "optimizer state 2.0.weight exp_avg_sq": lambda network, optimizer: optimizer.state[network[2][0].weight]["exp_avg_sq"],
-    "optimizer state 5.bias step": lambda network, optimizer: optimizer.state[network[5].bias]["step"],
-    "buffer 4.running_var": lambda network, optimizer: network[4].running_var,
-}  # fmt: skip
+    "parameter 1.0.weight": lambda network, by: network[1][0].weight,
+    "parameter 5.bias": lambda network, by: network[5].bias,
+    "optimizer state 2.0.weight exp_avg_sq": lambda network, by: by.state[network[2][0].weight]["exp_avg_sq"],
+    "optimizer state 5.bias step": lambda network, by: by.state[network[5].bias]["step"],
+    "buffer 4.running_var": lambda network, by: network[4].running_var,
+}
 
 
 @pytest.mark.parametrize("name", [*TENSORS, ""])
@@ -134,7 +135,7 @@ def test_the_host_runs_ahead() -> None:
 def test_parts_and_tensors_of_equal_size_have_the_lanes_of_the_cpu() -> None:
     raw = torch.randint(0, 256, (1 << 20,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     cuts = [0, 8, 4096, 200_000, 200_008, 600_000, 1 << 20]
-    parts = [raw[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    parts = [raw[a:b] for a, b in itertools.pairwise(cuts)]
     firsts = [cut // 8 for cut in cuts[:-1]]
     equal = [raw[n * 8 : n * 8 + 300_000] for n in range(7)]
     tensors, rows = [raw, *parts, *equal], [0, *[1] * len(parts), *range(2, 9)]

@@ -104,10 +104,10 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     recall = sum(each.named for each in decided) / len(decided) if decided else 1.0
     f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
     found = [each for each in faults if each.named or each.tie]
-    lines.append(
-        f"precision {precision:.3f}  recall {recall:.3f}  F1 {f1:.3f}  of {len(faults)} faults, {len(faults) - len(decided)} ties;"
-        f"  step right {sum(each.step for each in found)} of {len(found)}, tensor right {sum(each.tensor for each in found)}"
-    )
+    ties = len(faults) - len(decided)
+    steps, tensors = sum(each.step for each in found), sum(each.tensor for each in found)
+    lines.append(f"precision {precision:.3f}  recall {recall:.3f}  F1 {f1:.3f}  of {len(faults)} faults, {ties} ties")
+    lines.append(f"of {len(found)} that were found: step right {steps}, tensor right {tensors}")
     return "\n".join(lines)
 
 
