@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..support import guarded
-from ..support.guarded import MODES, Trial
+from ..support.guarded import MODES, VARIANTS, Trial
 from .kinds import KINDS
 
 
@@ -75,8 +75,10 @@ def score(result: dict[str, Any]) -> Score:
 
 
 def trials(modes: Iterable[str], kinds: Iterable[str], seeds: Iterable[int], clean: int) -> list[Trial]:
-    """A trial of every kind in every mode for each seed, and clean ones; ranks take turns."""
+    """A trial of every kind in every mode for each seed, and clean ones, of all variants; ranks take turns."""
     found = [Trial(mode, seed=seed) for mode in modes for seed in range(clean)]
+    if clean:
+        found += [Trial(mode, variant=variant) for mode in modes for variant in VARIANTS[mode]]
     for mode in modes:
         for number, kind in enumerate(kinds):
             if mode in KINDS[kind].modes:

@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,16 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from dash_inductor.guard import bits
@@ -67,45 +73,82 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, variant: str = "") -> None:
         super().__init__()
         self.emb = nn.Embedding(VOCABULARY, WIDTH)
         self.register_buffer("pos", torch.randn(16, WIDTH) * 0.1)
         self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
         self.ln, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        if variant == "batch norm":
+            self.norm = nn.BatchNorm1d(LENGTH)
+        if variant == "frozen":
+            self.emb.requires_grad_(False)
+            self.blocks[0].requires_grad_(False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.emb(tokens) + self.pos[: tokens.shape[1]]
+        if hasattr(self, "norm"):
+            x = self.norm(x)
         for block in self.blocks:
             x = block(x)
         return self.head(self.ln(x))
 
 
-def build(mode: str, world: int) -> tuple[nn.Module, LanguageModel]:
+VARIANTS = {
+    "ddp": ("batch norm", "accumulate", "clip", "frozen", "two optimizers"),
+    "fsdp": ("mixed precision", "accumulate", "clip", "with tp", "frozen"),
+    "hsdp": ("mixed precision", "clip", "accumulate"),
+    "tp": ("sequence", "clip", "two optimizers"),
+    "replicate": ("accumulate", "batch norm"),
+}
+"""What else programs do, by mode; none of it may be taken for a fault."""
+
+
+def build(mode: str, world: int, variant: str = "") -> tuple[nn.Module, LanguageModel]:
     """The model as it is called, and the model inside."""
     torch.manual_seed(0)
-    model = LanguageModel()
+    model = LanguageModel(variant)
     if mode == "ddp":
         return DistributedDataParallel(model), model
     if mode in ("fsdp", "hsdp"):
-        mesh = (
-            init_device_mesh("cpu", (world,))
-            if mode == "fsdp"
-            else init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
-        )
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+        _shard(model, mode, world, variant)
     elif mode == "tp":
-        plan: dict[str, Any] = {f"attn.{name}": ColwiseParallel() for name in "qkv"}
-        plan |= {"attn.out": RowwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
-        for block in model.blocks:
-            parallelize_module(block, init_device_mesh("cpu", (world,)), plan)
+        _parallelize(model, init_device_mesh("cpu", (world,)), variant)
     elif mode == "replicate":
         from torch.distributed._composable.replicate import replicate
 
         replicate(model)
     return model, model
+
+
+def _shard(model: LanguageModel, mode: str, world: int, variant: str) -> None:
+    more: dict[str, Any] = {}
+    if variant == "mixed precision":
+        more["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        more["reshard_after_forward"] = False
+    if mode == "hsdp":
+        mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
+    elif variant == "with tp":
+        both = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("shard", "heads"))
+        _parallelize(model, both["heads"], variant)
+        mesh = both["shard"]
+    else:
+        mesh = init_device_mesh("cpu", (world,))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, **more)
+    fully_shard(model, mesh=mesh, **more)
+
+
+def _parallelize(model: LanguageModel, mesh: DeviceMesh, variant: str) -> None:
+    plan: dict[str, Any] = {f"attn.{name}": ColwiseParallel() for name in "qkv"}
+    plan |= {"attn.out": RowwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
+    if variant == "sequence":
+        plan |= {"ln2": SequenceParallel(), "up": ColwiseParallel(input_layouts=Shard(1))}
+    parts = PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Shard(1),))
+    for block in model.blocks:
+        if variant == "sequence":
+            parallelize_module(block, mesh, {"ln2": parts})
+        parallelize_module(block, mesh, plan)
 
 
 @dataclass
@@ -118,6 +161,7 @@ class Trial:
         rank, step: where it is planted.
         seed: chooses tensor, element and bit.
         settings: of `bits.checks`.
+        variant: one of `VARIANTS`.
         steps: of the run.
         fact: what was planted, filled in by the run.
     """
@@ -129,6 +173,7 @@ class Trial:
     seed: int = 0
     settings: dict[str, int] = field(default_factory=dict)
     steps: int = 10
+    variant: str = ""
     fact: dict[str, Any] = field(default_factory=dict)
 
 
@@ -216,13 +261,34 @@ def tokens(mode: str, number: int, step: int) -> Tensor:
     return torch.randint(VOCABULARY, (2, LENGTH + 1), generator=generator)
 
 
+def _unreduced(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Gradients are not reduced within."""
+    if isinstance(model, DistributedDataParallel):
+        return model.no_sync()
+
+    @contextlib.contextmanager
+    def off() -> Iterator[None]:
+        model.set_requires_gradient_sync(False)
+        yield
+        model.set_requires_gradient_sync(True)
+
+    return off()
+
+
+def _clip(parameters: Sequence[Tensor]) -> None:
+    """Scale gradients, as programs do that clip by value: each rank its own part."""
+    torch.nn.utils.clip_grad_value_(parameters, 0.01, foreach=False)
+
+
 def train(trial: Trial, number: int, world: int, group: dist.ProcessGroup) -> dict[str, Any]:
     """Run a trial; what was found, on rank 0."""
     from ..guard.kinds import KINDS
 
-    called, model = build(trial.mode, world)
-    optimizer = torch.optim.AdamW(called.parameters(), lr=1e-2, foreach=False)
-    run = Run(trial, number, called, model, optimizer)
+    called, model = build(trial.mode, world, trial.variant)
+    trained = [parameter for parameter in called.parameters() if parameter.requires_grad]
+    cut = len(trained) // 2 if trial.variant == "two optimizers" else 0
+    by = [torch.optim.AdamW(part, lr=1e-2, foreach=False) for part in (trained[cut:], trained[:cut]) if part]
+    run = Run(trial, number, called, model, by[0])
     plant = KINDS[trial.kind].plant if trial.kind != "clean" else None
     meeting = Meeting(number, world, group, bits.judges)
     rank = Rank(number, world, meeting.channel)
@@ -242,12 +308,18 @@ def train(trial: Trial, number: int, world: int, group: dist.ProcessGroup) -> di
                         trial.fact = fact
 
             at(moments[0])
-            batch = tokens(trial.mode, number, step)
-            loss = F.cross_entropy(called(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
-            loss.backward()
+            micro = 2 if trial.variant == "accumulate" else 1
+            for part in range(micro):
+                batch = tokens(trial.mode, number, step * micro + part)
+                with _unreduced(called) if part < micro - 1 else contextlib.nullcontext():
+                    loss = F.cross_entropy(called(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+                    loss.backward()
+            if trial.variant == "clip":
+                _clip(trained)
             at(moments[1])
-            optimizer.step()
-            optimizer.zero_grad()
+            for optimizer in by:
+                optimizer.step()
+                optimizer.zero_grad()
             at(moments[2])
         found += [(step, finding) for finding in meeting.meet()]
     seconds = time.perf_counter() - began
