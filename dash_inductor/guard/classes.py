@@ -98,7 +98,11 @@ class Classes:
             found: tuple[int, ...] = ranks
             return found
         placed = tensor if isinstance(tensor, DTensor) else parameter
-        return replicas(placed) if isinstance(placed, DTensor) else ()
+        if not isinstance(placed, DTensor):
+            return ()
+        declared = replicas(placed)
+        # A mesh that is a part of the world does not say what ranks outside of it have.
+        return declared if len(declared) > 1 or placed.device_mesh.size() == dist.get_world_size() else ()
 
 
 def replicas(tensor: DTensor) -> tuple[int, ...]:

@@ -256,8 +256,10 @@ class Meeting:
         return found
 
 
-def tokens(mode: str, number: int, step: int) -> Tensor:
-    generator = torch.Generator().manual_seed(1000003 * step + (0 if mode == "tp" else number))
+def tokens(trial: Trial, number: int, step: int) -> Tensor:
+    """What a rank reads; ranks that share a model's heads read the same."""
+    reader = 0 if trial.mode == "tp" else number // 2 if trial.variant == "with tp" else number
+    generator = torch.Generator().manual_seed(1000003 * step + reader)
     return torch.randint(VOCABULARY, (2, LENGTH + 1), generator=generator)
 
 
@@ -310,7 +312,7 @@ def train(trial: Trial, number: int, world: int, group: dist.ProcessGroup) -> di
             at(moments[0])
             micro = 2 if trial.variant == "accumulate" else 1
             for part in range(micro):
-                batch = tokens(trial.mode, number, step * micro + part)
+                batch = tokens(trial, number, step * micro + part)
                 with _unreduced(called) if part < micro - 1 else contextlib.nullcontext():
                     loss = F.cross_entropy(called(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
                     loss.backward()

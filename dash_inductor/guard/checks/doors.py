@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate
 
 from ...observers.fingerprints.fingerprint import add_lanes, why_unseen
 from ...observers.fingerprints.sizes import LANES
@@ -124,16 +124,13 @@ class Doors(Check):
 
     def _add(self, whole: Tensor, shard: DTensor) -> str:
         """Hash a gathered parameter and the own shard of it; why not, if it cannot be done."""
-        placements = [type(placement) for placement in shard.placements]
-        if placements.count(Shard) != 1 or set(placements) - {Shard, Replicate}:
-            return "a parameter that is sharded along several dimensions of a mesh"
-        dimension = placements.index(Shard)
+        dimension = _sharded_along(whole, shard)
         plain, mine, coordinate = local(whole), local(shard), shard.device_mesh.get_coordinate()
         reason = why_unseen(plain) or why_unseen(mine)
         if reason or coordinate is None:
             return f"a parameter that is {reason or 'not here'}"
-        if shard.placements[dimension].dim != 0:  # type: ignore[attr-defined]
-            return "a parameter that is not sharded along its first dimension"
+        if dimension is None:
+            return "a parameter that is not sharded along its first dimension, and along one of a mesh"
         if plain.device != mine.device:
             return "a parameter whose shard lies on another device"
         place = tuple(slice(None) if n == dimension else where for n, where in enumerate(coordinate))
@@ -181,6 +178,20 @@ class Doors(Check):
             for group, (whole, own, _) in self._ring.of(number).items():
                 groups.setdefault(group, {})[str(number)] = [whole, own]
         self.send(step, groups=groups)
+
+
+def _sharded_along(whole: Tensor, shard: DTensor) -> int | None:
+    """The dimension of a shard's mesh along which FSDP has gathered it; those of the gathered parameter are others."""
+    names = shard.device_mesh.mesh_dim_names or ()
+    others = set(whole.device_mesh.mesh_dim_names or ()) if isinstance(whole, DTensor) else set()
+    along = [
+        number
+        for number, placement in enumerate(shard.placements)
+        if not isinstance(placement, Replicate) and not (others and names[number] in others)
+    ]
+    if len(along) != 1 or (isinstance(whole, DTensor) and not others):
+        return None
+    return along[0] if getattr(shard.placements[along[0]], "dim", None) == 0 else None
 
 
 def _parameters(module: nn.Module) -> Iterator[tuple[tuple[int, str], Tensor]]:
