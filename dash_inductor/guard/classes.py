@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import weakref
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ def spelled(ranks: Sequence[int]) -> str:
     return ",".join(runs)
 
 
+@functools.lru_cache(maxsize=1024)
 def members(name: str, world: int) -> tuple[int, ...] | None:
     """The ranks of a class that somebody may have made up; None if it is none."""
     found: set[int] = set()

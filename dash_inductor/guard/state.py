@@ -79,7 +79,7 @@ def mark(plain: Tensor) -> tuple[int, int]:
 
 
 class State:
-    """What checks of bits share.
+    """What checks of bits share: `of` a rank there is one.
 
     Args:
         rank: whose state it is.
@@ -91,11 +91,27 @@ class State:
     """
 
     def __init__(self, rank: Host) -> None:
-        self.rank, self.names, self.classes, self.queue = rank, Names(), Classes(), Queue()
+        self._rank = weakref.ref(rank)
+        self.names, self.classes, self.queue = Names(), Classes(), Queue()
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._entries: dict[int, list[Entry]] = {}  # by optimizer
         self._after: tuple[int, int, list[Hashed]] | None = None
+
+    @property
+    def rank(self) -> Host:
+        """Whose state it is."""
+        rank = self._rank()
+        assert rank is not None
+        return rank
+
+    @classmethod
+    def of(cls, rank: Host) -> State:
+        """The state that all checks of a rank share."""
+        found = _states.get(rank)
+        if found is None:
+            found = _states[rank] = cls(rank)
+        return found
 
     def module_begins(self, module: nn.Module) -> None:
         """A module begins: the first one that belongs to no other is a root of names."""
@@ -209,6 +225,9 @@ class State:
 @functools.lru_cache(maxsize=4096)
 def _description(dtype: torch.dtype, shape: torch.Size) -> str:
     return description(torch.empty(shape, dtype=dtype, device="meta"))
+
+
+_states: weakref.WeakKeyDictionary[Host, State] = weakref.WeakKeyDictionary()
 
 
 def lanes_of(tensors: Sequence[Tensor], firsts: Sequence[int] | None = None) -> Tensor:

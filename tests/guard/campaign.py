@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..support import guarded
-from ..support.guarded import MODES, VARIANTS, Trial
+from ..support import planted
+from ..support.planted import MODES, VARIANTS, Trial
 from .kinds import KINDS
 
 
@@ -46,7 +46,7 @@ class Score:
 
 
 def score(result: dict[str, Any]) -> Score:
-    """The score of a result of `guarded.run`."""
+    """The score of a result of `planted.run`."""
     trial = Trial(**result["trial"])
     kind = KINDS.get(trial.kind)
     may_tie = kind is not None and trial.mode in kind.tie
@@ -124,7 +124,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         chosen = trials(options.modes, options.kinds, range(options.seeds), options.clean)
-        results = guarded.run(chosen, Path(folder), seconds=options.seconds)
+        results = planted.run(chosen, Path(folder), seconds=options.seconds)
     if options.verbose:
         for result in results:
             print(json.dumps(result["trial"]), "off:", result["off"])

@@ -16,7 +16,7 @@ from dash_inductor.guard.judge import Job
 from dash_inductor.guard.monitor import Monitor
 from dash_inductor.guard.rank import Rank
 
-from ..support.guarded import flip
+from ..support.planted import flip
 
 STEP, STEPS = 4, 8
 Between = Callable[[int, nn.Module, torch.optim.Optimizer], None]
@@ -45,8 +45,8 @@ def found(
     optimizer = make([parameter for parameter in model.parameters() if parameter.requires_grad])
     local, job = Local(), Job(1)
     rank = Rank(0, 1, local.end(0))
-    rank.checks = list(bits.checks(rank, at_rest=at_rest))
-    monitor = Monitor(job, local, bits.judges(job), None, lambda finding: None, lambda: 0.0)
+    rank.checks = [kind(rank, rest=at_rest) for kind in bits.CHECKS]
+    monitor = Monitor(job, local, [kind(job) for kind in bits.JUDGES], None, lambda finding: None, lambda: 0.0)
     runs = called(model)
     scale = torch.amp.GradScaler("cpu", enabled=scaler, init_scale=4.0)
     rank.start()
@@ -64,7 +64,7 @@ def found(
     finally:
         rank.close()
     monitor.finish(float(STEPS + 1))
-    assert len(rank.checks) == 2 + bool(at_rest), rank.coverage.to_dict()
+    assert len(rank.checks) == 3, rank.coverage.to_dict()
     return monitor.findings, monitor, rank
 
 

@@ -12,6 +12,7 @@ import hashlib
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,15 +58,14 @@ class Doors(Check):
 
     Args:
         rank: of which this is a check.
-        state: what checks of bits share.
-        every: n: in every n-th step.
+        doors: n: in every n-th step; 0: never.
     """
 
     name = "doors"
 
-    def __init__(self, rank: Host, state: State, every: int = 1) -> None:
+    def __init__(self, rank: Host, doors: int = 1, **settings: Any) -> None:
         super().__init__(rank)
-        self._state, self._every = state, every
+        self._state, self._every = State.of(rank), doors
         self._shards: dict[tuple[int, str], DTensor] = {}  # by module and name in it
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # in this step
         self._gathered: dict[tuple[tuple[int, ...], torch.device], Gathered] = {}
@@ -76,6 +76,7 @@ class Doors(Check):
         """A new step."""
         self._seen.clear()
         self._done.clear()
+        self._gathered.clear()
 
     def module_begins(self, module: nn.Module) -> None:
         """Before its forward, parameters of a module of FSDP are shards."""
@@ -120,7 +121,7 @@ class Doors(Check):
         self._state.queue.poll(wait=True)
 
     def _on(self) -> bool:
-        return self.rank.world > 1 and self.rank.step % self._every == 0
+        return self._every > 0 and self.rank.world > 1 and self.rank.step % self._every == 0
 
     def _add(self, whole: Tensor, shard: DTensor) -> str:
         """Hash a gathered parameter and the own shard of it; why not, if it cannot be done."""

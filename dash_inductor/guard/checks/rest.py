@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,15 +32,14 @@ class Rest(Check):
 
     Args:
         rank: of which this is a check.
-        state: what checks of bits share.
-        every: n: between every n-th step and the next one.
+        rest: n: between every n-th step and the next one; 0: never.
     """
 
     name = "rest"
 
-    def __init__(self, rank: Host, state: State, every: int = 1) -> None:
+    def __init__(self, rank: Host, rest: int = 1, **settings: Any) -> None:
         super().__init__(rank)
-        self._state, self._every = state, every
+        self._state, self._every = State.of(rank), rest
         self._after: dict[int, list[Hashed]] = {}  # by optimizer
         self._alive: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._buffers: list[Hashed] = []
@@ -69,7 +69,7 @@ class Rest(Check):
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Parameters and state rest from now on, and buffers until the next forward."""
         self._alive[id(optimizer)] = weakref.ref(optimizer)
-        if self.rank.step % self._every:
+        if not self._every or self.rank.step % self._every:
             return
         self._after[id(optimizer)] = self._state.after(optimizer)
         for number in [number for number, alive in self._alive.items() if alive() is None]:

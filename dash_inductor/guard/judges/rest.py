@@ -42,7 +42,6 @@ class Rest(Judge):
         super().__init__(job)
         self._reports: dict[tuple[int, str], _Report] = {}
         self._heard: dict[int, int] = {}  # the last moment that each rank has spoken of
-        self._accused: dict[int, list[tuple[int, str]]] = {}
         self._told: dict[Any, int] = {}
 
     def take(self, message: Message, now: float) -> None:
@@ -59,14 +58,6 @@ class Rest(Judge):
                 getattr(report, kind)[message.rank] = tensors, number
                 total = body.get("tensors")
                 report.tensors = max(report.tensors, total if type(total) is int else 0)
-                if kind == "changed":
-                    self._accused.setdefault(message.step, []).append((message.rank, tensors[0][1]))
-                    while len(self._accused) > 256:
-                        del self._accused[min(self._accused)]
-
-    def accused(self, step: int) -> set[int]:
-        """Ranks whose state at rest has changed in this step or before the next one's use of it."""
-        return {rank for number in (step - 1, step) for rank, _ in self._accused.get(number, [])}
 
     def judge(self, now: float) -> list[Finding]:
         """What is new."""
@@ -121,7 +112,7 @@ class Rest(Judge):
         elif not self._often(writers[0], "written"):
             what = f"{stage} {name}" + (f" and {number - 1} more" if number > 1 else "")
             yield Finding(
-                "rest",
+                "desync",
                 "suspect",
                 f"step {step}: {ranks_in_words(writers)} alone wrote {what} {_WHEN[when]}, of {self.job.world} ranks",
                 "Look for code that runs on some ranks only.",

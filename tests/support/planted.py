@@ -1,6 +1,6 @@
 """A small language model in five kinds of parallelism, trained under the guard with faults planted into single ranks.
 
-``python -m tests.support.guarded RANK WORLD PORT FOLDER`` is one of the processes: it runs the trials of
+``python -m tests.support.planted RANK WORLD PORT FOLDER`` is one of the processes: it runs the trials of
 ``FOLDER/trials.json``, and rank 0 writes ``FOLDER/results.jsonl``.  Messages are carried between two steps, by
 collectives of a group of their own, so that what is found does not depend on time.
 """
@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -160,7 +160,7 @@ class Trial:
         kind: of the fault, a key of `tests.guard.kinds.KINDS`; "clean".
         rank, step: where it is planted.
         seed: chooses tensor, element and bit.
-        settings: of `bits.checks`.
+        settings: of checks.
         variant: one of `VARIANTS`.
         steps: of the run.
         fact: what was planted, filled in by the run.
@@ -227,11 +227,13 @@ class Carried:
 class Meeting:
     """Carries messages of all ranks to the monitor of rank 0, and what it asks back."""
 
-    def __init__(self, number: int, world: int, group: dist.ProcessGroup, judges: Callable[[Job], Sequence[Any]]):
+    def __init__(self, number: int, world: int, group: dist.ProcessGroup):
         self.number, self.world, self.group, self.channel = number, world, group, Carried()
         self.local, self.time, self.largest = Local(), 0.0, 0
         job = Job(world)
-        self.monitor = Monitor(job, self.local, judges(job), None, lambda finding: None, lambda: 0.0)
+        self.monitor = Monitor(
+            job, self.local, [kind(job) for kind in bits.JUDGES], None, lambda finding: None, lambda: 0.0
+        )
 
     def meet(self, last: bool = False) -> list[Finding]:
         """All ranks call it, between two steps."""
@@ -292,9 +294,9 @@ def train(trial: Trial, number: int, world: int, group: dist.ProcessGroup) -> di
     by = [torch.optim.AdamW(part, lr=1e-2, foreach=False) for part in (trained[cut:], trained[:cut]) if part]
     run = Run(trial, number, called, model, by[0])
     plant = KINDS[trial.kind].plant if trial.kind != "clean" else None
-    meeting = Meeting(number, world, group, bits.judges)
+    meeting = Meeting(number, world, group)
     rank = Rank(number, world, meeting.channel)
-    checks: list[Check] = bits.checks(rank, **trial.settings)
+    checks: list[Check] = [kind(rank, **trial.settings) for kind in bits.CHECKS]
     rank.checks = list(checks)
     rank.start()
     found: list[tuple[float, Finding]] = []
@@ -348,7 +350,7 @@ def run(trials: Sequence[Trial], folder: Path, world: int = 4, seconds: float = 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.support.guarded"]
+    command = [sys.executable, "-m", "tests.support.planted"]
     commands = {f"rank {n}": [*command, str(n), str(world), str(port), str(folder)] for n in range(world)}
     run_together(commands, seconds=seconds, folder=ROOT)
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
