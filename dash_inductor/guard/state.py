@@ -19,6 +19,9 @@ from .check import Host
 from .classes import Classes
 from .digests import Queue
 
+KNOWN = ((-1404056226935107027, 6370743676088349933),) * 4 + ((-7276202848976383095, 3568138712966937863),)
+"""Lanes of the tensors of `known_lanes`, of which the first four are equal."""
+
 ON_CPU = 64 << 20
 """Bytes of tensors on the CPU that are hashed at a time, for which it takes tens of milliseconds."""
 
@@ -228,6 +231,18 @@ def _description(dtype: torch.dtype, shape: torch.Size) -> str:
 
 
 _states: weakref.WeakKeyDictionary[Host, State] = weakref.WeakKeyDictionary()
+
+
+def known_lanes(device: torch.device) -> Tensor:
+    """Lanes of tensors whose lanes are known (`KNOWN`), int64 [5, 2], by the code that hashes everything else."""
+    return lanes_of(_known_tensors(device))
+
+
+@functools.lru_cache(maxsize=16)
+def _known_tensors(device: torch.device) -> list[Tensor]:
+    numbers = torch.arange(1 << 12, dtype=torch.int32)
+    parts = [numbers[start:].clone() for start in (0, 0, 0, 0, 2)]
+    return [part.pin_memory().to(device, non_blocking=True) for part in parts] if device.type == "cuda" else parts
 
 
 def lanes_of(tensors: Sequence[Tensor], firsts: Sequence[int] | None = None) -> Tensor:

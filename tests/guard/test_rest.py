@@ -202,3 +202,12 @@ def test_two_optimizers_and_a_model_that_changes() -> None:
 
     findings, _, _ = found(between, model, make=rest_of)
     assert [f.tensor for f in findings if f.ranks] == ["optimizer state 0.weight momentum_buffer"]
+
+
+def test_a_hash_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, _, rank = found(nothing)
+    assert right == []
+    assert rank.coverage.to_dict()["rest"]["counts"]["hashes_tested"] == 1
+    monkeypatch.setattr("dash_inductor.guard.checks.rest.KNOWN", ((1, 2),) * 5)
+    (finding,) = found(nothing)[0]
+    assert (finding.kind, finding.severity, finding.ranks) == ("guard", "suspect", (0,))

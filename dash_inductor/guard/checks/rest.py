@@ -19,7 +19,10 @@ from torch import Tensor, nn
 from ...observers import phases
 from ..check import Check, Host
 from ..digests import Arriving
-from ..state import Entry, Hashed, State
+from ..state import KNOWN, Entry, Hashed, State, known_lanes
+
+TESTED = 100
+"""Steps between two tests of the hash itself."""
 
 NAMED = 6
 """Names of tensors in a message at most."""
@@ -44,6 +47,7 @@ class Rest(Check):
         self._alive: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._buffers: list[Hashed] = []
         self._frozen: list[Hashed] = []
+        self._to_test = 1
 
     def step_began(self, step: int) -> None:
         """Nothing of this step has used parameters or buffers yet."""
@@ -60,6 +64,21 @@ class Rest(Check):
     def module_begins(self, module: nn.Module) -> None:
         """A model has begun, whose buffers and frozen parameters rest too."""
         self._state.module_begins(module)
+
+    def step_done(self, step: int) -> None:
+        """Now and then, hash what is known, where state lies."""
+        devices = {part.lanes.device for parts in self._after.values() for part in parts}
+        if step < self._to_test or not devices:
+            return
+        self._to_test = step + TESTED
+        arriving = [Arriving(known_lanes(device)) for device in devices]
+        self._state.queue.put(arriving, functools.partial(self._hashed, step, arriving))
+
+    def _hashed(self, step: int, arriving: Sequence[Arriving]) -> None:
+        wrong = [numbers for numbers in arriving if numbers.numbers().tolist() != [list(lanes) for lanes in KNOWN]]
+        self.rank.coverage.count(self.name, hashes_tested=len(arriving))
+        if wrong:
+            self.send(step, when="hash")
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to use its parameters and its state."""

@@ -41,12 +41,15 @@ class Rest(Judge):
     def __init__(self, job: Job, **settings: Any) -> None:
         super().__init__(job)
         self._reports: dict[tuple[int, str], _Report] = {}
+        self._hashes: list[tuple[int, int]] = []  # ranks and steps in which their hash was wrong
         self._heard: dict[int, int] = {}  # the last moment that each rank has spoken of
         self._told: dict[Any, int] = {}
 
     def take(self, message: Message, now: float) -> None:
         """A rank has compared."""
         body, when = message.body, str(message.body.get("when"))
+        if when == "hash":
+            self._hashes.append((message.rank, message.step))
         if when not in _WHEN:
             return
         moment = 2 * message.step + (when != "begin") + (when == "end")
@@ -68,7 +71,8 @@ class Rest(Judge):
         return self._judged(now, last=True)
 
     def _judged(self, now: float, last: bool) -> list[Finding]:
-        found: list[Finding] = []
+        found = [self._hash(rank, step) for rank, step in self._hashes if not self._often(rank, "hash")]
+        self._hashes.clear()
         for (step, when), report in sorted(self._reports.items()):
             moment = 2 * step + (when != "begin") + (when == "end")
             waiting = len(self._heard) < self.job.world or min(self._heard.values()) < moment
@@ -78,6 +82,15 @@ class Rest(Judge):
             found += self._changed(step, when, report)
             found += self._written(step, when, report)
         return found
+
+    def _hash(self, rank: int, step: int) -> Finding:
+        return Finding(
+            "guard",
+            "suspect",
+            f"step {step}: rank {rank} hashes a known tensor wrongly, so that nothing it says of bits counts",
+            "Test this machine.",
+            ranks=(rank,), step=step, cause="machine",
+        )  # fmt: skip
 
     def _changed(self, step: int, when: str, report: _Report) -> Iterator[Finding]:
         by_all = self.job.world > 1 and len(report.changed) > self.job.world / 2
