@@ -85,7 +85,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         off.append(train(options.steps))
         local = Local()
         rank = Rank(0, 1, local.end(0))
-        rank.checks = list(bits.checks(rank))
+        rank.checks = [kind(rank) for kind in bits.CHECKS]
         rank.start()
         train(3)  # kernels are loaded, and memory is pinned
         local.receive()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import weakref
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ def spelled(ranks: Sequence[int]) -> str:
     return ",".join(runs)
 
 
+@functools.lru_cache(maxsize=1024)
 def members(name: str, world: int) -> tuple[int, ...] | None:
     """The ranks of a class that somebody may have made up; None if it is none."""
     found: set[int] = set()
@@ -98,7 +100,11 @@ class Classes:
             found: tuple[int, ...] = ranks
             return found
         placed = tensor if isinstance(tensor, DTensor) else parameter
-        return replicas(placed) if isinstance(placed, DTensor) else ()
+        if not isinstance(placed, DTensor):
+            return ()
+        declared = replicas(placed)
+        # A mesh that is a part of the world does not say what ranks outside of it have.
+        return declared if len(declared) > 1 or placed.device_mesh.size() == dist.get_world_size() else ()
 
 
 def replicas(tensor: DTensor) -> tuple[int, ...]:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..support import guarded
-from ..support.guarded import MODES, Trial
+from ..support import planted
+from ..support.planted import MODES, VARIANTS, Trial
 from .kinds import KINDS
 
 
@@ -46,7 +46,7 @@ class Score:
 
 
 def score(result: dict[str, Any]) -> Score:
-    """The score of a result of `guarded.run`."""
+    """The score of a result of `planted.run`."""
     trial = Trial(**result["trial"])
     kind = KINDS.get(trial.kind)
     may_tie = kind is not None and trial.mode in kind.tie
@@ -75,8 +75,10 @@ def score(result: dict[str, Any]) -> Score:
 
 
 def trials(modes: Iterable[str], kinds: Iterable[str], seeds: Iterable[int], clean: int) -> list[Trial]:
-    """A trial of every kind in every mode for each seed, and clean ones; ranks take turns."""
+    """A trial of every kind in every mode for each seed, and clean ones, of all variants; ranks take turns."""
     found = [Trial(mode, seed=seed) for mode in modes for seed in range(clean)]
+    if clean:
+        found += [Trial(mode, variant=variant) for mode in modes for variant in VARIANTS[mode]]
     for mode in modes:
         for number, kind in enumerate(kinds):
             if mode in KINDS[kind].modes:
@@ -104,10 +106,10 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     recall = sum(each.named for each in decided) / len(decided) if decided else 1.0
     f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
     found = [each for each in faults if each.named or each.tie]
-    lines.append(
-        f"precision {precision:.3f}  recall {recall:.3f}  F1 {f1:.3f}  of {len(faults)} faults, {len(faults) - len(decided)} ties;"
-        f"  step right {sum(each.step for each in found)} of {len(found)}, tensor right {sum(each.tensor for each in found)}"
-    )
+    ties = len(faults) - len(decided)
+    steps, tensors = sum(each.step for each in found), sum(each.tensor for each in found)
+    lines.append(f"precision {precision:.3f}  recall {recall:.3f}  F1 {f1:.3f}  of {len(faults)} faults, {ties} ties")
+    lines.append(f"of {len(found)} that were found: step right {steps}, tensor right {tensors}")
     return "\n".join(lines)
 
 
@@ -122,7 +124,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         chosen = trials(options.modes, options.kinds, range(options.seeds), options.clean)
-        results = guarded.run(chosen, Path(folder), seconds=options.seconds)
+        results = planted.run(chosen, Path(folder), seconds=options.seconds)
     if options.verbose:
         for result in results:
             print(json.dumps(result["trial"]), "off:", result["off"])

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..support.guarded import Run, flip
+from ..support.planted import Run, flip
 
 Fact = dict[str, Any]
 Plant = Callable[[Run, str, ExitStack], Fact | None]
@@ -116,16 +116,16 @@ def wrong_copy(run: Run, now: str, stack: ExitStack) -> Fact | None:
 ALL = ("ddp", "fsdp", "hsdp", "tp", "replicate")
 
 KINDS = {
-    "parameter": Kind(flipped("begin", "parameter", parameters), ALL, ("rest",), without=("at_rest", "every")),
+    "parameter": Kind(flipped("begin", "parameter", parameters), ALL, ("rest",), without=("rest", "every")),
     "parameter in step": Kind(flipped("reduced", "parameter", parameters), ALL, ("rest",)),
     "optimizer state": Kind(
-        flipped("begin", "optimizer state", state), ALL, ("rest",), without=("at_rest", "every")
+        flipped("begin", "optimizer state", state), ALL, ("rest",), without=("rest", "every")
     ),
-    "buffer": Kind(flipped("begin", "buffer", buffers), ALL, ("rest",), without=("at_rest", "every")),
+    "buffer": Kind(flipped("begin", "buffer", buffers), ALL, ("rest",), without=("rest", "every")),
     "gradient": Kind(
         flipped("reduced", "gradient", gradients), ("ddp", "hsdp", "tp", "replicate"), ("bits",), tie=("hsdp",),
         without=("every",),
     ),
     "update": Kind(wrong_update, ("ddp", "hsdp", "tp", "replicate"), ("bits",), tie=("hsdp",), without=("every",)),
-    "gathered": Kind(wrong_copy, ("fsdp", "hsdp"), ("door",), without=("at_doors",)),
+    "gathered": Kind(wrong_copy, ("fsdp", "hsdp"), ("door",), without=("doors",)),
 }  # fmt: skip

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ..support import guarded
-from ..support.guarded import MODES, Trial
+from ..support import planted
+from ..support.planted import MODES, Trial
 from .campaign import score
 from .kinds import KINDS
 
@@ -32,7 +31,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     for mode, kind in CONTROLS:
         off = dict.fromkeys(KINDS[kind].without, 0)
         trials[f"{mode} {kind} off"] = Trial(mode, kind, rank=1, seed=5, settings=off, **short)
-    found = guarded.run(list(trials.values()), tmp_path_factory.mktemp("guarded"))
+    found = planted.run(list(trials.values()), tmp_path_factory.mktemp("planted"))
     return dict(zip(trials, found, strict=True))
 
 

@@ -21,7 +21,7 @@ class Court:
 
     def __init__(self, world: int) -> None:
         self.world, self.job, self.now, self.found = world, Job(world), 0.0, list[Finding]()
-        self.judges = bits.judges(self.job)
+        self.judges = [kind(self.job) for kind in bits.JUDGES]
 
     def hear(self, *messages: Message) -> None:
         for message in messages:
@@ -34,6 +34,9 @@ class Court:
         self.now += seconds
         found = [finding for judge in self.judges for finding in judge.judge(self.now)]
         self.found += found
+        for finding in found:
+            for judge in self.judges:
+                judge.heed(finding, self.now)
         return found
 
     def asked(self) -> list[tuple[tuple[int, ...], Message]]:

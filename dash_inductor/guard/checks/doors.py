@@ -12,11 +12,12 @@ import hashlib
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate
 
 from ...observers.fingerprints.fingerprint import add_lanes, why_unseen
 from ...observers.fingerprints.sizes import LANES
@@ -57,15 +58,14 @@ class Doors(Check):
 
     Args:
         rank: of which this is a check.
-        state: what checks of bits share.
-        every: n: in every n-th step.
+        doors: n: in every n-th step; 0: never.
     """
 
     name = "doors"
 
-    def __init__(self, rank: Host, state: State, every: int = 1) -> None:
+    def __init__(self, rank: Host, doors: int = 1, **settings: Any) -> None:
         super().__init__(rank)
-        self._state, self._every = state, every
+        self._state, self._every = State.of(rank), doors
         self._shards: dict[tuple[int, str], DTensor] = {}  # by module and name in it
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # in this step
         self._gathered: dict[tuple[tuple[int, ...], torch.device], Gathered] = {}
@@ -76,6 +76,7 @@ class Doors(Check):
         """A new step."""
         self._seen.clear()
         self._done.clear()
+        self._gathered.clear()
 
     def module_begins(self, module: nn.Module) -> None:
         """Before its forward, parameters of a module of FSDP are shards."""
@@ -120,20 +121,17 @@ class Doors(Check):
         self._state.queue.poll(wait=True)
 
     def _on(self) -> bool:
-        return self.rank.world > 1 and self.rank.step % self._every == 0
+        return self._every > 0 and self.rank.world > 1 and self.rank.step % self._every == 0
 
     def _add(self, whole: Tensor, shard: DTensor) -> str:
         """Hash a gathered parameter and the own shard of it; why not, if it cannot be done."""
-        placements = [type(placement) for placement in shard.placements]
-        if placements.count(Shard) != 1 or set(placements) - {Shard, Replicate}:
-            return "a parameter that is sharded along several dimensions of a mesh"
-        dimension = placements.index(Shard)
+        dimension = _sharded_along(whole, shard)
         plain, mine, coordinate = local(whole), local(shard), shard.device_mesh.get_coordinate()
         reason = why_unseen(plain) or why_unseen(mine)
         if reason or coordinate is None:
             return f"a parameter that is {reason or 'not here'}"
-        if shard.placements[dimension].dim != 0:  # type: ignore[attr-defined]
-            return "a parameter that is not sharded along its first dimension"
+        if dimension is None:
+            return "a parameter that is not sharded along its first dimension, and along one of a mesh"
         if plain.device != mine.device:
             return "a parameter whose shard lies on another device"
         place = tuple(slice(None) if n == dimension else where for n, where in enumerate(coordinate))
@@ -181,6 +179,20 @@ class Doors(Check):
             for group, (whole, own, _) in self._ring.of(number).items():
                 groups.setdefault(group, {})[str(number)] = [whole, own]
         self.send(step, groups=groups)
+
+
+def _sharded_along(whole: Tensor, shard: DTensor) -> int | None:
+    """The dimension of a shard's mesh along which FSDP has gathered it; those of the gathered parameter are others."""
+    names = shard.device_mesh.mesh_dim_names or ()
+    others = set(whole.device_mesh.mesh_dim_names or ()) if isinstance(whole, DTensor) else set()
+    along = [
+        number
+        for number, placement in enumerate(shard.placements)
+        if not isinstance(placement, Replicate) and not (others and names[number] in others)
+    ]
+    if len(along) != 1 or (isinstance(whole, DTensor) and not others):
+        return None
+    return along[0] if getattr(shard.placements[along[0]], "dim", None) == 0 else None
 
 
 def _parameters(module: nn.Module) -> Iterator[tuple[tuple[int, str], Tensor]]:

@@ -48,15 +48,14 @@ class Replicas(Check):
 
     Args:
         rank: of which this is a check.
-        state: what checks of bits share.
-        every: n: of every n-th step.
+        every: n: of every n-th step; 0: never.
     """
 
     name = "bits"
 
-    def __init__(self, rank: Host, state: State, every: int = 1) -> None:
+    def __init__(self, rank: Host, every: int = 1, **settings: Any) -> None:
         super().__init__(rank)
-        self._state, self._every = state, every
+        self._state, self._every = State.of(rank), every
         self._parts: list[Hashed] = []  # of the present step
         self._ring = Ring()
         self._labels: dict[Any, Labels] = {}
@@ -67,7 +66,8 @@ class Replicas(Check):
         self._learning = LEARNING
 
     def step_began(self, step: int) -> None:
-        """Send what has arrived."""
+        """Send what has arrived; what is left of a step that was skipped is not sent."""
+        self._parts = []
         self._state.queue.poll()
 
     def module_begins(self, module: nn.Module) -> None:
@@ -119,7 +119,7 @@ class Replicas(Check):
         self._state.queue.poll(wait=True)
 
     def _on(self) -> bool:
-        return self.rank.world > 1 and self.rank.step % self._every == 0
+        return self._every > 0 and self.rank.world > 1 and self.rank.step % self._every == 0
 
     def _learn(self, stage: str, classes: Any) -> None:
         for name, tensors in classes.items() if isinstance(classes, dict) else ():
@@ -180,7 +180,7 @@ class Replicas(Check):
             self.rank.coverage.unseen(self.name, f"class {of}: {CLASSES} others are compared")
         body: dict[str, dict[str, list[str]]] = {}
         for of in classes[:CLASSES]:
-            for number in range(max(1, step - (SENT - 1) * self._every), step + 1, 1):
+            for number in range(max(1, step - (SENT - 1) * self._every), step + 1, self._every):
                 roots = [self._ring.get(number, ("root", of, stage)) or "" for stage in STAGES]
                 if any(roots):
                     body.setdefault(of, {})[str(number)] = roots

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,10 @@ from torch import Tensor, nn
 from ...observers import phases
 from ..check import Check, Host
 from ..digests import Arriving
-from ..state import Entry, Hashed, State
+from ..state import KNOWN, Entry, Hashed, State, known_lanes
+
+TESTED = 100
+"""Steps between two tests of the hash itself."""
 
 NAMED = 6
 """Names of tensors in a message at most."""
@@ -31,19 +35,19 @@ class Rest(Check):
 
     Args:
         rank: of which this is a check.
-        state: what checks of bits share.
-        every: n: between every n-th step and the next one.
+        rest: n: between every n-th step and the next one; 0: never.
     """
 
     name = "rest"
 
-    def __init__(self, rank: Host, state: State, every: int = 1) -> None:
+    def __init__(self, rank: Host, rest: int = 1, **settings: Any) -> None:
         super().__init__(rank)
-        self._state, self._every = state, every
+        self._state, self._every = State.of(rank), rest
         self._after: dict[int, list[Hashed]] = {}  # by optimizer
         self._alive: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._buffers: list[Hashed] = []
         self._frozen: list[Hashed] = []
+        self._to_test = 1
 
     def step_began(self, step: int) -> None:
         """Nothing of this step has used parameters or buffers yet."""
@@ -61,6 +65,21 @@ class Rest(Check):
         """A model has begun, whose buffers and frozen parameters rest too."""
         self._state.module_begins(module)
 
+    def step_done(self, step: int) -> None:
+        """Now and then, hash what is known, where state lies."""
+        devices = {part.lanes.device for parts in self._after.values() for part in parts}
+        if step < self._to_test or not devices:
+            return
+        self._to_test = step + TESTED
+        arriving = [Arriving(known_lanes(device)) for device in devices]
+        self._state.queue.put(arriving, functools.partial(self._hashed, step, arriving))
+
+    def _hashed(self, step: int, arriving: Sequence[Arriving]) -> None:
+        wrong = [numbers for numbers in arriving if numbers.numbers().tolist() != [list(lanes) for lanes in KNOWN]]
+        self.rank.coverage.count(self.name, hashes_tested=len(arriving))
+        if wrong:
+            self.send(step, when="hash")
+
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to use its parameters and its state."""
         self._state.queue.poll()
@@ -69,7 +88,7 @@ class Rest(Check):
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Parameters and state rest from now on, and buffers until the next forward."""
         self._alive[id(optimizer)] = weakref.ref(optimizer)
-        if self.rank.step % self._every:
+        if not self._every or self.rank.step % self._every:
             return
         self._after[id(optimizer)] = self._state.after(optimizer)
         for number in [number for number, alive in self._alive.items() if alive() is None]:

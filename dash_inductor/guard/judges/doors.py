@@ -54,12 +54,7 @@ class Doors(Judge):
         super().__init__(job)
         self._steps: dict[tuple[int, str], _Step] = {}
         self._done: dict[tuple[int, str], None] = {}
-        self._accused: dict[int, set[int]] = {}
         self._findings = 0
-
-    def accused(self, step: int) -> set[int]:
-        """Ranks whose copy or shard was wrong in a step."""
-        return self._accused.get(step, set())
 
     def take(self, message: Message, now: float) -> None:
         """What a rank has gathered."""
@@ -122,10 +117,6 @@ class Doors(Judge):
         step.asked, step.since = step.wrong[:_ASKED], now
         body = {"step": key[0], "group": key[1]}
         self.job.orders.append((step.asked, Message("doors", 0, key[0], body)))
-        if len(step.wrong) <= len(owners) / 2:
-            self._accused.setdefault(key[0], set()).update(step.wrong)
-            while len(self._accused) > _REMEMBERED:
-                del self._accused[min(self._accused)]
 
     def _finding(self, key: tuple[int, str], step: _Step, owners: tuple[int, ...]) -> list[Finding]:
         self._findings += 1
@@ -151,7 +142,6 @@ class Doors(Judge):
             evidence["segments of"] = sorted(apart)[:16]
             return [Finding("door", "suspect", f"{start}{what} have", ranks=step.wrong, cause="machine", **common)]
         ranks = tuple(sorted(apart)) if len(apart) < len(owners) else ()
-        self._accused.setdefault(key[0], set()).update(ranks)
         whose = f"of {ranks_in_words(ranks)}" if ranks else "of some rank"
         sentence = f"{start}all of {ranks_in_words(owners)} gathered a shard {whose} that is not what it holds"
         return [Finding("door", "suspect", sentence, ranks=ranks, cause="machine", **common)]

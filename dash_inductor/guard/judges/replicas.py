@@ -58,18 +58,14 @@ class _Case:
 
 
 class Replicas(Judge):
-    """Compares roots of ranks.
-
-    Args:
-        beside: judges whose accusations break ties.
-    """
+    """Compares roots of ranks."""
 
     kinds = frozenset({"bits"})
 
-    def __init__(self, job: Job, beside: Sequence[Any] = ()) -> None:
+    def __init__(self, job: Job, **settings: Any) -> None:
         super().__init__(job)
-        self._beside = beside
-        self._members: dict[str, tuple[int, ...] | None] = {}
+        self._accused_by: dict[int, set[int]] = {}  # ranks that others accuse, by step: they break ties
+        self._members: dict[str, frozenset[int]] = {}
         self._roots: dict[tuple[int, str], dict[int, tuple[str, ...]]] = {}
         self._since: dict[tuple[int, str], float] = {}
         self._compared: dict[str, dict[int, None]] = {}  # steps of each class
@@ -90,6 +86,13 @@ class Replicas(Judge):
                 ) and message.rank in case.ranks:
                     case.answers[message.rank] = _digests(below)
 
+    def heed(self, finding: Finding, now: float) -> None:
+        """State at rest or a collective accuses ranks."""
+        if finding.kind in ("rest", "door") and finding.severity != "note" and finding.step is not None:
+            self._accused_by.setdefault(finding.step, set()).update(finding.ranks)
+            while len(self._accused_by) > _REMEMBERED:
+                del self._accused_by[min(self._accused_by)]
+
     def judge(self, now: float) -> list[Finding]:
         """What is new."""
         return self._judged(now, last=False)
@@ -100,9 +103,8 @@ class Replicas(Judge):
 
     def _take_roots(self, rank: int, of: str, steps: Any, now: float) -> None:
         if of not in self._members and len(self._members) < 1 << 16:
-            self._members[of] = members(of, self.job.world)
-        ranks = self._members.get(of)
-        if ranks is None or rank not in ranks or not isinstance(steps, dict):
+            self._members[of] = frozenset(members(of, self.job.world) or ())
+        if rank not in self._members.get(of, ()) or not isinstance(steps, dict):
             return
         for text, roots in steps.items():
             if not (text.isdecimal() and len(text) < 16 and isinstance(roots, list) and len(roots) == len(STAGES)):
@@ -114,7 +116,7 @@ class Replicas(Judge):
 
     def _judged(self, now: float, last: bool) -> list[Finding]:
         for step, of in sorted(self._roots):
-            ranks, here = self._members[of] or (), self._roots[step, of]
+            ranks, here = self._members[of], self._roots[step, of]
             compared = self._compared.setdefault(of, {})
             missing = [rank for rank in ranks if rank not in here] if len(here) < len(ranks) else []
             late = last or now - self._since[step, of] > PATIENCE or max(compared, default=0) >= step + _AHEAD
@@ -147,7 +149,7 @@ class Replicas(Judge):
             self._cases.append(case)
             self._ask(case, now)
             return
-        if len(roots) == len(self._members[of] or ()):
+        if len(roots) == len(self._members[of]):
             self._apart.pop(of, None)
 
     def _ask(self, case: _Case, now: float) -> None:
@@ -203,7 +205,7 @@ class Replicas(Judge):
             return (), "agree"
         if len(case.groups[0]) > len(case.groups[1]) and not case.of.startswith(LEARNED):
             return _odd(case.groups), "minority"
-        others = {rank for judge in self._beside for rank in judge.accused(case.step)}
+        others = {rank for step in (case.step - 1, case.step) for rank in self._accused_by.get(step, ())}
         sides = [group for group in case.groups if others & set(group)]
         if len(case.groups[0]) > len(case.groups[1]):
             return _odd(case.groups), "minority"

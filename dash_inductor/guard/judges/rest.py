@@ -41,13 +41,15 @@ class Rest(Judge):
     def __init__(self, job: Job, **settings: Any) -> None:
         super().__init__(job)
         self._reports: dict[tuple[int, str], _Report] = {}
+        self._hashes: list[tuple[int, int]] = []  # ranks and steps in which their hash was wrong
         self._heard: dict[int, int] = {}  # the last moment that each rank has spoken of
-        self._accused: dict[int, list[tuple[int, str]]] = {}
         self._told: dict[Any, int] = {}
 
     def take(self, message: Message, now: float) -> None:
         """A rank has compared."""
         body, when = message.body, str(message.body.get("when"))
+        if when == "hash":
+            self._hashes.append((message.rank, message.step))
         if when not in _WHEN:
             return
         moment = 2 * message.step + (when != "begin") + (when == "end")
@@ -59,14 +61,6 @@ class Rest(Judge):
                 getattr(report, kind)[message.rank] = tensors, number
                 total = body.get("tensors")
                 report.tensors = max(report.tensors, total if type(total) is int else 0)
-                if kind == "changed":
-                    self._accused.setdefault(message.step, []).append((message.rank, tensors[0][1]))
-                    while len(self._accused) > 256:
-                        del self._accused[min(self._accused)]
-
-    def accused(self, step: int) -> set[int]:
-        """Ranks whose state at rest has changed in this step or before the next one's use of it."""
-        return {rank for number in (step - 1, step) for rank, _ in self._accused.get(number, [])}
 
     def judge(self, now: float) -> list[Finding]:
         """What is new."""
@@ -77,7 +71,8 @@ class Rest(Judge):
         return self._judged(now, last=True)
 
     def _judged(self, now: float, last: bool) -> list[Finding]:
-        found: list[Finding] = []
+        found = [self._hash(rank, step) for rank, step in self._hashes if not self._often(rank, "hash")]
+        self._hashes.clear()
         for (step, when), report in sorted(self._reports.items()):
             moment = 2 * step + (when != "begin") + (when == "end")
             waiting = len(self._heard) < self.job.world or min(self._heard.values()) < moment
@@ -87,6 +82,15 @@ class Rest(Judge):
             found += self._changed(step, when, report)
             found += self._written(step, when, report)
         return found
+
+    def _hash(self, rank: int, step: int) -> Finding:
+        return Finding(
+            "guard",
+            "suspect",
+            f"step {step}: rank {rank} hashes a known tensor wrongly, so that nothing it says of bits counts",
+            "Test this machine.",
+            ranks=(rank,), step=step, cause="machine",
+        )  # fmt: skip
 
     def _changed(self, step: int, when: str, report: _Report) -> Iterator[Finding]:
         by_all = self.job.world > 1 and len(report.changed) > self.job.world / 2
@@ -121,7 +125,7 @@ class Rest(Judge):
         elif not self._often(writers[0], "written"):
             what = f"{stage} {name}" + (f" and {number - 1} more" if number > 1 else "")
             yield Finding(
-                "rest",
+                "desync",
                 "suspect",
                 f"step {step}: {ranks_in_words(writers)} alone wrote {what} {_WHEN[when]}, of {self.job.world} ranks",
                 "Look for code that runs on some ranks only.",

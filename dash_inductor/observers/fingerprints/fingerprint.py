@@ -89,7 +89,7 @@ def add_lanes(
             with torch.cuda.device(results.device):
                 _add_on_gpu(parts, results)
         else:
-            _add_on_cpu(parts, results)
+            _add_by_pytorch(parts, results)
 
 
 class Part(NamedTuple):
@@ -109,11 +109,11 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
-def _add_on_cpu(parts: Sequence[Part], results: Tensor) -> None:
+def _add_by_pytorch(parts: Sequence[Part], results: Tensor) -> None:
     together: list[Part] = []
     words = 0
     for part in parts:
-        if part.size > _SMALL:
+        if part.size > _SMALL or results.device.type != "cpu":
             results[part.row] += hashing.lanes_of(_bytes(part.tensor), part.first)
             continue
         if words > _SMALL:

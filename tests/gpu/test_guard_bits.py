@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -58,20 +59,20 @@ def waits_are_errors() -> Iterator[Callable[[], None]]:
 
 
 TENSORS: dict[str, Callable[[nn.Module, torch.optim.Optimizer], Tensor]] = {
-    "parameter 1.0.weight": lambda network, optimizer: network[1][0].weight,
-    "parameter 5.bias": lambda network, optimizer: network[5].bias,
-    "optimizer state 2.0.weight exp_avg_sq": lambda network, optimizer: optimizer.state[network[2][0].weight]["exp_avg_sq"],
-    "optimizer state 5.bias step": lambda network, optimizer: optimizer.state[network[5].bias]["step"],
-    "buffer 4.running_var": lambda network, optimizer: network[4].running_var,
-}  # fmt: skip
+    "parameter 1.0.weight": lambda network, by: network[1][0].weight,
+    "parameter 5.bias": lambda network, by: network[5].bias,
+    "optimizer state 2.0.weight exp_avg_sq": lambda network, by: by.state[network[2][0].weight]["exp_avg_sq"],
+    "optimizer state 5.bias step": lambda network, by: by.state[network[5].bias]["step"],
+    "buffer 4.running_var": lambda network, by: network[4].running_var,
+}
 
 
 @pytest.mark.parametrize("name", [*TENSORS, ""])
 def test_a_bit_that_flips_at_rest_is_found(name: str, waits_are_errors: Callable[[], None]) -> None:
     local, job = Local(), Job(1)
     rank = Rank(0, 1, local.end(0))
-    rank.checks = list(bits.checks(rank))
-    monitor = Monitor(job, local, bits.judges(job), None, lambda finding: None, lambda: 0.0)
+    rank.checks = [kind(rank) for kind in bits.CHECKS]
+    monitor = Monitor(job, local, [kind(job) for kind in bits.JUDGES], None, lambda finding: None, lambda: 0.0)
 
     def between(step: int, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         if step == 4:  # kernels are loaded, and memory is pinned
@@ -98,14 +99,14 @@ def test_a_bit_that_flips_at_rest_is_found(name: str, waits_are_errors: Callable
 def test_a_fault_is_not_seen_with_the_check_off() -> None:
     local, found = Local(), list[Finding]()
     rank = Rank(0, 1, local.end(0))
-    rank.checks = list(bits.checks(rank, at_rest=0))
+    rank.checks = [kind(rank, rest=0) for kind in bits.CHECKS]
     rank.start()
     try:
         train(6, lambda step, network, _: flip(network[1][0].weight) if step == STEP else None)
     finally:
         rank.close()
     job = Job(1)
-    monitor = Monitor(job, local, bits.judges(job), None, found.append, lambda: 0.0)
+    monitor = Monitor(job, local, [kind(job) for kind in bits.JUDGES], None, found.append, lambda: 0.0)
     monitor.finish(0.0)
     assert found == []
 
@@ -113,7 +114,7 @@ def test_a_fault_is_not_seen_with_the_check_off() -> None:
 def test_the_host_runs_ahead() -> None:
     """It is through with its steps while the device still waits."""
     rank = Rank(0, 1, Local().end(0))
-    rank.checks = list(bits.checks(rank))
+    rank.checks = [kind(rank) for kind in bits.CHECKS]
     slept = torch.cuda.Event()
 
     def between(step: int, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -134,7 +135,7 @@ def test_the_host_runs_ahead() -> None:
 def test_parts_and_tensors_of_equal_size_have_the_lanes_of_the_cpu() -> None:
     raw = torch.randint(0, 256, (1 << 20,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     cuts = [0, 8, 4096, 200_000, 200_008, 600_000, 1 << 20]
-    parts = [raw[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    parts = [raw[a:b] for a, b in itertools.pairwise(cuts)]
     firsts = [cut // 8 for cut in cuts[:-1]]
     equal = [raw[n * 8 : n * 8 + 300_000] for n in range(7)]
     tensors, rows = [raw, *parts, *equal], [0, *[1] * len(parts), *range(2, 9)]

@@ -1,6 +1,6 @@
 """A small language model in five kinds of parallelism, trained under the guard with faults planted into single ranks.
 
-``python -m tests.support.guarded RANK WORLD PORT FOLDER`` is one of the processes: it runs the trials of
+``python -m tests.support.planted RANK WORLD PORT FOLDER`` is one of the processes: it runs the trials of
 ``FOLDER/trials.json``, and rank 0 writes ``FOLDER/results.jsonl``.  Messages are carried between two steps, by
 collectives of a group of their own, so that what is found does not depend on time.
 """
@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,16 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from dash_inductor.guard import bits
@@ -67,45 +73,82 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, variant: str = "") -> None:
         super().__init__()
         self.emb = nn.Embedding(VOCABULARY, WIDTH)
         self.register_buffer("pos", torch.randn(16, WIDTH) * 0.1)
         self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
         self.ln, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        if variant == "batch norm":
+            self.norm = nn.BatchNorm1d(LENGTH)
+        if variant == "frozen":
+            self.emb.requires_grad_(False)
+            self.blocks[0].requires_grad_(False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.emb(tokens) + self.pos[: tokens.shape[1]]
+        if hasattr(self, "norm"):
+            x = self.norm(x)
         for block in self.blocks:
             x = block(x)
         return self.head(self.ln(x))
 
 
-def build(mode: str, world: int) -> tuple[nn.Module, LanguageModel]:
+VARIANTS = {
+    "ddp": ("batch norm", "accumulate", "clip", "frozen", "two optimizers"),
+    "fsdp": ("mixed precision", "accumulate", "clip", "with tp", "frozen"),
+    "hsdp": ("mixed precision", "clip", "accumulate"),
+    "tp": ("sequence", "clip", "two optimizers"),
+    "replicate": ("accumulate", "batch norm"),
+}
+"""What else programs do, by mode; none of it may be taken for a fault."""
+
+
+def build(mode: str, world: int, variant: str = "") -> tuple[nn.Module, LanguageModel]:
     """The model as it is called, and the model inside."""
     torch.manual_seed(0)
-    model = LanguageModel()
+    model = LanguageModel(variant)
     if mode == "ddp":
         return DistributedDataParallel(model), model
     if mode in ("fsdp", "hsdp"):
-        mesh = (
-            init_device_mesh("cpu", (world,))
-            if mode == "fsdp"
-            else init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
-        )
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+        _shard(model, mode, world, variant)
     elif mode == "tp":
-        plan: dict[str, Any] = {f"attn.{name}": ColwiseParallel() for name in "qkv"}
-        plan |= {"attn.out": RowwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
-        for block in model.blocks:
-            parallelize_module(block, init_device_mesh("cpu", (world,)), plan)
+        _parallelize(model, init_device_mesh("cpu", (world,)), variant)
     elif mode == "replicate":
         from torch.distributed._composable.replicate import replicate
 
         replicate(model)
     return model, model
+
+
+def _shard(model: LanguageModel, mode: str, world: int, variant: str) -> None:
+    more: dict[str, Any] = {}
+    if variant == "mixed precision":
+        more["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        more["reshard_after_forward"] = False
+    if mode == "hsdp":
+        mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
+    elif variant == "with tp":
+        both = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("shard", "heads"))
+        _parallelize(model, both["heads"], variant)
+        mesh = both["shard"]
+    else:
+        mesh = init_device_mesh("cpu", (world,))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, **more)
+    fully_shard(model, mesh=mesh, **more)
+
+
+def _parallelize(model: LanguageModel, mesh: DeviceMesh, variant: str) -> None:
+    plan: dict[str, Any] = {f"attn.{name}": ColwiseParallel() for name in "qkv"}
+    plan |= {"attn.out": RowwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
+    if variant == "sequence":
+        plan |= {"ln2": SequenceParallel(), "up": ColwiseParallel(input_layouts=Shard(1))}
+    parts = PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Shard(1),))
+    for block in model.blocks:
+        if variant == "sequence":
+            parallelize_module(block, mesh, {"ln2": parts})
+        parallelize_module(block, mesh, plan)
 
 
 @dataclass
@@ -117,7 +160,8 @@ class Trial:
         kind: of the fault, a key of `tests.guard.kinds.KINDS`; "clean".
         rank, step: where it is planted.
         seed: chooses tensor, element and bit.
-        settings: of `bits.checks`.
+        settings: of checks.
+        variant: one of `VARIANTS`.
         steps: of the run.
         fact: what was planted, filled in by the run.
     """
@@ -129,6 +173,7 @@ class Trial:
     seed: int = 0
     settings: dict[str, int] = field(default_factory=dict)
     steps: int = 10
+    variant: str = ""
     fact: dict[str, Any] = field(default_factory=dict)
 
 
@@ -182,11 +227,13 @@ class Carried:
 class Meeting:
     """Carries messages of all ranks to the monitor of rank 0, and what it asks back."""
 
-    def __init__(self, number: int, world: int, group: dist.ProcessGroup, judges: Callable[[Job], Sequence[Any]]):
+    def __init__(self, number: int, world: int, group: dist.ProcessGroup):
         self.number, self.world, self.group, self.channel = number, world, group, Carried()
         self.local, self.time, self.largest = Local(), 0.0, 0
         job = Job(world)
-        self.monitor = Monitor(job, self.local, judges(job), None, lambda finding: None, lambda: 0.0)
+        self.monitor = Monitor(
+            job, self.local, [kind(job) for kind in bits.JUDGES], None, lambda finding: None, lambda: 0.0
+        )
 
     def meet(self, last: bool = False) -> list[Finding]:
         """All ranks call it, between two steps."""
@@ -211,22 +258,45 @@ class Meeting:
         return found
 
 
-def tokens(mode: str, number: int, step: int) -> Tensor:
-    generator = torch.Generator().manual_seed(1000003 * step + (0 if mode == "tp" else number))
+def tokens(trial: Trial, number: int, step: int) -> Tensor:
+    """What a rank reads; ranks that share a model's heads read the same."""
+    reader = 0 if trial.mode == "tp" else number // 2 if trial.variant == "with tp" else number
+    generator = torch.Generator().manual_seed(1000003 * step + reader)
     return torch.randint(VOCABULARY, (2, LENGTH + 1), generator=generator)
+
+
+def _unreduced(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Gradients are not reduced within."""
+    if isinstance(model, DistributedDataParallel):
+        return model.no_sync()
+
+    @contextlib.contextmanager
+    def off() -> Iterator[None]:
+        model.set_requires_gradient_sync(False)
+        yield
+        model.set_requires_gradient_sync(True)
+
+    return off()
+
+
+def _clip(parameters: Sequence[Tensor]) -> None:
+    """Scale gradients, as programs do that clip by value: each rank its own part."""
+    torch.nn.utils.clip_grad_value_(parameters, 0.01, foreach=False)
 
 
 def train(trial: Trial, number: int, world: int, group: dist.ProcessGroup) -> dict[str, Any]:
     """Run a trial; what was found, on rank 0."""
     from ..guard.kinds import KINDS
 
-    called, model = build(trial.mode, world)
-    optimizer = torch.optim.AdamW(called.parameters(), lr=1e-2, foreach=False)
-    run = Run(trial, number, called, model, optimizer)
+    called, model = build(trial.mode, world, trial.variant)
+    trained = [parameter for parameter in called.parameters() if parameter.requires_grad]
+    cut = len(trained) // 2 if trial.variant == "two optimizers" else 0
+    by = [torch.optim.AdamW(part, lr=1e-2, foreach=False) for part in (trained[cut:], trained[:cut]) if part]
+    run = Run(trial, number, called, model, by[0])
     plant = KINDS[trial.kind].plant if trial.kind != "clean" else None
-    meeting = Meeting(number, world, group, bits.judges)
+    meeting = Meeting(number, world, group)
     rank = Rank(number, world, meeting.channel)
-    checks: list[Check] = bits.checks(rank, **trial.settings)
+    checks: list[Check] = [kind(rank, **trial.settings) for kind in bits.CHECKS]
     rank.checks = list(checks)
     rank.start()
     found: list[tuple[float, Finding]] = []
@@ -242,12 +312,18 @@ def train(trial: Trial, number: int, world: int, group: dist.ProcessGroup) -> di
                         trial.fact = fact
 
             at(moments[0])
-            batch = tokens(trial.mode, number, step)
-            loss = F.cross_entropy(called(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
-            loss.backward()
+            micro = 2 if trial.variant == "accumulate" else 1
+            for part in range(micro):
+                batch = tokens(trial, number, step * micro + part)
+                with _unreduced(called) if part < micro - 1 else contextlib.nullcontext():
+                    loss = F.cross_entropy(called(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+                    loss.backward()
+            if trial.variant == "clip":
+                _clip(trained)
             at(moments[1])
-            optimizer.step()
-            optimizer.zero_grad()
+            for optimizer in by:
+                optimizer.step()
+                optimizer.zero_grad()
             at(moments[2])
         found += [(step, finding) for finding in meeting.meet()]
     seconds = time.perf_counter() - began
@@ -274,7 +350,7 @@ def run(trials: Sequence[Trial], folder: Path, world: int = 4, seconds: float = 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.support.guarded"]
+    command = [sys.executable, "-m", "tests.support.planted"]
     commands = {f"rank {n}": [*command, str(n), str(world), str(port), str(folder)] for n in range(world)}
     run_together(commands, seconds=seconds, folder=ROOT)
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
