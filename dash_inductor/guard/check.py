@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from ..observers.observer import Observer
 from .channel import Channel
 from .coverage import Coverage
+from .group import Group
 from .messages import Message
 
 
@@ -18,6 +19,7 @@ class Host(Protocol):
     step: int
     channel: Channel
     coverage: Coverage
+    group: Group
 
 
 class Check(Observer):

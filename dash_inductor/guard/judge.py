@@ -44,6 +44,9 @@ class Judge:
             now: seconds, of a clock that never goes back.
         """
 
+    def found(self, finding: Finding, now: float) -> None:
+        """Any judge has found something."""
+
     def judge(self, now: float) -> list[Finding]:
         """What is new since the last call."""
         return []

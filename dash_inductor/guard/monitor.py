@@ -47,12 +47,13 @@ class Monitor:
             now: seconds, of a clock that never goes back.
         """
         self._take(now)
-        return self._publish([finding for judge in self._judges for finding in judge.judge(now)])
+        return self._publish([finding for judge in self._judges for finding in judge.judge(now)], now)
 
     def finish(self, now: float) -> list[Finding]:
         """The last turn."""
         self._take(now)
-        return self._publish([finding for judge in self._judges for finding in judge.finish(now)])
+        told = self._publish([finding for judge in self._judges for finding in judge.finish(now)], now)
+        return told + self._publish([finding for judge in self._judges for finding in judge.judge(now)], now)
 
     def _take(self, now: float) -> None:
         for message in self._mailbox.receive():
@@ -65,7 +66,7 @@ class Monitor:
             self._mailbox.order(ranks, message)
         self.job.orders.clear()
 
-    def _publish(self, found: list[Finding]) -> list[Finding]:
+    def _publish(self, found: list[Finding], now: float) -> list[Finding]:
         published = []
         for finding in found:
             finding = replace(
@@ -77,6 +78,8 @@ class Monitor:
             self.findings.append(finding)
             published.append(finding)
             self._tell(finding)
+            for judge in self._judges:
+                judge.found(finding, now)
             if self._file is not None:
                 try:
                     self._file.add(finding)

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import described
+from ..errors import GuardVerdict, described
 from ..observers import active, hooks
 from ..observers.observer import Observer
 from .channel import Channel
 from .check import Check
 from .coverage import Coverage
+from .group import Group
 from .messages import Message
 
 log = logging.getLogger("dash_inductor")
@@ -39,7 +40,7 @@ class Rank(Observer):
 
     def __init__(self, number: int, world: int, channel: Channel, first_step: int = 1) -> None:
         self.number, self.world, self.channel, self.step = number, world, channel, first_step
-        self.coverage = Coverage()
+        self.coverage, self.group = Coverage(), Group()
         self.checks: list[Check] = []
         self._stepped: set[int] = set()
         self._begun = False
@@ -56,6 +57,7 @@ class Rank(Observer):
             self._finish_step()
             for check in self.checks:
                 self._safely(check, check.close)
+            self.group.close()
             self.channel.send(Message("coverage", self.number, self.step, self.coverage.to_dict()))
             self.channel.close()
 
@@ -106,6 +108,8 @@ class Rank(Observer):
     def _safely(self, check: Check, call: Callable[[], None]) -> None:
         try:
             call()
+        except GuardVerdict:
+            raise
         except Exception as error:  # a check never ends the training: it ends itself
             if check in self.checks:
                 self.checks.remove(check)

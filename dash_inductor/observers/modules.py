@@ -116,6 +116,11 @@ class Modules:
             for label, tensor in _labelled(self._sink.names.of_module(module), result):
                 self._result(label, tensor)
 
+    def innermost(self) -> str:
+        """The name of the module that runs on this thread, "" for none."""
+        running = getattr(self._calls, "running", [])
+        return self._sink.names.of_module(running[-1][0]) if running else ""
+
     def _result(self, label: str, tensor: Tensor) -> None:
         version = 0 if tensor.is_inference() else tensor._version
         if self._calls.last is not None and self._calls.last[0]() is tensor and self._calls.last[1] == version:
