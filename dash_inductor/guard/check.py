@@ -16,10 +16,13 @@ class Host(Protocol):
 
     number: int
     world: int
-    step: int
     channel: Channel
     coverage: Coverage
     group: Group
+
+    @property
+    def step(self) -> int:
+        """The present step of training."""
 
 
 class Check(Observer):

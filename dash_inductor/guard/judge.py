@@ -44,7 +44,7 @@ class Judge:
             now: seconds, of a clock that never goes back.
         """
 
-    def found(self, finding: Finding, now: float) -> None:
+    def heed(self, finding: Finding, now: float) -> None:
         """Any judge has found something."""
 
     def judge(self, now: float) -> list[Finding]:

@@ -350,7 +350,9 @@ def _noise(tensor: Tensor, seed: int) -> Tensor:
     generator = torch.Generator(local.device).manual_seed(seed % (1 << 63))
     noise = torch.randn(local.shape, generator=generator, dtype=torch.float32, device=local.device).to(local.dtype)
     if isinstance(tensor, DTensor):
-        return DTensor.from_local(noise, tensor.device_mesh, tensor.placements, shape=tensor.shape, stride=tensor.stride())
+        return DTensor.from_local(
+            noise, tensor.device_mesh, tensor.placements, shape=tensor.shape, stride=tensor.stride()
+        )
     return noise
 
 

@@ -79,7 +79,7 @@ class Monitor:
             published.append(finding)
             self._tell(finding)
             for judge in self._judges:
-                judge.found(finding, now)
+                judge.heed(finding, now)
             if self._file is not None:
                 try:
                     self._file.add(finding)

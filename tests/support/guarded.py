@@ -255,9 +255,9 @@ def run(trial: Trial, rank: int, world: int) -> dict[str, Any]:
     """Train with and without the guard."""
     local = Local()
     guarded = Rank(rank, world, local.end(rank))
-    guarded.checks = [RollCall(guarded, every=trial.every)]
+    guarded.checks = [RollCall(guarded, roll_call=trial.every)]
     if trial.replay:
-        guarded.checks.append(Replay(guarded, share=trial.replay))
+        guarded.checks.append(Replay(guarded, replay=trial.replay))
     ends = [train(trial, rank, world, guarded)]
     if trial.kind == "clean":
         ends.append(train(trial, rank, world, None))

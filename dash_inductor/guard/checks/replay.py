@@ -43,15 +43,15 @@ class Replay(Check):
     """Repeats a share of all steps.
 
     Args:
-        share: of 100 steps, from 0 to 100.
+        replay: how many of 100 steps, from 0 to 100.
         seed: of the choice of steps, which all ranks make alike.
     """
 
     name = "replay"
 
-    def __init__(self, rank: Host, share: int, seed: int = 0) -> None:
-        super().__init__(rank)
-        self._share, self._seed = share, seed
+    def __init__(self, rank: Host, replay: int = 0, seed: int = 0, **settings: Any) -> None:
+        super().__init__(rank, **settings)
+        self._share, self._seed = replay, seed
         self._names = Names()
         self._handles: dict[int, tuple[nn.Module, Any]] = {}
         self._depth = 0

@@ -2,7 +2,7 @@
 
 Note [Roll call]
 It finds a defect that repeats, which no repetition on the same rank can show, and needs no stored reference: the
-ranks are each other's.  In every `every` steps there is one such step, which follows from the seed and the step alone,
+ranks are each other's.  In every `roll_call` steps there is one such step, which follows from the seed and the step alone,
 so that all ranks hold it at the same place: before the first optimizer of the step, when gradients are complete.  They
 first agree over the guard's own group that all of them can, then the rank whose turn it is sends its inputs.
 
@@ -55,16 +55,16 @@ class RollCall(Check):
     """See Note [Roll call].
 
     Args:
-        every: one of so many steps has a roll call; 0: none but those that are ordered.
+        roll_call: one of so many steps has one; 0: only those that are ordered.
         seed: of the steps that have one, and of random numbers in it.
     """
 
     name = "roll_call"
 
-    def __init__(self, rank: Host, every: int = 100, seed: int = 0) -> None:
-        super().__init__(rank)
-        self.function: Callable[[], object] | None = None
-        self._every, self._seed = every, seed
+    def __init__(self, rank: Host, roll_call: int = 100, seed: int = 0, **settings: Any) -> None:
+        super().__init__(rank, **settings)
+        self._every, self._seed = roll_call, seed
+        self._function: Callable[[], object] | None = None
         self._names = Names()
         self._roots: dict[int, tuple[nn.Module, Any]] = {}  # with the handle of a hook
         self._depth = 0
@@ -125,7 +125,19 @@ class RollCall(Check):
         if in_backward():
             self._unseen("the optimizer steps within the backward")
             return
-        self._hold(step, wanted, optimizer)
+        self._hold(step, wanted)
+
+    def hold(self, function: Callable[[], object]) -> None:
+        """Hold a roll call now, with a function that does the work that ranks must do alike; all ranks call this.
+
+        The function runs forward and backward of the same inputs in all ranks, such as one micro-batch through all
+        stages of a pipeline.  Stages of the same layers are compared with each other.
+        """
+        self._function = function
+        try:
+            self._hold(self.rank.step, SCHEDULED if self._licensed else LICENCE)
+        finally:
+            self._function = None
 
     def close(self) -> None:
         """Take hooks away."""
@@ -143,9 +155,8 @@ class RollCall(Check):
             return SCHEDULED if self._licensed else LICENCE
         return ORDERED if self._licensed and step % AGREE == 0 else ""
 
-    def _hold(self, step: int, purpose: str, optimizer: torch.optim.Optimizer) -> None:
-        batch, group = self._batch, self.rank.group
-        self._batch = None
+    def _hold(self, step: int, purpose: str) -> None:
+        batch, group = None if self._function is not None else self._batch, self.rank.group
         why = self._why_not(batch)
         mine = [step, _PURPOSES.index(purpose), self._order, bool(self._off), bool(why)]
         mine += [batch.signature(), batch.shapes(), compiled(batch)] if batch is not None else [0, 0, 0]
@@ -168,20 +179,18 @@ class RollCall(Check):
             return
         of = self._turn % len(everyone)
         self._turn += 1
-        self._call_the_roll(step, purpose, of, batch, optimizer)
+        self._call_the_roll(step, purpose, of, batch)
 
     def _why_not(self, batch: MicroBatch | None) -> str:
-        if self.function is not None:
+        if self._function is not None:
             return ""
         return "no module was called with gradients in this step" if batch is None else batch.why_not_sent()
 
-    def _call_the_roll(
-        self, step: int, purpose: str, of: int, batch: MicroBatch | None, optimizer: torch.optim.Optimizer
-    ) -> None:
+    def _call_the_roll(self, step: int, purpose: str, of: int, batch: MicroBatch | None) -> None:
         self._licensed, group = True, self.rank.group
-        if self.function is None and batch is not None:
+        if self._function is None and batch is not None:
             batch = self._received(batch, of)
-        run = functools.partial(self._run, batch, optimizer, seed=self._seed * 1_000_003 + step)
+        run = functools.partial(self._run, batch, seed=self._seed * 1_000_003 + step)
         first, work, failed = run()
         second = run()[0] if purpose == LICENCE else first
         kept = [d.number() for d in first if _label(d) not in self._excluded]
@@ -217,7 +226,7 @@ class RollCall(Check):
         return batch.given(bytes(arguments.tolist()), tensors)
 
     def _run(
-        self, batch: MicroBatch | None, optimizer: torch.optim.Optimizer, seed: int, log: OperatorLog | None = None
+        self, batch: MicroBatch | None, seed: int, log: OperatorLog | None = None
     ) -> tuple[list[Digest], str, str]:
         """Digests of one run, the work of this rank, and why the run has failed."""
         watches = any(observer.watches_graphs for observer in active.observers) and log is None
@@ -230,20 +239,20 @@ class RollCall(Check):
                     log.module = execution.module
                     around = functools.partial(torch.compiler.set_stance, "force_eager")
                     stack.enter_context(log)
-                if self.function is not None:
-                    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+                if self._function is not None:
                     roots = [root for root, _ in self._roots.values()]
+                    parameters = {id(p): p for root in roots for p in root.parameters()}.values()
                     stack.enter_context(undisturbed(roots, parameters, execution))
                     if around is not None:
                         stack.enter_context(around())
                     seed_all(seed)
-                    self.function()
+                    self._function()
                 elif batch is not None:
                     batch.run(execution, seed, around)
         except Exception as error:  # all ranks are told, and go on training together
             failed = f"it has failed: {described(error)}"[:300]
         digests = execution.end()
-        roots_ = f"{execution.roots} " if self.function is not None else ""
+        roots_ = f"{execution.roots} " if self._function is not None else ""
         return digests, roots_ + execution.work(), failed
 
     def _compared(self, first: list[Digest], second: list[Digest], peers: list[list[int]]) -> dict[str, Any]:
@@ -306,7 +315,13 @@ def _label(digest: Digest) -> str:
 
 
 def _written(operator: Operator) -> list[str]:
-    return [operator.name[:200], operator.where[:200], operator.inputs.hex(), operator.outputs.hex(), str(operator.strange)]
+    return [
+        operator.name[:200],
+        operator.where[:200],
+        operator.inputs.hex(),
+        operator.outputs.hex(),
+        str(operator.strange),
+    ]
 
 
 def _hash(value: object) -> int:

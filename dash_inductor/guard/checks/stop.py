@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -22,8 +23,8 @@ class Stop(Check):
 
     name = "stop"
 
-    def __init__(self, rank: Host) -> None:
-        super().__init__(rank)
+    def __init__(self, rank: Host, **settings: Any) -> None:
+        super().__init__(rank, **settings)
         self.root: Callable[[], int] | None = None
         self._verdict = ""
         self._asked = 0

@@ -17,15 +17,17 @@ class ReplayJudge(Judge):
 
     kinds = frozenset({"replay"})
 
-    def __init__(self, job: Job) -> None:
-        super().__init__(job)
+    def __init__(self, job: Job, **settings: Any) -> None:
+        super().__init__(job, **settings)
         self._found: list[Finding] = []
         self._off = False
 
     def take(self, message: Message, now: float) -> None:
         """A rank has computed something else when it ran a step again."""
         body = message.body
-        if not all(isinstance(body.get(name, ""), str) for name in ("off", "phase", "tensor", "once", "again", "third")):
+        if not all(
+            isinstance(body.get(name, ""), str) for name in ("off", "phase", "tensor", "once", "again", "third")
+        ):
             return
         if body.get("off"):
             if not self._off:

@@ -19,7 +19,8 @@ from ..findings import Cause, Finding, Severity
 from ..judge import Job, Judge
 from ..messages import Message
 from ..votes import classes, groups, minority
-from ..words import listed_ranks, named
+from ..wording import ranks as listed_ranks
+from ..words import named
 
 Asked = Literal["equal", "changed", "different", "unknown"]
 
@@ -38,8 +39,8 @@ class RollCallJudge(Judge):
 
     kinds = frozenset({"roll_call"})
 
-    def __init__(self, job: Job) -> None:
-        super().__init__(job)
+    def __init__(self, job: Job, **settings: Any) -> None:
+        super().__init__(job, **settings)
         self._told: dict[int, dict[int, dict[str, Any]]] = {}  # by step and rank
         self._since: dict[int, float] = {}
         self._judged: set[int] = set()

@@ -50,8 +50,8 @@ class Verdicts(Judge):
 
     kinds = frozenset({"roll_call"})
 
-    def __init__(self, job: Job, raises: bool = False) -> None:
-        super().__init__(job)
+    def __init__(self, job: Job, raises: bool = False, **settings: Any) -> None:
+        super().__init__(job, **settings)
         self._raises, self._stopped = raises, False
         self._facts: dict[int, list[Finding]] = {}
         self._judged: set[tuple[int, bool]] = set()
@@ -60,16 +60,17 @@ class Verdicts(Judge):
         self._open: dict[int, Finding] = {}  # by the number of the roll call that was ordered
         self._equal: set[int] = set()  # ranks that told of an ordered roll call without a difference
 
-    def found(self, finding: Finding, now: float) -> None:
+    def heed(self, finding: Finding, now: float) -> None:
         """Another fact."""
         if finding.severity == "verdict":
             self._judged.update((rank, finding.kind in _OF_BITS) for rank in finding.ranks)
             self._stop(finding)
             return
         facts = _OF_BITS if finding.kind in _OF_BITS else _OF_LIFE
-        if finding.severity != "suspect" or finding.kind not in facts or not (finding.ranks or finding.groups):
+        suspects = finding.ranks or tuple(rank for group in finding.groups for rank in group)
+        if finding.severity != "suspect" or finding.kind not in facts or not suspects:
             return
-        for rank in finding.ranks:
+        for rank in suspects:
             known = self._facts.setdefault(rank, [])
             known.append(finding)
             self._combine(rank, finding, facts)
@@ -111,9 +112,8 @@ class Verdicts(Judge):
         if (rank, facts is _OF_BITS) in self._judged:
             return
         near = [each for each in self._facts[rank] if each.kind in facts and _near(each, latest)]
-        alone = [each for each in near if _accuses(each)]
-        kinds = {each.kind: each for each in reversed(alone)}
-        if len(kinds) < 2:
+        kinds = {each.kind: each for each in reversed(near)}
+        if len(kinds) < 2 or not any(_accuses(each) for each in near):
             return
         first = min(kinds.values(), key=lambda each: (each.step or 0, list(facts).index(each.kind)))
         others = [facts[kind] for kind in facts if kind in kinds]
@@ -161,7 +161,6 @@ def _near(a: Finding, b: Finding) -> bool:
 
 
 def _accuses(finding: Finding) -> bool:
-    """Whether a finding names whom it means, and not all who differ from each other."""
-    return len(finding.groups) < 2 or not {rank for group in finding.groups for rank in group} <= set(finding.ranks)
-
-
+    """Whether a finding names whom it means, and not all who differ from each other; the latter only supports it."""
+    everyone = {rank for group in finding.groups for rank in group}
+    return bool(finding.ranks) and (len(finding.groups) < 2 or not everyone <= set(finding.ranks))
