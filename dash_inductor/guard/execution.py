@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from ..observers import phases
+from ..observers import active, phases
 from ..observers.fingerprints.fingerprint import description, digest, why_unseen
 from ..observers.fingerprints.lane_buffer import LaneBuffer
 from ..observers.modules import Modules
@@ -22,6 +22,7 @@ from ..observers.names import Names
 from ..observers.observer import Observer
 from ..upstream.dispatch import disable_current_modes
 from ..upstream.eager import not_compiled
+from ..upstream.pytree import tree_leaves
 
 
 class Digest(NamedTuple):
@@ -42,13 +43,15 @@ class Execution(Observer):
     Args:
         names: of modules and parameters, for all executions of a program.
         watches_graphs: whether graphs that are compiled meanwhile show gradients of attention.
+        owner: hash only while this one is among the active observers; by default, while the execution itself is.
 
     Attributes:
         roots: the names of the outermost modules.
     """
 
-    def __init__(self, names: Names, watches_graphs: bool = False) -> None:
+    def __init__(self, names: Names, watches_graphs: bool = False, owner: object | None = None) -> None:
         self.names, self.watches_graphs = names, watches_graphs
+        self._owner = self if owner is None else owner
         self.roots: list[str] = []
         self._buffers: dict[torch.device, LaneBuffer] = {}
         self._modules = Modules(self, activations=True, local_gradients=False)
@@ -93,6 +96,11 @@ class Execution(Observer):
                 self._inside.append(parameter)
                 self._watch(f"{self.names.of_module(module)}.{name}", parameter)
 
+    def returned(self, result: Any) -> None:
+        """The outermost module has returned; hooks of the program run behind ours and may have changed its result."""
+        leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self.observe_in_step(phases.ACTIVATION, [("result", leaf) for leaf in leaves])
+
     def _watch(self, name: str, parameter: Tensor) -> None:
         self._watched.add(id(parameter))
         if parameter.requires_grad:
@@ -108,7 +116,7 @@ class Execution(Observer):
 
     def is_on(self) -> bool:
         """Whether it hashes."""
-        return self._on
+        return self._on and self._owner in active.observers
 
     def replicate(self, model: DistributedDataParallel) -> None:
         """A model has equal parameters on all of its ranks, which does not matter here."""
@@ -126,7 +134,7 @@ class Execution(Observer):
 
     def observe_in_step(self, phase: str, tensors: Sequence[tuple[str, Tensor]], place: int | None = None) -> None:
         """Hash tensors; inputs of modules are no results, and what has no bytes of its own is left out."""
-        if not self._on or phase == phases.INPUT:
+        if phase == phases.INPUT or not self.is_on():
             return
         with self._lock, disable_current_modes():
             for name, tensor in tensors:

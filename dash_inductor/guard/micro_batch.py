@@ -229,7 +229,8 @@ class MicroBatch:
                 stack.enter_context(around())
             with torch.enable_grad():
                 result = self.root(*args, **kwargs)
-            execution_ends(result, self.gradients, seed)
+            execution.returned(result)
+            _run_backward(result, self.gradients, seed)
 
 
 @dataclass(frozen=True)
@@ -300,7 +301,7 @@ def _not_reduced(roots: Sequence[nn.Module]) -> Iterator[None]:
         yield
 
 
-def execution_ends(result: Any, gradients: dict[int, Tensor], seed: int | None) -> None:
+def _run_backward(result: Any, gradients: dict[int, Tensor], seed: int | None) -> None:
     """Run the backward of a result; see `MicroBatch.run`."""
     results = results_of(result)
     if gradients:

@@ -52,7 +52,7 @@ def _watch_scalers() -> None:
             for observer in tuple(active.observers):
                 observer.scaler_updated()
 
-    torch.amp.GradScaler.update = updated  # type: ignore[method-assign]
+    torch.amp.GradScaler.update = updated  # type: ignore[assignment, method-assign]
 
 
 def _before_forward(module: nn.Module, args: Any) -> None:

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from ...errors import described
 from ...observers import active, phases
 from ...observers.names import Names
-from ...upstream.eager import in_backward, not_compiled
+from ...upstream.eager import has_cuda_graphs, in_backward, not_compiled
 from ..check import Check, Host
 from ..execution import Digest, Execution
 from ..messages import Message
-from ..micro_batch import Buffer, MicroBatch, Random, Settings, fit_for_graphs, results_of
+from ..micro_batch import Buffer, MicroBatch, Random, Settings, results_of
 
 _OUT_OF = 100
 
@@ -85,7 +85,9 @@ class Replay(Check):
             call.execution.detach()
             call.overlapped |= not _has_gradients(call.execution)
         devices = {parameter.device.type for parameter in module.parameters()} - {"meta"}
-        call = _Call(module, Execution(self._names), Random.now(), Buffer.all_of(module), Settings.now(devices))
+        call = _Call(
+            module, Execution(self._names, owner=self.rank), Random.now(), Buffer.all_of(module), Settings.now(devices)
+        )
         self._calls.append(call)
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
@@ -106,6 +108,7 @@ class Replay(Check):
         if call.root is not module or call.batch is not None:
             return
         call.batch = batch = MicroBatch.of(module, args, kwargs)
+        call.execution.returned(result)
         batch.settings, batch.random, batch.buffers = call.settings, call.random, call.buffers
         for number, tensor in results_of(result):
             tensor.register_hook(lambda gradient, number=number: _keep(batch, number, gradient))
@@ -118,10 +121,13 @@ class Replay(Check):
         self._held = step
         calls = [call for call in self._calls if call.batch is not None]
         group = self.rank.group
-        everyone = group.gather([step, len(calls), bool(self._off), in_backward()])
+        # CUDA graphs compute into results that the program may still read, and eager code rounds otherwise.
+        cannot = in_backward() or has_cuda_graphs()
+        everyone = group.gather([step, len(calls), bool(self._off), cannot])
         if len({tuple(row[:2]) for row in everyone}) > 1 or any(row[2] or row[3] for row in everyone):
             self._off = self._off or ("another rank has switched it off" if any(row[2] for row in everyone) else "")
-            self.rank.coverage.unseen(self.name, self._off or "ranks have not called as many modules, or in a backward")
+            why = "ranks call different modules, step within the backward, or run CUDA graphs"
+            self.rank.coverage.unseen(self.name, self._off or why)
             self._drop()
             return
         found, failed, count = dict[str, Any](), "", 0
@@ -155,7 +161,7 @@ class Replay(Check):
         execution = Execution(self._names)
         try:
             if call.batch is not None:
-                call.batch.run(execution, None, fit_for_graphs())
+                call.batch.run(execution, None)
         except Exception as error:  # all ranks are told, and go on training together
             failed = failed or f"it has failed: {described(error)}"[:300]
         return execution.end(), failed

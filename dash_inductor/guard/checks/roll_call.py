@@ -2,12 +2,12 @@
 
 Note [Roll call]
 It finds a defect that repeats, which no repetition on the same rank can show, and needs no stored reference: the
-ranks are each other's.  In every `roll_call` steps there is one such step, which follows from the seed and the step alone,
-so that all ranks hold it at the same place: before the first optimizer of the step, when gradients are complete.  They
-first agree over the guard's own group that all of them can, then the rank whose turn it is sends its inputs.
+ranks are each other's.  One of `roll_call` steps has one.  Which one follows from the seed and the step alone, so that
+all ranks hold it at the same place: before the first optimizer of the step, when gradients are complete.  They first
+agree over the guard's own group that all of them can, then the rank whose turn it is sends its inputs.
 
-* Before the first step of training ends, the licence is obtained: the roll call is held twice.  If a rank does not
-  repeat its own bits, or honest ranks differ, the program is not deterministic: then nothing may be blamed on a machine.
+* Before the first step of training ends, the licence is obtained: the roll call is held twice.  If ranks do not
+  repeat their own bits, or honest ranks differ, the program is not deterministic, and no machine may be blamed.
 * Where ranks differ, they run it again, in eager code, with every operator hashed: an operator whose inputs are equal
   and whose result differs speaks of the machine, different inputs or other operators speak of the program.
 * What ranks legitimately compute differently (the shards of tensor parallelism, experts) is compared only with ranks

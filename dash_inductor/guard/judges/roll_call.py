@@ -99,6 +99,8 @@ def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Findin
     split = {tuple(ranks): groups({rank: once[rank] for rank in ranks}) for ranks in peers}
     differing = [of for of in split.values() if len(of) > 1]
     unsteady = tuple(sorted(rank for rank, body in told.items() if licence and not body["repeats"]))
+    if not differing and not unsteady:
+        return None
     phase, tensor = _name(told)
     common = {
         "step": step,

@@ -94,7 +94,7 @@ class Verdicts(Judge):
                         "roll_call",
                         "note",
                         f"step {message.step}: all ranks compute one rank's micro-batch equally, so that what {who} "
-                        f"had in step {finding.step} does not repeat: a fault that struck once, in memory or on the wire",
+                        f"had in step {finding.step} does not repeat: it struck once, in memory or on the wire",
                         ranks=finding.ranks,
                         step=message.step,
                         cause="unknown",

@@ -33,10 +33,10 @@ def shift(a: Segments, b: Segments) -> int:
     It follows from the parameters that a run begins with: the other one begins with them too, or has them after one of
     its steps.  Otherwise, numbers stand as they are.
     """
-    first = [next(Segments(run.paths).steps(), None) for run in (a, b)]
-    if first[0] is None or first[1] is None:
+    first_a, first_b = (next(Segments(run.paths).steps(), None) for run in (a, b))
+    if first_a is None or first_b is None:
         return 0
-    (of_a, entries_a), (of_b, entries_b) = first
+    (of_a, entries_a), (of_b, entries_b) = first_a, first_b
     begins_a, begins_b = _values(entries_a, phases.INITIAL), _values(entries_b, phases.INITIAL)
     if not begins_a or not begins_b:
         return 0
@@ -65,7 +65,7 @@ def aligned(rank: int, a: Segments, b: Segments, shifted: int) -> Iterator[Step]
             if mine is not None and theirs is not None and not begun[which] and begun[1 - which]:
                 present[which], present[1 - which] = _beside(mine, theirs, parameters[1 - which])
         waits = not all(begun[which] or present[which] is not None for which in (0, 1))
-        yield Step(number, rank, *present, before=waits)
+        yield Step(number, rank, present[0], present[1], waits)
         for which in (0, 1):
             entries = present[which]
             if entries is not None:

@@ -1,7 +1,7 @@
 """Train small models on several processes under checks of the guard, with a defect planted in one rank.
 
-``python -m tests.support.guarded WORLD FOLDER < trials.json`` runs a list of `Trial` one after the other in one start of
-the processes, and prints the findings and the coverage of each, a JSON object for each line.
+``python -m tests.support.roll_called WORLD FOLDER < trials.json`` runs a list of `Trial` one after the other in one
+start of the processes, and prints the findings and the coverage of each, a JSON object for each line.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from dash_inductor.guard.judges.roll_call import RollCallJudge
 from dash_inductor.guard.judges.verdicts import Verdicts
 from dash_inductor.guard.monitor import Monitor
 from dash_inductor.guard.rank import Rank
+from dash_inductor.upstream.dispatch import disable_current_modes
 
 WIDTH, HEADS, WORDS, BLOCKS, LENGTH = 32, 4, 64, 2, 13
 LEAVES = ("blocks.0.attn.q", "blocks.1.up", "blocks.0.ln1", "blocks.1.down", "head", "blocks.1.attn.out", "emb")
@@ -45,12 +46,14 @@ class Trial:
     Attributes:
         mode: "ddp", "fsdp", "hsdp", "tp", "replicate".
         kind: "clean"; "forward" and "backward": a bit of a module's result, or of its gradient, is flipped below
-            PyTorch, so that no operator shows it; "operator": of the result of an operator; "unseeded": random numbers from a generator of the program's own;
-            "set": ranks add in different orders.
+            PyTorch, so that no operator shows it; "operator": of the result of an operator; "unseeded": random numbers
+            from a generator of the program's own; "set": ranks add in different orders.
         rank, module, bit, element: where.
-        first, last: the steps in which it strikes, every time; last 0: to the end.
+        first: the step from which on it strikes.
         once: strikes at the first execution only.
         loss: the model returns its loss.
+        noisy: it has dropout, and buffers that the forward changes.
+        every, replay: settings of roll calls and replays.
     """
 
     mode: str = "ddp"
@@ -60,9 +63,9 @@ class Trial:
     bit: int = 12
     element: int = 5
     first: int = 2
-    last: int = 0
     once: bool = False
     loss: bool = False
+    device: str = "cpu"
     noisy: bool = False
     compiled: bool = False
     micro_batches: int = 1
@@ -121,13 +124,13 @@ class Language(nn.Module):
 def build(trial: Trial, world: int) -> tuple[nn.Module, Language]:
     """The model as the program calls it, and what is inside."""
     torch.manual_seed(0)
-    model = Language(trial)
+    model = Language(trial).to(trial.device)
     called: nn.Module = torch.compile(model, backend="aot_eager") if trial.compiled else model
     if trial.mode == "ddp":
         called = DistributedDataParallel(called)
     elif trial.mode in ("fsdp", "hsdp"):
         sizes, names = ((world,), ("s",)) if trial.mode == "fsdp" else ((2, world // 2), ("r", "s"))
-        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+        mesh = init_device_mesh(trial.device, sizes, mesh_dim_names=names)
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
@@ -138,7 +141,7 @@ def build(trial: Trial, world: int) -> tuple[nn.Module, Language]:
     elif trial.mode == "tp":
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-        mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("d", "t"))
+        mesh = init_device_mesh(trial.device, (2, world // 2), mesh_dim_names=("d", "t"))
         for block in model.blocks:
             columns = {name: ColwiseParallel() for name in ("attn.q", "attn.k", "attn.v", "up")}
             rows = {name: RowwiseParallel() for name in ("attn.out", "down")}
@@ -148,7 +151,12 @@ def build(trial: Trial, world: int) -> tuple[nn.Module, Language]:
 
 
 def flip(tensor: Tensor, element: int, bit: int) -> None:
-    """Flip one bit of a dense tensor in the memory of this process, of which PyTorch learns nothing."""
+    """Flip one bit of a dense tensor in memory; no mode of PyTorch learns of it."""
+    if tensor.is_cuda:
+        with torch.no_grad(), disable_current_modes():
+            words = tensor.detach().view(-1).view(torch.int32)
+            words[element % words.numel()] ^= 1 << (bit % 31)
+        return
     size = tensor.element_size()
     address = tensor.data_ptr() + element % tensor.numel() * size
     byte = ctypes.c_uint8.from_address(address + bit % (8 * size - 1) // 8)
@@ -190,7 +198,7 @@ class Fault:
 
     def _on(self) -> bool:
         trial = self.trial
-        on = self.rank == trial.rank and trial.first <= self.step and (not trial.last or self.step <= trial.last)
+        on = self.rank == trial.rank and trial.first <= self.step
         if on and trial.once and self.struck:
             return False
         self.struck |= on
@@ -232,7 +240,7 @@ def train(trial: Trial, rank: int, world: int, guarded: Rank | None) -> str:
     for step in range(1, trial.steps + 1):
         fault.step = step
         for micro in range(trial.micro_batches):
-            tokens = batch(trial, rank, world, step, micro)
+            tokens = batch(trial, rank, world, step, micro).to(trial.device)
             if trial.loss:
                 loss = called(tokens)
             else:
@@ -247,7 +255,7 @@ def train(trial: Trial, rank: int, world: int, guarded: Rank | None) -> str:
     end = hashlib.sha256()
     for tensor in (*model.parameters(), *model.buffers(), torch.get_rng_state()):
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        end.update(local.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        end.update(local.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return end.hexdigest()
 
 
@@ -281,11 +289,15 @@ def run(trial: Trial, rank: int, world: int) -> dict[str, Any]:
 
 def work(rank: int, world: int, folder: str, trials: list[dict[str, Any]]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    on_gpu = any(trial.get("device") == "cuda" for trial in trials)
+    if on_gpu:
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world
+    )
     with open(Path(folder, f"results{rank}"), "w", encoding="utf-8") as file:
         for trial in trials:
             file.write(json.dumps(run(Trial(**trial), rank, world)) + "\n")
-            file.flush()
     dist.barrier()
     dist.destroy_process_group()
 
