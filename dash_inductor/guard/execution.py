@@ -43,14 +43,18 @@ class Execution(Observer):
     Args:
         names: of modules and parameters, for all executions of a program.
         watches_graphs: whether graphs that are compiled meanwhile show gradients of attention.
+        turned: the size of the first dimension of a micro-batch whose samples have been turned by one place; what has
+            this size is hashed with its samples in their old order.  0: nothing is turned.
         owner: hash only while this one is among the active observers; by default, while the execution itself is.
 
     Attributes:
         roots: the names of the outermost modules.
     """
 
-    def __init__(self, names: Names, watches_graphs: bool = False, owner: object | None = None) -> None:
-        self.names, self.watches_graphs = names, watches_graphs
+    def __init__(
+        self, names: Names, watches_graphs: bool = False, turned: int = 0, owner: object | None = None
+    ) -> None:
+        self.names, self.watches_graphs, self._turned = names, watches_graphs, turned
         self._owner = self if owner is None else owner
         self.roots: list[str] = []
         self._buffers: dict[torch.device, LaneBuffer] = {}
@@ -141,6 +145,8 @@ class Execution(Observer):
                 plain = tensor.to_local() if isinstance(tensor, DTensor) else tensor
                 if why_unseen(plain):
                     continue
+                if self._turned and plain.dim() and plain.shape[0] == self._turned:
+                    plain = plain.detach().roll(-1, 0)
                 self.prepare(plain.device)
                 buffer = self._buffers[plain.device]
                 if not buffer.room():

@@ -134,6 +134,7 @@ class MicroBatch:
         random: as it was before the call, if it is to be made again on this rank.
         buffers: as they were before the call, in the same case.
         gradients: of the tensors in its result, by their numbers, as the backward has given them, in the same case.
+        turns: whether samples have been turned, and random numbers in the place of gradients must be.
     """
 
     root: nn.Module
@@ -143,6 +144,7 @@ class MicroBatch:
     random: Random | None = None
     buffers: list[Buffer] = field(default_factory=list)
     gradients: dict[int, Tensor] = field(default_factory=dict)
+    turns: bool = False
 
     @classmethod
     def of(cls, root: nn.Module, args: Any, kwargs: Any) -> MicroBatch:
@@ -204,6 +206,19 @@ class MicroBatch:
                 leaves.append(theirs)
         return MicroBatch(self.root, leaves, self.structure, self.settings)
 
+    def samples(self) -> int:
+        """The size of the first dimension that all tensors have, 0 if they have none in common."""
+        sizes = {leaf.shape[0] if leaf.dim() else 0 for leaf in self.leaves if isinstance(leaf, Tensor)}
+        return sizes.pop() if len(sizes) == 1 else 0
+
+    def turned(self) -> MicroBatch:
+        """The same call with every sample one place further."""
+        leaves = [
+            leaf.detach().roll(1, 0).requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+            for leaf in self.leaves
+        ]
+        return MicroBatch(self.root, leaves, self.structure, self.settings, turns=True)
+
     def run(self, execution: Execution, seed: int | None, around: Callable[[], Any] | None = None) -> None:
         """Make the call, and its backward, again.
 
@@ -230,7 +245,7 @@ class MicroBatch:
             with torch.enable_grad():
                 result = self.root(*args, **kwargs)
             execution.returned(result)
-            _run_backward(result, self.gradients, seed)
+            _run_backward(result, self.gradients, seed, self.samples() if self.turns else 0)
 
 
 @dataclass(frozen=True)
@@ -301,7 +316,7 @@ def _not_reduced(roots: Sequence[nn.Module]) -> Iterator[None]:
         yield
 
 
-def _run_backward(result: Any, gradients: dict[int, Tensor], seed: int | None) -> None:
+def _run_backward(result: Any, gradients: dict[int, Tensor], seed: int | None, turned: int) -> None:
     """Run the backward of a result; see `MicroBatch.run`."""
     results = results_of(result)
     if gradients:
@@ -309,7 +324,7 @@ def _run_backward(result: Any, gradients: dict[int, Tensor], seed: int | None) -
     elif (loss := _loss(result)) is not None:
         pairs = [(loss, torch.ones_like(loss))]
     else:
-        pairs = [(tensor, _noise(tensor, (seed or 0) + number)) for number, tensor in results]
+        pairs = [(tensor, _noise(tensor, (seed or 0) + number, turned)) for number, tensor in results]
     if pairs:
         torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
 
@@ -346,10 +361,12 @@ def _loss(result: Any) -> Tensor | None:
     return None
 
 
-def _noise(tensor: Tensor, seed: int) -> Tensor:
+def _noise(tensor: Tensor, seed: int, turned: int) -> Tensor:
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     generator = torch.Generator(local.device).manual_seed(seed % (1 << 63))
     noise = torch.randn(local.shape, generator=generator, dtype=torch.float32, device=local.device).to(local.dtype)
+    if turned and noise.dim() and noise.shape[0] == turned:
+        noise = noise.roll(1, 0)
     if isinstance(tensor, DTensor):
         return DTensor.from_local(
             noise, tensor.device_mesh, tensor.placements, shape=tensor.shape, stride=tensor.stride()

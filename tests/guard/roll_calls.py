@@ -37,6 +37,19 @@ def persistent(seed: int) -> Iterator[dict[str, Any]]:
                 }  # fmt: skip
 
 
+def pairs(seed: int) -> Iterator[dict[str, Any]]:
+    """24 defects among two replicas, which cannot vote."""
+    draw = random.Random(seed + 2)
+    for mode in ("ddp", "fsdp"):
+        yield {"mode": mode, "steps": 3}
+        for kind in ("forward", "backward"):
+            for bit in BITS:
+                yield {
+                    "mode": mode, "kind": kind, "rank": draw.randrange(2), "module": draw.choice(LEAVES[:-1]),
+                    "bit": bit, "element": draw.randrange(1 << 20), "steps": 2,
+                }  # fmt: skip
+
+
 def transient(seed: int) -> Iterator[dict[str, Any]]:
     """Faults that strike once in the real step, in every mode, with every step replayed and no roll call."""
     draw = random.Random(seed + 1)
@@ -51,10 +64,10 @@ def transient(seed: int) -> Iterator[dict[str, Any]]:
                 }  # fmt: skip
 
 
-def run(trials: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def run(trials: Sequence[dict[str, Any]], world: int = WORLD) -> list[dict[str, Any]]:
     """The results of trials, see `support.roll_called`."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-W", "ignore", "-m", "tests.support.roll_called", str(WORLD), folder]
+        command = [sys.executable, "-W", "ignore", "-m", "tests.support.roll_called", str(world), folder]
         result = subprocess.run(
             command, cwd=ROOT, input=json.dumps(trials), capture_output=True, text=True, check=False, timeout=HANGS
         )
@@ -74,8 +87,9 @@ def judged(result: dict[str, Any]) -> tuple[bool, bool, bool]:
 
 def main(seed: int) -> None:
     rows: dict[tuple[str, str], list[int]] = {}
-    for name, trials in (("roll call", list(persistent(seed))), ("replay", list(transient(seed)))):
-        for result in run(trials):
+    campaigns = (("roll call", WORLD, persistent), ("two replicas", 2, pairs), ("replay", WORLD, transient))
+    for name, world, trials in campaigns:
+        for result in run(list(trials(seed)), world):
             trial = result["trial"]
             row = rows.setdefault((name, f"{trial['mode']} {trial['kind']}"), [0] * 6)
             found, right, step = judged(result)

@@ -26,6 +26,7 @@ TRIALS: dict[str, dict[str, Any]] = {
     "tp forward": {**FORWARD, "mode": "tp", "rank": 2, "module": "blocks.0.up"},
     "unseeded": {"kind": "unseeded", "steps": 2, "replay": 100},
     "set": {"kind": "set", "steps": 2},
+    "stop": {"rank": 1, "stop": True, "first": 2, "steps": 3, "every": 0},
     "replayed": {**FORWARD, "rank": 1, "module": "blocks.0.ln1", "once": True, "every": 0, "replay": 100},
     "replayed fsdp": {**BACKWARD, "mode": "fsdp", "rank": 2, "once": True, "every": 0, "replay": 100},
 }
@@ -70,9 +71,17 @@ def test_the_operator_is_named_with_its_line(results: dict[str, dict[str, Any]])
     assert (found["severity"], found["ranks"]) == ("verdict", [1])
 
 
-def test_two_ranks_of_the_same_shards_are_both_suspects(results: dict[str, dict[str, Any]]) -> None:
+def test_of_two_ranks_of_the_same_shards_the_one_that_contradicts_itself_is_named(
+    results: dict[str, dict[str, Any]],
+) -> None:
     (found,) = results["tp forward"]["findings"]
-    assert (found["severity"], found["ranks"]) == ("suspect", [0, 2])
+    assert (found["severity"], found["ranks"]) == ("verdict", [2])
+    assert found["groups"] == [[0], [2]]
+
+
+def test_all_ranks_raise_before_the_same_update(results: dict[str, dict[str, Any]]) -> None:
+    told, others = "rank 7 computes wrongly", "step 2: another rank was told of a verdict of the guard"
+    assert results["stop"]["raised"] == [[[2, others]], [[2, told]], [[2, others]], [[2, others]]]
 
 
 @pytest.mark.parametrize(("name", "operator"), [("unseeded", "rand"), ("set", "add.Tensor")])

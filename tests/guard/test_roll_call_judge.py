@@ -117,6 +117,19 @@ def test_one_rank_that_contradicts_itself_is_no_fault_of_the_program() -> None:
     assert (found.kind, found.ranks, found.cause) == ("roll_call", (1,), "machine")
 
 
+@pytest.mark.parametrize(
+    ("steady", "named"), [((True, False), (1,)), ((False, True), (0,)), ((True, True), ()), ((False, False), ())]
+)
+@pytest.mark.parametrize("purpose", ["licence", "scheduled"])
+def test_of_two_replicas_the_one_that_contradicts_itself_is_named(
+    steady: tuple[bool, bool], named: tuple[int, ...], purpose: str
+) -> None:
+    bodies = [told("ab"[n], operator=[EQUAL, BAD][n], steady=steady[n], purpose=purpose) for n in (0, 1)]
+    (found,) = judge(bodies)
+    assert (found.severity, found.ranks) == (("verdict", named) if named else ("suspect", (0, 1)))
+    assert found.cause == "machine"
+
+
 def test_missing_ranks_are_waited_for_and_findings_are_told_once() -> None:
     judge_ = RollCallJudge(Job(4))
     bodies = [told("g"), told("x"), told("g")]

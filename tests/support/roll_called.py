@@ -23,14 +23,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from dash_inductor.errors import GuardVerdict
 from dash_inductor.guard.channel import Local
 from dash_inductor.guard.checks.replay import Replay
 from dash_inductor.guard.checks.roll_call import RollCall
+from dash_inductor.guard.checks.stop import Stop
 from dash_inductor.guard.findings import Finding
 from dash_inductor.guard.judge import Job
 from dash_inductor.guard.judges.replay import ReplayJudge
 from dash_inductor.guard.judges.roll_call import RollCallJudge
 from dash_inductor.guard.judges.verdicts import Verdicts
+from dash_inductor.guard.messages import Message
 from dash_inductor.guard.monitor import Monitor
 from dash_inductor.guard.rank import Rank
 from dash_inductor.upstream.dispatch import disable_current_modes
@@ -54,6 +57,7 @@ class Trial:
         loss: the model returns its loss.
         noisy: it has dropout, and buffers that the forward changes.
         every, replay: settings of roll calls and replays.
+        stop: this rank alone is told of a verdict in step `first`.
     """
 
     mode: str = "ddp"
@@ -72,6 +76,7 @@ class Trial:
     steps: int = 4
     every: int = 1
     replay: int = 0
+    stop: bool = False
 
 
 class Attention(nn.Module):
@@ -229,7 +234,7 @@ def batch(trial: Trial, rank: int, world: int, step: int, micro: int) -> Tensor:
     return torch.randint(WORDS, (2, LENGTH), generator=generator)
 
 
-def train(trial: Trial, rank: int, world: int, guarded: Rank | None) -> str:
+def train(trial: Trial, rank: int, world: int, guarded: Rank | None, raised: list[tuple[int, str]]) -> str:
     """Train; a digest of this rank's parameters and buffers in the end."""
     called, model = build(trial, world)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
@@ -239,6 +244,8 @@ def train(trial: Trial, rank: int, world: int, guarded: Rank | None) -> str:
         guarded.start()
     for step in range(1, trial.steps + 1):
         fault.step = step
+        if guarded is not None and trial.stop and (step, rank) == (trial.first, trial.rank):
+            guarded.checks[-1].order(Message("stop", 0, step, {"sentence": "rank 7 computes wrongly"}))
         for micro in range(trial.micro_batches):
             tokens = batch(trial, rank, world, step, micro).to(trial.device)
             if trial.loss:
@@ -246,7 +253,11 @@ def train(trial: Trial, rank: int, world: int, guarded: Rank | None) -> str:
             else:
                 loss = F.cross_entropy(called(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
             loss.backward()
-        optimizer.step()
+        try:
+            optimizer.step()
+        except GuardVerdict as verdict:
+            raised.append((step, str(verdict)))
+            break
         optimizer.zero_grad()
     if guarded is not None:
         guarded.close()
@@ -266,13 +277,16 @@ def run(trial: Trial, rank: int, world: int) -> dict[str, Any]:
     guarded.checks = [RollCall(guarded, roll_call=trial.every)]
     if trial.replay:
         guarded.checks.append(Replay(guarded, replay=trial.replay))
-    ends = [train(trial, rank, world, guarded)]
+    if trial.stop:
+        guarded.checks.append(Stop(guarded))
+    raised: list[tuple[int, str]] = []
+    ends = [train(trial, rank, world, guarded, raised)]
     if trial.kind == "clean":
-        ends.append(train(trial, rank, world, None))
+        ends.append(train(trial, rank, world, None, raised))
     everyone: list[Any] = [None] * world
-    dist.all_gather_object(everyone, (local.receive(), ends))
+    dist.all_gather_object(everyone, (local.receive(), ends, raised))
     merged, job, told = Local(), Job(world), list[Finding]()
-    for messages, _ in everyone:
+    for messages, *_ in everyone:
         for message in messages:
             merged.end(message.rank).send(message)
     judges = [RollCallJudge(job), ReplayJudge(job), Verdicts(job)]
@@ -283,7 +297,8 @@ def run(trial: Trial, rank: int, world: int) -> dict[str, Any]:
         "trial": asdict(trial),
         "findings": [asdict(finding) for finding in told],
         "coverage": monitor.coverage.to_dict(),
-        "unchanged": all(len(set(ends)) == 1 for _, ends in everyone),
+        "unchanged": all(len(set(ends)) == 1 for _, ends, _ in everyone),
+        "raised": [raised for *_, raised in everyone],
     }
 
 

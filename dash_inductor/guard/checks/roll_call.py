@@ -10,6 +10,8 @@ agree over the guard's own group that all of them can, then the rank whose turn 
   repeat their own bits, or honest ranks differ, the program is not deterministic, and no machine may be blamed.
 * Where ranks differ, they run it again, in eager code, with every operator hashed: an operator whose inputs are equal
   and whose result differs speaks of the machine, different inputs or other operators speak of the program.
+* Two ranks cannot vote.  So they run it once more with all samples one place further: a rank whose result does not move
+  with its sample contradicts itself, which it does if its defect is at a place of a result.
 * What ranks legitimately compute differently (the shards of tensor parallelism, experts) is compared only with ranks
   that do the same work, see `execution.Execution.work`.
 """
@@ -208,6 +210,12 @@ class RollCall(Check):
                 second = run()[0]
             body |= self._compared(first, second, peers)
             body |= self._operators(run, peers, repeats)
+            if batch is not None and batch.samples() > 1 and "label" in body:
+                label = body.pop("label")
+                turned = self._run(batch.turned(), seed=self._seed * 1_000_003 + step, turned=batch.samples())[0]
+                values = [{_label(d): d.value for d in digests}.get(label) for digests in (first, turned)]
+                body["steady"] = values[0] is not None and values[0] == values[1]
+            body.pop("label", None)
             if purpose == LICENCE:
                 self._exclude(first, peers)
         self.rank.coverage.count(self.name, calls=1, tensors=len(kept))
@@ -226,11 +234,11 @@ class RollCall(Check):
         return batch.given(bytes(arguments.tolist()), tensors)
 
     def _run(
-        self, batch: MicroBatch | None, seed: int, log: OperatorLog | None = None
+        self, batch: MicroBatch | None, seed: int, log: OperatorLog | None = None, turned: int = 0
     ) -> tuple[list[Digest], str, str]:
         """Digests of one run, the work of this rank, and why the run has failed."""
         watches = any(observer.watches_graphs for observer in active.observers) and log is None
-        execution = Execution(self._names, watches)
+        execution = Execution(self._names, watches, turned)
         around = fit_for_graphs()
         failed = ""
         try:
@@ -266,7 +274,8 @@ class RollCall(Check):
             mine = next((n for n, (a, b) in enumerate(pairs) if a != b), len(rows[self.rank.number]))
             found = min(number for (number,) in group.gather([mine]))
         start = max(0, found - 1)
-        return {"first": found, "start": start} | {
+        label = {"label": _label(kept[0][found])} if found < len(kept[0]) else {}
+        return {"first": found, "start": start, **label} | {
             name: [[d.phase, d.tensor[:200], d.value[:8].hex()] for d in digests[start : start + _WINDOW]]
             for name, digests in zip(("once", "again"), kept, strict=True)
         }

@@ -117,40 +117,51 @@ def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Findin
     if unsteady and (2 * len(unsteady) >= len(told)):
         return _program(f"two runs of step {step} on the same rank differ", _unrepeated(told, unsteady), common)
     accused = unsteady or tuple(sorted(rank for of in differing for rank in minority(of)))
-    asked = _asked(told, accused, differing)
-    common["operator"] = _operator(told, accused or tuple(told))
+    contradicts = () if accused else _contradicts(told, differing)
+    asked = _asked(told, accused or contradicts, differing)
+    common["operator"] = _operator(told, accused or contradicts or tuple(told))
     common["evidence"]["inputs of the operator"] = asked
-    what = f"{phase} {tensor}"
-    if licence and not unsteady and (not accused or asked == "different") and len(told) > 2:
+    could_vote = any(sum(map(len, of)) > 2 for of in differing)
+    if licence and not unsteady and could_vote and (not accused or asked == "different"):
         reason = f"ranks compute the same micro-batch of step {step} differently, though each repeats its bits"
         return _program(reason, common["operator"], common)
-    if not accused:
+    if not accused and not contradicts:
         suspects = tuple(sorted(rank for of in differing for group in of for rank in group))
         sentence = (
-            f"step {step}: {' and '.join(listed_ranks(group) for of in differing for group in of)} differ in {what} on "
-            f"the same micro-batch; no majority says which is right"
+            f"step {step}: {' and '.join(listed_ranks(group) for of in differing for group in of)} differ in "
+            f"{phase} {tensor} on the same micro-batch; no majority says which is right"
         )
         return Finding("roll_call", "suspect", sentence, MACHINE, suspects, cause=_cause(asked), **common)
-    repeated = _again(accused, again, once, differing, bool(unsteady))
+    repeated = "same" if contradicts else _again(accused, again, once, differing, bool(unsteady))
     common["evidence"]["again"] = repeated
-    agree = f"{max(len(of[0]) for of in differing)} of {len(told)} ranks agree with each other" if differing else ""
-    meaning = {
+    sentence = _sentence(step, named(accused or contradicts, job), len(accused or contradicts), f"{phase} {tensor}")
+    sentence += "; ".join(filter(None, (_agreement(told, differing, contradicts), _meaning(repeated, asked))))
+    # Three executions are as many votes: the run, its repetition, and the operators of a third one.
+    severity: Severity = "verdict" if repeated != "right" and differing and asked != "different" else "suspect"
+    return Finding("roll_call", severity, sentence, MACHINE if asked != "different" else DOCTOR,
+                   accused or contradicts, cause=_cause(asked), **common)  # fmt: skip
+
+
+def _sentence(step: int, who: str, count: int, what: str) -> str:
+    return f"step {step}: {who} compute{'s' * (count == 1)} {what} wrongly: "
+
+
+def _agreement(
+    told: Mapping[int, Any], differing: list[tuple[tuple[int, ...], ...]], contradicts: tuple[int, ...]
+) -> str:
+    if contradicts:
+        return "results there do not move with their samples, while those of the other replica do"
+    return f"{max(len(of[0]) for of in differing)} of {len(told)} ranks agree with each other" if differing else ""
+
+
+def _meaning(repeated: str, asked: Asked) -> str:
+    if asked == "different":
+        return "there the program runs other operators, or gives them other values"
+    return {
         "same": "it repeats: a defect of this machine",
         "other": "it computes something else each time: this machine is unstable",
         "right": "it did not repeat",
     }[repeated]
-    if len(accused) > 1:
-        meaning = meaning.replace("this machine", "these machines")
-    if asked == "different":
-        meaning = "there the program runs other operators, or gives them other values"
-    sentence = f"step {step}: {named(accused, job)} computes {what} wrongly: "
-    if len(accused) > 1:
-        sentence = sentence.replace(" computes ", " compute ")
-    sentence += "; ".join(filter(None, (agree, meaning)))
-    # Three executions are as many votes: the run, its repetition, and the operators of a third one.
-    severity: Severity = "verdict" if repeated != "right" and differing and asked != "different" else "suspect"
-    return Finding("roll_call", severity, sentence, MACHINE if asked != "different" else DOCTOR, accused,
-                   cause=_cause(asked), **common)  # fmt: skip
 
 
 def _program(reason: str, operator: str, common: dict[str, Any]) -> Finding:
@@ -223,6 +234,18 @@ def _asked(
     return "unknown"
 
 
+def _contradicts(
+    told: Mapping[int, Mapping[str, Any]], differing: list[tuple[tuple[int, ...], ...]]
+) -> tuple[int, ...]:
+    """Of two halves, the ranks of the one that contradicts itself when samples are turned, if the other does not."""
+    found: list[int] = []
+    for of in differing:
+        steady = [{told[rank].get("steady") for rank in group} for group in of]
+        if len(of) == 2 and {True} in steady and {False} in steady:
+            found += of[steady.index({False})]
+    return tuple(sorted(found))
+
+
 def _operator(told: Mapping[int, Mapping[str, Any]], of: tuple[int, ...]) -> str:
     return next((" ".join(told[rank]["operator"][:2]) for rank in of if "operator" in told.get(rank, {})), "")
 
@@ -243,6 +266,7 @@ def _sound(body: Mapping[str, Any]) -> bool:
         and type(body.get("of")) is int
         and isinstance(body.get("work"), str)
         and isinstance(body.get("repeats"), bool)
+        and isinstance(body.get("steady", False), bool)
         and all(type(body.get(name, 0)) is int for name in ("first", "start"))
         and all(_texts(digest, 3) for digest in digests)
         and all(_texts(operator, 5) for operator in operators)
