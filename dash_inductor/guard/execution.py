@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from ..errors import described
 from ..observers import active, phases
 from ..observers.fingerprints.fingerprint import description, digest, why_unseen
 from ..observers.fingerprints.lane_buffer import LaneBuffer
@@ -47,8 +48,11 @@ class Execution(Observer):
             this size is hashed with its samples in their old order.  0: nothing is turned.
         owner: hash only while this one is among the active observers; by default, while the execution itself is.
 
+    An error of hashing never reaches the program: the execution ends there, and says why.
+
     Attributes:
         roots: the names of the outermost modules.
+        failed: why it has ended too early, "" if it has not.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Execution(Observer):
         self.names, self.watches_graphs, self._turned = names, watches_graphs, turned
         self._owner = self if owner is None else owner
         self.roots: list[str] = []
+        self.failed = ""
         self._buffers: dict[torch.device, LaneBuffer] = {}
         self._modules = Modules(self, activations=True, local_gradients=False)
         self._lock = threading.RLock()  # hooks of the backward run on threads of autograd
@@ -140,6 +145,13 @@ class Execution(Observer):
         """Hash tensors; inputs of modules are no results, and what has no bytes of its own is left out."""
         if phase == phases.INPUT or not self.is_on():
             return
+        try:
+            self._observe(phase, tensors)
+        except Exception as error:
+            self.failed = self.failed or described(error)
+            self._on = False
+
+    def _observe(self, phase: str, tensors: Sequence[tuple[str, Tensor]]) -> None:
         with self._lock, disable_current_modes():
             for name, tensor in tensors:
                 plain = tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
+from torch import nn
+
+from dash_inductor.guard.channel import Local
+from dash_inductor.guard.checks.replay import Replay
+from dash_inductor.guard.checks.roll_call import RollCall
+from dash_inductor.guard.judge import Job
+from dash_inductor.guard.judges.roll_call import RollCallJudge
+from dash_inductor.guard.monitor import Monitor
+from dash_inductor.guard.rank import Rank
+from dash_inductor.observers.fingerprints.lane_buffer import LaneBuffer
 
 from .roll_calls import judged, run
 
@@ -101,3 +113,64 @@ def test_a_fault_that_strikes_once_is_found_by_a_replay(results: dict[str, dict[
     assert judged(results[name]) == (True, True, True), results[name]
     (found,) = results[name]["findings"]
     assert "struck once" in found["sentence"]
+
+
+def test_a_function_of_the_program_is_called_by_a_roll_call_and_leaves_nothing_behind() -> None:
+    local = Local()
+    rank = Rank(0, 1, local.end(0))
+    rank.checks = [check := RollCall(rank)]
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    generator, calls = torch.Generator(), 0
+
+    def work() -> None:
+        nonlocal calls
+        calls += 1
+        model(torch.randn(3, 4) + noise * torch.randn(3, 4, generator=generator)).sum().backward()
+
+    noise = 0.0
+    rank.start()
+    try:
+        work()
+        optimizer.step()
+        before = [tensor.clone() for tensor in (*model.buffers(), torch.get_rng_state())]
+        gradients = [parameter.grad for parameter in model.parameters()]
+        calls, noise = 0, 1.0
+        check.hold(work)
+        assert calls == 2 + 2, "the second run of both differs, so that operators are named"
+        assert all(map(torch.equal, before, (*model.buffers(), torch.get_rng_state())))
+        assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
+    finally:
+        rank.close()
+    job = Job(1)
+    monitor = Monitor(job, local, [RollCallJudge(job)], None, lambda finding: None, lambda: 0.0)
+    (found,) = monitor.turn(0.0)
+    assert (found.kind, found.ranks) == ("nondeterminism", ())
+    assert found.operator.startswith("randn.generator in ")
+
+
+def test_what_cannot_be_sent_or_fails_is_said_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd(nn.Linear):
+        def forward(self, x: torch.Tensor, how: object = None) -> torch.Tensor:
+            return super().forward(x)
+
+    def train(*given: object) -> dict[str, Any]:
+        rank = Rank(0, 1, Local().end(0))
+        rank.checks = [RollCall(rank, roll_call=1), Replay(rank, replay=100)]
+        rank.start()
+        model = Odd(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.ones(1, 2), *given).sum().backward()
+            optimizer.step()
+        rank.close()
+        return rank.coverage.to_dict()
+
+    healthy = train()
+    assert healthy["roll_call"]["counts"]["calls"] == healthy["replay"]["counts"]["steps"] == 2
+    assert train(object())["roll_call"]["unseen"] == {"an argument of type object": 2}
+    monkeypatch.setattr(LaneBuffer, "add", Mock(side_effect=torch.OutOfMemoryError("no memory for lanes")))
+    failing = train()
+    for check in ("roll_call", "replay"):
+        (why,) = failing[check]["unseen"]
+        assert "no memory for lanes" in why

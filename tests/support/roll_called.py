@@ -7,9 +7,11 @@ start of the processes, and prints the findings and the coverage of each, a JSON
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -190,8 +192,11 @@ class Fault:
     def __init__(self, trial: Trial, rank: int, model: Language) -> None:
         self.trial, self.rank, self.step, self.struck = trial, rank, 0, False
         self.handles = []
-        if trial.kind in ("forward", "backward"):
+        if trial.kind in ("forward", "backward") and trial.compiled:
             self.handles.append(model.get_submodule(trial.module).register_forward_hook(self._strike))
+        elif trial.kind in ("forward", "backward"):  # inside of the module, as a kernel that computes wrongly
+            module = model.get_submodule(trial.module)
+            module.forward = functools.partial(self._call, module.forward)  # type: ignore[method-assign]
         elif trial.kind == "operator":
             current.append(self)
             model.between = torch.ops.dash_inductor_test.between  # type: ignore[method-assign]
@@ -209,7 +214,12 @@ class Fault:
         self.struck |= on
         return on
 
-    def _strike(self, module: nn.Module, args: Any, result: Tensor) -> None:
+    def _call(self, forward: Callable[..., Tensor], *args: Any) -> Tensor:
+        result = forward(*args)
+        self._strike(None, args, result)
+        return result
+
+    def _strike(self, module: nn.Module | None, args: Any, result: Tensor) -> None:
         if self.trial.kind == "backward":
             result.register_hook(self._strike_back)
         elif self._on():

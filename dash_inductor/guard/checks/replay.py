@@ -107,7 +107,11 @@ class Replay(Check):
         call = self._calls[-1]
         if call.root is not module or call.batch is not None:
             return
-        call.batch = batch = MicroBatch.of(module, args, kwargs)
+        try:
+            call.batch = batch = MicroBatch.of(module, args, kwargs)
+        except Exception as error:  # within a hook of the program's module, to which nothing may happen
+            call.execution.failed = described(error)
+            return
         call.execution.returned(result)
         batch.settings, batch.random, batch.buffers = call.settings, call.random, call.buffers
         for number, tensor in results_of(result):
@@ -119,7 +123,7 @@ class Replay(Check):
         if not self._chosen or self._held == step:
             return
         self._held = step
-        calls = [call for call in self._calls if call.batch is not None]
+        calls = self._calls
         group = self.rank.group
         # CUDA graphs compute into results that the program may still read, and eager code rounds otherwise.
         cannot = in_backward() or has_cuda_graphs()
@@ -164,7 +168,7 @@ class Replay(Check):
                 call.batch.run(execution, None)
         except Exception as error:  # all ranks are told, and go on training together
             failed = failed or f"it has failed: {described(error)}"[:300]
-        return execution.end(), failed
+        return execution.end(), failed or execution.failed or call.execution.failed
 
     def order(self, message: Message) -> None:
         """The monitor wants no more of it."""

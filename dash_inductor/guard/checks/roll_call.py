@@ -66,12 +66,13 @@ class RollCall(Check):
     def __init__(self, rank: Host, roll_call: int = 100, seed: int = 0, **settings: Any) -> None:
         super().__init__(rank, **settings)
         self._every, self._seed = roll_call, seed
+        self._function_licensed = False
         self._function: Callable[[], object] | None = None
         self._names = Names()
         self._roots: dict[int, tuple[nn.Module, Any]] = {}  # with the handle of a hook
         self._depth = 0
         self._batch: MicroBatch | None = None
-        self._wanted = False
+        self._wanted, self._cannot = False, ""
         self._held = 0  # the last step that has asked itself
         self._tried = self._licensed = False
         self._turn = 0
@@ -83,7 +84,7 @@ class RollCall(Check):
 
     def step_began(self, step: int) -> None:
         """Inputs are copied in steps that may have a roll call."""
-        self._batch = None
+        self._batch, self._cannot = None, ""
         self._wanted = not self._off and self._purpose(step) != ""
 
     @not_compiled
@@ -104,8 +105,12 @@ class RollCall(Check):
 
     @not_compiled
     def _copy(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self.rank in active.observers and not in_backward():  # this is training, and no recomputation of a part
-            self._batch = MicroBatch.of(module, args, kwargs)
+        if self.rank not in active.observers or in_backward():
+            return  # this is no training, or a part is computed again
+        try:
+            self._batch, self._cannot = MicroBatch.of(module, args, kwargs), ""
+        except Exception as error:  # within a hook of the program's module, to which nothing may happen
+            self._batch, self._cannot = None, described(error)
 
     def order(self, message: Message) -> None:
         """The monitor wants a roll call at the next step at which ranks agree, or no more of them."""
@@ -137,9 +142,9 @@ class RollCall(Check):
         """
         self._function = function
         try:
-            self._hold(self.rank.step, SCHEDULED if self._licensed else LICENCE)
+            self._hold(self.rank.step, SCHEDULED if self._function_licensed else LICENCE)
         finally:
-            self._function = None
+            self._function, self._function_licensed = None, True
 
     def close(self) -> None:
         """Take hooks away."""
@@ -169,10 +174,10 @@ class RollCall(Check):
             return
         if any(off):
             self._off = self._off or "another rank has switched it off"
-        if any(orders) and purpose == ORDERED:
-            self._order = 0
         if self._off or (purpose == ORDERED and not min(orders)):
             return
+        if purpose == ORDERED:
+            self._order = 0
         if any(cannot) or len(set(signatures)) > 1:
             self._unseen(why or ("another rank cannot" if any(cannot) else "ranks do not call the same module"))
             return
@@ -186,15 +191,18 @@ class RollCall(Check):
     def _why_not(self, batch: MicroBatch | None) -> str:
         if self._function is not None:
             return ""
-        return "no module was called with gradients in this step" if batch is None else batch.why_not_sent()
+        if batch is None:
+            return self._cannot or "no module was called with gradients in this step"
+        return batch.why_not_sent()
 
     def _call_the_roll(self, step: int, purpose: str, of: int, batch: MicroBatch | None) -> None:
         self._licensed, group = True, self.rank.group
+        refused = ""
         if self._function is None and batch is not None:
-            batch = self._received(batch, of)
+            batch, refused = self._received(batch, of)
         run = functools.partial(self._run, batch, seed=self._seed * 1_000_003 + step)
-        first, work, failed = run()
-        second = run()[0] if purpose == LICENCE else first
+        first, work, failed = run() if not refused else ([], "", refused)
+        second = run()[0] if purpose == LICENCE and not refused else first
         kept = [d.number() for d in first if _label(d) not in self._excluded]
         repeats = [d.number() for d in second if _label(d) not in self._excluded] == kept
         works = group.gather([_hash(work), _hash(kept), repeats, bool(failed)])
@@ -224,14 +232,18 @@ class RollCall(Check):
             self._unseen("no other rank does the same work")
         self.send(step, **body)
 
-    def _received(self, batch: MicroBatch, of: int) -> MicroBatch:
+    def _received(self, batch: MicroBatch, of: int) -> tuple[MicroBatch, str]:
+        """The micro-batch of another rank, and why it is none."""
         group = self.rank.group
         mine = batch.encode() if self.rank.number == of else [torch.empty(0, dtype=torch.uint8)] * 2
         sizes = group.gather([part.numel() for part in mine])[of]
         if self.rank.number != of:
             mine = [torch.empty(size, dtype=torch.uint8) for size in sizes]
         arguments, tensors = (group.broadcast(part, of) if part.numel() else part for part in mine)
-        return batch.given(bytes(arguments.tolist()), tensors)
+        try:
+            return batch.given(bytes(arguments.tolist()), tensors), ""
+        except Exception as error:  # all ranks are told, and go on training together
+            return batch, f"inputs of rank {of} do not fit: {described(error)}"[:300]
 
     def _run(
         self, batch: MicroBatch | None, seed: int, log: OperatorLog | None = None, turned: int = 0
@@ -260,6 +272,7 @@ class RollCall(Check):
         except Exception as error:  # all ranks are told, and go on training together
             failed = f"it has failed: {described(error)}"[:300]
         digests = execution.end()
+        failed = failed or execution.failed
         roots_ = f"{execution.roots} " if self._function is not None else ""
         return digests, roots_ + execution.work(), failed
 
