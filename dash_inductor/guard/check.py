@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from ..observers.observer import Observer
 from .channel import Channel
 from .coverage import Coverage
+from .group import Group
 from .messages import Message
 
 
@@ -15,9 +16,13 @@ class Host(Protocol):
 
     number: int
     world: int
-    step: int
     channel: Channel
     coverage: Coverage
+    group: Group
+
+    @property
+    def step(self) -> int:
+        """The present step of training."""
 
 
 class Check(Observer):

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import described
+from ..errors import GuardVerdict, described
 from ..observers import active, hooks
 from ..observers.observer import Observer
+from ..observers.step_numbers import StepNumbers
 from .channel import Channel
 from .check import Check
 from .coverage import Coverage
+from .group import Group
 from .messages import Message
 
 log = logging.getLogger("dash_inductor")
@@ -30,19 +32,24 @@ class Rank(Observer):
         number: of this rank.
         world: ranks of the job.
         channel: to the monitor.
-        first_step: the number of the present step of training.
+        first_step: the number of the present step of training; see `observers.step_numbers`.
 
     Attributes:
-        step: the present step of training, from 1.
         checks: in the order in which they get events.
     """
 
-    def __init__(self, number: int, world: int, channel: Channel, first_step: int = 1) -> None:
-        self.number, self.world, self.channel, self.step = number, world, channel, first_step
-        self.coverage = Coverage()
+    def __init__(self, number: int, world: int, channel: Channel, first_step: int | None = None) -> None:
+        self.number, self.world, self.channel = number, world, channel
+        self._numbers = StepNumbers(first_step)
+        self.coverage, self.group = Coverage(), Group()
         self.checks: list[Check] = []
         self._stepped: set[int] = set()
         self._begun = False
+
+    @property
+    def step(self) -> int:
+        """The present step of training."""
+        return self._numbers.number
 
     def start(self) -> None:
         """Get events from now on."""
@@ -56,6 +63,7 @@ class Rank(Observer):
             self._finish_step()
             for check in self.checks:
                 self._safely(check, check.close)
+            self.group.close()
             self.channel.send(Message("coverage", self.number, self.step, self.coverage.to_dict()))
             self.channel.close()
 
@@ -73,6 +81,7 @@ class Rank(Observer):
         """An optimizer is about to step."""
         if id(optimizer) in self._stepped:
             self._finish_step()
+        self._numbers.see(optimizer)
         self._begin()
         self._show(lambda check: check.before_optimizer(optimizer))
 
@@ -80,6 +89,12 @@ class Rank(Observer):
         """An optimizer has stepped."""
         self._stepped.add(id(optimizer))
         self._show(lambda check: check.after_optimizer(optimizer))
+
+    def scaler_updated(self) -> None:
+        """A scaler of losses ends a step: if no optimizer has stepped, it was skipped, and nothing of it is checked."""
+        if not self._stepped and self._begun:
+            self._numbers.advance()
+            self._begun = False
 
     def _begin(self) -> None:
         """The first event of a step begins it."""
@@ -92,7 +107,7 @@ class Rank(Observer):
             return
         self._show(lambda check: check.step_done(self.step))
         self._stepped.clear()
-        self.step += 1
+        self._numbers.advance()
         self._begun = False
         for message in self.channel.orders():
             self._show(
@@ -107,6 +122,8 @@ class Rank(Observer):
     def _safely(self, check: Check, call: Callable[[], None]) -> None:
         try:
             call()
+        except GuardVerdict:
+            raise
         except Exception as error:  # a check never ends the training: it ends itself
             if check in self.checks:
                 self.checks.remove(check)

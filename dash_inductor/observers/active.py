@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,3 +16,17 @@ observers: list[Observer] = []
 def watching_graphs() -> list[Observer]:
     """The observers to whom compiled graphs show gradients."""
     return [observer for observer in observers if observer.watches_graphs]
+
+
+@contextmanager
+def instead(others: list[Observer]) -> Iterator[None]:
+    """Show what happens in a block to others alone: work that is no part of training.
+
+    An observer is not among `observers` meanwhile, and what it has put on modules or tensors must ask for that.
+    """
+    training = observers[:]
+    observers[:] = others
+    try:
+        yield
+    finally:
+        observers[:] = training

@@ -1,4 +1,4 @@
-"""Gathers lanes over the ranks of a process group, and sees to it that the process can end afterwards.
+"""Collectives over the ranks of a process group, after which the process can end.
 
 Gloo works on threads of its own.  Such a thread lets go of the tensors of a collective some time after everyone who
 waits for it has gone on, and takes the interpreter's lock for that, because Python knows these tensors.  If the
@@ -26,7 +26,7 @@ _PATIENCE = 10.0  # seconds; a thread that gets a core lets go at once
 
 
 class Exchange:
-    """Gathers lanes, and keeps the tensors that a process group may still hold."""
+    """Sends tensors, and keeps those that a process group may still hold."""
 
     def __init__(self) -> None:
         self._lent: list[Tensor] = []
@@ -41,8 +41,27 @@ class Exchange:
         self._keep_held()
         return gathered
 
+    def broadcast(self, content: Tensor, source: int, group: dist.ProcessGroup) -> Tensor:
+        """The content of the rank `source` of the job, in all ranks of the group; all of them call this."""
+        sent = content.clone()
+        dist.broadcast(sent, source, group)
+        return self._copy(sent)
+
+    def highest(self, numbers: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """The maximum of each number over the ranks of the group; all of them call this."""
+        sent = numbers.clone()
+        dist.all_reduce(sent, dist.ReduceOp.MAX, group)
+        return self._copy(sent)
+
+    def _copy(self, lent: Tensor) -> Tensor:
+        copy = lent.clone()
+        self._lent.append(lent)
+        del lent
+        self._keep_held()
+        return copy
+
     def close(self) -> None:
-        """Wait until no process group holds a tensor of `gather`; after ten seconds, warn instead."""
+        """Wait until no process group holds a tensor that was sent; after ten seconds, warn instead."""
         deadline = time.monotonic() + _PATIENCE
         while self._lent and time.monotonic() < deadline:
             time.sleep(0.001)  # without the interpreter's lock

@@ -37,6 +37,22 @@ def _register() -> None:
     register_module_forward_hook(_after_forward, always_call=True)
     register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(_after_step)
+    _watch_scalers()
+
+
+@functools.cache
+def _watch_scalers() -> None:
+    """Scalers of losses have no hooks: their `update` ends every step of training, also one that they skip."""
+    update = torch.amp.GradScaler.update
+
+    @functools.wraps(update)
+    def updated(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> None:
+        update(scaler, *args, **kwargs)
+        if scaler.is_enabled():
+            for observer in tuple(active.observers):
+                observer.scaler_updated()
+
+    torch.amp.GradScaler.update = updated  # type: ignore[assignment, method-assign]
 
 
 def _before_forward(module: nn.Module, args: Any) -> None:

@@ -63,6 +63,15 @@ class Modules:
             handle.remove()
         self._handles.clear()
 
+    def buffers(self) -> list[tuple[str, Tensor]]:
+        """The buffers of all outermost modules that have run, with their paths."""
+        found: dict[int, tuple[str, Tensor]] = {}
+        for root in self._roots:
+            for module in root.modules():
+                for name, buffer in module.named_buffers(recurse=False):
+                    found.setdefault(id(buffer), (f"{self._sink.names.of_module(module)}.{name}", buffer))
+        return sorted(found.values(), key=lambda pair: pair[0])
+
     def add(self, model: nn.Module) -> None:
         """Name the modules and parameters of a model that is about to run, and watch what has to be watched on them."""
         names = self._sink.names
@@ -115,6 +124,11 @@ class Modules:
         if self._activations and not wrapped:
             for label, tensor in _labelled(self._sink.names.of_module(module), result):
                 self._result(label, tensor)
+
+    def innermost(self) -> str:
+        """The name of the module that runs on this thread, "" for none."""
+        running = getattr(self._calls, "running", [])
+        return self._sink.names.of_module(running[-1][0]) if running else ""
 
     def _result(self, label: str, tensor: Tensor) -> None:
         version = 0 if tensor.is_inference() else tensor._version

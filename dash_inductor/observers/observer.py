@@ -20,11 +20,13 @@ class Seen:
         phase: one of `phases.STAGES`.
         parameters: the parameters that the phase is about, by name.
         lanes: names and their lanes, int64 [names, 2] on the device, of the tensors of these that could be hashed.
+        failed: whether this rank has nothing to show any more, though others wait for it.
     """
 
     phase: str
     parameters: Sequence[tuple[str, Tensor]]
     lanes: Sequence[tuple[list[str], Tensor]]
+    failed: bool = False
 
 
 class Observer:
@@ -51,6 +53,9 @@ class Observer:
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped."""
+
+    def scaler_updated(self) -> None:
+        """A scaler of losses ends a step; if no optimizer has stepped in it, gradients have overflowed."""
 
     def prepare(self, device: torch.device) -> None:
         """A graph that shows gradients on this device is being compiled; memory may be allocated for it."""

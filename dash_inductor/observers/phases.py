@@ -10,6 +10,8 @@ ATTENTION_GRADIENT = "gradient of attention"
 LOCAL_GRADIENT = "local gradient"
 GRADIENT = "gradient"
 PARAMETER = "parameter"
+OPTIMIZER_STATE = "optimizer state"
+BUFFER = "buffer"
 
 OPTIMIZER_STATE = "optimizer state"
 BUFFER = "buffer"
@@ -24,6 +26,8 @@ STAGES = {
     LOCAL_GRADIENT: 1,
     GRADIENT: 2,
     PARAMETER: 3,
+    OPTIMIZER_STATE: 3,
+    BUFFER: 3,
 }
 """Phases with the stage of the step that they belong to.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ..errors import ArgumentError, DashError
+from ..errors import ArgumentError, DashError, described
 from ..upstream.dispatch import disable_current_modes
 from . import active, environment, hooks, in_graphs, phases
 from .fingerprints.fingerprint import description, why_unseen
@@ -22,10 +23,14 @@ from .fingerprints.lane_buffer import CAPACITY, LaneBuffer
 from .modules import Modules
 from .names import Names
 from .observer import Observer, Seen
-from .recordings.file import Name, path_of
+from .recordings.file import Name
+from .recordings.limits import TEXT
 from .recordings.writer import Writer
 from .replicas import Replicas
+from .step_numbers import StepNumbers
 from .steps import Observed, StepWriter
+
+log = logging.getLogger("dash_inductor")
 
 OnReplicas = Literal["off", "warn", "raise"]
 _ON_REPLICAS = ("off", "warn", "raise")
@@ -39,6 +44,8 @@ def record(
     activations: bool = True,
     local_gradients: bool | None = None,
     replicas: OnReplicas = "warn",
+    optimizer_state: bool = False,
+    first_step: int | None = None,
 ) -> Recorder:
     """Record fingerprints of everything that training computes, in this process, within a ``with`` block.
 
@@ -47,14 +54,15 @@ def record(
         with dash_inductor.record("runs/a"):
             train()
 
-    A step is what lies between two steps of the same optimizer, and is counted from 1; so all optimizers of a program
-    may take turns.  The recording has, in this order,
+    A step is what lies between two steps of the same optimizer; so all optimizers of a program may take turns.  A step
+    that a scaler of losses skips, because gradients overflow, counts too.  The recording has, in this order,
 
     * the parameters before the first step, as its optimizer has them;
     * tensors that are given to the outermost module, results of modules, and gradients of these results;
     * gradients of attention (dQ, dK, dV) of every site that dash_inductor replaces in a graph compiled while recording;
     * with DDP, each parameter's gradient of this rank, as it is before gradients are reduced;
-    * each parameter's gradient as the optimizer gets it, and the parameter after the step.
+    * each parameter's gradient as the optimizer gets it, and the parameter after the step;
+    * tensors of the optimizer's state after the step, if they are asked for, and buffers of modules.
 
     Code in a compiled graph is not disturbed: of modules inside, neither results nor gradients are recorded, because
     a graph in which they had to exist would round differently.  Of a model compiled by ``torch.compile(model)`` the
@@ -63,8 +71,12 @@ def record(
     the device or changes a bit.  Results of modules inside a graph become visible with ``torch.compiler.set_stance(
     "force_eager")``, which however computes other bits than the graph.
 
+    A recording never ends a training run.  If its file cannot be written, or if it fails in any other way, one warning
+    says so, the recording of this rank ends there, and `compare` says that it was cut off.
+
     Args:
-        folder: where the file of every rank goes; none of this recording's ranks may have one there.
+        folder: where the file of every rank goes.  If a rank has one there already, it goes on in a new segment, as it
+            should after a restart; a warning says so.
         model: whose parameters and modules the names are taken from; by default, the first outermost module called or
             else the modules that have the optimizer's parameters.
         optimizer: whose steps count; by default, all.
@@ -74,17 +86,20 @@ def record(
         replicas: what happens if ranks that DDP keeps equal are not, in a gradient or a parameter of a recorded step:
             "warn" logs it, "raise" raises `ReplicasDiffer` in every rank before the optimizer's next recorded step, or
             at the end; both write it to the file.  With "off" they are not compared.
+        optimizer_state: record tensors of the optimizer's state.  That reads as much memory again as the state takes:
+            with AdamW, twice the parameters.
+        first_step: the number of the first step; by default the environment variable DASH_INDUCTOR_FIRST_STEP, else one
+            more than the optimizer's state has counted (AdamW does, SGD does not), else 1.
 
     Raises:
         ArgumentError: a bad argument.
-        RecordingError: at the first step, if the file of this rank exists already.
     """
     if every < 1:
         raise ArgumentError("every", every, "a number of steps, at least 1")
     if replicas not in _ON_REPLICAS:
         raise ArgumentError("replicas", replicas, _ON_REPLICAS)
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
-    recorder = Recorder(Path(folder), every, optimizers, replicas)
+    recorder = Recorder(Path(folder), every, optimizers, replicas, optimizer_state, StepNumbers(first_step))
     recorder.modules = Modules(recorder, activations, local_gradients)
     if model is not None:
         recorder.names.add(model)
@@ -96,7 +111,6 @@ class Recorder(Observer):
 
     Attributes:
         folder: where the files of all ranks are.
-        step_number: of the present step of training, from 1.
         names: of modules and parameters.
         modules: the parts of modules that are watched.
     """
@@ -105,9 +119,16 @@ class Recorder(Observer):
     modules: Modules
 
     def __init__(
-        self, folder: Path, every: int, optimizers: Iterable[torch.optim.Optimizer] | None, replicas: OnReplicas
+        self,
+        folder: Path,
+        every: int,
+        optimizers: Iterable[torch.optim.Optimizer] | None,
+        replicas: OnReplicas,
+        optimizer_state: bool,
+        numbers: StepNumbers,
     ) -> None:
-        self.folder, self.step_number, self.names = folder, 1, Names()
+        self.folder, self.names = folder, Names()
+        self._numbers, self._optimizer_state = numbers, optimizer_state
         self._every = every
         self._optimizers = None if optimizers is None else {id(optimizer) for optimizer in optimizers}
         self._beside: list[Observer] = [] if replicas == "off" else [Replicas(replicas, self._open)]
@@ -122,6 +143,13 @@ class Recorder(Observer):
         self._initial: set[int] = set()  # optimizers whose parameters were recorded before their first step
         self._stepped: set[int] = set()  # optimizers that have stepped in the present step
         self._keys: tuple[str, ...] = ()
+        self._failed = False
+        self._wanted = True  # whether the present step is recorded; the first one always is
+
+    @property
+    def step_number(self) -> int:
+        """The number of the present step."""
+        return self._numbers.number
 
     def __enter__(self) -> Recorder:
         for observer in active.observers:
@@ -142,7 +170,7 @@ class Recorder(Observer):
         """End the recording: write what was observed, and take hooks away from modules and parameters.
 
         Raises:
-            Exception: what kept the file from being written, or `ReplicasDiffer`.
+            ReplicasDiffer: ranks that must be equal are not, if the recording was asked to raise it.
         """
         if not self.is_on():
             return
@@ -154,7 +182,7 @@ class Recorder(Observer):
             return
         with self._lock:
             try:
-                self._flush()
+                self._safely(self._flush)
                 if self._writer is not None:
                     self._writer.close()
                     for observer in others:
@@ -169,11 +197,11 @@ class Recorder(Observer):
 
     def module_begins(self, module: nn.Module) -> None:
         """The forward of a module begins."""
-        self.modules.enter(module)
+        self._safely(lambda: self.modules.enter(module))
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
         """The forward of a module has ended."""
-        self.modules.leave(module, result)
+        self._safely(lambda: self.modules.leave(module, result))
 
     def attention_gradients(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
         """A compiled graph has computed gradients of one attention."""
@@ -187,12 +215,18 @@ class Recorder(Observer):
 
     def recording(self) -> bool:
         """Whether the present step is recorded, in this process and not in one that it has forked."""
-        return (self.step_number - 1) % self._every == 0 and os.getpid() == self._process
+        return self._wanted and os.getpid() == self._process
 
     def begin(self) -> None:
         """Something happens that is no step of an optimizer: if there was one, the next step of training begins."""
         if self._stepped:
             with self._lock:
+                self._advance()
+
+    def scaler_updated(self) -> None:
+        """A scaler of losses ends a step: if no optimizer has stepped, it was skipped."""
+        with self._lock:
+            if os.getpid() == self._process and not self._stepped:
                 self._advance()
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -202,6 +236,7 @@ class Recorder(Observer):
                 return
             if id(optimizer) in self._stepped:
                 self._advance()
+            self._safely(lambda: self._numbers.see(optimizer))
             if not self.recording():
                 return
             for observer in self._others():
@@ -209,7 +244,7 @@ class Recorder(Observer):
             parameters = self.names.of_parameters(optimizer)
             if id(optimizer) not in self._initial:
                 self._initial.add(id(optimizer))
-                self.observe(phases.INITIAL, parameters, place=0)
+                self._safely(lambda: self.observe(phases.INITIAL, parameters, place=0))
             gradients = [(name, parameter.grad) for name, parameter in parameters if parameter.grad is not None]
             self._observe_parameters(phases.GRADIENT, parameters, gradients)
 
@@ -223,9 +258,23 @@ class Recorder(Observer):
                 return
             parameters = self.names.of_parameters(optimizer)
             self._observe_parameters(phases.PARAMETER, parameters, parameters)
-            self._flush()
+            self._safely(lambda: self._observe_state(optimizer, parameters))
+            self._safely(self._flush)
             for observer in self._others():
                 observer.step_ended(self.step_number)
+
+    def _observe_state(self, optimizer: torch.optim.Optimizer, parameters: list[tuple[str, Tensor]]) -> None:
+        if self._optimizer_state:
+            state = [
+                (f"{name} {key}", value)
+                for name, parameter in parameters
+                for key, value in optimizer.state.get(parameter, {}).items()
+                if isinstance(value, Tensor)
+            ]
+            self.observe(phases.OPTIMIZER_STATE, state)
+        buffers = self.modules.buffers()
+        if buffers:
+            self.observe(phases.BUFFER, buffers)
 
     def prepare(self, device: torch.device) -> None:
         """Allocate what a device needs: before a CUDA graph is warmed up, whose memory is no place for it."""
@@ -273,7 +322,20 @@ class Recorder(Observer):
         with self._lock:
             self.begin()
             if self.recording():
-                self.observe(phase, tensors, place)
+                self._safely(lambda: self.observe(phase, tensors, place))
+
+    def _safely(self, work: Callable[[], None]) -> None:
+        """Do a part of the recording; the first that raises ends it, and training goes on."""
+        if self._failed:
+            return
+        try:
+            work()
+        except Exception as error:
+            self._failed = True
+            self._entries.clear()
+            why = f"the recorder has failed: {described(error)}"[:TEXT]
+            log.warning("the recording of this rank ends in step %d, and training goes on: %s", self.step_number, why)
+            self._open().leave(f"anything from step {self.step_number} on", why)
 
     def place(self) -> int:
         """The place of the next entry of this step, for `observe`."""
@@ -300,9 +362,9 @@ class Recorder(Observer):
         """Observe gradients or values of parameters, and show their lanes to other observers of the phase."""
         shown = [observer for observer in self._others() if phase in observer.phases]
         lanes: list[tuple[list[str], Tensor]] = []
-        self.observe(phase, tensors, copies=lanes if shown else None)
+        self._safely(lambda: self.observe(phase, tensors, copies=lanes if shown else None))
         for observer in shown:
-            observer.seen(Seen(phase, parameters, lanes))
+            observer.seen(Seen(phase, parameters, lanes, self._failed))
 
     def _others(self) -> list[Observer]:
         return [observer for observer in active.observers if observer is not self]
@@ -322,8 +384,9 @@ class Recorder(Observer):
         return os.getpid() == self._process and (self._optimizers is None or id(optimizer) in self._optimizers)
 
     def _advance(self) -> None:
-        self._flush()
-        self.step_number += 1
+        self._safely(self._flush)
+        self._numbers.advance()
+        self._wanted = (self.step_number - 1) % self._every == 0
         self._stepped.clear()
         self._calls.clear()
 
@@ -343,7 +406,7 @@ class Recorder(Observer):
     def _open(self) -> Writer:
         if self._writer is None:
             rank, world = environment.rank_and_world()
-            self._writer = Writer(path_of(self.folder, rank), environment.facts(rank, world, self._every))
+            self._writer = Writer(self.folder, rank, environment.facts(rank, world, self._every))
         return self._writer
 
     def _tell_of_new_keys(self) -> None:

@@ -24,10 +24,13 @@ from .fingerprints.lane_buffer import Ready, to_host
 from .fingerprints.sizes import LANES
 from .observer import Observer, Seen
 from .recordings.agreement import find, sentence
-from .recordings.file import Appender
-from .recordings.writer import Job, Writer
+from .recordings.writer import File, Job, Writer
 
 log = logging.getLogger("dash_inductor")
+
+
+GONE = -(1 << 63)
+"""In place of all lanes of a rank that cannot hash any more, so that the others need not wait for it in vain."""
 
 
 class ReplicasDiffer(DashError, RuntimeError):
@@ -59,7 +62,12 @@ class Replicas(Observer):
     def seen(self, event: Seen) -> None:
         """Keep the lanes of tensors that ranks must agree on."""
         for group, names in self._split(event.parameters).items():
-            self._keep(group, names, event)
+            if event.failed:
+                device = event.parameters[0][1].device
+                gone = torch.full((len(names), LANES), GONE, dtype=torch.int64, device=device)
+                self._taken.setdefault(group, []).append((event.phase, names, gone))
+            else:
+                self._keep(group, names, event)
 
     def step_ended(self, step: int) -> None:
         """Exchange what was kept, and leave the rest to the thread that writes."""
@@ -102,15 +110,12 @@ class Replicas(Observer):
 
         Raises:
             ReplicasDiffer: ranks differed, once.
-            Exception: what has ended the thread that writes.
         """
         if not self._raises:
             return
         while self._compared:
-            if self._compared[0].wait(timeout=1):
-                self._compared.pop(0)
-            else:
-                self._writer().check()
+            self._compared[0].wait()
+            self._compared.pop(0)
         text, self._told = self._told, ""
         if text:
             self._raises = False
@@ -121,18 +126,22 @@ class Replicas(Observer):
         self._exchange.close()
 
     def _job(self, step: int, ranks: list[int], labels: list[tuple[str, str]], ready: Ready) -> Job:
-        compared = threading.Event()
+        done = threading.Event()
         if self._raises:
-            self._compared.append(compared)
+            self._compared.append(done)
 
-        def job(file: Appender) -> None:
-            finding = find(ranks, labels, ready())
-            if finding is not None:
-                file.json({"type": "finding", "step": step, **finding})
+        def job(file: File) -> None:
+            try:
+                present = {rank: row for rank, row in zip(ranks, ready(), strict=True) if GONE not in row}
+                finding = find(list(present), labels, list(present.values())) if present else None
+                if finding is None:
+                    return
                 if not self._told:
                     self._told = f"step {step}: {sentence(finding)}"
-                    if not self._raises and dist.get_rank() == min(ranks):
+                    if not self._raises and dist.get_rank() == min(present):
                         log.warning("%s", self._told)
-            compared.set()
+                file.json({"type": "finding", "step": step, **finding})
+            finally:
+                done.set()
 
         return job

@@ -10,8 +10,9 @@ import torch
 from . import phases
 from .fingerprints.fingerprint import digest
 from .fingerprints.lane_buffer import Ready
-from .recordings.file import Appender, Name
+from .recordings.file import Name
 from .recordings.limits import NAMES_AT_ONCE
+from .recordings.writer import File
 
 Observed = tuple[Name, torch.device, int]
 """The name of what was hashed, the device and the row of its lanes there."""
@@ -37,7 +38,7 @@ class StepWriter:
 
     def write(
         self,
-        file: Appender,
+        file: File,
         step: int,
         observed: Sequence[Observed],
         ready: Mapping[torch.device, Ready],
@@ -60,7 +61,7 @@ class StepWriter:
         self._name(file, [name for name, _ in entries])
         file.step(step, [(self._numbers[name], value) for name, value in entries])
 
-    def _read(self, file: Appender, step: int, journal: FromGraphs) -> list[tuple[Name, bytes]]:
+    def _read(self, file: File, step: int, journal: FromGraphs) -> list[tuple[Name, bytes]]:
         ((count, *numbers),) = journal.ready()
         if 3 * count > len(numbers):
             reason = f"in step {step}, CUDA graphs computed {count} of them, and {len(numbers) // 3} have room"
@@ -75,7 +76,7 @@ class StepWriter:
             entries.append((name, digest(low, high, description)))
         return entries
 
-    def _name(self, file: Appender, names: Sequence[Name]) -> None:
+    def _name(self, file: File, names: Sequence[Name]) -> None:
         new = [name for name in dict.fromkeys(names) if name not in self._numbers]
         for start in range(0, len(new), NAMES_AT_ONCE):
             part = new[start : start + NAMES_AT_ONCE]

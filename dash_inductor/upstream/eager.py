@@ -6,10 +6,14 @@ import sys
 from typing import Any
 
 from torch import nn
+from torch._C import _current_autograd_node, _current_graph_task_id
 from torch._C import _set_deterministic_algorithms as set_deterministic_algorithms
 from torch._compile import _disable_dynamo as not_compiled
 
-__all__ = ["compiled_from", "not_compiled", "set_deterministic_algorithms"]
+__all__ = [
+    "backward_node", "compiled_from", "has_cuda_graphs", "in_backward", "is_compiled", "not_compiled",
+    "set_deterministic_algorithms",
+]  # fmt: skip
 
 
 def compiled_from(module: nn.Module) -> nn.Module | None:
@@ -19,3 +23,28 @@ def compiled_from(module: nn.Module) -> nn.Module | None:
         return None
     original: nn.Module = module._orig_mod
     return original
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether `torch.compile(module)` or `module.compile()` has made calls of this module, or of one inside, graphs."""
+    return any(
+        compiled_from(each) is not None or getattr(each, "_compiled_call_impl", None) is not None
+        for each in module.modules()
+    )
+
+
+def has_cuda_graphs() -> bool:
+    """Whether Inductor has made CUDA graphs, whose results stay only until the next call."""
+    trees: Any = sys.modules.get("torch._inductor.cudagraph_trees")
+    return trees is not None and bool(getattr(trees.local, "tree_manager_containers", {}))
+
+
+def in_backward() -> bool:
+    """Whether this thread runs a backward."""
+    return _current_graph_task_id() != -1
+
+
+def backward_node() -> str:
+    """The name of the node of the backward that runs on this thread, "" outside of a backward."""
+    node = _current_autograd_node()
+    return "" if node is None else str(node.name())

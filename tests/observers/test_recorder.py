@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +13,11 @@ from torch import Tensor, nn
 
 import dash_inductor
 from dash_inductor.config import config
-from dash_inductor.errors import ArgumentError, DashError, RecordingError
+from dash_inductor.errors import ArgumentError, DashError
 from dash_inductor.install import cache_key
-from dash_inductor.observers import active
+from dash_inductor.observers import active, recorder
 from dash_inductor.observers.fingerprints.fingerprint import digest, fingerprint
+from dash_inductor.observers.recordings.compare import compare
 from dash_inductor.observers.recordings.file import Appender, path_of
 from dash_inductor.observers.recordings.recording import Recording
 from dash_inductor.observers.steps import FromGraphs, StepWriter
@@ -250,14 +253,18 @@ def test_more_tensors_than_fit_at_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert read(tmp_path / "a") == read(tmp_path / "b")
 
 
-def test_one_recording_at_a_time_and_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_one_recording_at_a_time_and_nothing_is_overwritten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with dash_inductor.record(tmp_path):
         with pytest.raises(DashError, match="a recording is on already"), dash_inductor.record(tmp_path / "b"):
             pass
         train(plain, steps=1)
-    with pytest.raises(RecordingError, match="exists already"), dash_inductor.record(tmp_path):
+    before = path_of(tmp_path, 0).read_bytes()
+    with dash_inductor.record(tmp_path):
         train(plain, steps=1)
     assert not active.observers
+    assert path_of(tmp_path, 0).read_bytes() == before
+    assert path_of(tmp_path, 0, 1).exists()
+    assert "this one is rank00000.1.dash" in caplog.text
 
 
 def test_hooks_that_stay_do_nothing(tmp_path: Path) -> None:
@@ -319,3 +326,110 @@ def test_bad_arguments(tmp_path: Path) -> None:
         dash_inductor.record(tmp_path, every=0)
     with pytest.raises(ArgumentError, match="replicas='explode'"):
         dash_inductor.record(tmp_path, replicas="explode")  # type: ignore[arg-type]
+    for step in (0, True, 1 << 32):
+        with pytest.raises(ArgumentError, match="first_step"):
+            dash_inductor.record(tmp_path, first_step=step)
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def test_a_resumed_run_goes_on_with_the_numbers_of_its_optimizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(folder: str, steps: range, state: Any, kind: Any = adam, **settings: Any) -> Any:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+        optimizer = kind(model)
+        if state is not None:
+            model.load_state_dict(state[0])
+            optimizer.load_state_dict(state[1])
+        with dash_inductor.record(tmp_path / folder, **settings):
+            for step in steps:
+                generator = torch.Generator().manual_seed(step)
+                model(torch.randn(3, 2, generator=generator)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+
+    def numbers(folder: str) -> list[int]:
+        return [number for number, _ in read(tmp_path / folder)]
+
+    run("whole", range(1, 9), None, optimizer_state=True)
+    saved = run("half", range(1, 5), None)
+    run("resumed", range(5, 9), saved, optimizer_state=True)
+    assert numbers("resumed") == [5, 6, 7, 8]
+    result = compare(tmp_path / "whole", tmp_path / "resumed")
+    assert (result.verdict, result.steps, result.last_step) == ("equal", 4, 8)
+    assert result.reasons == ["b begins later, and has no step 1"]
+    recorded = names(tmp_path / "whole")
+    assert [name for name in recorded if name.startswith("optimizer state 0.weight")] == [
+        f"optimizer state 0.weight {key}" for key in ("step", "exp_avg", "exp_avg_sq")
+    ]
+    assert "buffer 1.running_mean" in recorded
+    # Another step follows than the one that was saved: initial parameters say so.
+    run("wrong", range(5, 9), run("other", range(2, 6), None))
+    assert str(compare(tmp_path / "whole", tmp_path / "wrong").first).startswith("step 5, rank 0: initial parameter")
+
+    def sgd(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.01)
+
+    run("counted", range(1, 9), None, sgd)
+    saved = run("counted half", range(1, 5), None, sgd)
+    run("counted from 1", range(5, 9), saved, sgd)
+    assert numbers("counted from 1") == [1, 2, 3, 4]
+    for a, b in (("counted", "counted from 1"), ("counted from 1", "counted")):
+        result = compare(tmp_path / a, tmp_path / b)
+        assert (result.verdict, result.steps) == ("equal", 4)
+    run("argument", range(5, 9), saved, sgd, first_step=5, every=3)
+    assert numbers("argument") == [5, 7]  # the first step, then steps 1, 4, 7
+    monkeypatch.setenv("DASH_INDUCTOR_FIRST_STEP", "5")
+    run("variable", range(5, 9), saved, sgd)
+    assert numbers("variable") == [5, 6, 7, 8]
+    monkeypatch.setenv("DASH_INDUCTOR_FIRST_STEP", "five")
+    with pytest.raises(ArgumentError, match="DASH_INDUCTOR_FIRST_STEP='five'"):
+        dash_inductor.record(tmp_path / "never")
+
+
+def test_a_step_that_a_scaler_skips_is_a_step(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=2.0)
+    with dash_inductor.record(tmp_path):
+        for step in range(1, 6):
+            factor = float("inf") if step in (1, 3, 4) else 1.0
+            scaler.scale(model(torch.ones(1, 2)).sum() * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    steps = dict(read(tmp_path))
+    assert list(steps) == [1, 2, 3, 4, 5]
+    assert [any(name.startswith("parameter") for name in steps[step]) for step in steps] == [
+        False, True, False, False, True,
+    ]  # fmt: skip
+    assert not any("(call 2)" in name for step in steps.values() for name in step)
+
+
+def test_a_recorder_that_fails_ends_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    without = train(plain, steps=3)
+    with dash_inductor.record(tmp_path / "a"):
+        train(plain, steps=3)
+    real, calls = recorder.LaneBuffer.add, 0
+
+    def add(self: Any, tensors: Any) -> range:
+        nonlocal calls
+        calls += 1
+        if calls > 20:
+            raise torch.OutOfMemoryError("no memory for lanes")
+        return real(self, tensors)
+
+    monkeypatch.setattr(recorder.LaneBuffer, "add", add)
+    with dash_inductor.record(tmp_path / "b"):
+        recorded = train(plain, steps=3)
+    assert all(map(torch.equal, without.parameters(), recorded.parameters()))
+    assert len([record for record in caplog.records if "no memory for lanes" in record.message]) == 1
+    result = compare(tmp_path / "a", tmp_path / "b")
+    assert result.verdict == "not comparable"
+    assert any("the recorder has failed" in reason for reason in result.reasons)

@@ -39,6 +39,19 @@ def test_runs_without_a_fault_are_equal(runs: tuple[Path, list[dict[str, str]], 
     assert not result.findings
 
 
+@pytest.mark.parametrize("fault", ["full", "fails"])
+def test_a_recorder_that_fails_on_one_rank_ends_no_training(
+    runs: tuple[Path, list[dict[str, str]], str], fault: str
+) -> None:
+    """The others go on with their recordings, and with comparing replicas, in which this rank takes part without."""
+    result = against_clean(runs, fault)
+    assert (result.verdict, result.first, result.findings) == ("not comparable", None, [])
+    assert any(reason.startswith(f"b was cut off: rank {RANK} ") for reason in result.reasons)
+    assert not any("rank 0" in reason or "rank 2" in reason for reason in result.reasons)
+    words = {"full": "File too large", "fails": "no memory"}[fault]
+    assert runs[2].count(words) == 1
+
+
 def test_a_fault_before_the_reduction_is_found_by_a_comparison(runs: tuple[Path, list[dict[str, str]], str]) -> None:
     """All ranks then have the same wrong gradient, so that they agree with each other."""
     result = against_clean(runs, "before")

@@ -7,8 +7,10 @@ raised, a JSON object for each process.
 from __future__ import annotations
 
 import json
+import resource
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import torch
 import torch.distributed as dist
@@ -18,13 +20,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dash_inductor
 from dash_inductor.errors import DashError
+from dash_inductor.observers import recorder
 
 STEPS = 4
 STEP, RANK, TENSOR = 3, 1, "2.weight"
 """The places of the faults."""
 
-FAULTS = ("none", "again", "before", "after", "raised")
-"""Without a fault, twice; a bit flipped before gradients are reduced, and after; again after, with replicas="raise"."""
+FAULTS = ("none", "again", "full", "fails", "before", "after", "raised")
+"""Without a fault, twice; the disk of one rank is full, or its recorder raises an error; a bit flipped before gradients
+are reduced, and after; again after, with replicas="raise"."""
 
 
 def flip_bit(tensor: Tensor, element: int, bit: int) -> None:
@@ -45,6 +49,12 @@ def train(device: str, rank: int, fault: str) -> None:
             flip_bit(spoiled, element=5, bit=20)
         return spoiled
 
+    def break_recorder(fault: str) -> None:
+        if fault == "full":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))  # of any file of this process
+        elif fault == "fails":
+            recorder.LaneBuffer.add = Mock(side_effect=torch.OutOfMemoryError("no memory"))  # type: ignore[method-assign]
+
     target = dict(model.named_parameters())[TENSOR]
     target.register_hook(spoil)
     for step in range(1, STEPS + 1):  # read by `spoil`
@@ -53,6 +63,8 @@ def train(device: str, rank: int, fault: str) -> None:
         if (step, rank) == (STEP, RANK) and fault in ("after", "raised"):
             assert target.grad is not None
             flip_bit(target.grad, element=5, bit=20)
+        if (step, rank) == (STEP, RANK):
+            break_recorder(fault)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -63,13 +75,16 @@ def work(rank: int, device: str, world: int, folder: str) -> None:
     dist.init_process_group(
         "gloo" if device == "cpu" else "nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world
     )
-    raised = {}
+    raised, add = {}, recorder.LaneBuffer.add
     for fault in FAULTS:
         try:
             with dash_inductor.record(f"{folder}/{fault}", replicas="raise" if fault == "raised" else "warn"):
                 train(device, rank, fault)
         except DashError as error:
             raised[fault] = f"{type(error).__name__}: {error}"
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            recorder.LaneBuffer.add = add  # type: ignore[method-assign]
     Path(folder, f"facts{rank}").write_text(json.dumps(raised), encoding="utf-8")
     dist.destroy_process_group()
 

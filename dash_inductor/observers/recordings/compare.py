@@ -14,9 +14,11 @@ from typing import Any, Literal
 
 from ...errors import RecordingError
 from .. import phases
+from .alignment import Step, aligned, shift
 from .file import Entry
 from .limits import FINDINGS
-from .recording import Recording, Run
+from .run import Run
+from .segments import Segments
 
 Verdict = Literal["equal", "diverged", "not comparable"]
 EXIT_CODES: dict[Verdict, int] = {"equal": 0, "diverged": 1, "not comparable": 2}
@@ -134,25 +136,22 @@ def _compare(result: Comparison, *runs: Run) -> None:
 
 
 @dataclass
-class _Step:
-    """A step of one rank; None where a run does not have it."""
-
-    number: int
-    rank: int
-    a: list[Entry] | None
-    b: list[Entry] | None
-
-
-@dataclass
 class _Walk:
     result: Comparison
-    pairs: dict[int, tuple[Recording, Recording]]
+    pairs: dict[int, tuple[Segments, Segments]]
     complete: bool  # every rank has a file in both runs
     unmatched: dict[str, str] = field(default_factory=dict)
+    later: dict[str, int] = field(default_factory=dict)  # the first step before a run has begun
     missing: dict[tuple[int, str], int] = field(default_factory=dict)  # the first step that a run of a rank lacks
 
     def run(self) -> None:
-        streams = [_aligned(rank, *pair) for rank, pair in self.pairs.items()]
+        shifted = shift(*next(iter(self.pairs.values()))) if self.pairs else 0
+        if shifted:
+            later, sooner = ("b", "a") if shifted > 0 else ("a", "b")
+            self.result.reasons.append(
+                f"by the parameters that runs begin with, step 1 of {later} is step {1 + abs(shifted)} of {sooner}"
+            )
+        streams = [aligned(rank, *pair, shifted) for rank, pair in self.pairs.items()]
         merged = heapq.merge(*streams, key=lambda step: step.number)
         for number, of_ranks in itertools.groupby(merged, key=lambda step: step.number):
             steps = list(of_ranks)
@@ -165,8 +164,11 @@ class _Walk:
                 break
         self._look_at_runs()
 
-    def _differences(self, step: _Step) -> Iterator[tuple[tuple[int, int, int], Difference]]:
+    def _differences(self, step: Step) -> Iterator[tuple[tuple[int, int, int], Difference]]:
         """The differences in a step of a rank, with their places in the order of all ranks."""
+        if step.before:
+            self.later.setdefault("a" if step.a is None else "b", step.number)
+            return
         if step.a is None or step.b is None:
             self.missing.setdefault((step.rank, "a" if step.a is None else "b"), step.number)
             return
@@ -187,7 +189,7 @@ class _Walk:
         for entry in of_b.values():
             self.unmatched.setdefault(str(entry.name), "b")
 
-    def _diverged(self, steps: list[_Step], differences: list[tuple[Any, Difference]]) -> None:
+    def _diverged(self, steps: list[Step], differences: list[tuple[Any, Difference]]) -> None:
         found = [difference for _, difference in differences]
         result, first = self.result, found[0]
         result.verdict, result.first = "diverged", first
@@ -212,6 +214,7 @@ class _Walk:
                 elif result.first is None and not run.ended:
                     reasons[f"{label} was cut off: rank {rank} has not ended its recording"] = None
         result.reasons += reasons
+        result.reasons += [f"{label} begins later, and has no step {step}" for label, step in self.later.items()]
         result.facts = [(name, *values) for name, values in facts.items()]
         for label, runs in zip("ab", zip(*self.pairs.values(), strict=True), strict=False):
             self._take_findings(label, runs)
@@ -222,7 +225,7 @@ class _Walk:
                 result.reasons.append(f"only {label} has {names[0]}{more}")
         self._judge(by_run)
 
-    def _take_findings(self, label: str, runs: Sequence[Recording]) -> None:
+    def _take_findings(self, label: str, runs: Sequence[Segments]) -> None:
         """Take the findings that a run has made itself: every rank has written them, so each finding is taken once."""
         found = {json.dumps(finding, sort_keys=True): finding for run in runs for finding in run.findings}
         self.result.findings += [(label, finding) for finding in found.values()][:FINDINGS]
@@ -249,20 +252,7 @@ class _Walk:
             result.verdict = "not comparable"
 
 
-def _aligned(rank: int, a: Recording, b: Recording) -> Iterator[_Step]:
-    """The steps of two files, side by side."""
-    steps = a.steps(), b.steps()
-    left, right = (next(each, None) for each in steps)
-    while left is not None or right is not None:
-        number = min(step[0] for step in (left, right) if step is not None)
-        of_a = left[1] if left is not None and left[0] == number else None
-        of_b = right[1] if right is not None and right[0] == number else None
-        yield _Step(number, rank, of_a, of_b)
-        left = next(steps[0], None) if of_a is not None else left
-        right = next(steps[1], None) if of_b is not None else right
-
-
-def _conclusion(first: Difference, found: list[Difference], steps: list[_Step]) -> str:
+def _conclusion(first: Difference, found: list[Difference], steps: list[Step]) -> str:
     ranks = sorted({difference.rank for difference in found if difference.phase in _SENTENCES_BEFORE_EXCHANGE})
     alone = f"Before gradients are exchanged, only rank {first.rank} differs. " if ranks == [first.rank] else ""
     if first.phase != phases.GRADIENT:
@@ -289,6 +279,9 @@ _SENTENCES = {
     phases.LOCAL_GRADIENT: "The difference arises in the backward of this rank, or in what is added to the gradient.",
     phases.PARAMETER: "Its gradient is equal, so that the difference arises in the optimizer: in its state or its "
     "settings.",
+    phases.OPTIMIZER_STATE: "Parameters are equal after the step, so that the difference arises in the optimizer's "
+    "state, in this step or since the last one, and reaches parameters in the next.",
+    phases.BUFFER: "Parameters are equal after the step, so that the difference arises where this buffer is written.",
 }
 _SENTENCES_BEFORE_EXCHANGE = [phase for phase, stage in phases.STAGES.items() if stage <= 1]
 

@@ -12,6 +12,7 @@ A step may be spread over several frames that follow one another.  The limits of
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -23,7 +24,7 @@ from ..._untrusted import Refused
 from ...errors import RecordingError
 from ..fingerprints.sizes import DIGEST
 from . import schema
-from .limits import FRAME
+from .limits import FRAME, SEGMENTS
 
 MAGIC = b"dash_inductor recording 1\n"
 HEAD, STEP, ENTRY = struct.Struct("<II"), struct.Struct("<II"), struct.Struct(f"<I{DIGEST}s")
@@ -53,29 +54,39 @@ class Entry(NamedTuple):
         return f"{self.name.description} {self.fingerprint.hex()}"
 
 
-def path_of(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank:05}.dash"
+def path_of(folder: Path, rank: int, segment: int = 0) -> Path:
+    """The file of a rank; each process that goes on with the training of a rank writes a segment of its own."""
+    return folder / f"rank{rank:05}{f'.{segment}' if segment else ''}.dash"
 
 
 class Appender:
-    """Writes frames, and none that would not be read.  The file must not exist: recordings are never overwritten."""
+    """Writes frames, and none that would not be read.
+
+    Raises:
+        FileExistsError: the file is there: recordings are never overwritten.
+        OSError: it cannot be made.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path
-        try:
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o666)
-        except FileExistsError:
-            allowed = "no such file: record into another folder, or remove this one"
-            raise RecordingError(path, "it exists already", allowed) from None
+        self.path = path
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o666)
         self._write(MAGIC)
+
+    @classmethod
+    def next_of(cls, folder: Path, rank: int) -> Appender:
+        """The first segment of a rank that is not there yet."""
+        for segment in range(SEGMENTS):
+            with contextlib.suppress(FileExistsError):
+                return cls(path_of(folder, rank, segment))
+        raise RecordingError(folder, f"rank {rank} has {SEGMENTS} files already", "another folder")
 
     def json(self, content: dict[str, Any]) -> None:
         encoded = json.dumps(content, separators=(",", ":")).encode()
         try:
             schema.read(encoded)
         except Refused as error:
-            raise RecordingError(self._path, f"not written: {error}", "what can be read again") from error
+            raise RecordingError(self.path, f"not written: {error}", "what can be read again") from error
         self._frame(b"J" + encoded)
 
     def step(self, step: int, entries: list[tuple[int, bytes]]) -> None:
@@ -86,11 +97,11 @@ class Appender:
 
     def _frame(self, content: bytes) -> None:
         if len(content) > FRAME:
-            raise RecordingError(self._path, f"not written: a frame of {len(content)} bytes", f"{FRAME} at most")
+            raise RecordingError(self.path, f"not written: a frame of {len(content)} bytes", f"{FRAME} at most")
         self._write(HEAD.pack(len(content), zlib.crc32(content)) + content)
 
     def _write(self, data: bytes) -> None:
         written = os.write(self._file, data)
         if written != len(data):
             found = f"only {written} of {len(data)} bytes of a frame were written"
-            raise RecordingError(self._path, found, "all of them: is the disk full?")
+            raise RecordingError(self.path, found, "all of them: is the disk full?")

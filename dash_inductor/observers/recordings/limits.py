@@ -33,6 +33,9 @@ TEXT = 4096
 RANKS = 1 << 20
 """Ranks of a run."""
 
+SEGMENTS = 1000
+"""Files of a rank: one for each process that went on with its training."""
+
 FACTS = 10_000
 """Facts of one kind, for example environment variables; also numerics keys."""
 

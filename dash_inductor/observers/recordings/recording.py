@@ -1,4 +1,4 @@
-"""The recordings of the ranks of a run.
+"""The file of one rank, read from its beginning.
 
 A file ends with its process, however that ends.  What is before a torn or damaged frame is read, and what such a frame
 hides is not guessed at.  A frame that is whole but is not what a recorder writes is an error.
@@ -6,20 +6,16 @@ hides is not guessed at.  A frame that is whole but is not what a recorder write
 
 from __future__ import annotations
 
-import itertools
-import os
-import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..._untrusted import Refused
-from ...errors import ArgumentError, RecordingError
 from . import schema
-from .file import ENTRY, STEP, Entry, Name, path_of
+from .file import ENTRY, STEP, Entry, Name
 from .frames import Frames
-from .limits import FINDINGS, IN_STEP, NAMES, RANKS
+from .limits import FINDINGS, IN_STEP, NAMES
 
 
 class Recording:
@@ -170,74 +166,3 @@ class Recording:
         self.findings_count += 1
         if len(self.findings) < FINDINGS:
             self.findings.append(found)
-
-
-class Run:
-    """The files of all ranks in a folder, each of them read as far as `Recording.begin` does.
-
-    Attributes:
-        recordings: by rank, in ascending order.
-        world_size: how many ranks the run had; None if no file is long enough to say so.
-
-    Raises:
-        ArgumentError: the folder has no recording.
-        RecordingError: a file has a name that is not of a rank, is of another rank or of another run, or is refused by
-            `Recording.begin`.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.recordings = {rank: Recording(path_of(folder, rank)) for rank in _ranks_in(folder)}
-        self.world_size: int | None = None
-        for rank, recording in self.recordings.items():
-            recording.begin()
-            if recording.facts:
-                self._agree(rank, recording)
-        last = max(self.recordings)
-        if self.world_size is not None and last >= self.world_size:
-            raise RecordingError(path_of(folder, last), f"a file of rank {last}", f"ranks 0 to {self.world_size - 1}")
-
-    def _agree(self, rank: int, recording: Recording) -> None:
-        facts = recording.facts
-        if facts["rank"] != rank:
-            raise RecordingError(recording.path, f"a recording of rank {facts['rank']}", f"one of rank {rank}")
-        if self.world_size not in (None, facts["world_size"]):
-            raise RecordingError(
-                recording.path,
-                f"a recording of a run of {facts['world_size']} ranks",
-                f"one of {self.world_size} ranks, as the files before it are",
-            )
-        self.world_size = facts["world_size"]
-
-    def missing(self) -> list[range]:
-        """The ranks that have no file, as far as it is known how many there were."""
-        bounds = [-1, *self.recordings, self.world_size or 0]
-        gaps = (range(before + 1, after) for before, after in itertools.pairwise(bounds))
-        return [gap for gap in gaps if gap]
-
-
-def _ranks_in(folder: Path) -> list[int]:
-    """The ranks that have left a file in a folder, in ascending order."""
-    ranks = []
-    try:
-        with os.scandir(folder) as found:
-            for entry in found:
-                if re.fullmatch(r"rank.*\.dash", entry.name, re.DOTALL):
-                    ranks.append(_rank_of(folder, entry.name))
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a null character
-        pass  # as if it were empty
-    except OSError as error:
-        raise RecordingError(folder, f"it cannot be read: {error.strerror}", "a folder with a recording") from error
-    if not ranks:
-        raise ArgumentError("folder", str(folder), "a folder with a recording, which has a file rank00000.dash")
-    return sorted(ranks)
-
-
-def _rank_of(folder: Path, name: str) -> int:
-    digits = re.fullmatch(r"rank([0-9]{5,7})\.dash", name)
-    rank = int(digits[1]) if digits else RANKS
-    if rank >= RANKS or path_of(folder, rank).name != name:
-        last = path_of(folder, RANKS - 1).name
-        raise RecordingError(
-            folder / name, "no name of the file of a rank", f"rank00000.dash to {last}, or other names"
-        )
-    return rank

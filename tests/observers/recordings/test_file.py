@@ -14,8 +14,9 @@ import pytest
 
 from dash_inductor.errors import ArgumentError, RecordingError
 from dash_inductor.observers.recordings.file import MAGIC, Appender, Entry, Name, path_of
-from dash_inductor.observers.recordings.recording import Recording, Run
-from dash_inductor.observers.recordings.writer import Writer
+from dash_inductor.observers.recordings.recording import Recording
+from dash_inductor.observers.recordings.run import Run
+from dash_inductor.observers.recordings.writer import File, Writer
 
 from ...support.recordings import environment
 
@@ -93,7 +94,7 @@ def test_other_files_are_no_recordings(tmp_path: Path) -> None:
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     path = path_of(tmp_path / "new", 3)
     Appender(path).close()
-    with pytest.raises(RecordingError, match="exists already"):
+    with pytest.raises(FileExistsError):
         Appender(path)
     assert list(Run(tmp_path / "new").recordings) == [3]
 
@@ -102,9 +103,9 @@ ENDLESS = """
 import sys
 from pathlib import Path
 from dash_inductor.observers.recordings.file import Name
-from dash_inductor.observers.recordings.writer import Writer
+from dash_inductor.observers.recordings.writer import File, Writer
 
-writer = Writer(Path(sys.argv[1]), {"rank": 0, "world_size": 1, "every": 1})
+writer = Writer(Path(sys.argv[1]), 0, {"rank": 0, "world_size": 1, "every": 1})
 names = [Name("gradient", str(n), "int8 []") for n in range(500)]
 writer.put(lambda file: file.json({"type": "names", "names": names}))
 for step in range(1, 10**9):
@@ -126,7 +127,7 @@ def test_a_killed_process_leaves_whole_steps(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-        recording, steps = read(path)
+        recording, steps = read(path_of(path, 0))
         assert not recording.ended
         assert [step for step, _ in steps] == list(range(1, len(steps) + 1))
         assert len(steps) >= 20
@@ -135,25 +136,74 @@ def test_a_killed_process_leaves_whole_steps(tmp_path: Path) -> None:
             assert {entry.fingerprint for entry in entries} == {step.to_bytes(16, "little")}
 
 
-def test_what_goes_wrong_in_the_thread_reaches_the_program(tmp_path: Path) -> None:
-    def fail(file: Appender) -> None:
+def test_what_goes_wrong_in_the_thread_ends_the_file_and_not_the_program(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(file: File) -> None:
         raise OSError("no space left")
 
-    writer = Writer(tmp_path / "f", environment())
+    done = list[str]()
+    writer = Writer(tmp_path, 0, environment())
     writer.put(lambda file: file.step(1, []))
     writer.put(fail)
-    writer.put(lambda file: file.step(2, [])) if writer._jobs.qsize() else None
-    with pytest.raises(OSError, match="no space left"):
-        writer.close()
-    recording, steps = read(tmp_path / "f")
+    writer.put(lambda file: file.step(2, []))
+    writer.put(lambda file: done.append("compared"))  # what other ranks wait for goes on
+    writer.close()
+    recording, steps = read(path_of(tmp_path, 0))
     assert [step for step, _ in steps] == [1]
     assert not recording.ended
+    assert done == ["compared"]
+    assert [record.message for record in caplog.records] == [
+        "the recording of rank 0 ends here, and training goes on: no space left"
+    ]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
-    writer = Writer(tmp_path / "f", environment())
-    os.dup2(os.open("/dev/full", os.O_WRONLY), writer._appender._file)
+def test_a_full_disk_ends_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    writer = Writer(tmp_path, 0, environment())
+    assert isinstance(writer._file, Appender)
+    os.dup2(os.open("/dev/full", os.O_WRONLY), writer._file._file)
     writer.put(lambda file: file.step(1, []))
-    with pytest.raises(OSError, match="No space left"):
-        writer.close()
+    writer.close()
+    assert "No space left" in caplog.text
+
+
+def test_a_folder_that_cannot_be_made_ends_the_recording_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "f").touch()
+    writer = Writer(tmp_path / "f", 0, environment())
+    writer.put(lambda file: file.step(1, []))
+    writer.close()
+    assert "training goes on" in caplog.text
+
+
+def segment(folder: Path, number: int, steps: range, ended: bool = True, value: int = 0) -> None:
+    appender = Appender(path_of(folder, 0, number))
+    appender.json(environment())
+    appender.json({"type": "names", "names": NAMES[:1]})
+    for step in steps:
+        appender.step(step, [(0, bytes([step + value] * 16))])
+    if ended:
+        appender.json({"type": "end"})
+    appender.close()
+
+
+def test_a_restarted_process_goes_on_in_a_segment(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Killed after step 7, resumed behind the checkpoint of step 4: what it did again counts."""
+    segment(tmp_path, 0, range(1, 8), ended=False, value=100)
+    writer = Writer(tmp_path, 0, environment())
+    writer.put(lambda file: file.json({"type": "names", "names": NAMES[:1]}))
+    for step in range(5, 10):
+        writer.put(lambda file, step=step: file.step(step, [(0, bytes([step] * 16))]))  # type: ignore[misc]
+    writer.close()
+    assert "this one is rank00000.1.dash" in caplog.text
+    run = Run(tmp_path).recordings[0]
+    found = {step: entries[0].fingerprint[0] for step, entries in run.steps()}
+    assert found == {1: 101, 2: 102, 3: 103, 4: 104, 5: 5, 6: 6, 7: 7, 8: 8, 9: 9}
+    assert (run.ended, run.torn) == (True, None)
+    segment(tmp_path, 2, range(0), ended=False)  # started again, and did nothing
+    assert [step for step, _ in Run(tmp_path).recordings[0].steps()] == list(range(1, 10))
+    for name in ("rank00000.0.dash", "rank00000.01.dash", "rank00000.1000.dash", "rank00000.x.dash"):
+        (tmp_path / name).touch()
+        with pytest.raises(RecordingError, match="no name of the file of a rank"):
+            Run(tmp_path)
+        (tmp_path / name).unlink()

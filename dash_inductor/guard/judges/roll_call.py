@@ -1,0 +1,278 @@
+"""Judges roll calls: who has computed something else than the others, and whether that is the machine or the program.
+
+| accused ranks, again  | meaning |
+|---|---|
+| the majority's bits   | a transient fault |
+| the same wrong bits   | a defect that persists |
+| other wrong bits      | an unstable machine |
+
+If honest ranks differ everywhere, or most do not repeat their own bits, the program is not deterministic.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from ..findings import Cause, Finding, Severity
+from ..judge import Job, Judge
+from ..messages import Message
+from ..votes import classes, groups, minority
+from ..wording import ranks as listed_ranks
+from ..words import named
+
+Asked = Literal["equal", "changed", "different", "unknown"]
+
+PATIENCE = 30.0
+"""Seconds after the first rank's message, after which a roll call is judged without those that are missing."""
+
+DOCTOR = (
+    "Nothing is blamed on a machine by repetition from now on. Run dash-inductor doctor on the program to find what is "
+    "not deterministic."
+)
+MACHINE = "Run dcgmi diag -r 3 there, and take the machine out of service if it fails."
+
+
+class RollCallJudge(Judge):
+    """Judges each roll call when all ranks have told of it."""
+
+    kinds = frozenset({"roll_call"})
+
+    def __init__(self, job: Job, **settings: Any) -> None:
+        super().__init__(job, **settings)
+        self._told: dict[int, dict[int, dict[str, Any]]] = {}  # by step and rank
+        self._since: dict[int, float] = {}
+        self._judged: set[int] = set()
+        self._off = False
+        self._named: set[tuple[Any, ...]] = set()  # what was found already
+
+    def take(self, message: Message, now: float) -> None:
+        """A rank has told of a roll call."""
+        if not self._off and message.step not in self._judged and _sound(message.body):
+            self._told.setdefault(message.step, {})[message.rank] = message.body
+            self._since.setdefault(message.step, now)
+
+    def judge(self, now: float) -> list[Finding]:
+        """Findings about roll calls that are complete, or that nobody will complete."""
+        done = [
+            step
+            for step, told in self._told.items()
+            if len(told) == self.job.world or now > self._since[step] + PATIENCE
+        ]
+        return self._judge(done)
+
+    def finish(self, now: float) -> list[Finding]:
+        """Findings about all roll calls."""
+        return self._judge(list(self._told))
+
+    def _judge(self, steps: list[int]) -> list[Finding]:
+        found = []
+        for step in sorted(steps):
+            self._judged.add(step)
+            self._since.pop(step)
+            finding = judged(step, self._told.pop(step), self.job)
+            if finding is None or self._off or (finding.ranks, finding.stage, finding.operator) in self._named:
+                continue
+            self._named.add((finding.ranks, finding.stage, finding.operator))
+            found.append(finding)
+            if finding.kind == "nondeterminism":
+                self._off, ranks = True, tuple(range(self.job.world))
+                for check in ("roll_call", "replay"):
+                    body = {"off": "the program is not deterministic"}
+                    self.job.orders.append((ranks, Message(check, 0, step, body)))
+        return found
+
+
+def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Finding | None:
+    """What a roll call shows; None if all that was told is equal.
+
+    Args:
+        told: by rank, what `checks.roll_call` sends.
+        job: whose ranks these are.
+    """
+    if not any("first" in body for body in told.values()):
+        return None
+    licence = any(body["purpose"] == "licence" for body in told.values())
+    once, again = (_values(told, name) for name in ("once", "again"))
+    peers = [ranks for ranks in classes({rank: body["work"] for rank, body in told.items()}) if len(ranks) > 1]
+    split = {tuple(ranks): groups({rank: once[rank] for rank in ranks}) for ranks in peers}
+    differing = [of for of in split.values() if len(of) > 1]
+    unsteady = tuple(sorted(rank for rank, body in told.items() if licence and not body["repeats"]))
+    if not differing and not unsteady:
+        return None
+    phase, tensor = _name(told)
+    common = {
+        "step": step,
+        "stage": phase,
+        "tensor": tensor,
+        "groups": tuple(group for of in differing for group in of),
+        "evidence": {
+            "roll call": next(iter(told.values()))["purpose"],
+            "micro-batch of rank": next(iter(told.values()))["of"],
+            "ranks that told": len(told),
+            "ranks": job.world,
+        },
+    }
+    if unsteady and (2 * len(unsteady) >= len(told)):
+        return _program(f"two runs of step {step} on the same rank differ", _unrepeated(told, unsteady), common)
+    accused = unsteady or tuple(sorted(rank for of in differing for rank in minority(of)))
+    contradicts = () if accused else _contradicts(told, differing)
+    asked = _asked(told, accused or contradicts, differing)
+    common["operator"] = _operator(told, accused or contradicts or tuple(told))
+    common["evidence"]["inputs of the operator"] = asked
+    could_vote = any(sum(map(len, of)) > 2 for of in differing)
+    if licence and not unsteady and could_vote and (not accused or asked == "different"):
+        reason = f"ranks compute the same micro-batch of step {step} differently, though each repeats its bits"
+        return _program(reason, common["operator"], common)
+    if not accused and not contradicts:
+        suspects = tuple(sorted(rank for of in differing for group in of for rank in group))
+        sentence = (
+            f"step {step}: {' and '.join(listed_ranks(group) for of in differing for group in of)} differ in "
+            f"{phase} {tensor} on the same micro-batch; no majority says which is right"
+        )
+        return Finding("roll_call", "suspect", sentence, MACHINE, suspects, cause=_cause(asked), **common)
+    repeated = "same" if contradicts else _again(accused, again, once, differing, bool(unsteady))
+    common["evidence"]["again"] = repeated
+    sentence = _sentence(step, named(accused or contradicts, job), len(accused or contradicts), f"{phase} {tensor}")
+    sentence += "; ".join(filter(None, (_agreement(told, differing, contradicts), _meaning(repeated, asked))))
+    # Three executions are as many votes: the run, its repetition, and the operators of a third one.
+    severity: Severity = "verdict" if repeated != "right" and differing and asked != "different" else "suspect"
+    return Finding("roll_call", severity, sentence, MACHINE if asked != "different" else DOCTOR,
+                   accused or contradicts, cause=_cause(asked), **common)  # fmt: skip
+
+
+def _sentence(step: int, who: str, count: int, what: str) -> str:
+    return f"step {step}: {who} compute{'s' * (count == 1)} {what} wrongly: "
+
+
+def _agreement(
+    told: Mapping[int, Any], differing: list[tuple[tuple[int, ...], ...]], contradicts: tuple[int, ...]
+) -> str:
+    if contradicts:
+        return "results there do not move with their samples, while those of the other replica do"
+    return f"{max(len(of[0]) for of in differing)} of {len(told)} ranks agree with each other" if differing else ""
+
+
+def _meaning(repeated: str, asked: Asked) -> str:
+    if asked == "different":
+        return "there the program runs other operators, or gives them other values"
+    return {
+        "same": "it repeats: a defect of this machine",
+        "other": "it computes something else each time: this machine is unstable",
+        "right": "it did not repeat",
+    }[repeated]
+
+
+def _program(reason: str, operator: str, common: dict[str, Any]) -> Finding:
+    what = f"{common['stage']} {common['tensor']}"
+    first = f", first by {operator}" if operator else ""
+    sentence = f"the program is not deterministic: {reason}, in {what}{first}"
+    return Finding(
+        "nondeterminism", "note", sentence, DOCTOR, cause="program", **{**common, "operator": operator, "groups": ()}
+    )
+
+
+def _cause(asked: Asked) -> Cause:
+    return "unknown" if asked == "different" else "machine"
+
+
+def _values(told: Mapping[int, Mapping[str, Any]], name: str) -> dict[int, str]:
+    """By rank, the digest at the first place that differs; "" where a rank has computed less."""
+    found = {}
+    for rank, body in told.items():
+        place = body.get("first", 0) - body.get("start", 0)
+        digests = body.get(name, [])
+        found[rank] = "" if not 0 <= place < len(digests) else " ".join(digests[place])
+    return found
+
+
+def _name(told: Mapping[int, Mapping[str, Any]]) -> tuple[str, str]:
+    names: Counter[tuple[str, str]] = Counter()
+    for body in told.values():
+        place = body.get("first", 0) - body.get("start", 0)
+        if 0 <= place < len(body.get("once", [])):
+            names[body["once"][place][0], body["once"][place][1]] += 1
+    return names.most_common(1)[0][0] if names else ("", "")
+
+
+def _again(
+    accused: tuple[int, ...],
+    again: Mapping[int, str],
+    once: Mapping[int, str],
+    differing: list[tuple[tuple[int, ...], ...]],
+    unsteady: bool,
+) -> str:
+    if unsteady:
+        return "other"
+    right = {rank: once[of[0][0]] for of in differing for group in of for rank in group}
+    kinds = {
+        "right" if again[rank] == right[rank] else "same" if again[rank] == once[rank] else "other" for rank in accused
+    }
+    return next(kind for kind in ("other", "same", "right") if kind in kinds)
+
+
+def _asked(
+    told: Mapping[int, Mapping[str, Any]], accused: tuple[int, ...], differing: list[tuple[tuple[int, ...], ...]]
+) -> Asked:
+    """What the first operator that differs was given on the accused ranks, compared with the others.
+
+    "equal": the same operator, with equal inputs; "changed": inputs that no operator of this rank has computed, so that
+    they have changed in memory; "different": other operators, or other values; "unknown": no operator differs.
+    """
+    for of in differing:
+        ranks = [rank for group in of for rank in group if "operator" in told[rank]]
+        if len(ranks) < 2 or (accused and not set(accused) & set(ranks)):
+            continue
+        name, _, inputs, _, strange = zip(*(told[rank]["operator"] for rank in ranks), strict=True)
+        if len(set(zip(name, inputs, strict=True))) == 1:
+            return "equal"
+        theirs = {value for rank, value in zip(ranks, strange, strict=True) if rank not in accused}
+        ours = {value for rank, value in zip(ranks, strange, strict=True) if rank in accused}
+        more = bool(ours and theirs) and min(map(int, ours)) > max(map(int, theirs))
+        return "changed" if len(set(name)) == 1 and more else "different"
+    return "unknown"
+
+
+def _contradicts(
+    told: Mapping[int, Mapping[str, Any]], differing: list[tuple[tuple[int, ...], ...]]
+) -> tuple[int, ...]:
+    """Of two halves, the ranks of the one that contradicts itself when samples are turned, if the other does not."""
+    found: list[int] = []
+    for of in differing:
+        steady = [{told[rank].get("steady") for rank in group} for group in of]
+        if len(of) == 2 and {True} in steady and {False} in steady:
+            found += of[steady.index({False})]
+    return tuple(sorted(found))
+
+
+def _operator(told: Mapping[int, Mapping[str, Any]], of: tuple[int, ...]) -> str:
+    return next((" ".join(told[rank]["operator"][:2]) for rank in of if "operator" in told.get(rank, {})), "")
+
+
+def _unrepeated(told: Mapping[int, Mapping[str, Any]], of: tuple[int, ...]) -> str:
+    """The operator that most ranks name as the first whose two runs differ."""
+    names = Counter(" ".join(told[rank]["unrepeated"][0][:2]) for rank in of if told[rank].get("unrepeated"))
+    return names.most_common(1)[0][0] if names else ""
+
+
+def _sound(body: Mapping[str, Any]) -> bool:
+    """Whether a message has the fields of a roll call, in the types that are read here."""
+    digests = [*body.get("once", []), *body.get("again", [])] if isinstance(body.get("once", []), list) else [0]
+    operators = [body[name] for name in ("operator",) if name in body] + list(body.get("unrepeated", []))
+    strange = [operator[-1] for operator in operators if _texts(operator, 5)]
+    return (
+        body.get("purpose") in ("licence", "scheduled", "ordered")
+        and type(body.get("of")) is int
+        and isinstance(body.get("work"), str)
+        and isinstance(body.get("repeats"), bool)
+        and isinstance(body.get("steady", False), bool)
+        and all(type(body.get(name, 0)) is int for name in ("first", "start"))
+        and all(_texts(digest, 3) for digest in digests)
+        and all(_texts(operator, 5) for operator in operators)
+        and all(text.isdecimal() and len(text) < 6 for text in strange)
+    )
+
+
+def _texts(value: Any, count: int) -> bool:
+    return isinstance(value, list) and len(value) == count and all(isinstance(part, str) for part in value)

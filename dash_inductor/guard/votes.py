@@ -1,0 +1,47 @@
+"""Who agrees with whom: pure functions over what ranks have computed."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+
+
+def groups(values: Mapping[int, Hashable]) -> tuple[tuple[int, ...], ...]:
+    """Ranks with equal values, the largest group first, equally large ones by their first rank."""
+    by_value: dict[Hashable, list[int]] = {}
+    for rank in sorted(values):
+        by_value.setdefault(values[rank], []).append(rank)
+    return tuple(tuple(group) for group in sorted(by_value.values(), key=lambda group: (-len(group), group)))
+
+
+def minority(of: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The ranks outside of the largest group, if that has more than half of all; () otherwise."""
+    count = sum(map(len, of))
+    if len(of) < 2 or 2 * len(of[0]) <= count:
+        return ()
+    return tuple(sorted(rank for group in of[1:] for rank in group))
+
+
+def classes(works: Mapping[int, str]) -> list[list[int]]:
+    """Ranks that do the same work, which therefore must agree."""
+    by_work: dict[str, list[int]] = {}
+    for rank in sorted(works):
+        by_work.setdefault(works[rank], []).append(rank)
+    return list(by_work.values())
+
+
+def first_difference(rows: Mapping[int, Sequence[Hashable]], peers: Sequence[Sequence[int]]) -> int | None:
+    """The first place at which ranks of one class differ; a row that is shorter differs behind its end.
+
+    Args:
+        rows: by rank, what it has computed, in order.
+        peers: classes of ranks, see `classes`.
+    """
+    places = [place for ranks in peers if (place := _first([rows[rank] for rank in ranks])) is not None]
+    return min(places, default=None)
+
+
+def _first(rows: Sequence[Sequence[Hashable]]) -> int | None:
+    if all(row == rows[0] for row in rows):
+        return None
+    shortest = min(map(len, rows))
+    return next((n for n in range(shortest) if len({row[n] for row in rows}) > 1), shortest)

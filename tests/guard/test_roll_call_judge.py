@@ -1,0 +1,252 @@
+"""Judges of roll calls, replays and verdicts: pure functions of messages, with healthy messages beside every fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dash_inductor.guard.checks.replay import chosen
+from dash_inductor.guard.checks.roll_call import place
+from dash_inductor.guard.findings import Finding
+from dash_inductor.guard.judge import Job
+from dash_inductor.guard.judges.replay import ReplayJudge
+from dash_inductor.guard.judges.roll_call import PATIENCE, RollCallJudge
+from dash_inductor.guard.judges.verdicts import Verdicts
+from dash_inductor.guard.messages import Message
+from dash_inductor.guard.votes import classes, first_difference, groups, minority
+
+EQUAL = ["mul", "in blocks.0 at train.py:7", "aa", "bb", "0"]
+
+
+def told(
+    value: str, again: str = "", operator: list[str] | None = None, purpose: str = "scheduled", **body: Any
+) -> dict[str, Any]:
+    """What a rank sends where ranks differ."""
+    digests = [[["activation", "ln", "00"], ["activation", "up", each]] for each in (value, again or value)]
+    found = {"purpose": purpose, "of": 0, "work": "", "count": 9, "repeats": True, "first": 5, "start": 4}
+    found |= {"once": digests[0], "again": digests[1]}
+    return {**found, **({} if operator is None else {"operator": operator}), **body}
+
+
+def judge(bodies: list[dict[str, Any]], job: Job | None = None, step: int = 7) -> list[Finding]:
+    judge_ = RollCallJudge(job or Job(len(bodies)))
+    for rank, body in enumerate(bodies):
+        judge_.take(Message("roll_call", rank, step, body), 0.0)
+    return judge_.judge(0.0)
+
+
+def wrong(*operator: str) -> list[str]:
+    return [given or equal for given, equal in zip(operator, EQUAL, strict=True)]
+
+
+BAD = wrong("", "", "", "cc", "")
+"""The same operator with equal inputs has another result."""
+
+
+@pytest.mark.parametrize(
+    ("bad", "severity", "cause", "words"),
+    [
+        (told("x", operator=BAD), "verdict", "machine", "it repeats: a defect of this machine"),
+        (told("x", again="y", operator=BAD), "verdict", "machine", "this machine is unstable"),
+        (told("x", again="g", operator=EQUAL), "suspect", "machine", "it did not repeat"),
+        (told("x", operator=wrong("", "", "dd", "cc", "1")), "verdict", "machine", "it repeats"),
+        (told("x", operator=wrong("", "", "dd", "cc", "0")), "suspect", "unknown", "the program runs other operators"),
+        (told("x", operator=wrong("add", "", "", "", "")), "suspect", "unknown", "the program runs other operators"),
+    ],
+    ids=["repeats", "unstable", "once", "changed in memory", "other values", "other operators"],
+)
+def test_the_minority_is_named(bad: dict[str, Any], severity: str, cause: str, words: str) -> None:
+    good = told("g", operator=EQUAL)
+    job = Job(4, hosts={2: "node2"}, gpus={2: "GPU-7"})
+    (found,) = judge([good, good, bad, good], job)
+    assert (found.kind, found.severity, found.ranks, found.step, found.cause) == (
+        "roll_call", severity, (2,), 7, cause,
+    )  # fmt: skip
+    assert found.sentence.startswith(
+        "step 7: rank 2 (node2, GPU-7) computes activation up wrongly: 3 of 4 ranks agree with each other; "
+    )
+    assert words in found.sentence
+    assert (found.stage, found.tensor, found.groups) == ("activation", "up", ((0, 1, 3), (2,)))
+    assert not job.orders
+
+
+def test_equal_ranks_are_healthy() -> None:
+    healthy = {"purpose": "scheduled", "of": 0, "work": "", "count": 9, "repeats": True}
+    assert judge([healthy] * 4) == []
+    assert judge([{**healthy, "purpose": "licence"}] * 4) == []
+
+
+def test_what_ranks_legitimately_compute_differently_is_not_compared() -> None:
+    shards = [told(value, work=f"{n % 2} of 2") for n, value in enumerate("abab")]
+    assert judge(shards) == []
+    shards[3] = told("x", work="1 of 2")
+    (found,) = judge(shards)
+    assert (found.severity, found.ranks) == ("suspect", (1, 3))
+    assert "no majority" in found.sentence
+
+
+@pytest.mark.parametrize(
+    "bodies",
+    [
+        [told(v, repeats=False, purpose="licence", unrepeated=[wrong("rand", "", "", v, ""), EQUAL]) for v in "abcd"],
+        [told(v, operator=EQUAL, purpose="licence") for v in "abcd"],
+        [told(v, operator=wrong("", "", f"i{v}", "", ""), purpose="licence") for v in "aaab"],
+    ],
+    ids=["no rank repeats its bits", "all differ", "one is given other values"],
+)
+def test_a_program_that_is_not_deterministic_blames_nobody(bodies: list[dict[str, Any]]) -> None:
+    job = Job(4)
+    judge_ = RollCallJudge(job)
+    for step in (1, 9):
+        for rank, body in enumerate(bodies):
+            judge_.take(Message("roll_call", rank, step, body), 0.0)
+    (found,) = judge_.judge(0.0)
+    assert (found.kind, found.severity, found.ranks, found.cause) == ("nondeterminism", "note", (), "program")
+    assert "dash-inductor doctor" in found.advice
+    assert ("rand in blocks.0" if not bodies[0]["repeats"] else "mul in blocks.0 at train.py:7") in found.sentence
+    assert [(ranks, message.kind) for ranks, message in job.orders] == [
+        ((0, 1, 2, 3), "roll_call"), ((0, 1, 2, 3), "replay"),
+    ]  # fmt: skip
+
+
+def test_one_rank_that_contradicts_itself_is_no_fault_of_the_program() -> None:
+    good = told("g", purpose="licence", operator=EQUAL)
+    bad = told("x", again="y", purpose="licence", repeats=False, operator=BAD)
+    (found,) = judge([good, bad, good, good])
+    assert (found.kind, found.ranks, found.cause) == ("roll_call", (1,), "machine")
+
+
+@pytest.mark.parametrize(
+    ("steady", "named"), [((True, False), (1,)), ((False, True), (0,)), ((True, True), ()), ((False, False), ())]
+)
+@pytest.mark.parametrize("purpose", ["licence", "scheduled"])
+def test_of_two_replicas_the_one_that_contradicts_itself_is_named(
+    steady: tuple[bool, bool], named: tuple[int, ...], purpose: str
+) -> None:
+    bodies = [told("ab"[n], operator=[EQUAL, BAD][n], steady=steady[n], purpose=purpose) for n in (0, 1)]
+    (found,) = judge(bodies)
+    assert (found.severity, found.ranks) == (("verdict", named) if named else ("suspect", (0, 1)))
+    assert found.cause == "machine"
+
+
+def test_missing_ranks_are_waited_for_and_findings_are_told_once() -> None:
+    judge_ = RollCallJudge(Job(4))
+    bodies = [told("g"), told("x"), told("g")]
+    for rank, body in enumerate(bodies):
+        judge_.take(Message("roll_call", rank, 7, body), 1.0)
+    assert judge_.judge(2.0) == []
+    (found,) = judge_.judge(2.0 + PATIENCE)
+    assert found.ranks == (1,)
+    assert found.evidence["ranks that told"] == 3
+    for rank, body in enumerate(bodies):
+        judge_.take(Message("roll_call", rank, 107, body), 99.0)
+    assert judge_.finish(99.0) == []
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"purpose": "x"}, {"once": 3}, {"once": [["a"]]}, {"operator": ["a"]}, {"first": "1"}, {"repeats": 1},
+     {"operator": [*EQUAL[:4], "-1"]}, {"work": 1}],
+)  # fmt: skip
+def test_messages_that_somebody_else_wrote_are_left_out(changed: dict[str, Any]) -> None:
+    judge_ = RollCallJudge(Job(2))
+    judge_.take(Message("roll_call", 0, 7, {**told("a"), **changed}), 0.0)
+    assert judge_.finish(99.0) == []
+
+
+def test_votes() -> None:
+    assert groups({0: "a", 1: "b", 2: "a"}) == ((0, 2), (1,))
+    assert minority([(0, 2), (1,)]) == (1,)
+    assert minority([(0,), (1,)]) == ()
+    assert minority([(0, 1), (2,), (3,)]) == (), "half is no majority"
+    assert minority([(0, 1, 2)]) == ()
+    assert classes({0: "a", 1: "b", 2: "a"}) == [[0, 2], [1]]
+    rows = {0: [1, 2, 3], 1: [1, 2, 3], 2: [1, 5, 3], 3: [1, 5]}
+    assert first_difference(rows, [[0, 1], [2, 3]]) == 2
+    assert first_difference(rows, [[0, 1, 2, 3]]) == 1
+    assert first_difference(rows, [[0, 1], [2], [3]]) is None
+
+
+def test_every_window_has_one_step_and_every_share_its_steps() -> None:
+    places = [place(0, window, 100) for window in range(200)]
+    assert set(places) <= set(range(100))
+    assert len(set(places)) > 50
+    assert place(1, 0, 100) == place(1, 0, 100)
+    assert all(chosen(0, step, 100) for step in range(1, 500))
+    assert not any(chosen(0, step, 0) for step in range(1, 500))
+    assert 300 < sum(chosen(0, step, 10) for step in range(1, 4001)) < 500
+
+
+@pytest.mark.parametrize(
+    ("third", "words"), [("b", "struck once"), ("a", "in the repetition"), ("c", "this machine is unstable")]
+)
+def test_replays(third: str, words: str) -> None:
+    judge_ = ReplayJudge(Job(4))
+    body = {"phase": "activation", "tensor": "up", "once": "a", "again": "b", "third": third, "off": "", "call": 1}
+    judge_.take(Message("replay", 2, 9, body), 0.0)
+    judge_.take(Message("replay", 3, 9, {**body, "tensor": 3}), 0.0)
+    (found,) = judge_.judge(0.0)
+    assert (found.kind, found.severity, found.ranks, found.step, found.tensor) == ("replay", "suspect", (2,), 9, "up")
+    assert words in found.sentence
+    for rank in range(4):
+        judge_.take(Message("replay", rank, 10, {**body, "off": "differs on most ranks"}), 0.0)
+    (found,) = judge_.judge(0.0)
+    assert (found.kind, found.ranks) == ("nondeterminism", ())
+
+
+def suspect(kind: Any, rank: int, step: int | None = 9, **more: Any) -> Finding:
+    return Finding(kind, "suspect", "x", ranks=(rank,), step=step, **more)
+
+
+TIE = Finding("bits", "suspect", "x", ranks=(0, 1), step=9, groups=((0,), (1,)), stage="parameter", tensor="w")
+
+
+@pytest.mark.parametrize(
+    ("facts", "named"),
+    [
+        ([suspect("bits", 1, groups=((0, 2, 3), (1,)))], None),
+        ([suspect("bits", 1), suspect("bits", 1, 10)], None),
+        ([suspect("bits", 1), suspect("roll_call", 1, 20)], 1),
+        ([suspect("bits", 1), suspect("roll_call", 2, 20)], None),
+        ([suspect("bits", 1), suspect("roll_call", 1, 500)], None),
+        ([suspect("rest", 2), suspect("door", 2)], 2),
+        ([suspect("hang", 3, None), suspect("dead", 3, None)], 3),
+        ([suspect("hang", 3, None), suspect("bits", 3)], None),
+        ([suspect("slow", 3), suspect("bits", 3)], None),
+        ([TIE], None),
+        ([TIE, suspect("rest", 1, 9)], 1),
+        ([TIE, TIE], None),
+    ],
+)
+def test_two_independent_facts_are_a_verdict(facts: list[Finding], named: int | None) -> None:
+    verdicts = Verdicts(Job(4), raises=True)
+    for fact in facts:
+        verdicts.heed(fact, 0.0)
+    found = verdicts.judge(0.0)
+    assert [finding.ranks for finding in found] == ([] if named is None else [(named,)])
+    assert all(finding.severity == "verdict" for finding in found)
+    orders = [message.kind for _, message in verdicts.job.orders]
+    assert orders.count("roll_call") == sum(fact.kind in ("bits", "rest", "door", "replay") for fact in facts)
+    for finding in found:
+        verdicts.heed(finding, 1.0)
+        verdicts.heed(facts[0], 1.0)  # nothing new
+        assert verdicts.judge(1.0) == []
+        stops = [message for _, message in verdicts.job.orders if message.kind == "stop"]
+        assert [message.body["sentence"] for message in stops] == (
+            [finding.sentence] if finding.kind not in ("hang", "dead") else []
+        )
+
+
+def test_a_roll_call_that_was_ordered_and_finds_nothing_says_that_the_fault_struck_once() -> None:
+    verdicts = Verdicts(Job(2))
+    verdicts.heed(TIE, 0.0)
+    ((ranks, order),) = verdicts.job.orders
+    assert (ranks, order.kind, order.body) == ((0, 1), "roll_call", {"number": 1})
+    equal = {"purpose": "ordered", "of": 0, "work": "", "count": 9, "repeats": True}
+    verdicts.take(Message("roll_call", 0, 16, equal), 0.0)
+    assert verdicts.judge(0.0) == []
+    verdicts.take(Message("roll_call", 1, 16, equal), 0.0)
+    (found,) = verdicts.judge(0.0)
+    assert (found.severity, found.step) == ("note", 16)
+    assert "does not repeat" in found.sentence
