@@ -12,8 +12,9 @@ OURS = frozenset({"dash_inductor", "inductor", "inductor_prims", "rngprims", "_c
 WRITTEN = frozenset({
     "mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "_cudnn_rnn", "_cudnn_rnn_backward",
     "_thnn_fused_lstm_cell", "_fused_rms_norm", "_weight_norm_interface_backward", "embedding_dense_backward",
-    "index_put", "index_put_", "scatter", "scatter_add", "scatter_reduce", "index_reduce", "masked_scatter",
-    "masked_scatter_backward", "sort", "topk", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "nonzero",
+    "index_add", "index_put", "index_put_", "scatter", "scatter_add", "scatter_reduce", "index_reduce",
+    "masked_scatter", "masked_scatter_backward", "sort", "topk", "cumsum", "cumprod", "cummax", "cummin", "nonzero",
+    "logcumsumexp",
     "_unique2", "unique_consecutive", "unique_dim", "repeat_interleave", "bincount", "histc", "multinomial", "rand",
     "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "uniform", "exponential",
     "grid_sampler_2d_backward", "max_pool3d_with_indices_backward", "adaptive_max_pool2d_backward",

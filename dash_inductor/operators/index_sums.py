@@ -2,10 +2,10 @@
 
     index_sums(base, values, keys, order, rows) -> Tensor
 
-base: [batch, rows, columns] of the dtype of `values`, or None for zeros; values: [batch, n, columns], floating point;
-keys: integers [n], sorted, from 0 to `rows`, of which `rows` marks what is left out; order: int64 [n], the place in
-`values` of each key.  The result has the shape of `base`, and is contiguous: to each row is added the sum, in fp32 or
-in fp64 for fp64, of the values that have its number as their key.
+base: [batch, rows, columns] of the dtype of `values`, or None for zeros; values: [batch, m, columns], floating point;
+keys: integers [n], sorted, from 0 to `rows`, of which `rows` marks what is left out; order: int64 or int32 [n], the row
+of `values` of each key, from 0 to m - 1; several may name one row.  The result has the shape of `base`, and is
+contiguous: to each row is added the sum, in fp32 or in fp64 for fp64, of the values that have its number as their key.
 
 Importing this module imports torch and defines the operator.
 """
@@ -44,7 +44,7 @@ def _on_cpu(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, ro
 def _on_cuda(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:
     from ..kernels.sums.launch import add_segments
 
-    for name, number in (("rows", rows), ("values", values.shape[1])):
+    for name, number in (("rows", rows), ("values", values.shape[1]), ("keys", keys.shape[0])):
         if number > MOST:
             raise ArgumentError(name, number, f"at most {MOST}")
     return add_segments(base, values, keys, order, rows)

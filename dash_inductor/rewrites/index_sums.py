@@ -11,6 +11,7 @@ An index that is out of bounds stops the device, as in PyTorch.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import math
@@ -100,6 +101,7 @@ class Sum:
             rows; the others are columns.
         values_shape: to which the values are broadcast; None where they have it.
         divisor: sums are divided by the number of their values and this; None where they are not.
+        is_gathered: the dimension of the index is one of rows that are named, of another length (see `_gathered`).
         raises: PyTorch has no deterministic kernel, however small the sum is.
     """
 
@@ -111,6 +113,7 @@ class Sum:
     rows: int
     values_shape: tuple[int, ...] | None = None
     divisor: int | None = None
+    is_gathered: bool = False
     raises: bool = False
 
 
@@ -220,7 +223,8 @@ def _add(node: Node) -> Sum | None:
         return None
     shape, dim = _sizes(into), args["dim"] % source.meta["val"].dim()
     base = None if _is_zeros(into) else into
-    return Sum(base, source, Index((index,), shape[dim : dim + 1]), shape, dim, 1)
+    # Negative indices count from the end, as where Inductor decomposes the operator, which shares keys with that.
+    return Sum(base, source, Index((index,), shape[dim : dim + 1], wraps=True), shape, dim, 1)
 
 
 def _embedding(node: Node) -> Sum | None:
@@ -340,21 +344,77 @@ def _rewritten(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, Node]]
 
 def _replace(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, Node]]) -> str:
     """Put a sum of segments in the place of a node; the error that has left it as it was, or ""."""
-    emitter = Emitter(node.graph)
+    emitter, known = Emitter(node.graph), dict(sorted_keys)
     try:
-        order = sorted_keys.get(found.index.identity) or _sorted(emitter, found.index, like=node)
+        name = found.index.identity
+        if name not in known:
+            known[name] = _sorted(emitter, found.index, like=node)
+        keys, order = known[name]
+        gathered = _gathered(found)
+        if gathered is not None:
+            found = dataclasses.replace(found, values=gathered[0], values_shape=None, is_gathered=True)
+            name = *name, gathered[1], sizes.static(gathered[0].meta["val"].shape[found.batch])
+            if name not in known:
+                known[name] = keys, _composed(emitter, *gathered, order, found.batch, like=node)
+            keys, order = known[name]
         given = [size[0] for size in found.shape if not isinstance(size, int)]
-        tensors = (found.values, *order, *filter(None, [found.base]), *given)
+        tensors = (found.values, keys, order, *filter(None, [found.base]), *given)
         result = emitter.inline(functools.partial(_sum, found), tensors, before=node, like=node)
     except Exception as error:
         log.debug("%s", node, exc_info=error)
         emitter.discard()
         node.meta[_FAILED] = True
         return described(error)
-    sorted_keys[found.index.identity] = order
+    sorted_keys.update(known)
     node.replace_all_uses_with(result)
     erase_dead(node.graph, [node])
     return ""
+
+
+_GATHERS = (aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_select.default)
+
+
+def _gathered(found: Sum) -> tuple[Node, Node] | None:
+    """A tensor and the indices of its rows, [n], where the values of a sum are those rows, which nothing else reads.
+
+    Then the sum reads the rows themselves, as along the edges of a graph: nobody writes them for each edge.
+    """
+    node = found.values
+    while node.target is aten.expand.default and len(node.users) == 1:
+        before = node.args[0]
+        assert isinstance(before, Node)
+        if not sizes.same_all(before.meta["val"].shape, node.meta["val"].shape):
+            return None
+        node = before
+    is_flat = node.meta["val"].dim() == len(found.shape) - found.rows + 1 and found.index.along is None
+    if node.target not in _GATHERS or len(node.users) != 1 or not is_flat or found.divisor is not None:
+        return None
+    if found.values_shape is not None and not sizes.same_all(found.values_shape, node.meta["val"].shape):
+        return None
+    args, dim = bind(node), found.batch
+    source = args["self"]
+    if node.target is aten.index_select.default:
+        index = args["index"] if args["dim"] % source.meta["val"].dim() == dim else None
+    else:
+        index = args["indices"][dim] if len(args["indices"]) == dim + 1 and not any(args["indices"][:dim]) else None
+    if index is None or index.meta["val"].dim() != 1 or index.meta["val"].dtype not in (torch.int32, torch.int64):
+        return None
+    shape = [sizes.static(size) for size in source.meta["val"].shape]
+    if None in shape or max(math.prod(size for size in shape if size), 1) > MOST or not shape[dim]:
+        return None
+    return source, index
+
+
+def _composed(emitter: Emitter, source: Node, index: Node, places: Node, dim: int, like: Node) -> Node:
+    """The rows that are named at some places of an index, in front of all that may read them."""
+    function = functools.partial(_named, rows=source.meta["val"].shape[dim])
+    return emitter.inline(function, (index, places), before=emitter.behind(max(index, places)), like=like)
+
+
+def _named(index: Tensor, places: Tensor, rows: int) -> Tensor:
+    """The rows, int32; the kernel that reads them sees to those out of bounds."""
+    named = index[places]
+    return torch.where((named < 0) & (named >= -rows), named + rows, named).clamp(-1, rows).to(torch.int32)
 
 
 def _sorted(emitter: Emitter, index: Index, like: Node) -> tuple[Node, Node]:
@@ -413,7 +473,7 @@ def _sum(found: Sum, values: Tensor, keys: Tensor, order: Tensor, *others: Tenso
     count = keys.shape[0]
     if found.values_shape is not None:
         values = values.expand(found.values_shape)
-    three = values.reshape(batch, count, columns)
+    three = values.reshape(batch, values.shape[found.batch] if found.is_gathered else count, columns)
     total: Tensor = index_sums(None if base is None else base.reshape(batch, rows, columns), three, keys, order, rows)
     if found.divisor is None:
         return total.reshape(shape)

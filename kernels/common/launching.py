@@ -16,32 +16,36 @@ def launch_kernel(
     device: torch.device,
     grid: tuple[int, ...],
     *arguments: Tensor | int,
+    warps: int = 4,
     debug: bool = False,
     **constants: Any,
 ) -> KernelLauncher | None:
-    """Launch a kernel with four warps.
+    """Launch a kernel.
 
     Triton chooses among the versions of a kernel at its first launch with such arguments; later ones, which a training
     step begins with, go by what it chose.
 
     Args:
+        warps: of a program.
         debug: whether assertions of the kernel are checked on the device.
         constants: compile-time constants, by their names.
 
     Returns:
         What launches it again, None in the interpreter, and where a hook of Triton's takes the place of compiling.
     """
-    options: dict[str, Any] = {"num_warps": 4, "debug": True} if debug else {"num_warps": 4}
+    options: dict[str, Any] = {"num_warps": warps, "debug": True} if debug else {"num_warps": warps}
     if device.type != "cuda":
         kernel[grid](*arguments, **constants, **options)
         return None
     kinds = tuple(_kind(argument) for argument in arguments)
-    key = kernel, device.index, grid, kinds, tuple(constants.values())
+    key = kernel, device.index, grid, kinds, warps, tuple(constants.values())
     launched = _LAUNCHERS.get(key)
     if launched is not None:
         stream = raw_stream(device.index)
         launch(launched.pack(stream, (), *(a if isinstance(a, int) else a.data_ptr() for a in arguments)))
         return launched
+    if debug:
+        options["sanitize_overflow"] = False  # each of its checks is a barrier
     compiled = kernel[grid](*arguments, **constants, **options)
     if compiled is None:
         return None

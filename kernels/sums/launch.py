@@ -13,18 +13,29 @@ from ..common.launching import launch_kernel
 from ..common.strides import dense_strides
 from .device import segments
 
-COLUMNS, ELEMENTS = 64, 4096
-"""Columns and elements that a program sums at most."""
-CHUNK = 1024
-"""Entries of a chunk at most."""
+NARROW, ELEMENTS, ENTRIES = 16, 4096, 1024
+"""Columns of rows at most that are scanned, and elements and entries that such a program sums."""
+WALKED, COLUMNS = 64, 128
+"""Entries of a walk, and columns at most, four for each lane of its warp."""
 
 
-def tiles(columns: int) -> tuple[int, int]:
-    """Columns and entries that a program sums, of values of so many columns.  Bits depend on them."""
-    wide = 1
-    while wide < min(columns, COLUMNS):
-        wide *= 2
-    return wide, min(ELEMENTS // wide, CHUNK)
+def is_walked(columns: int) -> bool:
+    """Whether rows of so many columns are summed by walks.  Bits depend on it."""
+    return columns > NARROW
+
+
+def chunk_of(columns: int) -> int:
+    """Entries that a program sums, of values of so many columns.  Bits depend on them."""
+    return WALKED if is_walked(columns) else min(ELEMENTS // _wide(columns), ENTRIES)
+
+
+def tile_of(columns: int) -> int:
+    """Columns that a program sums.  Bits do not depend on them where rows are walked."""
+    return min(_wide(columns), COLUMNS) if is_walked(columns) else _wide(columns)
+
+
+def _wide(columns: int) -> int:
+    return 1 << max(columns - 1, 0).bit_length()
 
 
 def levels(count: int, chunk: int) -> list[int]:
@@ -40,9 +51,9 @@ def add_segments(base: Tensor | None, values: Tensor, keys: Tensor, order: Tenso
 
     Args:
         base: [batch, rows, columns] of the dtype of `values`, or None for zeros.
-        values: [batch, n, columns] of a floating-point dtype, with any strides.
+        values: [batch, m, columns] of a floating-point dtype, with any strides.
         keys: sorted integers [n] up to `rows`; an entry with key `rows` is left out.  A larger one stops the device.
-        order: int64 [n], the place in `values` of each entry.
+        order: int64 or int32 [n], the row of `values` of each entry.  One out of bounds stops the device.
     """
     if values.shape[2] == 1:  # batch elements that lie in columns are summed together
         turned = None if base is None else base.transpose(0, 2)
@@ -57,29 +68,30 @@ def _sums(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows
 
 
 def _on_the_device(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:
-    batch, count, columns = values.shape
+    batch, _, columns = values.shape
     shape = batch, rows, columns
     if base is None:
         out = torch.zeros(shape, dtype=values.dtype, device=values.device)
     else:
         out = _new(shape, values.dtype, values.device).copy_(base)
-    if not values.numel() or not rows:
+    if not values.numel() or not rows or not keys.numel():
         return out
     exact = torch.float64 if values.dtype == torch.float64 else torch.float32
-    wide, chunk = tiles(columns)
-    lengths = levels(count, chunk)
-    others = batch * -(-columns // wide)
+    chunk, tile, is_wide = chunk_of(columns), tile_of(columns), is_walked(columns)
+    lengths = levels(keys.shape[0], chunk)
     for level, length in enumerate(lengths):
         chunks, is_last = -(-length // chunk), level == len(lengths) - 1
         number = 1 if is_last else 2 * chunks
         parts = _new((batch, number, columns), exact, values.device)
         part_keys = _new((number,), torch.int32, values.device)
         constants: dict[str, Any] = {
-            "CHUNK": chunk, "COLUMNS": wide, "HAS_ORDER": level == 0, "HAS_BASE": base is not None, "IS_LAST": is_last,
+            "CHUNK": chunk, "COLUMNS": tile, "HAS_ORDER": level == 0, "HAS_BASE": base is not None, "IS_LAST": is_last,
         }  # fmt: skip
         launch_kernel(
-            segments.add_segments, values.device, (chunks * others,), values, keys, order, out, parts, part_keys,
-            *values.stride(), length, chunks, rows, columns, debug=level == 0, **constants,
+            segments.walk_segments if is_wide else segments.scan_segments, values.device,
+            (chunks * batch * -(-columns // tile),), values, keys, order, out, parts, part_keys,
+            *values.stride(), length, chunks, rows, values.shape[1], columns,
+            warps=1 if is_wide else 4, debug=level == 0, **constants,
         )  # fmt: skip
         values, keys = parts, part_keys
     return out

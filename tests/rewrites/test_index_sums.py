@@ -34,7 +34,7 @@ def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     return torch.randn(20, 6, dtype=torch.float64).to(dtype), index
 
 
-SORTS = dict.fromkeys(("index_add", "scatter_add", "scatter_mean", "elements", "layers"), 2)
+SORTS = dict.fromkeys(("index_add", "scatter_add", "scatter_mean", "elements", "layers", "edges"), 2)
 """Sorts of a program where they are not one: of the index of a forward, and of another one of its backward."""
 NAMES = [name for name in PROGRAMS if name != "embedding"]  # whose gradient the CPU decomposes
 
@@ -77,6 +77,34 @@ def test_an_index_is_sorted_once_for_forward_and_backward(on_the_cpu: None) -> N
         results(graphs.compile(function, dynamic=False), x, index)
     assert (graphs.count(OURS), graphs.count(SORT)) == (2, 1)
     assert sum(part[SORT] for part in graphs.partitions) == 1
+
+
+def test_rows_that_are_named_are_read_where_they_are(on_the_cpu: None) -> None:
+    """Once for two layers and their backwards; not where somebody else reads the values, too."""
+
+    def layers(x: Tensor, index: Tensor) -> Tensor:
+        other = index.flip(0)
+        for _ in range(2):
+            x = 0.5 * torch.zeros_like(x).index_add(0, index, x[other])
+        return x
+
+    def kept(x: Tensor, index: Tensor) -> Tensor:
+        values = x[index.flip(0)]
+        return torch.zeros_like(x).index_add(0, index, values) + values.sum()
+
+    x, index = inputs()
+    exact = results(layers, x.double(), index)
+    for program, named in ((layers, 2), (kept, 0)):
+        with capture() as graphs:
+            found = results(graphs.compile(program, dynamic=False), x, index)
+        assert graphs.texts[0].count("torch.int32") == named  # rows that are named at places of an index
+        if program is layers:
+            assert worst(found, exact) < 1e-6
+            assert (graphs.count(OURS), graphs.count(SORT)) == (4, 2)
+            index[5] = 40
+            with pytest.raises((IndexError, RuntimeError), match=r"out of|range"):
+                graphs.compile(program, dynamic=False)(x, index)
+            index[5] = 4
 
 
 def test_keys_are_as_narrow_as_rows_let_them(on_the_cpu: None) -> None:

@@ -45,6 +45,11 @@ def _layers(x: Tensor, index: Tensor) -> Tensor:
     return x
 
 
+def _edges(x: Tensor, index: Tensor) -> Tensor:
+    """Sums of rows that are named, counted from the end: nobody writes them for each of their names."""
+    return torch.zeros_like(x).index_add(0, index, x[index.flip(0) - x.shape[0]])
+
+
 PROGRAMS: dict[str, Program] = {
     "rows": lambda x, index: x[index],
     "negative": lambda x, index: x[index - x.shape[0]],
@@ -62,6 +67,7 @@ PROGRAMS: dict[str, Program] = {
     "scatter_mean": _mean,
     "elements": _elements,
     "layers": _layers,
+    "edges": _edges,
 }
 
 

@@ -1,7 +1,8 @@
 """Sums of the rows of each segment of a sorted list, in a fixed order, without atomics.
 
 The list is cut into chunks of as many entries as its shape says.  A program sums the segments of one chunk for some of
-the columns, by a scan whose order is that of the compiled code.  A segment that lies in one chunk is written where it
+the columns: of narrow rows by a scan whose order is that of the compiled code, of wide ones by a walk from entry to
+entry, for which several rows are read ahead.  A segment that lies in one chunk is written where it
 belongs.  Of others each chunk writes a *part*, of which it has two at most: one of the segment that it begins within,
 one of the segment that it ends within.  The parts of all chunks are a sorted list again, shorter by half the length of
 a chunk, which the same kernel sums next, until there is a single chunk.
@@ -20,15 +21,15 @@ def _joined(left_begins, left, right_begins, right):
     return left_begins | right_begins, tl.where(right_begins != 0, right, left + right)
 
 
-@triton.jit(do_not_specialize=["count", "chunks", "rows"])
-def add_segments(
-    VALUES, KEYS, ORDER, OUT, PARTS, PART_KEYS, values_b, values_n, values_c, count, chunks, rows, columns,
+@triton.jit(do_not_specialize=["count", "chunks", "rows", "limit"])
+def scan_segments(
+    VALUES, KEYS, ORDER, OUT, PARTS, PART_KEYS, values_b, values_n, values_c, count, chunks, rows, limit, columns,
     CHUNK: tl.constexpr, COLUMNS: tl.constexpr, HAS_ORDER: tl.constexpr, HAS_BASE: tl.constexpr, IS_LAST: tl.constexpr,
 ):  # fmt: skip
     """One program per batch element, COLUMNS columns and CHUNK entries of the list; chunks are next to each other.
 
-    VALUES: [batch, n, columns] with its strides; KEYS: integers [count], sorted, `rows` where an entry does not count;
-    ORDER: the place in VALUES of each entry, int64 [count], where that is not its own.  OUT: [batch, rows, columns],
+    VALUES: [batch, limit, columns] with its strides; KEYS: integers [count], sorted, `rows` for what does not count;
+    ORDER: the row of VALUES of each entry, integers [count], where that is not its own.  OUT: [batch, rows, columns],
     which gets the sums of all segments that end here, added to what is there with HAS_BASE.  PARTS, PART_KEYS: the next
     list, [batch, 2 * chunks, columns] and int32 [2 * chunks], unless IS_LAST.
     """
@@ -48,7 +49,8 @@ def add_segments(
 
     place = n.to(tl.int64)
     if HAS_ORDER:
-        place = tl.load(ORDER + n, mask=there, other=0)
+        place = tl.load(ORDER + n, mask=there, other=0).to(tl.int64)
+        tl.device_assert((place >= 0) & (place < limit), "index out of bounds")
     column = tile * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < columns
     at = b * values_b + place[:, None] * values_n + column.to(tl.int64)[None, :] * values_c
@@ -77,3 +79,114 @@ def add_segments(
         open_key = tl.max(tl.where(is_open, key, -1), 0)
         tl.store(PART_KEYS + 2 * chunk, tl.where(first_key < 0, rows, first_key), mask=writes)
         tl.store(PART_KEYS + 2 * chunk + 1, tl.where(open_key < 0, rows, open_key), mask=writes)
+
+
+@triton.jit
+def _entry(VALUES, KEYS, ORDER, n, count, rows, values_n, values_c, column, inside, HAS_ORDER: tl.constexpr):
+    """The key of an entry, `rows` behind the last one, and its value, zeros where it does not count."""
+    there = n < count
+    key = tl.where(there, tl.load(KEYS + n, mask=there, other=0).to(tl.int32), rows)
+    place = tl.cast(n, tl.int64)
+    if HAS_ORDER:
+        place = tl.load(ORDER + n, mask=there, other=0).to(tl.int64)
+    value = tl.load(VALUES + place * values_n + column * values_c, mask=inside & (key < rows), other=0)
+    return key, value
+
+
+@triton.jit
+def _finish(OUT, PART, total, key, is_whole, is_over, rows, columns, column, inside, HAS_BASE: tl.constexpr):
+    """Write the sum of a segment that `is_over`: where it belongs if all of it lay here, else as the first part."""
+    out = OUT + key.to(tl.int64) * columns + column
+    whole = inside & (is_over & is_whole & (key < rows))
+    result = total
+    if HAS_BASE:
+        result += tl.load(out, mask=whole, other=0).to(total.dtype)
+    tl.store(out, result.to(OUT.dtype.element_ty), mask=whole)
+    tl.store(PART + column, total, mask=inside & (is_over & (is_whole == 0)))
+
+
+@triton.jit
+def _step(
+    OUT, PART, total, key, is_whole, first_key, next_key, value, rows, columns, column, inside, HAS_BASE: tl.constexpr
+):  # fmt: skip
+    """Go on to the next entry; returns the sum and the key of its segment, whether it began here, and the first key."""
+    is_over = next_key != key
+    _finish(OUT, PART, total, key, is_whole, is_over, rows, columns, column, inside, HAS_BASE)
+    first_key = tl.where(is_over & (is_whole == 0), key, first_key)
+    total = tl.where(is_over, 0.0, total) + value.to(total.dtype)
+    return total, next_key, is_whole | is_over, first_key
+
+
+@triton.jit(do_not_specialize=["count", "chunks", "rows", "limit"])
+def walk_segments(
+    VALUES, KEYS, ORDER, OUT, PARTS, PART_KEYS, values_b, values_n, values_c, count, chunks, rows, limit, columns,
+    CHUNK: tl.constexpr, COLUMNS: tl.constexpr, HAS_ORDER: tl.constexpr, HAS_BASE: tl.constexpr, IS_LAST: tl.constexpr,
+):  # fmt: skip
+    """One program, of one warp, per batch element, COLUMNS columns and CHUNK entries, a multiple of eight.
+
+    The arguments are those of `scan_segments`.  The parts are the same, but for the order of additions.
+    """
+    program = tl.program_id(0)
+    chunk, other = program % chunks, program // chunks
+    tiles = tl.cdiv(columns, COLUMNS)
+    tile, b = other % tiles, (other // tiles).to(tl.int64)
+    column = tile * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < columns
+    VALUES += b * values_b
+    OUT += b * rows * columns
+    part = PARTS + (b * (2 * chunks) + 2 * chunk) * columns
+    begin, end = chunk * CHUNK, (chunk + 1) * CHUNK
+    n = begin + tl.arange(0, CHUNK)
+    tl.device_assert(tl.load(KEYS + n, mask=n < count, other=0).to(tl.int32) <= rows, "index out of bounds")
+    if HAS_ORDER:
+        place = tl.load(ORDER + n, mask=n < count, other=0).to(tl.int64)
+        tl.device_assert((place >= 0) & (place < limit), "index out of bounds")
+
+    key = tl.load(KEYS + begin).to(tl.int32)
+    is_whole = key != tl.load(KEYS + begin - 1, mask=begin > 0, other=-1).to(tl.int32)
+    first_key, total = rows, tl.zeros([COLUMNS], PARTS.dtype.element_ty)
+    for n in range(begin, end, 8):
+        k0, v0 = _entry(VALUES, KEYS, ORDER, n, count, rows, values_n, values_c, column, inside, HAS_ORDER)
+        k1, v1 = _entry(VALUES, KEYS, ORDER, n + 1, count, rows, values_n, values_c, column, inside, HAS_ORDER)
+        k2, v2 = _entry(VALUES, KEYS, ORDER, n + 2, count, rows, values_n, values_c, column, inside, HAS_ORDER)
+        k3, v3 = _entry(VALUES, KEYS, ORDER, n + 3, count, rows, values_n, values_c, column, inside, HAS_ORDER)
+        k4, v4 = _entry(VALUES, KEYS, ORDER, n + 4, count, rows, values_n, values_c, column, inside, HAS_ORDER)
+        k5, v5 = _entry(VALUES, KEYS, ORDER, n + 5, count, rows, values_n, values_c, column, inside, HAS_ORDER)
+        k6, v6 = _entry(VALUES, KEYS, ORDER, n + 6, count, rows, values_n, values_c, column, inside, HAS_ORDER)
+        k7, v7 = _entry(VALUES, KEYS, ORDER, n + 7, count, rows, values_n, values_c, column, inside, HAS_ORDER)
+        total, key, is_whole, first_key = _step(
+            OUT, part, total, key, is_whole, first_key, k0, v0, rows, columns, column, inside, HAS_BASE
+        )
+        total, key, is_whole, first_key = _step(
+            OUT, part, total, key, is_whole, first_key, k1, v1, rows, columns, column, inside, HAS_BASE
+        )
+        total, key, is_whole, first_key = _step(
+            OUT, part, total, key, is_whole, first_key, k2, v2, rows, columns, column, inside, HAS_BASE
+        )
+        total, key, is_whole, first_key = _step(
+            OUT, part, total, key, is_whole, first_key, k3, v3, rows, columns, column, inside, HAS_BASE
+        )
+        total, key, is_whole, first_key = _step(
+            OUT, part, total, key, is_whole, first_key, k4, v4, rows, columns, column, inside, HAS_BASE
+        )
+        total, key, is_whole, first_key = _step(
+            OUT, part, total, key, is_whole, first_key, k5, v5, rows, columns, column, inside, HAS_BASE
+        )
+        total, key, is_whole, first_key = _step(
+            OUT, part, total, key, is_whole, first_key, k6, v6, rows, columns, column, inside, HAS_BASE
+        )
+        total, key, is_whole, first_key = _step(
+            OUT, part, total, key, is_whole, first_key, k7, v7, rows, columns, column, inside, HAS_BASE
+        )
+
+    following = tl.load(KEYS + end, mask=end < count, other=-1).to(tl.int32)
+    is_open = following == key  # goes on in the next chunk
+    _finish(OUT, part, total, key, is_whole, is_open == 0, rows, columns, column, inside, HAS_BASE)
+    if not IS_LAST:
+        # a segment that goes through the whole chunk is the first part, and nothing is added to it
+        tl.store(part + column, total, mask=inside & (is_open & (is_whole == 0)))
+        rest = tl.where(is_whole, total, 0.0)
+        tl.store(part + columns + column, rest, mask=inside & is_open)
+        if (b == 0) & (tile == 0):
+            tl.store(PART_KEYS + 2 * chunk, tl.where(is_whole, first_key, key))
+            tl.store(PART_KEYS + 2 * chunk + 1, tl.where(is_open, key, rows))

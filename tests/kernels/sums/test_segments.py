@@ -30,8 +30,9 @@ def test_sums_in_the_interpreter() -> None:
 
 
 def test_a_program_has_as_many_elements_whatever_the_width() -> None:
-    assert [launch.tiles(columns) for columns in (1, 3, 12, 64, 2048)] == [
-        (1, 1024), (4, 1024), (16, 256), (64, 64), (64, 64),
+    """Of narrow rows; wide ones have one length of a walk, which bits depend on."""
+    assert [(launch.tile_of(columns), launch.chunk_of(columns)) for columns in (1, 3, 12, 17, 64, 2048)] == [
+        (1, 1024), (4, 1024), (16, 256), (32, 64), (64, 64), (128, 64),
     ]  # fmt: skip
 
 
@@ -43,20 +44,28 @@ def test_a_million_equal_indices_take_few_lists() -> None:
 
 @pytest.mark.parametrize(
     ("value", "exact", "key", "columns", "is_first"),
-    [("bf16", "fp32", "i32", 64, True), ("fp64", "fp64", "u8", 1, False)],
+    [("bf16", "fp32", "i32", 128, True), ("fp32", "fp32", "i32", 64, False), ("fp64", "fp64", "u8", 1, False)],
 )
 def test_kernels_compile(value: str, exact: str, key: str, columns: int, is_first: bool) -> None:
-    kernel, (wide, chunk) = segments.add_segments, launch.tiles(columns)
+    """Nothing is added by atomics, indices are checked at first, and a walk reads eight rows before it adds."""
+    is_walked = launch.is_walked(columns)
+    kernel = segments.walk_segments if is_walked else segments.scan_segments
     constants: dict[str, Any] = {
-        "CHUNK": chunk, "COLUMNS": wide, "HAS_ORDER": is_first, "HAS_BASE": is_first, "IS_LAST": not is_first,
+        "CHUNK": launch.chunk_of(columns), "COLUMNS": launch.tile_of(columns), "HAS_ORDER": is_first,
+        "HAS_BASE": is_first, "IS_LAST": not is_first, "values_c": 1,
     }  # fmt: skip
     types = {"VALUES": value, "KEYS": key, "ORDER": "i64", "OUT": value, "PARTS": exact, "PART_KEYS": "i32"}
     signature = {
         name: "constexpr" if name in constants else f"*{types[name]}" if name in types else "i32"
         for name in kernel.arg_names
     }
+    divisible = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in (*types, "values_n", "columns")}
     constexprs = {(kernel.arg_names.index(name),): constant for name, constant in constants.items()}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs)
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "debug": is_first})
-    assert ("__assertfail" in built.asm["ptx"]) is is_first
-    assert not re.search(r"\b(atom|red)\.", built.asm["ptx"])
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=divisible)
+    options = {"num_warps": 1 if is_walked else 4, "debug": is_first, "sanitize_overflow": False}
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    assert ("__assertfail" in ptx) is is_first
+    assert not re.search(r"\b(atom|red)\.", ptx)
+    if is_walked and value == "bf16":
+        assert len(re.findall(r"ld\.global\.v2\.b32", ptx)) >= 8
+        assert "shfl" not in ptx
