@@ -128,9 +128,10 @@ def main() -> None:
         found.append(digest([loss, *(p.grad for p in model.parameters() if p.grad is not None)]))
         optimizer.step()
         optimizer.zero_grad()
+    found.append(digest([*model.parameters()]))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-    print(json.dumps([*found, digest([*model.parameters()])]))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
