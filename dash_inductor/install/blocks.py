@@ -51,13 +51,10 @@ def install(active: Callable[[], bool]) -> None:
 
 
 def _choosing(generate: Callable[..., str], active: Callable[[], bool]) -> Callable[..., str]:
-    """Fixes the blocks of a kernel before its code is written; the program's ``max_autotune_pointwise`` stays."""
+    """Fixes the blocks of a kernel before its code is written."""
 
     def generate_chosen(self: Any, *args: Any, **kwargs: Any) -> str:
-        from torch._inductor import config
-
-        timed = config.max_autotune or config.max_autotune_pointwise or config.coordinate_descent_tuning
-        if active() and not self.fixed_config and not timed:
+        if active():
             from ..upstream import blocks
 
             facts = blocks.facts_of(self)

@@ -5,6 +5,7 @@ Two caches are concerned, and both hash one object of details:
   looked at, be it only to record that no pass runs.
 * FxGraphCache hashes the final graph: it gets our entry when the graph contains one of our operators.  The backward may
   be compiled later than the forward, in another thread and under another flag, so only its graph tells what it needs.
+  A graph on a GPU gets it, too, where we choose the blocks of its kernels: that is where its code is generated.
 
 Everything else gets no entry at all, so that its keys are those of a PyTorch without dash_inductor.  Inductor's own
 extension point (a pass object in `custom_backend_passes`) always leaves a trace in the key and does not see the graph.
@@ -80,6 +81,13 @@ def has_our_ops(gm: torch.nn.Module | None) -> bool:
     )
 
 
+def _on_gpu(gm: torch.nn.Module | None) -> bool:
+    """Whether a graph computes something on a GPU."""
+    nodes = gm.graph.nodes if isinstance(gm, torch.fx.GraphModule) else ()
+    values = (node.meta.get("val") for node in nodes)
+    return any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values)
+
+
 def install(looked_at: Callable[[], bool]) -> None:
     """Add our entry to the details that both caches hash.  `looked_at` says whether a graph compiled now will be."""
     from ..upstream.caches import AOTAutogradCacheDetails
@@ -87,7 +95,8 @@ def install(looked_at: Callable[[], bool]) -> None:
     def around(plain: Callable[..., None]) -> Callable[..., None]:
         def init(self: Any, gm: Any, *args: Any, **kwargs: Any) -> None:
             plain(self, gm, *args, **kwargs)
-            if has_our_ops(gm) or (isinstance(self, AOTAutogradCacheDetails) and looked_at()):
+            is_whole = isinstance(self, AOTAutogradCacheDetails)
+            if has_our_ops(gm) or ((is_whole or _on_gpu(gm)) and looked_at()):
                 self.dash_inductor = entry()
 
         return init

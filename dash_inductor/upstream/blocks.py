@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import sympy
+from torch._inductor import config
 from torch._inductor.codegen.triton import FixedTritonConfig
 
 KINDS = ("pointwise", "reduction", "persistent_reduction")
 
 
 def facts_of(kernel: Any) -> dict[str, Any] | None:
-    """What a rule may read of a kernel; None for a kernel of another kind, or with sizes that are not known.
+    """What a rule may read of a kernel; None for a kernel of another kind, with sizes that are not known, with blocks
+    of its own, and where the program asked for blocks by timing, as by ``max_autotune_pointwise``.
 
     Returns:
         ``kind``, one of `KINDS`; ``sizes``, the elements along "x", "y", "z" (kept) and "r0_", "r1_" (summed);
@@ -23,6 +25,8 @@ def facts_of(kernel: Any) -> dict[str, Any] | None:
         how many of its accesses are coalesced along each of these; ``loads`` and ``stores``, their numbers.
     """
     kind = kernel._get_heuristic()
+    if config.max_autotune or config.max_autotune_pointwise or config.coordinate_descent_tuning:
+        return None
     if kind not in KINDS or kernel.is_combo_kernel or getattr(kernel, "mix_order_reduction", False):
         return None
     sizes = {name: int(size) for name, size in kernel.numels.items() if isinstance(size, (int, sympy.Integer))}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dash_inductor.config import config
 from dash_inductor.install import cache_key
@@ -116,6 +117,21 @@ def test_the_final_graph_alone_decides_about_its_key(flag: bool) -> None:
     assert "dash_inductor" not in vars(plain)
     assert vars(ours)["dash_inductor"] == cache_key.entry()
     assert vars(ours).keys() - vars(plain).keys() == {"dash_inductor"}
+
+
+def test_graphs_on_a_gpu_have_our_entry_where_we_choose_blocks() -> None:
+    import torch._inductor.compile_fx  # installs
+    from torch._inductor.codecache import FxGraphHashDetails
+
+    for flag in (False, True):
+        torch.use_deterministic_algorithms(flag)
+        for device in ("cpu", "cuda"):
+            plain = graph(torch.ops.aten.relu.default)
+            for node in plain.graph.nodes:
+                with FakeTensorMode():
+                    node.meta["val"] = torch.empty(1, device=device)
+            details = vars(FxGraphHashDetails(plain, [], {}, []))
+            assert ("dash_inductor" in details) is (flag and device == "cuda")
 
 
 def test_entry_covers_settings() -> None:

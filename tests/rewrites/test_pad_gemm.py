@@ -285,6 +285,32 @@ def test_activations_of_an_odd_width() -> None:
 
 
 @pytest.mark.usefixtures("small_ones_pay")
+def test_logits_that_are_capped_scaled_and_cut() -> None:
+    """Their gradient is computed with padded columns through views, cut rows, and tensors that are only read."""
+    aten = torch.ops.aten
+    torch.manual_seed(0)
+    model, tokens = Language(tied=False, bias=True).bfloat16(), torch.randint(0, 35, (2, 24))
+    scale = torch.rand(2, 24, 35).bfloat16().requires_grad_()
+
+    def function(tokens: Tensor, scale: Tensor) -> Tensor:
+        logits = model.head(torch.tanh(model.embed(tokens)))
+        flat = (5 * torch.tanh(logits / 5) * scale).float()[:, :-1].reshape(-1, 35)
+        return F.cross_entropy(flat, tokens[:, 1:].flatten()) + 1e-2 * flat.logsumexp(-1).square().mean()
+
+    with graphs_after() as seen:
+        both(function, [tokens, scale], [*model.parameters()])
+    nodes = seen[-1]
+    assert [found for found in readers_of(aten.where.self, nodes) if "mm" in found] == [{"mm", "sum"}]
+    copied = [node.args[0] for node in nodes if node.target is aten.constant_pad_nd.default and _feeds_product(node)]
+    assert {node.op for node in copied if isinstance(node, Node)} == {"placeholder"}, "only weights are copied"
+
+
+def _feeds_product(node: Node) -> bool:
+    products = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.permute.default}
+    return any(user.target in products for user in node.users)
+
+
+@pytest.mark.usefixtures("small_ones_pay")
 def test_numbers_behind_the_columns_are_zero_whatever_they_come_from() -> None:
     """Infinity and NaN among what is computed in padded columns, where the product has zeros."""
     torch.manual_seed(0)
