@@ -186,14 +186,14 @@ def _by_hand(
     scores = torch.matmul(query, key.transpose(2, 3)) * scale
     if kind.softcap is not None:
         scores = torch.tanh(scores / kind.softcap) * kind.softcap
-    if mask is not None:
-        scores = scores + _as_floats(mask, scores.dtype)
-    if sinks is not None:
+    if sinks is None:
+        # As `scaled_dot_product_attention` has it: a query that sees no key has zeros.
+        scores = scores if mask is None else scores + _as_floats(mask, scores.dtype, -math.inf)
+        weights = torch.ops.aten._safe_softmax(scores.to(torch.float32), -1)
+    else:
+        scores = scores if mask is None else scores + _as_floats(mask, scores.dtype)
         column = sinks.reshape(1, -1, 1, 1).expand(query.shape[0], -1, query.shape[2], -1)
-        scores = torch.cat([scores, column.to(scores.dtype)], dim=-1)
-    weights = F.softmax(scores, dim=-1, dtype=torch.float32)
-    if sinks is not None:
-        weights = weights[..., :-1]
+        weights = F.softmax(torch.cat([scores, column.to(scores.dtype)], dim=-1), dim=-1, dtype=torch.float32)[..., :-1]
     weights = F.dropout(weights.to(value.dtype), p=kind.dropout)
     return torch.matmul(weights, value)
 
@@ -219,7 +219,9 @@ def _added(bias: Tensor, mask: Tensor | None) -> Tensor:
     return torch.where(mask, bias, torch.finfo(bias.dtype).min) if mask.dtype == torch.bool else bias + mask
 
 
-def _as_floats(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def _as_floats(mask: Tensor, dtype: torch.dtype, hidden: float | None = None) -> Tensor:
+    """What is added to scores; to hidden ones this number, by default the lowest one."""
     if mask.dtype != torch.bool:
         return mask
-    return torch.where(mask, torch.zeros((), device=mask.device, dtype=dtype), torch.finfo(dtype).min)
+    lowest = torch.finfo(dtype).min if hidden is None else hidden
+    return torch.where(mask, torch.zeros((), device=mask.device, dtype=dtype), lowest)

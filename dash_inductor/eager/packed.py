@@ -97,7 +97,9 @@ class Classes:
             forward="kept",
             mask="causal" if causal else "full",
             line=line_of_program(),
-            tensors=Tensors(*shapes, str(query.dtype).removeprefix("torch."), str(query.device)),
+            tensors=Tensors(
+                shapes[0], shapes[1], shapes[2], str(query.dtype).removeprefix("torch."), str(query.device)
+            ),
             kind=FULL if trains else FORWARD_ONLY,
         )
         publish([record], "joint" if trains else "inference", origin="eager")

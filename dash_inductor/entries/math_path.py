@@ -1,9 +1,10 @@
 """Attention that PyTorch computes without a fused operator: matrix products around ``aten::_safe_softmax``.
 
-Only PyTorch's own math implementation of `scaled_dot_product_attention` calls ``_safe_softmax``; a softmax that a model
-writes by hand is ``_softmax``.  The operator is decomposed before a joint graph is made, but its nodes keep its name
-(`original_aten`), and all nodes of one call its autograd sequence number, those of the backward too.  The other
-nodes that the nodes of a call read are its arguments, as the program passed them.
+Only PyTorch's own math implementation of `scaled_dot_product_attention` calls ``_safe_softmax``, and with a softcap the
+attention that we offer to programs that are not compiled; a softmax that a model writes by hand is ``_softmax``.  The
+operator is decomposed before a joint graph is made, but its nodes keep its name (`original_aten`), and all nodes of one
+call its autograd sequence number, those of the backward too.  The other nodes that the nodes of a call read are its
+arguments, as the program passed them.
 """
 
 from __future__ import annotations

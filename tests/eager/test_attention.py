@@ -89,6 +89,25 @@ def test_against_double_precision(name: str, queries: int, keys: int) -> None:
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_queries_that_see_no_key(dtype: torch.dtype) -> None:
+    """With a softcap they have zeros, as without one, and gradients are finite; the same while we are off."""
+    *leaves, grad = [t.detach().to(dtype).requires_grad_(t.requires_grad) for t in tensors()]
+    mask = torch.ones(2, 1, 20, 20, dtype=torch.bool).tril()
+    mask[1, :, :, :9] = False
+
+    def step() -> list[Tensor]:
+        out = attention(*leaves, mask, softcap=3.0)
+        return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+    ours = step()
+    assert not ours[0][1, :, :9].any()
+    assert all(t.isfinite().all() for t in ours)
+    assert [(record.status, record.mask) for record in sites()] == [("replaced", "dense(0)")]
+    with dash_inductor.disabled():
+        torch.testing.assert_close(ours, step(), atol=4 * torch.finfo(dtype).eps, rtol=4 * torch.finfo(dtype).eps)
+
+
 def test_dropout() -> None:
     """On a CPU, PyTorch decomposes attention with dropout, which is replaced as attention by hand is."""
     query, key, value, _ = tensors(queries=200, keys=200)

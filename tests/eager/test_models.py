@@ -75,7 +75,7 @@ def masks() -> list[str]:
         ("ModernBert", "right", ["keys(0)", "band(-8,8) & keys(0)"]),
         ("Bert", "right", ["keys(0)"]),
         ("Bert", "plain", ["full"]),
-        ("Gemma2", "left", ["full + bias", "full + bias"]),
+        ("Gemma2", "right", ["band(0,7) & keys(0)", "causal & keys(0)"]),
         ("GptOss", "right", ["band(0,7) & keys(0)", "causal & keys(0)"]),
         ("T5", "right", None),
     ],

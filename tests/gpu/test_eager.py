@@ -77,27 +77,26 @@ def step(model: Any, inputs: dict[str, Tensor]) -> list[Tensor]:
         ("Llama", "right", {"causal & keys(0)"}),
         ("Qwen3", "packed", {"causal & segments(0,0)"}),
         ("Mistral", "right", {"band(0,7) & keys(0)"}),
-        ("Gemma2", "right", None),
-        ("GptOss", "right", None),
+        ("Gemma2", "right", {"band(0,7) & keys(0)", "causal & keys(0)"}),
+        ("GptOss", "right", {"band(0,7) & keys(0)", "causal & keys(0)"}),
     ],
 )
-def test_language_models(family: str, kind: str, masks: set[str] | None) -> None:
-    """Two lengths; all attention is replaced, where it is not written by hand."""
+def test_language_models(family: str, kind: str, masks: set[str]) -> None:
+    """Two lengths; all attention is replaced."""
     pytest.importorskip("transformers", reason="the models come from the extra 'hf'")
     dash_inductor.register()
     ours, theirs = (
         build(family, head_dim=64, attn_implementation=name).to("cuda", torch.bfloat16)
-        for name in (NAME, "eager" if masks is None else "sdpa")
+        for name in (NAME, "eager" if family in ("Gemma2", "GptOss") else "sdpa")
     )
     for length in (200, 150):
         inputs = {name: tensor.cuda() for name, tensor in inputs_of(family, kind, length=length).items()}
         found, expected = step(ours, inputs), step(theirs, inputs)
         assert all(error(a, b) < 0.05 for a, b in zip(found, expected, strict=True))
         assert all(map(torch.equal, found, step(ours, inputs)))
-    if masks is not None:
-        assert {record.mask for record in sites()} == masks
-        assert {record.status for record in sites()} == {"replaced"}
-        assert len(sites()) == 2
+    assert {record.mask for record in sites()} == masks
+    assert {record.status for record in sites()} == {"replaced"}
+    assert len(sites()) == 2 * len(masks)
     assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -183,3 +182,34 @@ def test_grouped_heads_and_a_cache() -> None:
             with torch.enable_grad():
                 expected = exact([query, key, value, query], causal(300))[0][:, :, -count:]
             assert error(found, expected) < 0.01
+
+
+@pytest.mark.parametrize("dim", [64, 256])
+def test_a_softcap_beside_padding(dim: int) -> None:
+    """Queries that see no key have zeros; the mask is read, so that no tensor has the size of all pairs."""
+    in_transformers = pytest.importorskip(
+        "dash_inductor.eager.in_transformers", reason="masks come from the extra 'hf'"
+    )
+    length, softcap = 200, 5.0
+    generator = torch.Generator("cuda").manual_seed(0)
+    shapes = [(2, heads, length, dim) for heads in (4, 2, 2, 4)]
+    *leaves, grad = [torch.randn(shape, device="cuda", generator=generator).bfloat16() for shape in shapes]
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+    valid = torch.arange(length, device="cuda") >= torch.tensor([[0], [70]], device="cuda")
+    mask = in_transformers.mask(2, length, length, attention_mask=valid, device="cuda")
+
+    def run() -> list[Tensor]:
+        out = attention(*leaves, mask, softcap=softcap)
+        return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+    found = run()
+    assert not found[0][1, :, :70].any()
+    q, k, v = doubled = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    scores = softcap * torch.tanh(q @ k.repeat_interleave(2, 1).mT * dim**-0.5 / softcap)
+    seen = causal(length) & valid[:, None, None]
+    scores = scores.masked_fill(~seen, -torch.inf).masked_fill(~seen.any(-1, keepdim=True), 0.0)
+    out = torch.softmax(scores, -1) * seen.any(-1, keepdim=True) @ v.repeat_interleave(2, 1)
+    expected = [out, *torch.autograd.grad(out, doubled, grad.double())]
+    assert all(error(a, b) < 0.03 for a, b in zip(found, expected, strict=True))
+    assert all(map(torch.equal, found, run()))
+    assert [(record.status, record.mask) for record in sites()] == [("replaced", "causal & keys(0)")]
