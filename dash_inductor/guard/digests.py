@@ -1,6 +1,7 @@
 """Digests of many tensors: leaves are lanes of the recorder's hash, roots stand for all leaves of a class and stage.
 
-A root is BLAKE2b over the names and the lanes of its leaves, as they lie in memory: one call, whatever their number.
+A root is BLAKE2b over the names, and over the lanes of its leaves, as they lie in memory: one call, whatever their
+number.
 Only if roots of ranks differ, nodes along the module path are computed: a node is BLAKE2b over its children.
 """
 
@@ -20,6 +21,9 @@ from ..observers.fingerprints.fingerprint import digest
 
 ROOT = 8
 """Bytes of a root, and of a node."""
+
+WHICH = 6
+"""Digits of a root that say what its leaves are of: roots of different tensors cannot be compared."""
 
 STEPS = 64
 """Steps whose leaves a rank keeps."""
@@ -41,6 +45,12 @@ class Labels:
     names: tuple[str, ...]
     descriptions: tuple[str, ...]
 
+    def digest(self) -> str:
+        """`WHICH` digits."""
+        hashed = hashlib.blake2b("\0".join(self.names).encode(), digest_size=WHICH // 2)
+        hashed.update("\0".join(("", *self.descriptions)).encode())
+        return hashed.hexdigest()
+
 
 @dataclass(frozen=True)
 class Leaves:
@@ -50,13 +60,8 @@ class Leaves:
     lanes: bytes
 
     def root(self) -> str:
-        """Of all leaves and their names."""
-        hashed = hashlib.blake2b(digest_size=ROOT)
-        for texts in (self.labels.names, self.labels.descriptions):
-            hashed.update("\0".join(texts).encode())
-            hashed.update(b"\1")
-        hashed.update(self.lanes)
-        return hashed.hexdigest()
+        """Six digits of all names, dtypes and shapes, then sixteen of all lanes."""
+        return self.labels.digest() + hashlib.blake2b(self.lanes, digest_size=ROOT).hexdigest()
 
     def below(self, path: str) -> dict[str, str]:
         """Digests of the leaves below a path if they are few, else of its children, in order; at most some hundred.

@@ -158,11 +158,11 @@ class State:
             if (gradient := parameter.grad) is not None
         ]
 
-    def buffers(self) -> list[Entry]:
-        """Buffers of all models that have run."""
+    def buffers(self, of: nn.Module | None = None) -> list[Entry]:
+        """Buffers of a module, or of all models that have run."""
         return [
             Entry(phases.BUFFER, self.names.of_buffer(module, name), weakref.ref(buffer), ())
-            for root in self._roots
+            for root in ([of] if of is not None else self._roots)
             for module in unwrapped(root).modules()
             for name, buffer in module.named_buffers(recurse=False)
         ]

@@ -9,7 +9,7 @@ import pytest
 from dash_inductor.guard import bits
 from dash_inductor.guard.checks.replicas import STAGES
 from dash_inductor.guard.classes import members, spelled
-from dash_inductor.guard.digests import Labels, Leaves
+from dash_inductor.guard.digests import WHICH, Labels, Leaves
 from dash_inductor.guard.findings import Finding
 from dash_inductor.guard.judge import Job
 from dash_inductor.guard.judges.doors import _held
@@ -46,7 +46,7 @@ class Court:
 
 def roots(rank: int, step: int, value: str = "", stage: str = "parameter", of: str = "") -> Message:
     """Equal roots, except for a stage with another value."""
-    mine = [value if value and each == stage else f"{step:016x}" for each in STAGES]
+    mine = ["0" * WHICH + (value if value and each == stage else f"{step:016x}") for each in STAGES]
     return Message("bits", rank, step, {"roots": {of or "0-3": {str(step): mine}}})
 
 
@@ -130,6 +130,20 @@ def test_roots_that_differ_over_equal_leaves_name_nobody() -> None:
     court.hear(*(leaves(rank, 7, {"a": "1"}) for rank in range(4)))
     (found,) = court.turn()
     assert (found.kind, found.severity, found.ranks) == ("guard", "note", ())
+
+
+def test_ranks_with_different_tensors_are_not_compared() -> None:
+    """Optimizers that divide their state among replicas."""
+    court = Court(4)
+    for rank in range(4):
+        mine = [f"{0:06x}{9:016x}"] * 3 + [f"{rank:06x}{rank:016x}"]
+        court.hear(Message("bits", rank, 3, {"roots": {"0-3": {"3": mine}}}))
+    assert court.turn() == []
+    assert court.asked() == []
+    assert (
+        "ranks of a class that do not have the same tensors of a stage"
+        in court.job.coverage.to_dict()["bits"]["unseen"]
+    )
 
 
 def test_a_gap_is_unverified() -> None:

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -95,7 +96,7 @@ class LanguageModel(nn.Module):
 
 
 VARIANTS = {
-    "ddp": ("batch norm", "accumulate", "clip", "frozen", "two optimizers"),
+    "ddp": ("batch norm", "accumulate", "clip", "frozen", "two optimizers", "zero"),
     "fsdp": ("mixed precision", "accumulate", "clip", "with tp", "frozen"),
     "hsdp": ("mixed precision", "clip", "accumulate"),
     "tp": ("sequence", "clip", "two optimizers"),
@@ -291,7 +292,11 @@ def train(trial: Trial, number: int, world: int, group: dist.ProcessGroup) -> di
     called, model = build(trial.mode, world, trial.variant)
     trained = [parameter for parameter in called.parameters() if parameter.requires_grad]
     cut = len(trained) // 2 if trial.variant == "two optimizers" else 0
-    by = [torch.optim.AdamW(part, lr=1e-2, foreach=False) for part in (trained[cut:], trained[:cut]) if part]
+    by: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(part, lr=1e-2, foreach=False) for part in (trained[cut:], trained[:cut]) if part
+    ]
+    if trial.variant == "zero":
+        by = [ZeroRedundancyOptimizer(trained, torch.optim.AdamW, lr=1e-2)]
     run = Run(trial, number, called, model, by[0])
     plant = KINDS[trial.kind].plant if trial.kind != "clean" else None
     meeting = Meeting(number, world, group)

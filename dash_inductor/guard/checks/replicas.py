@@ -76,7 +76,7 @@ class Replicas(Check):
         replica, ranks = broadcast_buffers(self._broadcast) if self._broadcast is not None else (None, ())
         if replica is not None and inner(replica) is module and self._on():
             ignored = {self._state.names.of_buffer(replica.module, name) for name in replica.parameters_to_ignore}
-            buffers = (entry for entry in self._state.buffers() if entry.name not in ignored)
+            buffers = (entry for entry in self._state.buffers(replica.module) if entry.name not in ignored)
             entries = [replace(entry, ranks=ranks) for entry in buffers]
             self._parts += self._state.hash(self.name, entries)
         self._broadcast = module if broadcast_buffers(module)[0] is not None else None
@@ -136,25 +136,26 @@ class Replicas(Check):
         return self._learned.get((entry.stage, entry.name)) or (LEARNED if self._learning > 0 else "")
 
     def _arrived(self, step: int, parts: list[tuple[list[Entry], list[str]]], arriving: Sequence[Arriving]) -> None:
-        found: dict[tuple[str, str], tuple[list[str], list[str], list[bytes]]] = {}
+        found: dict[tuple[str, str], dict[str, tuple[str, bytes]]] = {}
+        again: set[tuple[str, str]] = set()
         for (entries, descriptions), numbers in zip(parts, arriving, strict=True):
-            rows: dict[tuple[str, str], list[int]] = {}
-            for row, entry in enumerate(entries):
+            lanes = numbers.numbers().tobytes()
+            for row, (entry, described) in enumerate(zip(entries, descriptions, strict=True)):
                 of = self._class_of(entry)
                 if of and len(of) <= LENGTH:
-                    rows.setdefault((of, entry.stage), []).append(row)
+                    table = found.setdefault((of, entry.stage), {})
+                    if entry.name in table:
+                        again.add((of, entry.stage))
+                    table[entry.name] = described, lanes[16 * row : 16 * row + 16]
                 else:
                     why = "no other rank has it, as far as is declared" if not of else "its ranks take too long to name"
                     self.rank.coverage.unseen(self.name, f"{entry.stage}: {why}")
-            lanes = numbers.numbers()
-            for key, which in rows.items():
-                names, described, parts_ = found.setdefault(key, ([], [], []))
-                names += [entries[row].name for row in which]
-                described += [descriptions[row] for row in which]
-                parts_.append(lanes[which].tobytes())
         kept = self._ring.of(step)
-        for (of, stage), (names, described, parts_) in found.items():
-            leaves = Leaves(self._label((of, stage), Labels(tuple(names), tuple(described))), b"".join(parts_))
+        for (of, stage), table in found.items():
+            if (of, stage) in again:  # optimizers that divide parameters among ranks: their order is that of a rank
+                table = dict(sorted(table.items()))
+            described_, lanes_ = zip(*table.values(), strict=True)
+            leaves = Leaves(self._label((of, stage), Labels(tuple(table), described_)), b"".join(lanes_))
             if of == LEARNED:
                 self._teach(step, stage, leaves)
             else:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..checks.replicas import STAGES
 from ..classes import LEARNED, members
+from ..digests import WHICH
 from ..findings import Finding
 from ..judge import Job, Judge
 from ..messages import Message
@@ -135,12 +136,9 @@ class Replicas(Judge):
     def _compare(self, step: int, of: str, roots: Mapping[int, tuple[str, ...]], now: float) -> None:
         self.job.coverage.count("bits", compared=len(roots))
         for number, stage in enumerate(STAGES):
-            groups: dict[str, list[int]] = {}
-            for rank in sorted(roots):
-                groups.setdefault(roots[rank][number], []).append(rank)
-            if len(groups) < 2:
+            ordered = self._groups({rank: roots[rank][number] for rank in sorted(roots)})
+            if len(ordered) < 2:
                 continue
-            ordered = sorted((tuple(group) for group in groups.values()), key=lambda group: (-len(group), group))
             if set(_odd(ordered)) <= set().union(*self._apart.values()):
                 self._apart[of] = set(_odd(ordered))
                 return  # an effect of what is known
@@ -151,6 +149,17 @@ class Replicas(Judge):
             return
         if len(roots) == len(self._members[of]):
             self._apart.pop(of, None)
+
+    def _groups(self, roots: Mapping[int, str]) -> list[tuple[int, ...]]:
+        """Ranks with equal roots, of those that have the same tensors; the largest group first."""
+        by_tensors: dict[str, dict[str, list[int]]] = {}
+        for rank, root in roots.items():
+            by_tensors.setdefault(root[:WHICH], {}).setdefault(root, []).append(rank)
+        if len(by_tensors) > 1:
+            self.job.coverage.unseen("bits", "ranks of a class that do not have the same tensors of a stage")
+        different = [groups for groups in by_tensors.values() if len(groups) > 1]
+        groups = max(different, key=lambda groups: sum(map(len, groups.values())), default={})
+        return sorted((tuple(group) for group in groups.values()), key=lambda group: (-len(group), group))
 
     def _ask(self, case: _Case, now: float) -> None:
         case.asked, case.answers = now, {}
