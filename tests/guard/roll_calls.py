@@ -1,7 +1,7 @@
 """The campaign of roll calls and of replays: how many planted faults are named, and how many healthy ranks are.
 
-``python -m tests.guard.roll_calls [SEED [NAME]]`` prints a line for each mode and kind of fault, and what was missed.  With
-four processes on two cores it takes about five minutes.
+``python -m tests.guard.roll_calls [SEED [NAME]]`` prints a line for each mode and kind of fault, and what was missed.
+With four processes on two cores it takes about five minutes.
 """
 
 from __future__ import annotations
