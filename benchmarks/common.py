@@ -6,6 +6,7 @@ import faulthandler
 import json
 import os
 import subprocess
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,12 @@ def time_ms(*runs: Callable[[], object], repeats: int = 20, warmup: int = 3) -> 
     """Median times of one call of each on the GPU in ms; the runs take turns (`dash_inductor.bench.timing`)."""
     timings = take_turns(dict(enumerate(runs)), "cuda", repeats=repeats, warmup=warmup)
     return [timings[i].median for i in range(len(runs))]
+
+
+def renamed(function: types.FunctionType, name: str) -> types.FunctionType:
+    """A copy of a function with a code object of its own: Dynamo compiles each code object once for all functions."""
+    code = function.__code__.replace(co_name=name)
+    return types.FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
 
 
 def write(name: str, payload: dict[str, Any]) -> Path:

@@ -22,8 +22,10 @@ With `--eager`, instead, one attention with its backward in a program that is no
     its compiled function    what it calls
     SDPA                     `scaled_dot_product_attention`, by PyTorch's FlashAttention-2
     SDPA forward             the same without a gradient
+    operators                the two operators alone, on one thread and without autograd
     SDPA, ours               the same with our functions in front of PyTorch's operators
     SDPA forward, ours       without a gradient
+    operators, ours          and alone; it also prints how many launches of all calls had to be packed
 """
 
 from __future__ import annotations
@@ -152,11 +154,26 @@ def eager(measure: Callable[[dict[str, Run]], None]) -> None:
         with torch.no_grad():
             return sdpa()
 
+    def operators() -> object:
+        q, k, v = (leaf.detach() for leaf in leaves)
+        out, lse, cum_q, cum_k, max_q, max_k, *state, _ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)
+        saved = out, lse, cum_q, cum_k, max_q, max_k
+        return aten._scaled_dot_product_flash_attention_backward(grad, q, k, v, *saved, 0.0, True, *state)
+
+    packed: list[object] = []
+    pack = launcher.KernelLauncher.pack
+
+    def counted(self: launcher.KernelLauncher, *args: Any) -> tuple[launcher.Launch, ...]:
+        packed.append(self)
+        return pack(self, *args)
+
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        measure({"SDPA": with_backward(sdpa), "SDPA forward": alone})
+        measure({"SDPA": with_backward(sdpa), "SDPA forward": alone, "operators": operators})
         handle = flash_operators.activate()
-        measure({"SDPA, ours": with_backward(sdpa), "SDPA forward, ours": alone})
+        with mock.patch.object(launcher.KernelLauncher, "pack", counted):
+            measure({"SDPA, ours": with_backward(sdpa), "SDPA forward, ours": alone, "operators, ours": operators})
         handle.remove()
+    print(f"{len(packed)} launches were packed")
 
 
 def compiled(measure: Callable[[dict[str, Run]], None]) -> None:

@@ -24,7 +24,7 @@ from unittest import mock
 import torch
 import torch._inductor.config
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from dash_inductor.config import config
 from dash_inductor.records.records import clear_sites
@@ -83,23 +83,22 @@ PRODUCTS = [
 ]
 
 
-class Head(nn.Module):
-    """Logits over a vocabulary of odd size, and their loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(50257, 768)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        logits = F.linear(torch.tanh(self.embed(tokens)), self.embed.weight)
-        return F.cross_entropy(logits.float(), tokens.roll(1))
+def matmul(x: Tensor, y: Tensor) -> Tensor:
+    """One product."""
+    return x @ y
 
 
-def compiled(make: Callable[[], Run]) -> dict[str, Run]:
+def head(weight: Tensor, tokens: Tensor) -> Tensor:
+    """The loss of logits over a vocabulary of odd size, whose weight is the embedding's."""
+    logits = F.linear(torch.tanh(F.embedding(tokens, weight)), weight)
+    return F.cross_entropy(logits.float(), tokens.roll(1))
+
+
+def compiled(make: Callable[[str], Run]) -> dict[str, Run]:
     """The calls of the contenders, each compiled by its first call."""
     runs: dict[str, Run] = {}
     for name in CONTENDERS:
-        call = make()
+        call = make(name)
 
         def run(call: Run = call, deterministic: bool = name != "default") -> None:
             set_deterministic_algorithms(deterministic)
@@ -119,11 +118,8 @@ def row_of_product(product: Product, repeats: int) -> dict[str, Any]:
     torch._dynamo.reset()
     left, right = product.tensors()
 
-    def make() -> Run:
-        def function(x: Tensor, y: Tensor) -> Tensor:
-            return x @ y
-
-        code = torch.compile(function, dynamic=False)
+    def make(name: str) -> Run:
+        code = torch.compile(common.renamed(matmul, name), dynamic=False)
         return lambda: code(left, right)
 
     timings = common.time_ms(*compiled(make).values(), repeats=repeats)
@@ -138,15 +134,15 @@ def row_of_product(product: Product, repeats: int) -> dict[str, Any]:
 
 def row_of_head(tokens: int, repeats: int) -> dict[str, Any]:
     torch._dynamo.reset()
-    model = Head().cuda().bfloat16()
+    weight = torch.randn(50257, 768, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     given = torch.randint(0, 50257, (tokens,), device="cuda")
 
-    def make() -> Run:
-        code = torch.compile(model, dynamic=False)
+    def make(name: str) -> Run:
+        code = torch.compile(common.renamed(head, name), dynamic=False)
 
         def step() -> None:
-            model.zero_grad()
-            code(given).backward()
+            weight.grad = None
+            code(weight, given).backward()
 
         return step
 
@@ -154,7 +150,7 @@ def row_of_head(tokens: int, repeats: int) -> dict[str, Any]:
     default, off, on = (1e3 * time for time in common.time_ms(*runs.values(), repeats=repeats))
     peaks = []
     for run in runs.values():
-        model.zero_grad()
+        weight.grad = None
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         run()

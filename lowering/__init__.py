@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 @functools.cache
 def register() -> None:
     """Make Inductor lower the operators to the kernels of their plans."""
-    from . import backward, distinct, forward, seed
+    from . import backward, distinct, forward, seed, short_sums
 
     backward.register()
     distinct.register()
     forward.register()
     seed.register()
+    short_sums.register()
 
 
 def compile_kernels(site: Site, plan: Plan, device: torch.device, has_backward: bool = True) -> None:

@@ -56,6 +56,16 @@ def room_of(module: str, of: list[list[str]]) -> int:
     return names[max(fitting, key=len)]
 
 
+MOST_PARAMETERS = 20
+
+
+def parameters(path: Path) -> dict[str, int]:
+    """How many parameters each function of a source has, by the place where it begins."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return {f"{path}:{f.lineno}": sum(isinstance(part, ast.arg) for part in ast.walk(f.args)) for f in functions}
+
+
 GRAPH = {name: imports(name, path, modules()) for name, path in modules().items() if name}
 
 
@@ -87,3 +97,12 @@ def test_an_import_against_the_order_is_seen(tmp_path: Path) -> None:
     of = rooms()
     assert room_of("kernels.registry", of) > room_of("model.wrong", of)
     assert room_of("kernels.hopper.forward.launch", of) < room_of("kernels.registry", of)
+
+
+def test_no_function_has_more_than_twenty_parameters(tmp_path: Path) -> None:
+    """What belongs together is one argument, such as a group of `kernels.common.arguments`; there is no exception."""
+    found = {place: number for path in modules().values() for place, number in parameters(path).items()}
+    assert {place: number for place, number in found.items() if number > MOST_PARAMETERS} == {}
+    source = tmp_path / "long.py"
+    source.write_text(f"def f({', '.join(f'a{i}' for i in range(MOST_PARAMETERS))}, *, b): ...\n", encoding="utf-8")
+    assert parameters(source) == {f"{source}:1": MOST_PARAMETERS + 1}

@@ -10,12 +10,10 @@ deterministic algorithms.
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +22,7 @@ from torch.library import Library, get_kernel
 
 from .. import _switch
 from ..config import config
+from ..kernels.execution import ReadyForward
 from ..model.plan import Kept
 from ..model.reasons import Reason
 from ..planning.prediction import predicted_us
@@ -32,11 +31,15 @@ from ..records.records import FORWARD_ONLY, FULL, SiteRecord, Tensors
 from ..rewrites.kept_error import kept_error
 from ..upstream.dispatch import OpOverload
 from .determinism import DETERMINISTIC
+from .lines import line_of_program
+from .packed import OPERATORS, Classes, Packed
 from .planned import Asked, Planned, backward_of, forward_of, planned
 
 _aten = torch.ops.aten
 _KINDS = 4096
 """Kinds of tensors that are remembered."""
+_TENSORS = 6
+"""The first arguments of a backward: grad_out, query, key, value, out and logsumexp."""
 
 
 def no_more(query: Tensor, key: Tensor) -> tuple[Any, ...]:
@@ -90,24 +93,31 @@ class Handle:
 
 def activate() -> Handle:
     """Put our functions in front of PyTorch's kernels for CUDA."""
-    return in_front("CUDA", CUDA)
+    return in_front("CUDA", CUDA, packed=True)
 
 
-def in_front(device: str, pair: Pair) -> Handle:
-    """Put our functions in front of the kernels of two operators for a device, "CUDA" or "CPU".
+def in_front(device: str, pair: Pair, *, packed: bool = False) -> Handle:
+    """Put our functions in front of the kernels of two operators for a device; while `DASH_INDUCTOR=0` is set, none.
 
-    While `DASH_INDUCTOR=0` is set, there are none.
+    Args:
+        device: "CUDA" or "CPU".
+        packed: whether there are records of packed attention, too.
     """
     library = Library("aten", "IMPL", device)
     if _switch.off_for_good() is not None:
         return Handle(library)
-    sites = _Sites(pair)
+    sites, classes = _Sites(pair), Classes()
+    functions: list[tuple[OpOverload, Callable[..., Any]]] = [
+        (pair.forward, _Forward(pair.forward, get_kernel(pair.forward, device), sites)),
+        (pair.backward, _Backward(pair.backward, get_kernel(pair.backward, device), sites)),
+    ]
+    if packed:
+        functions += [(op, Packed(op, get_kernel(op, device), classes)) for op in OPERATORS]
     with warnings.catch_warnings():
         # That is what is asked for.
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
-        for op, kind in ((pair.forward, _Forward), (pair.backward, _Backward)):
-            name = op._schema.name.removeprefix("aten::")
-            library.impl(name, kind(op, get_kernel(op, device), sites), device, with_keyset=True)
+        for op, function in functions:
+            library.impl(op._schema.name.removeprefix("aten::"), function, device, with_keyset=True)
     return Handle(library)
 
 
@@ -166,7 +176,7 @@ def _record(name: str, pair: Pair, asked: Asked, found: Planned | Kept, trains: 
         plan=plan,
         forward="kept: by the setting forward='keep'" if forward == "keep" else forward,
         mask="causal" if asked.causal else "full",
-        line=_line(),
+        line=line_of_program(),
         tensors=Tensors(
             tuple(query.shape),
             tuple(asked.key.shape),
@@ -180,15 +190,8 @@ def _record(name: str, pair: Pair, asked: Asked, found: Planned | Kept, trains: 
     )
 
 
-_LIBRARIES = tuple(str(Path(file).parent) for file in (torch.__file__, __file__))
-
-
-def _line() -> str:
-    """``file:line`` of the program that calls; "" on a thread of autograd."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(("<", *_LIBRARIES)):
-        frame = frame.f_back  # type: ignore[assignment]  # None behind the outermost
-    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+def _is_flag(argument: torch.Argument) -> bool:
+    return not isinstance(argument.type, (torch.TensorType, torch.OptionalType))
 
 
 class _Kernel:
@@ -197,7 +200,7 @@ class _Kernel:
     def __init__(self, op: OpOverload, original: Any, sites: _Sites) -> None:
         self._original, self._sites = original, sites
         self._arguments = op._schema.arguments
-        self._runs: dict[tuple[Any, ...], Callable[..., Any] | None] = {}
+        self._runs: dict[tuple[Any, ...], Any] = {}
         """By facts about tensors, what runs; None for PyTorch's own kernel."""
 
     def _asked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Asked:
@@ -209,7 +212,7 @@ class _Kernel:
         op = self._sites.pair.forward._schema.name
         return Asked(op, *tensors, given["is_causal"], given["scale"], ", ".join(words))
 
-    def _remember(self, facts: tuple[Any, ...], run: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    def _remember(self, facts: tuple[Any, ...], run: Any) -> Any:
         if len(self._runs) >= _KINDS:
             self._runs.clear()
         self._runs[facts] = run
@@ -229,14 +232,16 @@ class _Forward(_Kernel):
             value.dtype, query.device, *flags, *kwargs.items(), config.forward, config.schedule,
         )  # fmt: skip
         try:
-            run = self._runs[facts]
+            found = self._runs[facts]
         except KeyError:
-            run = self._remember(facts, self._made((query, key, value, *flags), kwargs))
-        if run is None:
+            found = self._remember(facts, self._made((query, key, value, *flags), kwargs))
+        if found is None:
             return self._kept(keys, (query, key, value, *flags), kwargs)
-        return run(query, key, value)
+        run, more = found
+        return run(query, key, value) + more
 
-    def _made(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
+    def _made(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[ReadyForward, tuple[Any, ...]] | None:
+        """What launches the forward, and the results behind its own."""
         asked = self._asked(args, kwargs)
         tensors = asked.query, asked.key, asked.value
         found, launch = planned(asked), None
@@ -247,13 +252,17 @@ class _Forward(_Kernel):
                 found = Kept(Reason.COMPILE_FAILED, f"{type(error).__name__}: {error}")
         trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         self._sites.tell(asked, found, trains)
-        if launch is None:
-            return None
-        run, more = launch, self._sites.pair.more(asked.query, asked.key)
-        return lambda query, key, value: (*run(query, key, value), *more)
+        return None if launch is None else (launch, self._sites.pair.more(asked.query, asked.key))
 
 
 class _Backward(_Kernel):
+    def __init__(self, op: OpOverload, original: Any, sites: _Sites) -> None:
+        super().__init__(op, original, sites)
+        behind = op._schema.arguments[_TENSORS:]
+        places = [i for i, argument in enumerate(behind) if not argument.kwarg_only and _is_flag(argument)]
+        self._flags = slice(places[0], places[-1] + 1)
+        """Those of the arguments behind the tensors that are flags and numbers; no tensor is between them."""
+
     def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
         if _switch.is_off_in_code():
             return self._original.call_boxed(keys, *args, **kwargs)
@@ -261,8 +270,7 @@ class _Backward(_Kernel):
         facts = (
             grad_out.stride(), grad_out.dtype, query.shape, query.stride(), key.shape, key.stride(), value.shape,
             value.stride(), out.stride(), logsumexp.stride(), query.dtype, key.dtype, value.dtype, query.device,
-            *[flag for flag in rest if not isinstance(flag, Tensor)], *kwargs.items(), config.forward, config.schedule,
-            config.profile,
+            *rest[self._flags], *kwargs.items(), config.forward, config.schedule, config.profile,
         )  # fmt: skip
         try:
             run = self._runs[facts]

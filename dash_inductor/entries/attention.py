@@ -7,8 +7,8 @@ nodes that are there now, and sinks take the results of other operators.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
@@ -95,6 +95,10 @@ class Sink(Protocol):
     """A place of the graph that takes a result."""
 
     @property
+    def axes(self) -> Axes | None:
+        """The dimensions of the node that has the result; None where they are other ones."""
+
+    @property
     def used(self) -> Node | None:
         """The node that has the result of the operator, None where nothing uses it."""
 
@@ -167,7 +171,7 @@ class Inputs:
         mask_text: the mask in words, for the record of one that is not read; by default its size and type are told.
         documents: the beginnings of documents, one behind the other, which alone see each other (see `Documents`).
         data: the nodes from which it is computed who sees whom, beside the band.
-        softcap: the bound of the scaled scores, as of `model.Call`; a number, a node that has one, or None.
+        modifiers: what changes scores, by its name in `model.call.MODIFIERS`: a number, a node that has one, or None.
         bias: a tensor of floats that is added to the scores beside the mask, broadcasts to them; None without one.
         slopes: fp32 [heads] or [batch, heads]: of ALiBi, ``-slope * |i + kv_len - q_len - j|`` is added to the score of
             query i and key j; None without them.
@@ -187,7 +191,7 @@ class Inputs:
     mask: Argument | None = None
     documents: Argument | None = None
     data: tuple[Node, ...] = ()
-    softcap: object = None
+    modifiers: Mapping[str, object] = field(default_factory=dict)
     bias: Argument | None = None
     slopes: Argument | None = None
     mask_text: str = ""

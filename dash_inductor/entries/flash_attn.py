@@ -143,7 +143,7 @@ def _inputs(pair: Pair, node: Node, args: Mapping[str, Any]) -> Inputs:
         node,
         flags=None,
         band=partial(varlen.band if pair.axes == "thd" else _bottom_right, args),
-        softcap=args["softcap"],
+        modifiers={"softcap": args["softcap"]},
         slopes=None if args["alibi_slopes"] is None else Argument(node, "alibi_slopes"),
     )
 

@@ -212,7 +212,7 @@ class _Call:
             mask=_Written(self.node, "mask_mod", lambda: self._written_mask) if masked else None,
             mask_text=self._masks.text(),
             data=self._masks.tensors(self._masks.result),
-            softcap=score.softcap,
+            modifiers={"softcap": score.softcap},
             bias=_Written(self.node, "score_mod", lambda: self._written_bias) if score.added else None,
         )
 

@@ -24,7 +24,7 @@ from ..graph.emit import Emitter
 from ..graph.nodes import Argument, op_name
 from ..graph.sizes import Dim, dense_order, same, same_all, specialised, static
 from ..model.call import Order
-from .attention import Sink
+from .attention import Axes, Sink
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -95,6 +95,10 @@ class Reduction:
     keepdim: bool
 
     @property
+    def axes(self) -> Axes | None:
+        return None
+
+    @property
     def used(self) -> Node | None:
         return self.gradient.used
 
@@ -127,6 +131,10 @@ class Reduction:
 @dataclass(frozen=True)
 class Unused:
     """A sink: a gradient that nothing in the graph uses."""
+
+    @property
+    def axes(self) -> Axes | None:
+        return "bhsd"
 
     @property
     def used(self) -> Node | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from .coverage import Coverage
 from .findings import Finding
 from .messages import Message
 
@@ -17,12 +18,14 @@ class Job:
         world: ranks.
         hosts, gpus: of ranks, as far as they have told.
         orders: what judges want of ranks, (ranks, message), until the monitor has sent it.
+        coverage: of all ranks, and what judges could not compare.
     """
 
     world: int
     hosts: dict[int, str] = field(default_factory=dict)
     gpus: dict[int, str] = field(default_factory=dict)
     orders: list[tuple[tuple[int, ...], Message]] = field(default_factory=list)
+    coverage: Coverage = field(default_factory=Coverage)
 
 
 class Judge:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from .channel import Mailbox
-from .coverage import Coverage
 from .findings import Finding, FindingsFile
 from .judge import Job, Judge
 
@@ -36,7 +35,7 @@ class Monitor:
         tell: Callable[[Finding], None],
         wall: Callable[[], float],
     ) -> None:
-        self.job, self.coverage, self.findings = job, Coverage(), list[Finding]()
+        self.job, self.coverage, self.findings = job, job.coverage, list[Finding]()
         self._mailbox, self._judges, self._tell, self._wall = mailbox, judges, tell, wall
         self._file = None if folder is None else FindingsFile(folder)
 

@@ -15,6 +15,7 @@ import sympy
 import torch
 from torch.fx import Node
 
+from ..graph.nodes import bind, op_name
 from .index_expr import Algebra
 from .nodes import Position, meta_of, shape_of
 
@@ -25,6 +26,28 @@ RANGES = {torch.bool: (0, 1)} | {
     for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 }
 """The types that are read, with their least and greatest values."""
+
+
+def _range(node: Node) -> tuple[int, int]:
+    """The least and the greatest value that an element of a node may have.
+
+    The graph's own sum with a number does not overflow, which is undefined for signed integers.
+    """
+    dtype = meta_of(node).dtype
+    least, greatest = RANGES[dtype]
+    sign = _SIGNS.get(op_name(node))
+    if sign is None or not dtype.is_signed:
+        return least, greatest
+    given = bind(node)
+    number = given["other"]
+    if type(number) is not int or given.get("alpha", 1) != 1:
+        return least, greatest
+    more = sign * number
+    return (least, greatest + more) if more < 0 else (least + more, greatest)
+
+
+_SIGNS = {"aten::add": 1, "aten::sub": -1}
+"""Sums with a number."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +138,7 @@ class Loads:
         """The data symbol of a load."""
         if load not in self._symbols:
             moved_by = frozenset(symbol for symbol, (axis, _) in self._axes.items() if axis in load.axes)
-            self._symbols[load] = self._algebra.data(*RANGES[meta_of(load.node).dtype], moved_by)
+            self._symbols[load] = self._algebra.data(*_range(load.node), moved_by)
         return self._symbols[load]
 
     def _index(self, at: sympy.Expr, extent: sympy.Expr) -> LoadIndex | None:

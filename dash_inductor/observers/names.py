@@ -50,7 +50,7 @@ class Names:
             return
         prefix = self._prefix(root)
         for path, module in root.named_modules():
-            self._modules.setdefault(module, _joined(prefix, path) or type(root).__name__)
+            self._modules.setdefault(module, _joined(prefix, path))
         for path, parameter in root.named_parameters():
             self._parameters.setdefault(parameter, _joined(prefix, path))
 
@@ -67,9 +67,17 @@ class Names:
         """The path of a module; its class if it belongs to no root."""
         return self._modules.get(unwrapped(module)) or type(unwrapped(module)).__name__
 
+    def of_buffer(self, module: nn.Module, name: str) -> str:
+        """The path of a buffer of a module, by its name there."""
+        return _joined(self._modules.get(module, ""), name)
+
     def of_parameter(self, parameter: Tensor) -> str:
         """The path of a parameter of a model that was added."""
         return str(self._parameters[parameter])
+
+    def knows(self, parameter: Tensor) -> bool:
+        """Whether a parameter belongs to a model that was added."""
+        return parameter in self._parameters
 
     def of_parameters(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
         """All parameters of an optimizer with their paths.

@@ -13,6 +13,10 @@ PARAMETER = "parameter"
 OPTIMIZER_STATE = "optimizer state"
 BUFFER = "buffer"
 
+OPTIMIZER_STATE = "optimizer state"
+BUFFER = "buffer"
+"""Watched by the guard alone; no recording has them."""
+
 STAGES = {
     INITIAL: 0,
     INPUT: 1,

@@ -39,8 +39,10 @@ from ..model.plan import Plan
 from ..upstream import profiler
 from ..upstream.dispatch import mode_count
 from . import flops
-from . import index_sums as _index_sums  # noqa: F401  # defines an operator that graphs may hold beside these
-from . import observe as _observe  # noqa: F401  # as `index_sums`
+from . import grouped_mm as _grouped_mm  # noqa: F401  # defines an operator that graphs may hold beside these
+from . import index_sums as _index_sums  # noqa: F401  # as `grouped_mm`
+from . import observe as _observe  # noqa: F401  # as `grouped_mm`
+from . import short_sums as _short_sums  # noqa: F401  # as `grouped_mm`
 
 _lib = torch.library.Library("dash_inductor", "DEF")
 _lib.define(

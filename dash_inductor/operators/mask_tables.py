@@ -13,6 +13,7 @@ Importing this module imports torch and defines the operator.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,6 +22,9 @@ from ..kernels.common.mask_data import MaskData
 from ..kernels.common.relations import Layout, vectors
 from ..model.mask import ROW_BLOCK, Mask
 from ..model.plan import Plan
+
+if TYPE_CHECKING:
+    from ..kernels.common.launch_list import Notes
 
 _lib = torch.library.Library("dash_inductor", "FRAGMENT")
 _lib.define(
@@ -86,8 +90,11 @@ def _on_cuda(
 ) -> list[Tensor]:
     from ..kernels.common import mask_tables as built
 
-    data = _data(extras, q_len, kv_len, batch, q_heads, kv_heads, mask)
-    return list(built.build(data, Plan.parse(plan)))
+    def first(notes: Notes) -> Sequence[Tensor]:
+        data = _data(extras, q_len, kv_len, batch, q_heads, kv_heads, mask)
+        return built.build(data, Plan.parse(plan), notes)
+
+    return built.CALLS.call((q_len, kv_len, batch, q_heads, kv_heads, mask, plan), extras, first)
 
 
 torch.library.register_fake("dash_inductor::mask_tables", _fake, lib=_lib)

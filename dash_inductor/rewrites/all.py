@@ -7,11 +7,13 @@ from .attention.rewrite import AttentionRewrite
 from .embeddings import EmbeddingsRewrite
 from .few_indices import FewIndicesRewrite
 from .grid_sample import GridSampleRewrite
+from .grouped_products import GroupedProductsRewrite
 from .index_ranges import IndexRangesRewrite
 from .index_sums import IndexSumsRewrite
 from .pad_gemm import PadGemmRewrite
 from .permutations import PermutationsRewrite
 from .rewrite import Rewrite
+from .short_sums import ShortSumsRewrite
 from .user_kernels import UserKernelsRewrite
 
 REWRITES: tuple[Rewrite, ...] = (
@@ -22,7 +24,9 @@ REWRITES: tuple[Rewrite, ...] = (
     IndexRangesRewrite(),
     IndexSumsRewrite(),
     EmbeddingsRewrite(),
+    ShortSumsRewrite(),
     PadGemmRewrite(),
+    GroupedProductsRewrite(),
     UserKernelsRewrite(),
 )
 """Attention reads graphs as PyTorch made them; what is known of indices goes before what holds for any."""

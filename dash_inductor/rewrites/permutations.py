@@ -28,6 +28,7 @@ from torch.fx import Graph, Node
 from ..config import Config
 from ..graph import sizes
 from ..operators.distinct import put_distinct
+from ..operators.short_sums import MOST, short_sum
 from ..records.records import Record
 from . import few_indices
 from .indices import Store, constant, cut, is_iota, replaced, source, stores
@@ -36,8 +37,6 @@ from .uniqueness import Lists, distinct_along, inverted, lists_of, values_of
 
 aten = torch.ops.aten
 
-MOST_ADDED = 16
-"""Sums of at most so many rows are additions one after the other; a longer one is a reduction."""
 LEAST_ROW_BYTES = 32
 """Rows of at least so many bytes are gathered by places, of which each row has 16 bytes that are written and read."""
 
@@ -111,7 +110,7 @@ def _by_lists(store: Store, index: Node, values: Node, lists: Lists, zeros: bool
     if lists.order is not None and len(store.shape) == 1 and not function.keywords["adds"] and _is_count(values, store):
         function, tensors = functools.partial(stored, is_inverse=places is not None), (places or lists.order,)
     times = "once" if lists.times == 1 else f"{lists.times} times"
-    facts: dict[str, object] = {"times": lists.times, "rule": {"most_added": MOST_ADDED}}
+    facts: dict[str, object] = {"times": lists.times, "rule": {"most_added": MOST}}
     return replaced(store, PermutationsRewrite.name, f"each index occurs {times}: a gather", facts, function, tensors)
 
 
@@ -201,9 +200,11 @@ def gathered(
     if times == 1:
         return _sum([base, _picked(rows, dim, places)] if adds else [_picked(rows, dim, places)])
     of_row = places.view(times, size).t() if lists.strided else places.view(size, times)
-    if times <= MOST_ADDED:
-        added = [_picked(rows, dim, of_row[:, each]) for each in range(times)]
-        return _sum([base, *added] if adds else added)
+    if times <= MOST and not adds:
+        found: Tensor = short_sum(_picked(rows, dim, of_row), dim + 1)
+        return found
+    if times <= MOST:
+        return _sum([base, *(_picked(rows, dim, of_row[:, each]) for each in range(times))])
     added = [_wide(_picked(rows, dim, of_row)).sum(dim + 1)]
     return _sum([_wide(base), *added] if adds else added).to(base.dtype)
 

@@ -23,6 +23,9 @@ aten, prims = torch.ops.aten, torch.ops.prims
 MOST_NODES = 64
 """So many nodes are computed in padded columns; a tensor that needs more is copied."""
 
+_VIEWS = (aten.expand.default, aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+_ALONG: Mapping[Any, int] = {aten.slice.Tensor: 1, aten.slice_scatter.default: 2}
+"""Operators along one dimension, and the number of tensors in front of it among their arguments."""
 _SUMS = (aten.sum.dim_IntList, aten.mean.dim)
 
 
@@ -45,17 +48,21 @@ class Wider:
     ) -> None:  # fmt: skip
         self._emitter, self._width, self._padded, self._is_padded = emitter, width, padded, is_padded
         self._before, self._like = before, like
-        self._found = dict(known)
+        self._known, self._found = known, dict(known)
 
     def with_zeros(self, node: Node) -> Node:
         """The padded tensor.
 
         Raises:
-            NotWider: it cannot be computed like that.
+            NotWider: it cannot be computed like that, or nothing that it is computed from is a padded product.
         """
-        if not _is_pointwise(node):
+        if not _is_pointwise(_behind_views(node)):
             raise NotWider
         wide = self._wider(node)
+        padded = {*self._known.values()}
+        sources = {source for made in self._emitter.created for source in made.all_input_nodes}
+        if not any(source in padded or self._is_padded(source) for source in sources):
+            raise NotWider
         value: Tensor = node.meta["val"]
         kind = {"dtype": value.dtype, "device": value.device}
         zero = self._call(aten.scalar_tensor.default, (0.0,), {**kind, "layout": torch.strided})
@@ -85,44 +92,58 @@ class Wider:
         columns = sizes.static(value.shape[-1]) if value.dim() else 1
         if columns == 1:
             return node
-        if columns != self._width or node.op != "call_function":
+        if columns != self._width:
             raise NotWider
+        made = self._computed(node) if node.op == "call_function" else None
+        return made or self._call(aten.constant_pad_nd.default, (node, [0, self._padded - self._width], 0.0))
+
+    def _computed(self, node: Node) -> Node | None:
+        """The tensor computed from wider ones; None if it is read as it is: one kernel reads it and writes zeros."""
         args: tuple[Any, ...] = node.args
-        if node.target is aten.slice.Tensor:
-            return self._product(node)
+        dims: int = node.meta["val"].dim()
+        if node.target is aten.slice.Tensor and self._is_product(node):
+            return args[0]  # type: ignore[no-any-return]
         if node.target is prims.iota.default:
             return self._call(node.target, (self._padded,), dict(node.kwargs))
         if node.target is aten.full.default:
             return self._call(node.target, (self._resized(args[0]), *args[1:]), dict(node.kwargs))
-        if node.target in (aten.expand.default, aten.view.default, aten.reshape.default):
-            return self._call(node.target, (self._row_by_row(args[0]), self._resized(args[1])))
-        if node.target is aten.unsqueeze.default and args[1] % value.dim() != value.dim() - 1:
+        if node.target in _VIEWS:
+            source = args[0].meta["val"]
+            if source.dim() and sizes.static(source.shape[-1]) not in (1, self._width):
+                return None
+            return self._call(node.target, (self._wider(args[0]), self._resized(args[1])))
+        if node.target is aten.clone.default:
+            return self._call(node.target, (self._wider(args[0]),), dict(node.kwargs))
+        if node.target is aten.unsqueeze.default and args[1] % dims != dims - 1:
             return self._call(node.target, (self._wider(args[0]), args[1]))
-        if _is_pointwise(node):
+        along = _ALONG.get(node.target)
+        if along is not None:
+            tensors, dim = args[:along], args[along] if len(args) > along else 0
+            if dim % dims == dims - 1:
+                return None
+            return self._call(node.target, (*map(self._wider, tensors), *args[along:]), dict(node.kwargs))
+        if _is_pointwise(node) and not any(isinstance(arg, (list, tuple)) for arg in args):
             given = tuple(self._wider(arg) if isinstance(arg, Node) else arg for arg in args)
-            if any(isinstance(arg, (list, tuple)) for arg in args):
-                raise NotWider
             return self._call(node.target, given, dict(node.kwargs))
-        raise NotWider
+        return None
 
-    def _product(self, node: Node) -> Node:
-        """The padded product of which a node shows the columns that are not padded."""
+    def _is_product(self, node: Node) -> bool:
+        """Whether a slice shows the columns of a padded product that are not padded."""
         source: Any = node.args[0]
         value: Tensor = source.meta["val"]
         whole = all(sizes.same(a, b) for a, b in zip(value.shape[:-1], node.meta["val"].shape[:-1], strict=True))
-        if not self._is_padded(source) or not whole or sizes.static(value.shape[-1]) != self._padded:
-            raise NotWider
-        return source  # type: ignore[no-any-return]
-
-    def _row_by_row(self, source: Node) -> Node:
-        """The source of a view that keeps rows of columns together, or of one that repeats a column or a number."""
-        value: Tensor = source.meta["val"]
-        if value.dim() and sizes.static(value.shape[-1]) not in (1, self._width):
-            raise NotWider
-        return self._wider(source)
+        return whole and self._is_padded(source) and sizes.static(value.shape[-1]) == self._padded
 
     def _resized(self, shape: Any) -> list[Any]:
         return [*shape[:-1], self._padded]
+
+
+def _behind_views(node: Node) -> Node:
+    """What a tensor shows in another shape."""
+    while node.target in _VIEWS or node.target is aten.clone.default:
+        source: Any = node.args[0]
+        node = source
+    return node
 
 
 def _is_pointwise(node: Node) -> bool:

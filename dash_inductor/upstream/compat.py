@@ -88,6 +88,13 @@ def settings_that_stop_passes() -> list[str]:
     return [name for name in ("pattern_matcher", "use_joint_graph_passes") if not getattr(config, name)]
 
 
+def times_products() -> bool:
+    """Whether the program lets Inductor time kernels of products."""
+    from torch._inductor import config
+
+    return bool(config.max_autotune or config.max_autotune_gemm)
+
+
 def without_clock() -> AbstractContextManager[Any]:
     """Inside the block, Inductor generates pointwise kernels in one configuration, and times nothing.
 

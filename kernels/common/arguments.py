@@ -42,6 +42,24 @@ class Group(NamedTuple):
         return tuple(values[name] for name in self.types)
 
 
+Groups = Group | None | Mapping[str, Group | None]
+"""What a parameter of a kernel may be beside an argument: a group, which may be absent, or a named tuple of groups."""
+
+
+def signature(of: Groups) -> Any:
+    """The types of groups, named as they are; those of an absent one are a constant."""
+    if of is None:
+        return "constexpr"
+    return of.signature() if isinstance(of, Group) else _named({name: signature(group) for name, group in of.items()})
+
+
+def groups(path: tuple[int, ...], of: Groups) -> list[tuple[tuple[int, ...], Group | None]]:
+    """The groups, each with its path through a signature; `path`: that of all of them."""
+    if of is None or isinstance(of, Group):
+        return [(path, of)]
+    return [((*path, i), group) for i, group in enumerate(of.values())]
+
+
 def integers(*names: str) -> dict[str, str]:
     """The types of int32 arguments of these names."""
     return dict.fromkeys(names, "i32")
@@ -61,5 +79,5 @@ def flat(values: Iterable[Any]) -> Iterator[Any]:
             yield value
 
 
-def _named(types: Mapping[str, str]) -> tuple[str, ...]:
+def _named(types: Mapping[str, Any]) -> tuple[Any, ...]:
     return namedtuple("Group", types)(**types)

@@ -16,7 +16,7 @@ from ...upstream import toolchain
 from ...upstream.caches import PyCodeCache
 from ...upstream.triton_compiler import GPUTarget
 from . import arguments
-from .arguments import Group
+from .arguments import Groups
 
 TARGET = GPUTarget("cuda", 90, 32)
 TYPES = {"float16": "fp16", "bfloat16": "bf16"}
@@ -39,7 +39,7 @@ def compile_kernel(
     function: Any,
     source: Any,
     constants: Mapping[str, Any],
-    types: Mapping[str, str | Group | None],
+    types: Mapping[str, str | Groups],
     options: dict[str, Any],
     multiples: Mapping[str, int] = {},
 ) -> Any:
@@ -47,7 +47,8 @@ def compile_kernel(
 
     Args:
         constants: compile-time constants by parameter; a named tuple of them is a group.
-        types: of the parameters that are neither constants nor int32; None for a group that is absent.
+        types: of the parameters that are neither constants nor int32; None for a group that is absent, and a mapping
+            for a named tuple of groups.
         multiples: the known divisors of parameters that are in no group; 16 bytes for a pointer that is not named.
     """
     signature: dict[str, Any] = {}
@@ -58,15 +59,19 @@ def compile_kernel(
         if isinstance(constant, tuple):
             signature[name] = arguments.constants(constant)
             constexprs |= {(i, j): value for j, value in enumerate(constant)}
-        elif name in constants or kind is None:
+        elif name in constants:
             signature[name], constexprs[(i,)] = "constexpr", constant
-        elif isinstance(kind, Group):
-            signature[name] = kind.signature()
-            for j, (argument, type_) in enumerate(kind.types.items()):
-                attributes |= _divisible((i, j), type_, kind.multiples.get(argument))
-        else:
+        elif isinstance(kind, str):
             signature[name] = kind
             attributes |= _divisible((i,), kind, multiples.get(name))
+        else:
+            signature[name] = arguments.signature(kind)
+            for path, group in arguments.groups((i,), kind):
+                if group is None:
+                    constexprs[path] = None
+                    continue
+                for j, (argument, type_) in enumerate(group.types.items()):
+                    attributes |= _divisible((*path, j), type_, group.multiples.get(argument))
     return triton.compile(
         source(fn=function, signature=signature, constexprs=constexprs, attrs=attributes),
         target=TARGET,

@@ -18,7 +18,7 @@ def launch_kernel(
     *arguments: Tensor | int,
     debug: bool = False,
     **constants: Any,
-) -> None:
+) -> KernelLauncher | None:
     """Launch a kernel with four warps.
 
     Triton chooses among the versions of a kernel at its first launch with such arguments; later ones, which a training
@@ -27,24 +27,28 @@ def launch_kernel(
     Args:
         debug: whether assertions of the kernel are checked on the device.
         constants: compile-time constants, by their names.
+
+    Returns:
+        What launches it again, None in the interpreter, and where a hook of Triton's takes the place of compiling.
     """
     options: dict[str, Any] = {"num_warps": 4, "debug": True} if debug else {"num_warps": 4}
     if device.type != "cuda":
         kernel[grid](*arguments, **constants, **options)
-        return
+        return None
     kinds = tuple(_kind(argument) for argument in arguments)
     key = kernel, device.index, grid, kinds, tuple(constants.values())
     launched = _LAUNCHERS.get(key)
     if launched is not None:
         stream = raw_stream(device.index)
         launch(launched.pack(stream, (), *(a if isinstance(a, int) else a.data_ptr() for a in arguments)))
-        return
+        return launched
     compiled = kernel[grid](*arguments, **constants, **options)
-    if compiled is None:  # a hook of Triton's has taken the place of compiling
-        return
+    if compiled is None:
+        return None
     if len(_LAUNCHERS) >= 1024:  # shapes that are not used any more
         _LAUNCHERS.clear()
-    _LAUNCHERS[key] = KernelLauncher(compiled, grid)
+    made = _LAUNCHERS[key] = KernelLauncher(compiled, grid)
+    return made
 
 
 _LAUNCHERS: dict[Any, KernelLauncher] = {}

@@ -15,17 +15,19 @@ from ...model.mask import ROW_BLOCK, Band
 from ...model.plan import Plan
 from ...schedule.table_walk import FORWARD_TILE_BITS, TILE_BITS, from_the_end, seen_words
 from ...schedule.walk import Problem
-from ...upstream import compat
 from .compiling import schedule_module
-from .device import codes, tables, tile_pairs
+from .device import codes, spans, tables, tile_pairs
+from .launch_list import LaunchLists, Notes
 from .launching import launch_kernel
 from .mask_data import MaskData, MaskTables
-from .relations import CODES, Layout, Vectors, computed, vectors
+from .relations import CODES, SPANS, Layout, Vectors, computed, vectors
 from .strides import dense_strides
 
 TOKENS, PARTNERS, TOKEN_TILES = 64, 32, 512
 """Tokens of a program of `first_equal` and `seen`, other tokens that are compared with them at once, and tiles of so
 many tokens whose ranges are compared at once."""
+SPAN_TOKENS = 256
+"""Tokens of a program of `write_spans`."""
 Q_TILES, KV_TILES = 16, 4
 """q tiles and kv tiles that a program of `classify` looks at together."""
 DENSE_Q_TILES, DENSE_KV_TILES = 4, 1
@@ -116,19 +118,27 @@ def _shape(band: Band, sizes: tuple[int, int, int, int], by_head: bool, plan: Pl
     )
 
 
-def build(data: MaskData, plan: Plan) -> MaskTables:
+CALLS = LaunchLists()
+"""The calls of the operator that have built tables."""
+
+
+def build(data: MaskData, plan: Plan, notes: Notes | None = None) -> MaskTables:
     """The tables of a mask for the Hopper kernels of a plan, computed on the mask's device.
+
+    Args:
+        notes: gets what is allocated and launched.
 
     Raises:
         ArgumentError: as `Shape.of`.
     """
     device = data.device
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # Triton uses the current device
-        return _Builder(data, plan).build()
+        return _Builder(data, plan, notes or Notes([])).build()
 
 
 class _Builder:
-    def __init__(self, data: MaskData, plan: Plan) -> None:
+    def __init__(self, data: MaskData, plan: Plan, notes: Notes) -> None:
+        self.notes = notes
         self.data, self.plan, self.shape = data, plan, Shape.of(data, plan)
         self.lo, self.hi = self.shape.bounds
         self.device = data.device
@@ -176,6 +186,10 @@ class _Builder:
                 found = self._codes(of, q_vectors[:, q_row], kv_vectors[:, kv_row])
                 ranges = found if i == 0 else ranges
                 continue
+            if of.form == SPANS:
+                self._spans(of, q_vectors[:, q_row:])
+                continue
+            self.notes.refuse()  # by operators of PyTorch
             queries, keys = computed(of, data)
             q_vectors[:, q_row : q_row + of.form.queries] = queries
             if of.form.keys:
@@ -202,6 +216,19 @@ class _Builder:
             KEYS=self.layout.KEYS, TOKENS=self.tokens,
         )  # fmt: skip
         return ranges
+
+    def _spans(self, of: Vectors, found: Tensor) -> None:
+        """Write the spans of queries, the first two of the vectors [batch, vectors, q_len]."""
+        data = self.data
+        least, most = (of.values.get(role) for role in ("least", "most"))
+        nothing = found[:, 0]  # never read
+        operands = [nothing if bound is None else bound for bound in (least, most)]
+        self._launch(
+            spans.write_spans, (data.batch, -(-data.q_len // SPAN_TOKENS)),
+            *operands, found, *(stride for bound in operands for stride in bound.stride()), data.q_len, data.kv_len,
+            self.lo, self.hi, HAS_LEAST=least is not None, HAS_MOST=most is not None, HAS_LO=self.mask.HAS_LO,
+            HAS_HI=self.mask.HAS_HI, QUERIES=self.layout.QUERIES, BLOCK=SPAN_TOKENS,
+        )  # fmt: skip
 
     def _dense(self, fallback: Tensor) -> tuple[Tensor, list[int]]:
         """The dense mask, and its strides, zero where it has size 1; `fallback` is passed where there is none."""
@@ -295,7 +322,7 @@ class _Builder:
         """An uninitialised contiguous tensor on the mask's device, which is the current one."""
         if self.device.type != "cuda":
             return torch.empty(shape, dtype=dtype, device=self.device)
-        return compat.empty_cuda(shape, dense_strides(shape, range(len(shape))), dtype)
+        return self.notes.allocate(shape, dense_strides(shape, range(len(shape))), dtype)
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int, **constants: Any) -> None:
-        launch_kernel(kernel, self.device, grid, *arguments, **constants)
+        self.notes.launched(launch_kernel(kernel, self.device, grid, *arguments, **constants), arguments)

@@ -14,7 +14,9 @@ from torch.nn.attention import activate_flash_attention_impl, current_flash_atte
 
 import dash_inductor
 from dash_inductor.config import config
+from dash_inductor.eager import flash
 from dash_inductor.eager.flash import CUDA, Pair, in_front
+from dash_inductor.eager.packed import OPERATORS
 from dash_inductor.errors import SiteKeptError
 from dash_inductor.records.records import FORWARD_ONLY, FULL, Reason, graphs, sites
 
@@ -124,8 +126,6 @@ def test_kept(active: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_kernels_that_do_not_compile_are_not_called(active: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dash_inductor.eager import flash
-
     def fails(*args: Any) -> Any:
         raise RuntimeError("no compiler")
 
@@ -173,3 +173,58 @@ def test_schemas() -> None:
         assert names[:5] == ["query", "key", "value", "dropout_p", "is_causal"]
         names = [argument.name for argument in pair.backward._schema.arguments]
         assert names[:6] == ["grad_out", "query", "key", "value", "out", "logsumexp"]
+
+
+class _Kernel:
+    """In the place of PyTorch's kernels of packed attention, of which the CPU has none."""
+
+    def __init__(self, is_forward: bool, flags: list[bool]) -> None:
+        self.is_forward, self.flags = is_forward, flags
+
+    def call_boxed(self, keys: Any, *args: Tensor, **more: Any) -> tuple[Tensor, ...]:
+        self.flags.append(torch.are_deterministic_algorithms_enabled())
+        if not self.is_forward:
+            return args[1].clone(), args[2].clone(), args[3].clone()
+        states = [torch.zeros(2, dtype=torch.uint64) for _ in range(2)]
+        return args[0].clone(), torch.zeros(args[0].shape[1], args[0].shape[0]), *states, torch.zeros(0)
+
+
+@pytest.fixture
+def packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Our functions in front of kernels for the CPU; whether each of these ran under the flag."""
+    flags: list[bool] = []
+    get_kernel = flash.get_kernel
+    kernels = {op: _Kernel(op is OPERATORS[0], flags) for op in OPERATORS}
+    monkeypatch.setattr(flash, "get_kernel", lambda op, device: kernels.get(op) or get_kernel(op, device))
+    handle = in_front("CPU", CPU, packed=True)
+    yield flags
+    handle.remove()
+
+
+def test_packed_calls_have_records(packed: list[bool]) -> None:
+    """One for each class, whatever the numbers of tokens and documents are; dense calls of the operator have none."""
+
+    def attend(*ends: int, heads: int = 4, **more: Any) -> None:
+        leaf = torch.randn(ends[-1], heads, 16, requires_grad=True)
+        starts = torch.tensor(ends, dtype=torch.int32)
+        found = _aten._flash_attention_forward(leaf, leaf, leaf, starts, starts, 9, 9, 0.0, True, False, **more)
+        torch.autograd.grad(found[0].sum(), leaf)
+
+    for ends in ((0, 5, 8), (0, 3, 9, 17), (0, 5, 8)):
+        attend(*ends)
+    assert [(r.status, r.reason, r.kind, r.mask, str(r.tensors)) for r in sites()] == [
+        ("kept", Reason.VARLEN, FULL, "causal", "q, k and v ?x4x16, float32")
+    ]
+    assert __file__ in sites()[0].line
+    assert packed == [True] * 6
+    attend(0, 5, window_size_left=3, window_size_right=0)
+    assert "its window is (3, 0)" in sites()[-1].detail
+    with torch.no_grad():
+        dense = torch.randn(1, 5, 4, 16)
+        _aten._flash_attention_forward(dense, dense, dense, None, None, 5, 5, 0.0, True, False)
+    with dash_inductor.disabled():
+        attend(0, 5, heads=2)
+    assert len(sites()) == 2
+    assert packed[-3:] == [False] * 3
+    with config.patch(strict=True), pytest.raises(SiteKeptError, match="compiled functions alone"):
+        attend(0, 5, heads=2)

@@ -60,6 +60,9 @@ def test_training(name: str, dtype: torch.dtype) -> None:
         assert record.source.startswith(str(program.function.__code__.co_filename))
     assert graphs.count(FORWARD) == 1
     assert not graphs.count("aten::bmm")
+    assert ("repeat each head 2 times: the tensors before that are read" in record.detail) == (
+        program.shapes[:3] == GROUPED
+    )
     assert_as_exact(program.function, inputs, results, strides=ours)
 
 

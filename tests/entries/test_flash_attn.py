@@ -371,6 +371,7 @@ KEPT: list[tuple[dict[str, Any], Reason, str]] = [
     ({"change": put(_dk_base_index=0)}, Reason.UNSUPPORTED_OP, "it does not write all of dq, dk and dv"),
     ({"more": lambda _, results: (results[0],)}, Reason.UNSUPPORTED_OP, "a result beside the gradients is used"),
     ({"change": put(softcap=3.0)}, Reason.FORWARD_KEPT, "forward and backward have different softcap"),
+    ({"both": {"softcap": -2.0}}, Reason.UNSUPPORTED_OP, "softcap=-2.0 is not allowed: expected None or a finite"),
     ({"change": put(causal=False)}, Reason.FORWARD_KEPT, "forward and backward have different is_causal"),
     ({"both": {"dropout_p": 0.1}, "change": put(rng_state=None)}, Reason.DROPOUT, "it has no rng_state"),
     ({"both": {"alibi_slopes": (3,)}}, Reason.SHAPE, "alibi_slopes are torch.float32 (3,) on cuda"),

@@ -9,6 +9,7 @@ results differ from call to call, and where:
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -286,3 +287,22 @@ def test_restored(active: None) -> None:
     results(sdpa, tensors(200))
     assert not sites()
     activate_flash_attention_impl(NAME)
+
+
+def test_packed_calls(active: None) -> None:
+    """They are PyTorch's, with the same bits from call to call, and with one record for calls of several sizes."""
+    clear_sites()
+
+    def run(*ends: int) -> list[Tensor]:
+        generator = torch.Generator("cuda").manual_seed(0)
+        leaf = torch.randn(ends[-1], 4, 64, device="cuda", generator=generator).bfloat16().requires_grad_()
+        starts = torch.tensor(ends, device="cuda", dtype=torch.int32)
+        longest = max(b - a for a, b in itertools.pairwise(ends))
+        out = _aten._flash_attention_forward(leaf, leaf, leaf, starts, starts, longest, longest, 0.0, True, False)[0]
+        return [out.detach(), *torch.autograd.grad(out, leaf, torch.ones_like(out))]
+
+    first = run(0, 700, 1500, 4096)
+    assert all(all(map(torch.equal, first, run(0, 700, 1500, 4096))) for _ in range(CALLS))
+    run(0, 300, 900)
+    assert [(record.status, record.mask) for record in sites()] == [("kept", "causal")]
+    assert not torch.are_deterministic_algorithms_enabled()

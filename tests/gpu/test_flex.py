@@ -32,12 +32,17 @@ MASKS = {
     "torchtitan": "causal & interval(0,none,none)",
     "torchtitan in batches": "causal & interval(0,none,1)",
     "transformers": "segments(0,0) & interval(none,1,1)",
+    "transformers, windows": "segments(0,0) & interval(1,2,3)",
     "lengths": "causal & keys(0)",
     "dilated": "dense(0)",
     "heads": "dense(0)",
     "windows of heads": "dense(0)",
 }
-OF_TWO_LENGTHS = {"documents of rows": "causal & segments(0,1)", "transformers": "segments(0,1) & interval(none,2,3)"}
+OF_TWO_LENGTHS = {
+    "documents of rows": "causal & segments(0,1)",
+    "transformers": "segments(0,1) & interval(none,2,3)",
+    "transformers, windows": "segments(0,1) & interval(2,3,4)",
+}
 """Masks where there are more keys than queries: vectors that both have in common have two lengths then."""
 SCORES = ("softcap", "alibi", "of distances", "of places", "softcap, then alibi", "hidden")
 

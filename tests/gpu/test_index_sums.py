@@ -99,50 +99,6 @@ def test_a_replay_has_the_same_bits() -> None:
         assert all(map(torch.equal, plain, results(replayed, x, index)))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"scale_factor": 2.0, "mode": "bilinear"},
-        {"size": (100, 77), "mode": "bilinear", "align_corners": True},
-        {"size": (100, 77), "mode": "nearest"},
-        {"size": (16, 9), "mode": "bilinear"},
-        {"scale_factor": 2.0, "mode": "bicubic"},
-    ],
-    ids=str,
-)
-def test_resampling(options: dict[str, object]) -> None:
-    x = torch.randn(4, 16, 32, 31, device="cuda")
-
-    def resample(x: Tensor, index: Tensor) -> Tensor:
-        return F.interpolate(x, **options)  # type: ignore[arg-type]
-
-    exact = exact_results(resample, x, x)
-    torch._dynamo.reset()
-    clear_sites()
-    compiled = torch.compile(resample, dynamic=False)
-    found = results(compiled, x, x)
-    assert worst(found, exact) < 1e-5
-    assert {(record.rewrite, record.status) for record in all_records()} == {("index_ranges", "replaced")}
-    assert differing_runs(lambda: results(compiled, x, x), 20, load=True) == 0
-
-
-@pytest.mark.parametrize("count", [(8, 8), (7, 5), (40, 3)], ids=str)
-def test_adaptive_pooling(count: tuple[int, int]) -> None:
-    """For which PyTorch has no deterministic kernel."""
-    x = torch.randn(4, 64, 32, 31, device="cuda")
-
-    def pool(x: Tensor, index: Tensor) -> Tensor:
-        return F.adaptive_avg_pool2d(x, count)
-
-    exact = exact_results(pool, x, x)
-    torch._dynamo.reset()
-    clear_sites()
-    compiled = torch.compile(pool, dynamic=False)
-    assert worst(results(compiled, x, x), exact) < 1e-5
-    assert {(record.rewrite, record.status) for record in all_records()} == {("index_ranges", "replaced")}
-    assert differing_runs(lambda: results(compiled, x, x), 20, load=True) == 0
-
-
 @pytest.mark.parametrize("name", list(POOLS))
 def test_pooling_by_the_largest_element(name: str) -> None:
     x = torch.randn(2, 3, 8, 7, 9, device="cuda")

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from dash_inductor.kernels.common import mask_tables
+from dash_inductor.kernels.common.launch_list import LaunchLists
 from dash_inductor.kernels.common.mask_data import MaskData, MaskTables
 from dash_inductor.kernels.reference import tables as reference_tables
-from dash_inductor.model.mask import Band
+from dash_inductor.model.mask import Band, Mask
 from dash_inductor.model.plan import Plan, Tiles
+from dash_inductor.operators.mask_tables import mask_tables as operator
 
 from ..support.table_words import data_of, plan_of, same_tables, values_of
 from ..support.tile_pairs import random_mask
@@ -123,3 +125,46 @@ def test_the_same_words_every_time(deterministic: bool) -> None:
     first = words()
     for _ in range(20):
         same_tables(words(), first)
+
+
+def test_calls_of_the_operator_are_made_again_for_other_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its noted launches: other ids, ids of keys, keys that are not valid, dense masks, CUDA graphs."""
+    rng = torch.Generator().manual_seed(5)
+
+    def ids(length: int) -> torch.Tensor:
+        return (torch.rand(2, length, generator=rng) < 0.01).cumsum(1).cuda()
+
+    def valid() -> torch.Tensor:
+        return (torch.rand(2, 900, generator=rng) < 0.9).cuda()
+
+    def dense() -> torch.Tensor:
+        return (torch.rand(2, 1, 900, 900, generator=rng) < 0.3).cuda()
+
+    def made(mask: str, extras: list[torch.Tensor]) -> MaskTables:
+        return MaskTables(*operator(extras, 900, 900, 2, 4, 2, mask, str(PLAN)))
+
+    def wanted(mask: str, extras: list[torch.Tensor]) -> MaskTables:
+        return defined(MaskData.of(Mask.parse(mask), extras, (2, 4, 2, 900, 900)), PLAN)
+
+    kinds: list[tuple[str, Callable[[], list[torch.Tensor]]]] = [
+        ("causal & segments(0,0)", lambda: [ids(900)]),
+        ("causal & segments(0,1)", lambda: [ids(900), ids(900)]),
+        ("causal & segments(0,0) & keys(1)", lambda: [ids(900), valid()]),
+        ("dense(0)", lambda: [dense()]),
+        ("causal & interval(0,none,none)", lambda: [ids(900)]),
+    ]
+    for mask, make in kinds:
+        calls = LaunchLists()
+        monkeypatch.setattr(mask_tables, "CALLS", calls)
+        for _ in range(3):
+            extras = make()
+            same_tables(made(mask, extras), wanted(mask, extras))
+        assert len(calls._lists) == 1, mask
+        static = make()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            tables = made(mask, static)
+        for old, new in zip(static, make(), strict=True):
+            old.copy_(new)
+        graph.replay()
+        same_tables(tables, wanted(mask, static))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import torch._inductor.config as inductor_config
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -88,6 +89,38 @@ def test_operators_of_the_program_keep_it(switched: list[bool]) -> None:
     found = torch.compile(lambda x: flag(x @ x))(torch.ones(4, 4))
     assert switched == []
     assert torch.equal(found, torch.ones(4, 4))
+
+
+@pytest.mark.parametrize("times", [False, True])
+def test_products_of_groups(times: bool, switched: list[bool]) -> None:
+    """What they leave unwritten is NaN, as PyTorch's fill has it; products that may be timed keep that."""
+    offsets = torch.tensor([3, 3, 9], dtype=torch.int32)
+    x, weight = torch.randn(12, 16).bfloat16(), torch.randn(3, 8, 16).bfloat16()
+
+    def step(function: Callable[..., Tensor]) -> list[Tensor]:
+        leaves = [tensor.detach().requires_grad_() for tensor in (x, weight)]
+        out = function(*leaves)
+        return [out.detach(), *torch.autograd.grad(out[:9].float().square().sum(), leaves)]
+
+    def grouped(x: Tensor, weight: Tensor) -> Tensor:
+        return torch._grouped_mm(x, weight.mT, offsets)
+
+    plain = step(grouped)
+    assert plain[0][9:].isnan().all()
+    assert plain[1][9:].isnan().all()
+    with inductor_config.patch(max_autotune=times):
+        found = step(torch.compile(grouped))
+    for ours, theirs in zip(found, plain, strict=True):
+        assert torch.equal(ours.isnan(), theirs.isnan())
+        torch.testing.assert_close(ours.nan_to_num(), theirs.nan_to_num())
+    assert switched == ([] if times else [False, True] * 2)
+
+
+def test_columns_behind_the_last_offset() -> None:
+    x, wide = torch.randn(2, 8, 16).bfloat16(), torch.randn(24, 16).bfloat16().t()
+    offsets = torch.tensor([8, 16], dtype=torch.int32)
+    found = torch.compile(lambda x, wide: torch._grouped_mm(x, wide, offsets))(x, wide)
+    assert found.isnan().all(0).tolist() == [False] * 16 + [True] * 8
 
 
 def graph(function: Callable[..., Tensor], *args: Tensor) -> torch.fx.GraphModule:

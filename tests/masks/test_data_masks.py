@@ -555,6 +555,10 @@ def larger_numbers(q, k, m):
     return m[:, None, :, None] > m[:, None, None, :]
 
 
+def windows_of_numbers(q, k, m):
+    return (m[:, None, None, :] <= m[:, None, :, None]) & (m[:, None, None, :] > m[:, None, :, None] - 2)
+
+
 def valid_starts(q, k, m):
     return document_starts(q, k, m) & per_key(m != 1)
 
@@ -572,6 +576,7 @@ def valid_starts(q, k, m):
         (prefix_of_documents, "segments & interval"),
         (valid_starts, "causal & keys & interval"),
         (constant_prefix, "dense"),
+        (windows_of_numbers, "interval"),
         (larger_numbers, "dense"),
     ],
     ids=lambda f: getattr(f, "__name__", ""),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,9 @@ from dash_inductor.model import (
     Segments,
     Tiles,
 )
+from dash_inductor.model.call import MODIFIERS
+
+from ..support.distribution import ROOT
 
 BANDS = [Band(), Band(0), Band(0, 5), Band(None, -3), Band(-4, 9, "bottom_right"), Band(0, None, "bottom_right")]
 KEYS = (None, Keys(Operand(0)), Keys(Operand(12)))
@@ -212,3 +216,18 @@ def test_calls_with_a_bias(call: Call, text: str, data: set[str]) -> None:
 def test_texts_that_are_no_calls_with_a_bias(bias: str) -> None:
     with pytest.raises(ArgumentError, match="made by str"):
         Call.parse(f"full/scale=0.5/{bias}")
+
+
+def test_few_sources_know_what_a_modifier_means() -> None:
+    """Beside entries and attention in eager mode, which read it from programs; all others have it by its name."""
+    roots = [ROOT / name for name in ("dash_inductor", "kernels", "lowering")]
+    sources = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for root in roots for path in
+               root.rglob("*.py")}  # fmt: skip
+    for name in MODIFIERS:
+        found = {path for path, text in sources.items() if re.search(rf"\b{name}\b", text, re.IGNORECASE)}
+        assert {path for path in found if not path.startswith(("dash_inductor/entries/", "dash_inductor/eager/"))} == {
+            "dash_inductor/model/call.py",
+            "kernels/common/score.py",
+            "kernels/common/device/score.py",
+            "kernels/common/device/score_gluon.py",
+        }

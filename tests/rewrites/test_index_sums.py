@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,24 +15,13 @@ from dash_inductor.graph.emit import Emitter
 from dash_inductor.model.reasons import Reason
 from dash_inductor.operators.index_sums import index_sums as operator
 from dash_inductor.records.records import Record, all_records
-from dash_inductor.rewrites import index_ranges, index_sums
-from dash_inductor.rewrites.index_ranges import by_ranges
+from dash_inductor.rewrites import index_sums
 
 from ..support.graphs import capture
 from ..support.index_sums import POOLS, PROGRAMS, Program, results, worst
 
 OURS = "dash_inductor::index_sums"
 SORT = "aten::sort"
-
-
-@pytest.fixture
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch, deterministic: None) -> Iterator[None]:
-    """Sums of any size are rewritten there."""
-    monkeypatch.setattr(index_sums, "LEAST", 0)
-    monkeypatch.setattr(index_sums, "DEVICES", ("cpu",))
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def records() -> list[Record]:
@@ -152,91 +140,6 @@ def test_an_error_leaves_the_graph(on_the_cpu: None, monkeypatch: pytest.MonkeyP
     (record,) = records()
     assert (record.status, record.reason) == ("kept", Reason.INTERNAL_ERROR)
     assert record.detail.startswith("ZeroDivisionError: on purpose at ")
-
-
-RESAMPLED = {
-    "nearest": {"size": (9, 13), "mode": "nearest"},
-    "bilinear": {"scale_factor": 2.0, "mode": "bilinear"},
-    "corners": {"size": (12, 14), "mode": "bilinear", "align_corners": True},
-    "smaller": {"size": (3, 4), "mode": "bilinear"},
-    "bicubic": {"scale_factor": 2.0, "mode": "bicubic"},
-    "many": {"scale_factor": 5.0, "mode": "nearest"},
-}
-
-
-def resampled(options: dict[str, Any]) -> Program:
-    return lambda x, index: F.interpolate(x, **options)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.full if name == "bicubic" else ()) for name in RESAMPLED]
-)
-def test_resampling(name: str, on_the_cpu: None) -> None:
-    x = torch.randn(2, 3, 6, 7)
-    exact = results(resampled(RESAMPLED[name]), x.double(), x)
-    with capture() as graphs:
-        found = results(graphs.compile(resampled(RESAMPLED[name]), dynamic=False), x, x)
-    assert worst(found, exact) < 1e-6
-    assert {(record.rewrite, record.status) for record in records()} == {("index_ranges", "replaced")}
-    assert not graphs.count(SORT) + graphs.count("aten::index_put") + graphs.count("aten::_unsafe_index_put")
-
-
-def test_ranges_are_as_long_as_any_rounding_makes_them(on_the_cpu: None) -> None:
-    """Three times: positions fall on whole numbers, or just below them."""
-    x = torch.randn(1, 4, 30, 30)
-    with capture() as graphs:
-        results(graphs.compile(resampled({"scale_factor": 3.0, "mode": "bilinear"}), dynamic=False), x, x)
-    assert {tuple(record.facts["longest"]) for record in records()} == {(4, 4), (4, 5), (5, 4), (5, 5)}  # type: ignore[arg-type]
-    with capture() as graphs:
-        results(graphs.compile(resampled({"scale_factor": 2.0, "mode": "nearest"}), dynamic=False), x, x)
-    assert [record.facts["longest"] for record in records()] == [[2, 2]]  # halves are exact
-
-
-@pytest.mark.parametrize("unrolled", [0, 16])
-def test_sums_by_ranges(unrolled: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One dimension with columns, and two behind a batch; empty ranges."""
-    monkeypatch.setattr(index_ranges, "UNROLLED", unrolled)
-    first, second = torch.tensor([0, 0, 2, 2, 2]), torch.tensor([1, 3, 3])
-    values = torch.randn(2, 5, 3)
-    bounds = []
-    for index in (first, second):
-        bounds += [index_ranges._counted(index, 4, equal) for equal in (False, True)]
-    expected = torch.zeros(2, 4, 4).index_put((torch.tensor(0), first[:, None], second), values[0], accumulate=True)
-    expected = expected.index_put((torch.tensor(1), first[:, None], second), values[1], accumulate=True)
-    torch.testing.assert_close(by_ranges(values, *bounds, batch=1, longest=[3, 2]), expected)
-    rows = torch.randn(5, 6)
-    expected = torch.zeros(4, 6).index_add(0, first, rows)
-    torch.testing.assert_close(by_ranges(rows, *bounds[:2], batch=0, longest=[3]), expected)
-
-
-@pytest.mark.parametrize(
-    ("size", "count", "dtype"),
-    [
-        ((8, 9), (8, 3), torch.float64),
-        ((10, 7), (7, 5), torch.bfloat16),
-        ((3, 4), (9, 6), torch.float64),
-        ((1, 5), (2, 5), torch.bfloat16),
-    ],
-    ids=str,
-)
-def test_adaptive_pooling(size: tuple[int, int], count: tuple[int, int], dtype: torch.dtype, on_the_cpu: None) -> None:
-    """Windows of equal and of different lengths, that overlap, and more of them than elements."""
-    x = torch.randn(2, 3, *size)
-    exact = results(lambda x, _: F.adaptive_avg_pool2d(x, count).sin(), x.to(dtype).double(), x)
-    gradient = torch.linspace(-1, 1, exact[0].numel(), dtype=torch.float64).reshape(exact[0].shape)
-    leaf = x.to(dtype).double().requires_grad_()
-    F.adaptive_avg_pool2d(leaf, count).backward(gradient.to(dtype).double())
-    windows = [index_ranges.Windows(*pair) for pair in zip(size, count, strict=True)]
-    found = index_ranges.unpooled(gradient.to(dtype), windows)
-    assert leaf.grad is not None
-    assert found.dtype == dtype
-    assert (found.double() - leaf.grad).norm() <= (1e-2 if dtype is torch.bfloat16 else 1e-12) * leaf.grad.norm()
-    with capture() as graphs:
-        found = results(
-            graphs.compile(lambda x, _: F.adaptive_avg_pool2d(x, count).sin(), dynamic=False), x.to(dtype), x
-        )
-    assert worst(found, exact) <= (2e-2 if dtype is torch.bfloat16 else 1e-12)
-    assert not graphs.count("aten::_adaptive_avg_pool2d_backward")
 
 
 @pytest.mark.parametrize("name", list(POOLS))

@@ -155,6 +155,11 @@ def mask_mods(data: Data) -> dict[str, tuple[Mod, str]]:
             lambda b, h, q, k: (positions[b, k] <= positions[b, q]) & (rows[b, q] == rows[b, k]),
             "segments(0,0) & interval(none,1,1)",
         ),
+        "transformers, windows": (
+            lambda b, h, q, k: (positions[b, k] <= positions[b, q]) & (positions[b, k] > positions[b, q] - 9)
+            & (rows[b, q] == rows[b, k]),
+            "segments(0,0) & interval(1,2,3)",
+        ),
         "lengths": (lambda b, h, q, k: (q >= k) & (k < lengths[b]), "causal & keys(0)"),
         "validity": (lambda b, h, q, k: (q >= k) & valid[b, k], "causal & keys(0)"),
         "prefix": (or_masks(causal, lambda b, h, q, k: k < lengths[b] // 3), "interval(none,0,none)"),

@@ -71,10 +71,17 @@ def changed(constants: Mapping[str, Any], **values: Any) -> dict[str, Any]:
 
 
 def grouped(types: Mapping[str, Any], **values: Mapping[str, Any]) -> dict[str, Any]:
-    """Groups of arguments by name, None for those that are absent."""
-    groups = {name: kind for name, kind in types.items() if kind is None or isinstance(kind, Group)}
-    assert {name for name, group in groups.items() if group is not None} == values.keys()
-    return {name: group and as_arguments(group, group.values(**values[name])) for name, group in groups.items()}
+    """Groups of arguments by name, and named tuples of them, None for those that are absent."""
+    groups = {name: kind for name, kind in types.items() if not isinstance(kind, str)}
+    found: dict[str, Any] = {}
+    for name, kind in groups.items():
+        if isinstance(kind, Mapping):
+            found[name] = SimpleNamespace(**grouped(kind, **values.get(name, {})))
+        else:
+            found[name] = kind and as_arguments(kind, kind.values(**values[name]))
+    given = {name for name, kind in groups.items() if isinstance(kind, Group)}
+    assert given <= values.keys() <= groups.keys()
+    return found
 
 
 def as_arguments(group: Group, values: Sequence[Any]) -> Any:

@@ -216,7 +216,7 @@ class _Match:
             band=lambda: nothing,
             mask=place,
             data=() if mask is None else (mask,),
-            softcap=None if scores.tanh is None else scores.outer,
+            modifiers={} if scores.tanh is None else {"softcap": scores.outer},
             sinks=self._sinks(),
             mask_only=ONLY_READ if must_be_read(scores.terms) else "",
         )

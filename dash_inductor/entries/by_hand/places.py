@@ -14,6 +14,7 @@ from ...graph.drafts import Drafts, users
 from ...graph.emit import Emitter
 from ...graph.nodes import Argument
 from ...model.call import Order
+from ..attention import Axes
 from ..repeat_kv import find_repeat
 from .labels import Atom, Atoms, Dimension, Labels, shape_of, stride_of, strides
 from .scores import Stuck, constant_factor
@@ -166,6 +167,10 @@ class Result:
     atoms: Atoms
     own: frozenset[Node] = field(default=frozenset(), repr=False)
     before: frozenset[Node] = field(default=frozenset(), repr=False)
+
+    @property
+    def axes(self) -> Axes | None:
+        return "bhsd" if self.atoms.resolved(self.labels) == self.atoms.resolved(self.wanted) else None
 
     @property
     def used(self) -> Node | None:

@@ -1,1 +1,9 @@
-"""The checks of the guard, one file each."""
+"""Checks in the process of a rank, one file each.
+
+replicas    tensors that several ranks have: one root of each stage and class
+rest        state that nobody may change between two uses
+doors       what collectives have handed out against what went in
+roll_call   all ranks compute what one rank computes in a step
+replay      a rank computes a step again
+stop        all ranks raise together where a verdict is to end the training
+"""

@@ -1,1 +1,7 @@
-"""The judges of the guard, one file each."""
+"""Judges of what `checks` sent: pure functions of messages and the time, one file each.
+
+replicas    who differs from whom, since when and in what    rest       who has changed state that nobody may change
+doors       whose copy or whose shard a collective changed   learned    which ranks are equal where nothing is declared
+roll_call   who computes another rank's step differently     replay     who computes its own step differently
+verdicts    what findings mean together
+"""

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from ...upstream.tensors import is_functorch_wrapped
 from . import hashing
 from .sizes import DIGEST, LANES
 
+_SMALL = 1 << 19  # bytes of tensors on the CPU that are hashed together
 _FEW = 4  # tensors that get a launch each; for more, one launch reads a table, which has to be allocated
 
 
@@ -65,23 +68,70 @@ def digest(low: int, high: int, description: str) -> bytes:
     return hashlib.blake2b(lanes + description.encode(), digest_size=DIGEST).digest()
 
 
-def add_lanes(tensors: Sequence[Tensor], results: Tensor, rows: Sequence[int]) -> None:
+def add_lanes(
+    tensors: Sequence[Tensor], results: Tensor, rows: Sequence[int], firsts: Sequence[int] | None = None
+) -> None:
     """Add the lanes of tensors to rows of `results`, without waiting for the device.
 
     Args:
         tensors: all on the device of `results`, none of which `why_unseen` complains about.
         results: int64 [rows, 2], contiguous.
-        rows: a row for each tensor.
+        rows: a row for each tensor; several may have the same.
+        firsts: words in front of each tensor, where it is a part of another (`hashing.lanes_of`); none by default.
     """
     with torch.no_grad():
-        plain = [plain_view(tensor) for tensor in tensors]
+        parts = [
+            Part(tensor if _is_plain(tensor) else plain_view(tensor), row, first)
+            for tensor, row, first in zip(tensors, rows, firsts or itertools.repeat(0), strict=False)
+            if tensor.numel()
+        ]
         if results.is_cuda:
             with torch.cuda.device(results.device):
-                _add_on_gpu([tensor for tensor in plain if tensor.numel()], results,
-                            [row for tensor, row in zip(plain, rows, strict=True) if tensor.numel()])  # fmt: skip
-            return
-        for tensor, row in zip(plain, rows, strict=True):
-            results[row] += hashing.lanes_of(tensor.view(torch.uint8))
+                _add_on_gpu(parts, results)
+        else:
+            _add_by_pytorch(parts, results)
+
+
+class Part(NamedTuple):
+    """A tensor whose elements lie one after the other, where its lanes go, and the words in front of it."""
+
+    tensor: Tensor
+    row: int
+    first: int
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.tensor.numel() * self.tensor.element_size()
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+
+
+def _add_by_pytorch(parts: Sequence[Part], results: Tensor) -> None:
+    together: list[Part] = []
+    words = 0
+    for part in parts:
+        if part.size > _SMALL or results.device.type != "cpu":
+            results[part.row] += hashing.lanes_of(_bytes(part.tensor), part.first)
+            continue
+        if words > _SMALL:
+            _add_together(together, results)
+            together, words = [], 0
+        together.append(part)
+        words += part.size
+    if together:
+        _add_together(together, results)
+
+
+def _add_together(parts: Sequence[Part], results: Tensor) -> None:
+    lanes = hashing.lanes_of_many([_bytes(part.tensor) for part in parts], [part.first for part in parts])
+    results.index_add_(0, torch.tensor([part.row for part in parts]), lanes)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().view(-1).view(torch.uint8)
 
 
 def plain_view(tensor: Tensor) -> Tensor:
@@ -89,24 +139,30 @@ def plain_view(tensor: Tensor) -> Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
 
 
-def _add_on_gpu(tensors: Sequence[Tensor], results: Tensor, rows: Sequence[int]) -> None:
-    by_unit: dict[int, list[int]] = {}
-    for number, tensor in enumerate(tensors):
-        by_unit.setdefault(unit_of(tensor), []).append(number)
-    for unit, numbers in by_unit.items():
-        group = [tensors[number] for number in numbers]
-        if len(group) <= _FEW:
-            for number in numbers:
-                add_one(tensors[number], results[rows[number]])
-        else:
-            _add_many(group, results, tuple(rows[number] for number in numbers), unit)
+def _add_on_gpu(parts: Sequence[Part], results: Tensor) -> None:
+    from .gpu_kernels import TOGETHER
+
+    if len(parts) <= _FEW and not any(part.first for part in parts):
+        for part in parts:
+            add_one(part.tensor, results[part.row])
+        return
+    alike: dict[tuple[int, int, int], list[Part]] = {}
+    for part in parts:
+        alike.setdefault((unit_of(part.tensor), part.size, part.first), []).append(part)
+    by_kernel: dict[tuple[int, int], list[list[Part]]] = {}
+    for (unit, _, _), group in alike.items():
+        for start in range(0, len(group), TOGETHER):
+            parts_ = group[start : start + TOGETHER]
+            by_kernel.setdefault((unit, len(parts_)), []).append(parts_)
+    for (unit, together), sets in by_kernel.items():
+        _add_many(sets, results, unit, together)
 
 
 def add_one(tensor: Tensor, result: Tensor) -> None:
     """Add the lanes of one tensor to `result`, int64 [2], by one launch that a CUDA graph can hold.
 
     Args:
-        tensor: one dimension, contiguous, on a GPU, not empty.
+        tensor: contiguous, on a GPU, not empty.
     """
     from .gpu_kernels import hash_one
 
@@ -125,25 +181,30 @@ def _programs(size: int) -> int:
     return -(-size // (CHUNK * hashing.WORD))
 
 
-def _add_many(tensors: Sequence[Tensor], results: Tensor, rows: tuple[int, ...], unit: int) -> None:
+def _add_many(sets: Sequence[Sequence[Part]], results: Tensor, unit: int, together: int) -> None:
     from .gpu_kernels import hash_many
 
-    sizes = tuple(tensor.numel() * tensor.element_size() for tensor in tensors)
-    work = _work(sizes, rows, unit, results.device)
-    pointers = _on_device(tuple(tensor.data_ptr() for tensor in tensors), torch.int64, results.device)
-    hash_many[(work[2].numel(),)](pointers, *work, results, UNIT=unit)
+    sizes = tuple(parts[0].size for parts in sets)
+    firsts = tuple(parts[0].first for parts in sets)
+    rows = tuple(part.row for parts in sets for part in parts)
+    sizes_, firsts_, rows_, which, chunks = _work(sizes, firsts, rows, unit, results.device)
+    pointers = _on_device(tuple(p.tensor.data_ptr() for parts in sets for p in parts), torch.int64, results.device)
+    hash_many[(chunks.numel(),)](pointers, sizes_, firsts_, rows_, which, chunks, results, UNIT=unit, TOGETHER=together)
 
 
 @functools.lru_cache(maxsize=64)
-def _work(sizes: tuple[int, ...], rows: tuple[int, ...], unit: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Sizes and rows of the tensors, then the tensor and the chunk of every program, on the device."""
+def _work(
+    sizes: tuple[int, ...], firsts: tuple[int, ...], rows: tuple[int, ...], unit: int, device: torch.device
+) -> tuple[Tensor, ...]:
+    """Sizes and first words of the sets, rows of all tensors, then the set and the chunk of every program."""
     programs = torch.tensor([_programs(size) for size in sizes])
-    tensors = torch.repeat_interleave(torch.arange(len(sizes)), programs)
-    chunks = torch.arange(len(tensors)) - torch.repeat_interleave(programs.cumsum(0) - programs, programs)
+    sets = torch.repeat_interleave(torch.arange(len(sizes)), programs)
+    chunks = torch.arange(len(sets)) - torch.repeat_interleave(programs.cumsum(0) - programs, programs)
     return (
         _on_device(tuple(size // unit for size in sizes), torch.int64, device),
+        _on_device(firsts, torch.int64, device),
         _on_device(rows, torch.int64, device),
-        tensors.int().pin_memory().to(device, non_blocking=True),
+        sets.int().pin_memory().to(device, non_blocking=True),
         chunks.int().pin_memory().to(device, non_blocking=True),
     )
 

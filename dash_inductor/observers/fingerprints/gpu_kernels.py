@@ -10,35 +10,52 @@ from . import hashing
 CHUNK = 16384
 """Words that one program hashes."""
 
+TOGETHER = 4
+"""Tensors of equal size whose words are hashed with the same keys, at most."""
+
 _BLOCK = tl.constexpr(1024)
+_SMALL = tl.constexpr(512)  # of several tensors at once, so that all lanes stay in registers
 _CHUNK = tl.constexpr(CHUNK)
 _SEED_0, _SEED_1 = (tl.constexpr(seed) for seed in hashing.SEEDS)
 _STEP, _FIRST, _SECOND = (tl.constexpr(n) for n in (hashing.STEP, hashing.FIRST, hashing.SECOND))
 
 
 @triton.jit
-def hash_many(pointers, sizes, rows, tensors, chunks, results, UNIT: tl.constexpr):
-    """Add the lanes of many tensors to rows of `results`, one chunk of one tensor for each program.
+def hash_many(pointers, sizes, firsts, rows, sets, chunks, results, UNIT: tl.constexpr, TOGETHER: tl.constexpr):
+    """Add the lanes of many tensors to rows of `results`, one chunk of one set of tensors for each program.
 
-    pointers, sizes (in units), rows: int64, one of each tensor; tensors, chunks: int32, the tensor and the chunk of it
-    of each program; results: int64 [rows, 2]; UNIT: bytes that are loaded at once, 1, 2, 4 or 8, which divides every
-    pointer and every size in bytes.
+    The tensors of a set have the same size and the same keys, which are most of the work, and are made once for all.
+
+    pointers, rows: int64 [sets, TOGETHER], of each tensor; sizes (in units), firsts (the number of the first word):
+    int64, one of each set; sets, chunks: int32, the set and the chunk of it of each program; results: int64 [rows, 2];
+    UNIT: bytes that are loaded at once, 1, 2, 4 or 8, which divides every pointer and every size in bytes; TOGETHER: 1
+    to `TOGETHER`.
     """
     program = tl.program_id(0)
-    tensor = tl.load(tensors + program)
+    of = tl.load(sets + program).to(tl.int64)
     _hash_chunk(
-        tl.load(pointers + tensor),
-        tl.load(sizes + tensor),
+        pointers + of * TOGETHER,
+        tl.load(sizes + of),
+        tl.load(firsts + of),
         tl.load(chunks + program),
-        results + 2 * tl.load(rows + tensor),
+        results,
+        rows + of * TOGETHER,
         UNIT,
+        TOGETHER,
     )
 
 
 @triton.jit(do_not_specialize=["address", "size"])
 def hash_one(address, size, result, UNIT: tl.constexpr):
     """Add the lanes of one tensor to `result`, int64 [2]; the other arguments are as in `hash_many`."""
-    _hash_chunk(address.to(tl.int64), size.to(tl.int64), tl.program_id(0), result, UNIT)
+    lane_0 = tl.zeros([_BLOCK], tl.uint64)
+    lane_1 = tl.zeros([_BLOCK], tl.uint64)
+    units, begin, words = _extent(size.to(tl.int64), tl.program_id(0), UNIT)
+    for start in range(0, words, _BLOCK):
+        place = begin + start + tl.arange(0, _BLOCK)
+        key_0, key_1 = _keys(place)
+        lane_0, lane_1 = _added(lane_0, lane_1, address.to(tl.int64), place, units, key_0, key_1, UNIT)
+    _add(result, lane_0, lane_1)
 
 
 @triton.jit(do_not_specialize=["name", "capacity"])
@@ -60,31 +77,73 @@ def append(journal, scratch, name, capacity):
 
 
 @triton.jit
-def _hash_chunk(address, size, chunk, result, UNIT: tl.constexpr):
+def _hash_chunk(pointers, size, first, chunk, results, rows, UNIT: tl.constexpr, TOGETHER: tl.constexpr):
+    units, begin, words = _extent(size, chunk, UNIT)
+    # Lanes of the tensors of a set; those beyond TOGETHER stay zero, and the compiler drops them.
+    a_0 = tl.zeros([_SMALL], tl.uint64)
+    a_1, b_0, b_1, c_0, c_1, d_0, d_1 = a_0, a_0, a_0, a_0, a_0, a_0, a_0
+    a = tl.load(pointers)
+    b = tl.load(pointers + min(1, TOGETHER - 1))
+    c = tl.load(pointers + min(2, TOGETHER - 1))
+    d = tl.load(pointers + min(3, TOGETHER - 1))
+    for start in range(0, words, _SMALL):
+        place = begin + start + tl.arange(0, _SMALL)
+        key_0, key_1 = _keys(first + place)
+        a_0, a_1 = _added(a_0, a_1, a, place, units, key_0, key_1, UNIT)
+        if TOGETHER > 1:
+            b_0, b_1 = _added(b_0, b_1, b, place, units, key_0, key_1, UNIT)
+        if TOGETHER > 2:
+            c_0, c_1 = _added(c_0, c_1, c, place, units, key_0, key_1, UNIT)
+        if TOGETHER > 3:
+            d_0, d_1 = _added(d_0, d_1, d, place, units, key_0, key_1, UNIT)
+    _add(results + 2 * tl.load(rows), a_0, a_1)
+    if TOGETHER > 1:
+        _add(results + 2 * tl.load(rows + 1), b_0, b_1)
+    if TOGETHER > 2:
+        _add(results + 2 * tl.load(rows + 2), c_0, c_1)
+    if TOGETHER > 3:
+        _add(results + 2 * tl.load(rows + 3), d_0, d_1)
+
+
+@triton.jit
+def _extent(size, chunk, UNIT: tl.constexpr):
+    """Units of a tensor; the first word of a chunk; the words that are left from there, at most a chunk."""
     units: tl.constexpr = 8 // UNIT  # of a word
-    first = chunk.to(tl.int64) * _CHUNK
-    words_left = (size + units - 1) // units - first
-    lane_0 = tl.zeros([_BLOCK], tl.uint64)
-    lane_1 = tl.zeros([_BLOCK], tl.uint64)
-    for start in range(0, min(words_left, _CHUNK), _BLOCK):
-        place = first + start + tl.arange(0, _BLOCK)
-        word = tl.zeros([_BLOCK], tl.uint64)
-        for unit in tl.static_range(units):
-            index = place * units + unit
-            if UNIT == 8:
-                part = tl.load(address.to(tl.pointer_type(tl.uint64)) + index, mask=index < size, other=0)
-            elif UNIT == 4:
-                part = tl.load(address.to(tl.pointer_type(tl.uint32)) + index, mask=index < size, other=0)
-            elif UNIT == 2:
-                part = tl.load(address.to(tl.pointer_type(tl.uint16)) + index, mask=index < size, other=0)
-            else:
-                part = tl.load(address.to(tl.pointer_type(tl.uint8)) + index, mask=index < size, other=0)
-            word |= part.to(tl.uint64) << (8 * UNIT * unit)
-        low, high = word.to(tl.uint32), (word >> 32).to(tl.uint32)
-        there = place * units < size
-        count = (place + 1).to(tl.uint64)
-        lane_0 += tl.where(there, _product(low, high, _splitmix(count, _SEED_0)), 0)
-        lane_1 += tl.where(there, _product(low, high, _splitmix(count, _SEED_1)), 0)
+    begin = chunk.to(tl.int64) * _CHUNK
+    return size, begin, min((size + units - 1) // units - begin, _CHUNK)
+
+
+@triton.jit
+def _keys(place):
+    count = (place + 1).to(tl.uint64)
+    return _splitmix(count, _SEED_0), _splitmix(count, _SEED_1)
+
+
+@triton.jit
+def _added(lane_0, lane_1, address, place, size, key_0, key_1, UNIT: tl.constexpr):
+    """Two lanes with the words at some places added, as far as there are any."""
+    units: tl.constexpr = 8 // UNIT
+    word = tl.zeros([place.shape[0]], tl.uint64)
+    for unit in tl.static_range(units):
+        index = place * units + unit
+        if UNIT == 8:
+            part = tl.load(address.to(tl.pointer_type(tl.uint64)) + index, mask=index < size, other=0)
+        elif UNIT == 4:
+            part = tl.load(address.to(tl.pointer_type(tl.uint32)) + index, mask=index < size, other=0)
+        elif UNIT == 2:
+            part = tl.load(address.to(tl.pointer_type(tl.uint16)) + index, mask=index < size, other=0)
+        else:
+            part = tl.load(address.to(tl.pointer_type(tl.uint8)) + index, mask=index < size, other=0)
+        word |= part.to(tl.uint64) << (8 * UNIT * unit)
+    low, high = word.to(tl.uint32), (word >> 32).to(tl.uint32)
+    there = place * units < size
+    lane_0 += tl.where(there, _product(low, high, key_0), 0)
+    lane_1 += tl.where(there, _product(low, high, key_1), 0)
+    return lane_0, lane_1
+
+
+@triton.jit
+def _add(result, lane_0, lane_1):
     # Additions modulo 2^64: their order changes nothing.
     tl.atomic_add(result, tl.sum(lane_0, 0).to(tl.int64, bitcast=True), sem="relaxed")
     tl.atomic_add(result + 1, tl.sum(lane_1, 0).to(tl.int64, bitcast=True), sem="relaxed")

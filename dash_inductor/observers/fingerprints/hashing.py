@@ -29,6 +29,9 @@ Dtype and shape are no part of the lanes.  `fingerprint.digest` hashes them with
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -46,11 +49,14 @@ _CHUNK = 1 << 16  # words that are hashed at a time: the intermediate results st
 _LOW = 0xFFFFFFFF
 
 
-def lanes_of(bytes_: Tensor) -> Tensor:
+def lanes_of(bytes_: Tensor, first: int = 0) -> Tensor:
     """The lanes of the hash, by operations of PyTorch, on any device.
+
+    Lanes are sums: those of the parts of a tensor, each with its `first`, add up to those of the tensor.
 
     Args:
         bytes_: uint8 [n].
+        first: words in front of these bytes.
 
     Returns:
         int64 [2], the bits of numbers modulo 2^64.
@@ -58,8 +64,37 @@ def lanes_of(bytes_: Tensor) -> Tensor:
     total = torch.zeros(LANES, dtype=torch.int64, device=bytes_.device)
     for start in range(0, bytes_.numel(), _CHUNK * WORD):
         chunk = bytes_[start : start + _CHUNK * WORD]
-        total += _lanes_of_words(_words(chunk), start // WORD)
+        total += _lanes_of_words(_words(chunk), first + start // WORD)
     return total
+
+
+def lanes_of_many(parts: Sequence[Tensor], firsts: Sequence[int]) -> Tensor:
+    """The lanes of many small tensors on the CPU, by few operations.
+
+    Args:
+        parts: uint8 [n] each.
+        firsts: words in front of each.
+
+    Returns:
+        int64 [parts, 2].
+    """
+    sizes = tuple(-(-part.numel() // WORD) for part in parts)
+    words = torch.cat([_words(part) for part in parts])
+    ends = torch.tensor((0, *sizes)).cumsum(0)
+    low, high = words & _LOW, (words >> 32) & _LOW
+    lanes = []
+    for low_key, high_key in _keys(sizes, tuple(firsts)):
+        sums = torch.nn.functional.pad((((low + low_key) & _LOW) * ((high + high_key) & _LOW)).cumsum(0), (1, 0))[ends]
+        lanes.append(sums.diff())
+    return torch.stack(lanes, 1)
+
+
+@functools.lru_cache(maxsize=16)
+def _keys(sizes: tuple[int, ...], firsts: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
+    """The halves of the keys of every word of tensors with so many words, for each lane."""
+    places = torch.cat([torch.arange(first + 1, first + 1 + size) for size, first in zip(sizes, firsts, strict=True)])
+    keys = [_splitmix(places, seed) for seed in SEEDS]
+    return [(key & _LOW, (key >> 32) & _LOW) for key in keys]
 
 
 def _words(chunk: Tensor) -> Tensor:

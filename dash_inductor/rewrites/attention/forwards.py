@@ -31,7 +31,7 @@ def cause_to_keep(forward: Forward | None, matches: Sequence[Match]) -> str:
         return "forward and backward have different dropout"
     if any(_value(own.mask) is not _value(inputs.mask) for inputs in all_inputs):
         return "forward and backward have different masks"
-    if any(_value(own.bias) is not _value(inputs.bias) or own.softcap != inputs.softcap for inputs in all_inputs):
+    if any(_value(own.bias) is not _value(inputs.bias) or own.modifiers != inputs.modifiers for inputs in all_inputs):
         return "forward and backward change scores in different ways"
     if any(_documents(own) != _documents(inputs) for inputs in all_inputs):
         return "forward and backward have different documents or windows"

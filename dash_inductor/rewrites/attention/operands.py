@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...entries.attention import Attention, Output, Sink, View
+from ...entries.attention import Attention, Sink, View
 from ...entries.repeat_kv import Repeat, Unused, find_repeat, find_sum, is_padded_repeat
 from ...graph import sizes
 
@@ -60,7 +60,7 @@ def find_operands(attention: Attention) -> Operands:
     found: Iterable[Sink | None] = gradients[1:]
     if backward is not None:
         pairs = zip(gradients[1:], repeats, strict=True)
-        found = [find_sum(of, repeat) if isinstance(of, Output) else None for of, repeat in pairs]
+        found = [find_sum(of, repeat) if of.axes == "bhsd" else None for of, repeat in pairs]
     dk, dv = found
     if dk is None or dv is None or key_repeat.kv_heads != value_repeat.kv_heads:
         used = "their gradients are used otherwise"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from ...config import config
 from ...entries.attention import Attention, Backward, Forward, Found, Gradient, Inputs, NotReadable, Refusal, Sink
 from ...entries.biases import FoundBias, bias_of, find_bias, may_broadcast
 from ...entries.logsumexp import cause_of_results
+from ...errors import ArgumentError
 from ...graph import sizes as layout
 from ...graph.arguments import name_of
 from ...graph.nodes import origin
@@ -216,7 +217,10 @@ def _known(x: layout.Dim) -> int:
 
 def _call(mask: Mask, bias: FoundBias | None, inputs: Inputs, head_dim: int) -> Call:
     """The call; its operands are counted in the order in which `extras` makes them."""
-    call = Call(mask, _scale(inputs.scale, head_dim), softcap=_softcap(inputs.softcap))
+    try:
+        call = Call(mask, _scale(inputs.scale, head_dim), **_modifiers(inputs.modifiers))
+    except ArgumentError as error:
+        raise NotReadable(Reason.UNSUPPORTED_OP, str(error)) from error
     if bias is not None:
         call = replace(call, bias=Bias(Operand(len(call.operands)), bias.gradient is not None))
     return replace(call, dropout=_dropout(inputs.dropout, Operand(len(call.operands))))
@@ -231,14 +235,13 @@ def _scale(scale: object, head_dim: int) -> float:
     return value
 
 
-def _softcap(bound: object) -> float | None:
-    """The bound of the scaled scores; zero is none, as the operators of flash-attn have it."""
-    value = None if bound is None else _number(bound)
-    if bound is not None and value is None:
-        raise NotReadable(Reason.DYNAMIC_DIMS, f"softcap={bound}")
-    if value is not None and not 0.0 <= value < math.inf:
-        raise NotReadable(Reason.UNSUPPORTED_OP, f"softcap={value}, which is no finite number of at least 0")
-    return value or None
+def _modifiers(found: Mapping[str, object]) -> dict[str, Any]:
+    """The modifiers of scores by name; zero is none, as the operators of flash-attn have it."""
+    values = {name: (number, _number(number)) for name, number in found.items() if number is not None}
+    for name, (number, value) in values.items():
+        if value is None:
+            raise NotReadable(Reason.DYNAMIC_DIMS, f"{name}={number}")
+    return {name: value for name, (_, value) in values.items() if value}
 
 
 def _dropout(p: object, seed: Operand) -> Dropout | None:

@@ -65,11 +65,25 @@ def shows(shown, queries, keys, MASK: tl.constexpr, INDEX: tl.constexpr):
 
 
 @triton.jit
+def _some_row(first, behind, least, most):
+    """Whether the numbers of a row of a q tile, without `behind`, meet the range of a kv tile: [kv tiles, q tiles]."""
+    KV_TILES: tl.constexpr = least.shape[0]
+    tiles = tl.arange(0, KV_TILES)
+    found = tl.zeros([KV_TILES, first.shape[0]], tl.int1)
+    for i in tl.static_range(KV_TILES):
+        from_, to = tl.min(tl.where(tiles == i, least, FAR), 0), tl.max(tl.where(tiles == i, most, -1), 0)
+        meets = tl.max((tl.maximum(first, from_) <= tl.minimum(behind - 1, to)).to(tl.int32), 1) != 0
+        found = found | ((tiles == i)[:, None] & meets[None, :])
+    return found
+
+
+@triton.jit
 def judges(queries, rows_exist, keys, columns_exist, MASK: tl.constexpr, INDEX: tl.constexpr):
-    """(no pair, all pairs, some but not all pairs are known to be shown) of each tile pair: [kv tiles, q tiles].
+    """(no pair, all pairs, at least one pair is known to be shown) of each tile pair: [kv tiles, q tiles].
 
     queries, keys: of the rows [q tiles, rows] and the columns [kv tiles, columns] of tiles, of which some exist.  A
-    tile of which columns do not exist may count as one all of whose pairs are shown.
+    tile of which columns do not exist may count as one all of whose pairs are shown.  Of spans all is known: the keys
+    of a tile are neighbours.
     """
     FORM: tl.constexpr = MASK.FORMS[INDEX]
     if FORM == "codes":
@@ -86,9 +100,14 @@ def judges(queries, rows_exist, keys, columns_exist, MASK: tl.constexpr, INDEX: 
         return (q_high < kv_low) | (kv_high < q_low), one, meet
     else:
         first, behind = queries[0], queries[1]
-        least = tl.min(tl.where(columns_exist, keys[0], FAR), 1)[:, None]
-        most = tl.max(tl.where(columns_exist, keys[0], -1), 1)[:, None]
-        beside = (tl.min(first, 1)[None, :] > most) | (tl.max(behind, 1)[None, :] <= least)
+        least = tl.min(tl.where(columns_exist, keys[0], FAR), 1)
+        most = tl.max(tl.where(columns_exist, keys[0], -1), 1)
         all_first = tl.max(tl.where(rows_exist, first, -1), 1)[None, :]
         all_behind = tl.min(tl.where(rows_exist, behind, FAR), 1)[None, :]
-        return beside, (all_first <= least) & (most < all_behind), beside != beside
+        shown = (all_first <= least[:, None]) & (most[:, None] < all_behind)
+        if FORM == "ranks":
+            beside = (tl.min(first, 1)[None, :] > most[:, None]) | (tl.max(behind, 1)[None, :] <= least[:, None])
+            return beside, shown, _some_row(first, behind, least, least) | _some_row(first, behind, most, most)
+        else:
+            some = _some_row(first, behind, least, most)
+            return some == 0, shown, some

@@ -287,15 +287,20 @@ def classify(
     for i in tl.static_range(len(MASK.FORMS)):
         apart, shown, some = judges(of_rows[i], rows < q_len, of_columns[i], columns < kv_len, MASK, i)
         nowhere = nowhere | apart
-        if MASK.HAS_DENSE:
-            decided = nowhere
-        elif i == 0:
-            kinds = tl.where(shown & within & (first_key + BLOCK_KV <= kv_len), FULL, PARTIAL)
-            kinds = tl.where(nowhere, EMPTY, kinds)
-            decided = nowhere | shown | (within & some)
+        if MASK.FORMS[i] != "spans":  # the band is in these
+            some = some & within
+        if i == 0:
+            known = shown | some
+            all_shown = shown
         else:
-            kinds = tl.where(nowhere, EMPTY, kinds)
-            decided = nowhere | (decided & shown)
+            known = (known & shown) | (all_shown & some)
+            all_shown = all_shown & shown
+    if MASK.HAS_DENSE:
+        decided = nowhere
+    elif len(MASK.FORMS) > 0:
+        kinds = tl.where(all_shown & within & (first_key + BLOCK_KV <= kv_len), FULL, PARTIAL)
+        kinds = tl.where(nowhere, EMPTY, kinds)
+        decided = nowhere | known
     pairs = tl.arange(0, KV_TILES)[:, None] * Q_TILES + tl.arange(0, Q_TILES)[None, :]
     pair = tl.min(tl.where(decided, FAR, pairs), None)
     while pair < KV_TILES * Q_TILES:

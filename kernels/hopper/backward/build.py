@@ -161,7 +161,7 @@ class Kernels:
             **dict.fromkeys(("lse_desc", "delta_desc"), descriptor("fp32", [q], ROW_LAYOUT)),
             "workspace": arguments.WORKSPACE, "problem": arguments.PROBLEM,
             "data": self._data, "dropout": arguments.DROPOUT if kind.dropout else None,
-            "placement": self._placement, "dk_target": target, "dv_target": target,
+            "placement": self._placement, "targets": {"dk": target, "dv": target},
             "stamped": arguments.STAMPS if p.stamped else None, "bound": score.bound(kind),
         }  # fmt: skip
         options = {"num_warps": WARPS, "launch_cooperative_grid": alone, "launch_pdl": not alone}

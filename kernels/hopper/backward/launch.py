@@ -319,7 +319,7 @@ class _State:
             ),
             *self.main.pack(
                 stream, (*rows, dk, dv, accumulator, lse2, delta), shared, self.problem, main_data, drops, of_placement,
-                *targets, stamps, self.bound,
+                targets, stamps, self.bound,
             ),
             *self.finish.pack(
                 stream, (), accumulator, semaphores, dq, *self.finish_sizes, finish_data, of_placement

@@ -20,6 +20,16 @@ def test_a_group_has_one_order() -> None:
     assert GROUP.values(count=3, visits=1, stride=2) == (1, 2, 3)
 
 
+def test_a_parameter_may_be_several_groups() -> None:
+    """They are told apart by name, each may be absent, and arguments come in the order of the groups."""
+    several = {"first": None, "second": GROUP}
+    signature = arguments.signature(several)
+    assert (signature.first, signature.second.count) == ("constexpr", "i32")
+    assert arguments.groups((7,), several) == [((7, 0), None), ((7, 1), GROUP)]
+    assert arguments.groups((7,), GROUP) == [((7,), GROUP)]
+    assert [*arguments.flat([signature])] == ["constexpr", "*i32", "i64", "i32"]
+
+
 @pytest.mark.parametrize("values", [{"visits": 1}, {"visits": 1, "stride": 2, "count": 3, "more": 4}])
 def test_other_names_are_refused(values: dict[str, int]) -> None:
     with pytest.raises(ArgumentError, match="values"):

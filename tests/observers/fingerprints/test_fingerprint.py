@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import subprocess
@@ -126,6 +127,18 @@ def test_dtype_and_shape_are_part() -> None:
     assert len({fingerprint(t) for t in (plain, *others)}) == len(described) == 10
 
 
+def test_parts_add_up_to_the_whole() -> None:
+    """Of one tensor at a time, and of many together; rows may repeat."""
+    whole = values(torch.bfloat16, 4 * 300_000)
+    wanted = hashing.lanes_of(whole.view(torch.uint8))
+    cuts = [0, 4, 40, 1000, 600_000, len(whole)]
+    parts = [whole[a:b] for a, b in itertools.pairwise(cuts)]
+    found = torch.zeros(2, 2, dtype=torch.int64)
+    add_lanes(parts, found, [1] * len(parts), [cut // 4 for cut in cuts[:-1]])
+    assert torch.equal(found[1], wanted)
+    assert found[0].tolist() == [0, 0]
+
+
 def test_what_has_no_bytes_is_refused() -> None:
     nested = torch.nested.as_nested_tensor([torch.zeros(2)], layout=torch.jagged)
     for tensor in (torch.zeros(3).to_sparse(), torch.zeros(3, device="meta"), nested):
@@ -159,11 +172,18 @@ for unit in (8, 4, 2, 1):
     assert torch.equal(one, wanted), unit
     of = [(n, chunk) for n, programs in enumerate(chunks) for chunk in range(programs)]
     which, chunk = (torch.tensor(each, dtype=torch.int32) for each in zip(*of))
-    pointers, sizes = (torch.tensor(each) for each in zip(*((t.data_ptr(), t.numel() // unit) for t in group)))
-    many = torch.zeros(len(group) + 1, 2, dtype=torch.int64)
-    rows = torch.arange(1, len(group) + 1).flip(0)
-    gpu_kernels.hash_many[(len(of),)](pointers, sizes, rows, which, chunk, many, UNIT=unit)
-    assert torch.equal(many[rows], wanted), unit
+    for together in (1, 2, 3, 4) if unit == 8 else (1, 4):
+        sets = [[t.roll(n) if n else t for n in range(together)] for t in group]
+        pointers = torch.tensor([[t.data_ptr() for t in each] for each in sets])
+        sizes = torch.tensor([t.numel() // unit for t in group])
+        firsts = torch.arange(len(group)) * 1000
+        many = torch.zeros(len(group) * together + 1, 2, dtype=torch.int64)
+        rows = torch.arange(1, len(many)).flip(0)
+        gpu_kernels.hash_many[(len(of),)](
+            pointers, sizes, firsts, rows, which, chunk, many, UNIT=unit, TOGETHER=together
+        )
+        wanted = [hashing.lanes_of(t, first) for each, first in zip(sets, firsts.tolist()) for t in each]
+        assert torch.equal(many[rows], torch.stack(wanted)), (unit, together)
     print(unit, len(group))
 
 journal, scratch = torch.zeros(1 + 3 * 2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
@@ -197,10 +217,11 @@ def compiled(name: str, signature: dict[str, str], constants: dict[str, int]) ->
 
 
 def test_kernels_compile_and_add_atomically() -> None:
-    many = {"pointers": "*i64", "sizes": "*i64", "rows": "*i64", "tensors": "*i32", "chunks": "*i32", "results": "*i64"}
-    for unit in (8, 1):
-        ptx = compiled("hash_many", many, {"UNIT": unit})
+    longs = dict.fromkeys(("pointers", "sizes", "firsts", "rows"), "*i64")
+    many = {**longs, "sets": "*i32", "chunks": "*i32", "results": "*i64"}
+    for unit, together in ((8, 4), (8, 1), (1, 2)):
+        ptx = compiled("hash_many", many, {"UNIT": unit, "TOGETHER": together})
         assert f"ld.global.b{8 * unit}" in ptx
-        assert ptx.count("atom.global.gpu.relaxed.add.u64") == 2
+        assert ptx.count("atom.global.gpu.relaxed.add.u64") == 2 * together
     compiled("hash_one", {"address": "i64", "size": "i32", "result": "*i64"}, {"UNIT": 8})
     compiled("append", {"journal": "*i64", "scratch": "*i64", "name": "i32", "capacity": "i32"}, {})

@@ -24,9 +24,7 @@ from .tickets import leave_walk, wait_for_walk
 
 
 @gluon.jit
-def consume(
-    walks, placement, all_drops, shared, dk_desc, dv_desc, dk_target, dv_target, workspace, problem, bound, FORM
-):
+def consume(walks, placement, all_drops, shared, dk_desc, dv_desc, targets, workspace, problem, bound, FORM):
     """dk and dv of every walk's kv tile, and a dq tile per step into the dq ring.
 
     FORM: see `arguments.Form`.
@@ -104,7 +102,7 @@ def consume(
             dk, dk_tail, dv = add_to_group(work, kv, dk, dk_tail, dv, workspace, shared, n & 1)
         if work.member == GROUP - 1:
             store_gradients(
-                work, placement, drops, shared, done, kv, dk_desc, dv_desc, dk_target, dv_target, dk, dk_tail, dv,
+                work, placement, drops, shared, done, kv, dk_desc, dv_desc, targets, dk, dk_tail, dv,
                 problem.scale, WARPS,
             )  # fmt: skip
         role_barrier()
@@ -119,7 +117,7 @@ def consume(
 
 @gluon.jit
 def store_gradients(
-    work, placement, drops, shared, it, kv, dk_desc, dv_desc, dk_target, dv_target, dk, dk_tail, dv, scale,
+    work, placement, drops, shared, it, kv, dk_desc, dv_desc, targets, dk, dk_tail, dv, scale,
     WARPS: gl.constexpr,
 ):  # fmt: skip
     """Round dk and dv and start to store them, by way of the slots of the dq ring for steps `it` and after.
@@ -132,7 +130,7 @@ def store_gradients(
     dv_tile.store(drops.rescaled(dv).to(DTYPE))
     fence_async_shared()
     role_barrier()
-    store_tile(placement, dv_target, dv_desc, work.batch, work.head, row, dv_tile, WARPS)
+    store_tile(placement, targets.dv, dv_desc, work.batch, work.head, row, dv_tile, WARPS)
     # Meanwhile the slot of the last dq tile may have been emptied.
     dk_tile = shared.result_tile(it, 1) if shared.RESULTS_IN_DQ else shared.k
     dk_tile.store((dk * scale).to(DTYPE))
@@ -140,10 +138,10 @@ def store_gradients(
         shared.k_tail.store((dk_tail * scale).to(DTYPE))
     fence_async_shared()
     role_barrier()
-    store_tile(placement, dk_target, dk_desc, work.batch, work.head, row, dk_tile, WARPS)
+    store_tile(placement, targets.dk, dk_desc, work.batch, work.head, row, dk_tile, WARPS)
     if shared.TAIL_D > 0:
         store_tile(
-            placement, dk_target, dk_desc, work.batch, work.head, row, shared.k_tail, WARPS, shared.k.shape[1]
+            placement, targets.dk, dk_desc, work.batch, work.head, row, shared.k_tail, WARPS, shared.k.shape[1]
         )  # fmt: skip
     if not shared.RESULTS_IN_DQ:
         wait_until_read()

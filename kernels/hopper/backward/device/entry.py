@@ -21,7 +21,7 @@ from .table_walk import TableWalk, allocate_words_and_vectors
 @gluon.jit
 def hopper_backward(
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, lse_desc, delta_desc, workspace, problem,
-    data, dropout, placement, dk_target, dv_target, stamped, bound, SCHEDULE, MASK, FORM,
+    data, dropout, placement, targets, stamped, bound, SCHEDULE, MASK, FORM,
 ):  # fmt: skip
     """dk, dv (final) and dq (fp32, unscaled) of an attention backward.
 
@@ -35,8 +35,8 @@ def hopper_backward(
     All other arguments are groups, see `arguments`: data is given where the mask is data, see `table_walk`; dropout, if
     probabilities are dropped, see `dropout`; bound, if scores are bounded, see `score_gluon`; with `stamped` the kernel
     writes down when it does what, see `stamps`.  With `placement` the mask is one of rows: q_len and kv_len count rows,
-    dq, lse and delta have rows, and the other tensors have tokens; see `placement`, also for the targets, which are
-    given then only.
+    dq, lse and delta have rows, and the other tensors have tokens; see `placement`, also for the targets, those of
+    dk and dv, which are given then only.
     """
     gdc_wait()  # for `prepare`
     gdc_launch_dependents()  # `finish` may begin once all CTAs have: not before, it reads what `prepare` resets
@@ -67,8 +67,7 @@ def hopper_backward(
     # Gluon wants literals: names for them would turn constants into values, and so does what is added to a list.
     gl.warp_specialize(
         [
-            (consume, (walks, rows, drops, shared, dk_desc, dv_desc, dk_target, dv_target, workspace, problem, bound,
-                       FORM)),
+            (consume, (walks, rows, drops, shared, dk_desc, dv_desc, targets, workspace, problem, bound, FORM)),
             (produce, (walks, rows, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, workspace,
                        problem, SCHEDULE)),
             (reduce, first),

@@ -470,8 +470,12 @@ CONTROLS = {
     "K free while the other warpgroup reads it": (
         FLAGSHIP, f"{IN_USE}|{EARLY}|{WAITS}", "role_barrier()\n        if shared.RESULTS", "if shared.RESULTS",
     ),
-    "half of dv": (FLAGSHIP, HALF, "role_barrier()\n    store_tile(placement, dv", "store_tile(placement, dv"),
-    "half of dk": (FLAGSHIP, HALF, "role_barrier()\n    store_tile(placement, dk", "store_tile(placement, dk"),
+    "half of dv": (
+        FLAGSHIP, HALF, "role_barrier()\n    store_tile(placement, targets.dv", "store_tile(placement, targets.dv",
+    ),
+    "half of dk": (
+        FLAGSHIP, HALF, "role_barrier()\n    store_tile(placement, targets.dk", "store_tile(placement, targets.dk",
+    ),
     "a turn passed on before the other warpgroup has added": (
         FLAGSHIP, "before it is written|^$", "    role_barrier()\n    _release", "    _release",
     ),

@@ -52,8 +52,9 @@ class PlacedLaunch(DataLaunch):
 
     def data_arguments(self) -> dict[str, dict[str, Any]]:
         ones = dict.fromkeys(("head_stride", "row_stride", "dim"), 1)
-        targets = {f"{name}_target": {"ptr": Pointer(f"{name}_ptr")} | ones for name in ("dk", "dv")}
-        return super().data_arguments() | {"placement": {name: Pointer(name) for name in PLACEMENT.names}} | targets
+        targets = {name: {"ptr": Pointer(f"{name}_ptr")} | ones for name in ("dk", "dv")}
+        placement = {name: Pointer(name) for name in PLACEMENT.names}
+        return super().data_arguments() | {"placement": placement, "targets": targets}
 
     def run(self, *args: Any, **how: Any) -> Any:
         *_, place, count = self.rows.operands()
@@ -164,12 +165,12 @@ CONTROLS = {
     "whole tiles alone": ("if count == tile.shape[0]:", "if True:"),
     "tokens of the first row block": ("first = row + i * self.PLACED", "first = row"),
     "the first column of both": ("shared.k_tail, WARPS, shared.k.shape[1]", "shared.k_tail, WARPS"),
-    "values for keys": ("dk_target, dk_desc, work.batch, work.head, row, dk_tile, WARPS)",
-                        "dk_target, dk_desc, work.batch, work.head, row, dv_tile, WARPS)"),
+    "values for keys": ("targets.dk, dk_desc, work.batch, work.head, row, dk_tile, WARPS)",
+                        "targets.dk, dk_desc, work.batch, work.head, row, dv_tile, WARPS)"),
     "K free while the other warpgroup stores rows of it": (
         "role_barrier()\n        if not shared.RESULTS_IN_DQ", "if not shared.RESULTS_IN_DQ",
     ),
-    "the wrong tensor": ("store_tile(placement, dv_target,", "store_tile(placement, dk_target,"),
+    "the wrong tensor": ("store_tile(placement, targets.dv,", "store_tile(placement, targets.dk,"),
 }  # fmt: skip
 
 

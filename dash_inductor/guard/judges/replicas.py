@@ -1,0 +1,251 @@
+"""Who differs from whom: the earliest step, then the earliest stage of it, then the first tensor in order.
+
+With three or more copies the minority is accused.  With two, or halves, both sides are suspects, unless state at rest
+or a collective has already accused ranks of one side alone.  What a class of ranks shows after its first difference is
+an effect of it, until its ranks are equal again or another rank joins in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..checks.replicas import STAGES
+from ..classes import LEARNED, members
+from ..findings import Finding
+from ..judge import Job, Judge
+from ..messages import Message
+from .wording import named, ranks_in_words
+
+PATIENCE = 30.0
+"""Seconds after which roots that have not come are not waited for."""
+
+ANSWER = 20.0
+"""Seconds in which ranks answer what is below a root; they do so between two steps."""
+
+_AHEAD = 8  # steps of a class that have been compared behind one that is incomplete
+_REMEMBERED = 256  # steps
+_ASKED = 2  # ranks of each group
+_GROUPS = 3
+
+
+@dataclass
+class _Case:
+    """A difference whose tensor is looked for.
+
+    Attributes:
+        groups: ranks with equal roots, the largest group first.
+        path: below which it lies.
+        answers: of the ranks that were asked, for this path.
+    """
+
+    of: str
+    step: int
+    stage: str
+    groups: list[tuple[int, ...]]
+    since: float
+    path: str = ""
+    asked: float = 0.0
+    ranks: tuple[int, ...] = ()
+    answers: dict[int, dict[str, str] | None] = field(default_factory=dict)
+    tensor: str = ""
+    agree: bool = False
+    done: bool = False
+
+    def key(self) -> tuple[int, int]:
+        return self.step, STAGES.index(self.stage)
+
+
+class Replicas(Judge):
+    """Compares roots of ranks."""
+
+    kinds = frozenset({"bits"})
+
+    def __init__(self, job: Job, **settings: Any) -> None:
+        super().__init__(job)
+        self._accused_by: dict[int, set[int]] = {}  # ranks that others accuse, by step: they break ties
+        self._members: dict[str, frozenset[int]] = {}
+        self._roots: dict[tuple[int, str], dict[int, tuple[str, ...]]] = {}
+        self._since: dict[tuple[int, str], float] = {}
+        self._compared: dict[str, dict[int, None]] = {}  # steps of each class
+        self._apart: dict[str, set[int]] = {}  # ranks of a class that are known to differ
+        self._cases: list[_Case] = []
+
+    def take(self, message: Message, now: float) -> None:
+        """Roots, or what is below one."""
+        body = message.body
+        if isinstance(body.get("roots"), dict):
+            for of, steps in body["roots"].items():
+                self._take_roots(message.rank, of, steps, now)
+        elif "path" in body:
+            below = body.get("below")
+            for case in self._cases:
+                if (case.of, case.step, case.stage, case.path) == tuple(
+                    body.get(key) for key in ("class", "of", "stage", "path")
+                ) and message.rank in case.ranks:
+                    case.answers[message.rank] = _digests(below)
+
+    def heed(self, finding: Finding, now: float) -> None:
+        """State at rest or a collective accuses ranks."""
+        if finding.kind in ("rest", "door") and finding.severity != "note" and finding.step is not None:
+            self._accused_by.setdefault(finding.step, set()).update(finding.ranks)
+            while len(self._accused_by) > _REMEMBERED:
+                del self._accused_by[min(self._accused_by)]
+
+    def judge(self, now: float) -> list[Finding]:
+        """What is new."""
+        return self._judged(now, last=False)
+
+    def finish(self, now: float) -> list[Finding]:
+        """What is new, when nobody will say more."""
+        return self._judged(now, last=True)
+
+    def _take_roots(self, rank: int, of: str, steps: Any, now: float) -> None:
+        if of not in self._members and len(self._members) < 1 << 16:
+            self._members[of] = frozenset(members(of, self.job.world) or ())
+        if rank not in self._members.get(of, ()) or not isinstance(steps, dict):
+            return
+        for text, roots in steps.items():
+            if not (text.isdecimal() and len(text) < 16 and isinstance(roots, list) and len(roots) == len(STAGES)):
+                continue
+            step = int(text)
+            if all(isinstance(root, str) for root in roots) and step not in self._compared.get(of, {}):
+                self._roots.setdefault((step, of), {})[rank] = tuple(roots)
+                self._since.setdefault((step, of), now)
+
+    def _judged(self, now: float, last: bool) -> list[Finding]:
+        for step, of in sorted(self._roots):
+            ranks, here = self._members[of], self._roots[step, of]
+            compared = self._compared.setdefault(of, {})
+            missing = [rank for rank in ranks if rank not in here] if len(here) < len(ranks) else []
+            late = last or now - self._since[step, of] > PATIENCE or max(compared, default=0) >= step + _AHEAD
+            if missing and not late:
+                continue
+            if missing:
+                why = f"roots of {len(missing)} of {len(ranks)} ranks of a class have not come"
+                self.job.coverage.unseen("bits", why)
+            self._compare(step, of, here, now)
+            del self._roots[step, of], self._since[step, of]
+            compared[step] = None
+            while len(compared) > _REMEMBERED:
+                del compared[min(compared)]
+        return self._conclude(now, last)
+
+    def _compare(self, step: int, of: str, roots: Mapping[int, tuple[str, ...]], now: float) -> None:
+        self.job.coverage.count("bits", compared=len(roots))
+        for number, stage in enumerate(STAGES):
+            groups: dict[str, list[int]] = {}
+            for rank in sorted(roots):
+                groups.setdefault(roots[rank][number], []).append(rank)
+            if len(groups) < 2:
+                continue
+            ordered = sorted((tuple(group) for group in groups.values()), key=lambda group: (-len(group), group))
+            if set(_odd(ordered)) <= set().union(*self._apart.values()):
+                self._apart[of] = set(_odd(ordered))
+                return  # an effect of what is known
+            case = _Case(of, step, stage, ordered, now)
+            self._apart[of] = set(_odd(ordered))
+            self._cases.append(case)
+            self._ask(case, now)
+            return
+        if len(roots) == len(self._members[of]):
+            self._apart.pop(of, None)
+
+    def _ask(self, case: _Case, now: float) -> None:
+        case.asked, case.answers = now, {}
+        case.ranks = tuple(rank for group in case.groups[:_GROUPS] for rank in group[:_ASKED])
+        body = {"step": case.step, "class": case.of, "stage": case.stage, "path": case.path}
+        self.job.orders.append((case.ranks, Message("bits", 0, case.step, body)))
+
+    def _conclude(self, now: float, last: bool) -> list[Finding]:
+        for case in self._cases:
+            if not case.done and (last or len(case.answers) == len(case.ranks) or now - case.asked > ANSWER):
+                self._descend(case, now)
+        found: list[Finding] = []
+        self._cases.sort(key=_Case.key)
+        named_: set[int] = set()
+        while self._cases and (self._cases[0].done or last):
+            case = self._cases.pop(0)
+            ranks, how = self._accused(case)
+            if found and set(ranks) <= named_:
+                continue  # another class shows the same ranks
+            named_ |= set(ranks)
+            found.append(self._finding(case, ranks, how))
+        return found
+
+    def _descend(self, case: _Case, now: float) -> None:
+        case.done = True
+        answers = [{rank: case.answers.get(rank) for rank in group if rank in case.ranks} for group in case.groups]
+        sides = [[below for below in group.values() if below is not None] for group in answers]
+        sides = [side for side in sides if side]
+        if len(sides) < 2:
+            return
+        firsts = [side[0] for side in sides]
+        child = next(
+            (
+                name
+                for first in firsts
+                for name in first
+                if any(name not in o or o[name] != first[name] for o in firsts)
+            ),
+            None,
+        )
+        if child is None:
+            case.agree = not case.path
+        elif child.endswith("."):
+            case.path, case.done = child[:-1], False
+            self._ask(case, now)
+        else:
+            case.tensor = child
+
+    def _accused(self, case: _Case) -> tuple[tuple[int, ...], str]:
+        """Who is accused, and how they were found."""
+        if case.agree:
+            return (), "agree"
+        if len(case.groups[0]) > len(case.groups[1]) and not case.of.startswith(LEARNED):
+            return _odd(case.groups), "minority"
+        others = {rank for step in (case.step - 1, case.step) for rank in self._accused_by.get(step, ())}
+        sides = [group for group in case.groups if others & set(group)]
+        if len(case.groups[0]) > len(case.groups[1]):
+            return _odd(case.groups), "minority"
+        if len(sides) == 1 and len(sides) < len(case.groups):
+            return tuple(sorted(others & set(sides[0]))), "beside"
+        return tuple(sorted(rank for group in case.groups for rank in group)), "tie"
+
+    def _finding(self, case: _Case, ranks: tuple[int, ...], how: str) -> Finding:
+        what = named(case.stage, case.tensor) if case.tensor else case.stage
+        apart = " and ".join(ranks_in_words(group) for group in case.groups[:4])
+        declared = not case.of.startswith(LEARNED)
+        evidence = {
+            "copies": sum(map(len, case.groups)), "agree": len(case.groups[0]), "found by": how,
+            "replicas": "declared" if declared else "equal in all steps before",
+        }  # fmt: skip
+        common: dict[str, Any] = {
+            "step": case.step, "stage": case.stage, "tensor": what if case.tensor else "",
+            "groups": tuple(case.groups[:16]), "evidence": evidence,
+        }  # fmt: skip
+        if how == "agree":
+            sentence = f"step {case.step}: roots of {case.stage} differ between {apart}, and all that is below agrees"
+            return Finding("guard", "note", f"{sentence}: a message of the guard was damaged", **common)
+        if how == "tie":
+            sentence = f"step {case.step}: {apart} differ from each other in {what}; no majority says which is right"
+        else:
+            differ = "differs" if len(ranks) == 1 else "differ"
+            rest = tuple(sorted(rank for group in case.groups for rank in group if rank not in ranks))
+            sentence = f"step {case.step}: {ranks_in_words(ranks)} {differ} from {ranks_in_words(rest)} in {what}"
+            if how == "beside":
+                sentence += ", and other checks accuse it too"
+        return Finding("bits", "suspect", sentence, ranks=ranks, **common)
+
+
+def _odd(groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The ranks outside of the largest group; all of them, if there are two of that size."""
+    tie = len(groups[0]) == len(groups[1])
+    return tuple(sorted(rank for group in (groups if tie else groups[1:]) for rank in group))
+
+
+def _digests(raw: Any) -> dict[str, str] | None:
+    if not isinstance(raw, dict):
+        return None
+    return {name: value for name, value in raw.items() if isinstance(value, str)}

@@ -1,0 +1,119 @@
+"""Blocks of generated kernels, by a rule: as good as what Inductor finds by timing, and the same everywhere.
+
+Where Inductor does not know which blocks suit a kernel, it offers several and times them.  In its deterministic mode it
+takes one whatever the kernel does; most are for sums along rows, and a sum across rows takes up to three times as long.
+The rule below reads what a kernel sums, and how large it is.  It comes from times of an H100
+(``benchmarks/results/reductions.json``, which a test compares it with), and does not depend on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..upstream import seams
+
+ACROSS = 8
+"""How many times more accesses are coalesced along what a kernel keeps than along what it sums, for a sum across rows.
+Inductor has the same number for the opposite."""
+MANY = 1 << 22
+"""Elements from which a kernel in two dimensions gets large tiles."""
+
+
+_NAMING = "\n# in the place of @triton_heuristics.{}\n"
+"""A comment in the code of a kernel, by which Inductor names it: "triton_red_..." for a reduction."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A generated kernel.
+
+    Attributes:
+        kind: "pointwise", "reduction" (a loop over what is summed) or "persistent_reduction" (no loop).
+        sizes: elements along "x", "y", "z", which are kept, and along "r0_", "r1_", which are summed.
+        hint: along what it sums, as far as Inductor knows: "INNER", "OUTER", "OUTER_TINY" or "DEFAULT".
+        scores: how many accesses are coalesced along each of `sizes`; may be empty.
+        loads, stores: their numbers.
+    """
+
+    kind: str
+    sizes: Mapping[str, int]
+    hint: str
+    scores: Mapping[str, int]
+    loads: int
+    stores: int
+
+
+def install(active: Callable[[], bool]) -> None:
+    """Choose blocks of kernels whose code is generated while `active`."""
+    seams.GENERATE_KERNEL.wrap(lambda plain: _choosing(plain, active))
+
+
+def _choosing(generate: Callable[..., str], active: Callable[[], bool]) -> Callable[..., str]:
+    """Fixes the blocks of a kernel before its code is written; the program's ``max_autotune_pointwise`` stays."""
+
+    def generate_chosen(self: Any, *args: Any, **kwargs: Any) -> str:
+        from torch._inductor import config
+
+        timed = config.max_autotune or config.max_autotune_pointwise or config.coordinate_descent_tuning
+        if active() and not self.fixed_config and not timed:
+            from ..upstream import blocks
+
+            facts = blocks.facts_of(self)
+            chosen = choose(Kernel(**facts)) if facts else None
+            if facts and chosen:
+                blocks.fix(self, chosen)
+                return generate(self, *args, **kwargs) + _NAMING.format(facts["kind"])
+        return generate(self, *args, **kwargs)
+
+    return generate_chosen
+
+
+def choose(kernel: Kernel) -> dict[str, int] | None:
+    """The blocks of a kernel, with its warps and stages; None where Inductor's own rule is as good."""
+    sizes = kernel.sizes
+    x, r = sizes["x"], sizes.get("r0_", 1)
+    if kernel.kind == "pointwise":
+        if {*sizes} != {"x", "y"} or kernel.loads + kernel.stores <= 2:
+            return None
+        large = min(x, sizes["y"]) > 32 and x * sizes["y"] >= MANY
+        return _blocks(8, XBLOCK=64, YBLOCK=64) if large else None
+    if {*sizes} != {"x", "r0_"}:
+        return None
+    if kernel.hint == "DEFAULT" and kernel.scores.get("x", 0) >= ACROSS * max(kernel.scores.get("r0_", 1), 1):
+        return _across(kernel.kind, x, r, kernel.loads)
+    if kernel.hint == "INNER" and kernel.kind == "reduction" and x > 512:
+        return _along(r, kernel.loads)
+    return None
+
+
+def _across(kind: str, x: int, r: int, loads: int) -> dict[str, int] | None:
+    """Sums across rows of `x` numbers in all, `r` of them each."""
+    if x < 2048:
+        return None
+    if kind == "persistent_reduction":  # 16 numbers a thread
+        return _blocks(max(_up(r) // 8, 1), XBLOCK=64)
+    if x <= 16384:
+        return _blocks(16, XBLOCK=64, R0_BLOCK=min(_up(r), 64))
+    if loads < 4 or r <= 128:
+        return _blocks(4, XBLOCK=64, R0_BLOCK=8)
+    return _blocks(4, XBLOCK=32, R0_BLOCK=32)
+
+
+def _along(r: int, loads: int) -> dict[str, int] | None:
+    """Sums along rows of `r` numbers, in a loop; up to 4096 of them, one turn reads the whole row."""
+    if 1024 < r <= 2048:
+        return _blocks(4, XBLOCK=1, R0_BLOCK=2048)
+    if 2048 < r <= 4096:
+        return _blocks(8, XBLOCK=1, R0_BLOCK=4096)
+    return _blocks(8, XBLOCK=1, R0_BLOCK=2048) if r > 4096 and loads == 1 else None
+
+
+def _blocks(warps: int, **blocks: int) -> dict[str, int]:
+    return {**blocks, "num_warps": warps, "num_stages": 1}
+
+
+def _up(size: int) -> int:
+    """The next power of two."""
+    return int(1 << (size - 1).bit_length())

@@ -1,0 +1,170 @@
+"""Sums along dimensions of what lies side by side: each row adds a range of positions, with a weight for each of them.
+
+In each dimension a banded matrix [rows, positions] says how much of a position a row gets.  Where the range of a row
+begins is a function of its number, and the weights in the range become a table on the device.  What several dimensions
+add up is the product of their matrices, so that one dimension can be summed after the other.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+UNROLLED = 16
+"""So many terms are added by one expression; of more, dimensions are summed one after the other."""
+MOST = 256
+"""Positions of a row at most, in one dimension."""
+COMPARED = 1 << 26
+"""Triples of a row, a position and a place in the row's range that are compared at most, to make a table."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """The sums of one dimension.
+
+    Attributes:
+        rows, positions: how many there are.
+        longest: positions from the first to the last one that a row adds, at most.
+        line: three numbers a, b and c; the range of row r begins at (a * r + b) // c, or within bounds next to that.
+        matrix: given tensors of the graph, of which the first has the device, and the dtype of weights, the weights:
+            [rows, positions].
+    """
+
+    rows: int
+    positions: int
+    longest: int
+    line: tuple[int, int, int]
+    matrix: Callable[..., Tensor]
+
+    @property
+    def fits(self) -> bool:
+        return self.longest <= MOST and self.longest * self.rows * self.positions <= COMPARED
+
+    def begins(self, device: torch.device) -> Tensor:
+        """int32 [rows]: the first position of each row's range, of which the last one is a position, too."""
+        slope, offset, divisor = self.line
+        most = self.positions - self.longest
+        rows = torch.arange(self.rows, device=device, dtype=torch.int64 if divisor > 1 else torch.int32)
+        reached = rows * slope + offset
+        if divisor == 1:
+            return reached.clamp(0, most)
+        numbers = torch.arange(1, most + 1, device=device) * divisor
+        return (numbers <= reached[:, None]).sum(1).to(torch.int32)  # which divides nothing
+
+    def weights(self, *tensors: Tensor, dtype: torch.dtype) -> Tensor:
+        """[longest, rows]: the weights of each row's range."""
+        device = tensors[0].device
+        places = torch.arange(self.longest, device=device)[:, None, None] + self.begins(device)[None, :, None]
+        here = torch.arange(self.positions, device=device) == places
+        return torch.where(here, self.matrix(*tensors, dtype=dtype), 0).sum(-1)
+
+
+def band(first: Tensor, last: Tensor, rows: int, matrix: Callable[..., Tensor]) -> Band:
+    """The band of a matrix.
+
+    Args:
+        first, last: integers on the CPU, [positions]: the least and the largest row that each position may reach.
+    """
+    positions = first.numel()
+    numbers = torch.arange(rows, device="cpu")
+    begins = torch.searchsorted(last.cummax(0).values, numbers)
+    ends = torch.searchsorted(first.flip(0).cummin(0).values.flip(0), numbers, right=True)
+    filled = ends > begins
+    numbers, begins, ends = numbers[filled], begins[filled], ends[filled]
+    if not numbers.numel():
+        return Band(rows, positions, 1, (0, 0, 1), matrix)
+    slopes = {Fraction(positions, rows), *([Fraction(positions - 1, rows - 1)] if rows > 1 else [])}
+    found = []
+    for slope in sorted(slopes):
+        a, c = slope.numerator, slope.denominator
+        b = int((begins * c + c - 1 - numbers * a).min())
+        longest = int((ends - ((numbers * a + b) // c).clamp(min=0)).max())
+        found.append((longest, c, a, b))
+    longest, c, a, b = min(found)
+    return Band(rows, positions, longest, (a, b, c), matrix)
+
+
+def weighted(values: Tensor, *tables: Tensor, batch: int) -> Tensor:
+    """The sums, in fp32 or in fp64 for fp64, rounded to the dtype of the values.
+
+    Args:
+        values: [batch..., positions of each dimension, columns...].
+        tables: of each dimension that is summed, where ranges begin, and their weights.
+        batch: leading dimensions in front of those that are summed.
+    """
+    exact = torch.float64 if values.dtype == torch.float64 else torch.float32
+    axes = [_Axis(batch + i, *pair) for i, pair in enumerate(zip(tables[::2], tables[1::2], strict=True))]
+    if math.prod(axis.longest for axis in axes) <= UNROLLED:
+        return _at_once(values, axes, [], exact).to(values.dtype)
+    total = values
+    for axis in sorted(axes, key=lambda axis: axis.rows / values.shape[axis.dim]):
+        total = _at_once(total, [axis], [], exact) if axis.longest <= UNROLLED else _reduced(total, axis, exact)
+    return total.to(values.dtype)
+
+
+@dataclass(frozen=True)
+class _Axis:
+    dim: int
+    begins: Tensor
+    weights: Tensor
+
+    @property
+    def longest(self) -> int:
+        return self.weights.shape[0]
+
+    @property
+    def rows(self) -> int:
+        return self.weights.shape[1]
+
+
+def _at_once(values: Tensor, axes: Sequence[_Axis], places: list[Tensor], exact: torch.dtype) -> Tensor:
+    """The sums of the axes behind those of which the places are known already, as one expression."""
+    if len(places) == len(axes):
+        indices = [None] * axes[0].dim + [_along(place, 0, len(axes) - 1 - i) for i, place in enumerate(places)]
+        found: Tensor = aten._unsafe_index.Tensor(values, indices)
+        return found.to(exact)
+    axis, terms = axes[len(places)], []
+    behind = values.dim() - 1 - axis.dim
+    for i in range(axis.longest):
+        inner = _at_once(values, axes, [*places, axis.begins + i], exact)
+        weight = _along(axis.weights[i], 0, behind)
+        terms.append(torch.where(weight != 0, weight * inner, 0))  # of what has no part, infinities have none
+    return functools.reduce(torch.add, terms)
+
+
+def _reduced(values: Tensor, axis: _Axis, exact: torch.dtype) -> Tensor:
+    """The sums of one axis, as a reduction of the ranges."""
+    places = axis.begins[:, None] + torch.arange(axis.longest, device=values.device, dtype=torch.int32)
+    found = aten._unsafe_index.Tensor(values, [None] * axis.dim + [places]).to(exact)
+    weights = _along(axis.weights.t(), 0, values.dim() - 1 - axis.dim)
+    return torch.where(weights != 0, weights * found, 0).sum(axis.dim + 1)
+
+
+def _along(tensor: Tensor, before: int, behind: int) -> Tensor:
+    return tensor.reshape(*[1] * before, *tensor.shape, *[1] * behind)
+
+
+def windows(size: int, count: int) -> Band:
+    """The backward of adaptive average pooling: number i of its windows is [i * size // count, ...), and an element
+    gets what is left of each window that it lies in, divided by the window's length.
+    """
+
+    def bounds(device: torch.device | str) -> tuple[Tensor, Tensor]:
+        positions = torch.arange(count, device=device)
+        return positions * size // count, ((positions + 1) * size + count - 1) // count
+
+    def matrix(like: Tensor, dtype: torch.dtype) -> Tensor:
+        begins, ends = bounds(like.device)
+        elements = torch.arange(size, device=like.device)[:, None]
+        return torch.where((elements >= begins) & (elements < ends), 1 / (ends - begins).to(dtype), 0)
+
+    begins, ends = bounds("cpu")
+    return band(begins, ends - 1, size, matrix)

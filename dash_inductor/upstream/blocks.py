@@ -1,0 +1,44 @@
+"""Facts about a kernel that Inductor generates, and its blocks fixed where they would be chosen by timing or a rule.
+
+For code that runs while Inductor compiles: importing this module imports its code generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sympy
+from torch._inductor.codegen.triton import FixedTritonConfig
+
+KINDS = ("pointwise", "reduction", "persistent_reduction")
+
+
+def facts_of(kernel: Any) -> dict[str, Any] | None:
+    """What a rule may read of a kernel; None for a kernel of another kind, or with sizes that are not known.
+
+    Returns:
+        ``kind``, one of `KINDS`; ``sizes``, the elements along "x", "y", "z" (kept) and "r0_", "r1_" (summed);
+        ``hint``, along what it sums as far as Inductor knows, "INNER", "OUTER", "OUTER_TINY" or "DEFAULT"; ``scores``,
+        how many of its accesses are coalesced along each of these; ``loads`` and ``stores``, their numbers.
+    """
+    kind = kernel._get_heuristic()
+    if kind not in KINDS or kernel.is_combo_kernel or getattr(kernel, "mix_order_reduction", False):
+        return None
+    sizes = {name: int(size) for name, size in kernel.numels.items() if isinstance(size, (int, sympy.Integer))}
+    if len(sizes) < len(kernel.numels):
+        return None
+    scores = kernel.tiling_scores or {}
+    return {
+        "kind": kind,
+        "sizes": {name: size for name, size in sizes.items() if kernel.inside_reduction or not name.startswith("r")},
+        "hint": kernel.features.get_reduction_hint(kernel.tiling_scores).name if kernel.inside_reduction else "",
+        "scores": {name: int(score) for name, score in scores.items()},
+        "loads": kernel.num_load,
+        "stores": kernel.num_store,
+    }
+
+
+def fix(kernel: Any, blocks: Mapping[str, int]) -> None:
+    """Give a kernel these blocks (``XBLOCK``, ``R0_BLOCK``, ...), ``num_warps`` and ``num_stages``."""
+    kernel.fixed_config = FixedTritonConfig({**blocks})

@@ -1,0 +1,137 @@
+"""The rule for blocks of generated kernels, beside times on a GPU, and in generated code."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dash_inductor.install.blocks import Kernel, choose
+
+from ..support.distribution import ROOT
+from ..support.fakecuda import compiler
+from ..support.processes import run_python
+
+RESULTS = Path(ROOT, "benchmarks", "results", "reductions.json")
+
+
+def kernel_of(row: dict[str, Any]) -> Kernel:
+    """The kernel of a row of the results, whose sizes are powers of two."""
+    facts = row["facts"]
+    return Kernel(
+        kind={"persistent": "persistent_reduction"}.get(row["kind"], row["kind"]),
+        sizes=row["hints"],
+        hint=facts.get("reduction_hint", "").removeprefix("ReductionHint."),
+        scores=ast.literal_eval(facts.get("tiling_scores", "{}")),
+        loads=int(facts["num_load"]),
+        stores=int(facts["num_store"]),
+    )
+
+
+def text_of(blocks: dict[str, int]) -> str:
+    """Blocks as the benchmark writes them."""
+    sizes = [f"{name.removesuffix('BLOCK').strip('_')}{size}" for name, size in blocks.items() if "BLOCK" in name]
+    return " ".join([*sizes, f"w{blocks['num_warps']}"])
+
+
+def rows() -> Iterator[tuple[dict[str, Any], str]]:
+    """The rows for whose kernels the rule chooses, with what it chooses."""
+    for row in json.loads(RESULTS.read_text())["rows"]:
+        chosen = choose(kernel_of(row)) if "RSPLIT_SIZE" not in row["facts"] else None
+        if chosen:
+            yield row, text_of(chosen)
+
+
+def test_the_rule_is_as_good_as_timing_and_better_than_the_deterministic_mode() -> None:
+    """On average over the kernels that were timed, of which no two weigh more than one; none gets much slower."""
+    found = [*rows()]
+    assert len(found) >= 18
+    against_default, against_pinned = [], []
+    for row, text in found:
+        us = row["us"]
+        default = min(us[other] for other in row["default"] if other in us)
+        against_default.append(us[text] / default)
+        against_pinned.append(us[text] / us[row["pinned"]])
+        assert us[text] <= 1.08 * us[row["pinned"]], (row["case"], text)
+
+    def mean(ratios: list[float]) -> float:
+        return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+    assert mean(against_default) <= 0.97
+    assert mean(against_pinned) <= 0.85
+
+
+def test_kernels_that_are_left_to_inductor() -> None:
+    def kernel(kind: str, hint: str = "", loads: int = 3, scores: dict[str, int] | None = None, **sizes: int) -> Kernel:
+        return Kernel(kind, sizes, hint, scores or {}, loads, stores=1)
+
+    assert choose(kernel("pointwise", x=1 << 25)) is None
+    assert choose(kernel("pointwise", x=512, y=512)) is None  # small
+    assert choose(kernel("pointwise", x=4096, y=8192, loads=1)) is None  # a copy: Inductor's tiles are for that
+    assert choose(kernel("pointwise", x=8, y=1 << 20)) is None
+    assert choose(kernel("reduction", "INNER", x=8192, r0_=50257)) is None
+    assert choose(kernel("reduction", "INNER", x=1, r0_=2000)) is None
+    assert choose(kernel("reduction", "DEFAULT", scores={"x": 100, "r0_": 90}, x=1 << 16, r0_=256)) is None
+    assert choose(kernel("reduction", "OUTER", scores={"x": 100}, x=1 << 16, r0_=256)) is None
+    assert choose(kernel("persistent_reduction", "INNER", x=8192, r0_=1024)) is None
+    assert choose(kernel("reduction", "DEFAULT", scores={"x": 100}, x=1 << 16, r0_=256, y=4)) is None
+
+
+PROGRAM = """
+    import contextlib, json, re, sys
+
+    from tests.support import fakecuda, mockgpu
+
+    mockgpu.install_driver()
+    fakecuda.install()
+    import torch
+    import torch._inductor.config
+    from torch._inductor.graph import GraphLowering
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mockgpu.install_torch()
+    import dash_inductor
+
+    codes = []
+    GraphLowering.save_output_code = staticmethod(codes.append)
+    torch._inductor.config.fx_graph_cache = False
+    torch._inductor.config.joint_graph_constant_folding = False
+    torch.use_deterministic_algorithms(True)
+
+    def across(x):
+        return x.float().square().sum(1)
+
+    def along(x):
+        return torch.softmax(x.flatten(0, 1), -1)
+
+    def found(function, *sizes, dynamic=False):
+        torch._dynamo.reset()
+        with FakeTensorMode(allow_non_fake_inputs=True), contextlib.suppress(Exception):
+            torch.compile(function, dynamic=dynamic)(torch.empty(sizes, device="cuda"))
+        code = codes.pop()
+        names = re.findall(r"'triton_(...)_fused", code)
+        return re.findall(r"triton_heuristics.(\\w+)\\(\\s*(config=\\{[^}]*\\})?", code) + sorted({*names})
+
+    results = [found(across, 64, 1024, 1024), found(across, 64, 32, 1024), found(along, 64, 1024, 2048)]
+    results.append(found(across, 64, 1024, 1024, dynamic=True))
+    with dash_inductor.disabled():
+        results.append(found(across, 64, 1024, 1024))
+    torch._inductor.config.max_autotune_pointwise = True
+    results.append(found(across, 64, 1024, 1024))
+    print(json.dumps(results))
+"""
+
+
+@pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
+def test_generated_code() -> None:
+    output = run_python(PROGRAM, path=ROOT, TORCHINDUCTOR_COMPILE_THREADS=1).stdout
+    across, short, along, *others = json.loads(output.splitlines()[-1])
+    assert across == [["fixed_config", "config={'XBLOCK': 64, 'R0_BLOCK': 8, 'num_warps': 4, 'num_stages': 1}"], "red"]
+    assert short == [["fixed_config", "config={'XBLOCK': 64, 'num_warps': 4, 'num_stages': 1}"], "per"]
+    assert along == [["fixed_config", "config={'XBLOCK': 1, 'R0_BLOCK': 2048, 'num_warps': 4, 'num_stages': 1}"], "red"]
+    assert others == [[["reduction", ""], "red"]] * 3

@@ -1,0 +1,377 @@
+"""A small language model in five kinds of parallelism, trained under the guard with faults planted into single ranks.
+
+``python -m tests.support.planted RANK WORLD PORT FOLDER`` is one of the processes: it runs the trials of
+``FOLDER/trials.json``, and rank 0 writes ``FOLDER/results.jsonl``.  Messages are carried between two steps, by
+collectives of a group of their own, so that what is found does not depend on time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from dash_inductor.guard import bits
+from dash_inductor.guard.channel import Local
+from dash_inductor.guard.check import Check
+from dash_inductor.guard.findings import Finding
+from dash_inductor.guard.judge import Job
+from dash_inductor.guard.messages import Message, decode
+from dash_inductor.guard.monitor import Monitor
+from dash_inductor.guard.rank import Rank
+
+from .distribution import ROOT
+from .processes import run_together
+
+WIDTH, HEADS, VOCABULARY, BLOCKS, LENGTH = 32, 4, 64, 2, 12
+MODES = ("ddp", "fsdp", "hsdp", "tp", "replicate")
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).flatten(-2))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ln1, self.ln2, self.attn = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH), Attention()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln1(x))
+        return x + self.down(F.gelu(self.up(self.ln2(x))))
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, variant: str = "") -> None:
+        super().__init__()
+        self.emb = nn.Embedding(VOCABULARY, WIDTH)
+        self.register_buffer("pos", torch.randn(16, WIDTH) * 0.1)
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.ln, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        if variant == "batch norm":
+            self.norm = nn.BatchNorm1d(LENGTH)
+        if variant == "frozen":
+            self.emb.requires_grad_(False)
+            self.blocks[0].requires_grad_(False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.emb(tokens) + self.pos[: tokens.shape[1]]
+        if hasattr(self, "norm"):
+            x = self.norm(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.ln(x))
+
+
+VARIANTS = {
+    "ddp": ("batch norm", "accumulate", "clip", "frozen", "two optimizers"),
+    "fsdp": ("mixed precision", "accumulate", "clip", "with tp", "frozen"),
+    "hsdp": ("mixed precision", "clip", "accumulate"),
+    "tp": ("sequence", "clip", "two optimizers"),
+    "replicate": ("accumulate", "batch norm"),
+}
+"""What else programs do, by mode; none of it may be taken for a fault."""
+
+
+def build(mode: str, world: int, variant: str = "") -> tuple[nn.Module, LanguageModel]:
+    """The model as it is called, and the model inside."""
+    torch.manual_seed(0)
+    model = LanguageModel(variant)
+    if mode == "ddp":
+        return DistributedDataParallel(model), model
+    if mode in ("fsdp", "hsdp"):
+        _shard(model, mode, world, variant)
+    elif mode == "tp":
+        _parallelize(model, init_device_mesh("cpu", (world,)), variant)
+    elif mode == "replicate":
+        from torch.distributed._composable.replicate import replicate
+
+        replicate(model)
+    return model, model
+
+
+def _shard(model: LanguageModel, mode: str, world: int, variant: str) -> None:
+    more: dict[str, Any] = {}
+    if variant == "mixed precision":
+        more["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        more["reshard_after_forward"] = False
+    if mode == "hsdp":
+        mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
+    elif variant == "with tp":
+        both = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("shard", "heads"))
+        _parallelize(model, both["heads"], variant)
+        mesh = both["shard"]
+    else:
+        mesh = init_device_mesh("cpu", (world,))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, **more)
+    fully_shard(model, mesh=mesh, **more)
+
+
+def _parallelize(model: LanguageModel, mesh: DeviceMesh, variant: str) -> None:
+    plan: dict[str, Any] = {f"attn.{name}": ColwiseParallel() for name in "qkv"}
+    plan |= {"attn.out": RowwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
+    if variant == "sequence":
+        plan |= {"ln2": SequenceParallel(), "up": ColwiseParallel(input_layouts=Shard(1))}
+    parts = PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Shard(1),))
+    for block in model.blocks:
+        if variant == "sequence":
+            parallelize_module(block, mesh, {"ln2": parts})
+        parallelize_module(block, mesh, plan)
+
+
+@dataclass
+class Trial:
+    """One short training run.
+
+    Attributes:
+        mode: one of `MODES`.
+        kind: of the fault, a key of `tests.guard.kinds.KINDS`; "clean".
+        rank, step: where it is planted.
+        seed: chooses tensor, element and bit.
+        settings: of checks.
+        variant: one of `VARIANTS`.
+        steps: of the run.
+        fact: what was planted, filled in by the run.
+    """
+
+    mode: str
+    kind: str = "clean"
+    rank: int = 0
+    step: int = 7
+    seed: int = 0
+    settings: dict[str, int] = field(default_factory=dict)
+    steps: int = 10
+    variant: str = ""
+    fact: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Run:
+    """What a fault can be planted into."""
+
+    trial: Trial
+    number: int
+    called: nn.Module
+    model: LanguageModel
+    optimizer: torch.optim.Optimizer
+
+    @property
+    def here(self) -> bool:
+        return self.number == self.trial.rank
+
+
+def local(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def flip(tensor: Tensor, index: int, bit: int) -> None:
+    """Flip a bit of an element of a tensor in place, as a machine does: PyTorch does not know of it."""
+    raw = local(tensor).data
+    width = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[raw.element_size()]
+    words = raw.reshape(-1).clone().view(width)
+    words[index % words.numel()] ^= 1 << (bit % (8 * raw.element_size() - 1))
+    raw.copy_(words.view(raw.dtype).view_as(raw))
+
+
+class Carried:
+    """A channel whose messages wait until all ranks meet."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.asked: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        self.sent.append(message.encode())
+
+    def orders(self) -> list[Message]:
+        orders, self.asked = self.asked, []
+        return orders
+
+    def close(self) -> None:
+        pass
+
+
+class Meeting:
+    """Carries messages of all ranks to the monitor of rank 0, and what it asks back."""
+
+    def __init__(self, number: int, world: int, group: dist.ProcessGroup):
+        self.number, self.world, self.group, self.channel = number, world, group, Carried()
+        self.local, self.time, self.largest = Local(), 0.0, 0
+        job = Job(world)
+        self.monitor = Monitor(
+            job, self.local, [kind(job) for kind in bits.JUDGES], None, lambda finding: None, lambda: 0.0
+        )
+
+    def meet(self, last: bool = False) -> list[Finding]:
+        """All ranks call it, between two steps."""
+        everyone: list[Any] = [None] * self.world
+        dist.all_gather_object(everyone, self.channel.sent, group=self.group)
+        self.channel.sent = []
+        found: list[Finding] = []
+        asked: list[Any] = [None]
+        if self.number == 0:
+            self.time += 1.0
+            for messages in everyone:
+                for content in messages:
+                    self.largest = max(self.largest, len(content))
+                    self.local.end(0).send(decode(content, self.world))
+            found = self.monitor.turn(self.time)
+            self.monitor._take(self.time)  # what has just been asked
+            if last:
+                found += self.monitor.finish(self.time)
+            asked = [[self.local.end(rank).orders() for rank in range(self.world)]]
+        dist.broadcast_object_list(asked, src=0, group=self.group)
+        self.channel.asked += asked[0][self.number]
+        return found
+
+
+def tokens(trial: Trial, number: int, step: int) -> Tensor:
+    """What a rank reads; ranks that share a model's heads read the same."""
+    reader = 0 if trial.mode == "tp" else number // 2 if trial.variant == "with tp" else number
+    generator = torch.Generator().manual_seed(1000003 * step + reader)
+    return torch.randint(VOCABULARY, (2, LENGTH + 1), generator=generator)
+
+
+def _unreduced(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Gradients are not reduced within."""
+    if isinstance(model, DistributedDataParallel):
+        return model.no_sync()
+
+    @contextlib.contextmanager
+    def off() -> Iterator[None]:
+        model.set_requires_gradient_sync(False)
+        yield
+        model.set_requires_gradient_sync(True)
+
+    return off()
+
+
+def _clip(parameters: Sequence[Tensor]) -> None:
+    """Scale gradients, as programs do that clip by value: each rank its own part."""
+    torch.nn.utils.clip_grad_value_(parameters, 0.01, foreach=False)
+
+
+def train(trial: Trial, number: int, world: int, group: dist.ProcessGroup) -> dict[str, Any]:
+    """Run a trial; what was found, on rank 0."""
+    from ..guard.kinds import KINDS
+
+    called, model = build(trial.mode, world, trial.variant)
+    trained = [parameter for parameter in called.parameters() if parameter.requires_grad]
+    cut = len(trained) // 2 if trial.variant == "two optimizers" else 0
+    by = [torch.optim.AdamW(part, lr=1e-2, foreach=False) for part in (trained[cut:], trained[:cut]) if part]
+    run = Run(trial, number, called, model, by[0])
+    plant = KINDS[trial.kind].plant if trial.kind != "clean" else None
+    meeting = Meeting(number, world, group)
+    rank = Rank(number, world, meeting.channel)
+    checks: list[Check] = [kind(rank, **trial.settings) for kind in bits.CHECKS]
+    rank.checks = list(checks)
+    rank.start()
+    found: list[tuple[float, Finding]] = []
+    began = time.perf_counter()
+    for step in range(1, trial.steps + 1):
+        with contextlib.ExitStack() as stack:
+            moments = ("begin", "reduced", "stepped")
+
+            def at(moment: str, step: int = step, stack: contextlib.ExitStack = stack) -> None:
+                if plant is not None and step == trial.step:
+                    fact = plant(run, moment, stack)
+                    if fact:
+                        trial.fact = fact
+
+            at(moments[0])
+            micro = 2 if trial.variant == "accumulate" else 1
+            for part in range(micro):
+                batch = tokens(trial, number, step * micro + part)
+                with _unreduced(called) if part < micro - 1 else contextlib.nullcontext():
+                    loss = F.cross_entropy(called(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+                    loss.backward()
+            if trial.variant == "clip":
+                _clip(trained)
+            at(moments[1])
+            for optimizer in by:
+                optimizer.step()
+                optimizer.zero_grad()
+            at(moments[2])
+        found += [(step, finding) for finding in meeting.meet()]
+    seconds = time.perf_counter() - began
+    rank.close()
+    found += [(trial.steps, finding) for finding in meeting.meet()]
+    found += [(trial.steps, finding) for finding in meeting.meet(last=True)]
+    facts: list[Any] = [None] * world
+    dist.all_gather_object(facts, trial.fact, group=group)
+    trial.fact = facts[trial.rank]
+    return {
+        "trial": asdict(trial),
+        "findings": [json.loads(finding.to_json()) for _, finding in found],
+        "when": [step for step, _ in found],
+        "coverage": meeting.monitor.coverage.to_dict(),
+        "off": [check.name for check in checks if check not in rank.checks],
+        "largest": meeting.largest,
+        "step_ms": round(seconds / trial.steps * 1e3, 1),
+    }
+
+
+def run(trials: Sequence[Trial], folder: Path, world: int = 4, seconds: float = 600) -> list[dict[str, Any]]:
+    """The results of trials, which processes of their own run one after the other."""
+    (folder / "trials.json").write_text(json.dumps([asdict(trial) for trial in trials]))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tests.support.planted"]
+    commands = {f"rank {n}": [*command, str(n), str(world), str(port), str(folder)] for n in range(world)}
+    run_together(commands, seconds=seconds, folder=ROOT)
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+def main() -> None:
+    number, world, port = map(int, sys.argv[1:4])
+    folder = Path(sys.argv[4])
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=number, world_size=world)
+    group = dist.new_group(list(range(world)))
+    assert group is not None
+    for raw in json.loads((folder / "trials.json").read_text()):
+        result = train(Trial(**raw), number, world, group)
+        if number == 0:
+            with open(folder / "results.jsonl", "a") as file:
+                file.write(json.dumps(result) + "\n")
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
