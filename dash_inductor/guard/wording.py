@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from .judge import Job
+
 _FEW = 8
 
 
@@ -20,3 +22,16 @@ def ranks(numbers: Sequence[int]) -> str:
 def count(things: Collection[object], one: str) -> str:
     """``1 rank``, ``63 ranks``."""
     return f"{len(things)} {one}{'' if len(things) == 1 else 's'}"
+
+
+def placed(numbers: Sequence[int], job: Job) -> str:
+    """As `ranks`, with host and GPU of a single rank, where they are known: ``rank 17 (node2, GPU 1)``."""
+    if len(numbers) != 1:
+        return ranks(numbers)
+    places = ", ".join(filter(None, (job.hosts.get(numbers[0]), job.gpus.get(numbers[0]))))
+    return f"rank {numbers[0]} ({places})" if places else f"rank {numbers[0]}"
+
+
+def named(stage: str, name: str) -> str:
+    """A tensor as findings name it, such as ``gradient blocks.0.attn.q.weight``."""
+    return f"{stage} {name}"

@@ -1,7 +1,7 @@
 """The campaign of roll calls and of replays: how many planted faults are named, and how many healthy ranks are.
 
-``python -m tests.guard.roll_calls [SEED]`` prints a line for each mode and kind of fault, and what was missed.  With
-four processes on two cores it takes about five minutes.
+``python -m tests.guard.roll_calls [SEED [NAME]]`` prints a line for each mode and kind of fault, and what was missed.
+With four processes on two cores it takes about five minutes.
 """
 
 from __future__ import annotations
@@ -85,10 +85,13 @@ def judged(result: dict[str, Any]) -> tuple[bool, bool, bool]:
     return True, named == {trial["rank"]}, findings[0]["step"] == trial["first"]
 
 
-def main(seed: int) -> None:
+CAMPAIGNS = {"roll_call": (WORLD, persistent), "two_replicas": (2, pairs), "replay": (WORLD, transient)}
+
+
+def main(seed: int, names: Sequence[str]) -> None:
     rows: dict[tuple[str, str], list[int]] = {}
-    campaigns = (("roll call", WORLD, persistent), ("two replicas", 2, pairs), ("replay", WORLD, transient))
-    for name, world, trials in campaigns:
+    for name in names:
+        world, trials = CAMPAIGNS[name]
         for result in run(list(trials(seed)), world):
             trial = result["trial"]
             row = rows.setdefault((name, f"{trial['mode']} {trial['kind']}"), [0] * 6)
@@ -107,4 +110,4 @@ def main(seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 0, sys.argv[2:] or list(CAMPAIGNS))

@@ -40,7 +40,15 @@ TRIALS: dict[str, dict[str, Any]] = {
     "set": {"kind": "set", "steps": 2},
     "stop": {"rank": 1, "stop": True, "first": 2, "steps": 3, "every": 0},
     "replayed": {**FORWARD, "rank": 1, "module": "blocks.0.ln1", "once": True, "every": 0, "replay": 100},
-    "replayed fsdp": {**BACKWARD, "mode": "fsdp", "rank": 2, "once": True, "every": 0, "replay": 100},
+    "replayed fsdp": {
+        **BACKWARD,
+        "mode": "fsdp",
+        "rank": 2,
+        "module": "blocks.1.up",
+        "once": True,
+        "every": 0,
+        "replay": 100,
+    },
 }
 
 

@@ -10,6 +10,7 @@ import ctypes
 import functools
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dash_inductor.errors import GuardVerdict
@@ -159,6 +161,8 @@ def build(trial: Trial, world: int) -> tuple[nn.Module, Language]:
 
 def flip(tensor: Tensor, element: int, bit: int) -> None:
     """Flip one bit of a dense tensor in memory; no mode of PyTorch learns of it."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor._local_tensor
     if tensor.is_cuda:
         with torch.no_grad(), disable_current_modes():
             words = tensor.detach().view(-1).view(torch.int32)
@@ -316,6 +320,8 @@ def work(rank: int, world: int, folder: str, trials: list[dict[str, Any]]) -> No
     torch.set_num_threads(1)
     on_gpu = any(trial.get("device") == "cuda" for trial in trials)
     if on_gpu:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(True, warn_only=True)
         torch.cuda.set_device(rank)
     dist.init_process_group(
         "nccl" if on_gpu else "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world

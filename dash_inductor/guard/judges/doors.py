@@ -14,7 +14,7 @@ from ..classes import members
 from ..findings import Finding
 from ..judge import Job, Judge
 from ..messages import Message
-from .wording import ranks_in_words
+from ..wording import ranks as ranks_in_words
 
 PATIENCE = 30.0
 """Seconds after which ranks that have said nothing of a step are not waited for."""

@@ -17,7 +17,8 @@ from ..digests import WHICH
 from ..findings import Finding
 from ..judge import Job, Judge
 from ..messages import Message
-from .wording import named, ranks_in_words
+from ..wording import named
+from ..wording import ranks as ranks_in_words
 
 PATIENCE = 30.0
 """Seconds after which roots that have not come are not waited for."""

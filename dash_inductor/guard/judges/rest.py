@@ -9,7 +9,8 @@ from typing import Any
 from ..findings import Finding
 from ..judge import Job, Judge
 from ..messages import Message
-from .wording import named, ranks_in_words
+from ..wording import named
+from ..wording import ranks as ranks_in_words
 
 PATIENCE = 3.0
 """Seconds after which ranks that have said nothing of a step are not waited for."""

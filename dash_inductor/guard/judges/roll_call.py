@@ -19,8 +19,8 @@ from ..findings import Cause, Finding, Severity
 from ..judge import Job, Judge
 from ..messages import Message
 from ..votes import classes, groups, minority
+from ..wording import named, placed
 from ..wording import ranks as listed_ranks
-from ..words import named
 
 Asked = Literal["equal", "changed", "different", "unknown"]
 
@@ -129,12 +129,12 @@ def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Findin
         suspects = tuple(sorted(rank for of in differing for group in of for rank in group))
         sentence = (
             f"step {step}: {' and '.join(listed_ranks(group) for of in differing for group in of)} differ in "
-            f"{phase} {tensor} on the same micro-batch; no majority says which is right"
+            f"{named(phase, tensor)} on the same micro-batch; no majority says which is right"
         )
         return Finding("roll_call", "suspect", sentence, MACHINE, suspects, cause=_cause(asked), **common)
     repeated = "same" if contradicts else _again(accused, again, once, differing, bool(unsteady))
     common["evidence"]["again"] = repeated
-    sentence = _sentence(step, named(accused or contradicts, job), len(accused or contradicts), f"{phase} {tensor}")
+    sentence = _sentence(step, placed(accused or contradicts, job), len(accused or contradicts), named(phase, tensor))
     sentence += "; ".join(filter(None, (_agreement(told, differing, contradicts), _meaning(repeated, asked))))
     # Three executions are as many votes: the run, its repetition, and the operators of a third one.
     severity: Severity = "verdict" if repeated != "right" and differing and asked != "different" else "suspect"

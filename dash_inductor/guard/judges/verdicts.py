@@ -20,7 +20,7 @@ from typing import Any
 from ..findings import Finding, Kind
 from ..judge import Job, Judge
 from ..messages import Message
-from ..words import named
+from ..wording import placed
 from .roll_call import MACHINE
 
 _MEMORY = "Look at the ECC counters of this machine, and run dcgmi diag -r 3 there."
@@ -88,7 +88,7 @@ class Verdicts(Judge):
         self._equal.add(message.rank)
         if len(self._equal) == self.job.world:
             for finding in self._open.values():
-                who = named(finding.ranks, self.job) if finding.ranks else "the ranks that differ"
+                who = placed(finding.ranks, self.job) if finding.ranks else "the ranks that differ"
                 self._new.append(
                     Finding(
                         "roll_call",
@@ -129,7 +129,7 @@ class Verdicts(Judge):
         verdict = Finding(
             first.kind,
             "verdict",
-            f"{at}{named((rank,), self.job)} is wrong{what}, by {len(kinds)} independent facts: {'; '.join(others)}",
+            f"{at}{placed((rank,), self.job)} is wrong{what}, by {len(kinds)} independent facts: {'; '.join(others)}",
             advice,
             (rank,),
             first.step,
