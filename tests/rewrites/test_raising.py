@@ -14,7 +14,7 @@ import torch
 from ..support.distribution import ROOT
 from ..support.fakecuda import compiler
 from ..support.processes import HANGS
-from ..support.raising import NOT_TRACED, OUTCOMES, PROGRAMS
+from ..support.raising import NOT_TRACED, OUTCOMES, PROGRAMS, table
 
 
 def test_the_list_of_pytorch_is_covered() -> None:
@@ -25,6 +25,10 @@ def test_the_list_of_pytorch_is_covered() -> None:
     assert len(names) > 15
     assert names <= PROGRAMS.keys() | NOT_TRACED
     assert OUTCOMES.keys() == PROGRAMS.keys()
+
+
+def test_the_page_has_the_list() -> None:
+    assert table() in (ROOT / "docs/whole-step.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
