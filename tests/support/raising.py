@@ -75,10 +75,12 @@ RAISE = {
     "aten::grid_sampler_3d_backward", "aten::max_pool3d_with_indices_backward", "aten::put",
     "aten::index_put", "aten::_unsafe_index_put", "aten::scatter_add", "aten::nll_loss2d_forward",
     "aten::reflection_pad1d_backward", "aten::reflection_pad2d_backward", "aten::reflection_pad3d_backward",
-    "aten::replication_pad2d_backward", "aten::upsample_bilinear2d_backward",
+    "aten::replication_pad1d_backward",
+    "aten::replication_pad2d_backward", "aten::replication_pad3d_backward", "aten::upsample_bilinear2d_backward",
 }  # fmt: skip
 """Operators whose kernels raise, or are slow, under deterministic algorithms, unless Inductor has one of its own."""
 FAST = "Inductor's kernel"
+OUTSIDE = "PyTorch's operator, outside of the graph"
 RAISES = " does not have a deterministic implementation"
 RANGES, SUMS = "`index_ranges`", "`index_sums`"
 OUTCOMES: dict[str, str] = {
@@ -115,6 +117,8 @@ OUTCOMES: dict[str, str] = {
     "unfold": SUMS,
 }
 """What becomes of a program: the rewrites whose records it has, a kernel of Inductor, or the error that is raised."""
+BEFORE_2_13 = dict.fromkeys(("torch.nn.ReplicationPad2d", "torch.nn.ReplicationPad3d"), OUTSIDE)
+"""What becomes of some in earlier versions of torch, where Dynamo does not trace them."""
 NOT_TRACED = {
     "torch.nn.FractionalMaxPool3d", "torch.nn.CTCLoss", "torch.bincount", "torch.kthvalue", "torch.Tensor.resize_",
     "torch.nn.functional.grid_sample", "torch.nn.functional.interpolate", "RuntimeError",
@@ -178,7 +182,12 @@ def main() -> None:
                 return program(lambda *shape: next(tensors)).sin()
 
             try:
-                torch.compile(run, backend=partition_with(lambda graph: None))(*leaves)
+                torch.compile(run, backend=partition_with(lambda graph: None), fullgraph=True)(*leaves)
+            except torch._dynamo.exc.Unsupported as error:
+                if RAISES not in str(error):
+                    found[name] = OUTSIDE
+                    continue
+                raise
             except RuntimeError as error:
                 if RAISES not in str(error):
                     raise
