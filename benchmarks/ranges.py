@@ -40,6 +40,7 @@ CASES: dict[str, Case] = {
     "bilinear:8 times": ((8, 19, 64, 64), BF16, False, {"scale_factor": 8.0, "mode": "bilinear"}),
     "nearest:twice": ((16, 128, 128, 128), BF16, False, {"scale_factor": 2.0, "mode": "nearest"}),
     "bicubic:twice": ((8, 64, 128, 128), BF16, False, {"scale_factor": 2.0, "mode": "bicubic"}),
+    "antialias:to half": ((16, 3, 512, 512), BF16, False, {"size": (224, 224), "mode": "bilinear", "antialias": True}),
     "trilinear:twice": ((2, 32, 32, 64, 64), BF16, False, {"scale_factor": 2.0, "mode": "trilinear"}),
 }
 

@@ -93,6 +93,20 @@ class Emitter:
                 return user
         return self.call(target, args, kwargs, before=self.behind(max(sources)), like=like)
 
+    def laid_out(self, result: Node, *, like: Node) -> Node:
+        """A result with the strides of a node, in front of that node, if it is contiguous or has channels last."""
+        wanted, value = like.meta["val"], result.meta["val"]
+        if sizes.same_all(wanted.stride(), value.stride()):
+            return result
+        for dims, layout in (
+            (value.dim(), torch.contiguous_format),
+            (4, torch.channels_last),
+            (5, torch.channels_last_3d),
+        ):
+            if value.dim() == dims and wanted.is_contiguous(memory_format=layout):
+                return self.call(aten.clone.default, (result,), {"memory_format": layout}, before=like, like=like)
+        return result
+
     @staticmethod
     def behind(node: Node) -> Node:
         """The node in front of which a new node stands directly behind `node`."""

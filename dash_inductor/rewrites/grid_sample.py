@@ -1,14 +1,17 @@
-"""The backward of `grid_sample` in two dimensions, for which PyTorch has no deterministic kernel on CUDA.
+"""The backward of `grid_sample`, for which PyTorch has no deterministic kernel on CUDA.
 
-Its operator is replaced by what autograd makes of the forward's decomposition.  That adds a gradient to the corners
-around each position by `index_put`, which `index_sums` rewrites next.
+Its operator is replaced by what autograd makes of the forward, written with other operators.  That adds a gradient to
+the elements around each position by `index_put`, which `index_sums` rewrites next: to all channels of an element
+together, so that there is one index for each position.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import logging
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,17 +24,21 @@ from ..errors import described
 from ..graph import sizes
 from ..graph.emit import Emitter, erase_dead
 from ..graph.model_line import model_line
-from ..graph.nodes import bind
+from ..graph.nodes import bind, op_name
 from ..model.reasons import Reason
 from ..records.records import Record
-from ..upstream.decomposing import grid_sampler_2d
 from .index_sums import is_ours
 from .rewrite import Result
 
 log = logging.getLogger("dash_inductor")
 
-OPERATOR = torch.ops.aten.grid_sampler_2d_backward.default
+OPERATORS = (torch.ops.aten.grid_sampler_2d_backward.default, torch.ops.aten.grid_sampler_3d_backward.default)
 _FAILED = "dash_inductor_grid_sample"  # in the metadata of an operator that an error has left as it was
+
+LINEAR, NEAREST, CUBIC = range(3)
+"""Interpolations, as the operators number them."""
+ZEROS, BORDER, REFLECTION = range(3)
+"""Paddings, as the operators number them."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class GridSampleRewrite:
         return config.rewrites == "all" and config.index_sums == "on"
 
     def apply(self, graph: Graph) -> Sequence[Result]:
-        found = graph.find_nodes(op="call_function", target=OPERATOR)
+        found = [node for target in OPERATORS for node in graph.find_nodes(op="call_function", target=target)]
         return [
             Result(_rewritten(node))
             for node in found
@@ -56,15 +63,82 @@ class GridSampleRewrite:
         return []
 
 
-def gradient(args: dict[str, Any], which: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def sampled(image: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
+    """An image [n, channels, sizes...] at positions [n, shape..., dimensions], of which the first one is that of the
+    last dimension: [n, channels, shape...].
+    """
+    exact = torch.float64 if image.dtype == torch.float64 else torch.float32
+    lengths = list(image.shape[2:])
+    padded = functools.partial(_padded, padding=padding_mode, corners=align_corners)
+    axes = []
+    for dim, length in enumerate(lengths):
+        at = grid[..., len(lengths) - 1 - dim].to(exact)
+        at = (at + 1) / 2 * (length - 1) if align_corners else ((at + 1) * length - 1) / 2
+        if interpolation_mode == CUBIC:
+            first = at.floor()
+            taps = zip((padded(first + i, length) for i in range(-1, 3)), _cubic(at - first), strict=True)
+            axes.append(list(taps))
+            continue
+        at = padded(at, length)
+        first = at.detach().round() if interpolation_mode == NEAREST else at.detach().floor()
+        part = at - first
+        axes.append(
+            [(first, torch.ones_like(part))]
+            if interpolation_mode == NEAREST
+            else [(first, 1 - part), (first + 1, part)]
+        )
+    pixels = image.to(exact).movedim(1, -1)
+    number = torch.arange(image.shape[0], device=image.device).reshape(-1, *[1] * len(lengths))
+    total = None
+    for taps in itertools.product(*axes):
+        inside = functools.reduce(
+            torch.logical_and,
+            ((place >= 0) & (place <= length - 1) for (place, _), length in zip(taps, lengths, strict=True)),
+        )
+        places = [torch.where(inside, place.detach(), 0).to(torch.int64) for place, _ in taps]
+        weight = functools.reduce(torch.mul, (weight for _, weight in taps))
+        term = torch.where(inside[..., None], pixels[(number, *places)] * weight[..., None], 0)
+        total = term if total is None else total + term
+    assert total is not None
+    return total.movedim(-1, 1).to(image.dtype)
+
+
+def _padded(at: Tensor, length: int, padding: int, corners: bool) -> Tensor:
+    """Where positions are read."""
+    if padding == REFLECTION:
+        low, span = (0.0, float(length - 1)) if corners else (-0.5, float(length))
+        if span == 0:
+            return torch.zeros_like(at)
+        away = (at - low).abs()
+        turns = (away.detach() / span).floor()
+        extra = away - turns * span
+        at = torch.where(turns % 2 == 0, extra + low, span - extra + low)
+    if padding == ZEROS:
+        return at
+    inside = (at > 0) & (at < length - 1)  # a position on the border has no gradient, as in PyTorch's kernels
+    return torch.where(inside, at, at.detach().clamp(0, length - 1))
+
+
+def _cubic(part: Tensor) -> list[Tensor]:
+    """The weights of four neighbours, of which the second one is `part` away."""
+    a = -0.75
+
+    def near(x: Tensor) -> Tensor:
+        return ((a + 2) * x - (a + 3)) * x * x + 1
+
+    def far(x: Tensor) -> Tensor:
+        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+
+    return [far(part + 1), near(part), near(1 - part), far(2 - part)]
+
+
+def gradient(args: Mapping[str, Any], which: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The gradient of the image (0) or of the grid (1), from the gradient of the result, the image and the grid."""
 
     def function(grad_output: Tensor, image: Tensor, grid: Tensor) -> Tensor:
         leaves = image.detach().requires_grad_(), grid.detach().requires_grad_()
         with torch.enable_grad():
-            out = grid_sampler_2d(
-                leaves[0], leaves[1], args["interpolation_mode"], args["padding_mode"], args["align_corners"]
-            )
+            out = sampled(*leaves, args["interpolation_mode"], args["padding_mode"], args["align_corners"])
         (found,) = torch.autograd.grad(out, leaves[which], grad_output, allow_unused=True)
         return torch.zeros_like(leaves[which]) if found is None else found  # the nearest one changes with no position
 
@@ -77,13 +151,15 @@ def _rewritten(node: Node) -> Record:
     tensors = args["grad_output"], args["input"], args["grid"]
     line, module = model_line([node, *node.users])
     facts = {name: [sizes.static(n) for n in args[name].meta["val"].shape] for name in ("input", "grid")}
-    name, results = node.name, [user for user in node.users if user.target is operator.getitem]
+    name, op = node.name, op_name(node)
+    results = [user for user in node.users if user.target is operator.getitem]
     made: dict[Node, Node] = {}
     try:
         for result in results:
             which: Any = result.args[1]
             function = gradient(args, which)
-            made[result] = emitter.inline(function, tensors, before=result, like=result, with_autograd=True)
+            new = emitter.inline(function, tensors, before=result, like=result, with_autograd=True)
+            made[result] = emitter.laid_out(new, like=result)
     except Exception as raised:
         log.debug("%s", node, exc_info=raised)
         emitter.discard()
@@ -96,10 +172,10 @@ def _rewritten(node: Node) -> Record:
     return Record(
         rewrite=GridSampleRewrite.name,
         name=name,
-        op=OPERATOR._schema.name,
+        op=op,
         status="kept" if error else "replaced",
         reason=Reason.INTERNAL_ERROR if error else None,
-        detail=error or "sums by index of what each position adds to the corners around it",
+        detail=error or "sums by index of what each position adds to the elements around it",
         line=line,
         module=module,
         facts=facts,

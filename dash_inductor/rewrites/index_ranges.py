@@ -6,8 +6,8 @@ dimension.  Where ranges begin, and with which weights their values are added, i
 index and weights that the forward reads.  How long ranges are at most is known from the graph: the index is evaluated
 with bounds for every rounding, in any order of contraction.
 
-The backward of adaptive average pooling, for which PyTorch has no deterministic kernel, is a sum of that kind, too: an
-element gets something from the windows that it lies in, which are side by side.
+The backwards of adaptive average pooling and of interpolation with antialiasing, for which PyTorch has no deterministic
+kernels, are sums of that kind, too: an element gets something from the windows that it lies in, which are side by side.
 
 A sum of a few values becomes one pointwise kernel that fuses with what makes the values, without sorts and atomics;
 more of them become a kernel for each dimension.
@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -35,8 +35,8 @@ from ..graph.nodes import bind
 from ..model.reasons import Reason
 from ..records.records import Record
 from ..upstream.fake import unset_fake_temporarily
-from .index_sums import Sum, is_sum, pays, read_put
-from .ranges import COMPARED, Band, weighted, windows
+from .index_sums import Sum, adds_floats, is_sum, pays, read_put
+from .ranges import COMPARED, CUBIC, LANCZOS, TRIANGLE, Band, Filter, antialiased, weighted, windows
 from .rewrite import Result
 from .separable import Map, adds_up, read_map, together
 
@@ -58,9 +58,9 @@ class IndexRangesRewrite:
     def apply(self, graph: Graph) -> Sequence[Result]:
         results = []
         for node in list(graph.nodes):
-            pool = _POOLS.get(node.target)
-            if pool is not None and _FAILED not in node.meta and is_sum(node):
-                bands = pool(node)
+            read = _BACKWARDS.get(node.target)
+            if read is not None and _FAILED not in node.meta and adds_floats(node):
+                bands = read(node)
                 if bands is not None:
                     results.append(Result(_unpooled(node, bands)))
         for nodes in together({node: put for node in graph.nodes if (put := _put(node)) is not None}):
@@ -108,15 +108,36 @@ def _adaptive(node: Node, dims: int) -> list[Band] | None:
     return bands if all(band.fits for band in bands) else None
 
 
-_POOLS: Mapping[Any, Callable[[Node], list[Band] | None]] = {
+def _antialiased(node: Node, kind: Filter) -> list[Band] | None:
+    """The filters of a backward of interpolation with antialiasing; None for dynamic sizes and for too wide filters."""
+    args = bind(node)
+    gradient, scales = args["grad_output"].meta["val"], (args["scales_h"], args["scales_w"])
+    pairs = [[sizes.static(size) for size in value.shape[-2:]] for value in (node.meta["val"], gradient)]
+    bands = []
+    for rows, positions, given in zip(*pairs, scales, strict=True):
+        if not rows or not positions or rows * positions > COMPARED or isinstance(given, Node):
+            return None
+        scale = 1 / given if given else rows / positions
+        if args["align_corners"]:
+            scale = (rows - 1) / (positions - 1) if positions > 1 else 0.0
+        with unset_fake_temporarily():
+            bands.append(antialiased(rows, positions, scale, kind))
+    return bands if all(band.fits for band in bands) else None
+
+
+_BACKWARDS: dict[Any, Callable[[Node], list[Band] | None]] = {
     aten._adaptive_avg_pool2d_backward.default: functools.partial(_adaptive, dims=2),
     aten._adaptive_avg_pool3d_backward.default: functools.partial(_adaptive, dims=3),
+    aten._upsample_bilinear2d_aa_backward.default: functools.partial(_antialiased, kind=TRIANGLE),
+    aten._upsample_bicubic2d_aa_backward.default: functools.partial(_antialiased, kind=CUBIC),
 }
 """Backwards that PyTorch has no deterministic kernel for, and the bands of their last dimensions."""
+if hasattr(aten, "_upsample_lanczos2d_aa_backward"):  # torch 2.13
+    _BACKWARDS[aten._upsample_lanczos2d_aa_backward.default] = functools.partial(_antialiased, kind=LANCZOS)
 
 
 def unpooled(gradient: Tensor, bands: Sequence[Band]) -> Tensor:
-    """The gradient of what was pooled, [..., rows], from that of the averages of windows, [..., positions]."""
+    """The gradient of what was pooled or interpolated, [..., rows], from that of the result, [..., positions]."""
     tables = []
     for band in bands:
         tables += [band.begins(gradient.device), band.weights(gradient, dtype=_exact(gradient))]
@@ -128,7 +149,7 @@ def _exact(values: Tensor) -> torch.dtype:
 
 
 def _unpooled(node: Node, bands: Sequence[Band]) -> Record:
-    """Rewrite one backward of pooling; returns its record."""
+    """Rewrite one backward of pooling or interpolation; returns its record."""
     gradient, function = bind(node)["grad_output"], functools.partial(unpooled, bands=bands)
     return _recorded(
         [node], gradient, bands, lambda emitter: emitter.inline(function, (gradient,), before=node, like=node)
@@ -171,7 +192,7 @@ def _recorded(nodes: Sequence[Node], values: Node, bands: Sequence[Band], emit: 
     }
     name, op, error, emitter = node.name, str(node.target), "", Emitter(node.graph)
     try:
-        result = emit(emitter)
+        result = emitter.laid_out(emit(emitter), like=node)
     except Exception as raised:
         log.debug("%s", node, exc_info=raised)
         emitter.discard()

@@ -70,7 +70,7 @@ class Index:
         along: the one tensor counts in this dimension of rows, and is where it is in the others; None without such.
         selected: dimensions of the one tensor along which all of its elements are equal.
         flat: so many of its last dimensions are taken as one, which counts in the last dimension of rows.
-        left_out: the row whose values are left out; -1 for none.
+        left_out: the number in the first tensor whose values are left out; None for none.
     """
 
     tensors: tuple[Node, ...]
@@ -79,7 +79,7 @@ class Index:
     along: int | None = None
     selected: tuple[int, ...] = ()
     flat: int = 1
-    left_out: int = -1
+    left_out: int | None = None
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -131,10 +131,10 @@ class IndexSumsRewrite:
         results = []
         for node in list(graph.nodes):
             read = _READERS.get(node.target)
-            if read is None or _FAILED in node.meta or not is_sum(node):
+            if read is None or _FAILED in node.meta or not adds_floats(node):
                 continue
             found = read(node)
-            if found is not None and pays(found):
+            if found is not None and pays(found) and (found.raises or is_sum(node)):
                 results.append(Result(_rewritten(node, found, sorted_keys)))
         return results
 
@@ -148,16 +148,20 @@ def is_ours(device: torch.device) -> bool:
     return device.type in DEVICES and (device.type != "cuda" or arch.is_supported(device))
 
 
-def is_sum(node: Node) -> bool:
-    """Whether a node gives a contiguous tensor of floating point on a device of `DEVICES`."""
+def adds_floats(node: Node) -> bool:
+    """Whether a node gives a tensor of floating point on a device of `DEVICES`."""
     value = node.meta.get("val")
     return (
         isinstance(value, Tensor)
         and is_ours(value.device)
         and value.dtype.is_floating_point
         and value.dtype.itemsize > 1
-        and value.is_contiguous()
     )
+
+
+def is_sum(node: Node) -> bool:
+    """Whether a node gives such a tensor, contiguous."""
+    return adds_floats(node) and node.meta["val"].is_contiguous()
 
 
 def pays(found: Sum) -> bool:
@@ -233,7 +237,7 @@ def _embedding(node: Node) -> Sum | None:
     rows, indices, gradient = args["num_weights"], args["indices"], args["grad_output"]
     if not isinstance(rows, int) or not FEW < rows <= EMBEDDED_ROWS or args["scale_grad_by_freq"]:
         return None
-    index = Index((indices,), (rows,), left_out=args["padding_idx"])
+    index = Index((indices,), (rows,), left_out=args["padding_idx"] if args["padding_idx"] >= 0 else None)
     return Sum(None, gradient, index, (rows, _sizes(gradient)[-1]), 0, 1)
 
 
@@ -294,6 +298,25 @@ def _pool(node: Node) -> Sum | None:
     return Sum(None, gradient, index, shape, 0, len(shape), raises=True)
 
 
+def _bag(node: Node) -> Sum | None:
+    """The gradient of a table of which the largest rows of bags were taken, column by column; none of an empty bag."""
+    args = bind(node)
+    rows, gradient, largest = args["num_weights"], args["grad"], args["maximum_indices"]
+    if args["mode"] != _LARGEST or args["sparse"] or not isinstance(rows, int):
+        return None
+    if not sizes.same_all(largest.meta["val"].shape, gradient.meta["val"].shape):
+        return None
+    if gradient.meta["val"].dtype != node.meta["val"].dtype:
+        return None
+    shape = (rows, _sizes(gradient)[1])
+    index = Index((largest,), shape, along=0, left_out=-1)
+    return Sum(None, gradient, index, shape, 0, 2, raises=True)
+
+
+_LARGEST = 2
+"""The mode of `EmbeddingBag` that takes the largest rows, as the operator numbers it."""
+
+
 def _unrepeated(index: Node, dim: int, selected: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
     """The tensor that an index repeats along the dimensions `selected`, and along which dimensions that one repeats."""
     length = sizes.static(index.meta["val"].shape[dim])
@@ -315,6 +338,7 @@ _READERS: Mapping[Any, Callable[[Node], Sum | None]] = {
     aten.scatter_reduce.two: _scatter,
     **dict.fromkeys(_POOLS, _pool),
     aten.embedding_dense_backward.default: _embedding,
+    aten._embedding_bag_backward.default: _bag,
 }
 
 
@@ -360,6 +384,7 @@ def _replace(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, Node]]) 
         given = [size[0] for size in found.shape if not isinstance(size, int)]
         tensors = (found.values, keys, order, *filter(None, [found.base]), *given)
         result = emitter.inline(functools.partial(_sum, found), tensors, before=node, like=node)
+        result = emitter.laid_out(result, like=node)
     except Exception as error:
         log.debug("%s", node, exc_info=error)
         emitter.discard()
@@ -448,14 +473,14 @@ def _keys(index: Index, *tensors: Tensor) -> Tensor:
     places = [torch.where(at < 0, at + n, at) if index.wraps else at for at, n in zip(given, lengths, strict=True)]
     wrong = [(at < 0) | (at >= n) for at, n in zip(places, lengths, strict=True)]
     outside = functools.reduce(torch.logical_or, wrong)
+    left_out = None if index.left_out is None else given[0] == index.left_out
     key, *others = places
     for at, length in zip(others, lengths[1:], strict=True):
         key = key * length + at
-    if index.left_out >= 0:
-        key = torch.where(given[0] == index.left_out, rows, key)
     known = rows if isinstance(rows, int) else None
     dtype = next(kind for kind, end in _KEYS if kind is torch.int32 or (known is not None and known + 1 < end))
-    return torch.where(outside, rows + 1, key).to(dtype).reshape(-1)
+    key = torch.where(outside, rows + 1, key)
+    return (key if left_out is None else torch.where(left_out, rows, key)).to(dtype).reshape(-1)
 
 
 def _positions(tensor: Tensor, dim: int) -> Tensor:

@@ -168,3 +168,57 @@ def windows(size: int, count: int) -> Band:
 
     begins, ends = bounds("cpu")
     return band(begins, ends - 1, size, matrix)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """How interpolation with antialiasing weighs its neighbours.
+
+    Attributes:
+        width: of its support, in elements where nothing is made smaller.
+        weight: of the distance to a neighbour.
+    """
+
+    width: int
+    weight: Callable[[Tensor], Tensor]
+
+
+def _triangle(x: Tensor) -> Tensor:
+    return (1 - x.abs()).clamp(min=0)
+
+
+def _cubic(x: Tensor) -> Tensor:
+    x, a = x.abs(), -0.5
+    near, far = ((a + 2) * x - (a + 3)) * x * x + 1, (((x - 5) * x + 8) * x - 4) * a
+    return torch.where(x < 1, near, torch.where(x < 2, far, 0))
+
+
+def _lanczos(x: Tensor) -> Tensor:
+    return torch.where(x.abs() < 3, torch.special.sinc(x) * torch.special.sinc(x / 3), 0)
+
+
+TRIANGLE, CUBIC, LANCZOS = Filter(2, _triangle), Filter(4, _cubic), Filter(6, _lanczos)
+
+
+def antialiased(rows: int, positions: int, scale: float, kind: Filter) -> Band:
+    """The backward of interpolation with antialiasing: a position has been made of the rows that its filter covers.
+
+    Args:
+        scale: rows per position.
+    """
+    support, inverse = kind.width / 2 * max(scale, 1.0), 1 / max(scale, 1.0)
+
+    def bounds(device: torch.device | str, dtype: torch.dtype, margin: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+        """The middle of each position, its first row, and the first one behind its last."""
+        middle = (torch.arange(positions, device=device).to(dtype) + 0.5) * scale
+        begins, ends = middle - support + 0.5 - margin, middle + support + 0.5 + margin
+        return middle, begins.clamp(min=0).floor(), ends.clamp(max=rows).floor()
+
+    def matrix(like: Tensor, dtype: torch.dtype) -> Tensor:
+        middle, begins, ends = bounds(like.device, dtype)
+        row = torch.arange(rows, device=like.device).to(dtype)[:, None]
+        weights = torch.where((row >= begins) & (row < ends), kind.weight((row - middle + 0.5) * inverse), 0)
+        return weights / weights.sum(0)
+
+    _, begins, ends = bounds("cpu", torch.float64, 1e-5 * (1 + rows))
+    return band(begins.long(), ends.long() - 1, rows, matrix)

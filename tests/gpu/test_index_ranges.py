@@ -60,3 +60,16 @@ def test_channels_last_in_16_bits(mode: str) -> None:
 def test_adaptive_pooling(count: tuple[int, int]) -> None:
     """For which PyTorch has no deterministic kernel."""
     checked(lambda x, _: F.adaptive_avg_pool2d(x, count), torch.randn(4, 64, 32, 31, device="cuda"), 1e-5)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(20, 13), (45, 60)], ids=str)
+def test_antialiased(mode: str, size: tuple[int, int]) -> None:
+    """For which PyTorch has no deterministic kernel."""
+    x = torch.randn(4, 16, 64, 31, device="cuda")
+    checked(lambda x, _: F.interpolate(x, size=size, mode=mode, antialias=True), x, 1e-5)
+
+
+def test_antialiased_with_channels_last() -> None:
+    x = torch.randn(4, 16, 64, 31, device="cuda", dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+    checked(lambda x, _: F.interpolate(x.sin(), size=(20, 40), mode="bilinear", antialias=True), x, 2e-2)

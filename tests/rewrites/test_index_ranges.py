@@ -190,3 +190,27 @@ def test_adaptive_pooling(size: tuple[int, int], count: tuple[int, int], dtype: 
     assert worst(found, exact) <= {torch.bfloat16: 1e-2, torch.float32: 1e-6, torch.float64: 1e-12}[dtype]
     assert not graphs.count("aten::_adaptive_avg_pool2d_backward")
     assert windows(8, 4).longest == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "longest"),
+    [
+        ({"size": (7, 9), "mode": "bilinear"}, [2, 3]),
+        ({"size": (13, 9), "mode": "bicubic", "align_corners": True}, [4, 6]),
+        ({"scale_factor": (0.4, 2.3), "mode": "bilinear"}, [3, 5]),
+    ],
+    ids=str,
+)
+def test_antialiased(options: dict[str, Any], longest: list[int], on_the_cpu: None) -> None:
+    """Made smaller in one dimension and larger in the other, and channels last."""
+    x = torch.randn(2, 3, 16, 7).contiguous(memory_format=torch.channels_last)
+
+    def resampled(x: Tensor, _: Tensor) -> Tensor:
+        return F.interpolate(x.sin(), antialias=True, **options)
+
+    exact = results(resampled, x.double(), x)
+    with capture() as graphs:
+        found = results(graphs.compile(resampled, dynamic=False), x, x)
+    assert worst(found, exact) < 1e-6
+    assert [(record.rewrite, record.status) for record in records()] == [("index_ranges", "replaced")]
+    assert records()[0].facts["longest"] == longest

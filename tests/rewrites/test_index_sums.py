@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -15,7 +16,7 @@ from dash_inductor.graph.emit import Emitter
 from dash_inductor.model.reasons import Reason
 from dash_inductor.operators.index_sums import index_sums as operator
 from dash_inductor.records.records import Record, all_records
-from dash_inductor.rewrites import index_sums
+from dash_inductor.rewrites import grid_sample, index_sums
 
 from ..support.graphs import capture
 from ..support.index_sums import POOLS, PROGRAMS, Program, results, worst
@@ -183,21 +184,57 @@ def test_pooling_by_the_largest_element(name: str, on_the_cpu: None, monkeypatch
     assert graphs.count(OURS) == 1
 
 
-@pytest.mark.parametrize(
-    ("mode", "padding"),
-    [
-        ("bilinear", "zeros"),
-        ("nearest", "border"),
-        pytest.param("bilinear", "reflection", marks=pytest.mark.full),
-        pytest.param("bicubic", "reflection", marks=pytest.mark.full),
-    ],
-)
-def test_grid_sample(mode: str, padding: str, on_the_cpu: None) -> None:
-    """Gradients of the image and of positions inside and outside of it."""
-    image, grid = torch.randn(2, 3, 6, 7), 2 * torch.randn(2, 4, 5, 2)
+SAMPLED = [
+    (dims, mode, padding, corners)
+    for dims, mode, padding, corners in itertools.product((2, 3), range(3), range(3), (False, True))
+    if (dims, mode) != (3, grid_sample.CUBIC)
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_bags_of_the_largest_rows(dtype: torch.dtype, on_the_cpu: None) -> None:
+    x, index = torch.randn(20, 6).to(dtype), torch.randint(0, 20, (60,))
+
+    def largest(x: Tensor, index: Tensor) -> Tensor:
+        return F.embedding_bag(index, x, torch.tensor([0, 7, 40]), mode="max", padding_idx=3)
+
+    exact = results(largest, x.double(), index)
+    with capture() as graphs:
+        found = results(graphs.compile(largest, dynamic=False), x, index)
+    assert worst(found, exact) < (1e-2 if dtype is torch.bfloat16 else 1e-6)
+    assert {(record.rewrite, record.status) for record in records()} == {("index_sums", "replaced")}
+    assert not graphs.count("aten::_embedding_bag_backward")
+
+
+def test_an_empty_bag_adds_nothing() -> None:
+    """Its largest row has the number -1 on CUDA."""
+    index = index_sums.Index((None,), (30, 2), along=0, left_out=-1)  # type: ignore[arg-type]  # stands for a tensor
+    assert index_sums._keys(index, torch.tensor([[0, 29], [-1, 3], [30, -2]])).tolist() == [0, 59, 60, 7, 61, 61]
+
+
+@pytest.mark.parametrize(("dims", "mode", "padding", "corners"), SAMPLED)
+def test_grid_sample_by_other_operators(dims: int, mode: int, padding: int, corners: bool) -> None:
+    """Values and gradients, at positions inside and outside of the image, and on its border."""
+    image = torch.randn(2, 3, *[4, 5, 6][:dims], dtype=torch.float64)
+    grid = 1.7 * torch.randn(2, *[3, 4, 7][:dims], dims, dtype=torch.float64)
+    grid.view(-1)[:3] = torch.tensor([1.0, -1.0, 0.0])
+    leaves = image.requires_grad_(), grid.requires_grad_()
+    modes = ["bilinear", "nearest", "bicubic"][mode], ["zeros", "border", "reflection"][padding]
+    expected = F.grid_sample(*leaves, *modes, corners)
+    torch.testing.assert_close(grid_sample.sampled(*leaves, mode, padding, corners), expected)
+    grad_out = torch.randn_like(expected)
+    args = {"interpolation_mode": mode, "padding_mode": padding, "align_corners": corners}
+    for i, exact in enumerate(torch.autograd.grad(expected, leaves, grad_out)):
+        torch.testing.assert_close(grid_sample.gradient(args, i)(grad_out, *leaves), exact)
+
+
+@pytest.mark.parametrize(("mode", "size"), [("bilinear", (6, 7)), ("nearest", (6, 7)), ("bilinear", (4, 5, 6))])
+def test_grid_sample(mode: str, size: tuple[int, ...], on_the_cpu: None) -> None:
+    """Each corner is one sum, with one index for each position."""
+    image, grid = torch.randn(2, 3, *size), 2 * torch.randn(2, *(n - 1 for n in size), len(size))
 
     def sample(image: Tensor, grid: Tensor) -> Tensor:
-        return F.grid_sample(image, grid, mode=mode, padding_mode=padding, align_corners=False)
+        return F.grid_sample(image, grid, mode=mode, padding_mode="zeros", align_corners=False)
 
     def gradients(function: Program, *tensors: Tensor) -> list[Tensor]:
         leaves = [tensor.detach().requires_grad_() for tensor in tensors]
@@ -207,8 +244,11 @@ def test_grid_sample(mode: str, padding: str, on_the_cpu: None) -> None:
     exact = gradients(sample, image.double(), grid.double())
     with capture() as graphs:
         found = gradients(graphs.compile(sample, dynamic=False), image, grid)
-    assert (found[0].double() - exact[0]).norm() < 1e-5 * exact[0].norm()
-    assert (found[1].double() - exact[1]).norm() <= 1e-5 * exact[1].norm()
-    assert {record.rewrite for record in records()} == {"grid_sample", "index_sums"}
+    for a, b in zip(found, exact, strict=True):
+        assert (a.double() - b).norm() <= 1e-5 * b.norm()
+        assert a.stride() == b.stride()
     assert {record.status for record in records()} == {"replaced"}
+    corners = 1 if mode == "nearest" else 2 ** len(size)
+    assert [record.rewrite for record in records()] == ["grid_sample", *["index_sums"] * corners]
+    assert graphs.count(SORT) == corners
     assert not graphs.count("aten::grid_sampler_2d_backward") + graphs.count("aten::index_put")

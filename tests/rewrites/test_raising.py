@@ -14,7 +14,7 @@ import torch
 from ..support.distribution import ROOT
 from ..support.fakecuda import compiler
 from ..support.processes import HANGS
-from ..support.raising import NOT_TRACED, OUTCOMES, PROGRAMS
+from ..support.raising import BEFORE_2_13, NOT_TRACED, OUTCOMES, PROGRAMS, table
 
 
 def test_the_list_of_pytorch_is_covered() -> None:
@@ -27,6 +27,10 @@ def test_the_list_of_pytorch_is_covered() -> None:
     assert OUTCOMES.keys() == PROGRAMS.keys()
 
 
+def test_the_page_has_the_list() -> None:
+    assert table() in (ROOT / "docs/whole-step.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
 def test_what_becomes_of_operators_that_raise() -> None:
     result = subprocess.run(
@@ -35,4 +39,5 @@ def test_what_becomes_of_operators_that_raise() -> None:
         capture_output=True, text=True, timeout=HANGS, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
-    assert json.loads(result.stdout.splitlines()[-1]) == OUTCOMES
+    expected = OUTCOMES | (BEFORE_2_13 if torch.__version__ < (2, 13) else {})
+    assert json.loads(result.stdout.splitlines()[-1]) == expected
