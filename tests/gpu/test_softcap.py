@@ -225,7 +225,7 @@ def test_shares() -> None:
     assert (slope.double() - (1.0 - exact**2)).abs().max() < 2.0**-17
     assert (slope >= 0.0).all()
     v, _ = bounded_scores.begun(x.cpu(), score.ARGUMENT)
-    ours = bounded_scores.powers(v, 1.0, torch.zeros_like(v), False)[1]
+    ours = bounded_scores.powers_and_slopes(v, 1.0, torch.zeros_like(v))[1]
     near = v.abs() < 2.0
     assert torch.equal(bits(slope.cpu()[near]), bits(ours[near]))
     assert (slope.cpu()[~near].double() - ours[~near].double()).abs().max() < 2.0**-20

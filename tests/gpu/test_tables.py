@@ -16,8 +16,9 @@ from dash_inductor.kernels.reference import tables as reference_tables
 from dash_inductor.model.mask import Band, Mask
 from dash_inductor.model.plan import Plan, Tiles
 from dash_inductor.operators.mask_tables import mask_tables as operator
+from dash_inductor.model.terms import Segments
 
-from ..support.table_words import data_of, plan_of, same_tables, values_of
+from ..support.table_words import data_of, interval_of, plan_of, same_tables, values_of, with_values
 from ..support.tile_pairs import random_mask
 
 pytestmark = pytest.mark.gpu
@@ -35,6 +36,27 @@ def test_random_masks(seed: int, dense: bool) -> None:
     for _ in range(2):
         plan = plan_of(rng, data.band, None, mask_tables.ROW_BLOCK)
         same_tables(mask_tables.build(data, plan), defined(data, plan))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_intervals(seed: int) -> None:
+    """Of positions or of other numbers of keys, alone or beside vectors; q tiles and kv tiles of any size."""
+    rng = random.Random(seed)
+    mask = random_mask(rng, rng.choice((60, 600)), batch=rng.choice((1, 3)))
+    data = data_of(mask, rng, "cuda")
+    interval = tuple(None if bound is None else bound.cuda() for bound in interval_of(rng, data))
+    alone = {} if seed % 2 else {"valid": None, "segments": None}
+    data = with_values(data, interval=interval, **alone)
+    plan = plan_of(rng, data.band, None, mask_tables.ROW_BLOCK)
+    same_tables(mask_tables.build(data, plan), defined(data, plan))
+
+
+def test_long_documents_as_intervals() -> None:
+    """Causal documents by the first token of each query's own."""
+    ids = dict(packed(4096, 16).values)[Segments]["q"]
+    starts = torch.searchsorted(ids, ids)
+    data = MaskData(Band(0), 2, 4, 2, 4096, 4096, values_of(interval=(starts, None, None)))
+    same_tables(mask_tables.build(data, PLAN), defined(data, PLAN))
 
 
 def defined(data: MaskData, plan: Plan) -> MaskTables:

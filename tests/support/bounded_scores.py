@@ -112,27 +112,40 @@ def begun(s: Tensor, slope: float) -> tuple[Tensor, Tensor]:
     return machine.registers["$0"], machine.registers["$1"]
 
 
-def powers(v: Tensor, factor: float, shift: Tensor, hides: bool, ways: str = "own") -> tuple[Tensor, Tensor, Tensor]:
-    """(two to the power of scores less `shift`, slopes, shares) of arguments.
+def powers(v: Tensor, factor: float, shift: Tensor, hides: bool, ways: str = "own") -> tuple[Tensor, Tensor]:
+    """(two to the power of scores less `shift`, scores less `shift`) of arguments, as a forward has them.
 
     Args:
         ways: the way that threads go through the assembly: their "own", as threads with one argument each; "far", which
             a thread goes with all of its arguments if one of them is not near; or "near".
     """
-    text = _text(score_gluon._powers_text, 1, hides)
+    given = {"$1": v, "$2": _bits(v), "$3": torch.tensor(factor), "$4": shift}
+    power, score = _both_ways(_text(score_gluon._powers_text, 1, hides), given, ("$0", "%score"), ways)
+    return power, score
+
+
+def powers_and_slopes(
+    v: Tensor, factor: float, shift: Tensor, ways: str = "own"
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(two to the power of scores less `shift`, slopes, shares) of arguments, as a backward has them."""
+    given = {"$2": v, "$3": _bits(v), "$4": torch.tensor(factor), "$5": shift}
+    power, slope, share = _both_ways(_text(score_gluon._slopes_text, 1), given, ("$0", "$1", "%share"), ways)
+    return power, slope, share
+
+
+def _both_ways(text: str, given: dict[str, Tensor], results: tuple[str, ...], ways: str) -> list[Tensor]:
     start, near, far = re.split(r"@%far bra FAR;|bra DONE;\s*FAR:", text.replace("DONE:", ""))
     found = []
     for way in (near, far):
-        machine = Machine({"$2": v, "$3": _bits(v), "$4": torch.tensor(factor), "$5": shift})
+        machine = Machine(dict(given))
         for instruction in _instructions(start + way):
             machine.run(instruction)
-        found.append([machine.registers[name] for name in ("$0", "$1", "%share")])
+        found.append([machine.registers[name] for name in results])
         is_far = machine.registers["%far"]
     near_results, far_results = found
     if ways != "own":
-        return tuple(far_results if ways == "far" else near_results)  # type: ignore[return-value]  # three
-    pairs = zip(far_results, near_results, strict=True)
-    return tuple(torch.where(is_far, a, b) for a, b in pairs)  # type: ignore[return-value]  # three
+        return far_results if ways == "far" else near_results
+    return [torch.where(is_far, a, b) for a, b in zip(far_results, near_results, strict=True)]
 
 
 def far_share(v: Tensor) -> Tensor:

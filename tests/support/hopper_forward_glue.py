@@ -656,9 +656,8 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         v, far = bounded_scores.begun(s.read(), slope)
         return Value(v), Value(far)
 
-    def powers(v: Value, far: Value, factor: float, shift: Value, hides: bool) -> tuple[Value, Value]:
-        p, slope, _ = bounded_scores.powers(v.read(), factor, shift.read(), hides)
-        return Value(p), Value(slope)
+    def powers(v: Value, far: Value, factor: float, shift: Value, hides: bool) -> Value:
+        return Value(bounded_scores.powers(v.read(), factor, shift.read(), hides)[0])
 
     def finite_below(v: Value) -> Value:
         return Value(v.read().clamp(min=bounded_scores.LOWEST))

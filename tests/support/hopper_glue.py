@@ -835,7 +835,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         atomic_add=add, store=store, load=load, fma=lambda a, b, c: a,
     )  # fmt: skip
 
-    def powers(v: Value, far: Any, factor: float, shift: Value, hides: bool) -> tuple[Value, Value]:
+    def powers_and_slopes(v: Value, far: Any, factor: float, shift: Value) -> tuple[Value, Value]:
         return v + shift, v
 
     renamed = SimpleNamespace(
@@ -858,7 +858,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         "TILE_BITS": TILE_BITS, "definition": definition, "here": same,
         "as_tiles": as_tiles, "as_longer": as_longer,
         "_store_first": store_first, "wait_for_turn": wait_for_turn, "_release": release,
-        "_begun": lambda s, slope: (s, None), "_powers": powers,
+        "_begun": lambda s, slope: (s, None), "_powers_and_slopes": powers_and_slopes,
         "arrive_at": arrive_at, "meet_at": meet_at, "wait_for_own_stores": store_wait, "hold_back": same,
     }  # fmt: skip
 

@@ -33,7 +33,9 @@ def powers(s_ptr, p_ptr, slope_ptr, factor, bound, HIDES: gl.constexpr, COUNT: g
     v, far = score.begun(s, HIDES)
     if HIDES:
         v = gl.where(s == -float("inf"), s, v)
-    p, slope = score.powers(v, far, gl.zeros([4, COUNT], gl.float32, layout), HIDES)
+    zero = gl.zeros([4, COUNT], gl.float32, layout)
+    p = score.powers(v, far, zero, HIDES)
+    _, slope = score.powers_and_slopes(v, far, zero)
     gl.store(p_ptr + places, p)
     gl.store(slope_ptr + places, slope)
 

@@ -5,11 +5,12 @@ Note [Shares of the bound]
     and put the bound into the factor that makes scores base 2: ``softcap * log2(e)``.
 
     Instructions are what limits the forward, so the share is a short polynomial of the products that are *near*, with
-    ``|scale * product| < 7/16 * softcap``: odd, of degree 5, wrong by at most 2**-18.7.  The share of others is
-    ``1 - 2 / (1 + exp(2 x))``, wrong by less, which takes two special functions.  `begun` makes arguments of which near
-    ones are below two, and of fp32 these are the numbers whose second highest bit is zero: one instruction asks two
-    products more.  A thread that has others takes the way on which both forms are computed, and each product has its
-    own.  So the bits of a score depend on the product alone, whichever ways its thread and its neighbours go.
+    ``|scale * product| < 7/16 * softcap``: odd, of degree 5, wrong by at most 2**-18.7.  The forward needs scores, not
+    shares, and has the factor in the coefficients.  The share of others is ``1 - 2 / (1 + exp(2 x))``, wrong by less,
+    which takes two special functions.  `begun` makes arguments of which near ones are below two, and of fp32 these are
+    the numbers whose second highest bit is zero: one instruction asks two products more.  A thread that has others
+    takes the way on which both forms are computed, and each product has its own.  So the bits of a score depend on the
+    product alone, whichever ways its thread and its neighbours go.
     Everything is one piece of assembly, because ptxas moves nothing past a branch: polynomials and exponentials of a
     tile overlap behind it.
 
@@ -76,12 +77,17 @@ class Score:
 
     @gluon.jit
     def powers(self, s, far, shift, HIDES: gl.constexpr):
-        """(two to the power of scores less `shift`, slopes) of arguments, where scores are bounded."""
+        """Two to the power of scores less `shift`, of arguments, where scores are bounded."""
         return _powers(s, far, self.factor, shift, HIDES)
 
     @gluon.jit
+    def powers_and_slopes(self, s, far, shift):
+        """(as `powers`, slopes): ``1 - share ** 2`` of arguments of which none is hidden."""
+        return _powers_and_slopes(s, far, self.factor, shift)
+
+    @gluon.jit
     def through(self, p, slope):
-        """`p` times the slopes of `powers`, the derivatives of scores; what multiplies gradients of scores."""
+        """`p` times slopes, the derivatives of scores: what multiplies gradients of scores."""
         if self.BOUNDED:
             return p * slope
         else:
@@ -121,10 +127,20 @@ def _far_share(s):
 
 @gluon.jit
 def _powers(s, far, factor, shift, HIDES: gl.constexpr):
+    """2 ** (share * factor - shift) of arguments."""
+    COUNT: gl.constexpr = _of_thread(s.shape, gl.num_warps())
+    return gl.inline_asm_elementwise(
+        _powers_text(COUNT, HIDES), _constraints(COUNT, "=f,f,r,f,f"), [s, far, factor, shift], dtype=gl.float32,
+        is_pure=True, pack=COUNT,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _powers_and_slopes(s, far, factor, shift):
     """(2 ** (share * factor - shift), 1 - share ** 2) of arguments."""
     COUNT: gl.constexpr = _of_thread(s.shape, gl.num_warps())
     return gl.inline_asm_elementwise(
-        _powers_text(COUNT, HIDES), _constraints(COUNT, "=f,=f,f,r,f,f"), [s, far, factor, shift],
+        _slopes_text(COUNT), _constraints(COUNT, "=f,=f,f,r,f,f"), [s, far, factor, shift],
         dtype=(gl.float32, gl.float32), is_pure=True, pack=COUNT,
     )  # fmt: skip
 
@@ -152,16 +168,44 @@ def _begin_text(count):
 
 @gluon.constexpr_function
 def _powers_text(count, hides):
+    """$0 ..: powers; then arguments, words, the factor, and shifts."""
+    factor = f"${3 * count}"
+    coefficients = f"""
+    mul.rn.f32 %c0, {factor}, {NEAR.value[0]};
+    mul.rn.f32 %c1, {factor}, {NEAR.value[1]};
+    mul.rn.f32 %c2, {factor}, {NEAR.value[2]};"""
+    near, far = [], []
+    for i in range(count):
+        power, v, shift = (f"${part * count + i}" for part in (0, 1, 4))
+        polynomial = f"""
+    mul.rn.f32 %z, {v}, {v};
+    fma.rn.f32 %r, %z, %c2, %c1;
+    fma.rn.f32 %r, %r, %z, %c0;
+    neg.f32 %e, {shift};
+    fma.rn.f32 %score, {v}, %r, %e;"""
+        choice = f"""
+    mov.f32 %v, {v};{FAR.value}
+    neg.f32 %a, {shift};
+    fma.rn.f32 %e, %e, {factor}, %a;
+    abs.f32 %a, {v};
+    setp.lt.f32 %near, %a, 0f40000000;
+    selp.f32 %score, %score, %e, %near;"""
+        if hides:
+            choice += f"""
+    setp.eq.f32 %hidden, {v}, 0fFF800000;
+    selp.f32 %score, {v}, %score, %hidden;"""
+        exponential = f"""
+    ex2.approx.ftz.f32 {power}, %score;"""
+        near.append(polynomial + exponential)
+        far.append(polynomial + choice + exponential)
+    return _both_ways(f"${2 * count}", coefficients, near, far)
+
+
+@gluon.constexpr_function
+def _slopes_text(count):
     """$0 ..: powers; then slopes; then arguments, words, the factor, and shifts."""
     c0, c1, c2 = NEAR.value
     factor = f"${4 * count}"
-    begin = f"""{{
-    .reg .pred %far, %near, %hidden;
-    .reg .f32 %share, %v, %z, %r, %e, %a;
-    .reg .b32 %bit;
-    and.b32 %bit, ${3 * count}, 0x40000000;
-    setp.ne.b32 %far, %bit, 0;
-    @%far bra FAR;"""
     near, far = [], []
     for i in range(count):
         power, slope, v, shift = (f"${part * count + i}" for part in (0, 1, 2, 5))
@@ -175,10 +219,6 @@ def _powers_text(count, hides):
     abs.f32 %a, {v};
     setp.lt.f32 %near, %a, 0f40000000;
     selp.f32 %share, %share, %e, %near;"""
-        if hides:
-            choice += f"""
-    setp.eq.f32 %hidden, {v}, 0fFF800000;
-    selp.f32 %share, {v}, %share, %hidden;"""
         exponential = f"""
     neg.f32 %e, {shift};
     fma.rn.f32 %e, %share, {factor}, %e;
@@ -187,4 +227,17 @@ def _powers_text(count, hides):
     fma.rn.f32 {slope}, %e, %share, 0f3F800000;"""
         near.append(polynomial + exponential)
         far.append(polynomial + choice + exponential)
-    return begin + "".join(near) + "\nbra DONE;\nFAR:" + "".join(far) + "\nDONE:\n}"
+    return _both_ways(f"${3 * count}", "", near, far)
+
+
+@gluon.constexpr_function
+def _both_ways(word, begin, near, far):
+    """The way of near arguments, and that of threads that have others: lines of each, and those that come before."""
+    lines = f"""{{
+    .reg .pred %far, %near, %hidden;
+    .reg .f32 %share, %score, %v, %z, %r, %e, %a, %c0, %c1, %c2;
+    .reg .b32 %bit;{begin}
+    and.b32 %bit, {word}, 0x40000000;
+    setp.ne.b32 %far, %bit, 0;
+    @%far bra FAR;"""
+    return lines + "".join(near) + "\nbra DONE;\nFAR:" + "".join(far) + "\nDONE:\n}"

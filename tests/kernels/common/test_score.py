@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from dash_inductor.kernels.common import score
 from dash_inductor.model import Band, Call, Mask
 
 from ...support import bounded_scores
-from ...support.bounded_scores import begun, far_share, powers
+from ...support.bounded_scores import begun, far_share, powers, powers_and_slopes
 
 LARGE = torch.logspace(-44, 37, 20_000, dtype=torch.float64).float()
 NEAR_TWO = (torch.arange(-2000, 2000) + torch.tensor(7 / 16).view(torch.int32)).int().view(torch.float32)
@@ -23,40 +25,59 @@ def bits(x: Tensor) -> Tensor:
     return x.view(torch.int32)
 
 
-def shares(x: Tensor, hides: bool = False, ways: str = "own") -> Tensor:
+def shares(x: Tensor, ways: str = "own") -> Tensor:
     v, _ = begun(x, score.ARGUMENT)
-    return powers(v, 1.0, torch.zeros_like(v), hides, ways)[2]
+    return powers_and_slopes(v, 1.0, torch.zeros_like(v), ways)[2]
 
 
-def test_shares_against_fp64() -> None:
+def scores(x: Tensor, hides: bool = False, ways: str = "own", factor: float = 1.0) -> Tensor:
+    v, _ = begun(x, score.ARGUMENT)
+    return powers(v, factor, torch.zeros_like(v), hides, ways)[1]
+
+
+@pytest.mark.parametrize("found", [shares, scores])
+def test_shares_against_fp64(found: Callable[[Tensor], Tensor]) -> None:
     exact = torch.tanh(X.double())
-    error = (shares(X).double() - exact).abs()
+    error = (found(X).double() - exact).abs()
     assert error.max() < 2.0**-18.7
     assert (error <= 2.0**-14.7 * exact.abs() + 2.0**-149).all()
-    assert (shares(X).abs() <= 1.0).all()
+    assert (found(X).abs() <= 1.0).all()
+
+
+@pytest.mark.parametrize("factor", [72.0, 0.3, 1e30, 1e-36])
+def test_a_factor_adds_no_error(factor: float) -> None:
+    """That is in the coefficients of near products."""
+    given = X.abs() > score.LEAST_NORMAL
+    error = (scores(X, factor=factor).double() / factor - torch.tanh(X.double())).abs()
+    assert error[given].max() < 2.0**-18.6
+
+
+def test_far_shares_against_fp64() -> None:
+    exact = torch.tanh(X.double())
     assert (far_share(begun(X, score.ARGUMENT)[0]).double() - exact).abs().max() < 2.0**-22
 
 
 def test_slopes_against_fp64() -> None:
     """Of shares that are nearly 1 fp32 knows what they lack to 2**-24."""
     v, _ = begun(X, score.ARGUMENT)
-    slopes = powers(v, 1.0, torch.zeros_like(v), False)[1]
+    slopes = powers_and_slopes(v, 1.0, torch.zeros_like(v))[1]
     assert (slopes.double() - (1.0 - torch.tanh(X.double()) ** 2)).abs().max() < 2.0**-17.4
     assert (slopes >= 0.0).all()
 
 
 def test_what_is_not_finite() -> None:
     x = torch.tensor([torch.inf, -torch.inf, torch.nan])
-    assert shares(x)[:2].tolist() == far_share(x)[:2].tolist() == [1.0, -1.0]
-    assert shares(x)[2].isnan()
-    assert far_share(x)[2].isnan()
+    for found in (shares(x), scores(x), far_share(x)):
+        assert found[:2].tolist() == [1.0, -1.0]
+        assert found[2].isnan()
 
 
 @pytest.mark.parametrize("hides", [False, True])
 def test_bits_depend_on_the_product_alone(hides: bool) -> None:
     """Whichever way a thread goes, and whether or not something may be hidden."""
-    assert torch.equal(bits(shares(X)), bits(shares(X, hides, "far")))
-    assert torch.equal(bits(shares(X)), bits(shares(X, hides)))
+    assert torch.equal(bits(shares(X)), bits(shares(X, "far")))
+    assert torch.equal(bits(scores(X)), bits(scores(X, hides, "far")))
+    assert torch.equal(bits(scores(X)), bits(scores(X, hides)))
 
 
 @pytest.mark.parametrize("ways", ["near", "far"])
@@ -69,7 +90,7 @@ def test_what_is_hidden_has_no_probability(ways: str) -> None:
 
 def test_the_lowest_number_has_the_share_of_minus_infinity() -> None:
     v = torch.tensor([bounded_scores.LOWEST, -torch.inf])
-    with_mask, without = (powers(v, 1.0, torch.zeros_like(v), hides)[2].tolist() for hides in (True, False))
+    with_mask, without = (powers(v, 1.0, torch.zeros_like(v), hides)[1].tolist() for hides in (True, False))
     assert with_mask == [-1.0, -torch.inf]
     assert without == far_share(v).tolist() == [-1.0, -1.0]
 

@@ -115,12 +115,13 @@ def of_backward(case: Case) -> Built:
     return _built(lambda: kernels.main, tiles.block_q * tiles.block_kv // 256 // kernels.config.pieces)
 
 
-def check(used: Built, powers: int, spilled: int, beside: int) -> None:
-    """Near products take one special function and at most eight other instructions each.
+def check(used: Built, powers: int, spilled: int, beside: int, others: int) -> None:
+    """Near products take one special function and a few other instructions each.
 
     Args:
         spilled: bytes of a thread.
         beside: instructions that spill in the block of near products.
+        others: instructions of a product, the special function not counted.
     """
     assert used.shared_memory <= SHARED_BYTES
     assert used.report.registers <= 168
@@ -130,14 +131,14 @@ def check(used: Built, powers: int, spilled: int, beside: int) -> None:
     for operations in used.near:
         assert operations["MUFU"] == powers
         assert operations["STL"] + operations["LDL"] <= beside
-        assert sum(operations.values()) <= 9 * powers
+        assert sum(operations.values()) <= (1 + others) * powers
 
 
 @UNTUNED
 @cases
 def test_the_forward_fits(case: Case) -> None:
     block_kv = forward.FORWARD_CONFIGS[forward.tile_dims(*case.dims)].block_kv
-    check(of_forward(case), block_kv // 2, 640 if case.dims == (64, 64) else 160, 2)
+    check(of_forward(case), block_kv // 2, 768 if case.dims == (64, 64) else 160, 2, 5)
 
 
 @UNTUNED
@@ -146,7 +147,7 @@ def test_the_backward_fits(case: Case) -> None:
     tiles = TILES[case.dims]
     halves = backward.BACKWARD_CONFIGS[backward.tile_dims(*case.dims)].pieces
     data = case.codes or case.dense or case.dropout
-    check(of_backward(case), tiles.block_q * tiles.block_kv // 256 // halves, 480 if data else 320, 32)
+    check(of_backward(case), tiles.block_q * tiles.block_kv // 256 // halves, 480 if data else 320, 32, 8)
 
 
 @PINNED
@@ -157,6 +158,6 @@ def test_pinned() -> None:
         """\
 64/64 full bfloat16: forward 128 regs, spilled 0/0, 0 near; backward 168 regs, spilled 72/84, 39 near
 128/128 causal bfloat16: forward 168 regs, spilled 12/16, 7 near; backward 168 regs, spilled 20/24, 11 near
-192/128 causal bfloat16: forward 168 regs, spilled 28/36, 16 near; backward 168 regs, spilled 216/248, 107 near
-256/256 causal bfloat16: forward 168 regs, spilled 24/32, 14 near; backward 168 regs, spilled 0/0, 0 near""",
+192/128 causal bfloat16: forward 168 regs, spilled 24/32, 14 near; backward 168 regs, spilled 216/248, 107 near
+256/256 causal bfloat16: forward 168 regs, spilled 28/40, 17 near; backward 168 regs, spilled 0/0, 0 near""",
     )

@@ -74,7 +74,7 @@ def probabilities(score, s, far, m, HIDES: gl.constexpr):
     base = gl.maximum(m, score.of_largest(gl.max(s, 1), HIDES))
     shrink = exp2(m - base)
     if score.BOUNDED:
-        p, _ = score.powers(s, far, gl.expand_dims(base, 1), HIDES)
+        p = score.powers(s, far, gl.expand_dims(base, 1), HIDES)
     else:
         p = exp2(gl.fma(s, score.factor, -gl.expand_dims(base, 1)))
     return p, base, shrink

@@ -45,7 +45,7 @@ def probabilities(mask, drops, score, s, lse, word, slot, PIECE: gl.constexpr, C
     columns: gl.constexpr = gl.SliceLayout(0, s.type.layout)
     if score.BOUNDED:
         s, far = score.begun(s, False)
-        p, slope = score.powers(s, far, gl.expand_dims(lse.load(columns), 0), False)
+        p, slope = score.powers_and_slopes(s, far, gl.expand_dims(lse.load(columns), 0))
     else:
         p = gl.exp2(s * score.factor - gl.expand_dims(lse.load(columns), 0))
         slope = p
