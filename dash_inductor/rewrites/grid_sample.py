@@ -76,8 +76,8 @@ def sampled(image: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: 
         at = (at + 1) / 2 * (length - 1) if align_corners else ((at + 1) * length - 1) / 2
         if interpolation_mode == CUBIC:
             first = at.floor()
-            taps = zip((padded(first + i, length) for i in range(-1, 3)), _cubic(at - first), strict=True)
-            axes.append(list(taps))
+            neighbours = (padded(first + i, length) for i in range(-1, 3))
+            axes.append(list(zip(neighbours, _cubic(at - first), strict=True)))
             continue
         at = padded(at, length)
         first = at.detach().round() if interpolation_mode == NEAREST else at.detach().floor()
@@ -95,9 +95,9 @@ def sampled(image: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: 
             torch.logical_and,
             ((place >= 0) & (place <= length - 1) for (place, _), length in zip(taps, lengths, strict=True)),
         )
-        places = [torch.where(inside, place.detach(), 0).to(torch.int64) for place, _ in taps]
+        at_corner = (number, *(torch.where(inside, place.detach(), 0).to(torch.int64) for place, _ in taps))
         weight = functools.reduce(torch.mul, (weight for _, weight in taps))
-        term = torch.where(inside[..., None], pixels[(number, *places)] * weight[..., None], 0)
+        term = torch.where(inside[..., None], pixels[at_corner] * weight[..., None], 0)
         total = term if total is None else total + term
     assert total is not None
     return total.movedim(-1, 1).to(image.dtype)
