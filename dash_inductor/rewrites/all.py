@@ -12,6 +12,7 @@ from .index_sums import IndexSumsRewrite
 from .pad_gemm import PadGemmRewrite
 from .permutations import PermutationsRewrite
 from .rewrite import Rewrite
+from .tied_embeddings import TiedEmbeddingsRewrite
 from .user_kernels import UserKernelsRewrite
 
 REWRITES: tuple[Rewrite, ...] = (
@@ -20,6 +21,7 @@ REWRITES: tuple[Rewrite, ...] = (
     FewIndicesRewrite(),
     GridSampleRewrite(),
     IndexRangesRewrite(),
+    TiedEmbeddingsRewrite(),
     IndexSumsRewrite(),
     EmbeddingsRewrite(),
     PadGemmRewrite(),

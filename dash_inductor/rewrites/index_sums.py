@@ -51,7 +51,7 @@ DEVICES = ("cuda",)
 
 _KEYS = ((torch.uint8, 2**8), (torch.int16, 2**15), (torch.int32, 2**31))
 """Dtypes of keys, and the first number that does not fit."""
-_FAILED = "dash_inductor_index_sums"  # in the metadata of an operator that an error has left as it was
+FAILED = "dash_inductor_index_sums"  # in the metadata of an operator that an error has left as it was
 
 
 Size = int | tuple[Node, int]
@@ -128,7 +128,7 @@ class IndexSumsRewrite:
         results = []
         for node in list(graph.nodes):
             read = _READERS.get(node.target)
-            if read is None or _FAILED in node.meta or not is_sum(node):
+            if read is None or FAILED in node.meta or not is_sum(node):
                 continue
             found = read(node)
             if found is not None and pays(found):
@@ -324,7 +324,7 @@ def _rewritten(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, Node]]
         "least": LEAST,
     }
     name, op, shared = node.name, str(node.target), found.index.identity in sorted_keys
-    error = _replace(node, found, sorted_keys)
+    error = replace(node, found, sorted_keys)
     return Record(
         rewrite=IndexSumsRewrite.name,
         name=name,
@@ -338,7 +338,7 @@ def _rewritten(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, Node]]
     )
 
 
-def _replace(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, Node]]) -> str:
+def replace(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, Node]]) -> str:
     """Put a sum of segments in the place of a node; the error that has left it as it was, or ""."""
     emitter = Emitter(node.graph)
     try:
@@ -349,7 +349,7 @@ def _replace(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, Node]]) 
     except Exception as error:
         log.debug("%s", node, exc_info=error)
         emitter.discard()
-        node.meta[_FAILED] = True
+        node.meta[FAILED] = True
         return described(error)
     sorted_keys[found.index.identity] = order
     node.replace_all_uses_with(result)
