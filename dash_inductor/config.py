@@ -78,6 +78,8 @@ SETTINGS: Mapping[str, Setting] = {
     "permutations": Setting("DASH_INDUCTOR_PERMUTATIONS", "on", _words("on", "off")),
     "few_indices": Setting("DASH_INDUCTOR_FEW_INDICES", "on", _words("on", "off")),
     "index_sums": Setting("DASH_INDUCTOR_INDEX_SUMS", "on", _words("on", "off")),
+    "tied_embeddings": Setting("DASH_INDUCTOR_TIED_EMBEDDINGS", "on", _words("on", "off")),
+    "blocks": Setting("DASH_INDUCTOR_BLOCKS", "on", _words("on", "off")),
     "fill": Setting("DASH_INDUCTOR_FILL", "off", _words("off", "on")),
     "dump": Setting("DASH_INDUCTOR_DUMP", "", None, of_code=False),
     "profile": Setting("DASH_INDUCTOR_PROFILE", False, BOOLEANS),
@@ -108,6 +110,10 @@ class Config:
             (DASH_INDUCTOR_FEW_INDICES).
         index_sums: "on" makes sums by index, as of `index_add` and `scatter_add`, from one sort of each index
             (DASH_INDUCTOR_INDEX_SUMS).
+        tied_embeddings: "on" adds the gradient of an embedding to the other gradient of the same weight row by row
+            (DASH_INDUCTOR_TIED_EMBEDDINGS).
+        blocks: "on" chooses blocks of generated kernels by a rule where Inductor would time them
+            (DASH_INDUCTOR_BLOCKS).
         fill: "off" runs compiled graphs without PyTorch's fill of uninitialized memory, where all operators of a graph
             are known to write their results; "on" leaves the fill as the program has set it (DASH_INDUCTOR_FILL).
         dump: a folder that gets pages about every graph that is compiled, see `explanations.dump`; "" for none.  While
@@ -128,6 +134,8 @@ class Config:
     permutations: Switch
     few_indices: Switch
     index_sums: Switch
+    tied_embeddings: Switch
+    blocks: Switch
     fill: Switch
     dump: str
     profile: bool

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..config import config
 from ..upstream import seams
 
 ACROSS = 8
@@ -54,7 +55,7 @@ def _choosing(generate: Callable[..., str], active: Callable[[], bool]) -> Calla
     """Fixes the blocks of a kernel before its code is written."""
 
     def generate_chosen(self: Any, *args: Any, **kwargs: Any) -> str:
-        if active():
+        if config.rewrites == "all" and config.blocks == "on" and active():
             from ..upstream import blocks
 
             facts = blocks.facts_of(self)

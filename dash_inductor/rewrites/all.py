@@ -14,6 +14,7 @@ from .pad_gemm import PadGemmRewrite
 from .permutations import PermutationsRewrite
 from .rewrite import Rewrite
 from .short_sums import ShortSumsRewrite
+from .tied_embeddings import TiedEmbeddingsRewrite
 from .user_kernels import UserKernelsRewrite
 
 REWRITES: tuple[Rewrite, ...] = (
@@ -22,6 +23,7 @@ REWRITES: tuple[Rewrite, ...] = (
     FewIndicesRewrite(),
     GridSampleRewrite(),
     IndexRangesRewrite(),
+    TiedEmbeddingsRewrite(),
     IndexSumsRewrite(),
     EmbeddingsRewrite(),
     ShortSumsRewrite(),

@@ -52,7 +52,7 @@ DEVICES = ("cuda",)
 
 _KEYS = ((torch.uint8, 2**8), (torch.int16, 2**15), (torch.int32, 2**31))
 """Dtypes of keys, and the first number that does not fit."""
-_FAILED = "dash_inductor_index_sums"  # in the metadata of an operator that an error has left as it was
+FAILED = "dash_inductor_index_sums"  # in the metadata of an operator that an error has left as it was
 
 
 Size = int | tuple[Node, int]
@@ -131,7 +131,7 @@ class IndexSumsRewrite:
         results = []
         for node in list(graph.nodes):
             read = _READERS.get(node.target)
-            if read is None or _FAILED in node.meta or not adds_floats(node):
+            if read is None or FAILED in node.meta or not adds_floats(node):
                 continue
             found = read(node)
             if found is not None and pays(found) and (found.raises or is_sum(node)):
@@ -352,7 +352,7 @@ def _rewritten(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, Node]]
         "least": LEAST,
     }
     name, op, shared = node.name, str(node.target), found.index.identity in sorted_keys
-    error = _replace(node, found, sorted_keys)
+    error = replace(node, found, sorted_keys)
     return Record(
         rewrite=IndexSumsRewrite.name,
         name=name,
@@ -366,7 +366,7 @@ def _rewritten(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, Node]]
     )
 
 
-def _replace(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, Node]]) -> str:
+def replace(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, Node]]) -> str:
     """Put a sum of segments in the place of a node; the error that has left it as it was, or ""."""
     emitter, known = Emitter(node.graph), dict(sorted_keys)
     try:
@@ -388,7 +388,7 @@ def _replace(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, Node]]) 
     except Exception as error:
         log.debug("%s", node, exc_info=error)
         emitter.discard()
-        node.meta[_FAILED] = True
+        node.meta[FAILED] = True
         return described(error)
     sorted_keys.update(known)
     node.replace_all_uses_with(result)
