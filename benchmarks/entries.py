@@ -41,7 +41,7 @@ def main() -> None:
         torch._functorch.config.donated_buffer = group == "titan"  # elsewhere one forward has many backwards
         try:
             rows = GROUPS[group]()
-        except (RuntimeError, ImportError, AssertionError) as error:
+        except Exception as error:  # of whatever kind: the other groups are measured
             failed[group] = f"{type(error).__name__}: {error}"
             print(f"{group}: {failed[group]}", flush=True)
             continue

@@ -136,8 +136,8 @@ def test_autocast() -> None:
     assert [(record.status, record.tensors.dtype) for record in sites() if record.tensors] == [("replaced", "bfloat16")]
 
 
-@pytest.mark.parametrize("family", ["Llama", "Mistral", "Gemma2"])
-def test_generation_with_a_cache(family: str) -> None:
+@pytest.mark.parametrize(("family", "cache"), [("Llama", None), ("Mistral", "static"), ("Gemma2", "static")])
+def test_generation_with_a_cache(family: str, cache: str | None) -> None:
     """One query against all keys so far, and against those of a window; prompts are padded on the left."""
     found = []
     for implementation in ("eager" if family in BY_HAND else "sdpa", NAME):
@@ -151,6 +151,7 @@ def test_generation_with_a_cache(family: str) -> None:
                 do_sample=False,
                 output_logits=True,
                 return_dict_in_generate=True,
+                cache_implementation=cache,
             )
         )
     assert torch.equal(found[0].sequences, found[1].sequences)

@@ -60,12 +60,16 @@ class Program:
 # ---- torchtitan: compiled block by block, with the attention of its own configurations ----
 
 
-def _titan(family: str, attention: str, *, checkpoints: bool = False, compiled: bool = True) -> Callable[[], object]:
+def _titan(
+    family: str, attention: str, *, checkpoints: bool = False, compiled: bool = True, parallelized: bool = False
+) -> Callable[[], object]:
     """A model for debugging.
 
     Args:
         checkpoints: whether activations are recomputed selectively, as its configuration for Llama asks for.
         compiled: whether blocks are compiled; FlexAttention always is.
+        parallelized: whether the function that torchtitan's trainer calls does both, for one rank.  It also shards
+            parameters (FSDP), which needs streams of a GPU and is left out.
     """
 
     def train() -> object:
@@ -88,10 +92,13 @@ def _titan(family: str, attention: str, *, checkpoints: bool = False, compiled: 
             mock.patch.object(titan.FlexAttention, "_compiled_flex_attn", flex),
             mock.patch.object(titan_compile, "_maybe_regional_inductor_backend", return_value=traced),
         ):
-            model = module.model_registry("debugmodel", attn_backend=attention).model.build()
-            if checkpoints:
+            spec = module.model_registry("debugmodel", attn_backend=attention)
+            model = spec.model.build()
+            if parallelized:
+                _parallelize(spec, model)
+            elif checkpoints:
                 SelectiveAC.Config().build(dump_folder="").apply(model)
-            if compiled:
+            if compiled and not parallelized:
                 titan_compile.apply_compile(model, compile_config=CompileConfig(enable=True), parallel_dims=dims)
             if attention == "varlen":  # the starts of documents depend on values, which fake tensors have not
                 starts = torch.zeros(5, dtype=torch.int32)
@@ -103,6 +110,37 @@ def _titan(family: str, attention: str, *, checkpoints: bool = False, compiled: 
             return model(tokens, positions=positions, attention_masks=masks)
 
     return train
+
+
+def _parallelize(spec: Any, model: nn.Module) -> None:
+    """What torchtitan's trainer does to a model before it trains on one rank, but for FSDP."""
+    import torch.distributed as dist
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+    from torchtitan.distributed import ParallelDims
+    from torchtitan.distributed.activation_checkpoint import SelectiveAC
+
+    function = spec.parallelize_fn
+    module = importlib.import_module(function.__module__)
+    parallelism = ParallelismConfig(data_parallel_shard_degree=1)
+    dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    try:
+        dims = ParallelDims.from_config(parallelism, 1)
+        with unset_fake_temporarily(), torch.device("cpu"):
+            dims.build_mesh()
+        with mock.patch.object(module, "apply_fsdp_to_decoder"):
+            function(
+                model,
+                parallel_dims=dims,
+                training=TrainingConfig(local_batch_size=BATCH, seq_len=LENGTH),
+                parallelism=parallelism,
+                compile_config=CompileConfig(enable=True),
+                ac_config=SelectiveAC.Config(),
+                dump_folder="",
+            )
+    finally:
+        dist.destroy_process_group()
 
 
 # ---- transformers: FlexAttention ----
@@ -194,6 +232,7 @@ WAN = _diffusers(
 PROGRAMS = (
     Program("torchtitan", "llama3", "flex", _titan("llama3", "flex", checkpoints=True)),
     Program("torchtitan", "llama3", "flex, blocks not compiled", _titan("llama3", "flex", compiled=False)),
+    Program("torchtitan", "llama3", "flex, parallelized by its trainer", _titan("llama3", "flex", parallelized=True)),
     Program("torchtitan", "llama3", "varlen", _titan("llama3", "varlen", checkpoints=True)),
     Program("torchtitan", "qwen3", "flex", _titan("qwen3", "flex")),
     Program("torchtitan", "qwen3", "varlen", _titan("qwen3", "varlen")),
