@@ -76,6 +76,14 @@ def test_the_minority_is_named_with_the_first_tensor() -> None:
     assert found.ranks == (0, 1, 2, 3)
 
 
+def test_the_largest_group_is_no_majority() -> None:
+    court = Court(4)
+    court.hear(*(roots(rank, 7, ["", "", "bad", "worse"][rank]) for rank in range(4)))
+    court.turn()
+    (found,) = court.turn(60.0)
+    assert (found.ranks, found.groups) == ((0, 1, 2, 3), ((0, 1), (2,), (3,)))
+
+
 def test_a_stage_before_another_and_a_step_before_another() -> None:
     court = Court(4)
     for step in (4, 3):  # messages of several steps come together

@@ -212,12 +212,10 @@ class Replicas(Judge):
         """Who is accused, and how they were found."""
         if case.agree:
             return (), "agree"
-        if len(case.groups[0]) > len(case.groups[1]) and not case.of.startswith(LEARNED):
+        if _is_majority(case.groups):
             return _odd(case.groups), "minority"
         others = {rank for step in (case.step - 1, case.step) for rank in self._accused_by.get(step, ())}
         sides = [group for group in case.groups if others & set(group)]
-        if len(case.groups[0]) > len(case.groups[1]):
-            return _odd(case.groups), "minority"
         if len(sides) == 1 and len(sides) < len(case.groups):
             return tuple(sorted(others & set(sides[0]))), "beside"
         return tuple(sorted(rank for group in case.groups for rank in group)), "tie"
@@ -249,9 +247,13 @@ class Replicas(Judge):
 
 
 def _odd(groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The ranks outside of the largest group; all of them, if there are two of that size."""
-    tie = len(groups[0]) == len(groups[1])
-    return tuple(sorted(rank for group in (groups if tie else groups[1:]) for rank in group))
+    """The ranks outside of the majority; all of them, if there is none."""
+    return tuple(sorted(rank for group in (groups[1:] if _is_majority(groups) else groups) for rank in group))
+
+
+def _is_majority(groups: Sequence[tuple[int, ...]]) -> bool:
+    """Whether the first group, which is the largest, has more than half of all ranks."""
+    return 2 * len(groups[0]) > sum(map(len, groups))
 
 
 def _digests(raw: Any) -> dict[str, str] | None:
