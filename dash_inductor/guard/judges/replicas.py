@@ -229,7 +229,7 @@ class Replicas(Judge):
             "replicas": "declared" if declared else "equal in all steps before",
         }  # fmt: skip
         common: dict[str, Any] = {
-            "step": case.step, "stage": case.stage, "tensor": what if case.tensor else "",
+            "step": case.step, "stage": case.stage, "tensor": case.tensor,
             "groups": tuple(case.groups[:16]), "evidence": evidence,
         }  # fmt: skip
         if how == "agree":
