@@ -17,7 +17,6 @@ from ..observers.fingerprints.sizes import LANES
 from ..observers.names import Names, unwrapped
 from .check import Host
 from .classes import Classes
-from .digests import Queue
 
 KNOWN = ((-1404056226935107027, 6370743676088349933),) * 4 + ((-7276202848976383095, 3568138712966937863),)
 """Lanes of the tensors of `known_lanes`, of which the first four are equal."""
@@ -90,12 +89,11 @@ class State:
     Attributes:
         names: of modules and parameters.
         classes: of ranks.
-        queue: what waits for numbers from the device; `poll` it at every event.
     """
 
     def __init__(self, rank: Host) -> None:
         self._rank = weakref.ref(rank)
-        self.names, self.classes, self.queue = Names(), Classes(), Queue()
+        self.names, self.classes = Names(), Classes()
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._entries: dict[int, list[Entry]] = {}  # by optimizer

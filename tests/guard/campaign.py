@@ -67,11 +67,16 @@ def score(result: dict[str, Any]) -> Score:
         named=bool(alone),
         tie=not alone and bool(first),
         step=bool(first) and trial.step <= first["step"] <= trial.step + (kind.later if kind else 0),
-        tensor=bool(first) and (not wanted or first["tensor"] == wanted),
+        tensor=bool(first) and (not wanted or _tensor(first) == wanted),
         false=len(names) - right,
         right=right,
         after=when - trial.step,
     )
+
+
+def _tensor(finding: dict[str, Any]) -> str:
+    """With its stage: what is at rest says itself what it is."""
+    return f"{finding['stage']} {finding['tensor']}".removeprefix("rest ")
 
 
 def trials(modes: Iterable[str], kinds: Iterable[str], seeds: Iterable[int], clean: int) -> list[Trial]:

@@ -66,7 +66,7 @@ def test_the_minority_is_named_with_the_first_tensor() -> None:
         court.hear(leaves(rank, 7, {"a": "1", "b": "9" if rank == 2 else "2", "c": "8" if rank == 2 else "3"}))
     (found,) = court.turn()
     assert (found.kind, found.severity, found.ranks, found.step) == ("bits", "suspect", (2,), 7)
-    assert (found.stage, found.tensor, found.groups) == ("parameter", "parameter b", ((0, 1, 3), (2,)))
+    assert (found.stage, found.tensor, found.groups) == ("parameter", "b", ((0, 1, 3), (2,)))
     for step in (8, 9):  # effects of what is known
         court.hear(*(roots(rank, step, "bad" if rank == 2 else "") for rank in range(4)))
         assert court.turn() == []
@@ -74,6 +74,14 @@ def test_the_minority_is_named_with_the_first_tensor() -> None:
     assert court.turn() == []  # of 2 and 2
     (found,) = court.turn(60.0)
     assert found.ranks == (0, 1, 2, 3)
+
+
+def test_the_largest_group_is_no_majority() -> None:
+    court = Court(4)
+    court.hear(*(roots(rank, 7, ["", "", "bad", "worse"][rank]) for rank in range(4)))
+    court.turn()
+    (found,) = court.turn(60.0)
+    assert (found.ranks, found.groups) == ((0, 1, 2, 3), ((0, 1), (2,), (3,)))
 
 
 def test_a_stage_before_another_and_a_step_before_another() -> None:
@@ -103,7 +111,7 @@ def test_a_node_is_followed_down_to_its_leaf() -> None:
                 body = {**order.body, "of": 2, "below": below}
                 court.hear(Message("bits", rank, 3, body))
     (found,) = court.found
-    assert (found.ranks, found.tensor) == ((0,), f"parameter {names[777]}")
+    assert (found.ranks, found.tensor) == ((0,), names[777])
 
 
 @pytest.mark.parametrize("accused", [None, 0, 2])

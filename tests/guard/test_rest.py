@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -211,3 +212,26 @@ def test_a_hash_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dash_inductor.guard.checks.rest.KNOWN", ((1, 2),) * 5)
     (finding,) = found(nothing)[0]
     assert (finding.kind, finding.severity, finding.ranks) == ("guard", "suspect", (0,))
+
+
+def test_a_model_that_is_gone_in_the_end_is_no_fault() -> None:
+    local, job = Local(), Job(1)
+    rank = Rank(0, 1, local.end(0))
+    rank.checks = [kind(rank) for kind in bits.CHECKS]
+
+    def train() -> None:
+        model = network()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(3):
+            model(torch.ones(6, 8)).sum().backward()
+            optimizer.step()
+
+    rank.start()
+    try:
+        train()
+        gc.collect()
+    finally:
+        rank.close()
+    monitor = Monitor(job, local, [kind(job) for kind in bits.JUDGES], None, lambda finding: None, lambda: 0.0)
+    assert monitor.finish(0.0) == []
+    assert "tensors that are not there any more" in monitor.coverage.to_dict()["rest"]["unseen"]

@@ -23,7 +23,7 @@ from ...observers.fingerprints.fingerprint import add_lanes, why_unseen
 from ...observers.fingerprints.sizes import LANES
 from ..check import Check, Host
 from ..classes import spelled
-from ..digests import Arriving, Ring
+from ..digests import Arriving, Queue, Ring
 from ..messages import Message
 from ..state import ON_CPU, State, local
 
@@ -66,6 +66,7 @@ class Doors(Check):
     def __init__(self, rank: Host, doors: int = 1, **settings: Any) -> None:
         super().__init__(rank)
         self._state, self._every = State.of(rank), doors
+        self._queue = Queue()
         self._shards: dict[tuple[int, str], DTensor] = {}  # by module and name in it
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # in this step
         self._gathered: dict[tuple[tuple[int, ...], torch.device], Gathered] = {}
@@ -77,6 +78,11 @@ class Doors(Check):
         self._seen.clear()
         self._done.clear()
         self._gathered.clear()
+        self._queue.poll()
+
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Send what has arrived."""
+        self._queue.poll()
 
     def module_begins(self, module: nn.Module) -> None:
         """Before its forward, parameters of a module of FSDP are shards."""
@@ -108,7 +114,7 @@ class Doors(Check):
         self._shards.clear()
         if gathered:
             arriving = [Arriving(each.lanes) for each in gathered]
-            self._state.queue.put(arriving, functools.partial(self._arrived, step, gathered, arriving))
+            self._queue.put(arriving, functools.partial(self._arrived, step, gathered, arriving))
 
     def order(self, message: Message) -> None:
         """The monitor wants the segments of a group in a step."""
@@ -118,7 +124,7 @@ class Doors(Check):
 
     def close(self) -> None:
         """Wait for what is on its way."""
-        self._state.queue.poll(wait=True)
+        self._queue.poll(wait=True)
 
     def _on(self) -> bool:
         return self._every > 0 and self.rank.world > 1 and self.rank.step % self._every == 0

@@ -20,7 +20,7 @@ from ...observers import phases
 from ...observers.names import inner
 from ..check import Check, Host
 from ..classes import LEARNED, LENGTH, broadcast_buffers, members, spelled
-from ..digests import Arriving, Labels, Leaves, Ring, short
+from ..digests import Arriving, Labels, Leaves, Queue, Ring, short
 from ..messages import Message
 from ..state import Entry, Hashed, State
 
@@ -56,6 +56,7 @@ class Replicas(Check):
     def __init__(self, rank: Host, every: int = 1, **settings: Any) -> None:
         super().__init__(rank)
         self._state, self._every = State.of(rank), every
+        self._queue = Queue()
         self._parts: list[Hashed] = []  # of the present step
         self._ring = Ring()
         self._labels: dict[Any, Labels] = {}
@@ -68,7 +69,7 @@ class Replicas(Check):
     def step_began(self, step: int) -> None:
         """Send what has arrived; what is left of a step that was skipped is not sent."""
         self._parts = []
-        self._state.queue.poll()
+        self._queue.poll()
 
     def module_begins(self, module: nn.Module) -> None:
         """Behind the beginning of a DDP model, its buffers have been broadcast."""
@@ -83,7 +84,7 @@ class Replicas(Check):
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Gradients are reduced."""
-        self._state.queue.poll()
+        self._queue.poll()
         if self._on():
             wanted = [entry for entry in self._state.gradients(optimizer) if self._class_of(entry)]
             self._parts += self._state.hash(self.name, wanted)
@@ -99,9 +100,9 @@ class Replicas(Check):
         if parts:
             arriving = [Arriving(part.lanes) for part in parts]
             described = [(part.entries, part.descriptions) for part in parts]
-            self._state.queue.put(arriving, functools.partial(self._arrived, step, described, arriving))
+            self._queue.put(arriving, functools.partial(self._arrived, step, described, arriving))
             self._learning -= 1
-        self._state.queue.poll()
+        self._queue.poll()
 
     def order(self, message: Message) -> None:
         """The monitor wants to know what is below a root, or has learned classes."""
@@ -116,7 +117,7 @@ class Replicas(Check):
 
     def close(self) -> None:
         """Wait for what is on its way."""
-        self._state.queue.poll(wait=True)
+        self._queue.poll(wait=True)
 
     def _on(self) -> bool:
         return self._every > 0 and self.rank.world > 1 and self.rank.step % self._every == 0

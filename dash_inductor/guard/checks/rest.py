@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ...observers import phases
 from ..check import Check, Host
-from ..digests import Arriving
+from ..digests import Arriving, Queue
 from ..state import KNOWN, Entry, Hashed, State, known_lanes
 
 TESTED = 100
@@ -43,6 +43,7 @@ class Rest(Check):
     def __init__(self, rank: Host, rest: int = 1, **settings: Any) -> None:
         super().__init__(rank)
         self._state, self._every = State.of(rank), rest
+        self._queue = Queue()
         self._after: dict[int, list[Hashed]] = {}  # by optimizer
         self._alive: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._buffers: list[Hashed] = []
@@ -59,7 +60,7 @@ class Rest(Check):
             self._after[number] = _of(parts, phases.OPTIMIZER_STATE) + _picked(now, entries)
         self._frozen = _picked(now, {id(entry) for part in self._frozen for entry in part.entries})
         self._buffers = []
-        self._state.queue.poll()
+        self._queue.poll()
 
     def module_begins(self, module: nn.Module) -> None:
         """A model has begun, whose buffers and frozen parameters rest too."""
@@ -72,7 +73,7 @@ class Rest(Check):
             return
         self._to_test = step + TESTED
         arriving = [Arriving(known_lanes(device)) for device in devices]
-        self._state.queue.put(arriving, functools.partial(self._hashed, step, arriving))
+        self._queue.put(arriving, functools.partial(self._hashed, step, arriving))
 
     def _hashed(self, step: int, arriving: Sequence[Arriving]) -> None:
         wrong = [numbers for numbers in arriving if numbers.numbers().tolist() != [list(lanes) for lanes in KNOWN]]
@@ -82,7 +83,7 @@ class Rest(Check):
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to use its parameters and its state."""
-        self._state.queue.poll()
+        self._queue.poll()
         self._compare(self.rank.step, "update", self._after.pop(id(optimizer), []))
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -103,7 +104,7 @@ class Rest(Check):
         """Compare what still rests; waits for the device."""
         parts = [part for hashed in self._after.values() for part in hashed]
         self._compare(self.rank.step, "end", [*parts, *self._buffers, *self._frozen])
-        self._state.queue.poll(wait=True)
+        self._queue.poll(wait=True)
 
     def _compare(self, step: int, when: str, parts: Sequence[Hashed]) -> list[Hashed]:
         """Hash again what parts hold, and begin to copy out what has changed; what was hashed."""
@@ -118,7 +119,10 @@ class Rest(Check):
             pairs: dict[int, tuple[Hashed, list[int], list[int]]] = {}
             for row, entry in enumerate(part.entries):
                 hashed, there = place.get(id(entry), (None, 0))
-                if hashed is None or hashed.marks[there] != part.marks[row]:
+                if hashed is None:  # freed or replaced: nobody uses it
+                    self.rank.coverage.unseen(self.name, "tensors that are not there any more")
+                    continue
+                if hashed.marks[there] != part.marks[row]:
                     written.append(entry)
                     continue
                 _, before, after = pairs.setdefault(id(hashed), (hashed, [], []))
@@ -127,7 +131,7 @@ class Rest(Check):
             for hashed, before, after in pairs.values():
                 arriving.append(Arriving((_rows(part.lanes, before) != _rows(hashed.lanes, after)).any(1)))
                 compared.append([part.entries[row] for row in before])
-        self._state.queue.put(arriving, functools.partial(self._arrived, step, when, compared, arriving, written))
+        self._queue.put(arriving, functools.partial(self._arrived, step, when, compared, arriving, written))
         return now
 
     def _arrived(

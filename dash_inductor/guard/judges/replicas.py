@@ -213,12 +213,10 @@ class Replicas(Judge):
         """Who is accused, and how they were found."""
         if case.agree:
             return (), "agree"
-        if len(case.groups[0]) > len(case.groups[1]) and not case.of.startswith(LEARNED):
+        if _is_majority(case.groups):
             return _odd(case.groups), "minority"
         others = {rank for step in (case.step - 1, case.step) for rank in self._accused_by.get(step, ())}
         sides = [group for group in case.groups if others & set(group)]
-        if len(case.groups[0]) > len(case.groups[1]):
-            return _odd(case.groups), "minority"
         if len(sides) == 1 and len(sides) < len(case.groups):
             return tuple(sorted(others & set(sides[0]))), "beside"
         return tuple(sorted(rank for group in case.groups for rank in group)), "tie"
@@ -232,7 +230,7 @@ class Replicas(Judge):
             "replicas": "declared" if declared else "equal in all steps before",
         }  # fmt: skip
         common: dict[str, Any] = {
-            "step": case.step, "stage": case.stage, "tensor": what if case.tensor else "",
+            "step": case.step, "stage": case.stage, "tensor": case.tensor,
             "groups": tuple(case.groups[:16]), "evidence": evidence,
         }  # fmt: skip
         if how == "agree":
@@ -250,9 +248,13 @@ class Replicas(Judge):
 
 
 def _odd(groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The ranks outside of the largest group; all of them, if there are two of that size."""
-    tie = len(groups[0]) == len(groups[1])
-    return tuple(sorted(rank for group in (groups if tie else groups[1:]) for rank in group))
+    """The ranks outside of the majority; all of them, if there is none."""
+    return tuple(sorted(rank for group in (groups[1:] if _is_majority(groups) else groups) for rank in group))
+
+
+def _is_majority(groups: Sequence[tuple[int, ...]]) -> bool:
+    """Whether the first group, which is the largest, has more than half of all ranks."""
+    return 2 * len(groups[0]) > sum(map(len, groups))
 
 
 def _digests(raw: Any) -> dict[str, str] | None:
