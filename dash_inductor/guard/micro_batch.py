@@ -310,9 +310,10 @@ def _not_reduced(roots: Sequence[nn.Module]) -> Iterator[None]:
                 # `no_sync` leaves this flag off, and the next forward would not broadcast buffers.
                 stack.callback(setattr, module, "require_forward_param_sync", module.require_forward_param_sync)
                 stack.enter_context(module.no_sync())
-            elif hasattr(module, "set_requires_gradient_sync") and not isinstance(module, FSDPModule):  # replicate
-                stack.callback(module.set_requires_gradient_sync, True)
-                module.set_requires_gradient_sync(False)
+            elif hasattr(module, "set_requires_gradient_sync") and not isinstance(module, FSDPModule):
+                replicated: Any = module  # by `replicate`
+                stack.callback(replicated.set_requires_gradient_sync, True)
+                replicated.set_requires_gradient_sync(False)
         yield
 
 
@@ -396,9 +397,10 @@ def _laid_out(tensor: Tensor, stride: Sequence[int], device: torch.device) -> Te
     """A copy with these strides, as graphs ask for, where no two elements share a place; else a contiguous one."""
     steps = sorted((step, size) for step, size in zip(stride, tensor.shape, strict=True) if size > 1)
     overlaps = any(step < before * size for (before, size), (step, _) in itertools.pairwise([(1, 1), *steps]))
-    like = {"dtype": tensor.dtype, "device": device}
-    laid = torch.empty(tensor.shape, **like) if overlaps else torch.empty_strided(tensor.shape, stride, **like)
-    return laid.copy_(tensor)
+    dtype = tensor.dtype
+    if overlaps:
+        return torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor)
+    return torch.empty_strided(tensor.shape, stride, dtype=dtype, device=device).copy_(tensor)
 
 
 def _number(text: str) -> int:

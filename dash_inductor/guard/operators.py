@@ -62,7 +62,7 @@ class OperatorLog(DispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operators: list[Operator] = []
         self.module: Callable[[], str] = str
         self._seen: set[bytes] = set()
@@ -105,8 +105,8 @@ def _hash(leaf: Any) -> bytes:
     if isinstance(leaf, Tensor) and not why_unseen(leaf):
         lanes = torch.zeros(1, LANES, dtype=torch.int64, device=leaf.device)
         add_lanes([leaf], lanes, [0])
-        (pair,) = lanes.tolist()
-        return digest(*pair, description(leaf))
+        low, high = map(int, lanes[0])
+        return digest(low, high, description(leaf))
     return repr(leaf).encode() if isinstance(leaf, (int, float, bool, str, torch.dtype)) else b""
 
 

@@ -102,7 +102,7 @@ class Replay(Check):
 
     @not_compiled
     def _copy(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        if self.rank not in active.observers or in_backward() or not self._open():
+        if not active.is_on(self.rank) or in_backward() or not self._open():
             return
         call = self._calls[-1]
         if call.root is not module or call.batch is not None:

@@ -105,7 +105,7 @@ class RollCall(Check):
 
     @not_compiled
     def _copy(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self.rank not in active.observers or in_backward():
+        if not active.is_on(self.rank) or in_backward():
             return  # this is no training, or a part is computed again
         try:
             self._batch, self._cannot = MicroBatch.of(module, args, kwargs), ""

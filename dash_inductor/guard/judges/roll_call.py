@@ -102,7 +102,7 @@ def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Findin
     if not differing and not unsteady:
         return None
     phase, tensor = _name(told)
-    common = {
+    common: dict[str, Any] = {
         "step": step,
         "stage": phase,
         "tensor": tensor,
