@@ -7,14 +7,13 @@ their gradients as always, so that all of its ranks must run at the same place.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import json
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .._untrusted import Refused, parse_json
 from ..observers import active
-from ..upstream.eager import has_cuda_graphs, is_compiled
+from ..upstream.eager import compiler_is_loaded, has_cuda_graphs, is_compiled
 from ..upstream.pytree import tree_flatten, tree_leaves, tree_unflatten
 from .execution import Execution
 
@@ -336,12 +335,17 @@ def results_of(result: Any) -> list[tuple[int, Tensor]]:
     return [(n, leaf) for n, leaf in enumerate(leaves) if leaf.requires_grad and leaf.grad_fn is not None]
 
 
-def fit_for_graphs() -> Callable[[], Any] | None:
+def in_eager_code() -> AbstractContextManager[Any]:
+    """A context in which nothing that was compiled runs; it loads no compiler if nothing was."""
+    return torch.compiler.set_stance("force_eager") if compiler_is_loaded() else nullcontext()
+
+
+def fit_for_graphs() -> Callable[[], AbstractContextManager[Any]] | None:
     """A context in which nothing overwrites results of CUDA graphs that the program may still read; None if needless.
 
     A CUDA graph computes into the same memory again, so its module runs in eager code here.
     """
-    return functools.partial(torch.compiler.set_stance, "force_eager") if has_cuda_graphs() else None
+    return in_eager_code if has_cuda_graphs() else None
 
 
 def compiled(batch: MicroBatch) -> bool:
