@@ -11,9 +11,15 @@ from torch._C import _set_deterministic_algorithms as set_deterministic_algorith
 from torch._compile import _disable_dynamo as not_compiled
 
 __all__ = [
-    "backward_node", "compiled_from", "compiler_is_loaded", "has_cuda_graphs", "in_backward", "is_compiled", "not_compiled",
+    "backward_node",
+    "compiled_from",
+    "compiler_is_loaded",
+    "has_cuda_graphs",
+    "in_backward",
+    "is_compiled",
+    "not_compiled",
     "set_deterministic_algorithms",
-]  # fmt: skip
+]
 
 
 def compiled_from(module: nn.Module) -> nn.Module | None:
