@@ -125,7 +125,7 @@ class Execution(Observer):
 
     def is_on(self) -> bool:
         """Whether it hashes."""
-        return self._on and self._owner in active.observers
+        return self._on and active.is_on(self._owner)
 
     def replicate(self, model: DistributedDataParallel) -> None:
         """A model has equal parameters on all of its ranks, which does not matter here."""

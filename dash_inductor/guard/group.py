@@ -28,7 +28,8 @@ class Group:
     def _group(self) -> dist.ProcessGroup | None:
         if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
             return None
-        return dist.new_group(backend="gloo", timeout=_TIMEOUT)
+        made: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+        return made
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """The numbers (of 64 bits, with a sign) of all ranks, by rank; all of them give equally many."""

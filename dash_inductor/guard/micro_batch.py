@@ -7,14 +7,13 @@ their gradients as always, so that all of its ranks must run at the same place.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import json
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .._untrusted import Refused, parse_json
 from ..observers import active
-from ..upstream.eager import has_cuda_graphs, is_compiled
+from ..upstream.eager import compiler_is_loaded, has_cuda_graphs, is_compiled
 from ..upstream.pytree import tree_flatten, tree_leaves, tree_unflatten
 from .execution import Execution
 
@@ -310,9 +309,10 @@ def _not_reduced(roots: Sequence[nn.Module]) -> Iterator[None]:
                 # `no_sync` leaves this flag off, and the next forward would not broadcast buffers.
                 stack.callback(setattr, module, "require_forward_param_sync", module.require_forward_param_sync)
                 stack.enter_context(module.no_sync())
-            elif hasattr(module, "set_requires_gradient_sync") and not isinstance(module, FSDPModule):  # replicate
-                stack.callback(module.set_requires_gradient_sync, True)
-                module.set_requires_gradient_sync(False)
+            elif hasattr(module, "set_requires_gradient_sync") and not isinstance(module, FSDPModule):
+                replicated: Any = module  # by `replicate`
+                stack.callback(replicated.set_requires_gradient_sync, True)
+                replicated.set_requires_gradient_sync(False)
         yield
 
 
@@ -335,12 +335,17 @@ def results_of(result: Any) -> list[tuple[int, Tensor]]:
     return [(n, leaf) for n, leaf in enumerate(leaves) if leaf.requires_grad and leaf.grad_fn is not None]
 
 
-def fit_for_graphs() -> Callable[[], Any] | None:
+def in_eager_code() -> AbstractContextManager[Any]:
+    """A context in which nothing that was compiled runs; it loads no compiler if nothing was."""
+    return torch.compiler.set_stance("force_eager") if compiler_is_loaded() else nullcontext()
+
+
+def fit_for_graphs() -> Callable[[], AbstractContextManager[Any]] | None:
     """A context in which nothing overwrites results of CUDA graphs that the program may still read; None if needless.
 
     A CUDA graph computes into the same memory again, so its module runs in eager code here.
     """
-    return functools.partial(torch.compiler.set_stance, "force_eager") if has_cuda_graphs() else None
+    return in_eager_code if has_cuda_graphs() else None
 
 
 def compiled(batch: MicroBatch) -> bool:
@@ -396,9 +401,10 @@ def _laid_out(tensor: Tensor, stride: Sequence[int], device: torch.device) -> Te
     """A copy with these strides, as graphs ask for, where no two elements share a place; else a contiguous one."""
     steps = sorted((step, size) for step, size in zip(stride, tensor.shape, strict=True) if size > 1)
     overlaps = any(step < before * size for (before, size), (step, _) in itertools.pairwise([(1, 1), *steps]))
-    like = {"dtype": tensor.dtype, "device": device}
-    laid = torch.empty(tensor.shape, **like) if overlaps else torch.empty_strided(tensor.shape, stride, **like)
-    return laid.copy_(tensor)
+    dtype = tensor.dtype
+    if overlaps:
+        return torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor)
+    return torch.empty_strided(tensor.shape, stride, dtype=dtype, device=device).copy_(tensor)
 
 
 def _number(text: str) -> int:

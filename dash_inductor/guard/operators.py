@@ -62,7 +62,7 @@ class OperatorLog(DispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operators: list[Operator] = []
         self.module: Callable[[], str] = str
         self._seen: set[bytes] = set()
@@ -76,6 +76,11 @@ class OperatorLog(DispatchMode):
         where = self._where()
         if where is None or func.namespace in _NOT_HASHED or name.split(".")[0] in _UNWRITTEN:
             return func(*args, **(kwargs or {}))
+        if func.is_view:  # also of what a collective has not brought yet
+            result = func(*args, **(kwargs or {}))
+            with self._lock:
+                self._seen.update(_hash(leaf) for leaf in tree_leaves(result))
+            return result
         written = {a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
         named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | (kwargs or {})
         inputs = [_hash(leaf) for leaf in tree_leaves({k: value for k, value in named.items() if k not in written})]
@@ -105,8 +110,8 @@ def _hash(leaf: Any) -> bytes:
     if isinstance(leaf, Tensor) and not why_unseen(leaf):
         lanes = torch.zeros(1, LANES, dtype=torch.int64, device=leaf.device)
         add_lanes([leaf], lanes, [0])
-        (pair,) = lanes.tolist()
-        return digest(*pair, description(leaf))
+        low, high = map(int, lanes[0])
+        return digest(low, high, description(leaf))
     return repr(leaf).encode() if isinstance(leaf, (int, float, bool, str, torch.dtype)) else b""
 
 

@@ -18,6 +18,11 @@ def watching_graphs() -> list[Observer]:
     return [observer for observer in observers if observer.watches_graphs]
 
 
+def is_on(observer: object) -> bool:
+    """Whether an observer is told what happens."""
+    return any(each is observer for each in observers)
+
+
 @contextmanager
 def instead(others: list[Observer]) -> Iterator[None]:
     """Show what happens in a block to others alone: work that is no part of training.

@@ -11,9 +11,15 @@ from torch._C import _set_deterministic_algorithms as set_deterministic_algorith
 from torch._compile import _disable_dynamo as not_compiled
 
 __all__ = [
-    "backward_node", "compiled_from", "has_cuda_graphs", "in_backward", "is_compiled", "not_compiled",
+    "backward_node",
+    "compiled_from",
+    "compiler_is_loaded",
+    "has_cuda_graphs",
+    "in_backward",
+    "is_compiled",
+    "not_compiled",
     "set_deterministic_algorithms",
-]  # fmt: skip
+]
 
 
 def compiled_from(module: nn.Module) -> nn.Module | None:
@@ -37,6 +43,11 @@ def has_cuda_graphs() -> bool:
     """Whether Inductor has made CUDA graphs, whose results stay only until the next call."""
     trees: Any = sys.modules.get("torch._inductor.cudagraph_trees")
     return trees is not None and bool(getattr(trees.local, "tree_manager_containers", {}))
+
+
+def compiler_is_loaded() -> bool:
+    """Whether anything can have been compiled."""
+    return "torch._dynamo" in sys.modules
 
 
 def in_backward() -> bool:

@@ -40,6 +40,15 @@ TRIALS: dict[str, dict[str, Any]] = {
     "set": {"kind": "set", "steps": 2},
     "stop": {"rank": 1, "stop": True, "first": 2, "steps": 3, "every": 0},
     "replayed": {**FORWARD, "rank": 1, "module": "blocks.0.ln1", "once": True, "every": 0, "replay": 100},
+    "replayed tp": {
+        **FORWARD,
+        "mode": "tp",
+        "rank": 3,
+        "module": "blocks.1.up",
+        "once": True,
+        "every": 0,
+        "replay": 100,
+    },
     "replayed fsdp": {
         **BACKWARD,
         "mode": "fsdp",
@@ -116,7 +125,7 @@ def test_a_program_that_is_not_deterministic_is_named_with_its_operator(
     assert results[name]["unchanged"]
 
 
-@pytest.mark.parametrize("name", ["replayed", "replayed fsdp"])
+@pytest.mark.parametrize("name", ["replayed", "replayed tp", "replayed fsdp"])
 def test_a_fault_that_strikes_once_is_found_by_a_replay(results: dict[str, dict[str, Any]], name: str) -> None:
     assert judged(results[name]) == (True, True, True), results[name]
     (found,) = results[name]["findings"]

@@ -146,9 +146,20 @@ def test_missing_ranks_are_waited_for_and_findings_are_told_once() -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"purpose": "x"}, {"once": 3}, {"once": [["a"]]}, {"operator": ["a"]}, {"first": "1"}, {"repeats": 1},
-     {"operator": [*EQUAL[:4], "-1"]}, {"work": 1}],
-)  # fmt: skip
+    [
+        {"purpose": "x"},
+        {"once": 3},
+        {"once": [["a"]]},
+        {"unrepeated": 3},
+        {"unrepeated": ["a"]},
+        {"steady": "yes"},
+        {"operator": ["a"]},
+        {"operator": [*EQUAL[:4], "-1"]},
+        {"first": "1"},
+        {"repeats": 1},
+        {"work": 1},
+    ],
+)
 def test_messages_that_somebody_else_wrote_are_left_out(changed: dict[str, Any]) -> None:
     judge_ = RollCallJudge(Job(2))
     judge_.take(Message("roll_call", 0, 7, {**told("a"), **changed}), 0.0)

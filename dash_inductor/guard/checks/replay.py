@@ -102,7 +102,7 @@ class Replay(Check):
 
     @not_compiled
     def _copy(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        if self.rank not in active.observers or in_backward() or not self._open():
+        if not active.is_on(self.rank) or in_backward() or not self._open():
             return
         call = self._calls[-1]
         if call.root is not module or call.batch is not None:
@@ -146,7 +146,9 @@ class Replay(Check):
                 digests, failed = self._again(call, failed)
                 if found and found["call"] == number + 1:
                     found["third"] = _value(digests, found["place"])
-        rows = group.gather([bool(found), bool(failed)])
+        shares = any(call.execution.work() for call in calls)
+        where = [found["call"], found["place"]] if found else [0, 0]
+        rows = group.gather([bool(found), bool(failed), shares, *where])
         self._calls.clear()
         if any(row[1] for row in rows):
             self._off = failed or "it has failed on another rank"
@@ -158,6 +160,8 @@ class Replay(Check):
             self.rank.coverage.unseen(self.name, self._off)
         self._licensed = True
         self.rank.coverage.count(self.name, steps=1, tensors=count)
+        if found and shares and where > min(row[3:] for row in rows if row[0]):
+            found = {}  # ranks that split modules hand on what was wrong before
         if found or self._off:
             self.send(step, calls=len(calls), off=self._off, **found)
 

@@ -35,7 +35,7 @@ from ...upstream.eager import in_backward, not_compiled
 from ..check import Check, Host
 from ..execution import Digest, Execution
 from ..messages import Message
-from ..micro_batch import MicroBatch, compiled, fit_for_graphs, seed_all, undisturbed
+from ..micro_batch import MicroBatch, compiled, fit_for_graphs, in_eager_code, seed_all, undisturbed
 from ..operators import Operator, OperatorLog
 from ..votes import classes, first_difference
 
@@ -105,7 +105,7 @@ class RollCall(Check):
 
     @not_compiled
     def _copy(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self.rank not in active.observers or in_backward():
+        if not active.is_on(self.rank) or in_backward():
             return  # this is no training, or a part is computed again
         try:
             self._batch, self._cannot = MicroBatch.of(module, args, kwargs), ""
@@ -257,7 +257,7 @@ class RollCall(Check):
             with ExitStack() as stack:
                 if log is not None:
                     log.module = execution.module
-                    around = functools.partial(torch.compiler.set_stance, "force_eager")
+                    around = in_eager_code
                     stack.enter_context(log)
                 if self._function is not None:
                     roots = [root for root, _ in self._roots.values()]

@@ -102,7 +102,7 @@ def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Findin
     if not differing and not unsteady:
         return None
     phase, tensor = _name(told)
-    common = {
+    common: dict[str, Any] = {
         "step": step,
         "stage": phase,
         "tensor": tensor,
@@ -258,9 +258,10 @@ def _unrepeated(told: Mapping[int, Mapping[str, Any]], of: tuple[int, ...]) -> s
 
 def _sound(body: Mapping[str, Any]) -> bool:
     """Whether a message has the fields of a roll call, in the types that are read here."""
-    digests = [*body.get("once", []), *body.get("again", [])] if isinstance(body.get("once", []), list) else [0]
-    operators = [body[name] for name in ("operator",) if name in body] + list(body.get("unrepeated", []))
-    strange = [operator[-1] for operator in operators if _texts(operator, 5)]
+    lists = [body.get(name, []) for name in ("once", "again", "unrepeated")]
+    if not all(isinstance(each, list) for each in lists):
+        return False
+    operators = [*lists[2], *([body["operator"]] if "operator" in body else [])]
     return (
         body.get("purpose") in ("licence", "scheduled", "ordered")
         and type(body.get("of")) is int
@@ -268,9 +269,8 @@ def _sound(body: Mapping[str, Any]) -> bool:
         and isinstance(body.get("repeats"), bool)
         and isinstance(body.get("steady", False), bool)
         and all(type(body.get(name, 0)) is int for name in ("first", "start"))
-        and all(_texts(digest, 3) for digest in digests)
-        and all(_texts(operator, 5) for operator in operators)
-        and all(text.isdecimal() and len(text) < 6 for text in strange)
+        and all(_texts(digest, 3) for digest in (*lists[0], *lists[1]))
+        and all(_texts(operator, 5) and operator[4].isdecimal() and len(operator[4]) < 6 for operator in operators)
     )
 
 
