@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
+from ..errors import described
 from .channel import Mailbox
 from .coverage import Coverage
 from .findings import Finding, FindingsFile
 from .judge import Job, Judge
 
 log = logging.getLogger("dash_inductor")
+
+T = TypeVar("T")
 
 
 class Monitor:
@@ -37,7 +42,7 @@ class Monitor:
         wall: Callable[[], float],
     ) -> None:
         self.job, self.coverage, self.findings = job, Coverage(), list[Finding]()
-        self._mailbox, self._judges, self._tell, self._wall = mailbox, judges, tell, wall
+        self._mailbox, self._judges, self._tell, self._wall = mailbox, list(judges), tell, wall
         self._file = None if folder is None else FindingsFile(folder)
 
     def turn(self, now: float) -> list[Finding]:
@@ -47,12 +52,27 @@ class Monitor:
             now: seconds, of a clock that never goes back.
         """
         self._take(now)
-        return self._publish([finding for judge in self._judges for finding in judge.judge(now)])
+        return self._publish(self._all("judge", now))
 
     def finish(self, now: float) -> list[Finding]:
         """The last turn."""
         self._take(now)
-        return self._publish([finding for judge in self._judges for finding in judge.finish(now)])
+        return self._publish(self._all("finish", now))
+
+    def _all(self, method: str, now: float) -> list[Finding]:
+        calls = [(judge, functools.partial(getattr(judge, method), now)) for judge in self._judges]
+        return [finding for judge, call in calls for finding in self._safely(judge, call, [])]
+
+    def _safely(self, judge: Judge, call: Callable[[], T], otherwise: T) -> T:
+        """A judge that raises is switched off, and the others go on."""
+        try:
+            return call()
+        except Exception as error:
+            self._judges = [each for each in self._judges if each is not judge]
+            why = f"the judge is off: {described(error)}"
+            self.coverage.unseen(type(judge).__name__, why)
+            log.warning("the judge %s of the guard is off: %s", type(judge).__name__, described(error))
+            return otherwise
 
     def _take(self, now: float) -> None:
         for message in self._mailbox.receive():
@@ -60,7 +80,7 @@ class Monitor:
                 self.coverage.add(message.body)
             for judge in self._judges:
                 if message.kind in judge.kinds:
-                    judge.take(message, now)
+                    self._safely(judge, functools.partial(judge.take, message, now), [])
         for ranks, message in self.job.orders:
             self._mailbox.order(ranks, message)
         self.job.orders.clear()

@@ -1,0 +1,12 @@
+"""All checks of a rank, in the order in which they get events."""
+
+from __future__ import annotations
+
+from .check import Check
+from .checks.data import Data
+from .checks.times import Times
+
+CHECKS: tuple[type[Check], ...] = (
+    Times,
+    Data,
+)

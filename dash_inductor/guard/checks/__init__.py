@@ -1,0 +1,1 @@
+"""The checks of the guard, one file each."""

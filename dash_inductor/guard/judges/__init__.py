@@ -1,0 +1,1 @@
+"""The judges of the guard, one file each."""

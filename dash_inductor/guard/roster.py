@@ -1,0 +1,116 @@
+"""What the monitor knows of every rank: its last beat, its connection and its process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .beating import unpacked
+from .findings import LENGTH
+from .judge import Job
+from .messages import Message
+
+KINDS = frozenset({"joined", "left", "beat", "groups", "process"})
+
+_GROUPS = 4096  # of one rank
+
+
+@dataclass(slots=True)
+class State:
+    """One rank.
+
+    Attributes:
+        beat: when the last beat came.
+        changed: when the last beat came that showed progress: another step, or a collective entered or completed.
+        groups: by process group, as `flight.waits` gives them.
+        pairs: open sends and receives, as `flight.pairs` gives them.
+        left: "" while it is connected, "bye" after a regular end, else "closed".
+        process: "", "stopped", "waiting for a disk" or "ended", as far as a wrapper on its node tells.
+        status: of a process that has ended, as `os.waitpid` gives it.
+        gone: when its connection or its process ended.
+    """
+
+    rank: int
+    host: str = ""
+    node: str = ""
+    pid: int = 0
+    step: int = 0
+    beat: float = 0.0
+    changed: float = 0.0
+    frame: str = ""
+    phase: str = ""
+    median: float = 0.0
+    groups: dict[str, list[Any]] = field(default_factory=dict)
+    pairs: list[list[Any]] = field(default_factory=list)
+    members: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    left: str = ""
+    process: str = ""
+    status: int | None = None
+    gone: float | None = None
+
+    def there(self) -> bool:
+        """Whether it is connected, and its process has not ended."""
+        return not self.left and self.process != "ended"
+
+
+class Roster:
+    """All ranks that have ever been there, by number."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.states = job, dict[int, State]()
+        self.ending = False  # the wrapper has been asked to end the job
+        self._processes: dict[tuple[str, int], int] = {}
+        self._members: dict[tuple[int, ...], tuple[int, ...]] = {}  # equal lists are kept once
+
+    def take(self, message: Message, now: float) -> None:
+        """One of `KINDS` has come."""
+        body = message.body
+        if message.kind == "process":
+            self._process(body, now)
+            return
+        if message.kind == "joined":
+            self._join(message.rank, body, now)
+        state = self.states.get(message.rank)
+        if state is None:
+            return
+        if message.kind == "left":
+            state.left = "bye" if body.get("bye") else "closed"
+            state.gone = now if state.gone is None else state.gone
+        elif message.kind == "groups" and len(state.members) < _GROUPS:
+            packed = tuple(int(rank) for rank in body["ranks"])
+            state.members[str(body["name"])] = self._members.setdefault(packed, unpacked(list(packed)))
+        elif message.kind == "beat":
+            _beat(state, message, now)
+
+    def _join(self, rank: int, body: dict[str, Any], now: float) -> None:
+        state = State(rank, str(body.get("host", ""))[:LENGTH], str(body.get("node", "")), int(body.get("pid", 0)))
+        state.beat = state.changed = now
+        self.states[rank] = state
+        self._processes[state.node, state.pid] = rank
+        self.job.world = max(self.job.world, int(body.get("world", 1)))
+        self.job.hosts[rank] = state.host
+        self.job.gpus[rank] = str(body.get("gpu", ""))[:LENGTH]
+
+    def _process(self, body: dict[str, Any], now: float) -> None:
+        if body.get("ending"):
+            self.ending = True
+        state = self.states.get(self._processes.get((str(body.get("node")), int(body.get("pid", 0))), -1))
+        if state is None or state.pid != body.get("pid"):
+            return
+        state.process = str(body.get("state", ""))
+        if state.process == "ended":
+            status = body.get("status")
+            state.status = status if isinstance(status, int) else None
+            state.gone = now if state.gone is None else min(state.gone, now)
+
+
+def _beat(state: State, message: Message, now: float) -> None:
+    body = message.body
+    groups = {str(name): [int(of[0]), int(of[1]), str(of[2]), str(of[3])] for name, of in body["groups"].items()}
+    state.beat = now
+    if message.step != state.step or groups != state.groups:
+        state.changed = now
+    state.step, state.groups = message.step, groups
+    state.pairs = [[str(group), str(way), int(peer)] for group, way, peer in body["pairs"]]
+    state.frame, state.phase = str(body["frame"])[:LENGTH], str(body["phase"])[:LENGTH]
+    state.median = float(body["median"])

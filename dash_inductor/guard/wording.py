@@ -1,0 +1,22 @@
+"""Words that several judges use."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+_FEW = 8
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 1, 2 and 5``, ``ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more``."""
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    shown = [str(number) for number in numbers[:_FEW]]
+    rest = len(numbers) - len(shown)
+    last = f"{rest} more" if rest else shown.pop()
+    return f"ranks {', '.join(shown)} and {last}"
+
+
+def count(things: Collection[object], one: str) -> str:
+    """``1 rank``, ``63 ranks``."""
+    return f"{len(things)} {one}{'' if len(things) == 1 else 's'}"
