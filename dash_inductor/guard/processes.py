@@ -100,13 +100,13 @@ class Processes:
                 self._forget(pid)
         return changed
 
-    def wait(self, seconds: float) -> None:
-        """Wait until a process ends, for so long at most."""
+    def wait(self, seconds: float, other: int | None = None) -> None:
+        """Wait until a process ends, or another descriptor can be read from, for so long at most."""
+        if other is not None:
+            self._ends.register(other, select.POLLIN)
         self._ends.poll(seconds * 1000)
-
-    def descriptors(self) -> dict[int, int]:
-        """Of those that have not ended: a descriptor by process, which can be read from as soon as it has ended."""
-        return dict(self._descriptors)
+        if other is not None:
+            self._ends.unregister(other)
 
     def close(self) -> None:
         """Watch nothing any more."""

@@ -24,6 +24,7 @@ class State:
         changed: when the last beat came that showed progress: another step, or a collective entered or completed.
         groups: by process group, as `flight.waits` gives them.
         pairs: open sends and receives, as `flight.pairs` gives them.
+        members: of process groups, numbers of `Roster.sets`.
         left: "" while it is connected, "bye" after a regular end, else "closed".
         process: "", "stopped", "waiting for a disk" or "ended", as far as a wrapper on its node tells.
         status: of a process that has ended, as `os.waitpid` gives it.
@@ -42,7 +43,7 @@ class State:
     median: float = 0.0
     groups: dict[str, list[Any]] = field(default_factory=dict)
     pairs: list[list[Any]] = field(default_factory=list)
-    members: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    members: dict[str, int] = field(default_factory=dict)
     left: str = ""
     process: str = ""
     status: int | None = None
@@ -54,13 +55,18 @@ class State:
 
 
 class Roster:
-    """All ranks that have ever been there, by number."""
+    """All ranks that have ever been there, by number.
+
+    Attributes:
+        sets: of ranks that are process groups; each is kept once.
+        ending: whether the wrapper has been asked to end the job.
+    """
 
     def __init__(self, job: Job) -> None:
         self.job, self.states = job, dict[int, State]()
-        self.ending = False  # the wrapper has been asked to end the job
+        self.sets, self.ending = list[tuple[int, ...]](), False
         self._processes: dict[tuple[str, int], int] = {}
-        self._members: dict[tuple[int, ...], tuple[int, ...]] = {}  # equal lists are kept once
+        self._numbers: dict[tuple[int, ...], int] = {}  # of sets, by what they are packed into
 
     def take(self, message: Message, now: float) -> None:
         """One of `KINDS` has come."""
@@ -78,7 +84,10 @@ class Roster:
             state.gone = now if state.gone is None else state.gone
         elif message.kind == "groups" and len(state.members) < _GROUPS:
             packed = tuple(int(rank) for rank in body["ranks"])
-            state.members[str(body["name"])] = self._members.setdefault(packed, unpacked(list(packed)))
+            if packed not in self._numbers:
+                self.sets.append(unpacked(packed))
+                self._numbers[packed] = len(self.sets) - 1
+            state.members[str(body["name"])] = self._numbers[packed]
         elif message.kind == "beat":
             _beat(state, message, now)
 

@@ -242,7 +242,7 @@ class Server:
         self._listener = socket.create_server(address, family=family, backlog=1024)
         self._listener.setblocking(False)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.EpollSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._peers: dict[socket.socket, _Peer] = {}
         self._by_rank: dict[int, _Peer] = {}
@@ -250,14 +250,13 @@ class Server:
 
     def receive(self) -> list[Message]:
         """What has come since the last call."""
-        self._poll(0)
+        self._poll()
         received, self._received = self._received, []
         return received
 
-    def wait(self, seconds: float) -> None:
-        """Wait until something comes, for so long at most."""
-        if not self._received:
-            self._poll(seconds)
+    def fileno(self) -> int:
+        """A descriptor that can be read from when something has come."""
+        return self._selector.fileno()
 
     def order(self, ranks: tuple[int, ...], message: Message) -> None:
         """Ask something of ranks; those that are not there are left out."""
@@ -281,8 +280,8 @@ class Server:
         """Ranks that are connected."""
         return len(self._by_rank)
 
-    def _poll(self, seconds: float) -> None:
-        for key, events in self._selector.select(seconds):
+    def _poll(self) -> None:
+        for key, events in self._selector.select(0):
             if key.fileobj is self._listener:
                 self._accept()
             elif isinstance(key.fileobj, socket.socket) and (peer := self._peers.get(key.fileobj)) is not None:

@@ -19,7 +19,7 @@ _LENGTH = 200
 
 
 def place() -> str:
-    """Where the main thread is: what the program's own code calls, and where: ``__next__, called by main (train.py:40)``."""
+    """Where the main thread is: what the program's own code calls, and its line: ``next, called by main (a.py:40)``."""
     frames = list(_frames(sys._current_frames().get(threading.main_thread().ident or 0)))
     own = next((number for number, frame in enumerate(frames) if not _is_library(frame)), len(frames) - 1)
     if not frames:

@@ -61,7 +61,7 @@ class Watching:
 
     def turn(self, seconds: float = TURN) -> None:
         """Wait for messages, for so long at most, and judge if it is time for it."""
-        self.server.wait(min(seconds, 0.05) if self._processes.descriptors() else seconds)
+        self._processes.wait(seconds, self.server.fileno())
         self._processes.watch(self._mailbox.new_pids())
         for state in self._processes.changed():
             self._mailbox.add(process_message(state))

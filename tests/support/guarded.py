@@ -1,7 +1,7 @@
-"""Train with DDP on several processes, with a fault in one of them: ``torchrun -m tests.support.guarded FOLDER cpu KIND...``.
+"""Train with DDP on several processes, with faults in one of them.
 
-Kinds of faults follow each other in one job.  Rank 0 writes digests of the parameters at the end into FOLDER/bits; every
-fault is told by a file FOLDER/KIND with the time at which it began.
+``torchrun -m tests.support.guarded FOLDER cpu KIND...``: kinds of faults follow each other in one job.  Rank 0 writes a
+digest of the parameters at the end into FOLDER/bits; FOLDER/KIND has the time at which a fault began.
 """
 
 from __future__ import annotations

@@ -33,15 +33,17 @@ PATIENCE = {"compile": 900.0, "checkpoint": 1800.0}
 _TOGETHER = 0.5  # seconds within which several deaths are looked at together
 _AT_ONCE = 0.1  # seconds between the first of several deaths that are causes and the last
 _HARD = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
+_ASKED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}  # with which launchers end the others
 _SAME_OPERANDS = ("all_reduce", "allreduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base")
+_LOOK = 0.5  # seconds between two looks for hangs
 _SHOWN = 64  # edges of a graph that are kept as evidence
 
 
 class Place(NamedTuple):
-    """A collective: its group by name and members, and its number."""
+    """A collective: its group by name and set of members (`Roster.sets`), and its number; 0 for sends and receives."""
 
     group: str
-    members: tuple[int, ...]
+    members: int
     number: int
 
     def words(self, operation: str) -> str:
@@ -64,6 +66,7 @@ class Liveness(Judge):
         self._lost: set[int] = set()  # dead or stopped ranks that have been named, or followed from these
         self._told: set[object] = set()
         self._missing: dict[Place, tuple[int, ...]] = {}  # of the present judgement
+        self._looked = 0.0
 
     def take(self, message: Message, now: float) -> None:
         """A message has come."""
@@ -91,17 +94,18 @@ class Liveness(Judge):
         if len(new) < len(gone):  # they follow from a death that was named
             self._lost.update(state.rank for state in new)
             return []
-        certain = [state for state in new if state.status is not None or now - _gone(state) > SILENT]
+        certain = [state for state in new if state.process == ENDED or now - _gone(state) > SILENT]
         if not certain:
             return []
-        hard = [state for state in certain if _signal(state) in _HARD]
-        first = min(_gone(state) for state in hard or certain)
-        causes = sorted((s for s in hard or certain if _gone(s) <= first + _AT_ONCE), key=lambda s: s.rank)
+        asked = [state for state in certain if _signal(state) not in _ASKED] or certain
+        hard = [state for state in asked if _signal(state) in _HARD or state.status is None] or asked
+        first = min(_gone(state) for state in hard)
+        causes = sorted((state for state in hard if _gone(state) <= first + _AT_ONCE), key=lambda state: state.rank)
         self._lost.update(state.rank for state in new)
         return [self._death(causes, now)]
 
     def _death(self, causes: list[State], now: float) -> Finding:
-        ends = Counter("its connection has closed" if s.status is None else words(s.status) for s in causes)
+        ends = Counter(_how(state) for state in causes)
         ranks = tuple(state.rank for state in causes)
         how = ", ".join(ends)
         exited = all(state.status is not None and os.WIFEXITED(state.status) for state in causes)
@@ -149,6 +153,9 @@ class Liveness(Judge):
         ]
 
     def _hangs(self, now: float) -> list[Finding]:
+        if now - self._looked < _LOOK:
+            return []
+        self._looked = now
         states = self._roster.states
         self._missing.clear()
         stuck = {r: s for r, s in states.items() if s.there() and now - s.changed > self._limit(s)}
@@ -181,20 +188,24 @@ class Liveness(Judge):
         """The open collectives of a rank, with the members that have not entered."""
         found: dict[Place, tuple[int, ...]] = {}
         for group, (entered, done, *_) in state.groups.items():
-            if entered > done and (members := state.members.get(group)):
+            if entered > done and (members := state.members.get(group)) is not None:
                 place = Place(group, members, done + 1)
                 if place not in self._missing:
-                    self._missing[place] = tuple(m for m in members if self._entered(m, group) < place.number)
+                    self._missing[place] = tuple(
+                        m for m in self._roster.sets[members] if self._entered(m, group) < place.number
+                    )
                 found[place] = self._missing[place]
         for group, way, peer in state.pairs:
-            members = state.members.get(group, ())
-            if peer < len(members):
-                other = self._roster.states.get(members[peer])
-                answers = other is not None and any(
-                    (g, members[p] if p < len(members) else -1) == (group, state.rank) and w != way
-                    for g, w, p in other.pairs
-                )
-                found[Place(f"{group} ({way})", members, 0)] = () if answers else (members[peer],)
+            number = state.members.get(group)
+            if number is None or peer >= len(self._roster.sets[number]):
+                continue
+            members = self._roster.sets[number]
+            other = self._roster.states.get(members[peer])
+            answers = other is not None and any(
+                (g, members[p] if p < len(members) else -1) == (group, state.rank) and w != way
+                for g, w, p in other.pairs
+            )
+            found[Place(f"{group} ({way})", number, 0)] = () if answers else (members[peer],)
         return found
 
     def _entered(self, rank: int, group: str) -> int:
@@ -229,8 +240,8 @@ class Liveness(Judge):
         only = "has" if len(accused) == 1 else "have"
         verb = "waits" if len(waiting) == 1 else "wait"
         sentence = (
-            f"{wording.ranks(accused)} {only} not entered {where}, in which {wording.count(waiting, 'rank')} {verb}: "
-            f"{doing}, since {since:.1f} s"
+            f"{wording.ranks(accused)} {only} not entered {where}, "
+            f"in which {wording.count(waiting, 'rank')} {verb}: {doing}, since {since:.1f} s"
         )
         note = f" (a known phase: {phase})" if is_phase else ""
         silent = first is None or now - first.beat > SILENT
@@ -259,7 +270,7 @@ class Liveness(Judge):
             disk = f" and is {DISK}" if state.process == DISK else ""
             facts = {"silent_s": round(now - state.beat, 1)}
             return (
-                f"it beats no more{disk}: it is stopped or its interpreter's lock is held, and was last in {state.frame}",
+                f"no beats come{disk}: it is stopped, or its interpreter's lock is held; it was last in {state.frame}",
                 {**facts, "process": DISK} if disk else facts,
             )
         return f"it is in {state.frame or 'no Python code'}", {"frame": state.frame}
@@ -289,7 +300,7 @@ class Liveness(Judge):
                 Finding(
                     "desync",
                     "verdict",
-                    f"collective {place.number} of group {place.group} is not the same on all ranks: {'; '.join(texts)}",
+                    f"collective {place.number} of group {place.group} differs between ranks: {'; '.join(texts)}",
                     "the program takes different ways on these ranks: compare the two lines",
                     ranks=tuple(accused),
                     step=states[accused[0]].step or None,
@@ -338,19 +349,20 @@ class Liveness(Judge):
         if not places or self._lost:
             return []
         place, number = places.most_common(1)[0]
-        if number < len(place.members) or not self._is_new(("transport", place)):
+        members = self._roster.sets[place.members]
+        if number < len(members) or not self._is_new(("transport", place)):
             return []
         where = place.words(self._operation(place, waiting))
-        hosts = tuple(dict.fromkeys(states[rank].host for rank in place.members if rank in states))
+        hosts = tuple(dict.fromkeys(states[rank].host for rank in members if rank in states))
         cause: Cause = "wire"
         return [
             Finding(
                 "hang",
                 "suspect",
-                f"all {len(place.members)} ranks have entered {where}, and it does not end: its transport hangs, "
+                f"all {len(members)} ranks have entered {where}, and it does not end: its transport hangs, "
                 f"between {', '.join(hosts[:8])}",
                 "look at the network between these hosts, and at NCCL_DEBUG=INFO",
-                step=states[place.members[0]].step or None,
+                step=states[members[0]].step or None,
                 collective=where,
                 hosts=hosts[:_SHOWN],
                 cause=cause,
@@ -385,6 +397,12 @@ def _died(state: State) -> bool:
     if state.status is not None:
         return state.status != 0
     return state.left == "closed"
+
+
+def _how(state: State) -> str:
+    if state.status is not None:
+        return words(state.status)
+    return "its process has ended" if state.process == ENDED else "its connection has closed, and it is silent"
 
 
 def _signal(state: State) -> int | None:

@@ -27,6 +27,7 @@ LINK = 1.5
 
 _PATIENCE = 2.5  # seconds that a step waits for ranks that have not told of it
 _KEPT = 64  # steps that wait
+_AT_ONCE = 8192  # ranks of steps that one judgement looks at; the next one is a fifth of a second away
 _SHOWN = 16
 
 Matrix = NDArray[np.float64]
@@ -96,10 +97,14 @@ class Slow(Judge):
     def judge(self, now: float) -> list[Finding]:
         """What is new."""
         found: list[Finding] = []
+        room = _AT_ONCE
         for step in sorted(self._steps):
+            if room <= 0:
+                break
             complete = len(self._steps[step]) >= max(2, len(self._reporting), self.job.world)
             if complete or now - self._since[step] > _PATIENCE:
                 bodies = self._steps[step]
+                room -= len(bodies)
                 self._forget(step)
                 self._done = max(self._done, step)
                 found += self._step(step, bodies)
@@ -107,7 +112,10 @@ class Slow(Judge):
 
     def finish(self, now: float) -> list[Finding]:
         """What is new."""
-        return self.judge(now + _PATIENCE + 1)
+        found: list[Finding] = []
+        while self._steps:
+            found += self.judge(now + _PATIENCE + 1)
+        return found
 
     def _forget(self, step: int) -> None:
         del self._steps[step], self._since[step]
@@ -130,7 +138,16 @@ class Slow(Judge):
         rows = [bodies[rank]["own"] for rank in peers]
         if not rows[0] or len({len(row) for row in rows}) > 1:
             return []
-        came = np.array(rows, dtype=np.float64)
+        return self.compare(step, peers, np.array(rows, dtype=np.float64))
+
+    def compare(self, step: int, peers: Sequence[int], came: Matrix) -> list[Finding]:
+        """Judge one step of ranks with the same work.
+
+        Args:
+            step: of training.
+            peers: the ranks.
+            came: when they came to the collectives of the step, [ranks, collectives], in milliseconds.
+        """
         late, where = lateness(came)
         return self._count(step, peers, late, np.full(len(peers), np.median(came[:, -1])), where)
 
@@ -169,9 +186,10 @@ class Slow(Judge):
         above = slow.nonzero()[0].tolist()
         if len(above) > many:  # the work differs, or the time of all: nobody is slower than the others
             above = []
-        for rank in peers:
-            if (history := self._history.get(rank)) is not None:
-                self._history[rank] = history << 1 & (1 << OF) - 1
+        if self._history:
+            those = set(peers)
+            for rank in [rank for rank in self._history if rank in those]:
+                self._history[rank] = self._history[rank] << 1 & (1 << OF) - 1
         for place in above:
             rank = peers[place]
             self._history[rank] = self._history.get(rank, 0) | 1
