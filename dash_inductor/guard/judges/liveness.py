@@ -224,9 +224,8 @@ class Liveness(Judge):
         places = Counter(place for waits in edges.values() for place in waits if place in awaiting)
         place = places.most_common(1)[0][0]
         waiting = sorted(rank for rank, waits in edges.items() if waits.get(place))
-        accused = [
-            rank for rank in culprits if rank in place.members and self._entered(rank, place.group) < place.number
-        ]
+        members = set(self._roster.sets[place.members])
+        accused = [rank for rank in culprits if rank in members and self._entered(rank, place.group) < place.number]
         accused = accused or culprits
         first = states.get(accused[0])
         since = now - first.changed if first is not None else 0.0
