@@ -19,6 +19,8 @@ log = logging.getLogger("dash_inductor")
 
 T = TypeVar("T")
 
+_NAMED = 64  # ranks whose hosts and GPUs stand in a finding
+
 
 class Monitor:
     """One for a training run.
@@ -44,6 +46,11 @@ class Monitor:
         self.job, self.coverage, self.findings = job, Coverage(), list[Finding]()
         self._mailbox, self._judges, self._tell, self._wall = mailbox, list(judges), tell, wall
         self._file = None if folder is None else FindingsFile(folder)
+
+    @property
+    def judges(self) -> tuple[Judge, ...]:
+        """The judges that are on."""
+        return tuple(self._judges)
 
     def turn(self, now: float) -> list[Finding]:
         """Take what has come and judge it; call it some times a second.
@@ -91,8 +98,8 @@ class Monitor:
             finding = replace(
                 finding,
                 time=finding.time or self._wall(),
-                hosts=finding.hosts or tuple(self.job.hosts.get(rank, "") for rank in finding.ranks),
-                gpus=finding.gpus or tuple(self.job.gpus.get(rank, "") for rank in finding.ranks),
+                hosts=finding.hosts or tuple(self.job.hosts.get(rank, "") for rank in finding.ranks[:_NAMED]),
+                gpus=finding.gpus or tuple(self.job.gpus.get(rank, "") for rank in finding.ranks[:_NAMED]),
             )
             self.findings.append(finding)
             published.append(finding)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from .beating import unpacked
 from .findings import LENGTH
@@ -12,7 +12,24 @@ from .messages import Message
 
 KINDS = frozenset({"joined", "left", "beat", "groups", "process"})
 
+STALL, STALL_STEPS = 3.0, 4.0
+"""A rank makes no progress after so many seconds, and so many times the median step."""
+START = 60.0
+"""Seconds that a rank may stand still before its second step: it compiles, and reads its first data."""
+
 _GROUPS = 4096  # of one rank
+
+
+class Place(NamedTuple):
+    """A collective: its group by name and set of members (`Roster.sets`), and its number; 0 for sends and receives."""
+
+    group: str
+    members: int
+    number: int
+
+    def words(self, operation: str) -> str:
+        """For people."""
+        return f"{operation or 'collective'} {self.number or ''} of group {self.group}".replace("  ", " ")
 
 
 @dataclass(slots=True)
@@ -22,7 +39,9 @@ class State:
     Attributes:
         beat: when the last beat came.
         changed: when the last beat came that showed progress: another step, or a collective entered or completed.
+        limit: seconds without progress after which it stands still.
         groups: by process group, as `flight.waits` gives them.
+        open: the first open collective of each group.
         pairs: open sends and receives, as `flight.pairs` gives them.
         members: of process groups, numbers of `Roster.sets`.
         left: "" while it is connected, "bye" after a regular end, else "closed".
@@ -40,7 +59,8 @@ class State:
     changed: float = 0.0
     frame: str = ""
     phase: str = ""
-    median: float = 0.0
+    limit: float = START
+    open: tuple[Place, ...] = ()
     groups: dict[str, list[Any]] = field(default_factory=dict)
     pairs: list[list[Any]] = field(default_factory=list)
     members: dict[str, int] = field(default_factory=dict)
@@ -114,12 +134,18 @@ class Roster:
 
 
 def _beat(state: State, message: Message, now: float) -> None:
+    """A beat of a rank."""
     body = message.body
     groups = {str(name): [int(of[0]), int(of[1]), str(of[2]), str(of[3])] for name, of in body["groups"].items()}
     state.beat = now
     if message.step != state.step or groups != state.groups:
         state.changed = now
+        state.open = tuple(
+            Place(name, members, of[1] + 1)
+            for name, of in groups.items()
+            if of[0] > of[1] and (members := state.members.get(name)) is not None
+        )
     state.step, state.groups = message.step, groups
     state.pairs = [[str(group), str(way), int(peer)] for group, way, peer in body["pairs"]]
     state.frame, state.phase = str(body["frame"])[:LENGTH], str(body["phase"])[:LENGTH]
-    state.median = float(body["median"])
+    state.limit = START if state.step < 2 else max(STALL, STALL_STEPS * float(body["median"]))

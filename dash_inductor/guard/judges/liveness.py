@@ -11,7 +11,7 @@ import signal
 import statistics
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import wording
 from ..beating import PERIOD
@@ -19,14 +19,10 @@ from ..findings import Cause, Finding
 from ..judge import Job, Judge
 from ..messages import Message
 from ..processes import DISK, ENDED, STOPPED, words
-from ..roster import KINDS, Roster, State
+from ..roster import KINDS, Place, Roster, State
 
 SILENT = 3 * PERIOD
 """Seconds without a beat after which a rank is silent."""
-STALL, STALL_STEPS = 3.0, 4.0
-"""A rank makes no progress after so many seconds, and so many times the median step."""
-START = 60.0
-"""Seconds that a rank may stand still before its second step: it compiles, and reads its first data."""
 PATIENCE = {"compile": 900.0, "checkpoint": 1800.0}
 """Seconds that a known phase may take; any other phase that the program has named may take as long as a checkpoint."""
 
@@ -36,19 +32,8 @@ _HARD = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SI
 _ASKED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}  # with which launchers end the others
 _SAME_OPERANDS = ("all_reduce", "allreduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base")
 _LOOK = 0.5  # seconds between two looks for hangs
+_LISTED = 512  # ranks of one list
 _SHOWN = 64  # edges of a graph that are kept as evidence
-
-
-class Place(NamedTuple):
-    """A collective: its group by name and set of members (`Roster.sets`), and its number; 0 for sends and receives."""
-
-    group: str
-    members: int
-    number: int
-
-    def words(self, operation: str) -> str:
-        """For people."""
-        return f"{operation or 'collective'} {self.number} of group {self.group}"
 
 
 Edges = dict[int, dict[Place, tuple[int, ...]]]
@@ -81,6 +66,10 @@ class Liveness(Judge):
         if self._roster.ending:
             return []
         return [*self._deaths(now), *self._stops(now), *self._hangs(now)]
+
+    def states(self) -> list[State]:
+        """Ranks that are there."""
+        return [state for state in self._roster.states.values() if state.there()]
 
     def finish(self, now: float) -> list[Finding]:
         """What is new at the end: deaths that were seen last."""
@@ -158,8 +147,8 @@ class Liveness(Judge):
         self._looked = now
         states = self._roster.states
         self._missing.clear()
-        stuck = {r: s for r, s in states.items() if s.there() and now - s.changed > self._limit(s)}
-        edges = {rank: waits for rank, state in stuck.items() if (waits := self._waits(state))}
+        stuck = {r: s for r, s in states.items() if s.there() and now - s.changed > s.limit}
+        edges = {r: self._waits(state) for r, state in stuck.items() if state.open or state.pairs}
         if not edges:
             return []
         desync = self._desync(edges, now)
@@ -179,22 +168,14 @@ class Liveness(Judge):
             return []  # it still does something else, and may come
         return self._culprits(culprits, edges, now)
 
-    def _limit(self, state: State) -> float:
-        if state.step < 2:
-            return START
-        return max(STALL, STALL_STEPS * state.median)
-
     def _waits(self, state: State) -> dict[Place, tuple[int, ...]]:
         """The open collectives of a rank, with the members that have not entered."""
         found: dict[Place, tuple[int, ...]] = {}
-        for group, (entered, done, *_) in state.groups.items():
-            if entered > done and (members := state.members.get(group)) is not None:
-                place = Place(group, members, done + 1)
-                if place not in self._missing:
-                    self._missing[place] = tuple(
-                        m for m in self._roster.sets[members] if self._entered(m, group) < place.number
-                    )
-                found[place] = self._missing[place]
+        for place in state.open:
+            if place not in self._missing:
+                members, number = self._roster.sets[place.members], place.number
+                self._missing[place] = tuple(m for m in members if self._entered(m, place.group) < number)
+            found[place] = self._missing[place]
         for group, way, peer in state.pairs:
             number = state.members.get(group)
             if number is None or peer >= len(self._roster.sets[number]):
@@ -254,7 +235,7 @@ class Liveness(Judge):
                 step=first.step if first is not None and first.step else None,
                 collective=where,
                 cause="program" if first is not None and first.left else "unknown",
-                evidence={**facts, "waits": self._graph(edges), "pid": first.pid if first is not None else 0},
+                evidence={**facts, "waits": self._graph(edges, place), "pid": first.pid if first is not None else 0},
                 latency_s=round(since, 2),
             )
         ]
@@ -301,10 +282,10 @@ class Liveness(Judge):
                     "verdict",
                     f"collective {place.number} of group {place.group} differs between ranks: {'; '.join(texts)}",
                     "the program takes different ways on these ranks: compare the two lines",
-                    ranks=tuple(accused),
+                    ranks=tuple(accused[:_LISTED]),
                     step=states[accused[0]].step or None,
                     collective=f"{place.number} of group {place.group}",
-                    groups=tuple(tuple(sorted(ranks)) for _, ranks in sides),
+                    groups=tuple(tuple(sorted(ranks)[:_LISTED]) for _, ranks in sides[:4]),
                     cause="program",
                     evidence={"waits": self._graph(edges)},
                     latency_s=round(now - min(states[rank].changed for rank in edges), 2),
@@ -343,7 +324,7 @@ class Liveness(Judge):
     def _transport(self, edges: Edges, now: float) -> list[Finding]:
         """All have entered, and nothing comes of it; looked at twice as long, because kernels take their time."""
         states = self._roster.states
-        waiting = [rank for rank in edges if now - states[rank].changed > 2 * self._limit(states[rank])]
+        waiting = [rank for rank in edges if now - states[rank].changed > 2 * states[rank].limit]
         places = Counter(place for rank in waiting for place in edges[rank])
         if not places or self._lost:
             return []
@@ -370,10 +351,10 @@ class Liveness(Judge):
             )
         ]
 
-    def _graph(self, edges: Edges) -> list[list[Any]]:
-        """Edges for pictures: who waits, for whom, in what."""
-        found = []
-        for rank, waits in edges.items():
+    def _graph(self, edges: Edges, first: Place | None = None) -> list[list[Any]]:
+        """Edges for pictures: who waits, for whom, in what; those of one collective first."""
+        found: list[list[Any]] = []
+        for rank, waits in sorted(edges.items(), key=lambda item: (first not in item[1], item[0])):
             for place, others in waits.items():
                 found += [[rank, other, place.words(self._operation(place, [rank]))] for other in others[:4]]
             if len(found) >= _SHOWN:

@@ -110,6 +110,10 @@ class Slow(Judge):
                 found += self._step(step, bodies)
         return found
 
+    def excess(self) -> dict[int, float]:
+        """Seconds of lateness in the last step in which a rank was slow, of those that were so lately."""
+        return {rank: self._excess[rank][-1][1] / 1000 for rank in self._history if self._excess.get(rank)}
+
     def finish(self, now: float) -> list[Finding]:
         """What is new."""
         found: list[Finding] = []
