@@ -24,6 +24,7 @@ log = logging.getLogger("dash_inductor")
 
 _STEPS = 4  # of one beat
 _GROUPS = 24
+_COVERAGE = 10  # beats between two reports of what was checked
 _SHARE = 100  # reading the flight recorder may take one part of so many of the time
 
 
@@ -40,6 +41,7 @@ class Beats:
         self._rank, self._times, self._drains = rank, times, drains
         self._end, self._phase = threading.Event(), ""
         self._told: dict[str, list[int]] = {}
+        self._beats = 0
         self._keys: tuple[str, ...] = ()
         self._read_again, self._entries = 0.0, list[flight.Entry]()
         self._pending: list[tuple[int, int, int]] = []
@@ -92,6 +94,9 @@ class Beats:
         )
         for drain in self._drains:
             drain()
+        self._beats += 1
+        if self._beats % _COVERAGE == 0:
+            self._send("coverage", **self._rank.coverage.news())
         self._rank.coverage.count("beat", beats=1, milliseconds=round(1000 * (time.monotonic() - began)))
 
     def _tell_groups(self) -> None:
@@ -115,9 +120,9 @@ class Beats:
         self._rank.coverage.count("slow", steps=len(steps))
         if len(steps) < len(ready):
             self._rank.coverage.unseen("slow", "steps between those that are sampled", len(ready) - len(steps))
-        for step in steps:
-            body = {"shape": step.shape, "own": step.own, "total": step.total, "kernels": step.kernels}
-            self._rank.channel.send(Message("times", self._rank.number, step.step, body))
+        for of in steps:
+            body = {"shape": of.shape, "own": of.own, "total": of.total, "kernels": of.kernels}
+            self._rank.channel.send(Message("times", self._rank.number, of.step, body))
 
     def _tell_keys(self) -> None:
         keys = environment.numerics_keys()

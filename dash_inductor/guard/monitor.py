@@ -68,9 +68,9 @@ class Monitor:
 
     def _all(self, method: str, now: float) -> list[Finding]:
         calls = [(judge, functools.partial(getattr(judge, method), now)) for judge in self._judges]
-        return [finding for judge, call in calls for finding in self._safely(judge, call, [])]
+        return [finding for judge, call in calls for finding in self._safely(judge, call) or ()]
 
-    def _safely(self, judge: Judge, call: Callable[[], T], otherwise: T) -> T:
+    def _safely(self, judge: Judge, call: Callable[[], T]) -> T | None:
         """A judge that raises is switched off, and the others go on."""
         try:
             return call()
@@ -79,7 +79,7 @@ class Monitor:
             why = f"the judge is off: {described(error)}"
             self.coverage.unseen(type(judge).__name__, why)
             log.warning("the judge %s of the guard is off: %s", type(judge).__name__, described(error))
-            return otherwise
+            return None
 
     def _take(self, now: float) -> None:
         for message in self._mailbox.receive():
@@ -87,7 +87,7 @@ class Monitor:
                 self.coverage.add(message.body)
             for judge in self._judges:
                 if message.kind in judge.kinds:
-                    self._safely(judge, functools.partial(judge.take, message, now), [])
+                    self._safely(judge, functools.partial(judge.take, message, now))
         for ranks, message in self.job.orders:
             self._mailbox.order(ranks, message)
         self.job.orders.clear()

@@ -43,10 +43,11 @@ def _graph(finding: Finding) -> str:
     height = 44 * max(len(left), len(right)) + 16
     places = {rank: (90.0, _middle(number, len(left), height)) for number, rank in enumerate(left)}
     places |= {rank: (_WIDTH - 90.0, _middle(number, len(right), height)) for number, rank in enumerate(right)}
-    lines = [
-        '<defs><marker id="to" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
-        '<path d="M0 0 L8 4 L0 8 z" class="soft"/></marker></defs>'
-    ]
+    arrow = '<path d="M0 0 L8 4 L0 8 z" class="soft"/>'
+    marker = (
+        f'<marker id="to" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">{arrow}'
+    )
+    lines = [f"<defs>{marker}</marker></defs>"]
     labelled: set[str] = set()
     for rank, other, words in edges:
         if rank not in places or other not in places or rank == other:

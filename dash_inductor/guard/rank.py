@@ -56,7 +56,7 @@ class Rank(Observer):
             self._finish_step()
             for check in self.checks:
                 self._safely(check, check.close)
-            self.channel.send(Message("coverage", self.number, self.step, self.coverage.to_dict()))
+            self.channel.send(Message("coverage", self.number, self.step, self.coverage.news()))
             self.channel.close()
 
     def module_begins(self, module: nn.Module) -> None:

@@ -15,8 +15,8 @@ from .coverage import Coverage
 from .findings import VERSION, Finding, read
 
 BLIND = (
-    "a wrong value that enters before the first digest on one rank, and the same mistake on all ranks (a wrong learning "
-    "rate, swapped batches): dash-inductor compare, with a recording of a healthy run, finds these"
+    "a wrong value that enters before the first digest on one rank, and the same mistake on all ranks (a wrong "
+    "learning rate, swapped batches): dash-inductor compare, with a recording of a healthy run, finds these"
 )
 """What no check of a single run can see."""
 
@@ -117,7 +117,7 @@ def _number(value: Any) -> int:
 
 def headline(report: Report) -> str:
     """The result in one line."""
-    counts = Counter(finding.severity for finding in report.findings)
+    counts: Counter[str] = Counter(finding.severity for finding in report.findings)
     if not counts:
         return "nothing was found"
     order = ("verdict", "suspect", "note")

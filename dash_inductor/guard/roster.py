@@ -136,7 +136,9 @@ class Roster:
 def _beat(state: State, message: Message, now: float) -> None:
     """A beat of a rank."""
     body = message.body
-    groups = {str(name): [int(of[0]), int(of[1]), str(of[2]), str(of[3])] for name, of in body["groups"].items()}
+    groups: dict[str, list[Any]] = {
+        str(name): [int(of[0]), int(of[1]), str(of[2]), str(of[3])] for name, of in body["groups"].items()
+    }
     state.beat = now
     if message.step != state.step or groups != state.groups:
         state.changed = now

@@ -26,14 +26,16 @@ def entries() -> list[dict[str, Any]]:
     """
     if not is_up():
         return []
-    found: list[dict[str, Any]] = []
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}  # a version may have an entry in both
     for name in _NAMES:
         try:
             dump = compat.resolve(_MODULE, name)
         except AttributeError:  # a build without it
             continue
-        found += json.loads(dump(True, False)).get("entries", [])
-    return sorted(found, key=lambda entry: int(entry.get("time_created_ns", 0)))
+        for entry in json.loads(dump(True, False)).get("entries", []):
+            group = tuple(entry.get("process_group", ()))
+            found[group, entry.get("op_id"), entry.get("time_created_ns"), entry.get("profiling_name")] = entry
+    return sorted(found.values(), key=lambda entry: int(entry.get("time_created_ns", 0)))
 
 
 def groups() -> dict[str, list[int]]:

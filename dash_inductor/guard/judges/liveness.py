@@ -177,16 +177,16 @@ class Liveness(Judge):
                 self._missing[place] = tuple(m for m in members if self._entered(m, place.group) < number)
             found[place] = self._missing[place]
         for group, way, peer in state.pairs:
-            number = state.members.get(group)
-            if number is None or peer >= len(self._roster.sets[number]):
+            at = state.members.get(group)
+            if at is None or peer >= len(self._roster.sets[at]):
                 continue
-            members = self._roster.sets[number]
+            members = self._roster.sets[at]
             other = self._roster.states.get(members[peer])
             answers = other is not None and any(
                 (g, members[p] if p < len(members) else -1) == (group, state.rank) and w != way
                 for g, w, p in other.pairs
             )
-            found[Place(f"{group} ({way})", number, 0)] = () if answers else (members[peer],)
+            found[Place(f"{group} ({way})", at, 0)] = () if answers else (members[peer],)
         return found
 
     def _entered(self, rank: int, group: str) -> int:
