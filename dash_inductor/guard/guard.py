@@ -167,6 +167,9 @@ class Guard:
             self._rank = rank = Rank(number, world, self._line)
             rank.coverage = coverage
         for kind in CHECKS:
+            if kind in (Times, Data) and not self._live:  # what they have is sent with beats
+                coverage.unseen(kind.name, "live=False")
+                continue
             try:
                 rank.checks.append(kind(rank, **self._settings))
             except Exception as error:  # a check never ends the training
@@ -184,8 +187,6 @@ class Guard:
         if self._live:
             times = next(check for check in rank.checks if isinstance(check, Times))
             self._beats = Beats(rank, times, [check.drain for check in rank.checks if isinstance(check, Data)])
-        else:
-            coverage.unseen("beat", "live=False")
 
     def close(self) -> None:
         """Watch no more, and say what was checked."""

@@ -23,9 +23,9 @@ BAD = 1
 
 PACE = 0.03
 """Seconds that a forward takes at least."""
-CALM = 4.0
+CALM = 2.5
 """Seconds without a fault after each."""
-HANG = 6.0
+HANG = 5.5
 LATE = 1.3
 
 
@@ -73,16 +73,18 @@ class Job:
 
     def run(self, kind: str) -> None:
         """A calm time, and then one fault."""
-        self.train(int(CALM / PACE / 2))
+        self.train(int(CALM / PACE / 2) if kind not in ("exit", "leave") else 8)
         self.tell(kind)
         if kind == "hang" and self.rank == BAD:
             time.sleep(HANG)
         elif kind == "slow":
             self.model.pause = PACE * (LATE if self.rank == BAD else 1)
-            self.train(int(6 / PACE / LATE))
+            self.train(int(4 / PACE / LATE))
             self.model.pause = PACE
         elif kind == "data":
             self.train(24, same_data=True)
+        elif kind == "leave":
+            sys.exit(3)
         elif kind == "kill" and self.rank == BAD:
             os.kill(os.getpid(), signal.SIGKILL)
         elif kind == "stop" and self.rank == BAD:
@@ -95,6 +97,8 @@ def main(folder: str, device: str, *kinds: str) -> None:
     rank = int(os.environ["RANK"])
     if "foreign" in kinds and rank == BAD:
         os.environ["NVIDIA_TF32_OVERRIDE"] = "1"
+    if "exit" in kinds and rank == BAD and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        kinds = ("leave",)
     if device == "cuda":
         torch.cuda.set_device(rank)
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
