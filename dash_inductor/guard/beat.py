@@ -25,6 +25,7 @@ log = logging.getLogger("dash_inductor")
 _STEPS = 4  # of one beat
 _GROUPS = 24
 _COVERAGE = 10  # beats between two reports of what was checked
+_LONGEST = 4.0  # seconds between two looks at the flight recorder
 _SHARE = 100  # reading the flight recorder may take one part of so many of the time
 
 
@@ -72,10 +73,10 @@ class Beats:
             log.warning("the beats of the guard are off: %s", why)
 
     def _beat(self) -> None:
-        began = time.monotonic()
-        if began >= self._read_again:
+        began, now = time.thread_time(), time.monotonic()
+        if now >= self._read_again:
             self._entries = list(collectives.entries())
-            self._read_again = min(began + 5.0, began + _SHARE * (time.monotonic() - began))
+            self._read_again = now + min(_LONGEST, _SHARE * (time.thread_time() - began) - PERIOD / 2)
             self._tell_groups()
             self._tell_steps()
         self._tell_keys()
@@ -91,13 +92,19 @@ class Beats:
             groups=groups,
             pairs=flight.pairs(self._entries),
             median=self._times.median(),
+            idle=self._idle(),
         )
         for drain in self._drains:
             drain()
         self._beats += 1
         if self._beats % _COVERAGE == 0:
             self._send("coverage", **self._rank.coverage.news())
-        self._rank.coverage.count("beat", beats=1, milliseconds=round(1000 * (time.monotonic() - began)))
+        self._rank.coverage.count("beat", beats=1, milliseconds=round(1000 * (time.thread_time() - began)))
+
+    def _idle(self) -> float:
+        """Seconds since the last collective was entered or the last step ended, by this rank's clock."""
+        last = max(int(self._entries[-1].get("time_created_ns", 0)) if self._entries else 0, self._times.last())
+        return round(max(0.0, (time.time_ns() - last) / 1e9), 2) if last else 0.0
 
     def _tell_groups(self) -> None:
         groups = collectives.groups()

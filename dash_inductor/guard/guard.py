@@ -182,8 +182,6 @@ class Guard:
         rank.start()
         if self._raises is not None:
             active.observers.append(self._raises)
-        facts = environment.facts(number, world, self._settings["every"])
-        rank.channel.send(Message("facts", number, 0, facts))
         if self._live:
             times = next(check for check in rank.checks if isinstance(check, Times))
             self._beats = Beats(rank, times, [check.drain for check in rank.checks if isinstance(check, Data)])
@@ -217,7 +215,6 @@ class Guard:
             "host": socket.gethostname(),
             "node": node(),
             "pid": os.getpid(),
-            "gpu": collectives.device_uuid(),
             "raise": self._on_verdict == "raise",
         }
 

@@ -10,7 +10,7 @@ from .findings import LENGTH
 from .judge import Job
 from .messages import Message
 
-KINDS = frozenset({"joined", "left", "beat", "groups", "process"})
+KINDS = frozenset({"joined", "left", "beat", "groups", "process", "facts"})
 
 STALL, STALL_STEPS = 3.0, 4.0
 """A rank makes no progress after so many seconds, and so many times the median step."""
@@ -99,7 +99,9 @@ class Roster:
         state = self.states.get(message.rank)
         if state is None:
             return
-        if message.kind == "left":
+        if message.kind == "facts":
+            self.job.gpus[message.rank] = str(body.get("device", ""))[:LENGTH]
+        elif message.kind == "left":
             state.left = "bye" if body.get("bye") else "closed"
             state.gone = now if state.gone is None else state.gone
         elif message.kind == "groups" and len(state.members) < _GROUPS:
@@ -118,7 +120,6 @@ class Roster:
         self._processes[state.node, state.pid] = rank
         self.job.world = max(self.job.world, int(body.get("world", 1)))
         self.job.hosts[rank] = state.host
-        self.job.gpus[rank] = str(body.get("gpu", ""))[:LENGTH]
 
     def _process(self, body: dict[str, Any], now: float) -> None:
         if body.get("ending"):
@@ -139,15 +140,14 @@ def _beat(state: State, message: Message, now: float) -> None:
     groups: dict[str, list[Any]] = {
         str(name): [int(of[0]), int(of[1]), str(of[2]), str(of[3])] for name, of in body["groups"].items()
     }
-    state.beat = now
     if message.step != state.step or groups != state.groups:
-        state.changed = now
+        state.changed = max(state.beat, now - max(0.0, float(body["idle"])))  # it has moved since its last beat
         state.open = tuple(
             Place(name, members, of[1] + 1)
             for name, of in groups.items()
             if of[0] > of[1] and (members := state.members.get(name)) is not None
         )
-    state.step, state.groups = message.step, groups
+    state.beat, state.step, state.groups = now, message.step, groups
     state.pairs = [[str(group), str(way), int(peer)] for group, way, peer in body["pairs"]]
     state.frame, state.phase = str(body["frame"])[:LENGTH], str(body["phase"])[:LENGTH]
     state.limit = START if state.step < 2 else max(STALL, STALL_STEPS * float(body["median"]))

@@ -103,7 +103,14 @@ def beat(
         f"t{rank // _TENSOR}": [*tensor, "all_reduce", "Float[64]"],
         f"d{rank % _TENSOR}": [*data, operation, "Float[4096]"],
     }
-    body: dict[str, Any] = {"frame": "f (train.py:1)", "phase": "", "groups": of, "pairs": [], "median": _STEP / 1000}
+    body: dict[str, Any] = {
+        "frame": "f (train.py:1)",
+        "phase": "",
+        "groups": of,
+        "pairs": [],
+        "median": _STEP / 1000,
+        "idle": 0.0,
+    }
     return Message("beat", rank, step, body)
 
 
@@ -173,7 +180,7 @@ def foreign(world: int, bad: int) -> Trial:
     trial = Trial(Foreign(Job(world)))
     for r in range(world):
         facts = {"versions": {"torch": "2.12.0" if r == bad else "2.13.0", "python": "3.11"}, "settings": {"a": True}}
-        trial.take([Message("facts", r, 0, facts)], 1.0)
+        trial.take([Message("facts", r, 0, {"facts": facts})], 1.0)
     trial.turn(1.5)
     return trial
 

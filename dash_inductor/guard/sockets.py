@@ -64,7 +64,7 @@ class Line:
 
     Args:
         find: gives the address of the monitor and the secret, or None as long as there is none; it runs on the thread.
-        hello: what the monitor learns of this rank: world, host, node, pid, gpu.
+        hello: what the monitor learns of this rank: world, host, node, pid.
         rank: of this process.
         coverage: gets what was lost.
         patience: seconds until the monitor must have been found.

@@ -42,7 +42,7 @@ class Stage:
             self.judge.take(message, self.now)
 
     def beat(self, rank: int, step: int, groups: dict[str, Open], pairs: Open = (), **body: Any) -> None:
-        words = {"frame": f"f{rank} (train.py:{rank})", "phase": "", "median": 0.1, "pairs": pairs, **body}
+        words = {"frame": f"f{rank} (train.py:{rank})", "phase": "", "median": 0.1, "idle": 0.0, "pairs": pairs, **body}
         full = {name: [*of, "all_reduce", "Float[8]"] if len(of) == 2 else list(of) for name, of in groups.items()}
         self.send(Message("beat", rank, step, {"groups": full, **words}))
 
@@ -268,7 +268,7 @@ def test_on_gpus_the_shortest_duration_came_last_and_slow_links_are_named() -> N
 def facts(rank: int, **changes: Any) -> dict[str, Any]:
     base = {"versions": {"torch": "2.13"}, "settings": {"initial_seed": rank, "deterministic_algorithms": True}}
     environment = {"CUDA_VISIBLE_DEVICES": str(rank), "NCCL_SOCKET_IFNAME": f"e{rank}"}
-    return {**base, "environment": {**environment, **changes}, "rank": rank}
+    return {"facts": {**base, "environment": {**environment, **changes}, "rank": rank}, "device": "GPU"}
 
 
 def test_foreign_ranks_are_named_and_what_ranks_have_for_themselves_is_not() -> None:

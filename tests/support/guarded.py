@@ -25,7 +25,7 @@ PACE = 0.03
 """Seconds that a forward takes at least."""
 CALM = 2.5
 """Seconds without a fault after each."""
-HANG = 5.5
+HANG = 7.0
 LATE = 1.3
 
 

@@ -43,6 +43,10 @@ class Times(Check):
         """Seconds of a step, 0.0 as long as none is over."""
         return round(statistics.median(tuple(self._durations) or (0.0,)), 4)
 
+    def last(self) -> int:
+        """When the last mark was made, in nanoseconds; 0 without one."""
+        return self._marks[-1][1] if self._marks else 0
+
     def take(self) -> list[tuple[int, int, int]]:
         """Steps that are over since the last call: step, begin and end in nanoseconds."""
         marks = list(self._marks)

@@ -42,7 +42,7 @@ class Foreign(Judge):
         if message.kind == "joined":
             self._keys.pop(message.rank, None)
         elif message.kind == "facts":
-            self._facts[message.rank] = dict(_leaves(message.body))
+            self._facts[message.rank] = dict(_leaves(message.body["facts"]))
             self._since = now
         elif message.kind == "keys":
             self._keys[message.rank] = " ".join(map(str, message.body["keys"]))
