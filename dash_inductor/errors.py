@@ -42,6 +42,10 @@ class RecordingError(DashError, RuntimeError):
         super().__init__(printable(f"{self.path}: {found}; expected {allowed}"))
 
 
+class GuardVerdict(DashError, RuntimeError):
+    """With ``on_verdict="raise"``: the guard has named a rank that computes wrongly, before parameters change."""
+
+
 class MissingPackageError(DashError, ImportError):
     """A package that is not needed otherwise is not installed.
 

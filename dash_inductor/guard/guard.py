@@ -26,11 +26,10 @@ from ..upstream.flight_variables import prepare
 from . import connect, findings
 from .all_checks import CHECKS
 from .beat import Beats
-from .check import Check
 from .checks.data import Data
+from .checks.stop import Stop
 from .checks.times import Times
 from .coverage import Coverage
-from .messages import Message
 from .processes import node
 from .rank import Rank
 from .sockets import Line
@@ -39,10 +38,6 @@ log = logging.getLogger("dash_inductor")
 
 OnVerdict = Literal["warn", "raise"]
 _ON_VERDICT = ("warn", "raise")
-
-
-class GuardVerdict(DashError, RuntimeError):
-    """The guard has a verdict, and was asked to end the training then."""
 
 
 def guard(
@@ -106,7 +101,6 @@ class Guard:
         self._rank: Rank | None = None
         self._line: Line | None = None
         self._beats: Beats | None = None
-        self._raises: _Raises | None = None
         self._lock, self._process = threading.Lock(), os.getpid()
 
     def __enter__(self) -> Guard:
@@ -176,12 +170,8 @@ class Guard:
                 coverage.unseen(kind.name, f"could not begin: {error}")
                 log.warning("the check %s of the guard could not begin: %s", kind.name, error)
         if self._on_verdict == "raise":
-            stop = _Stop(rank)
-            rank.checks.append(stop)
-            self._raises = _Raises(stop)
+            rank.checks.append(Stop(rank))  # the last one: others have seen the step by then
         rank.start()
-        if self._raises is not None:
-            active.observers.append(self._raises)
         if self._live:
             times = next(check for check in rank.checks if isinstance(check, Times))
             self._beats = Beats(rank, times, [check.drain for check in rank.checks if isinstance(check, Data)])
@@ -194,8 +184,6 @@ class Guard:
             return
         if self._beats is not None:
             self._beats.close()
-        if self._raises in active.observers:
-            active.observers.remove(self._raises)
         self._rank.close()
         if self._line is not None and self._line.cut:
             self._keep_coverage(self._rank)
@@ -231,34 +219,6 @@ class Guard:
 
 _present: list[Guard] = []
 """The guard of this process, if there is one."""
-
-
-class _Stop(Check):
-    """Takes the monitor's order to end the training."""
-
-    name = "stop"
-    step, sentence = 0, ""
-
-    def order(self, message: Message) -> None:
-        """The monitor has a verdict."""
-        self.step, self.sentence = message.step, str(message.body.get("sentence", ""))
-
-
-class _Raises(Observer):
-    """Ends the training before an optimizer's step, the same on all ranks."""
-
-    def __init__(self, stop: _Stop) -> None:
-        self._stop = stop
-
-    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step.
-
-        Raises:
-            GuardVerdict: the monitor has a verdict.
-        """
-        if self._stop.sentence and self._stop.rank.step >= self._stop.step:
-            sentence, self._stop.sentence = self._stop.sentence, ""
-            raise GuardVerdict(sentence)
 
 
 class FromEnvironment(Guard):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import described
+from ..errors import GuardVerdict, described
 from ..observers import active, hooks
 from ..observers.observer import Observer
 from .channel import Channel
@@ -96,7 +96,8 @@ class Rank(Observer):
         self._begun = False
         for message in self.channel.orders():
             self._show(
-                functools.partial(Check.order, message=message), [c for c in self.checks if c.name == message.kind]
+                lambda check, message=message: check.order(message),  # type: ignore[misc]
+                [check for check in self.checks if check.name == message.kind],
             )
 
     def _show(self, event: Callable[[Check], None], checks: Sequence[Check] | None = None) -> None:
@@ -106,6 +107,8 @@ class Rank(Observer):
     def _safely(self, check: Check, call: Callable[[], None]) -> None:
         try:
             call()
+        except GuardVerdict:
+            raise
         except Exception as error:  # a check never ends the training: it ends itself
             if check in self.checks:
                 self.checks.remove(check)

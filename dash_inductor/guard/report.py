@@ -76,11 +76,11 @@ def load(folder: Path) -> Report:
     for path in present:
         try:
             raw = _checked(parse_json(read_regular(path, _FILE), _VALUES))
+            if "v" in raw:
+                world, joined = _number(raw.get("world")), _number(raw.get("joined"))
+                raw = raw["checks"]
         except (Refused, OSError) as error:
             raise RecordingError(path, str(error), "the coverage that a guard has written") from error
-        if "checks" in raw:
-            world, joined = _number(raw.get("world")), _number(raw.get("joined"))
-            raw = raw["checks"]
         coverage.add(raw)
     return Report(str(folder), findings, coverage.to_dict(), world, joined)
 

@@ -44,7 +44,9 @@ class Watching:
         self.folder, self.job, refused = folder, Job(0), Coverage()
         self.server = Server(address, secret, refused)
         self._mailbox = _Mailbox(self.server)
-        self.monitor = Monitor(self.job, self._mailbox, [judge(self.job) for judge in JUDGES], folder, tell, time.time)
+        self.monitor = Monitor(
+            self.job, self._mailbox, [judge(self.job, raises=True) for judge in JUDGES], folder, tell, time.time
+        )
         self.monitor.coverage = refused
         self._processes, self._judged, self._written = Processes(), 0.0, 0.0
         self._stop_told = False
