@@ -103,9 +103,9 @@ def step(number: int, begin: int, end: int, entries: Iterable[Entry]) -> Step | 
         end: the end of the last wait of this step.
     """
     inside = [e for e in entries if begin < int(e.get("time_created_ns", 0)) <= end and not e.get("is_p2p")]
-    timed = any("duration_ms" in e for e in inside)
-    if timed and not all(is_done(e) for e in inside):
+    if any(str(e.get("profiling_name", "")).startswith("nccl:") and not is_done(e) for e in inside):
         return None
+    timed = any("duration_ms" in e for e in inside)
     parts = [f"{operation(e)} {operands(e)}" for e in inside]
     shape = hashlib.blake2b("\n".join(parts).encode(), digest_size=4).hexdigest()
     chosen = inside
