@@ -17,6 +17,7 @@ from ..upstream.flight_variables import prepare
 from . import connect, wire
 from .coverage import Coverage
 from .findings import Finding
+from .messages import Message
 from .processes import Processes, descendants, node
 from .sockets import Line, is_loopback, parse_address
 from .standalone import tell
@@ -138,6 +139,8 @@ class Wrapper:
         processes, looked = Processes(), 0.0
         while (status := self._child.poll()) is None:
             if self._signal:
+                if self._signal in _ENDS:
+                    line.send(Message("process", 0, 0, {"ending": True}))
                 self._forward()
             if time.monotonic() - looked > _SCAN:
                 looked = time.monotonic()

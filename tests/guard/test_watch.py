@@ -136,3 +136,23 @@ def test_an_address_beyond_this_machine_needs_a_secret(tmp_path: Path) -> None:
         job = watch(tmp_path / "guard", "true", options=(option, "0.0.0.0:0" if option == "--listen" else "10.0.0.1:1"))
         assert "DASH_INDUCTOR_GUARD_SECRET" in job.communicate(timeout=60)[1]
         assert job.returncode == 2
+
+
+@pytest.mark.full
+def test_a_rank_that_dies_on_another_node_is_named_by_the_first(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
+        address, port = f"127.0.0.1:{free.getsockname()[1]}", str(other.getsockname()[1])
+    jobs = []
+    for node, option in enumerate(("--listen", "--join")):
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(node)]
+        launcher += ["--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", port]
+        program = [*launcher, "-m", "tests.support.guarded", str(tmp_path), "cpu", "kill"]
+        options = ["--folder", str(tmp_path / f"guard{node}"), option, address]
+        command = [sys.executable, "-m", "dash_inductor", "watch", *options, "--", *program]
+        environment = {**ENVIRONMENT, "DASH_INDUCTOR_GUARD_SECRET": "s" * 32}
+        jobs.append(subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True))
+    said = [job.communicate(timeout=150)[1] for job in jobs]
+    assert named(read(tmp_path / "guard0")) == [("dead", (BAD,))], said
+    assert "signal SIGKILL" in read(tmp_path / "guard0")[0].sentence
+    assert read(tmp_path / "guard1") == []
+    assert all(job.returncode not in (0, 10, 11, 12) for job in jobs)
