@@ -32,7 +32,7 @@ def test_a_slow_and_a_hung_rank_are_named_over_nccl(tmp_path: Path) -> None:
     findings = read(guard)
     print(*findings, load(guard).coverage, sep="\n")
     assert [(finding.kind, finding.ranks) for finding in findings] == [("slow", (BAD,)), ("hang", (BAD,))], job.stderr
-    assert job.returncode == 10  # a hang is a verdict
+    assert job.returncode == 0  # suspects are no verdicts
     assert (tmp_path / "bits").exists()
     times = [finding.time - float((tmp_path / finding.kind).read_text().split()[0]) for finding in findings]
     assert max(times) < 10, times

@@ -74,13 +74,15 @@ def names(found: Sequence[Finding]) -> list[tuple[str, str, tuple[int, ...]]]:
 def test_a_rank_that_others_wait_for_is_named_once(bad: int) -> None:
     stage = Stage()
     stage.pass_time(10, waiting(bad))
-    assert names(stage.found) == [("hang", "verdict", (bad,))]
+    assert names(stage.found) == [("hang", "suspect", (bad,))]
     (finding,) = stage.found
     assert f"rank {bad} has not entered all_reduce 8 of group 0, in which 3 ranks wait" in finding.sentence
     assert f"f{bad} (train.py:{bad})" in finding.sentence
     assert finding.latency_s is not None
     assert 3 <= finding.latency_s <= 5
     assert from_json(finding.to_json().encode()) == finding
+    stage.pass_time(60, waiting(bad))
+    assert names(stage.found)[1:] == [("hang", "verdict", (bad,))]
 
 
 def test_no_hang_without_a_wait_or_in_the_first_step_or_while_work_goes_on() -> None:
@@ -103,7 +105,7 @@ def test_the_one_for_whom_all_wait_is_found_across_groups() -> None:
         (3, 9, {"tp2": (6, 6), "dp2": (4, 3)}),
     ]
     stage.pass_time(8, beats)
-    assert names(stage.found) == [("hang", "verdict", (0,))]
+    assert names(stage.found) == [("hang", "suspect", (0,))]
     assert [3, 1, "all_reduce 4 of group dp2"] in stage.found[0].evidence["waits"]
 
 
@@ -146,7 +148,7 @@ def test_sends_and_receives() -> None:
         for rank in range(WORLD):
             stage.beat(rank, 9, {"0": (8, 8)}, pairs=[["0", "recv", 3]] if rank == 2 else [])
         stage.found += stage.judge.judge(stage.now)
-    assert names(stage.found) == [("hang", "verdict", (3,))]
+    assert names(stage.found) == [("hang", "suspect", (3,))]
 
 
 def test_the_dead_are_named_and_not_those_who_die_of_it() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import wording
 from ..beating import PERIOD
-from ..findings import Cause, Finding
+from ..findings import Cause, Finding, Severity
 from ..judge import Job, Judge
 from ..messages import Message
 from ..processes import DISK, ENDED, STOPPED, words
@@ -23,6 +23,8 @@ from ..roster import KINDS, Place, Roster, State
 
 SILENT = 3 * PERIOD
 """Seconds without a beat after which a rank is silent."""
+CERTAIN = 60.0
+"""Seconds after which a hang is a verdict: a rank that reads slowly or works alone may come back before."""
 PATIENCE = {"compile": 900.0, "checkpoint": 1800.0}
 """Seconds that a known phase may take; any other phase that the program has named may take as long as a checkpoint."""
 
@@ -209,13 +211,16 @@ class Liveness(Judge):
         accused = [rank for rank in culprits if rank in members and self._entered(rank, place.group) < place.number]
         accused = accused or culprits
         first = states.get(accused[0])
-        since = now - first.changed if first is not None else 0.0
+        since = now - (first.changed if first is not None else min(states[rank].changed for rank in waiting))
         phases = {states[rank].phase for rank in accused if rank in states} - {""}
         phase = sorted(phases)[0] if phases else ""
         is_phase = bool(phase) and since < PATIENCE.get(phase, PATIENCE["checkpoint"])
-        if not self._is_new(("hang", tuple(accused), place, is_phase)):
-            return []
         doing, facts = self._doing(first, now)
+        silent = first is None or now - first.beat > SILENT
+        sure = since > CERTAIN and ("process" in facts or not silent)
+        severity: Severity = "note" if is_phase else "verdict" if sure else "suspect"
+        if not self._is_new(("hang", tuple(accused), place, severity)):
+            return []
         where = place.words(self._operation(place, waiting))
         only = "has" if len(accused) == 1 else "have"
         verb = "waits" if len(waiting) == 1 else "wait"
@@ -224,11 +229,10 @@ class Liveness(Judge):
             f"in which {wording.count(waiting, 'rank')} {verb}: {doing}, since {since:.1f} s"
         )
         note = f" (a known phase: {phase})" if is_phase else ""
-        silent = first is None or now - first.beat > SILENT
         return [
             Finding(
                 "hang",
-                "note" if is_phase else "suspect" if silent and "process" not in facts else "verdict",
+                severity,
                 sentence + note,
                 "" if is_phase else "look at its stack there: py-spy dump --pid PID",
                 ranks=tuple(accused),
