@@ -236,7 +236,7 @@ class Liveness(Judge):
                 sentence + note,
                 "" if is_phase else "look at its stack there: py-spy dump --pid PID",
                 ranks=tuple(accused),
-                step=first.step if first is not None and first.step else None,
+                step=max(states[rank].step for rank in waiting) or None,  # it may not have begun that step
                 collective=where,
                 cause="program" if first is not None and first.left else "unknown",
                 evidence={**facts, "waits": self._graph(edges, place), "pid": first.pid if first is not None else 0},
