@@ -21,12 +21,12 @@ from torch.nn.parallel import DistributedDataParallel
 BAD = 1
 """The rank with the fault."""
 
-PACE = 0.03
+PACE = 0.06
 """Seconds that a forward takes at least."""
 CALM = 2.5
 """Seconds without a fault after each."""
 HANG = 7.0
-LATE = 1.3
+LATE = 1.6
 
 
 class Paced(nn.Module):
@@ -79,7 +79,7 @@ class Job:
             time.sleep(HANG)
         elif kind == "slow":
             self.model.pause = PACE * (LATE if self.rank == BAD else 1)
-            self.train(int(4 / PACE / LATE))
+            self.train(int(5 / PACE / LATE))
             self.model.pause = PACE
         elif kind == "data":
             self.train(24, same_data=True)
