@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,6 +21,14 @@ log = logging.getLogger("dash_inductor")
 T = TypeVar("T")
 
 _NAMED = 64  # ranks whose hosts and GPUs stand in a finding
+
+
+def collect_rarely() -> None:
+    """Let Python look for circles of objects seldom, in a process that does nothing else than to watch.
+
+    Messages and findings make none, and a look at the states of 10 000 ranks takes longer than a judgement.
+    """
+    gc.set_threshold(200_000, 50, 100)
 
 
 class Monitor:

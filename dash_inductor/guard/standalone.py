@@ -10,6 +10,7 @@ from pathlib import Path
 
 from . import connect, wire
 from .findings import Finding
+from .monitor import collect_rarely
 from .watching import TURN, Watching
 
 _START = 120.0  # seconds in which the first rank must come
@@ -29,6 +30,7 @@ def main(folder: str, run: str) -> int:
     Returns:
         The exit status: 0, or 1 if it could not begin.
     """
+    collect_rarely()
     secret = wire.new_secret()
     path: Path | None = None
     try:

@@ -18,6 +18,7 @@ from . import connect, wire
 from .coverage import Coverage
 from .findings import Finding
 from .messages import Message
+from .monitor import collect_rarely
 from .processes import Processes, descendants, node
 from .sockets import Line, is_loopback, parse_address
 from .standalone import tell
@@ -85,6 +86,7 @@ class Wrapper:
         Returns:
             The exit status.
         """
+        collect_rarely()
         address = self._join or self._begin()
         environment = dict(os.environ)
         if address is not None:
