@@ -37,6 +37,8 @@ def autoload() -> None:
     _after_import(_OPERATORS, _offer_operators)
     if os.environ.get("DASH_INDUCTOR_RECORD"):
         _after_import("torch", _record)
+    if os.environ.get("DASH_INDUCTOR_GUARD"):
+        _after_import("torch", _guard)
     if state.off_by_environment():
         return
     switch = os.environ.get("DASH_INDUCTOR", "")
@@ -48,6 +50,10 @@ def autoload() -> None:
 
 def _record() -> None:
     importlib.import_module("dash_inductor.observers.start").from_environment()
+
+
+def _guard() -> None:
+    importlib.import_module("dash_inductor.guard.start").from_environment()
 
 
 def _install() -> None:

@@ -20,7 +20,9 @@ COMMANDS = {
     "dump": "compiles a script's graphs and writes a folder of pages about every one of them",
     "explain": "compiles a script and prints what becomes of every attention, and why",
     "plan": "prints the plan for a shape and a mask, and all candidates; draws their timelines",
+    "report": "shows what a guard has found and checked",
     "verify": "runs a script twice in fresh processes and compares what they computed",
+    "watch": "watches a training run: who hangs, has died, is slow or computes wrongly",
 }
 """The subcommands, with what each of them does.  The module of this folder with a command's name has two functions.
 

@@ -14,6 +14,7 @@ class Coverage:
     def __init__(self) -> None:
         self._counts: dict[str, dict[str, int]] = {}
         self._unseen: dict[str, dict[str, int]] = {}
+        self._told: dict[str, Any] = {}
 
     def count(self, check: str, **numbers: int) -> None:
         """Add to numbers of a check, such as ``steps=1, tensors=155``."""
@@ -27,6 +28,23 @@ class Coverage:
         if why not in reasons and len(reasons) >= _UNSEEN:
             why = "other reasons"
         reasons[why] = reasons.get(why, 0) + times
+
+    def news(self) -> dict[str, Any]:
+        """What has been added since the last call, in the form of `to_dict`."""
+        now, before = self.to_dict(), self._told
+        self._told = now
+        return {
+            check: {
+                part: {
+                    name: number - before.get(check, {}).get(part, {}).get(name, 0)
+                    for name, number in entry[part].items()
+                    if number != before.get(check, {}).get(part, {}).get(name, 0)
+                }
+                for part in ("counts", "unseen")
+            }
+            for check, entry in now.items()
+            if entry != before.get(check)
+        }
 
     def add(self, other: Mapping[str, Any]) -> None:
         """Add what `to_dict` of another coverage said."""

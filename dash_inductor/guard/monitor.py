@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
+from ..errors import described
 from .channel import Mailbox
 from .findings import Finding, FindingsFile
 from .judge import Job, Judge
 
 log = logging.getLogger("dash_inductor")
+
+T = TypeVar("T")
+
+_NAMED = 64  # ranks whose hosts and GPUs stand in a finding
+
+
+def collect_rarely() -> None:
+    """Let Python look for circles of objects seldom, in a process that does nothing else than to watch.
+
+    Messages and findings make none, and a look at the states of 10 000 ranks takes longer than a judgement.
+    """
+    gc.set_threshold(200_000, 50, 100)
 
 
 class Monitor:
@@ -36,8 +52,13 @@ class Monitor:
         wall: Callable[[], float],
     ) -> None:
         self.job, self.coverage, self.findings = job, job.coverage, list[Finding]()
-        self._mailbox, self._judges, self._tell, self._wall = mailbox, judges, tell, wall
+        self._mailbox, self._judges, self._tell, self._wall = mailbox, list(judges), tell, wall
         self._file = None if folder is None else FindingsFile(folder)
+
+    @property
+    def judges(self) -> tuple[Judge, ...]:
+        """The judges that are on."""
+        return tuple(self._judges)
 
     def turn(self, now: float) -> list[Finding]:
         """Take what has come and judge it; call it some times a second.
@@ -46,13 +67,28 @@ class Monitor:
             now: seconds, of a clock that never goes back.
         """
         self._take(now)
-        return self._publish([finding for judge in self._judges for finding in judge.judge(now)], now)
+        return self._publish(self._all("judge", now), now)
 
     def finish(self, now: float) -> list[Finding]:
         """The last turn."""
         self._take(now)
-        told = self._publish([finding for judge in self._judges for finding in judge.finish(now)], now)
-        return told + self._publish([finding for judge in self._judges for finding in judge.judge(now)], now)
+        told = self._publish(self._all("finish", now), now)
+        return told + self._publish(self._all("judge", now), now)  # what judges make of what others have found
+
+    def _all(self, method: str, now: float) -> list[Finding]:
+        calls = [(judge, functools.partial(getattr(judge, method), now)) for judge in self._judges]
+        return [finding for judge, call in calls for finding in self._safely(judge, call) or ()]
+
+    def _safely(self, judge: Judge, call: Callable[[], T]) -> T | None:
+        """A judge that raises is switched off, and the others go on."""
+        try:
+            return call()
+        except Exception as error:
+            self._judges = [each for each in self._judges if each is not judge]
+            why = f"the judge is off: {described(error)}"
+            self.coverage.unseen(type(judge).__name__, why)
+            log.warning("the judge %s of the guard is off: %s", type(judge).__name__, described(error))
+            return None
 
     def _take(self, now: float) -> None:
         for message in self._mailbox.receive():
@@ -60,7 +96,7 @@ class Monitor:
                 self.coverage.add(message.body)
             for judge in self._judges:
                 if message.kind in judge.kinds:
-                    judge.take(message, now)
+                    self._safely(judge, functools.partial(judge.take, message, now))
         for ranks, message in self.job.orders:
             self._mailbox.order(ranks, message)
         self.job.orders.clear()
@@ -71,14 +107,14 @@ class Monitor:
             finding = replace(
                 finding,
                 time=finding.time or self._wall(),
-                hosts=finding.hosts or tuple(self.job.hosts.get(rank, "") for rank in finding.ranks),
-                gpus=finding.gpus or tuple(self.job.gpus.get(rank, "") for rank in finding.ranks),
+                hosts=finding.hosts or tuple(self.job.hosts.get(rank, "") for rank in finding.ranks[:_NAMED]),
+                gpus=finding.gpus or tuple(self.job.gpus.get(rank, "") for rank in finding.ranks[:_NAMED]),
             )
             self.findings.append(finding)
             published.append(finding)
             self._tell(finding)
             for judge in self._judges:
-                judge.heed(finding, now)
+                self._safely(judge, functools.partial(judge.heed, finding, now))
             if self._file is not None:
                 try:
                     self._file.add(finding)

@@ -64,7 +64,7 @@ class Rank(Observer):
             for check in self.checks:
                 self._safely(check, check.close)
             self.group.close()
-            self.channel.send(Message("coverage", self.number, self.step, self.coverage.to_dict()))
+            self.channel.send(Message("coverage", self.number, self.step, self.coverage.news()))
             self.channel.close()
 
     def module_begins(self, module: nn.Module) -> None:

@@ -5,5 +5,8 @@ rest        state that nobody may change between two uses
 doors       what collectives have handed out against what went in
 roll_call   all ranks compute what one rank computes in a step
 replay      a rank computes a step again
+facts       versions, numerics keys and variables, before the first step
+times       when a rank waits and when it works
+data        what data-parallel ranks read
 stop        all ranks raise together where a verdict is to end the training
 """

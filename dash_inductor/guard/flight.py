@@ -1,0 +1,128 @@
+"""What the entries of PyTorch's flight recorder mean: who waits where, and how long a rank has worked.  Pure.
+
+An entry is a dictionary as `upstream.collectives.entries` gives it; nothing but its known fields is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Entry = Mapping[str, Any]
+
+POINTS = 16
+"""Collectives of a step whose times are sent at most."""
+
+_PEER = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
+_TEXT = 60
+
+
+@dataclass(frozen=True)
+class Step:
+    """The collectives of one step of one rank, in milliseconds.
+
+    Attributes:
+        step: of training.
+        shape: equal on ranks that enter the same collectives.
+        own: from the end of the step before to the entry into each of at most `POINTS` collectives.
+        total: of the whole step.
+        kernels: of at most `POINTS` collectives with times of their own: group, number, duration.
+    """
+
+    step: int
+    shape: str
+    own: tuple[float, ...]
+    total: float
+    kernels: tuple[tuple[str, int, float], ...] = ()
+
+
+def is_done(entry: Entry) -> bool:
+    """Whether a collective has completed; gloo tells by ``retired`` alone."""
+    return bool(entry.get("retired")) or entry.get("state") == "completed"
+
+
+def group_of(entry: Entry) -> str:
+    """The name of its process group."""
+    group = entry.get("process_group") or [""]
+    return str(group[0])
+
+
+def operation(entry: Entry) -> str:
+    """Its name without that of the library: ``all_reduce``."""
+    return str(entry.get("profiling_name", "")).rpartition(":")[2][:_TEXT]
+
+
+def operands(entry: Entry) -> str:
+    """Types and sizes of what goes in: ``Float[4160]``."""
+    kinds, sizes = entry.get("input_dtypes") or [], entry.get("input_sizes") or []
+    text = " ".join(f"{kind}{list(size)}" for kind, size in zip(kinds, sizes, strict=False))
+    return text.replace(", ", ",")[:_TEXT]
+
+
+def waits(entries: Sequence[Entry]) -> dict[str, list[Any]]:
+    """By group: the last number entered, the last up to which all have completed, and name and operands of the next.
+
+    Without a collective that is open, name and operands are those of the last.
+    """
+    found: dict[str, list[Any]] = {}
+    for entry in entries:
+        if entry.get("is_p2p"):
+            continue
+        number = int(entry.get("collective_seq_id", 0))
+        state = found.setdefault(group_of(entry), [0, None, "", ""])
+        state[0] = max(state[0], number)
+        if state[1] is None:
+            state[2:] = [operation(entry), operands(entry)]
+            if not is_done(entry):
+                state[1] = number - 1
+    for state in found.values():
+        state[1] = state[0] if state[1] is None else state[1]
+    return found
+
+
+def pairs(entries: Iterable[Entry]) -> list[list[Any]]:
+    """Sends and receives that are open: group, operation, the other's place in the group."""
+    found = []
+    for entry in entries:
+        if entry.get("is_p2p") and not is_done(entry):
+            match = _PEER.search(str(entry.get("profiling_name", "")))
+            if match:
+                found.append([group_of(entry), match[1], int(match[3])])
+    return found[:8]
+
+
+def step(number: int, begin: int, end: int, entries: Iterable[Entry]) -> Step | None:
+    """The collectives between two marks of a clock, in nanoseconds; None if the last of them has times to come.
+
+    Args:
+        number: of the step.
+        begin: the end of the last wait of the step before.
+        end: the end of the last wait of this step.
+    """
+    inside = [e for e in entries if begin < int(e.get("time_created_ns", 0)) <= end and not e.get("is_p2p")]
+    if any(str(e.get("profiling_name", "")).startswith("nccl:") and not is_done(e) for e in inside):
+        return None
+    timed = any("duration_ms" in e for e in inside)
+    parts = [f"{operation(e)} {operands(e)}" for e in inside]
+    shape = hashlib.blake2b("\n".join(parts).encode(), digest_size=4).hexdigest()
+    chosen = inside
+    if len(inside) > POINTS:
+        chosen = [inside[place * (len(inside) - 1) // (POINTS - 1)] for place in range(POINTS)]
+    own = () if timed else tuple(round((int(e["time_created_ns"]) - begin) / 1e6, 2) for e in chosen)
+    kernels = tuple(
+        (group_of(e), int(e.get("collective_seq_id", 0)), round(float(e["duration_ms"]), 3))
+        for e in chosen
+        if "duration_ms" in e
+    )
+    return Step(number, shape, own, round((end - begin) / 1e6, 2), kernels)
+
+
+def sampled(steps: Sequence[Step], most: int) -> list[Step]:
+    """At most so many of these steps, by the powers of two in their numbers, so that all ranks take the same."""
+    every = 1
+    while sum(each.step % every == 0 for each in steps) > most:
+        every *= 2
+    return [each for each in steps if each.step % every == 0]

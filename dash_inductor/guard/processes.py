@@ -1,0 +1,134 @@
+"""What Linux knows of the processes of ranks: running, stopped, waiting for a disk, ended and how."""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+STOPPED, DISK, ENDED = "stopped", "waiting for a disk", "ended"
+"""States that are told; of all others nothing is."""
+
+_STATES = {"T": STOPPED, "t": STOPPED, "D": DISK, "Z": ENDED, "X": ENDED}
+
+
+@dataclass(frozen=True)
+class State:
+    """What became of a process.
+
+    Attributes:
+        pid: of the process.
+        state: `STOPPED`, `DISK`, `ENDED`, or "" for any other.
+        status: as `os.waitpid` gives it, of a process that has ended, if that could be read.
+    """
+
+    pid: int
+    state: str
+    status: int | None = None
+
+
+@functools.cache
+def node() -> str:
+    """A name of what has process numbers of its own: a container, or a running machine."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
+
+
+def words(status: int) -> str:
+    """How a process has ended, for people."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return f"signal {signal.Signals(number).name}"
+        except ValueError:
+            return f"signal {number}"
+    return f"exit status {os.WEXITSTATUS(status)}"
+
+
+def descendants(root: int) -> set[int]:
+    """The processes that `root` has started, and those that these have."""
+    parents: dict[int, list[int]] = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit() and (fields := _stat(int(entry.name))):
+            parents.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, new = set[int](), [root]
+    while new:
+        new = [child for parent in new for child in parents.get(parent, []) if child not in found]
+        found.update(new)
+    return found
+
+
+class Processes:
+    """Watches processes of this node, whoever has started them; an end is seen at once."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, str] = {}
+        self._descriptors: dict[int, int] = {}
+        self._ends = select.poll()
+
+    def watch(self, pids: Iterable[int]) -> None:
+        """Watch these too."""
+        for pid in pids:
+            if pid in self._states:
+                continue
+            self._states[pid] = ""
+            try:
+                descriptor = os.pidfd_open(pid)
+            except (OSError, AttributeError):  # it has ended, or there are too many, or this is an old kernel
+                continue
+            self._descriptors[pid] = descriptor
+            self._ends.register(descriptor, select.POLLIN)
+
+    def changed(self) -> list[State]:
+        """Processes whose state is another one than at the last call; one that has ended comes once."""
+        changed = []
+        for pid, before in tuple(self._states.items()):
+            fields = _stat(pid)
+            state = _STATES.get(fields[0], "") if fields else ENDED
+            if state == before:
+                continue
+            self._states[pid] = state
+            changed.append(State(pid, state, _status(fields) if state == ENDED else None))
+            if state == ENDED:
+                self._forget(pid)
+        return changed
+
+    def wait(self, seconds: float, other: int | None = None) -> None:
+        """Wait until a process ends, or another descriptor can be read from, for so long at most."""
+        if other is not None:
+            self._ends.register(other, select.POLLIN)
+        self._ends.poll(seconds * 1000)
+        if other is not None:
+            self._ends.unregister(other)
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        for pid in tuple(self._states):
+            self._forget(pid)
+
+    def _forget(self, pid: int) -> None:
+        del self._states[pid]
+        if (descriptor := self._descriptors.pop(pid, None)) is not None:
+            self._ends.unregister(descriptor)
+            os.close(descriptor)
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on; [] if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()
+
+
+def _status(fields: list[str]) -> int | None:
+    """The exit status of a zombie; the kernel shows 0 to those who may not see it, which means nothing then."""
+    return int(fields[49]) if len(fields) > 49 and fields[0] == "Z" else None

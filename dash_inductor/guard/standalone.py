@@ -1,0 +1,57 @@
+"""A monitor in a process of its own, which rank 0 starts: ``python -m dash_inductor.guard.standalone FOLDER RUN``."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from pathlib import Path
+
+from . import connect, wire
+from .findings import Finding
+from .monitor import collect_rarely
+from .watching import TURN, Watching
+
+_START = 120.0  # seconds in which the first rank must come
+_END = 2.0  # seconds without any rank after which the job has ended
+
+
+def tell(finding: Finding) -> None:
+    """Print a finding for people."""
+    step = f"step {finding.step}: " if finding.step else ""
+    advice = f". {finding.advice}" if finding.advice else ""
+    print(f"dash-inductor guard: {finding.severity}: {step}{finding.sentence}{advice}", file=sys.stderr, flush=True)
+
+
+def main(folder: str, run: str) -> int:
+    """Watch until all ranks have left.
+
+    Returns:
+        The exit status: 0, or 1 if it could not begin.
+    """
+    collect_rarely()
+    secret = wire.new_secret()
+    path: Path | None = None
+    try:
+        watching = Watching(Path(folder), ("127.0.0.1", 0), secret, tell)
+        path = connect.publish(Path(folder), run, watching.server.address, secret)
+    except OSError as error:
+        print(f"dash-inductor guard: the monitor cannot begin: {error}", file=sys.stderr, flush=True)
+        return 1
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends after the job, which the terminal interrupts as well
+    there = time.monotonic() + _START - _END
+    try:
+        while time.monotonic() - there < _END:
+            watching.turn(TURN)
+            if watching.connected:
+                there = time.monotonic()
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        watching.close(0.0)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

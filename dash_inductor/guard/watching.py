@@ -1,0 +1,159 @@
+"""The monitor with what it needs to watch a job from one process: its socket, its judges, processes of this node."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from .all_judges import JUDGES
+from .coverage import Coverage
+from .findings import Finding
+from .judge import Job
+from .messages import Message
+from .monitor import Monitor
+from .processes import Processes, State, node
+from .sockets import JOINED, LEFT, Server
+
+log = logging.getLogger("dash_inductor")
+
+TURN = 0.2
+"""Seconds between two judgements."""
+
+_WRITE = 5.0  # seconds between two writes of the coverage
+_LATER = 2  # steps after the highest one known in which an order to end is carried out
+
+
+class Watching:
+    """One for a job, in the process that watches it.
+
+    Args:
+        folder: where findings and coverage go.
+        address: where to listen.
+        secret: of the job.
+        tell: gets every finding once.
+
+    Raises:
+        OSError: it cannot listen there, or the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path, address: tuple[str, int], secret: str, tell: Callable[[Finding], None]) -> None:
+        self.folder, self.job, refused = folder, Job(0), Coverage()
+        self.server = Server(address, secret, refused)
+        self._mailbox = _Mailbox(self.server)
+        self.monitor = Monitor(
+            self.job, self._mailbox, [judge(self.job, raises=True) for judge in JUDGES], folder, tell, time.time
+        )
+        self.monitor.coverage = refused
+        self._processes, self._judged, self._written = Processes(), 0.0, 0.0
+        self._stop_told = False
+
+    @property
+    def joined(self) -> int:
+        """Ranks that have ever joined."""
+        return len(self._mailbox.ranks)
+
+    @property
+    def connected(self) -> int:
+        """Ranks that are connected now."""
+        return self.server.connected()
+
+    def turn(self, seconds: float = TURN) -> None:
+        """Wait for messages, for so long at most, and judge if it is time for it."""
+        self._processes.wait(seconds, self.server.fileno())
+        self._processes.watch(self._mailbox.new_pids())
+        for state in self._processes.changed():
+            self._mailbox.add(process_message(state))
+        now = time.monotonic()
+        if now - self._judged >= seconds:
+            self._judged = now
+            self._act(self.monitor.turn(now))
+        if now - self._written > _WRITE:
+            self._write(now)
+
+    def ending(self) -> None:
+        """Somebody has asked the job to end: what ranks do now is no finding."""
+        self._mailbox.add(Message("process", 0, 0, {"ending": True}))
+
+    def close(self, patience: float = 1.0) -> None:
+        """Take what is left, for so many seconds at most, and judge it for the last time."""
+        deadline = time.monotonic() + patience
+        while self.connected and time.monotonic() < deadline:
+            self.turn(0.05)
+        self.turn(0.0)
+        self.monitor.finish(time.monotonic())
+        self._write(time.monotonic())
+        self._processes.close()
+        self.server.close()
+
+    def _act(self, found: list[Finding]) -> None:
+        verdicts = [finding for finding in found if finding.severity == "verdict"]
+        if verdicts and self._mailbox.raises and not self._stop_told:
+            self._stop_told = True
+            step = self._mailbox.step + _LATER
+            ranks = tuple(sorted(self._mailbox.raises))
+            self.job.orders.append((ranks, Message("stop", 0, step, {"sentence": verdicts[0].sentence})))
+
+    def _write(self, now: float) -> None:
+        self._written = now
+        path = self.folder / "coverage.json"
+        content = {"v": 1, "world": self.job.world, "joined": self.joined, "checks": self.monitor.coverage.to_dict()}
+        draft = path.with_suffix(f".{os.getpid()}")
+        try:
+            draft.write_text(json.dumps(content), encoding="utf-8")
+            os.replace(draft, path)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            self._written = float("inf")
+            log.warning("the guard cannot write %s: %s", path, error)
+
+
+def process_message(state: State) -> Message:
+    """What this node tells the monitor of one of its processes."""
+    return Message("process", 0, 0, {"node": node(), "pid": state.pid, "state": state.state, "status": state.status})
+
+
+class _Mailbox:
+    """The messages of the socket, and those that this process makes itself; notes what all judges need."""
+
+    def __init__(self, server: Server) -> None:
+        self._server, self._own = server, list[Message]()
+        self._pids = list[int]()
+        self.ranks, self.raises, self.step = set[int](), set[int](), 0
+
+    def receive(self) -> list[Message]:
+        """What has come."""
+        received, self._own = [*self._own, *self._look()], []
+        return received
+
+    def order(self, ranks: tuple[int, ...], message: Message) -> None:
+        """Ask something of ranks."""
+        self._server.order(ranks, message)
+
+    def add(self, message: Message) -> None:
+        """A message of this process."""
+        self._own.append(message)
+
+    def new_pids(self) -> list[int]:
+        """Processes of ranks on this node that are new since the last call."""
+        self._own += self._look()
+        pids, self._pids = self._pids, []
+        return pids
+
+    def _look(self) -> list[Message]:
+        received = self._server.receive()
+        for message in received:
+            self.step = max(self.step, message.step)
+            if message.kind == JOINED:
+                self.ranks.add(message.rank)
+                if message.body.get("raise"):
+                    self.raises.add(message.rank)
+                pid = message.body.get("pid")
+                if message.body.get("node") == node() and isinstance(pid, int) and pid > 1:
+                    self._pids.append(pid)
+            elif message.kind == LEFT:
+                self.raises.discard(message.rank)
+        return received

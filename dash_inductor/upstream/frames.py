@@ -1,0 +1,13 @@
+"""Places in PyTorch's sources by which a thread shows what it is busy with."""
+
+from __future__ import annotations
+
+PHASES = {
+    "torch/_dynamo/convert_frame.py": "compile",
+    "torch/_inductor/compile_fx.py": "compile",
+    "torch/_inductor/async_compile.py": "compile",
+    "torch/serialization.py": "checkpoint",
+    "torch/distributed/checkpoint/state_dict_saver.py": "checkpoint",
+    "torch/distributed/checkpoint/state_dict_loader.py": "checkpoint",
+}
+"""Ends of file names, and what a program does that has a frame there."""
