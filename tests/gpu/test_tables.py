@@ -15,8 +15,8 @@ from dash_inductor.kernels.common.mask_data import MaskData, MaskTables
 from dash_inductor.kernels.reference import tables as reference_tables
 from dash_inductor.model.mask import Band, Mask
 from dash_inductor.model.plan import Plan, Tiles
-from dash_inductor.operators.mask_tables import mask_tables as operator
 from dash_inductor.model.terms import Segments
+from dash_inductor.operators.mask_tables import mask_tables as operator
 
 from ..support.table_words import data_of, interval_of, plan_of, same_tables, values_of, with_values
 from ..support.tile_pairs import random_mask
