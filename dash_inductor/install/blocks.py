@@ -18,6 +18,8 @@ from ..upstream import seams
 ACROSS = 8
 """How many times more accesses are coalesced along what a kernel keeps than along what it sums, for a sum across rows.
 Inductor has the same number for the opposite."""
+BUSY = 10
+"""Loads and reductions from which Inductor takes smaller blocks, because registers may be few."""
 MANY = 1 << 22
 """Elements from which a kernel in two dimensions gets large tiles."""
 
@@ -35,7 +37,7 @@ class Kernel:
         sizes: elements along "x", "y", "z", which are kept, and along "r0_", "r1_", which are summed.
         hint: along what it sums, as far as Inductor knows: "INNER", "OUTER", "OUTER_TINY" or "DEFAULT".
         scores: how many accesses are coalesced along each of `sizes`; may be empty.
-        loads, stores: their numbers.
+        loads, stores, reductions: their numbers.
     """
 
     kind: str
@@ -44,6 +46,7 @@ class Kernel:
     scores: Mapping[str, int]
     loads: int
     stores: int
+    reductions: int
 
 
 def install(active: Callable[[], bool]) -> None:
@@ -82,7 +85,7 @@ def choose(kernel: Kernel) -> dict[str, int] | None:
     if kernel.hint == "DEFAULT" and kernel.scores.get("x", 0) >= ACROSS * max(kernel.scores.get("r0_", 1), 1):
         return _across(kernel.kind, x, r, kernel.loads)
     if kernel.hint == "INNER" and kernel.kind == "reduction" and x > 512:
-        return _along(r, kernel.loads)
+        return _along(r, kernel.loads + kernel.reductions)
     return None
 
 
@@ -99,13 +102,14 @@ def _across(kind: str, x: int, r: int, loads: int) -> dict[str, int] | None:
     return _blocks(4, XBLOCK=32, R0_BLOCK=32)
 
 
-def _along(r: int, loads: int) -> dict[str, int] | None:
-    """Sums along rows of `r` numbers, in a loop; up to 4096 of them, one turn reads the whole row."""
+def _along(r: int, busy: int) -> dict[str, int] | None:
+    """Sums along rows of `r` numbers, of which one turn of the loop reads all up to 4096."""
     if 1024 < r <= 2048:
         return _blocks(4, XBLOCK=1, R0_BLOCK=2048)
     if 2048 < r <= 4096:
         return _blocks(8, XBLOCK=1, R0_BLOCK=4096)
-    return _blocks(8, XBLOCK=1, R0_BLOCK=2048) if r > 4096 and loads == 1 else None
+    # Inductor takes half of that where registers are few, and finds by timing that it should not have.
+    return _blocks(16, XBLOCK=1, R0_BLOCK=2048) if r > 4096 and busy >= BUSY else None
 
 
 def _blocks(warps: int, **blocks: int) -> dict[str, int]:

@@ -22,7 +22,8 @@ def facts_of(kernel: Any) -> dict[str, Any] | None:
     Returns:
         ``kind``, one of `KINDS`; ``sizes``, the elements along "x", "y", "z" (kept) and "r0_", "r1_" (summed);
         ``hint``, along what it sums as far as Inductor knows, "INNER", "OUTER", "OUTER_TINY" or "DEFAULT"; ``scores``,
-        how many of its accesses are coalesced along each of these; ``loads`` and ``stores``, their numbers.
+        how many of its accesses are coalesced along each of these; ``loads``, ``stores`` and ``reductions``, their
+        numbers.
     """
     kind = kernel._get_heuristic()
     if config.max_autotune or config.max_autotune_pointwise or config.coordinate_descent_tuning:
@@ -40,6 +41,7 @@ def facts_of(kernel: Any) -> dict[str, Any] | None:
         "scores": {name: int(score) for name, score in scores.items()},
         "loads": kernel.num_load,
         "stores": kernel.num_store,
+        "reductions": kernel.num_reduction,
     }
 
 

@@ -30,6 +30,7 @@ def kernel_of(row: dict[str, Any]) -> Kernel:
         scores=ast.literal_eval(facts.get("tiling_scores", "{}")),
         loads=int(facts["num_load"]),
         stores=int(facts["num_store"]),
+        reductions=int(facts["num_reduction"]),
     )
 
 
@@ -68,13 +69,14 @@ def test_the_rule_is_as_good_as_timing_and_better_than_the_deterministic_mode() 
 
 def test_kernels_that_are_left_to_inductor() -> None:
     def kernel(kind: str, hint: str = "", loads: int = 3, scores: dict[str, int] | None = None, **sizes: int) -> Kernel:
-        return Kernel(kind, sizes, hint, scores or {}, loads, stores=1)
+        return Kernel(kind, sizes, hint, scores or {}, loads, stores=1, reductions=2)
 
     assert choose(kernel("pointwise", x=1 << 25)) is None
     assert choose(kernel("pointwise", x=512, y=512)) is None  # small
     assert choose(kernel("pointwise", x=4096, y=8192, loads=1)) is None  # a copy: Inductor's tiles are for that
     assert choose(kernel("pointwise", x=8, y=1 << 20)) is None
     assert choose(kernel("reduction", "INNER", x=8192, r0_=50257)) is None
+    assert choose(kernel("reduction", "INNER", loads=8, x=8192, r0_=50257)) is not None  # registers may be few
     assert choose(kernel("reduction", "INNER", x=1, r0_=2000)) is None
     assert choose(kernel("reduction", "DEFAULT", scores={"x": 100, "r0_": 90}, x=1 << 16, r0_=256)) is None
     assert choose(kernel("reduction", "OUTER", scores={"x": 100}, x=1 << 16, r0_=256)) is None
