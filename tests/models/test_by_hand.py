@@ -39,7 +39,7 @@ def test_eager_implementations(family: str, kind: str, count: int) -> None:
     check_accuracy(model, found, inputs)
 
 
-@pytest.mark.parametrize(("family", "noted"), [("GptOss", "with sinks"), ("Gemma2", "repeat heads")])
+@pytest.mark.parametrize(("family", "noted"), [("GptOss", "with sinks"), ("Gemma2", "repeat each head 2 times")])
 def test_their_only_implementation(family: str, noted: str) -> None:
     model = build(family).eval()
     inputs = inputs_of(family, "plain")
