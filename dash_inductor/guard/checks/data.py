@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from ...observers import active
 from ...observers.fingerprints.fingerprint import add_lanes, why_unseen
 from ...observers.fingerprints.lane_buffer import Ready, to_host
 from ...observers.names import inner
@@ -72,6 +73,8 @@ class Data(Check):
     @not_compiled
     def _inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         step = self.rank.step
+        if not active.is_on(self.rank):
+            return  # a roll call, in which all ranks get the same
         if step == self._seen or (step > _FIRST and step % _EVERY):
             return
         self._seen = step

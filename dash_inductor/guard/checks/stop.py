@@ -26,12 +26,12 @@ class Stop(Check):
     def __init__(self, rank: Host, **settings: Any) -> None:
         super().__init__(rank, **settings)
         self.root: Callable[[], int] | None = None
-        self._verdict = ""
+        self._verdict, self._from = "", 0
         self._asked = 0
 
     def order(self, message: Message) -> None:
-        """The monitor has a verdict."""
-        self._verdict = str(message.body.get("sentence", "the guard has a verdict"))
+        """The monitor has a verdict, which is to end training from a step on."""
+        self._verdict, self._from = str(message.body.get("sentence", "the guard has a verdict")), message.step
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """
@@ -43,8 +43,10 @@ class Stop(Check):
             return
         self._asked = step
         root = 0 if self.root is None else self.root()
-        verdict, highest, lowest = self.rank.group.highest([bool(self._verdict), root, ~root])
+        told = bool(self._verdict) and step >= self._from
+        verdict, highest, lowest = self.rank.group.highest([told, root, ~root])
         if verdict:
-            raise GuardVerdict(self._verdict or f"step {step}: another rank was told of a verdict of the guard")
+            sentence, self._verdict = self._verdict, ""
+            raise GuardVerdict(sentence or f"step {step}: another rank was told of a verdict of the guard")
         if highest != ~lowest:
             raise GuardVerdict(f"step {step}: ranks that must be equal differ; the guard's findings say which")
