@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...upstream import compat
+from ..common.launch_list import LaunchLists, Notes
 from ..common.launching import launch_kernel
 from ..common.strides import dense_strides
 from .device import segments
@@ -62,43 +63,58 @@ def add_segments(base: Tensor | None, values: Tensor, keys: Tensor, order: Tenso
 
 
 def _sums(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:
-    device = torch.cuda.device(values.device) if values.is_cuda else nullcontext()  # Triton uses the current one
-    with device:
-        return _on_the_device(base, values, keys, order, rows)
-
-
-def _on_the_device(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:
-    batch, _, columns = values.shape
-    shape = batch, rows, columns
-    if base is None:
-        out = torch.zeros(shape, dtype=values.dtype, device=values.device)
-    else:
-        out = _new(shape, values.dtype, values.device).copy_(base)
+    shape = values.shape[0], rows, values.shape[2]
+    with torch.cuda.device(values.device) if values.is_cuda else nullcontext():  # Triton uses the current one
+        if base is None:
+            out = torch.zeros(shape, dtype=values.dtype, device=values.device)
+        else:
+            out = _new(Notes([]), shape, values.dtype, values.device).copy_(base)
     if not values.numel() or not rows or not keys.numel():
         return out
+    operands = values, keys, order, out
+
+    def first(notes: Notes) -> Sequence[Tensor]:
+        _add(notes, *operands, has_base=base is not None)
+        return ()
+
+    if values.is_cuda:
+        CALLS.call(base is not None, operands, first)
+    else:
+        first(Notes(operands))
+    return out
+
+
+CALLS = LaunchLists()
+"""The calls that have added segments."""
+
+
+def _add(notes: Notes, values: Tensor, keys: Tensor, order: Tensor, out: Tensor, has_base: bool) -> None:
+    """Add the segments to `out`, [batch, rows, columns], contiguous, which is zeros or the base."""
+    batch, rows, columns = out.shape
     exact = torch.float64 if values.dtype == torch.float64 else torch.float32
     chunk, tile, is_wide = chunk_of(columns), tile_of(columns), is_walked(columns)
     lengths = levels(keys.shape[0], chunk)
     for level, length in enumerate(lengths):
         chunks, is_last = -(-length // chunk), level == len(lengths) - 1
         number = 1 if is_last else 2 * chunks
-        parts = _new((batch, number, columns), exact, values.device)
-        part_keys = _new((number,), torch.int32, values.device)
+        parts = _new(notes, (batch, number, columns), exact, values.device)
+        part_keys = _new(notes, (number,), torch.int32, values.device)
         constants: dict[str, Any] = {
-            "CHUNK": chunk, "COLUMNS": tile, "HAS_ORDER": level == 0, "HAS_BASE": base is not None, "IS_LAST": is_last,
+            "CHUNK": chunk, "COLUMNS": tile, "HAS_ORDER": level == 0, "HAS_BASE": has_base, "IS_LAST": is_last,
         }  # fmt: skip
-        launch_kernel(
+        numbers = *values.stride(), length, chunks, rows, values.shape[1], columns
+        arguments = values, keys, order, out, parts, part_keys, *numbers
+        launcher = launch_kernel(
             segments.walk_segments if is_wide else segments.scan_segments, values.device,
-            (chunks * batch * -(-columns // tile),), values, keys, order, out, parts, part_keys,
-            *values.stride(), length, chunks, rows, values.shape[1], columns,
+            (chunks * batch * -(-columns // tile),), *arguments,
             warps=1 if is_wide else 4, debug=level == 0, **constants,
         )  # fmt: skip
+        notes.launched(launcher, arguments)
         values, keys = parts, part_keys
-    return out
 
 
-def _new(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _new(notes: Notes, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """An uninitialised contiguous tensor on the current device, which nothing fills, or on the CPU."""
     if device.type != "cuda":
         return torch.empty(shape, dtype=dtype, device=device)
-    return compat.empty_cuda(shape, dense_strides(shape, range(len(shape))), dtype)
+    return notes.allocate(shape, dense_strides(shape, range(len(shape))), dtype)
