@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..observers.observer import Observer
 from .channel import Channel
 from .coverage import Coverage
-from .group import Group
 from .messages import Message
+
+if TYPE_CHECKING:
+    from .group import Group
 
 
 class Host(Protocol):

@@ -9,11 +9,11 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..checks.doors import OWNERS
-from ..classes import members
+from ..class_names import members
 from ..findings import Finding
 from ..judge import Job, Judge
 from ..messages import Message
+from ..roots import OWNERS
 from ..wording import ranks as ranks_in_words
 
 PATIENCE = 30.0

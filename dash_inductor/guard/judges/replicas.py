@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..checks.replicas import STAGES
-from ..classes import LEARNED, members
-from ..digests import WHICH
+from ..class_names import LEARNED, members
 from ..findings import Finding
 from ..judge import Job, Judge
 from ..messages import Message
+from ..roots import STAGES, WHICH
 from ..wording import named
 from ..wording import ranks as ranks_in_words
 
