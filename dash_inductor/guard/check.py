@@ -34,9 +34,11 @@ class Check(Observer):
 
     Attributes:
         name: of the check, of its messages, and of its entry in the coverage.
+        together: whether ranks wait for each other in it, by `group.Group`.
     """
 
     name = ""
+    together = False
 
     def __init__(self, rank: Host, **settings: Any) -> None:
         self.rank = rank

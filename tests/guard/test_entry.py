@@ -82,19 +82,20 @@ def test_a_guard_within_a_program(watching: Watching, tmp_path: Path) -> None:
 
 
 def test_a_verdict_ends_training_if_asked_for(watching: Watching, tmp_path: Path) -> None:
-    found = [Finding("slow", "suspect", "rank 0 is slow"), Finding("bits", "verdict", "rank 0 is wrong")]
-
     def train_on() -> None:
         end = time.monotonic() + 20
         while watching.connected < 1 and time.monotonic() < end:
             watching.turn(0.01)
-        watching._act(found)
+        for severity, cause in (("suspect", "machine"), ("verdict", "program"), ("verdict", "machine")):
+            found = Finding("bits", severity, f"{severity}: {cause}", ranks=(0,), step=1, cause=cause)
+            for judge in watching.monitor.judges:
+                judge.heed(found, 0.0)
         while time.monotonic() < end:
             watching.turn(0.01)
             train(1)
 
     with dash_inductor.guard(tmp_path / "guard", on_verdict="raise", live=False):
-        with pytest.raises(GuardVerdict, match="rank 0 is wrong"):
+        with pytest.raises(GuardVerdict, match="^verdict: machine$"):
             train_on()
         assert len(train(2)) == 4  # once is enough
 
@@ -138,16 +139,17 @@ def test_facts_are_told_once_and_steps_are_marked() -> None:
     assert times.median() > 0
 
 
-def test_an_order_to_stop_waits_for_its_step() -> None:
+def test_an_order_to_stop_is_carried_out_before_the_next_update_and_once() -> None:
     local = Local()
     rank = Rank(0, 1, local.end(0))
     rank.checks.append(Stop(rank))
     rank.start()
     try:
-        local.order((0,), Message("stop", 0, 4, {"sentence": "it is wrong"}))
+        local.order((0,), Message("stop", 0, 1, {"sentence": "it is wrong"}))
         with pytest.raises(GuardVerdict, match="it is wrong"):
             train(9)
-        assert rank.step == 4
+        assert rank.step == 2
+        train(2)
     finally:
         rank.close()
 
