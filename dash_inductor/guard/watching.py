@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .all_judges import JUDGES
-from .coverage import Coverage
 from .findings import Finding
 from .judge import Job
 from .messages import Message
@@ -40,13 +39,12 @@ class Watching:
     """
 
     def __init__(self, folder: Path, address: tuple[str, int], secret: str, tell: Callable[[Finding], None]) -> None:
-        self.folder, self.job, refused = folder, Job(0), Coverage()
-        self.server = Server(address, secret, refused)
+        self.folder, self.job = folder, Job(0)
+        self.server = Server(address, secret, self.job.coverage)
         self._mailbox = _Mailbox(self.server)
         self.monitor = Monitor(
             self.job, self._mailbox, [judge(self.job, raises=True) for judge in JUDGES], folder, tell, time.time
         )
-        self.monitor.coverage = refused
         self._processes, self._judged, self._written = Processes(), 0.0, 0.0
 
     @property

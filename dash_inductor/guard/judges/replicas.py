@@ -233,14 +233,14 @@ class Replicas(Judge):
             "groups": tuple(case.groups[:16]), "evidence": evidence,
         }  # fmt: skip
         if how == "agree":
-            sentence = f"step {case.step}: roots of {case.stage} differ between {apart}, and all that is below agrees"
+            sentence = f"roots of {case.stage} differ between {apart}, and all that is below agrees"
             return Finding("guard", "note", f"{sentence}: a message of the guard was damaged", **common)
         if how == "tie":
-            sentence = f"step {case.step}: {apart} differ from each other in {what}; no majority says which is right"
+            sentence = f"{apart} differ from each other in {what}; no majority says which is right"
         else:
             differ = "differs" if len(ranks) == 1 else "differ"
             rest = tuple(sorted(rank for group in case.groups for rank in group if rank not in ranks))
-            sentence = f"step {case.step}: {ranks_in_words(ranks)} {differ} from {ranks_in_words(rest)} in {what}"
+            sentence = f"{ranks_in_words(ranks)} {differ} from {ranks_in_words(rest)} in {what}"
             if how == "beside":
                 sentence += ", and other checks accuse it too"
         return Finding("bits", "suspect", sentence, ranks=ranks, **common)
