@@ -263,14 +263,14 @@ def test_a_roll_call_that_was_ordered_and_finds_nothing_says_that_the_fault_stru
     assert "does not repeat" in found.sentence
 
 
-def test_ranks_whose_parameters_are_known_to_differ_are_not_accused_of_the_effect() -> None:
-    """They compute with other values; without that knowledge the same roll call is a suspicion."""
-    for known in (False, True):
-        job = Job(4)
-        judge = RollCallJudge(job)
-        if known:
-            judge.heed(suspect("rest", 2), 0.0)
-        for message in messages({2: body("x", operator=operator("x"))}):
-            judge.take(message, 0.0)
-        assert [finding.ranks for finding in judge.judge(0.0)] == ([] if known else [(2,)])
-        assert bool(job.coverage.to_dict()) == known
+@pytest.mark.parametrize("known", [False, True])
+def test_ranks_whose_state_is_known_to_differ_are_not_accused_of_the_effect(known: bool) -> None:
+    good, effect = told("g", operator=EQUAL), told("x", operator=wrong("", "", "dd", "cc", "0"))
+    job = Job(4)
+    judge_ = RollCallJudge(job)
+    if known:
+        judge_.heed(suspect("rest", 2), 0.0)
+    for rank, body in enumerate([good, good, effect, good]):
+        judge_.take(Message("roll_call", rank, 16, body), 0.0)
+    assert [finding.ranks for finding in judge_.judge(0.0)] == ([] if known else [(2,)])
+    assert bool(job.coverage.to_dict()) == known
