@@ -13,17 +13,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
-from ..errors import ArgumentError, DashError
+from ..errors import DashError
 from ..observers import active, environment, hooks
 from ..observers.observer import Observer
 from ..upstream import collectives
 from ..upstream.flight_variables import prepare
-from . import connect, findings
+from . import connect, findings, settings
 from .all_checks import CHECKS
 from .beat import Beats
 from .checks.data import Data
@@ -32,12 +32,10 @@ from .checks.times import Times
 from .coverage import Coverage
 from .processes import node
 from .rank import Rank
+from .settings import OnVerdict
 from .sockets import Line
 
 log = logging.getLogger("dash_inductor")
-
-OnVerdict = Literal["warn", "raise"]
-_ON_VERDICT = ("warn", "raise")
 
 
 def guard(
@@ -54,7 +52,7 @@ def guard(
     """Watch this rank of a training run within a ``with`` block; all ranks do so.
 
     ``DASH_INDUCTOR_GUARD=folder`` does so for a whole program without a change of it, and ``dash-inductor watch`` for
-    all processes of a launcher.
+    all processes of a launcher; ``DASH_INDUCTOR_GUARD_SETTINGS=replay=10,on_verdict=raise`` has their settings.
 
         with dash_inductor.guard("runs/a"):
             train()
@@ -79,12 +77,7 @@ def guard(
         ArgumentError: a bad argument.
     """
     numbers = {"every": every, "rest": rest, "roll_call": roll_call, "replay": replay, "doors": doors}
-    for name, value in numbers.items():
-        least, most = int(name == "every"), 100 if name == "replay" else 1 << 31
-        if not (isinstance(value, int) and least <= value <= most):
-            raise ArgumentError(name, value, f"a whole number from {least} to {most}")
-    if on_verdict not in _ON_VERDICT:
-        raise ArgumentError("on_verdict", on_verdict, _ON_VERDICT)
+    settings.check(numbers, on_verdict)
     return Guard(Path(folder).absolute(), numbers, on_verdict, live)
 
 
@@ -96,9 +89,9 @@ class Guard:
     """
 
     def __init__(
-        self, folder: Path, settings: dict[str, int], on_verdict: OnVerdict = "warn", live: bool = True
+        self, folder: Path, numbers: dict[str, int], on_verdict: OnVerdict = "warn", live: bool = True
     ) -> None:
-        self.folder, self._settings, self._on_verdict, self._live = folder, settings, on_verdict, live
+        self.folder, self._settings, self._on_verdict, self._live = folder, numbers, on_verdict, live
         self._rank: Rank | None = None
         self._line: Line | None = None
         self._beats: Beats | None = None
@@ -233,8 +226,8 @@ class FromEnvironment(Guard):
     Launchers, workers of data loaders and compilers inherit the variable too, and train nothing.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, int]) -> None:
-        super().__init__(folder, settings)
+    def __init__(self, folder: Path, numbers: dict[str, int], on_verdict: OnVerdict = "warn") -> None:
+        super().__init__(folder, numbers, on_verdict)
         self._waiting: _Waiting | None = _Waiting(self)
         self._beginning = threading.Lock()
 

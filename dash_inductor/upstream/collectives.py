@@ -16,7 +16,7 @@ OWN = "guard"
 """The name of the guard's own group; in the flight recorder it has none."""
 
 _OPEN = "open"
-_met: list[list[int]] = []  # ranks of the group of `meet`
+_met: dict[str, list[int]] = {}  # ranks of the group of `meet`
 _MODULE, _NAMES = "torch._C._distributed_c10d", ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
 
@@ -52,8 +52,7 @@ def groups() -> dict[str, list[int]]:
     if not is_up():
         return {}
     world = dist.distributed_c10d._world
-    found = {OWN: ranks for ranks in _met}
-    return found | {
+    return _met | {
         str(world.pg_names.get(group, group.group_name)): list(dist.get_process_group_ranks(group))
         for group in tuple(world.pg_map)
         if group is not None
@@ -107,7 +106,7 @@ def meet(number: int, settings: str, patience: float, timeout: timedelta) -> tup
         group = c10d.ProcessGroupGloo(store, rank, world, timeout=timeout)
     except Exception as error:
         return None, f"ranks cannot be connected: {error}"[:300]
-    _met.append(list(range(world)))
+    _met[OWN] = list(range(world))
     return group, ""
 
 

@@ -78,10 +78,9 @@ class RollCallJudge(Judge):
             self._judged.add(step)
             self._since.pop(step)
             finding = judged(step, self._told.pop(step), self.job)
-            if finding is not None and finding.ranks and self._apart.issuperset(finding.ranks):
-                if finding.evidence["inputs of the operator"] == "different":
-                    self.job.coverage.unseen("roll_call", "ranks whose state is known to differ compute what it says")
-                    continue
+            if finding is not None and self._is_effect(finding):
+                self.job.coverage.unseen("roll_call", "ranks whose state is known to differ compute with it")
+                continue
             if finding is None or self._off or (finding.ranks, finding.stage, finding.operator) in self._named:
                 continue
             self._named.add((finding.ranks, finding.stage, finding.operator))
@@ -92,6 +91,11 @@ class RollCallJudge(Judge):
                     body = {"off": "the program is not deterministic"}
                     self.job.orders.append((ranks, Message(check, 0, step, body)))
         return found
+
+    def _is_effect(self, finding: Finding) -> bool:
+        """Whether ranks compute with other values because their state differs, which is known."""
+        other = finding.evidence.get("inputs of the operator") == "different"
+        return other and bool(finding.ranks) and self._apart.issuperset(finding.ranks)
 
 
 def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Finding | None:
