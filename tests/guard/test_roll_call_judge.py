@@ -263,14 +263,15 @@ def test_a_roll_call_that_was_ordered_and_finds_nothing_says_that_the_fault_stru
     assert "does not repeat" in found.sentence
 
 
+@pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("known", [False, True])
-def test_ranks_whose_state_is_known_to_differ_are_not_accused_of_the_effect(known: bool) -> None:
+def test_ranks_whose_state_is_known_to_differ_are_not_accused_of_the_effect(known: bool, world: int) -> None:
     good, effect = told("g", operator=EQUAL), told("x", operator=wrong("", "", "dd", "cc", "0"))
-    job = Job(4)
+    job = Job(world)
     judge_ = RollCallJudge(job)
     if known:
-        judge_.heed(suspect("rest", 2), 0.0)
-    for rank, body in enumerate([good, good, effect, good]):
+        judge_.heed(suspect("rest", 1), 0.0)
+    for rank, body in enumerate([good, effect, good, good][:world]):
         judge_.take(Message("roll_call", rank, 16, body), 0.0)
-    assert [finding.ranks for finding in judge_.judge(0.0)] == ([] if known else [(2,)])
+    assert [finding.ranks for finding in judge_.judge(0.0)] == ([] if known else [(1,) if world == 4 else (0, 1)])
     assert bool(job.coverage.to_dict()) == known

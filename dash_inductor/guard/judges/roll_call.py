@@ -93,9 +93,10 @@ class RollCallJudge(Judge):
         return found
 
     def _is_effect(self, finding: Finding) -> bool:
-        """Whether ranks compute with other values because their state differs, which is known."""
+        """Whether ranks compute with other values because their state differs, which is known; all others agree."""
         other = finding.evidence.get("inputs of the operator") == "different"
-        return other and bool(finding.ranks) and self._apart.issuperset(finding.ranks)
+        innocent = [group for group in finding.groups if not self._apart.issuperset(group)]
+        return other and bool(self._apart) and bool(finding.groups) and len(innocent) < 2
 
 
 def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Finding | None:
