@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dash_inductor.guard import bits
+from dash_inductor.guard import all_checks
 from dash_inductor.guard.channel import Local
 from dash_inductor.guard.rank import Rank
 
@@ -85,7 +85,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         off.append(train(options.steps))
         local = Local()
         rank = Rank(0, 1, local.end(0))
-        rank.checks = [kind(rank) for kind in bits.CHECKS]
+        rank.checks = [kind(rank) for kind in all_checks.BITS]
         rank.start()
         train(3)  # kernels are loaded, and memory is pinned
         local.receive()

@@ -14,6 +14,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--listen", metavar="HOST:PORT", help="where ranks of other nodes reach this one; needs a secret"
     )
     parser.add_argument("--join", metavar="HOST:PORT", help="the wrapper of the first node; needs its secret")
+    parser.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        help="a setting: every, rest, roll_call, replay, doors, on_verdict",
+    )
     parser.add_argument("--strict", action="store_true", help="end with status 12 if the job could not be watched")
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve metrics there (needs prometheus_client)")
     parser.add_argument("--simulate", type=int, metavar="RANKS", help="judge planted faults of so many simulated ranks")
@@ -39,5 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
     if not program:
         raise ArgumentError("program", "nothing", "a program with its arguments, behind --")
     return Wrapper(
-        program, arguments.folder, arguments.listen, arguments.join, arguments.strict, arguments.metrics
+        program,
+        arguments.folder,
+        arguments.listen,
+        arguments.join,
+        arguments.strict,
+        arguments.metrics,
+        arguments.set,
     ).run()

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from . import bits
 from .check import Check
 from .checks.data import Data
+from .checks.doors import Doors
 from .checks.facts import Facts
 from .checks.replay import Replay
+from .checks.replicas import Replicas
+from .checks.rest import Rest
 from .checks.roll_call import RollCall
 from .checks.times import Times
 
-CHECKS: tuple[type[Check], ...] = (
-    Facts,
-    Times,
-    Data,
-    *bits.CHECKS,
-    Replay,
-    RollCall,
-)
+BITS: tuple[type[Check], ...] = (Rest, Doors, Replicas)
+"""State at rest is looked at before anything else of a step."""
+
+CHECKS: tuple[type[Check], ...] = (Facts, Times, Data, *BITS, Replay, RollCall)
 """`checks.stop.Stop` stands behind all of them, where a verdict is to end training."""

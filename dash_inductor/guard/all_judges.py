@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from . import bits
 from .judge import Judge
 from .judges.data import SameData
+from .judges.doors import Doors
 from .judges.foreign import Foreign
+from .judges.learned import Learned
 from .judges.liveness import Liveness
 from .judges.replay import ReplayJudge
+from .judges.replicas import Replicas
+from .judges.rest import Rest
 from .judges.roll_call import RollCallJudge
 from .judges.slow import Slow
 from .judges.verdicts import Verdicts
 
-JUDGES: tuple[type[Judge], ...] = (
-    Liveness,
-    Slow,
-    Foreign,
-    SameData,
-    *bits.JUDGES,
-    ReplayJudge,
-    RollCallJudge,
-    Verdicts,  # last: it heeds what all others have found
-)
+BITS: tuple[type[Judge], ...] = (Rest, Doors, Learned, Replicas)
+"""Those that accuse a rank by itself come first: they break ties."""
+
+JUDGES: tuple[type[Judge], ...] = (Liveness, Slow, Foreign, SameData, *BITS, ReplayJudge, RollCallJudge, Verdicts)
+"""The last one heeds what all others have found."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..observers.observer import Observer
 from .channel import Channel
 from .coverage import Coverage
-from .group import Group
 from .messages import Message
+
+if TYPE_CHECKING:
+    from .group import Group
 
 
 class Host(Protocol):
@@ -32,9 +34,11 @@ class Check(Observer):
 
     Attributes:
         name: of the check, of its messages, and of its entry in the coverage.
+        together: whether ranks wait for each other in it, by `group.Group`.
     """
 
     name = ""
+    together = False
 
     def __init__(self, rank: Host, **settings: Any) -> None:
         self.rank = rank

@@ -18,12 +18,10 @@ import torch
 from torch import Tensor
 
 from ..observers.fingerprints.fingerprint import digest
+from .roots import WHICH
 
 ROOT = 8
 """Bytes of a root, and of a node."""
-
-WHICH = 6
-"""Digits of a root that say what its leaves are of: roots of different tensors cannot be compared."""
 
 STEPS = 64
 """Steps whose leaves a rank keeps."""

@@ -37,7 +37,7 @@ class Finding:
     Attributes:
         kind: which check has found it; "guard": the guard itself, for example a damaged message.
         severity: "note": worth knowing; "suspect": one fact accuses; "verdict": two independent facts do.
-        sentence: all of it in one sentence for people, without a full stop at its end.
+        sentence: all of it but the step in one sentence for people, without a full stop at its end.
         advice: what to do now, "" if nothing.
         ranks: who is accused, in order; () for nobody.
         step: of training, from 1; None for what belongs to no step.

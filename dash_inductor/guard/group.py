@@ -1,39 +1,90 @@
 """Agreement between ranks at a place of training that all of them reach: a process group of the guard's own.
 
 It is made of gloo's connections, whatever the training uses, so that nothing of the guard waits in, or gets in the way
-of, a collective of the training.  All ranks make it at the same place, the first optimizer's first step.
+of, a collective of the training; it has no place in the numbering of the program's groups either.  Ranks open it
+before the first step of the first optimizer, where their gradients have met already.
+
+Note [No deadlock]
+No rank waits for one that never comes.  The last one to arrive, or the first whose patience ends, decides for all in
+the store of the job whether there is a group (`upstream.collectives.meet`).  Ranks whose guards have other settings,
+and so would wait in other places, decide that there is none.  A rank on which a check ends while others may wait
+closes its end (`end`): they get an error at once.  Without a group whatever needs one is switched off, coverage says
+so, and training goes on.
 """
 
 from __future__ import annotations
 
-import functools
+import hashlib
+import itertools
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from ..errors import DashError
 from ..observers.exchange import Exchange
+from ..upstream import collectives
 
-_TIMEOUT = timedelta(minutes=10)  # that a rank may be late, for example because it writes a checkpoint
+PATIENCE = 60.0
+"""Seconds in which all ranks must come to the first step of an optimizer."""
+
+_TIMEOUT = timedelta(minutes=10)  # that a rank may be late later, for example because it writes a checkpoint
+_numbers = itertools.count(1)  # of groups of this process; all ranks count alike
 
 
 class Group:
-    """All ranks of the job, or this rank alone where there is no process group."""
+    """All ranks of the job, or this rank alone where there is no process group.
+
+    Attributes:
+        settings: what all ranks must have set alike.
+    """
 
     def __init__(self) -> None:
+        self.settings = ""
         self._exchange = Exchange()
+        self._opened, self._ended = False, ""
+        self._group: Any = None
 
-    @functools.cached_property
-    def _group(self) -> dist.ProcessGroup | None:
-        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-            return None
-        made: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_TIMEOUT)
-        return made
+    def open(self, patience: float = PATIENCE) -> str:
+        """Find all other ranks, once; all ranks call this at the same place.
+
+        Returns:
+            Why there is no group, "" if there is one, or none is needed.
+        """
+        if not self._opened:
+            self._opened = True
+            if collectives.is_up():
+                settings = hashlib.blake2b(self.settings.encode(), digest_size=8).hexdigest()
+                self._group, self._ended = collectives.meet(next(_numbers), settings, patience, _TIMEOUT)
+        return self._ended
+
+    def end(self, why: str) -> None:
+        """This rank takes part no more: others that wait for it, or will, get an error."""
+        if self._group is not None:
+            self._group = None
+            collectives.part()
+        self._opened, self._ended = True, self._ended or why
+
+    def _alone(self) -> bool:
+        """Whether this rank is the only one.
+
+        Raises:
+            DashError: there are others, and no group.
+        """
+        self.open()
+        if self._ended:
+            raise DashError(self._ended)
+        return self._group is None
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        """The numbers (of 64 bits, with a sign) of all ranks, by rank; all of them give equally many."""
-        if self._group is None:
+        """The numbers (of 64 bits, with a sign) of all ranks, by rank; all of them give equally many.
+
+        Raises:
+            DashError: there is no group; so do the others below.
+            RuntimeError: another rank has ended its group, or has died.
+        """
+        if self._alone():
             return [list(numbers)]
         rows: list[list[int]] = self._exchange.gather(torch.tensor(numbers, dtype=torch.int64), self._group).tolist()
         return rows
@@ -46,11 +97,11 @@ class Group:
 
     def broadcast(self, content: torch.Tensor, source: int) -> torch.Tensor:
         """The content of one rank, uint8 [n] on the CPU, in all of them; others give as many bytes of any value."""
-        return content if self._group is None else self._exchange.broadcast(content, source, self._group)
+        return content if self._alone() else self._exchange.broadcast(content, source, self._group)
 
     def highest(self, numbers: Sequence[int]) -> list[int]:
         """The maximum over all ranks of each of the numbers (of 64 bits, with a sign)."""
-        if self._group is None:
+        if self._alone():
             return list(numbers)
         found: list[int] = self._exchange.highest(torch.tensor(numbers, dtype=torch.int64), self._group).tolist()
         return found
@@ -58,3 +109,4 @@ class Group:
     def close(self) -> None:
         """Wait until no thread of gloo holds what was sent."""
         self._exchange.close()
+        self.end("the guard has ended")

@@ -13,17 +13,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
-from ..errors import ArgumentError, DashError
+from ..errors import DashError
 from ..observers import active, environment, hooks
 from ..observers.observer import Observer
 from ..upstream import collectives
 from ..upstream.flight_variables import prepare
-from . import connect, findings
+from . import connect, findings, settings
 from .all_checks import CHECKS
 from .beat import Beats
 from .checks.data import Data
@@ -32,12 +32,10 @@ from .checks.times import Times
 from .coverage import Coverage
 from .processes import node
 from .rank import Rank
+from .settings import OnVerdict
 from .sockets import Line
 
 log = logging.getLogger("dash_inductor")
-
-OnVerdict = Literal["warn", "raise"]
-_ON_VERDICT = ("warn", "raise")
 
 
 def guard(
@@ -54,7 +52,7 @@ def guard(
     """Watch this rank of a training run within a ``with`` block; all ranks do so.
 
     ``DASH_INDUCTOR_GUARD=folder`` does so for a whole program without a change of it, and ``dash-inductor watch`` for
-    all processes of a launcher.
+    all processes of a launcher; ``DASH_INDUCTOR_GUARD_SETTINGS=replay=10,on_verdict=raise`` has their settings.
 
         with dash_inductor.guard("runs/a"):
             train()
@@ -70,20 +68,16 @@ def guard(
         roll_call: steps between two roll calls, 0 for none.
         replay: of 100 steps, how many are run twice.
         doors: steps of which collectives are checked in one, 0 for none.
-        on_verdict: "raise" raises `GuardVerdict` in every rank before an optimizer's step, after a verdict; "warn" only
-            says it.
+        on_verdict: "raise" raises `GuardVerdict` in every rank before an optimizer's step, once, after a verdict that a
+            machine or the wire has made bits wrong; "warn" only says it. Ranks agree over a group of their own for
+            it, and where they cannot it is only said.
         live: find ranks that hang, have died, are stopped or slow.
 
     Raises:
         ArgumentError: a bad argument.
     """
     numbers = {"every": every, "rest": rest, "roll_call": roll_call, "replay": replay, "doors": doors}
-    for name, value in numbers.items():
-        least, most = int(name == "every"), 100 if name == "replay" else 1 << 31
-        if not (isinstance(value, int) and least <= value <= most):
-            raise ArgumentError(name, value, f"a whole number from {least} to {most}")
-    if on_verdict not in _ON_VERDICT:
-        raise ArgumentError("on_verdict", on_verdict, _ON_VERDICT)
+    settings.check(numbers, on_verdict)
     return Guard(Path(folder).absolute(), numbers, on_verdict, live)
 
 
@@ -95,9 +89,9 @@ class Guard:
     """
 
     def __init__(
-        self, folder: Path, settings: dict[str, int], on_verdict: OnVerdict = "warn", live: bool = True
+        self, folder: Path, numbers: dict[str, int], on_verdict: OnVerdict = "warn", live: bool = True
     ) -> None:
-        self.folder, self._settings, self._on_verdict, self._live = folder, settings, on_verdict, live
+        self.folder, self._settings, self._on_verdict, self._live = folder, numbers, on_verdict, live
         self._rank: Rank | None = None
         self._line: Line | None = None
         self._beats: Beats | None = None
@@ -145,13 +139,18 @@ class Guard:
         checks = self._rank.checks if self._rank is not None else []
         for check in checks:
             hold = getattr(check, "hold", None)
-            if check.name == "roll_call" and hold is not None:
-                hold(fn)
-                return
-        raise DashError("no roll call can be held: its check is off")
+            if self._rank is not None and check.name == "roll_call" and hold is not None:
+                if self._rank.hold(check, functools.partial(hold, fn)):
+                    return
+                break
+        raise DashError("no roll call can be held: its check is off, for which the coverage has a reason")
 
-    def start(self) -> None:
-        """Watch from now on."""
+    def start(self, instead: Observer | None = None) -> None:
+        """Watch from now on.
+
+        Args:
+            instead: who has waited for events up to now, see `rank.Rank.start`.
+        """
         with self._lock:
             if self._rank is not None:
                 return
@@ -160,6 +159,7 @@ class Guard:
             self._line = Line(self._finder(number), self._hello(world), number, coverage)
             self._rank = rank = Rank(number, world, self._line)
             rank.coverage = coverage
+            rank.group.settings = f"{sorted(self._settings.items())} {self._on_verdict}"
         for kind in CHECKS:
             if kind in (Times, Data) and not self._live:  # what they have is sent with beats
                 coverage.unseen(kind.name, "live=False")
@@ -171,7 +171,7 @@ class Guard:
                 log.warning("the check %s of the guard could not begin: %s", kind.name, error)
         if self._on_verdict == "raise":
             rank.checks.append(Stop(rank))  # the last one: others have seen the step by then
-        rank.start()
+        rank.start(instead)
         if self._live:
             times = next(check for check in rank.checks if isinstance(check, Times))
             self._beats = Beats(rank, times, [check.drain for check in rank.checks if isinstance(check, Data)])
@@ -203,7 +203,6 @@ class Guard:
             "host": socket.gethostname(),
             "node": node(),
             "pid": os.getpid(),
-            "raise": self._on_verdict == "raise",
         }
 
     def _finder(self, rank: int) -> Callable[[], connect.Found | None]:
@@ -227,8 +226,8 @@ class FromEnvironment(Guard):
     Launchers, workers of data loaders and compilers inherit the variable too, and train nothing.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, int]) -> None:
-        super().__init__(folder, settings)
+    def __init__(self, folder: Path, numbers: dict[str, int], on_verdict: OnVerdict = "warn") -> None:
+        super().__init__(folder, numbers, on_verdict)
         self._waiting: _Waiting | None = _Waiting(self)
         self._beginning = threading.Lock()
 
@@ -245,13 +244,17 @@ class FromEnvironment(Guard):
         hooks.install()
         threading.Thread(target=self._look, args=(threading.Event(),), name="dash-guard", daemon=True).start()
 
-    def start(self) -> None:
+    def start(self, instead: Observer | None = None) -> None:
         """Watch from now on."""
         with self._beginning:
             waiting, self._waiting = self._waiting, None
             if waiting is not None:
-                active.observers.remove(waiting)
-                super().start()
+                super().start(waiting)
+
+    @property
+    def rank(self) -> Rank | None:
+        """What gets the events, once it has begun."""
+        return self._rank
 
     def close(self) -> None:
         """Watch no more."""
@@ -281,7 +284,6 @@ class _Waiting(Observer):
         self._begin(lambda observer: observer.before_optimizer(optimizer))
 
     def _begin(self, event: Callable[[Observer], None]) -> None:
-        before = set(map(id, active.observers))
-        self._guard.start()
-        for observer in [each for each in active.observers if id(each) not in before]:
-            event(observer)
+        self._guard.start()  # a thread may do so now: then this waits for it
+        if self._guard.rank is not None:
+            event(self._guard.rank)

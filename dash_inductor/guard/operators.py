@@ -76,10 +76,11 @@ class OperatorLog(DispatchMode):
         where = self._where()
         if where is None or func.namespace in _NOT_HASHED or name.split(".")[0] in _UNWRITTEN:
             return func(*args, **(kwargs or {}))
-        if func.is_view:  # also of what a collective has not brought yet, so that it is not compared
+        if func.is_view:  # also of what a collective has not brought yet; that of something strange is strange too
+            bases = [_hash(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
             result = func(*args, **(kwargs or {}))
             with self._lock:
-                if _hash(args[0]) in self._seen:
+                if self._seen.issuperset(bases):
                     self._seen.update(_hash(leaf) for leaf in tree_leaves(result))
             return result
         written = {a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write}

@@ -44,17 +44,24 @@ class Rank(Observer):
         self.coverage, self.group = Coverage(), Group()
         self.checks: list[Check] = []
         self._stepped: set[int] = set()
-        self._begun = False
+        self._begun = self._met = False
 
     @property
     def step(self) -> int:
         """The present step of training."""
         return self._numbers.number
 
-    def start(self) -> None:
-        """Get events from now on."""
-        active.observers.append(self)
+    def start(self, instead: Observer | None = None) -> None:
+        """Get events from now on.
+
+        Args:
+            instead: who has got them up to now; no event comes to both or to none of them.
+        """
         hooks.install()
+        observers = active.observers
+        others = [each for each in observers if each is not instead]
+        place = next((number for number, each in enumerate(observers) if each is instead), len(others))
+        observers[:] = [*others[:place], self, *others[place:]]
 
     def close(self) -> None:
         """Get no events any more, and tell the monitor what was checked."""
@@ -83,6 +90,7 @@ class Rank(Observer):
             self._finish_step()
         self._numbers.see(optimizer)
         self._begin()
+        self._meet()
         self._show(lambda check: check.before_optimizer(optimizer))
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -101,6 +109,30 @@ class Rank(Observer):
         if not self._begun:
             self._begun = True
             self._show(lambda check: check.step_began(self.step))
+
+    def hold(self, check: Check, call: Callable[[], None]) -> bool:
+        """Something that all ranks do now, for a check that is on; whether it is on still."""
+        self._meet()
+        if check in self.checks:
+            self._safely(check, call)
+        return check in self.checks
+
+    def _meet(self) -> None:
+        """All ranks find each other once, if any check needs it, and go on without these checks if they cannot."""
+        together = [check for check in self.checks if check.together]
+        if self._met:
+            return
+        self._met = True
+        if not together:
+            return
+        self.group.settings = f"{self.group.settings} {[check.name for check in together]}"
+        why = self.group.open()
+        if why:
+            self.checks[:] = [check for check in self.checks if not check.together]
+            for check in together:
+                self._safely(check, check.close)
+                self.coverage.unseen(check.name, f"off, because ranks cannot agree: {why}")
+            log.warning("checks of the guard are off (%s): %s", ", ".join(check.name for check in together), why)
 
     def _finish_step(self) -> None:
         if not self._stepped:
@@ -125,8 +157,10 @@ class Rank(Observer):
         except GuardVerdict:
             raise
         except Exception as error:  # a check never ends the training: it ends itself
+            why = f"switched off in step {self.step}: {described(error)}"
             if check in self.checks:
                 self.checks.remove(check)
-            why = f"switched off in step {self.step}: {described(error)}"
+                if check.together:  # others must not wait for this rank
+                    self.group.end(f"the check {check.name} was {why}")
             self.coverage.unseen(check.name, why)
             log.warning("the check %s of the guard is off: %s", check.name, why)

@@ -141,6 +141,8 @@ class Line:
                 self._flush(connection, writer)
                 connection.shutdown(socket.SHUT_WR)
         except (OSError, Refused, ArgumentError) as error:
+            if isinstance(error, (BrokenPipeError, ConnectionResetError)):  # whoever writes first learns it so
+                error = OSError(errno.ECONNRESET, "it has closed the connection")
             self._cut = f"the monitor of the guard cannot be reached: {error}"
             for _ in range(len(self._queue)):
                 self._lost(self._cut)

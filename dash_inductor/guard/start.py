@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 from pathlib import Path
 
+from ..errors import ArgumentError
+from . import settings
 from .connect import FOLDER
 
-SETTINGS = {"every": 1, "rest": 1, "roll_call": 100, "replay": 0, "doors": 1}
-"""Settings without a change: the defaults of `guard`."""
+log = logging.getLogger("dash_inductor")
 
 
 def from_environment() -> None:
     """Watch this process from its first process group, module or optimizer to its end."""
     from .guard import FromEnvironment
 
-    guard = FromEnvironment(Path(os.environ[FOLDER]).absolute(), SETTINGS)
+    try:
+        numbers, on_verdict = settings.parse(os.environ.get(settings.VARIABLE, ""))
+    except ArgumentError as error:  # an import of torch must not end by it
+        log.warning("the guard is off: %s", error)
+        return
+    guard = FromEnvironment(Path(os.environ[FOLDER]).absolute(), numbers, on_verdict)
     guard.wait()
     atexit.register(guard.close)

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .all_judges import JUDGES
-from .coverage import Coverage
 from .findings import Finding
 from .judge import Job
 from .messages import Message
 from .monitor import Monitor
 from .processes import Processes, State, node
-from .sockets import JOINED, LEFT, Server
+from .sockets import JOINED, Server
 
 log = logging.getLogger("dash_inductor")
 
@@ -24,7 +23,6 @@ TURN = 0.2
 """Seconds between two judgements."""
 
 _WRITE = 5.0  # seconds between two writes of the coverage
-_LATER = 2  # steps after the highest one known in which an order to end is carried out
 
 
 class Watching:
@@ -41,15 +39,13 @@ class Watching:
     """
 
     def __init__(self, folder: Path, address: tuple[str, int], secret: str, tell: Callable[[Finding], None]) -> None:
-        self.folder, self.job, refused = folder, Job(0), Coverage()
-        self.server = Server(address, secret, refused)
+        self.folder, self.job = folder, Job(0)
+        self.server = Server(address, secret, self.job.coverage)
         self._mailbox = _Mailbox(self.server)
         self.monitor = Monitor(
             self.job, self._mailbox, [judge(self.job, raises=True) for judge in JUDGES], folder, tell, time.time
         )
-        self.monitor.coverage = refused
         self._processes, self._judged, self._written = Processes(), 0.0, 0.0
-        self._stop_told = False
 
     @property
     def joined(self) -> int:
@@ -70,7 +66,7 @@ class Watching:
         now = time.monotonic()
         if now - self._judged >= seconds:
             self._judged = now
-            self._act(self.monitor.turn(now))
+            self.monitor.turn(now)
         if now - self._written > _WRITE:
             self._write(now)
 
@@ -88,14 +84,6 @@ class Watching:
         self._write(time.monotonic())
         self._processes.close()
         self.server.close()
-
-    def _act(self, found: list[Finding]) -> None:
-        verdicts = [finding for finding in found if finding.severity == "verdict"]
-        if verdicts and self._mailbox.raises and not self._stop_told:
-            self._stop_told = True
-            step = self._mailbox.step + _LATER
-            ranks = tuple(sorted(self._mailbox.raises))
-            self.job.orders.append((ranks, Message("stop", 0, step, {"sentence": verdicts[0].sentence})))
 
     def _write(self, now: float) -> None:
         self._written = now
@@ -122,7 +110,7 @@ class _Mailbox:
     def __init__(self, server: Server) -> None:
         self._server, self._own = server, list[Message]()
         self._pids = list[int]()
-        self.ranks, self.raises, self.step = set[int](), set[int](), 0
+        self.ranks = set[int]()
 
     def receive(self) -> list[Message]:
         """What has come."""
@@ -146,14 +134,9 @@ class _Mailbox:
     def _look(self) -> list[Message]:
         received = self._server.receive()
         for message in received:
-            self.step = max(self.step, message.step)
             if message.kind == JOINED:
                 self.ranks.add(message.rank)
-                if message.body.get("raise"):
-                    self.raises.add(message.rank)
                 pid = message.body.get("pid")
                 if message.body.get("node") == node() and isinstance(pid, int) and pid > 1:
                     self._pids.append(pid)
-            elif message.kind == LEFT:
-                self.raises.discard(message.rank)
         return received

@@ -20,6 +20,7 @@ from .findings import Finding
 from .messages import Message
 from .monitor import collect_rarely
 from .processes import Processes, descendants, node
+from .settings import VARIABLE, parse
 from .sockets import Line, is_loopback, parse_address
 from .standalone import tell
 from .watching import TURN, Watching, process_message
@@ -42,9 +43,10 @@ class Wrapper:
         join: where the monitor of another node listens: then this one has none.
         strict: whether a job that could not be watched is an error.
         metrics: where to serve metrics, if anywhere.
+        settings: of the guard, each ``NAME=VALUE``; None leaves to ranks what their environment says.
 
     Raises:
-        ArgumentError: a bad address, or an address beyond this machine without a secret.
+        ArgumentError: a bad setting, a bad address, or an address beyond this machine without a secret.
         MissingPackageError: metrics are wanted, and prometheus_client is not installed.
     """
 
@@ -56,8 +58,11 @@ class Wrapper:
         join: str | None = None,
         strict: bool = False,
         metrics: str | None = None,
+        settings: Sequence[str] | None = None,
     ) -> None:
         self._program, self._folder, self._strict = list(program), folder.absolute(), strict
+        self._settings = os.environ.get(VARIABLE, "") if settings is None else ",".join(settings)
+        parse(self._settings)
         self._join = parse_address(join) if join else None
         self._listen = parse_address(listen) if listen else ("127.0.0.1", 0)
         secret = wire.secret_of(os.environ)
@@ -94,6 +99,7 @@ class Wrapper:
             host = "127.0.0.1" if self._join is None and is_loopback(self._listen[0]) else self._reachable(address[0])
             environment[connect.ADDRESS] = f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
             environment[wire.SECRET] = self._secret
+            environment[VARIABLE] = self._settings
             prepare(environment)
         before = {number: signal.signal(number, self._pass_on) for number in _SIGNALS}
         try:

@@ -42,9 +42,10 @@ class Exchange:
         return gathered
 
     def broadcast(self, content: Tensor, source: int, group: dist.ProcessGroup) -> Tensor:
-        """The content of the rank `source` of the job, in all ranks of the group; all of them call this."""
-        sent = content.clone()
-        dist.broadcast(sent, source, group)
+        """The content of the rank `source` of the group, in all its ranks; all of them call this."""
+        sent, options = content.clone(), dist.BroadcastOptions()
+        options.rootRank = source
+        group.broadcast([sent], options).wait()
         return self._copy(sent)
 
     def highest(self, numbers: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -10,6 +12,11 @@ import torch.distributed as dist
 
 from . import compat
 
+OWN = "guard"
+"""The name of the guard's own group; in the flight recorder it has none."""
+
+_OPEN = "open"
+_met: dict[str, list[int]] = {}  # ranks of the group of `meet`
 _MODULE, _NAMES = "torch._C._distributed_c10d", ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
 
@@ -33,7 +40,9 @@ def entries() -> list[dict[str, Any]]:
         except AttributeError:  # a build without it
             continue
         for entry in json.loads(dump(True, False)).get("entries", []):
-            group = tuple(entry.get("process_group", ()))
+            if entry.get("process_group", [""])[0] == "":
+                entry["process_group"] = [OWN, ""]
+            group = tuple(entry["process_group"])
             found[group, entry.get("op_id"), entry.get("time_created_ns"), entry.get("profiling_name")] = entry
     return sorted(found.values(), key=lambda entry: int(entry.get("time_created_ns", 0)))
 
@@ -43,7 +52,7 @@ def groups() -> dict[str, list[int]]:
     if not is_up():
         return {}
     world = dist.distributed_c10d._world
-    return {
+    return _met | {
         str(world.pg_names.get(group, group.group_name)): list(dist.get_process_group_ranks(group))
         for group in tuple(world.pg_map)
         if group is not None
@@ -55,3 +64,52 @@ def device_uuid() -> str:
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return ""
     return str(getattr(torch.cuda.get_device_properties(), "uuid", ""))
+
+
+def meet(number: int, settings: str, patience: float, timeout: timedelta) -> tuple[Any, str]:
+    """Connect all ranks of the job by gloo, beside all process groups that the program knows.
+
+    Each rank says in the store of the job that it is here.  The last one says "open"; one that has waited too long, or
+    finds other settings, says why not.  The store keeps the first word, which holds for all.
+
+    Args:
+        number: of this meeting; ranks count alike.
+        settings: equal on all ranks.
+        patience: seconds to wait for the others.
+        timeout: of everything that is done with the result.
+
+    Returns:
+        What `torch.distributed.all_gather` takes as a group, which ends for all with the last reference on any of
+        them; or None, and why there is none.
+    """
+    world, rank = dist.get_world_size(), dist.get_rank()
+    if world < 2:
+        return None, ""
+    if not dist.is_gloo_available():
+        return None, "this PyTorch has no gloo"
+    c10d = dist.distributed_c10d
+    try:
+        store = dist.PrefixStore(f"dash_inductor_guard/{number}", c10d._get_default_store())
+        if store.compare_set("settings", "", settings).decode() != settings:
+            store.compare_set("word", "", "the guards of ranks have different settings")
+        if store.add("here", 1) == world:
+            store.compare_set("word", "", _OPEN)
+        deadline, pause = time.monotonic() + patience, 0.001
+        while not store.check(["word"]):
+            if time.monotonic() > deadline:
+                store.compare_set("word", "", f"not all ranks have come within {patience:g} s")
+            time.sleep(pause)  # without the interpreter's lock, and without one of the store
+            pause = min(2 * pause, 0.1)
+        word = store.get("word").decode()
+        if word != _OPEN:
+            return None, word
+        group = c10d.ProcessGroupGloo(store, rank, world, timeout=timeout)
+    except Exception as error:
+        return None, f"ranks cannot be connected: {error}"[:300]
+    _met[OWN] = list(range(world))
+    return group, ""
+
+
+def part() -> None:
+    """The last group that has met is no more."""
+    _met.clear()

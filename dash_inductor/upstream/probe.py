@@ -102,6 +102,7 @@ TORCH = (
     ("torch._compile", "_disable_dynamo", "recordings"),
     ("torch._C._distributed_c10d", "_dump_fr_trace_json|_dump_nccl_trace_json", "who waits in which collective"),
     ("torch.distributed.distributed_c10d", "_world.pg_map _world.pg_names", "who waits in which collective"),
+    ("torch.distributed.distributed_c10d", "_get_default_store", "roll calls and replays of several ranks"),
     ("torch._C", "_functorch.is_functorch_wrapped_tensor", "recordings"),
     ("torch", "Tensor._use_count", "recordings"),
     ("torch", "Tensor._make_wrapper_subclass", "masks of programs that are not compiled"),

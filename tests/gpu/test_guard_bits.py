@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dash_inductor.guard import bits
+from dash_inductor.guard import all_checks, all_judges
 from dash_inductor.guard.channel import Local
 from dash_inductor.guard.findings import Finding
 from dash_inductor.guard.judge import Job
@@ -71,8 +71,8 @@ TENSORS: dict[str, Callable[[nn.Module, torch.optim.Optimizer], Tensor]] = {
 def test_a_bit_that_flips_at_rest_is_found(name: str, waits_are_errors: Callable[[], None]) -> None:
     local, job = Local(), Job(1)
     rank = Rank(0, 1, local.end(0))
-    rank.checks = [kind(rank) for kind in bits.CHECKS]
-    monitor = Monitor(job, local, [kind(job) for kind in bits.JUDGES], None, lambda finding: None, lambda: 0.0)
+    rank.checks = [kind(rank) for kind in all_checks.BITS]
+    monitor = Monitor(job, local, [kind(job) for kind in all_judges.BITS], None, lambda finding: None, lambda: 0.0)
 
     def between(step: int, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         if step == 4:  # kernels are loaded, and memory is pinned
@@ -99,14 +99,14 @@ def test_a_bit_that_flips_at_rest_is_found(name: str, waits_are_errors: Callable
 def test_a_fault_is_not_seen_with_the_check_off() -> None:
     local, found = Local(), list[Finding]()
     rank = Rank(0, 1, local.end(0))
-    rank.checks = [kind(rank, rest=0) for kind in bits.CHECKS]
+    rank.checks = [kind(rank, rest=0) for kind in all_checks.BITS]
     rank.start()
     try:
         train(6, lambda step, network, _: flip(network[1][0].weight) if step == STEP else None)
     finally:
         rank.close()
     job = Job(1)
-    monitor = Monitor(job, local, [kind(job) for kind in bits.JUDGES], None, found.append, lambda: 0.0)
+    monitor = Monitor(job, local, [kind(job) for kind in all_judges.BITS], None, found.append, lambda: 0.0)
     monitor.finish(0.0)
     assert found == []
 
@@ -114,7 +114,7 @@ def test_a_fault_is_not_seen_with_the_check_off() -> None:
 def test_the_host_runs_ahead() -> None:
     """It is through with its steps while the device still waits."""
     rank = Rank(0, 1, Local().end(0))
-    rank.checks = [kind(rank) for kind in bits.CHECKS]
+    rank.checks = [kind(rank) for kind in all_checks.BITS]
     slept = torch.cuda.Event()
 
     def between(step: int, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:

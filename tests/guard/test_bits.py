@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from typing import Any
 
 import pytest
@@ -11,31 +12,38 @@ from ..support.planted import MODES, Trial
 from .campaign import score
 from .kinds import KINDS
 
+QUICK = [("ddp", "gradient"), ("fsdp", "gathered"), ("fsdp", "optimizer state")]
+"""A fault for each check, which is also planted with that check off."""
 FAULTS = [
-    ("ddp", "gradient"), ("ddp", "parameter"), ("ddp", "update"), ("fsdp", "optimizer state"), ("fsdp", "gathered"),
-    ("hsdp", "gradient"), ("hsdp", "parameter in step"), ("tp", "update"), ("replicate", "gradient"),
-    ("replicate", "buffer"),
+    *QUICK, ("ddp", "parameter"), ("ddp", "update"), ("hsdp", "gradient"), ("hsdp", "parameter in step"),
+    ("tp", "update"), ("replicate", "gradient"), ("replicate", "buffer"),
 ]  # fmt: skip
-CONTROLS = [("ddp", "gradient"), ("fsdp", "gathered"), ("fsdp", "optimizer state")]
-"""The same faults with the check off that finds them."""
+QUICK_MODES = ("ddp", "fsdp")
+
+
+def marked(things: Iterable[Any], quick: Container[Any]) -> list[Any]:
+    """Parameters of a test, of which those that are not quick are for full runs."""
+    rows = [(each, each if isinstance(each, tuple) else (each,)) for each in things]
+    return [pytest.param(*row, marks=[] if each in quick else pytest.mark.full) for each, row in rows]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """All trials, by name, of one set of processes."""
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """All trials that are wanted, by name, of one set of processes."""
+    full = any(item.path == request.path and item.get_closest_marker("full") for item in request.session.items)
     short = {"steps": 6, "step": 3}
-    trials = {f"{mode} clean": Trial(mode, steps=6) for mode in MODES}
-    for number, (mode, kind) in enumerate(FAULTS):
+    trials = {f"{mode} clean": Trial(mode, steps=6) for mode in (MODES if full else QUICK_MODES)}
+    for number, (mode, kind) in enumerate(FAULTS if full else QUICK):
         lengths = {} if mode == "tp" else short  # classes are learned first
         trials[f"{mode} {kind}"] = Trial(mode, kind, rank=number % 4, seed=number, **lengths)
-    for mode, kind in CONTROLS:
+    for mode, kind in QUICK:
         off = dict.fromkeys(KINDS[kind].without, 0)
         trials[f"{mode} {kind} off"] = Trial(mode, kind, rank=1, seed=5, settings=off, **short)
     found = planted.run(list(trials.values()), tmp_path_factory.mktemp("planted"))
     return dict(zip(trials, found, strict=True))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", marked(MODES, QUICK_MODES))
 def test_a_clean_run(results: dict[str, dict[str, Any]], mode: str) -> None:
     result = results[f"{mode} clean"]
     assert result["findings"] == []
@@ -48,7 +56,7 @@ def test_a_clean_run(results: dict[str, dict[str, Any]], mode: str) -> None:
     assert result["largest"] <= (16 << 10 if mode == "tp" else 1 << 10)
 
 
-@pytest.mark.parametrize(("mode", "kind"), FAULTS)
+@pytest.mark.parametrize(("mode", "kind"), marked(FAULTS, QUICK))
 def test_a_planted_bit_is_named(results: dict[str, dict[str, Any]], mode: str, kind: str) -> None:
     result = results[f"{mode} {kind}"]
     found = score(result)
@@ -60,7 +68,7 @@ def test_a_planted_bit_is_named(results: dict[str, dict[str, Any]], mode: str, k
     assert result["off"] == []
 
 
-@pytest.mark.parametrize(("mode", "kind"), CONTROLS)
+@pytest.mark.parametrize(("mode", "kind"), QUICK)
 def test_the_same_bit_is_not_seen_without_the_check(results: dict[str, dict[str, Any]], mode: str, kind: str) -> None:
     result = results[f"{mode} {kind} off"]
     assert result["trial"]["fact"]

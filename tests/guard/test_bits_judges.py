@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from dash_inductor.guard import bits
-from dash_inductor.guard.checks.replicas import STAGES
-from dash_inductor.guard.classes import members, spelled
-from dash_inductor.guard.digests import WHICH, Labels, Leaves
+from dash_inductor.guard import all_judges
+from dash_inductor.guard.class_names import members, spelled
+from dash_inductor.guard.digests import Labels, Leaves
 from dash_inductor.guard.findings import Finding
 from dash_inductor.guard.judge import Job
 from dash_inductor.guard.judges.doors import _held
 from dash_inductor.guard.messages import Message, decode
+from dash_inductor.guard.roots import STAGES, WHICH
 
 
 class Court:
@@ -21,7 +21,7 @@ class Court:
 
     def __init__(self, world: int) -> None:
         self.world, self.job, self.now, self.found = world, Job(world), 0.0, list[Finding]()
-        self.judges = [kind(self.job) for kind in bits.JUDGES]
+        self.judges = [kind(self.job) for kind in all_judges.BITS]
 
     def hear(self, *messages: Message) -> None:
         for message in messages:

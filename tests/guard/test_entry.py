@@ -16,7 +16,7 @@ from torch import nn
 
 import dash_inductor
 from dash_inductor.errors import ArgumentError, DashError, GuardVerdict
-from dash_inductor.guard import connect, wire
+from dash_inductor.guard import connect, settings, start, wire
 from dash_inductor.guard.channel import Local
 from dash_inductor.guard.checks.data import Data
 from dash_inductor.guard.checks.facts import Facts
@@ -63,6 +63,17 @@ def test_bad_arguments_are_named() -> None:
             dash_inductor.guard("folder", **arguments)
 
 
+@pytest.mark.parametrize("text", ["replays=1", "rest=x", "on_verdict=stop", "every=0", "replay=101,rest=1"])
+def test_bad_settings_of_the_environment_are_named(text: str, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    with pytest.raises(ArgumentError):
+        settings.parse(text)
+    assert settings.parse("") == (settings.DEFAULTS, "warn")
+    assert settings.parse("replay=10, on_verdict=raise") == ({**settings.DEFAULTS, "replay": 10}, "raise")
+    monkeypatch.setenv(settings.VARIABLE, text)
+    start.from_environment()
+    assert "the guard is off" in caplog.text
+
+
 def test_a_guard_within_a_program(watching: Watching, tmp_path: Path) -> None:
     expected = train(8)
     with dash_inductor.guard(tmp_path / "guard") as guard:
@@ -82,19 +93,20 @@ def test_a_guard_within_a_program(watching: Watching, tmp_path: Path) -> None:
 
 
 def test_a_verdict_ends_training_if_asked_for(watching: Watching, tmp_path: Path) -> None:
-    found = [Finding("slow", "suspect", "rank 0 is slow"), Finding("bits", "verdict", "rank 0 is wrong")]
-
     def train_on() -> None:
         end = time.monotonic() + 20
         while watching.connected < 1 and time.monotonic() < end:
             watching.turn(0.01)
-        watching._act(found)
+        for severity, cause in (("suspect", "machine"), ("verdict", "program"), ("verdict", "machine")):
+            found = Finding("bits", severity, f"{severity}: {cause}", ranks=(0,), step=1, cause=cause)
+            for judge in watching.monitor.judges:
+                judge.heed(found, 0.0)
         while time.monotonic() < end:
             watching.turn(0.01)
             train(1)
 
     with dash_inductor.guard(tmp_path / "guard", on_verdict="raise", live=False):
-        with pytest.raises(GuardVerdict, match="rank 0 is wrong"):
+        with pytest.raises(GuardVerdict, match="step 1: verdict: machine"):
             train_on()
         assert len(train(2)) == 4  # once is enough
 
@@ -138,16 +150,17 @@ def test_facts_are_told_once_and_steps_are_marked() -> None:
     assert times.median() > 0
 
 
-def test_an_order_to_stop_waits_for_its_step() -> None:
+def test_an_order_to_stop_is_carried_out_before_the_next_update_and_once() -> None:
     local = Local()
     rank = Rank(0, 1, local.end(0))
     rank.checks.append(Stop(rank))
     rank.start()
     try:
-        local.order((0,), Message("stop", 0, 4, {"sentence": "it is wrong"}))
+        local.order((0,), Message("stop", 0, 1, {"sentence": "it is wrong"}))
         with pytest.raises(GuardVerdict, match="it is wrong"):
             train(9)
-        assert rank.step == 4
+        assert rank.step == 2
+        train(2)
     finally:
         rank.close()
 
@@ -163,11 +176,11 @@ def test_from_the_environment_without_a_change_of_the_program(tmp_path: Path) ->
         import time; time.sleep(1.5)
     """
     run_python(program, DASH_INDUCTOR_GUARD=tmp_path / "guard")
-    end = time.monotonic() + 30
-    while (tmp_path / "guard" / "monitor.json").exists() and time.monotonic() < end:
+    end, found = time.monotonic() + 60, dict[str, Any]()
+    while "rest" not in found.get("checks", {}) and time.monotonic() < end:
         time.sleep(0.05)  # the monitor outlives the program by two seconds
-    time.sleep(0.2)
-    found = json.loads((tmp_path / "guard" / "coverage.json").read_text())
+        if (tmp_path / "guard" / "coverage.json").exists():
+            found = json.loads((tmp_path / "guard" / "coverage.json").read_text())
     assert found["joined"] == found["world"] == 1
     assert found["checks"]["facts"]["counts"] == {"ranks": 1}
     nothing = run_python("import torch; print(torch.ones(1).item())", DASH_INDUCTOR_GUARD=tmp_path / "nothing")

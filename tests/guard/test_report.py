@@ -20,7 +20,7 @@ HANG = Finding(
     "hang",
     "verdict",
     "rank 1 has not entered all_reduce 8 of group 0",
-    "look at its stack there",
+    "Look at its stack there",
     ranks=(1,),
     step=9,
     collective="all_reduce 8 of group 0",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dash_inductor.guard import bits
+from dash_inductor.guard import all_checks, all_judges
 from dash_inductor.guard.channel import Local
 from dash_inductor.guard.findings import Finding
 from dash_inductor.guard.judge import Job
@@ -46,8 +46,8 @@ def found(
     optimizer = make([parameter for parameter in model.parameters() if parameter.requires_grad])
     local, job = Local(), Job(1)
     rank = Rank(0, 1, local.end(0))
-    rank.checks = [kind(rank, rest=at_rest) for kind in bits.CHECKS]
-    monitor = Monitor(job, local, [kind(job) for kind in bits.JUDGES], None, lambda finding: None, lambda: 0.0)
+    rank.checks = [kind(rank, rest=at_rest) for kind in all_checks.BITS]
+    monitor = Monitor(job, local, [kind(job) for kind in all_judges.BITS], None, lambda finding: None, lambda: 0.0)
     runs = called(model)
     scale = torch.amp.GradScaler("cpu", enabled=scaler, init_scale=4.0)
     rank.start()
@@ -217,7 +217,7 @@ def test_a_hash_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_that_is_gone_in_the_end_is_no_fault() -> None:
     local, job = Local(), Job(1)
     rank = Rank(0, 1, local.end(0))
-    rank.checks = [kind(rank) for kind in bits.CHECKS]
+    rank.checks = [kind(rank) for kind in all_checks.BITS]
 
     def train() -> None:
         model = network()
@@ -232,6 +232,6 @@ def test_a_model_that_is_gone_in_the_end_is_no_fault() -> None:
         gc.collect()
     finally:
         rank.close()
-    monitor = Monitor(job, local, [kind(job) for kind in bits.JUDGES], None, lambda finding: None, lambda: 0.0)
+    monitor = Monitor(job, local, [kind(job) for kind in all_judges.BITS], None, lambda finding: None, lambda: 0.0)
     assert monitor.finish(0.0) == []
     assert "tensors that are not there any more" in monitor.coverage.to_dict()["rest"]["unseen"]

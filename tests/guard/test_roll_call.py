@@ -39,6 +39,8 @@ TRIALS: dict[str, dict[str, Any]] = {
     "unseeded": {"kind": "unseeded", "steps": 2, "replay": 100},
     "set": {"kind": "set", "steps": 2},
     "stop": {"rank": 1, "stop": True, "first": 2, "steps": 3, "every": 0},
+    "off": {**FORWARD, "rank": 2, "module": "blocks.1.up", "bit": 0, "every": 0},
+    "off once": {**FORWARD, "rank": 1, "module": "blocks.0.ln1", "once": True, "every": 0},
     "replayed": {**FORWARD, "rank": 1, "module": "blocks.0.ln1", "once": True, "every": 0, "replay": 100},
     "replayed tp": {
         **FORWARD,
@@ -61,13 +63,23 @@ TRIALS: dict[str, dict[str, Any]] = {
 }
 
 
+QUICK = ("clean ddp", "ddp forward", "stop", "replayed", "off", "off once")
+
+
+def marked(*names: str) -> list[Any]:
+    """Names of trials, of which those that are not quick are for full runs."""
+    return [pytest.param(name, marks=[] if name in QUICK else pytest.mark.full) for name in names]
+
+
 @pytest.fixture(scope="module")
-def results() -> dict[str, dict[str, Any]]:
-    """By name of the trial; one start of the processes serves all."""
-    return dict(zip(TRIALS, run(list(TRIALS.values())), strict=True))
+def results(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+    """By name of the trial; one start of the processes serves all that are wanted."""
+    full = any(item.path == request.path and item.get_closest_marker("full") for item in request.session.items)
+    names = [name for name in TRIALS if full or name in QUICK]
+    return dict(zip(names, run([TRIALS[name] for name in names]), strict=True))
 
 
-@pytest.mark.parametrize("name", [name for name in TRIALS if name.startswith("clean")])
+@pytest.mark.parametrize("name", marked(*(name for name in TRIALS if name.startswith("clean"))))
 def test_clean_runs_have_no_finding_and_the_bits_of_unguarded_ones(
     results: dict[str, dict[str, Any]], name: str
 ) -> None:
@@ -82,7 +94,9 @@ def test_clean_runs_have_no_finding_and_the_bits_of_unguarded_ones(
         assert coverage["replay"]["counts"]["steps"] == 4 * result["trial"]["steps"]
 
 
-@pytest.mark.parametrize("name", [n for n in TRIALS if n.split()[-1] in ("forward", "backward") and "tp" not in n])
+@pytest.mark.parametrize(
+    "name", marked(*(n for n in TRIALS if n.split()[-1] in ("forward", "backward") and "tp" not in n))
+)
 def test_a_defect_that_persists_is_named_at_the_next_roll_call(results: dict[str, dict[str, Any]], name: str) -> None:
     result = results[name]
     assert judged(result) == (True, True, True), result["findings"]
@@ -92,6 +106,7 @@ def test_a_defect_that_persists_is_named_at_the_next_roll_call(results: dict[str
     assert "it repeats: a defect of this machine" in found["sentence"]
 
 
+@pytest.mark.full
 def test_the_operator_is_named_with_its_line(results: dict[str, dict[str, Any]]) -> None:
     (found,) = results["ddp operator"]["findings"]
     assert found["operator"].startswith("dash_inductor_test::between in ")
@@ -100,6 +115,13 @@ def test_the_operator_is_named_with_its_line(results: dict[str, dict[str, Any]])
     assert (found["severity"], found["ranks"]) == ("verdict", [1])
 
 
+@pytest.mark.parametrize("name", ["off", "off once"])
+def test_the_same_faults_are_not_seen_without_the_check(results: dict[str, dict[str, Any]], name: str) -> None:
+    assert results[name]["findings"] == []
+    assert results[name]["coverage"]["roll_call"]["counts"]["calls"] == 4, "the licence in the first step"
+
+
+@pytest.mark.full
 def test_of_two_ranks_of_the_same_shards_the_one_that_contradicts_itself_is_named(
     results: dict[str, dict[str, Any]],
 ) -> None:
@@ -113,6 +135,7 @@ def test_all_ranks_raise_before_the_same_update(results: dict[str, dict[str, Any
     assert results["stop"]["raised"] == [[[2, others]], [[2, told]], [[2, others]], [[2, others]]]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "operator"), [("unseeded", "rand"), ("set", "add.Tensor")])
 def test_a_program_that_is_not_deterministic_is_named_with_its_operator(
     results: dict[str, dict[str, Any]], name: str, operator: str
@@ -125,7 +148,7 @@ def test_a_program_that_is_not_deterministic_is_named_with_its_operator(
     assert results[name]["unchanged"]
 
 
-@pytest.mark.parametrize("name", ["replayed", "replayed tp", "replayed fsdp"])
+@pytest.mark.parametrize("name", marked("replayed", "replayed tp", "replayed fsdp"))
 def test_a_fault_that_strikes_once_is_found_by_a_replay(results: dict[str, dict[str, Any]], name: str) -> None:
     assert judged(results[name]) == (True, True, True), results[name]
     (found,) = results[name]["findings"]

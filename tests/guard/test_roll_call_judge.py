@@ -64,7 +64,7 @@ def test_the_minority_is_named(bad: dict[str, Any], severity: str, cause: str, w
         "roll_call", severity, (2,), 7, cause,
     )  # fmt: skip
     assert found.sentence.startswith(
-        "step 7: rank 2 (node2, GPU-7) computes activation up wrongly: 3 of 4 ranks agree with each other; "
+        "rank 2 (node2, GPU-7) computes activation up wrongly: 3 of 4 ranks agree with each other; "
     )
     assert words in found.sentence
     assert (found.stage, found.tensor, found.groups) == ("activation", "up", ((0, 1, 3), (2,)))
@@ -245,7 +245,7 @@ def test_two_independent_facts_are_a_verdict(facts: list[Finding], named: int | 
         assert verdicts.judge(1.0) == []
         stops = [message for _, message in verdicts.job.orders if message.kind == "stop"]
         assert [message.body["sentence"] for message in stops] == (
-            [finding.sentence] if finding.kind not in ("hang", "dead") else []
+            [f"step {finding.step}: {finding.sentence}"] if finding.kind not in ("hang", "dead") else []
         )
 
 
@@ -261,3 +261,17 @@ def test_a_roll_call_that_was_ordered_and_finds_nothing_says_that_the_fault_stru
     (found,) = verdicts.judge(0.0)
     assert (found.severity, found.step) == ("note", 16)
     assert "does not repeat" in found.sentence
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("known", [False, True])
+def test_ranks_whose_state_is_known_to_differ_are_not_accused_of_the_effect(known: bool, world: int) -> None:
+    good, effect = told("g", operator=EQUAL), told("x", operator=wrong("", "", "dd", "cc", "0"))
+    job = Job(world)
+    judge_ = RollCallJudge(job)
+    if known:
+        judge_.heed(suspect("rest", 1), 0.0)
+    for rank, body in enumerate([good, effect, good, good][:world]):
+        judge_.take(Message("roll_call", rank, 16, body), 0.0)
+    assert [finding.ranks for finding in judge_.judge(0.0)] == ([] if known else [(1,) if world == 4 else (0, 1)])
+    assert bool(job.coverage.to_dict()) == known

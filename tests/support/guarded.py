@@ -6,6 +6,7 @@ digest of the parameters at the end into FOLDER/bits; FOLDER/KIND has the time a
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import signal
@@ -81,6 +82,9 @@ class Job:
             self.model.pause = PACE * (LATE if self.rank == BAD else 1)
             self.train(int(5 / PACE / LATE))
             self.model.pause = PACE
+        elif kind == "flip" and self.rank == BAD:
+            address = self.model.layers[2].weight.data_ptr()
+            ctypes.c_uint8.from_address(address + 1).value ^= 1 << 4
         elif kind == "data":
             self.train(24, same_data=True)
         elif kind == "leave":

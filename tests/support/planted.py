@@ -35,7 +35,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from dash_inductor.guard import bits
+from dash_inductor.guard import all_checks, all_judges
 from dash_inductor.guard.channel import Local
 from dash_inductor.guard.check import Check
 from dash_inductor.guard.findings import Finding
@@ -233,7 +233,7 @@ class Meeting:
         self.local, self.time, self.largest = Local(), 0.0, 0
         job = Job(world)
         self.monitor = Monitor(
-            job, self.local, [kind(job) for kind in bits.JUDGES], None, lambda finding: None, lambda: 0.0
+            job, self.local, [kind(job) for kind in all_judges.BITS], None, lambda finding: None, lambda: 0.0
         )
 
     def meet(self, last: bool = False) -> list[Finding]:
@@ -301,7 +301,7 @@ def train(trial: Trial, number: int, world: int, group: dist.ProcessGroup) -> di
     plant = KINDS[trial.kind].plant if trial.kind != "clean" else None
     meeting = Meeting(number, world, group)
     rank = Rank(number, world, meeting.channel)
-    checks: list[Check] = [kind(rank, **trial.settings) for kind in bits.CHECKS]
+    checks: list[Check] = [kind(rank, **trial.settings) for kind in all_checks.BITS]
     rank.checks = list(checks)
     rank.start()
     found: list[tuple[float, Finding]] = []

@@ -22,13 +22,11 @@ from torch.distributed.tensor import DTensor, Replicate
 from ...observers.fingerprints.fingerprint import add_lanes, why_unseen
 from ...observers.fingerprints.sizes import LANES
 from ..check import Check, Host
-from ..classes import spelled
+from ..class_names import spelled
 from ..digests import Arriving, Queue, Ring
 from ..messages import Message
+from ..roots import OWNERS
 from ..state import ON_CPU, State, local
-
-OWNERS = 64
-"""Ranks of a group whose segments are told apart at most; with more, only their sum is known."""
 
 SENT = 4
 """Steps of each message."""

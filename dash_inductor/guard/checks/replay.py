@@ -48,6 +48,7 @@ class Replay(Check):
     """
 
     name = "replay"
+    together = True
 
     def __init__(self, rank: Host, replay: int = 0, seed: int = 0, **settings: Any) -> None:
         super().__init__(rank, **settings)

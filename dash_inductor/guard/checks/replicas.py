@@ -16,16 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...observers import phases
 from ...observers.names import inner
 from ..check import Check, Host
-from ..classes import LEARNED, LENGTH, broadcast_buffers, members, spelled
+from ..class_names import LEARNED, LENGTH, members, spelled
+from ..classes import broadcast_buffers
 from ..digests import Arriving, Labels, Leaves, Queue, Ring, short
 from ..messages import Message
+from ..roots import STAGES, VALUE
 from ..state import Entry, Hashed, State
-
-STAGES = (phases.BUFFER, phases.GRADIENT, phases.PARAMETER, phases.OPTIMIZER_STATE)
-"""In the order in which a step makes them."""
 
 SENT = 4
 """Steps whose roots each message has."""
@@ -35,9 +33,6 @@ CLASSES = 6
 
 LEARNING = 24
 """Steps in which digests of undeclared tensors are sent, at most; few of them, because classes are learned before."""
-
-VALUE = 4
-"""Bytes of a digest from which classes are learned."""
 
 _UNDECLARED = 600  # tensors of a stage whose classes are learned
 _PAGE = 200  # names of a message

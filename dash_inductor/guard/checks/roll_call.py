@@ -62,6 +62,7 @@ class RollCall(Check):
     """
 
     name = "roll_call"
+    together = True
 
     def __init__(self, rank: Host, roll_call: int = 100, seed: int = 0, **settings: Any) -> None:
         super().__init__(rank, **settings)

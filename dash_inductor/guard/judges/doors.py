@@ -9,11 +9,11 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..checks.doors import OWNERS
-from ..classes import members
+from ..class_names import members
 from ..findings import Finding
 from ..judge import Job, Judge
 from ..messages import Message
+from ..roots import OWNERS
 from ..wording import ranks as ranks_in_words
 
 PATIENCE = 30.0
@@ -136,14 +136,13 @@ class Doors(Judge):
             for owner, segment, mine in zip(owners, segments, own, strict=True)
             if segment != mine
         }
-        start = f"step {key[0]}: "
         if right or len(owners) < 2:
             what = f"{ranks_in_words(step.wrong)} gathered other parameters than {ranks_in_words(right)} and the owners"
             evidence["segments of"] = sorted(apart)[:16]
-            return [Finding("door", "suspect", f"{start}{what} have", ranks=step.wrong, cause="machine", **common)]
+            return [Finding("door", "suspect", f"{what} have", ranks=step.wrong, cause="machine", **common)]
         ranks = tuple(sorted(apart)) if len(apart) < len(owners) else ()
         whose = f"of {ranks_in_words(ranks)}" if ranks else "of some rank"
-        sentence = f"{start}all of {ranks_in_words(owners)} gathered a shard {whose} that is not what it holds"
+        sentence = f"all of {ranks_in_words(owners)} gathered a shard {whose} that is not what it holds"
         return [Finding("door", "suspect", sentence, ranks=ranks, cause="machine", **common)]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..checks.replicas import STAGES, VALUE
-from ..classes import LEARNED, LENGTH, spelled
+from ..class_names import LEARNED, LENGTH, spelled
 from ..findings import Finding
 from ..judge import Job, Judge
 from ..messages import Message
+from ..roots import STAGES, VALUE
 
 CHANGES = 3
 """Steps in which a value must have changed, and been equal, before ranks count as replicas."""

@@ -234,7 +234,7 @@ class Liveness(Judge):
                 "hang",
                 severity,
                 sentence + note,
-                "" if is_phase else "look at its stack there: py-spy dump --pid PID",
+                "" if is_phase else "Look at its stack there: py-spy dump --pid PID",
                 ranks=tuple(accused),
                 step=max(states[rank].step for rank in waiting) or None,  # it may not have begun that step
                 collective=where,
@@ -345,7 +345,7 @@ class Liveness(Judge):
                 "suspect",
                 f"all {len(members)} ranks have entered {where}, and it does not end: its transport hangs, "
                 f"between {', '.join(hosts[:8])}",
-                "look at the network between these hosts, and at NCCL_DEBUG=INFO",
+                "Look at the network between these hosts, and at NCCL_DEBUG=INFO",
                 step=states[members[0]].step or None,
                 collective=where,
                 hosts=hosts[:_SHOWN],

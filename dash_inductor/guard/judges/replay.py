@@ -59,7 +59,7 @@ def _finding(message: Message, body: dict[str, Any]) -> Finding:
     return Finding(
         "replay",
         "suspect",
-        f"step {message.step}: rank {rank} computes {what} differently when it runs the step again; {meaning}",
+        f"rank {rank} computes {what} differently when it runs the step again; {meaning}",
         TRANSIENT,
         (rank,),
         message.step,

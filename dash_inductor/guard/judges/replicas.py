@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..checks.replicas import STAGES
-from ..classes import LEARNED, members
-from ..digests import WHICH
+from ..class_names import LEARNED, members
 from ..findings import Finding
 from ..judge import Job, Judge
 from ..messages import Message
+from ..roots import STAGES, WHICH
 from ..wording import named
 from ..wording import ranks as ranks_in_words
 
@@ -234,14 +233,14 @@ class Replicas(Judge):
             "groups": tuple(case.groups[:16]), "evidence": evidence,
         }  # fmt: skip
         if how == "agree":
-            sentence = f"step {case.step}: roots of {case.stage} differ between {apart}, and all that is below agrees"
+            sentence = f"roots of {case.stage} differ between {apart}, and all that is below agrees"
             return Finding("guard", "note", f"{sentence}: a message of the guard was damaged", **common)
         if how == "tie":
-            sentence = f"step {case.step}: {apart} differ from each other in {what}; no majority says which is right"
+            sentence = f"{apart} differ from each other in {what}; no majority says which is right"
         else:
             differ = "differs" if len(ranks) == 1 else "differ"
             rest = tuple(sorted(rank for group in case.groups for rank in group if rank not in ranks))
-            sentence = f"step {case.step}: {ranks_in_words(ranks)} {differ} from {ranks_in_words(rest)} in {what}"
+            sentence = f"{ranks_in_words(ranks)} {differ} from {ranks_in_words(rest)} in {what}"
             if how == "beside":
                 sentence += ", and other checks accuse it too"
         return Finding("bits", "suspect", sentence, ranks=ranks, **common)

@@ -88,7 +88,7 @@ class Rest(Judge):
         return Finding(
             "guard",
             "suspect",
-            f"step {step}: rank {rank} hashes a known tensor wrongly, so that nothing it says of bits counts",
+            f"rank {rank} hashes a known tensor wrongly, so that nothing it says of bits counts",
             "Test this machine.",
             ranks=(rank,), step=step, cause="machine",
         )  # fmt: skip
@@ -109,7 +109,7 @@ class Rest(Judge):
             yield Finding(
                 "rest",
                 "suspect",
-                f"step {step}: {stage} {name} of rank {rank} changed {_WHEN[when]}, and nothing wrote it",
+                f"{stage} {name} of rank {rank} changed {_WHEN[when]}, and nothing wrote it",
                 "If it happens again on this machine, test its memory.",
                 ranks=(rank,), step=step, stage="rest", tensor=named(stage, name), cause="machine",
                 evidence={"when": when, "tensors changed": number, "tensors compared": report.tensors},
@@ -128,7 +128,7 @@ class Rest(Judge):
             yield Finding(
                 "desync",
                 "suspect",
-                f"step {step}: {ranks_in_words(writers)} alone wrote {what} {_WHEN[when]}, of {self.job.world} ranks",
+                f"{ranks_in_words(writers)} alone wrote {what} {_WHEN[when]}, of {self.job.world} ranks",
                 "Look for code that runs on some ranks only.",
                 ranks=tuple(writers), step=step, stage="rest", tensor=named(stage, name), cause="program",
                 evidence={"when": when, "tensors written": number},
@@ -138,7 +138,7 @@ class Rest(Judge):
         stage, name = tensors[0]
         if self._told.setdefault(("note", how, stage), step) == step and not self._often(-1, how):
             yield Finding(
-                "rest", "note", f"step {step}: {stage} {name} is {how}; such tensors are not checked at rest",
+                "rest", "note", f"{stage} {name} is {how}; such tensors are not checked at rest",
                 step=step, stage="rest", tensor=named(stage, name), cause="program",
             )  # fmt: skip
 

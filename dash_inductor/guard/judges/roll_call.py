@@ -46,12 +46,18 @@ class RollCallJudge(Judge):
         self._judged: set[int] = set()
         self._off = False
         self._named: set[tuple[Any, ...]] = set()  # what was found already
+        self._apart: set[int] = set()  # ranks whose state is known to differ
 
     def take(self, message: Message, now: float) -> None:
         """A rank has told of a roll call."""
         if not self._off and message.step not in self._judged and _sound(message.body):
             self._told.setdefault(message.step, {})[message.rank] = message.body
             self._since.setdefault(message.step, now)
+
+    def heed(self, finding: Finding, now: float) -> None:
+        """Replicas or memory accuse ranks: from then on these have other parameters than the others."""
+        if finding.kind in ("bits", "rest") and finding.severity != "note":
+            self._apart.update(finding.ranks)
 
     def judge(self, now: float) -> list[Finding]:
         """Findings about roll calls that are complete, or that nobody will complete."""
@@ -72,6 +78,9 @@ class RollCallJudge(Judge):
             self._judged.add(step)
             self._since.pop(step)
             finding = judged(step, self._told.pop(step), self.job)
+            if finding is not None and self._is_effect(finding):
+                self.job.coverage.unseen("roll_call", "ranks whose state is known to differ compute with it")
+                continue
             if finding is None or self._off or (finding.ranks, finding.stage, finding.operator) in self._named:
                 continue
             self._named.add((finding.ranks, finding.stage, finding.operator))
@@ -82,6 +91,12 @@ class RollCallJudge(Judge):
                     body = {"off": "the program is not deterministic"}
                     self.job.orders.append((ranks, Message(check, 0, step, body)))
         return found
+
+    def _is_effect(self, finding: Finding) -> bool:
+        """Whether ranks compute with other values because their state differs, which is known; all others agree."""
+        other = finding.evidence.get("inputs of the operator") == "different"
+        innocent = [group for group in finding.groups if not self._apart.issuperset(group)]
+        return other and bool(self._apart) and bool(finding.groups) and len(innocent) < 2
 
 
 def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Finding | None:
@@ -128,7 +143,7 @@ def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Findin
     if not accused and not contradicts:
         suspects = tuple(sorted(rank for of in differing for group in of for rank in group))
         sentence = (
-            f"step {step}: {' and '.join(listed_ranks(group) for of in differing for group in of)} differ in "
+            f"{' and '.join(listed_ranks(group) for of in differing for group in of)} differ in "
             f"{named(phase, tensor)} on the same micro-batch; no majority says which is right"
         )
         return Finding("roll_call", "suspect", sentence, MACHINE, suspects, cause=_cause(asked), **common)
@@ -143,7 +158,7 @@ def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Findin
 
 
 def _sentence(step: int, who: str, count: int, what: str) -> str:
-    return f"step {step}: {who} compute{'s' * (count == 1)} {what} wrongly: "
+    return f"{who} compute{'s' * (count == 1)} {what} wrongly: "
 
 
 def _agreement(

@@ -218,7 +218,7 @@ class Slow(Judge):
             f"rank {rank} is slow or has more work: it comes {late:.1f} ms late to collectives of a step, "
             f"{1 + late / base:.2f} times the {base:.1f} ms of its {peers - 1} peers, in "
             f"{self._history[rank].bit_count()} of the last {OF} steps; most of it before collective {place + 1}",
-            "look at clocks, temperature and other processes there, and whether its inputs are longer",
+            "Look at clocks, temperature and other processes there, and whether its inputs are longer",
             ranks=(rank,),
             step=step,
             evidence={

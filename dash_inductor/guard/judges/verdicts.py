@@ -93,7 +93,7 @@ class Verdicts(Judge):
                     Finding(
                         "roll_call",
                         "note",
-                        f"step {message.step}: all ranks compute one rank's micro-batch equally, so that what {who} "
+                        f"all ranks compute one rank's micro-batch equally, so that what {who} "
                         f"had in step {finding.step} does not repeat: it struck once, in memory or on the wire",
                         ranks=finding.ranks,
                         step=message.step,
@@ -118,7 +118,6 @@ class Verdicts(Judge):
         first = min(kinds.values(), key=lambda each: (each.step or 0, list(facts).index(each.kind)))
         others = [facts[kind] for kind in facts if kind in kinds]
         self._judged.add((rank, facts is _OF_BITS))
-        at = f"step {first.step}: " if first.step is not None else ""
         what = f" in {first.stage} {first.tensor}".rstrip() if first.tensor else ""
         roll_call, rest = kinds.get("roll_call"), kinds.get("rest")
         operator = next((each.operator for each in kinds.values() if each.operator), "")
@@ -129,7 +128,7 @@ class Verdicts(Judge):
         verdict = Finding(
             first.kind,
             "verdict",
-            f"{at}{placed((rank,), self.job)} is wrong{what}, by {len(kinds)} independent facts: {'; '.join(others)}",
+            f"{placed((rank,), self.job)} is wrong{what}, by {len(kinds)} independent facts: {'; '.join(others)}",
             advice,
             (rank,),
             first.step,
@@ -152,8 +151,9 @@ class Verdicts(Judge):
     def _stop(self, finding: Finding) -> None:
         if self._raises and not self._stopped and finding.cause in ("machine", "wire") and finding.kind in _OF_BITS:
             self._stopped = True
+            sentence = finding.sentence if finding.step is None else f"step {finding.step}: {finding.sentence}"
             everyone = tuple(range(self.job.world))
-            self.job.orders.append((everyone, Message("stop", 0, finding.step or 0, {"sentence": finding.sentence})))
+            self.job.orders.append((everyone, Message("stop", 0, finding.step or 0, {"sentence": sentence})))
 
 
 def _near(a: Finding, b: Finding) -> bool:

@@ -1,0 +1,17 @@
+"""What checks of bits and their judges agree on: stages, and sizes of digests in messages; knows nothing of torch."""
+
+from __future__ import annotations
+
+from ..observers import phases
+
+STAGES = (phases.BUFFER, phases.GRADIENT, phases.PARAMETER, phases.OPTIMIZER_STATE)
+"""In the order in which a step makes them."""
+
+WHICH = 6
+"""Digits of a root that say what its leaves are of: roots of different tensors cannot be compared."""
+
+VALUE = 4
+"""Bytes of a digest from which classes are learned."""
+
+OWNERS = 64
+"""Ranks of a group whose segments are told apart at most; with more, only their sum is known."""
