@@ -85,7 +85,7 @@ def results(request: pytest.FixtureRequest) -> dict[str, str]:
     return dict(zip(cases, lines, strict=True))
 
 
-@some(EXACT, [*EXACT[1:5], EXACT[-2]])
+@some(EXACT, [*EXACT[1:4:2], EXACT[4], EXACT[-2]])
 def test_against_fp64(results: dict[str, str], case: str) -> None:
     """Output and gradients, the bias's too; rows without keys and keys without rows give zeros."""
     result = results[f"exact,{case}"]
