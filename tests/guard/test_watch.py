@@ -93,7 +93,10 @@ def test_every_fault_is_named_in_time_and_nobody_else(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "names",
-    [("clean", "killed"), pytest.param(("no folder", "full", "not live", "held"), marks=pytest.mark.full)],
+    [
+        ("clean", "killed", "settings", "raises", "alone"),
+        pytest.param(("no folder", "full", "not live", "held"), marks=pytest.mark.full),
+    ],
     ids=["quick", "others"],
 )
 def test_no_guard_that_breaks_changes_a_bit_or_ends_the_training(tmp_path: Path, names: tuple[str, ...]) -> None:
@@ -109,6 +112,9 @@ def test_no_guard_that_breaks_changes_a_bit_or_ends_the_training(tmp_path: Path,
         ("killed", "closed the connection"),
         ("no folder", "cannot be reached"),
         ("not live", "live=False"),
+        ("settings", "ranks cannot agree: the guards of ranks have different settings"),
+        ("raises", "switched off in step 7: "),
+        ("alone", "ranks cannot agree: not all ranks have come within 2 s"),
     ):
         assert name not in names or text in json.dumps(facts[name]["coverage"])
     if "killed" in names:
