@@ -75,6 +75,7 @@ def scenario(name: str, folder: Path) -> tuple[Guard, list[torch.Tensor]]:
         live=name != "not live",
         replay=100 if name == "raises" else int(first and name == "settings"),
     )
+    group.PATIENCE = 2.0 if name == "alone" else 60.0
     if name == "alone" and not first:
         return guard, train()
 
@@ -100,7 +101,6 @@ def scenario(name: str, folder: Path) -> tuple[Guard, list[torch.Tensor]]:
 def main(folder: str, *names: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    group.PATIENCE = 2.0
     expected = train()
     facts: dict[str, Any] = {}
     for name in names:
