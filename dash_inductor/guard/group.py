@@ -46,7 +46,7 @@ class Group:
         self._opened, self._ended = False, ""
         self._group: Any = None
 
-    def open(self, patience: float = PATIENCE) -> str:
+    def open(self) -> str:
         """Find all other ranks, once; all ranks call this at the same place.
 
         Returns:
@@ -56,7 +56,7 @@ class Group:
             self._opened = True
             if collectives.is_up():
                 settings = hashlib.blake2b(self.settings.encode(), digest_size=8).hexdigest()
-                self._group, self._ended = collectives.meet(next(_numbers), settings, patience, _TIMEOUT)
+                self._group, self._ended = collectives.meet(next(_numbers), settings, PATIENCE, _TIMEOUT)
         return self._ended
 
     def end(self, why: str) -> None:

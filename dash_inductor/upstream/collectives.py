@@ -89,7 +89,9 @@ def meet(number: int, settings: str, patience: float, timeout: timedelta) -> tup
         return None, "this PyTorch has no gloo"
     c10d = dist.distributed_c10d
     try:
-        store = dist.PrefixStore(f"dash_inductor_guard/{number}", c10d._get_default_store())
+        store = compat.resolve("torch.distributed", "PrefixStore")(
+            f"dash_inductor_guard/{number}", c10d._get_default_store()
+        )
         if store.compare_set("settings", "", settings).decode() != settings:
             store.compare_set("word", "", "the guards of ranks have different settings")
         if store.add("here", 1) == world:

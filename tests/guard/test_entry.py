@@ -94,8 +94,8 @@ def test_a_guard_within_a_program(watching: Watching, tmp_path: Path) -> None:
 
 def test_a_verdict_ends_training_if_asked_for(watching: Watching, tmp_path: Path) -> None:
     def train_on() -> None:
-        end = time.monotonic() + 20
-        while watching.connected < 1 and time.monotonic() < end:
+        end = time.monotonic() + 60
+        while watching.job.world < 1 and time.monotonic() < end:
             watching.turn(0.01)
         for severity, cause in (("suspect", "machine"), ("verdict", "program"), ("verdict", "machine")):
             found = Finding("bits", severity, f"{severity}: {cause}", ranks=(0,), step=1, cause=cause)

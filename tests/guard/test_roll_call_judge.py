@@ -275,3 +275,25 @@ def test_ranks_whose_state_is_known_to_differ_are_not_accused_of_the_effect(know
         judge_.take(Message("roll_call", rank, 16, body), 0.0)
     assert [finding.ranks for finding in judge_.judge(0.0)] == ([] if known else [(1,) if world == 4 else (0, 1)])
     assert bool(job.coverage.to_dict()) == known
+
+
+@pytest.mark.parametrize(("apart", "named"), [(3, []), (2, []), (1, []), (None, [(0, 1, 2, 3)])])
+def test_ranks_that_gather_parameters_of_a_rank_that_is_known_to_differ_show_the_effect_too(
+    apart: int | None, named: list[tuple[int, ...]]
+) -> None:
+    values = [told(value, operator=wrong("", "", value, value, "0")) for value in ("gg", "gg", "xx", "xx")]
+    judge_ = RollCallJudge(Job(4))
+    if apart is not None:
+        judge_.heed(suspect("bits", apart), 0.0)
+    for rank, body in enumerate(values):
+        judge_.take(Message("roll_call", rank, 16, body), 0.0)
+    assert [finding.ranks for finding in judge_.judge(0.0)] == named
+
+
+def test_another_rank_than_the_one_that_is_known_to_differ_is_accused() -> None:
+    good, bad = told("g", operator=EQUAL), told("x", operator=wrong("", "", "dd", "cc", "0"))
+    judge_ = RollCallJudge(Job(4))
+    judge_.heed(suspect("rest", 1), 0.0)
+    for rank, body in enumerate([good, good, good, bad]):
+        judge_.take(Message("roll_call", rank, 16, body), 0.0)
+    assert [finding.ranks for finding in judge_.judge(0.0)] == [(3,)]

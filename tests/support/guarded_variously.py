@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import dash_inductor
+from dash_inductor.guard import group
 from dash_inductor.guard.findings import Finding
 from dash_inductor.guard.guard import Guard
 
@@ -52,19 +53,39 @@ def monitor(folder: Path) -> int:
     return int(json.loads(path.read_text())["pid"])
 
 
+def raising(guard: Guard) -> None:
+    """From now on the check of replays ends on this rank, while others begin to wait for it."""
+
+    def fail(optimizer: torch.optim.Optimizer) -> None:
+        raise OSError("a planted error")
+
+    assert guard._rank is not None
+    (replay,) = (check for check in guard._rank.checks if check.name == "replay")
+    replay.before_optimizer = fail  # type: ignore[method-assign]
+
+
 def scenario(name: str, folder: Path) -> tuple[Guard, list[torch.Tensor]]:
     """Train once under a guard that something happens to."""
     first = dist.get_rank() == 0
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     if name == "no folder" and first:
         folder.write_text("a file")
-    guard = dash_inductor.guard(folder / "in" if name == "no folder" else folder, live=name != "not live")
+    guard = dash_inductor.guard(
+        folder / "in" if name == "no folder" else folder,
+        live=name != "not live",
+        replay=100 if name == "raises" else int(first and name == "settings"),
+    )
+    group.PATIENCE = 2.0 if name == "alone" else 60.0
+    if name == "alone" and not first:
+        return guard, train()
 
     def happens(step: int) -> None:
         if step == 10 and name == "killed" and first:
             os.kill(monitor(folder), signal.SIGKILL)
         if step == 10 and name == "full" and first:
             resource.prlimit(monitor(folder), resource.RLIMIT_FSIZE, (1, limit[1]))
+        if step == 5 and name == "raises" and not first:
+            raising(guard)
         if step == 20 and name == "held" and first:
             os.kill(monitor(folder), signal.SIGSTOP)
 

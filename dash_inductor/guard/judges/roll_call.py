@@ -93,10 +93,17 @@ class RollCallJudge(Judge):
         return found
 
     def _is_effect(self, finding: Finding) -> bool:
-        """Whether ranks compute with other values because their state differs, which is known; all others agree."""
-        other = finding.evidence.get("inputs of the operator") == "different"
-        innocent = [group for group in finding.groups if not self._apart.issuperset(group)]
-        return other and bool(self._apart) and bool(finding.groups) and len(innocent) < 2
+        """Whether a rank whose state is known to differ, and ranks that gather its parameters, compute with these.
+
+        Then one group has none of them, and no other is larger.
+        """
+        untouched = [group for group in finding.groups if self._apart.isdisjoint(group)]
+        largest = max(map(len, finding.groups), default=0)
+        return (
+            finding.evidence.get("inputs of the operator") == "different"
+            and len(untouched) == 1
+            and len(untouched[0]) == largest
+        )
 
 
 def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Finding | None:
