@@ -103,7 +103,7 @@ def _add(notes: Notes, values: Tensor, keys: Tensor, order: Tensor, out: Tensor,
             "CHUNK": chunk, "COLUMNS": tile, "HAS_ORDER": level == 0, "HAS_BASE": has_base, "IS_LAST": is_last,
         }  # fmt: skip
         numbers = *values.stride(), length, chunks, rows, values.shape[1], columns
-        arguments = values, keys, order, out, parts, part_keys, *numbers
+        arguments: tuple[Tensor | int, ...] = (values, keys, order, out, parts, part_keys, *numbers)
         launcher = launch_kernel(
             segments.walk_segments if is_wide else segments.scan_segments, values.device,
             (chunks * batch * -(-columns // tile),), *arguments,
