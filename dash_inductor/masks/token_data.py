@@ -31,16 +31,16 @@ RANGES = {torch.bool: (0, 1)} | {
 def _range(node: Node) -> tuple[int, int]:
     """The least and the greatest value that an element of a node may have.
 
-    The graph's own sum with a number does not overflow, which is undefined for signed integers.
+    The graph's own sum of int64 and a number does not overflow: nothing has numbers near 2**63.  Smaller integers wrap.
     """
     dtype = meta_of(node).dtype
     least, greatest = RANGES[dtype]
     sign = _SIGNS.get(op_name(node))
-    if sign is None or not dtype.is_signed:
+    if sign is None or dtype != torch.int64:
         return least, greatest
     given = bind(node)
     number = given["other"]
-    if type(number) is not int or given.get("alpha", 1) != 1:
+    if type(number) is not int or given.get("alpha", 1) != 1 or abs(number) >= 2**62:
         return least, greatest
     more = sign * number
     return (least, greatest + more) if more < 0 else (least + more, greatest)

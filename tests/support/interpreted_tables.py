@@ -15,6 +15,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
 import torch
 
 from dash_inductor.kernels.common import mask_tables
+from dash_inductor.kernels.common.launch_list import Notes
 from dash_inductor.kernels.common.mask_data import MaskData
 from dash_inductor.kernels.reference import tables as reference_tables
 from dash_inductor.model.mask import Band
@@ -64,7 +65,7 @@ def seen_bits(rng: random.Random) -> None:
     data = with_values(data, dense=data.dense & cut if rng.random() < 0.5 else data.dense | cut)
     mask_tables.ROW_BLOCK = rng.choice((16, 64))
     plan = plan_of(rng, data.band, None, mask_tables.ROW_BLOCK)
-    kinds, found = mask_tables._Builder(data, plan)._seen_bits(*reference_tables._vectors(data))
+    kinds, found = mask_tables._Builder(data, plan, Notes([]))._seen_bits(*reference_tables._vectors(data))
     shape, shown = mask_tables.Shape.of(data, plan), reference_tables._shown(data)
     assert torch.equal(found, reference_tables._seen_bits(shape, shown))
     expected = reference_tables.tile_kinds(shown, shape.forward.block_q, shape.forward.block_kv)
@@ -86,7 +87,7 @@ def united(rng: random.Random) -> None:
         torch.tensor(reference_tables.tile_kinds(shown, of.block_q, of.block_kv), dtype=torch.int8).mT.contiguous()
         for of in (shape.forward, shape.backward)
     )
-    assert torch.equal(mask_tables._Builder(data, plan)._united(fine, high, wide), expected)
+    assert torch.equal(mask_tables._Builder(data, plan, Notes([]))._united(fine, high, wide), expected)
 
 
 def bent(rng: random.Random) -> None:
