@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import types
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -95,7 +94,7 @@ def _step(name: str, row: str, deterministic: bool) -> Callable[[], list[Tensor]
     function, make = CASES[row]
     torch.manual_seed(0)
     leaf, index = make()
-    own = types.FunctionType(function.__code__.replace(co_name=name), function.__globals__, name)
+    own = common.renamed(function, name)
     compiled = torch.compile(own, dynamic=False)
     torch.use_deterministic_algorithms(deterministic)
     grad_out = torch.randn_like(compiled(leaf, index))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -56,8 +55,7 @@ def _step(name: str, row: str, deterministic: bool) -> Callable[[], list[Tensor]
     def resampled(x: Tensor) -> Tensor:
         return F.interpolate(x, **options)
 
-    code = resampled.__code__.replace(co_name=name)
-    own = types.FunctionType(code, resampled.__globals__, name, closure=resampled.__closure__)
+    own = common.renamed(resampled, name)
     compiled = torch.compile(own, dynamic=False)
     torch.use_deterministic_algorithms(deterministic)
     grad_out = torch.randn_like(compiled(leaf))

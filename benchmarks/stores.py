@@ -13,7 +13,6 @@ import argparse
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -109,8 +108,7 @@ OPERATORS = [
 def variant(operator: Operator, name: str, x: Tensor, indices: Tensor) -> Callable[[], Tensor]:
     """A forward with its backward, compiled as one variant; a call sets the flag on which graphs depend."""
     given: Any = operator.function
-    code = given.__code__.replace(co_name=f"{operator.name}_{name}")  # Dynamo compiles each code once
-    compiled = torch.compile(FunctionType(code, given.__globals__))
+    compiled = torch.compile(common.renamed(given, f"{operator.name}_{name}"))
     torch.use_deterministic_algorithms(name != "default")
     out = compiled(x, indices) if name == "dash" else _without(compiled, x, indices)
     grad = torch.randn(out.shape, device="cuda", generator=torch.Generator("cuda").manual_seed(1)).to(out.dtype)
