@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import weakref
+from collections import deque
 from typing import Any
 
 import torch
@@ -36,7 +38,8 @@ class Data(Check):
         self._handles: list[RemovableHandle] = []
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._depth, self._seen = 0, 0
-        self._ready: list[tuple[int, Ready, tuple[int, ...]]] = []
+        self._ready: deque[tuple[int, Ready, tuple[int, ...]]] = deque()
+        self._draining = threading.Lock()
 
     def module_begins(self, module: nn.Module) -> None:
         """The forward of a module begins; global hooks run before a module's own, which gets the inputs."""
@@ -55,14 +58,16 @@ class Data(Check):
 
     def drain(self) -> None:
         """Wait for digests and send them; not on the thread that trains."""
-        while self._ready:
-            number, ready, peers = self._ready.pop(0)
-            digest = hashlib.blake2b(repr(ready()).encode(), digest_size=8).hexdigest()
-            self.send(number, digest=digest, peers=packed(peers) if peers else [])
-            self.rank.coverage.count(self.name, steps=1)
+        with self._draining:
+            while self._ready:
+                number, ready, peers = self._ready.popleft()
+                digest = hashlib.blake2b(repr(ready()).encode(), digest_size=8).hexdigest()
+                self.send(number, digest=digest, peers=packed(peers) if peers else [])
+                self.rank.coverage.count(self.name, steps=1)
 
     def close(self) -> None:
-        """It will see nothing more."""
+        """It will see nothing more, and sends what it has seen since the last beat."""
+        self.drain()
         for handle in self._handles:
             handle.remove()
 
