@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .._untrusted import Refused, parse_json, read_regular
 from . import wire
-from .sockets import parse_address
+from .address import parse_address
 
 log = logging.getLogger("dash_inductor")
 

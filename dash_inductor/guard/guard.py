@@ -33,7 +33,7 @@ from .coverage import Coverage
 from .processes import node
 from .rank import Rank
 from .settings import OnVerdict
-from .sockets import Line
+from .store import Line
 
 log = logging.getLogger("dash_inductor")
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from ..errors import described
+from . import connect
 from .channel import Mailbox
 from .findings import Finding, FindingsFile
 from .judge import Job, Judge
@@ -22,12 +24,17 @@ T = TypeVar("T")
 _NAMED = 64  # ranks whose hosts and GPUs stand in a finding
 
 
-def collect_rarely() -> None:
-    """Let Python look for circles of objects seldom, in a process that does nothing else than to watch.
+def in_own_process() -> None:
+    """Make this a process that does nothing else than to watch; call it before torch is imported.
 
-    Messages and findings make none, and a look at the states of 10 000 ranks takes longer than a judgement.
+    The guard must not watch the monitor, so its variables go, and torch loads no extensions.  Python looks for circles
+    of objects seldom: messages and findings make none, and a look at the states of 10 000 ranks takes longer than a
+    judgement.
     """
     gc.set_threshold(200_000, 50, 100)
+    for name in (connect.FOLDER, connect.ADDRESS):
+        os.environ.pop(name, None)
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
 
 class Monitor:

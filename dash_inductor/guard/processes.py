@@ -100,13 +100,9 @@ class Processes:
                 self._forget(pid)
         return changed
 
-    def wait(self, seconds: float, other: int | None = None) -> None:
-        """Wait until a process ends, or another descriptor can be read from, for so long at most."""
-        if other is not None:
-            self._ends.register(other, select.POLLIN)
+    def wait(self, seconds: float) -> None:
+        """Wait until a process ends, for so long at most."""
         self._ends.poll(seconds * 1000)
-        if other is not None:
-            self._ends.unregister(other)
 
     def close(self) -> None:
         """Watch nothing any more."""

@@ -1,4 +1,4 @@
-"""What the monitor knows of every rank: its last beat, its connection and its process."""
+"""What the monitor knows of every rank: its last beat, its farewell and its process."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class State:
         open: the first open collective of each group.
         pairs: open sends and receives, as `flight.pairs` gives them.
         members: of process groups, numbers of `Roster.sets`.
-        left: "" while it is connected, "bye" after a regular end, else "closed".
+        left: whether it has said that it ends.
         process: "", "stopped", "waiting for a disk" or "ended", as far as a wrapper on its node tells.
         status: of a process that has ended, as `os.waitpid` gives it.
-        gone: when its connection or its process ended.
+        gone: when it left, or its process ended.
     """
 
     rank: int
@@ -64,13 +64,13 @@ class State:
     groups: dict[str, list[Any]] = field(default_factory=dict)
     pairs: list[list[Any]] = field(default_factory=list)
     members: dict[str, int] = field(default_factory=dict)
-    left: str = ""
+    left: bool = False
     process: str = ""
     status: int | None = None
     gone: float | None = None
 
     def there(self) -> bool:
-        """Whether it is connected, and its process has not ended."""
+        """Whether it has not left, and its process has not ended."""
         return not self.left and self.process != "ended"
 
 
@@ -102,7 +102,7 @@ class Roster:
         if message.kind == "facts":
             self.job.gpus[message.rank] = str(body.get("device", ""))[:LENGTH]
         elif message.kind == "left":
-            state.left = "bye" if body.get("bye") else "closed"
+            state.left = True
             state.gone = now if state.gone is None else state.gone
         elif message.kind == "groups" and len(state.members) < _GROUPS:
             packed = tuple(int(rank) for rank in body["ranks"])

@@ -18,7 +18,7 @@ from .judges.foreign import Foreign
 from .judges.liveness import Liveness
 from .judges.slow import OF, Slow
 from .messages import Message
-from .monitor import collect_rarely
+from .monitor import in_own_process
 
 TRIALS = 15
 """Of each kind of fault."""
@@ -142,12 +142,9 @@ def stalled(world: int, bad: int, kind: str) -> Trial:
                 messages.append(beat(r, 21, (81, 81), (41, 40)))
         trial.take(messages, now)
         if kind in ("stopped", "dead") and second == 1:
-            ended = kind == "dead"
             body = {"node": f"n{bad // 8}", "pid": 1000 + bad}
-            state = {"state": "ended", "status": 9} if ended else {"state": "stopped"}
+            state = {"state": "ended", "status": 9} if kind == "dead" else {"state": "stopped"}
             trial.take([Message("process", 0, 0, {**body, **state})], now)
-            if ended:
-                trial.take([Message("left", bad, 0, {"bye": False})], now)
         trial.turn(now + 0.1)
         trial.turn(now + 0.7)
     return trial
@@ -248,7 +245,7 @@ def show(world: int, as_json: bool) -> int:
     Returns:
         The exit status: 0 if at least 98 % of the trials named the right ranks and nobody else, else 1.
     """
-    collect_rarely()
+    in_own_process()
     result = simulate(world)
     if as_json:
         print(json.dumps(result, indent=2))

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from . import connect, wire
 from .findings import Finding
-from .monitor import collect_rarely
+from .monitor import in_own_process
+from .store import listen
 from .watching import TURN, Watching
 
 _START = 120.0  # seconds in which the first rank must come
@@ -30,12 +31,14 @@ def main(folder: str, run: str) -> int:
     Returns:
         The exit status: 0, or 1 if it could not begin.
     """
-    collect_rarely()
+    in_own_process()
     secret = wire.new_secret()
     path: Path | None = None
     try:
-        watching = Watching(Path(folder), ("127.0.0.1", 0), secret, tell)
-        path = connect.publish(Path(folder), run, watching.server.address, secret)
+        listener = listen(("127.0.0.1", 0))
+        address = listener.getsockname()[:2]
+        watching = Watching(Path(folder), listener, secret, tell)
+        path = connect.publish(Path(folder), run, address, secret)
     except OSError as error:
         print(f"dash-inductor guard: the monitor cannot begin: {error}", file=sys.stderr, flush=True)
         return 1

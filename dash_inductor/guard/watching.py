@@ -1,21 +1,24 @@
-"""The monitor with what it needs to watch a job from one process: its socket, its judges, processes of this node."""
+"""The monitor with what it needs to watch a job from one process: its store, its judges, processes of this node."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from .all_judges import JUDGES
 from .findings import Finding
 from .judge import Job
 from .messages import Message
 from .monitor import Monitor
-from .processes import Processes, State, node
-from .sockets import JOINED, Server
+from .processes import ENDED, Processes, State, node
+from .store import JOINED, LEFT, Server
 
 log = logging.getLogger("dash_inductor")
 
@@ -30,18 +33,19 @@ class Watching:
 
     Args:
         folder: where findings and coverage go.
-        address: where to listen.
+        listener: where to host the store (`store.listen`); it is closed if that cannot be done.
         secret: of the job.
         tell: gets every finding once.
 
     Raises:
-        OSError: it cannot listen there, or the folder cannot be made.
+        OSError: the store cannot be hosted, or the folder cannot be made.
     """
 
-    def __init__(self, folder: Path, address: tuple[str, int], secret: str, tell: Callable[[Finding], None]) -> None:
+    def __init__(self, folder: Path, listener: socket.socket, secret: str, tell: Callable[[Finding], None]) -> None:
         self.folder, self.job = folder, Job(0)
-        self.server = Server(address, secret, self.job.coverage)
-        self._mailbox = _Mailbox(self.server)
+        with contextlib.closing(listener):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._mailbox = _Mailbox(Server(listener, secret, self.job.coverage))
         self.monitor = Monitor(
             self.job, self._mailbox, [judge(self.job, raises=True) for judge in JUDGES], folder, tell, time.time
         )
@@ -50,16 +54,16 @@ class Watching:
     @property
     def joined(self) -> int:
         """Ranks that have ever joined."""
-        return len(self._mailbox.ranks)
+        return len(self._mailbox.joined)
 
     @property
     def connected(self) -> int:
-        """Ranks that are connected now."""
-        return self.server.connected()
+        """Ranks that have joined, and have neither left nor ended."""
+        return len(self._mailbox.present)
 
     def turn(self, seconds: float = TURN) -> None:
-        """Wait for messages, for so long at most, and judge if it is time for it."""
-        self._processes.wait(seconds, self.server.fileno())
+        """Wait for so long, or until a process ends, take messages, and judge if it is time for it."""
+        self._processes.wait(seconds)
         self._processes.watch(self._mailbox.new_pids())
         for state in self._processes.changed():
             self._mailbox.add(process_message(state))
@@ -83,7 +87,7 @@ class Watching:
         self.monitor.finish(time.monotonic())
         self._write(time.monotonic())
         self._processes.close()
-        self.server.close()
+        self._mailbox.close()
 
     def _write(self, now: float) -> None:
         self._written = now
@@ -105,12 +109,18 @@ def process_message(state: State) -> Message:
 
 
 class _Mailbox:
-    """The messages of the socket, and those that this process makes itself; notes what all judges need."""
+    """The messages of the store, and those that this process makes itself; notes which ranks are there.
+
+    Attributes:
+        joined: ranks that were ever there.
+        present: ranks that are there.
+    """
 
     def __init__(self, server: Server) -> None:
         self._server, self._own = server, list[Message]()
         self._pids = list[int]()
-        self.ranks = set[int]()
+        self._ranks: dict[tuple[Any, Any], int] = {}  # by node and process
+        self.joined, self.present = set[int](), set[int]()
 
     def receive(self) -> list[Message]:
         """What has come."""
@@ -123,6 +133,7 @@ class _Mailbox:
 
     def add(self, message: Message) -> None:
         """A message of this process."""
+        self._note(message)
         self._own.append(message)
 
     def new_pids(self) -> list[int]:
@@ -134,9 +145,22 @@ class _Mailbox:
     def _look(self) -> list[Message]:
         received = self._server.receive()
         for message in received:
-            if message.kind == JOINED:
-                self.ranks.add(message.rank)
-                pid = message.body.get("pid")
-                if message.body.get("node") == node() and isinstance(pid, int) and pid > 1:
-                    self._pids.append(pid)
+            self._note(message)
         return received
+
+    def _note(self, message: Message) -> None:
+        process = message.body.get("node"), message.body.get("pid")
+        if message.kind == JOINED:
+            self.joined.add(message.rank)
+            self.present.add(message.rank)
+            self._ranks[process] = message.rank
+            if process[0] == node() and isinstance(process[1], int) and process[1] > 1:
+                self._pids.append(process[1])
+        elif message.kind == LEFT:
+            self.present.discard(message.rank)
+        elif message.kind == "process" and message.body.get("state") == ENDED:
+            self.present.discard(self._ranks.pop(process, -1))
+
+    def close(self) -> None:
+        """Nothing comes any more."""
+        self._server.close()

@@ -1,8 +1,8 @@
-"""Frames of a connection between a rank and the monitor: a length, a code that proves who has written it, a message.
+"""What proves that a message was written by a rank, or by the monitor, of this job: a code beside it, and its number.
 
-The code (a keyed BLAKE2b) covers the direction and the place of the frame on its connection, and its key is made of the
-secret of the job and of random bytes of both ends: a frame that was recorded elsewhere, left out or moved is refused.
-Messages are not secret: they hold digests, times and names.
+The code (a keyed BLAKE2b) covers the direction and the number of the message, and its key is made of the secret of the
+job and of random bytes of both ends: a message that was recorded elsewhere, changed or repeated is refused, and one
+that was left out is missed.  Messages are not secret: they hold digests, times and names.
 """
 
 from __future__ import annotations
@@ -12,23 +12,21 @@ import hmac
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from .._untrusted import Refused
 from ..errors import ArgumentError
-from .messages import SIZE
 
 SECRET, SECRET_FILE = "DASH_INDUCTOR_GUARD_SECRET", "DASH_INDUCTOR_GUARD_SECRET_FILE"
 """Variables with the secret of the job, or with a file of mode 0600 that has it."""
 
 NONCE = 16
-"""Random bytes that each end begins a connection with."""
-FIRST = 4096
-"""Bytes of the first message of a rank at most, before it is known who it is."""
+"""Random bytes of each end."""
 
-_CODE = 16
+_NUMBER, _CODE = 8, 16
 _SHORTEST = 16  # characters of a secret
+_LONGEST = 4096  # bytes of a file with one
 
 
 def new_secret() -> str:
@@ -56,63 +54,34 @@ def _read(path: Path) -> str:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or stat.S_IMODE(status.st_mode) & 0o077:
                 raise ArgumentError(SECRET_FILE, str(path), "a regular file that only its owner can read (mode 0600)")
-            return file.read(FIRST).decode().strip()
+            return file.read(_LONGEST).decode().strip()
     except (OSError, UnicodeError) as error:
         raise ArgumentError(SECRET_FILE, str(path), f"a file with a secret ({error})") from error
 
 
-def connection_key(secret: str, server: bytes, client: bytes) -> bytes:
-    """The key of one connection, made of the secret and of what both ends have begun with."""
+def session_key(secret: str, monitor: bytes, rank: bytes) -> bytes:
+    """The key of the messages between two ends, made of the secret and of the random bytes of both."""
     key = hashlib.blake2b(secret.encode(), digest_size=32).digest()
-    return hashlib.blake2b(server + client, key=key, digest_size=32).digest()
+    return hashlib.blake2b(monitor + rank, key=key, digest_size=32).digest()
 
 
-class Writer:
-    """Makes frames of one direction of a connection."""
-
-    def __init__(self, key: bytes, direction: bytes) -> None:
-        self._key, self._direction, self._count = key, direction, 0
-
-    def frame(self, content: bytes) -> bytes:
-        """The bytes to send."""
-        code = _code(self._key, self._direction, self._count, content)
-        self._count += 1
-        return len(content).to_bytes(4, "big") + code + content
+def seal(key: bytes, direction: bytes, number: int, content: bytes) -> bytes:
+    """A message with its number and its code."""
+    return number.to_bytes(_NUMBER, "big") + _code(key, direction, number, content) + content
 
 
-class Reader:
-    """Takes frames of one direction of a connection out of its bytes.
+def unseal(key: bytes, direction: bytes, sealed: bytes) -> tuple[int, bytes]:
+    """The number and the content of what `seal` has made.
 
-    Attributes:
-        most: bytes of a message that are allowed next.
+    Raises:
+        Refused: it has not made this.
     """
-
-    def __init__(self, key: bytes, direction: bytes, most: int = SIZE) -> None:
-        self._key, self._direction, self._count = key, direction, 0
-        self._pending = bytearray()
-        self.most = most
-
-    def feed(self, received: bytes) -> Iterator[bytes]:
-        """The messages that are complete now; no more is kept than one message may have, and one read.
-
-        Raises:
-            Refused: a length or a code is wrong: the connection is of no use any more.
-        """
-        self._pending += received
-        while len(self._pending) >= 4:
-            length = int.from_bytes(self._pending[:4], "big")
-            if length > self.most:
-                raise Refused(f"a message of {length} bytes, where {self.most} are allowed")
-            end = 4 + _CODE + length
-            if len(self._pending) < end:
-                return
-            code, content = bytes(self._pending[4 : 4 + _CODE]), bytes(self._pending[4 + _CODE : end])
-            del self._pending[:end]
-            if not hmac.compare_digest(code, _code(self._key, self._direction, self._count, content)):
-                raise Refused("a message without the code of this job")
-            self._count += 1
-            yield content
+    number = int.from_bytes(sealed[:_NUMBER], "big")
+    code, content = sealed[_NUMBER : _NUMBER + _CODE], sealed[_NUMBER + _CODE :]
+    if not hmac.compare_digest(code, _code(key, direction, number, content)):
+        raise Refused("a message without the code of this job")
+    return number, content
 
 
-def _code(key: bytes, direction: bytes, count: int, content: bytes) -> bytes:
-    return hashlib.blake2b(direction + count.to_bytes(8, "big") + content, key=key, digest_size=_CODE).digest()
+def _code(key: bytes, direction: bytes, number: int, content: bytes) -> bytes:
+    return hashlib.blake2b(direction + number.to_bytes(_NUMBER, "big") + content, key=key, digest_size=_CODE).digest()

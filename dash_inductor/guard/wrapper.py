@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,14 +16,15 @@ from types import FrameType
 from ..errors import ArgumentError
 from ..upstream.flight_variables import prepare
 from . import connect, wire
+from .address import is_loopback, parse_address, reachable
 from .coverage import Coverage
 from .findings import Finding
 from .messages import Message
-from .monitor import collect_rarely
+from .monitor import in_own_process
 from .processes import Processes, descendants, node
 from .settings import VARIABLE, parse
-from .sockets import Line, is_loopback, parse_address
 from .standalone import tell
+from .store import Line, listen
 from .watching import TURN, Watching, process_message
 
 VERDICT, PROGRAM, UNWATCHED = 10, 11, 12
@@ -91,12 +93,13 @@ class Wrapper:
         Returns:
             The exit status.
         """
-        collect_rarely()
-        address = self._join or self._begin()
         environment = dict(os.environ)
+        in_own_process()
+        listener = self._listener() if self._join is None else None
+        address = self._join if listener is None else listener.getsockname()[:2]
         if address is not None:
             environment[connect.FOLDER] = os.fspath(self._folder)
-            host = "127.0.0.1" if self._join is None and is_loopback(self._listen[0]) else self._reachable(address[0])
+            host = "127.0.0.1" if self._join is None and is_loopback(self._listen[0]) else reachable(address[0])
             environment[connect.ADDRESS] = f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
             environment[wire.SECRET] = self._secret
             environment[VARIABLE] = self._settings
@@ -104,22 +107,27 @@ class Wrapper:
         before = {number: signal.signal(number, self._pass_on) for number in _SIGNALS}
         try:
             self._child = subprocess.Popen(self._program, env=environment, preexec_fn=os.setpgrp)
+            if listener is not None:  # ranks that come before the store is there wait for it
+                self._begin(listener)
             status = self._helped() if self._join is not None else self._watched()
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
         return self._status(128 - status if status < 0 else status)
 
-    def _begin(self) -> tuple[str, int] | None:
+    def _listener(self) -> socket.socket | None:
         try:
-            self._watching = Watching(self._folder, self._listen, self._secret, tell)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            return listen(self._listen)
         except OSError as error:
             self._warn(f"the job is not watched: {error}")
             return None
-        return self._watching.server.address
 
-    def _reachable(self, host: str) -> str:
-        return "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    def _begin(self, listener: socket.socket) -> None:
+        try:
+            self._watching = Watching(self._folder, listener, self._secret, tell)
+        except OSError as error:
+            self._warn(f"the job is not watched: {error}")
 
     def _watched(self) -> int:
         """The program's exit status, after its ranks have been watched."""

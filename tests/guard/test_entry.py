@@ -25,6 +25,7 @@ from dash_inductor.guard.checks.times import Times
 from dash_inductor.guard.findings import Finding
 from dash_inductor.guard.messages import Message
 from dash_inductor.guard.rank import Rank
+from dash_inductor.guard.store import listen
 from dash_inductor.guard.watching import Watching
 from dash_inductor.observers import active
 
@@ -47,8 +48,9 @@ def train(steps: int, seed: int = 0, compiled: bool = False) -> list[torch.Tenso
 
 @pytest.fixture
 def watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watching]:
-    found = Watching(tmp_path / "guard", ("127.0.0.1", 0), SECRET, lambda finding: None)
-    monkeypatch.setenv(connect.ADDRESS, "{}:{}".format(*found.server.address))
+    listener = listen(("127.0.0.1", 0))
+    monkeypatch.setenv(connect.ADDRESS, "{}:{}".format(*listener.getsockname()))
+    found = Watching(tmp_path / "guard", listener, SECRET, lambda finding: None)
     monkeypatch.setenv(wire.SECRET, SECRET)
     yield found
     found.close(0.0)
@@ -167,13 +169,15 @@ def test_an_order_to_stop_is_carried_out_before_the_next_update_and_once() -> No
 
 def test_from_the_environment_without_a_change_of_the_program(tmp_path: Path) -> None:
     program = """
-        import torch
+        import os, time, torch
         model = torch.nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(3):
             model(torch.ones(8, 2)).sum().backward()
             optimizer.step()
-        import time; time.sleep(1.5)
+        while not os.path.exists(os.path.join(os.environ["DASH_INDUCTOR_GUARD"], "monitor.json")):
+            time.sleep(0.05)
+        time.sleep(0.5)
     """
     run_python(program, DASH_INDUCTOR_GUARD=tmp_path / "guard")
     end, found = time.monotonic() + 60, dict[str, Any]()
@@ -188,7 +192,7 @@ def test_from_the_environment_without_a_change_of_the_program(tmp_path: Path) ->
     assert not (tmp_path / "nothing").exists()
 
 
-def test_the_monitor_needs_no_torch() -> None:
+def test_what_starts_a_program_needs_no_torch() -> None:
     code = "import sys, dash_inductor.guard.wrapper, dash_inductor.guard.standalone; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout == "False\n"

@@ -155,7 +155,6 @@ def test_the_dead_are_named_and_not_those_who_die_of_it() -> None:
     stage = Stage()
     stage.pass_time(3, [(rank, 9, {"0": (8, 8)}) for rank in range(WORLD)])
     stage.process(1, "ended", signal.SIGKILL)
-    stage.send(Message("left", 1, 0, {"bye": False}))
     stage.now += 0.2
     stage.process(0, "ended", 1 << 8)
     stage.pass_time(2)
@@ -166,23 +165,21 @@ def test_the_dead_are_named_and_not_those_who_die_of_it() -> None:
 
 
 def test_an_exit_with_an_error_is_the_program_and_a_regular_end_is_nothing() -> None:
-    failed, ended, closed = Stage(), Stage(), Stage()
-    for stage in (failed, ended, closed):
+    failed, ended, vanished = Stage(), Stage(), Stage()
+    for stage in (failed, ended, vanished):
         stage.pass_time(2, [(rank, 9, {"0": (8, 8)}) for rank in range(WORLD)])
-    failed.send(Message("left", 3, 0, {"bye": True}))
+    failed.send(Message("left", 3))
     failed.process(3, "ended", 1 << 8)
     for rank in range(WORLD):
-        ended.send(Message("left", rank, 0, {"bye": True}))
-        ended.process(rank, "ended", 0)
-    closed.send(Message("left", 2, 0, {"bye": False}))  # nobody knows its process: silence must come to it
-    closed.pass_time(2)
-    assert closed.found == []
-    for stage in (failed, ended, closed):
+        ended.send(Message("left", rank))
+        ended.process(rank, "ended", 0 if rank else None)
+    vanished.process(2, "ended", None)  # nobody knows how, and it has not said that it ends
+    for stage in (failed, ended, vanished):
         stage.pass_time(4)
     assert names(failed.found) == [("dead", "verdict", (3,))]
     assert failed.found[0].cause == "program"
     assert ended.found == []
-    assert names(closed.found) == [("dead", "verdict", (2,))]
+    assert names(vanished.found) == [("dead", "verdict", (2,))]
 
 
 def test_a_stopped_rank_is_named_once_its_beats_are_missing_too() -> None:

@@ -1,4 +1,4 @@
-"""Who hangs, has died, is stopped, or runs another program: from beats, connections and processes.
+"""Who hangs, has died, is stopped, or runs another program: from beats, farewells and processes.
 
 A rank that waits in a collective is innocent.  So the judge asks, from group to group, for whom the waiting ranks wait,
 until it comes to those that wait for nobody.
@@ -75,7 +75,7 @@ class Liveness(Judge):
 
     def finish(self, now: float) -> list[Finding]:
         """What is new at the end: deaths that were seen last."""
-        return [] if self._roster.ending else self._deaths(now + _TOGETHER + SILENT)
+        return [] if self._roster.ending else self._deaths(now + _TOGETHER)
 
     def _deaths(self, now: float) -> list[Finding]:
         gone = [state for state in self._roster.states.values() if state.gone is not None and _died(state)]
@@ -85,10 +85,7 @@ class Liveness(Judge):
         if len(new) < len(gone):  # they follow from a death that was named
             self._lost.update(state.rank for state in new)
             return []
-        certain = [state for state in new if state.process == ENDED or now - _gone(state) > SILENT]
-        if not certain:
-            return []
-        asked = [state for state in certain if _signal(state) not in _ASKED] or certain
+        asked = [state for state in new if _signal(state) not in _ASKED] or new
         hard = [state for state in asked if _signal(state) in _HARD or state.status is None] or asked
         first = min(_gone(state) for state in hard)
         causes = sorted((state for state in hard if _gone(state) <= first + _AT_ONCE), key=lambda state: state.rank)
@@ -104,7 +101,6 @@ class Liveness(Judge):
         last = f", and was last in {causes[0].frame}" if causes[0].frame and len(causes) == 1 else ""
         evidence = {
             "process": {str(s.rank): words(s.status) for s in causes[:_SHOWN] if s.status is not None},
-            "connection": {str(s.rank): s.left or "open" for s in causes[:_SHOWN]},
             "followed": sum(1 for s in self._roster.states.values() if s.gone is not None) - len(causes),
         }
         return Finding(
@@ -248,7 +244,7 @@ class Liveness(Judge):
         if state is None:
             return "it has never joined", {}
         if not state.there():
-            how = words(state.status) if state.status is not None else f"connection {state.left}"
+            how = words(state.status) if state.status is not None else "regularly"
             return f"it has left ({how})", {"process": ENDED}
         if now - state.beat > SILENT:
             disk = f" and is {DISK}" if state.process == DISK else ""
@@ -378,15 +374,13 @@ def _gone(state: State) -> float:
 
 def _died(state: State) -> bool:
     """Whether its end was none that it has announced, or that was regular."""
-    if state.status is not None:
-        return state.status != 0
-    return state.left == "closed"
+    return state.status != 0 if state.status is not None else not state.left
 
 
 def _how(state: State) -> str:
     if state.status is not None:
         return words(state.status)
-    return "its process has ended" if state.process == ENDED else "its connection has closed, and it is silent"
+    return "its process has ended"
 
 
 def _signal(state: State) -> int | None:
