@@ -13,20 +13,25 @@ from ..errors import DashError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="a folder of dash_inductor.guard, or of dash-inductor watch")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page")
+    parser.add_argument(
+        "--pictures", type=Path, metavar="FOLDER", help="also write who waits for whom, and late steps, as SVG"
+    )
     parser.epilog = (
         "exit status: 0 if nothing or notes alone were found, 1 after a suspect or a verdict, 2 for an error"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..guard import page, report
+    from ..guard import page, pictures, report
 
     found = report.load(arguments.folder)
-    if arguments.html is not None:
-        try:
+    try:
+        if arguments.html is not None:
             arguments.html.write_text(page.html(found), encoding="utf-8")
-        except OSError as error:
-            raise DashError(f"the page cannot be written: {error}") from error
+        if arguments.pictures is not None:
+            pictures.write(found.findings, arguments.pictures)
+    except OSError as error:
+        raise DashError(f"what was asked for cannot be written: {error}") from error
     shown = json.dumps(found.to_dict(), indent=2).replace("\x7f", "\\u007f") if arguments.json else report.text(found)
     encoding = sys.stdout.encoding or "utf-8"
     print(shown.encode(encoding, "backslashreplace").decode(encoding), flush=True)

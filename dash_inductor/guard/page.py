@@ -11,10 +11,6 @@ from .findings import Finding
 from .report import BLIND, Report, details, headline, ranks_seen, when
 
 _STYLE = """
-:root { color-scheme: light dark; --ground: #f6f7f9; --card: #fff; --ink: #1b1f27; --soft: #667085; --line: #dfe3ea;
-  --note: #667085; --suspect: #93610a; --verdict: #b42318; --good: #0f7b4f; }
-@media (prefers-color-scheme: dark) { :root { --ground: #0f1217; --card: #171b22; --ink: #e6e9ef; --soft: #98a2b3;
-  --line: #2a303b; --note: #98a2b3; --suspect: #e2b04a; --verdict: #ff7b6e; --good: #4cc38a; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--ground); color: var(--ink); font: 15px/1.55 system-ui, sans-serif; }
 main { max-width: 1040px; margin: 0 auto; padding: 32px 20px 64px; }
@@ -28,10 +24,6 @@ table { border-collapse: collapse; width: 100%; }
 td { padding: 5px 12px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 td:first-child { color: var(--soft); white-space: nowrap; } tr:last-child td { border-bottom: 0; }
 p { margin: 4px 0 10px; } .soft { color: var(--soft); } .scroll { overflow-x: auto; }
-svg text { font: 12px system-ui, sans-serif; fill: var(--ink); } svg .soft { fill: var(--soft); }
-svg .rank { fill: var(--card); stroke: var(--soft); stroke-width: 1.5; }
-svg .bad { fill: var(--verdict); stroke: var(--verdict); } svg .on { fill: #fff; }
-svg .edge { stroke: var(--soft); fill: none; } svg .bar { fill: var(--good); } svg .late { fill: var(--suspect); }
 """
 
 
@@ -43,7 +35,7 @@ def html(report: Report) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_text(title)}</title><style>{_STYLE}</style></head><body><main>"
+        f"<title>{_text(title)}</title><style>{pictures.COLOURS}{_STYLE}{pictures.STYLE}</style></head><body><main>"
         f'<h1>{_text(title)}</h1><div class="soft">{_text(report.folder)}; {_text(ranks_seen(report))}</div>'
         f"{''.join(parts)}</main></body></html>\n"
     )

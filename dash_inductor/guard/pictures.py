@@ -6,12 +6,29 @@ What they show comes from a file that anybody may have written: what has another
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from .._untrusted import printable
 from .findings import Finding
+
+COLOURS = """
+:root { color-scheme: light dark; --ground: #f6f7f9; --card: #fff; --ink: #1b1f27; --soft: #667085; --line: #dfe3ea;
+  --note: #667085; --suspect: #93610a; --verdict: #b42318; --good: #0f7b4f; }
+@media (prefers-color-scheme: dark) { :root { --ground: #0f1217; --card: #171b22; --ink: #e6e9ef; --soft: #98a2b3;
+  --line: #2a303b; --note: #98a2b3; --suspect: #e2b04a; --verdict: #ff7b6e; --good: #4cc38a; } }
+"""
+"""Of pictures and of the page."""
+
+STYLE = """
+svg text { font: 12px system-ui, sans-serif; fill: var(--ink); } svg .soft { fill: var(--soft); }
+svg .rank { fill: var(--card); stroke: var(--soft); stroke-width: 1.5; }
+svg .bad { fill: var(--verdict); stroke: var(--verdict); } svg .on { fill: #fff; }
+svg .edge { stroke: var(--soft); fill: none; } svg .bar { fill: var(--good); } svg .late { fill: var(--suspect); }
+"""
+"""Of pictures, within a page that has `COLOURS`."""
 
 _RANKS, _BARS = 24, 16
 _WIDTH = 640
@@ -24,6 +41,21 @@ def of(finding: Finding) -> str:
     if finding.kind == "slow":
         return _steps(finding.evidence)
     return ""
+
+
+def write(findings: Iterable[Finding], folder: Path) -> None:
+    """Write the pictures that findings have as files, by the number of the finding and its kind.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, finding in enumerate(findings, 1):
+        before, title, after = of(finding).partition("</title>")
+        if title:
+            style = f"<style>{COLOURS}{STYLE}svg {{ background: var(--card); }}</style>"
+            path = folder / f"{number}-{finding.kind}.svg"
+            path.write_text(f"{before}{title}{style}{after}\n", encoding="utf-8")
 
 
 def _graph(finding: Finding) -> str:

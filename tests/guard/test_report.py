@@ -69,6 +69,13 @@ def test_text_json_and_page_say_all_of_it(tmp_path: Path, capsys: pytest.Capture
     assert "+6.5 ms" in content
     assert not re.search(r"(src|href)=|url\((?!#)|@import", content)
     HTMLParser().feed(content)
+    assert main(["report", str(folder), "--pictures", str(tmp_path / "pictures")]) == 1
+    capsys.readouterr()
+    images = sorted((tmp_path / "pictures").iterdir())
+    assert [image.name for image in images] == ["1-hang.svg", "2-slow.svg"]
+    for image in images:
+        HTMLParser().feed(image.read_text(encoding="utf-8"))
+        assert ".edge {" in image.read_text(encoding="utf-8")
     nothing = folder_of(tmp_path / "nothing")
     assert main(["report", str(nothing)]) == 0
     assert "nothing was found" in capsys.readouterr().out
