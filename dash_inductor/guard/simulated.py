@@ -27,6 +27,7 @@ _STEP = 300.0  # milliseconds
 _TRANSFER = 0.5  # milliseconds of a collective on GPUs
 _VARIABLES = 60  # of the environment
 _LOST = 0.001  # share of messages
+_ALL: tuple[type[Judge], ...] = (Liveness, Slow, Foreign, SameData, *BITS)
 _NOISE, _OF_RANK, _SPIKES = 0.03, 0.01, 0.002
 _POINTS = 4
 _SLOW = 1.2
@@ -288,7 +289,7 @@ class Healthy:
     def __init__(self, world: int, generator: np.random.Generator) -> None:
         self._world, self._generator, self._speeds = world, generator, speeds(generator, world)
         job = Job(world)
-        self._judges: list[Judge] = [judge(job) for judge in (Liveness, Slow, Foreign, SameData, *BITS)]
+        self._judges: list[Judge] = [judge(job) for judge in _ALL]
         self._gpus = Slow(job)  # half of all programs have times of kernels, the others have none
 
     def steps(self, number: int) -> list[Finding]:
@@ -327,5 +328,12 @@ class Healthy:
             yield Message("times", r, step, {"shape": "s", "own": times[r], "total": _STEP, "kernels": []})
             self._gpus.take(Message("times", r, step, gpus[r]), step * _STEP / 1000)
             for when in ("begin", "update"):
-                body = {"when": when, "changed": [], "changes": 0, "written": [], "writes": 0, "tensors": 100}
+                body: dict[str, Any] = {
+                    "when": when,
+                    "changed": [],
+                    "changes": 0,
+                    "written": [],
+                    "writes": 0,
+                    "tensors": 100,
+                }
                 yield Message("rest", r, step, body)

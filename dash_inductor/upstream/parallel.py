@@ -11,6 +11,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from . import compat
+
 
 def composable_ddp(module: nn.Module) -> DistributedDataParallel | None:
     """The replica that `replicate` has made of a module, after its first forward; None for any other module."""
@@ -27,6 +29,8 @@ def no_comm_hook(model: DistributedDataParallel) -> str:
         return "the program has a comm hook of its own"
     if getattr(model, "_use_python_reducer", False):
         return "its gradients are reduced by compiled code"
+    if model._join_config.enable:
+        return "it trains with uneven inputs"
     if any(isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.sparse for each in model.module.modules()):
         return "it has sparse gradients"
     size = model.process_group.size()
@@ -35,13 +39,13 @@ def no_comm_hook(model: DistributedDataParallel) -> str:
     return ""
 
 
-def register_comm_hook(model: DistributedDataParallel, hook: Callable[[Any, dist.GradBucket], Any]) -> None:
+def register_comm_hook(model: DistributedDataParallel, hook: Callable[[object, Any], Any]) -> None:
     """Let a hook reduce the buckets of a model from now on; the model does not know of it, and so can be pickled.
 
     Raises:
         RuntimeError: there is a hook already.
     """
-    dist._register_comm_hook(model.reducer, None, hook)
+    compat.resolve("torch.distributed", "_register_comm_hook")(model.reducer, None, hook)
 
 
 def own_gather(module: FSDPModule) -> Any:

@@ -1,16 +1,16 @@
-"""Three processes with DDP and FSDP2 under the doors of collectives, and wires that change a bit.
+"""Processes with DDP and FSDP2 under the doors of collectives, and wires that change a bit.
 
-``python -m tests.support.wired RANK WORLD PORT FOLDER`` is one of the processes: it runs the trials of
-``FOLDER/trials.json``, and rank 0 writes ``FOLDER/results.jsonl``.  Three is no power of two: a mean that is rounded
-otherwise than DDP rounds it changes bits.
+``python -m tests.support.wired WORLD FOLDER`` runs the trials of ``FOLDER/trials.json``, and rank 0 writes
+``FOLDER/results.jsonl``.  Three ranks are no power of two: a mean that is rounded otherwise than DDP rounds it changes
+bits.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
-import os
 import pickle
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,10 +30,11 @@ from dash_inductor.guard.checks.wires import Wires
 from dash_inductor.guard.rank import Rank
 
 from .distribution import ROOT
+from .forked import ranks
 from .planted import Meeting, flip, local
 from .processes import run_together
 
-WORLD, STEPS, AT = 3, 5, 4
+STEPS, AT = 5, 4
 INPUT, OUTPUT = "input", "output"
 
 
@@ -41,7 +43,7 @@ class Trial:
     """One short training run.
 
     Attributes:
-        mode: "ddp", "replicate", "fsdp", or "compiled": FSDP2 whose blocks are compiled.
+        mode: "ddp", "replicate", "fsdp" or "hsdp"; "compiled fsdp", whose blocks are compiled.
         doors: the setting of the checks.
         wire: the operator that changes a bit on the way, on rank 1 in step `AT`; "" for none.
         side: of the operator on which it does so.
@@ -85,12 +87,12 @@ class Wire(TorchDispatchMode):
 
 def own_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """A program's own comm hook: half of what DDP does."""
-    work = dist.all_reduce(bucket.buffer().div_(2 * WORLD), async_op=True)
+    work = dist.all_reduce(bucket.buffer().div_(2 * dist.get_world_size()), async_op=True)
     assert work is not None
     return work.get_future().then(lambda done: done.value()[0])
 
 
-def build(trial: Trial) -> nn.Module:
+def build(trial: Trial, world: int) -> nn.Module:
     torch.manual_seed(0)
     blocks = [nn.Sequential(nn.Linear(12, 24), nn.GELU(), nn.Linear(24, 12)) for _ in range(2)]
     model = nn.Sequential(*blocks, nn.Linear(12, 6))
@@ -103,11 +105,14 @@ def build(trial: Trial) -> nn.Module:
         from torch.distributed._composable.replicate import replicate
 
         return replicate(model)
+    mesh = None
+    if "hsdp" in trial.mode:
+        mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
     for block in blocks:
-        fully_shard(block)
-        if trial.mode == "compiled":
+        fully_shard(block, mesh=mesh)
+        if "compiled" in trial.mode:
             block.compile(backend="aot_eager")
-    fully_shard(model)
+    fully_shard(model, mesh=mesh)
     if trial.own:
         from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
@@ -123,11 +128,11 @@ def build(trial: Trial) -> nn.Module:
     return model
 
 
-def train(trial: Trial, number: int, group: Any) -> dict[str, Any]:
-    model = build(trial)
+def train(trial: Trial, number: int, world: int, group: Any) -> dict[str, Any]:
+    model = build(trial, world)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    meeting = Meeting(number, WORLD, group)
-    rank = Rank(number, WORLD, meeting.channel)
+    meeting = Meeting(number, world, group)
+    rank = Rank(number, world, meeting.channel)
     rank.checks = [Doors(rank, doors=trial.doors), Wires(rank, doors=trial.doors)]
     checks = list(rank.checks)
     rank.start()
@@ -135,15 +140,10 @@ def train(trial: Trial, number: int, group: Any) -> dict[str, Any]:
     for step in range(1, STEPS + 1):
         inputs = torch.randn(4, 12, generator=torch.Generator().manual_seed(10 * step + number))
 
-        def run(inputs: Tensor = inputs) -> None:
+        faulty = trial.wire and number == 1 and step == AT
+        with Wire(trial) if faulty else contextlib.nullcontext():
             for _ in range(2 if step == 2 else 1):
                 model(inputs).square().mean().backward()
-
-        if trial.wire and number == 1 and step == AT:
-            with Wire(trial):
-                run()
-        else:
-            run()
         optimizer.step()
         optimizer.zero_grad()
         found += meeting.meet()
@@ -153,7 +153,7 @@ def train(trial: Trial, number: int, group: Any) -> dict[str, Any]:
     found += meeting.meet() + meeting.meet() + meeting.meet(last=True)
     model(torch.ones(4, 12) * number).sum().backward()  # the doors stay, and ranks stay in step
     mine = b"".join(local(p).numpy().tobytes() + local(p.grad).numpy().tobytes() for p in model.parameters())
-    everyone: list[Any] = [None] * WORLD
+    everyone: list[Any] = [None] * world
     dist.all_gather_object(everyone, mine.hex(), group=group)
     return {
         "bits": everyone,
@@ -163,27 +163,20 @@ def train(trial: Trial, number: int, group: Any) -> dict[str, Any]:
     }
 
 
-def run(trials: Sequence[Trial], folder: Path, seconds: float = 300) -> list[dict[str, Any]]:
+def run(trials: Sequence[Trial], folder: Path, world: int = 3, seconds: float = 300) -> list[dict[str, Any]]:
     """The results of trials, which processes of their own run one after the other."""
     (folder / "trials.json").write_text(json.dumps([asdict(trial) for trial in trials]))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.support.wired"]
-    commands = {f"rank {n}": [*command, str(n), str(WORLD), str(port), str(folder)] for n in range(WORLD)}
-    run_together(commands, seconds=seconds, folder=ROOT)
+    command = [sys.executable, "-m", "tests.support.wired", str(world), str(folder)]
+    run_together({"ranks": command}, seconds=seconds, folder=ROOT)
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
-def main() -> None:
-    number, world, port = map(int, sys.argv[1:4])
-    folder = Path(sys.argv[4])
+def work(folder: Path, world: int, number: int) -> None:
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=number, world_size=world)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=world)
     group = dist.new_group(list(range(world)))
     for raw in json.loads((folder / "trials.json").read_text()):
-        result = train(Trial(**raw), number, group)
+        result = train(Trial(**raw), number, world, group)
         if number == 0:
             with open(folder / "results.jsonl", "a") as file:
                 file.write(json.dumps(result) + "\n")
@@ -192,4 +185,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ranks(int(sys.argv[1]), functools.partial(work, Path(sys.argv[2]), int(sys.argv[1]))))

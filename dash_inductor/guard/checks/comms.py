@@ -44,7 +44,7 @@ class Reduction:
         """Reduce its buckets from now on."""
         parallel.register_comm_hook(model, self)
 
-    def __call__(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def __call__(self, state: object, bucket: Any) -> torch.futures.Future[Tensor]:
         """Reduce a bucket."""
         content, place = bucket.buffer(), (self._backward, bucket.index())
         content.mul_(self._factor)  # DDP multiplies while it copies into the bucket, and only without a hook
@@ -71,7 +71,7 @@ class Reduction:
 
 
 def _all_reduce(content: Tensor, group: Any) -> dist.Work:
-    work = dist.all_reduce(content, group=group, async_op=True)
+    work: dist.Work | None = dist.all_reduce(content, group=group, async_op=True)
     assert work is not None
     return work
 

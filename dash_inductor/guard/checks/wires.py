@@ -123,7 +123,7 @@ class Wires(Check):
         self._queue.poll(wait=True)
 
     def _agree(self) -> None:
-        """All ranks of a group have the same models, in which nothing stands in the way, or none of them gets a door."""
+        """A model gets a door if all ranks of its group have it, and nothing stands in the way on any of them."""
         found = list(self._candidates())
         mine = [_number(f"{kind} {where} {of} {not why}") for kind, _, where, of, why, _ in found]
         rows = self.rank.group.gather_padded(mine)
@@ -137,7 +137,7 @@ class Wires(Check):
             else:
                 chosen.append((kind, module, ranks))
         scatters = [(module, ranks) for kind, module, ranks in chosen if kind == "reduce_scatter"]
-        for kind, module, ranks in chosen:
+        for _, module, ranks in chosen:
             if isinstance(module, DistributedDataParallel):
                 self._put(module, ranks)
         for turn, (module, ranks) in enumerate(scatters):

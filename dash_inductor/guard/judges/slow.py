@@ -311,7 +311,7 @@ def _latest(sets: Sequence[tuple[NDArray[np.int64], Matrix]], peers: NDArray[np.
         who.append(np.searchsorted(peers, groups).ravel())
         by.append(late.ravel())
         where.append(place.ravel())
-    rows, late, place = map(np.concatenate, (who, by, where))
+    rows, late, place = np.concatenate(who), np.concatenate(by), np.concatenate(where)
     order = np.argsort(late, kind="stable")  # of equal rows the last one counts
     worst, at = np.zeros(len(peers)), np.zeros(len(peers))
     worst[rows[order]] = np.maximum(late[order], 0)
