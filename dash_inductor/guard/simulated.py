@@ -118,12 +118,9 @@ def stalled(world: int, bad: int, kind: str) -> Trial:
                 messages.append(beat(r, 21, (81, 81), (41, 40)))
         trial.take(messages, now)
         if kind in ("stopped", "dead") and second == 1:
-            ended = kind == "dead"
             body = {"node": f"n{bad // 8}", "pid": 1000 + bad}
-            state = {"state": "ended", "status": 9} if ended else {"state": "stopped"}
+            state = {"state": "ended", "status": 9} if kind == "dead" else {"state": "stopped"}
             trial.take([Message("process", 0, 0, {**body, **state})], now)
-            if ended:
-                trial.take([Message("left", bad, 0, {"bye": False})], now)
         trial.turn(now + 0.1)
         trial.turn(now + 0.7)
     return trial
