@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +26,30 @@ WIRES = {
     "all_gather of 0-2 in the backward": Trial("fsdp", 1, GATHER, OUTPUT, number=4),
     "all_gather of 0-2 in the forward": Trial("compiled fsdp", 1, GATHER, OUTPUT, number=1),
 }
-QUICK = tuple(name for name in WIRES if "forward" not in name)
+QUICK = ("all_reduce of 0-2", "reduce_scatter of 0-2", "all_gather of 0-2 in the backward")
+QUICK_CLEAN, QUICK_OWN = ("ddp", "fsdp"), ("ddp",)
 
 
 def off(trial: Trial) -> Trial:
     return Trial(trial.mode, 0, trial.wire, trial.side, trial.number, trial.own)
 
 
+def marked(names: Iterable[str], quick: Container[str]) -> list[Any]:
+    """Parameters of a test, of which those that are not quick are for full runs."""
+    return [pytest.param(name, marks=[] if name in quick else pytest.mark.full) for name in names]
+
+
 @pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[Trial, dict[str, Any]]:
     """All trials that are wanted, and the same without doors, of one set of processes."""
     full = any(item.path == request.path and item.get_closest_marker("full") for item in request.session.items)
-    wanted = [*CLEAN.values(), *OWN.values(), *(WIRES[name] for name in (WIRES if full else QUICK))]
+    kinds = ((CLEAN, QUICK_CLEAN), (OWN, QUICK_OWN), (WIRES, QUICK))
+    wanted = [of[name] for of, quick in kinds for name in (of if full else quick)]
     trials = list(dict.fromkeys([*wanted, *map(off, wanted)]))
     return dict(zip(trials, wired.run(trials, tmp_path_factory.mktemp("wired")), strict=True))
 
 
-@pytest.mark.parametrize("mode", CLEAN)
+@pytest.mark.parametrize("mode", marked(CLEAN, QUICK_CLEAN))
 def test_doors_change_no_bit_and_name_nobody(results: dict[Trial, dict[str, Any]], mode: str) -> None:
     """Of three ranks, in accumulated steps too, and of gradients behind the end of the guard."""
     with_doors, without = results[CLEAN[mode]], results[off(CLEAN[mode])]
@@ -53,7 +61,7 @@ def test_doors_change_no_bit_and_name_nobody(results: dict[Trial, dict[str, Any]
     assert not any(entry["unseen"] for entry in coverage.values())
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.full) for n in WIRES])
+@pytest.mark.parametrize("name", marked(WIRES, QUICK))
 def test_a_broken_wire_is_named_with_its_collective(results: dict[Trial, dict[str, Any]], name: str) -> None:
     """The negative control: the same wire, the same wrong bits, and no door."""
     broken, unseen = results[WIRES[name]], results[off(WIRES[name])]
@@ -65,7 +73,7 @@ def test_a_broken_wire_is_named_with_its_collective(results: dict[Trial, dict[st
     assert unseen["findings"] == []
 
 
-@pytest.mark.parametrize("mode", OWN)
+@pytest.mark.parametrize("mode", marked(OWN, QUICK_OWN))
 def test_a_programs_own_way_to_communicate_is_kept(results: dict[Trial, dict[str, Any]], mode: str) -> None:
     with_doors, without = results[OWN[mode]], results[off(OWN[mode])]
     assert with_doors["bits"] == without["bits"]
