@@ -8,7 +8,6 @@ bits.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import pickle
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -49,6 +49,7 @@ class Trial:
         side: of the operator on which it does so.
         number: of the call of this operator in the step.
         own: the program has its own way to communicate.
+        device: "cpu" or "cuda"; all trials of a job have the same.
     """
 
     mode: str
@@ -57,6 +58,7 @@ class Trial:
     side: str = INPUT
     number: int = 0
     own: bool = False
+    device: str = "cpu"
 
 
 class Wire(TorchDispatchMode):
@@ -95,7 +97,7 @@ def own_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor
 def build(trial: Trial, world: int) -> nn.Module:
     torch.manual_seed(0)
     blocks = [nn.Sequential(nn.Linear(12, 24), nn.GELU(), nn.Linear(24, 12)) for _ in range(2)]
-    model = nn.Sequential(*blocks, nn.Linear(12, 6))
+    model = nn.Sequential(*blocks, nn.Linear(12, 6)).to(trial.device)
     if trial.mode == "ddp":
         parallel = DistributedDataParallel(model, bucket_cap_mb=0.001)
         if trial.own:
@@ -107,7 +109,7 @@ def build(trial: Trial, world: int) -> nn.Module:
         return replicate(model)
     mesh = None
     if "hsdp" in trial.mode:
-        mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
+        mesh = init_device_mesh(trial.device, (2, world // 2), mesh_dim_names=("replicate", "shard"))
     for block in blocks:
         fully_shard(block, mesh=mesh)
         if "compiled" in trial.mode:
@@ -140,6 +142,7 @@ def train(trial: Trial, number: int, world: int, group: Any) -> dict[str, Any]:
     for step in range(1, STEPS + 1):
         inputs = torch.randn(4, 12, generator=torch.Generator().manual_seed(10 * step + number))
 
+        inputs = inputs.to(trial.device)
         faulty = trial.wire and number == 1 and step == AT
         with Wire(trial) if faulty else contextlib.nullcontext():
             for _ in range(2 if step == 2 else 1):
@@ -151,8 +154,9 @@ def train(trial: Trial, number: int, world: int, group: Any) -> dict[str, Any]:
         pickle.dumps(model)  # as without the guard
     rank.close()
     found += meeting.meet() + meeting.meet() + meeting.meet(last=True)
-    model(torch.ones(4, 12) * number).sum().backward()  # the doors stay, and ranks stay in step
-    mine = b"".join(local(p).numpy().tobytes() + local(p.grad).numpy().tobytes() for p in model.parameters())
+    model((torch.ones(4, 12) * number).to(trial.device)).sum().backward()  # the doors stay, and ranks stay in step
+    tensors = [local(each).cpu() for p in model.parameters() for each in (p, p.grad)]
+    mine = b"".join(tensor.numpy().tobytes() for tensor in tensors)
     everyone: list[Any] = [None] * world
     dist.all_gather_object(everyone, mine.hex(), group=group)
     return {
@@ -171,18 +175,30 @@ def run(trials: Sequence[Trial], folder: Path, world: int = 3, seconds: float = 
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
-def work(folder: Path, world: int, number: int) -> None:
+def work(number: int, folder: Path, world: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=world)
-    group = dist.new_group(list(range(world)))
-    for raw in json.loads((folder / "trials.json").read_text()):
+    trials = json.loads((folder / "trials.json").read_text())
+    backend = "gloo"
+    if trials[0]["device"] == "cuda":
+        backend = "nccl"
+        torch.cuda.set_device(number)
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=number, world_size=world)
+    group = dist.new_group(list(range(world)), backend="gloo")
+    for raw in trials:
         result = train(Trial(**raw), number, world, group)
         if number == 0:
             with open(folder / "results.jsonl", "a") as file:
                 file.write(json.dumps(result) + "\n")
-        dist.barrier()
+        dist.barrier(group=group)
     dist.destroy_process_group()
 
 
+def main(world: str, folder: str) -> int:
+    if json.loads(Path(folder, "trials.json").read_text())[0]["device"] == "cuda":
+        torch.multiprocessing.spawn(work, (Path(folder), int(world)), int(world))
+        return 0
+    return ranks(int(world), lambda number: work(number, Path(folder), int(world)))
+
+
 if __name__ == "__main__":
-    sys.exit(ranks(int(sys.argv[1]), functools.partial(work, Path(sys.argv[2]), int(sys.argv[1]))))
+    sys.exit(main(*sys.argv[1:]))

@@ -230,8 +230,12 @@ class Doors(Check):
         if whole.is_cuda and torch.cuda.is_current_stream_capturing():
             return "what is captured into a CUDA graph"
         size = own.numel() * own.element_size()
-        if list(owners) != sorted(owners) or len(owners) > OWNERS or size % _WORD:
-            return f"the {what}: ranks do not ascend, are more than {OWNERS}, or have shards of no multiple of 8 bytes"
+        if list(owners) != sorted(owners):
+            return f"what is gathered in the {what} by ranks that do not ascend"
+        if len(owners) > OWNERS:
+            return f"what is gathered in the {what} by more than {OWNERS} ranks"
+        if size % _WORD:
+            return f"what is gathered in the {what} from shards of no multiple of {_WORD} bytes"
         gathered = self._of(f"{what} {spelled(owners)}", owners, whole)
         if gathered is None:
             return _TOO_MUCH

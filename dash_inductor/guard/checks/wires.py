@@ -116,7 +116,9 @@ class Wires(Check):
             if tensors:
                 arriving = [Arriving(torch.cat(tensors))]
                 labels = [label for *_, label in each.twice]
-                self._queue.put(arriving, functools.partial(self._arrived, step, where, len(first), labels, arriving))
+                self._queue.put(
+                    arriving, functools.partial(self._arrived, step, where, len(first), labels, arriving, tensors)
+                )
 
     def close(self) -> None:
         """Wait for what is on its way."""
@@ -227,7 +229,16 @@ class Wires(Check):
         if self._failed is not None:
             raise self._failed
 
-    def _arrived(self, step: int, where: str, count: int, labels: Sequence[str], arriving: Sequence[Arriving]) -> None:
+    def _arrived(
+        self,
+        step: int,
+        where: str,
+        count: int,
+        labels: Sequence[str],
+        arriving: Sequence[Arriving],
+        held: Sequence[Tensor],
+    ) -> None:
+        """Tell what came out; `held` are tensors of other streams, whose memory is not used again before this."""
         numbers = arriving[0].numbers()
         digest = hashlib.blake2b(numbers[:count].tobytes(), digest_size=8).hexdigest() if count else ""
         pairs = numbers[count:].reshape(len(labels), 2, -1)
