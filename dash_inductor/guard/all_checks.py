@@ -11,8 +11,9 @@ from .checks.replicas import Replicas
 from .checks.rest import Rest
 from .checks.roll_call import RollCall
 from .checks.times import Times
+from .checks.wires import Wires
 
-BITS: tuple[type[Check], ...] = (Rest, Doors, Replicas)
+BITS: tuple[type[Check], ...] = (Rest, Doors, Wires, Replicas)
 """State at rest is looked at before anything else of a step."""
 
 CHECKS: tuple[type[Check], ...] = (Facts, Times, Data, *BITS, Replay, RollCall)

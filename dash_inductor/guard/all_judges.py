@@ -14,8 +14,9 @@ from .judges.rest import Rest
 from .judges.roll_call import RollCallJudge
 from .judges.slow import Slow
 from .judges.verdicts import Verdicts
+from .judges.wires import Wires
 
-BITS: tuple[type[Judge], ...] = (Rest, Doors, Learned, Replicas)
+BITS: tuple[type[Judge], ...] = (Rest, Doors, Wires, Learned, Replicas)
 """Those that accuse a rank by itself come first: they break ties."""
 
 JUDGES: tuple[type[Judge], ...] = (Liveness, Slow, Foreign, SameData, *BITS, ReplayJudge, RollCallJudge, Verdicts)

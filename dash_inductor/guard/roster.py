@@ -18,6 +18,7 @@ START = 60.0
 """Seconds that a rank may stand still before its second step: it compiles, and reads its first data."""
 
 _GROUPS = 4096  # of one rank
+_WAITS = 1 << 16  # that are remembered, to be shared
 
 
 class Place(NamedTuple):
@@ -32,6 +33,10 @@ class Place(NamedTuple):
         return f"{operation or 'collective'} {self.number or ''} of group {self.group}".replace("  ", " ")
 
 
+Waits = tuple[tuple[Place, str, str], ...]
+"""The first open collective of each group of a rank, with its operation and operands."""
+
+
 @dataclass(slots=True)
 class State:
     """One rank.
@@ -41,7 +46,7 @@ class State:
         changed: when the last beat came that showed progress: another step, or a collective entered or completed.
         limit: seconds without progress after which it stands still.
         groups: by process group, as `flight.waits` gives them.
-        open: the first open collective of each group.
+        open: what it waits in; ranks that wait in the same things share one object.
         pairs: open sends and receives, as `flight.pairs` gives them.
         members: of process groups, numbers of `Roster.sets`.
         left: whether it has said that it ends.
@@ -60,7 +65,7 @@ class State:
     frame: str = ""
     phase: str = ""
     limit: float = START
-    open: tuple[Place, ...] = ()
+    open: Waits = ()
     groups: dict[str, list[Any]] = field(default_factory=dict)
     pairs: list[list[Any]] = field(default_factory=list)
     members: dict[str, int] = field(default_factory=dict)
@@ -87,6 +92,7 @@ class Roster:
         self.sets, self.ending = list[tuple[int, ...]](), False
         self._processes: dict[tuple[str, int], int] = {}
         self._numbers: dict[tuple[int, ...], int] = {}  # of sets, by what they are packed into
+        self._waits: dict[Waits, Waits] = {}
 
     def take(self, message: Message, now: float) -> None:
         """One of `KINDS` has come."""
@@ -111,7 +117,7 @@ class Roster:
                 self._numbers[packed] = len(self.sets) - 1
             state.members[str(body["name"])] = self._numbers[packed]
         elif message.kind == "beat":
-            _beat(state, message, now)
+            self._beat(state, message, now)
 
     def _join(self, rank: int, body: dict[str, Any], now: float) -> None:
         state = State(rank, str(body.get("host", ""))[:LENGTH], str(body.get("node", "")), int(body.get("pid", 0)))
@@ -133,21 +139,23 @@ class Roster:
             state.status = status if isinstance(status, int) else None
             state.gone = now if state.gone is None else min(state.gone, now)
 
-
-def _beat(state: State, message: Message, now: float) -> None:
-    """A beat of a rank."""
-    body = message.body
-    groups: dict[str, list[Any]] = {
-        str(name): [int(of[0]), int(of[1]), str(of[2]), str(of[3])] for name, of in body["groups"].items()
-    }
-    if message.step != state.step or groups != state.groups:
-        state.changed = max(state.beat, now - max(0.0, float(body["idle"])))  # it has moved since its last beat
-        state.open = tuple(
-            Place(name, members, of[1] + 1)
-            for name, of in groups.items()
-            if of[0] > of[1] and (members := state.members.get(name)) is not None
-        )
-    state.beat, state.step, state.groups = now, message.step, groups
-    state.pairs = [[str(group), str(way), int(peer)] for group, way, peer in body["pairs"]]
-    state.frame, state.phase = str(body["frame"])[:LENGTH], str(body["phase"])[:LENGTH]
-    state.limit = START if state.step < 2 else max(STALL, STALL_STEPS * float(body["median"]))
+    def _beat(self, state: State, message: Message, now: float) -> None:
+        """A beat of a rank."""
+        body = message.body
+        groups: dict[str, list[Any]] = {
+            str(name): [int(of[0]), int(of[1]), str(of[2]), str(of[3])] for name, of in body["groups"].items()
+        }
+        if message.step != state.step or groups != state.groups:
+            state.changed = max(state.beat, now - max(0.0, float(body["idle"])))  # it has moved since its last beat
+            waits = tuple(
+                (Place(name, members, of[1] + 1), of[2], of[3])
+                for name, of in groups.items()
+                if of[0] > of[1] and (members := state.members.get(name)) is not None
+            )
+            if len(self._waits) > _WAITS:
+                self._waits.clear()
+            state.open = self._waits.setdefault(waits, waits)
+        state.beat, state.step, state.groups = now, message.step, groups
+        state.pairs = [[str(group), str(way), int(peer)] for group, way, peer in body["pairs"]]
+        state.frame, state.phase = str(body["frame"])[:LENGTH], str(body["phase"])[:LENGTH]
+        state.limit = START if state.step < 2 else max(STALL, STALL_STEPS * float(body["median"]))

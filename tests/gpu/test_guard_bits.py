@@ -87,7 +87,7 @@ def test_a_bit_that_flips_at_rest_is_found(name: str, waits_are_errors: Callable
         torch.cuda.set_sync_debug_mode("default")
         rank.close()
     found = [*monitor.turn(0.0), *monitor.finish(1.0)]
-    assert [check.name for check in rank.checks] == ["rest", "doors", "bits"]  # none was switched off
+    assert [check.name for check in rank.checks] == ["rest", "doors", "wires", "bits"]  # none was switched off
     assert [(f.kind, f.severity, f.ranks, f.step, f.tensor) for f in found] == (
         [("rest", "suspect", (0,), STEP, name)] if name else []
     )

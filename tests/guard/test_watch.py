@@ -100,7 +100,7 @@ def test_every_fault_is_named_in_time_and_nobody_else(tmp_path: Path) -> None:
     ids=["quick", "others"],
 )
 def test_no_guard_that_breaks_changes_a_bit_or_ends_the_training(tmp_path: Path, names: tuple[str, ...]) -> None:
-    command = torchrun(2, "tests.support.guarded_variously", str(tmp_path), *names)
+    command = [sys.executable, "-m", "tests.support.guarded_variously", str(tmp_path), *names]
     result = subprocess.run(
         command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=150, check=False
     )

@@ -26,7 +26,7 @@ PACE = 0.06
 """Seconds that a forward takes at least."""
 CALM = 2.5
 """Seconds without a fault after each."""
-HANG = 7.0
+HANG = 5.5
 LATE = 1.6
 
 

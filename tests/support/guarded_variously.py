@@ -1,6 +1,6 @@
 """Train on two processes under guards that break, and compare bits.
 
-``torchrun -m tests.support.guarded_variously FOLDER SCENARIO...``
+``python -m tests.support.guarded_variously FOLDER SCENARIO...``
 
 Prints one JSON object: by scenario, whether the parameters have the bits of a training without a guard, and what the
 guard of rank 0 says of its coverage and its findings.
@@ -8,13 +8,14 @@ guard of rank 0 says of its coverage and its findings.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,14 @@ from dash_inductor.guard import group
 from dash_inductor.guard.findings import Finding
 from dash_inductor.guard.guard import Guard
 
-STEPS = 30
+from .forked import ranks
+
+RANKS, STEPS = 2, 30
+PACED = ("clean", "killed", "full", "held")
+"""Scenarios in which something happens beside the training, which takes its time."""
 
 
-def train(in_step: Callable[[int], object] = lambda step: None) -> list[torch.Tensor]:
+def train(in_step: Callable[[int], object] = lambda step: None, pause: float = 0.0) -> list[torch.Tensor]:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -41,7 +46,7 @@ def train(in_step: Callable[[int], object] = lambda step: None) -> list[torch.Te
         optimizer.step()
         optimizer.zero_grad()
         in_step(step)
-        time.sleep(0.02)
+        time.sleep(pause)
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
@@ -92,15 +97,16 @@ def scenario(name: str, folder: Path) -> tuple[Guard, list[torch.Tensor]]:
     with guard:
         if first and name != "no folder":
             monitor(folder)
-        parameters = train(happens)
+        parameters = train(happens, 0.02 if name in PACED else 0.0)
     if name == "held" and first:
         os.kill(monitor(folder), signal.SIGKILL)
     return guard, parameters
 
 
-def main(folder: str, *names: str) -> None:
+def work(folder: str, names: Sequence[str], rank: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(RANKS))
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     expected = train()
     facts: dict[str, Any] = {}
     for name in names:
@@ -122,4 +128,4 @@ def main(folder: str, *names: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(ranks(RANKS, functools.partial(work, sys.argv[1], sys.argv[2:])))

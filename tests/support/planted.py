@@ -1,16 +1,15 @@
 """A small language model in five kinds of parallelism, trained under the guard with faults planted into single ranks.
 
-``python -m tests.support.planted RANK WORLD PORT FOLDER`` is one of the processes: it runs the trials of
-``FOLDER/trials.json``, and rank 0 writes ``FOLDER/results.jsonl``.  Messages are carried between two steps, by
+``python -m tests.support.planted WORLD FOLDER`` runs the trials of ``FOLDER/trials.json`` on so many ranks, and rank 0
+writes ``FOLDER/results.jsonl``.  Messages are carried between two steps, by
 collectives of a group of their own, so that what is found does not depend on time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-import os
-import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -45,6 +44,7 @@ from dash_inductor.guard.monitor import Monitor
 from dash_inductor.guard.rank import Rank
 
 from .distribution import ROOT
+from .forked import ranks
 from .processes import run_together
 
 WIDTH, HEADS, VOCABULARY, BLOCKS, LENGTH = 32, 4, 64, 2, 12
@@ -352,21 +352,14 @@ def train(trial: Trial, number: int, world: int, group: dist.ProcessGroup) -> di
 def run(trials: Sequence[Trial], folder: Path, world: int = 4, seconds: float = 600) -> list[dict[str, Any]]:
     """The results of trials, which processes of their own run one after the other."""
     (folder / "trials.json").write_text(json.dumps([asdict(trial) for trial in trials]))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.support.planted"]
-    commands = {f"rank {n}": [*command, str(n), str(world), str(port), str(folder)] for n in range(world)}
-    run_together(commands, seconds=seconds, folder=ROOT)
+    command = [sys.executable, "-m", "tests.support.planted", str(world), str(folder)]
+    run_together({"ranks": command}, seconds=seconds, folder=ROOT)
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
-def main() -> None:
-    number, world, port = map(int, sys.argv[1:4])
-    folder = Path(sys.argv[4])
+def work(folder: Path, world: int, number: int) -> None:
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=number, world_size=world)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=world)
     group = dist.new_group(list(range(world)))
     assert group is not None
     for raw in json.loads((folder / "trials.json").read_text()):
@@ -379,4 +372,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ranks(int(sys.argv[1]), functools.partial(work, Path(sys.argv[2]), int(sys.argv[1]))))

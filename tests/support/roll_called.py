@@ -42,6 +42,8 @@ from dash_inductor.guard.monitor import Monitor
 from dash_inductor.guard.rank import Rank
 from dash_inductor.upstream.dispatch import disable_current_modes
 
+from .forked import ranks
+
 WIDTH, HEADS, WORDS, BLOCKS, LENGTH = 32, 4, 64, 2, 13
 LEAVES = ("blocks.0.attn.q", "blocks.1.up", "blocks.0.ln1", "blocks.1.down", "head", "blocks.1.attn.out", "emb")
 
@@ -335,7 +337,11 @@ def work(rank: int, world: int, folder: str, trials: list[dict[str, Any]]) -> No
 
 def main(world: str, folder: str) -> None:
     trials = json.load(sys.stdin)
-    multiprocessing.spawn(work, (int(world), folder, trials), int(world))
+    arguments = int(world), folder, trials
+    if any(trial.get("device") == "cuda" for trial in trials):
+        multiprocessing.spawn(work, arguments, int(world))
+    elif ranks(int(world), lambda rank: work(rank, *arguments)):
+        sys.exit(1)
     print(Path(folder, "results0").read_text(encoding="utf-8"), end="")
 
 

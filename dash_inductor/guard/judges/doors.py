@@ -25,6 +25,7 @@ ANSWER = 20.0
 _REMEMBERED = 256
 _ASKED = 4
 _FINDINGS = 64
+_WHAT = ("", "forward", "backward")
 _LANES = 32  # hexadecimal digits
 
 
@@ -54,6 +55,7 @@ class Doors(Judge):
         super().__init__(job)
         self._steps: dict[tuple[int, str], _Step] = {}
         self._done: dict[tuple[int, str], None] = {}
+        self._groups: dict[str, tuple[tuple[int, ...], frozenset[int]]] = {}
         self._findings = 0
 
     def take(self, message: Message, now: float) -> None:
@@ -68,7 +70,7 @@ class Doors(Judge):
             return
         groups = body.get("groups")
         for group, steps in groups.items() if isinstance(groups, dict) else ():
-            if message.rank not in (members(group, self.job.world) or ()) or not isinstance(steps, dict):
+            if not isinstance(group, str) or message.rank not in self._owners(group)[1] or not isinstance(steps, dict):
                 continue
             for text, told in steps.items():
                 if not (text.isdecimal() and len(text) < 16 and isinstance(told, list) and len(told) == 2):
@@ -88,7 +90,7 @@ class Doors(Judge):
     def _judged(self, now: float, last: bool) -> list[Finding]:
         found: list[Finding] = []
         for key in sorted(self._steps):
-            step, owners = self._steps[key], members(key[1], self.job.world) or ()
+            step, owners = self._steps[key], self._owners(key[1])[0]
             if not step.asked:
                 if len(step.told) < len(owners):
                     if last or now - step.since > PATIENCE:
@@ -99,6 +101,17 @@ class Doors(Judge):
             if step.asked and (last or len(step.segments) == len(step.asked) or now - step.since > ANSWER):
                 found += self._finding(key, step, owners)
                 self._close(key)
+        return found
+
+    def _owners(self, group: str) -> tuple[tuple[int, ...], frozenset[int]]:
+        """The ranks that such a name means: theirs, behind what was gathered for."""
+        found = self._groups.get(group)
+        if found is None:
+            what, _, ranks = group.rpartition(" ")
+            owners = members(ranks, self.job.world) if what in _WHAT else None
+            found = owners or (), frozenset(owners or ())
+            if len(self._groups) < _REMEMBERED * _REMEMBERED:
+                self._groups[group] = found
         return found
 
     def _close(self, key: tuple[int, str]) -> None:
@@ -123,9 +136,11 @@ class Doors(Judge):
         if self._findings > _FINDINGS:
             return []
         right = [rank for rank in owners if rank not in step.wrong]
+        what, _, group = key[1].rpartition(" ")
+        collective = f"all_gather of {group}" + (f" in the {what}" if what else "")
         evidence: dict[str, Any] = {"copies": len(owners), "agree with the shards": len(right), "compared": "lanes"}
         common: dict[str, Any] = {
-            "step": key[0], "stage": "activation", "collective": f"all_gather of {key[1]}", "evidence": evidence,
+            "step": key[0], "stage": "activation", "collective": collective, "evidence": evidence,
             "groups": tuple(g for g in (tuple(right), step.wrong) if g),
         }  # fmt: skip
         own = [step.told[rank][1] for rank in owners]
@@ -137,12 +152,15 @@ class Doors(Judge):
             if segment != mine
         }
         if right or len(owners) < 2:
-            what = f"{ranks_in_words(step.wrong)} gathered other parameters than {ranks_in_words(right)} and the owners"
+            others = f"than {ranks_in_words(right)} and the owners have"
+            sentence = f"{ranks_in_words(step.wrong)} gathered other parameters {others}, in {collective}"
             evidence["segments of"] = sorted(apart)[:16]
-            return [Finding("door", "suspect", f"{what} have", ranks=step.wrong, cause="machine", **common)]
+            return [Finding("door", "suspect", sentence, ranks=step.wrong, cause="machine", **common)]
         ranks = tuple(sorted(apart)) if len(apart) < len(owners) else ()
         whose = f"of {ranks_in_words(ranks)}" if ranks else "of some rank"
-        sentence = f"all of {ranks_in_words(owners)} gathered a shard {whose} that is not what it holds"
+        sentence = (
+            f"all of {ranks_in_words(owners)} gathered a shard {whose} that is not what it holds, in {collective}"
+        )
         return [Finding("door", "suspect", sentence, ranks=ranks, cause="machine", **common)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -32,6 +33,7 @@ class Foreign(Judge):
     def __init__(self, job: Job, **settings: Any) -> None:
         super().__init__(job, **settings)
         self._facts: dict[int, dict[str, str]] = {}
+        self._counts: dict[str, Counter[str]] = {}  # ranks by the value of each fact
         self._keys: dict[int, str] = {}
         self._shapes: dict[int, str] = {}
         self._since: float | None = None
@@ -42,7 +44,10 @@ class Foreign(Judge):
         if message.kind == "joined":
             self._keys.pop(message.rank, None)
         elif message.kind == "facts":
-            self._facts[message.rank] = dict(_leaves(message.body["facts"]))
+            self._count(self._facts.pop(message.rank, {}), -1)
+            facts = {sys.intern(name): sys.intern(value) for name, value in _leaves(message.body["facts"])}
+            self._facts[message.rank] = facts
+            self._count(facts, 1)
             self._since = now
         elif message.kind == "keys":
             self._keys[message.rank] = " ".join(map(str, message.body["keys"]))
@@ -56,35 +61,51 @@ class Foreign(Judge):
         found: list[Finding] = []
         if self._since is not None and (len(self._facts) >= self.job.world or now - self._since > _PATIENCE):
             self._since = None
-            found += self._compare(self._facts, "")
+            found += self._compare(self._facts, self._counts, "")
         if self._keys_since is not None and now - self._keys_since > _PATIENCE:
             self._keys_since = None
-            for shape in set(self._shapes.values()):  # ranks with the same collectives have the same part of a model
-                peers = [rank for rank, of in self._shapes.items() if of == shape]
-                found += self._compare({r: {"numerics keys": self._keys.get(r, "")} for r in peers}, "kernels: ")
+            stages: dict[str, list[int]] = {}  # ranks with the same collectives have the same part of a model
+            for rank, shape in self._shapes.items():
+                stages.setdefault(shape, []).append(rank)
+            for peers in stages.values():
+                keys = {rank: {"numerics keys": self._keys.get(rank, "")} for rank in peers}
+                counts = Counter(of["numerics keys"] for of in keys.values())
+                found += self._compare(keys, {"numerics keys": counts}, "kernels: ")
         return found
 
     def finish(self, now: float) -> list[Finding]:
         """What is new."""
         return self.judge(now + _PATIENCE + 1)
 
-    def _compare(self, facts: Mapping[int, Mapping[str, str]], prefix: str) -> list[Finding]:
+    def _count(self, facts: Mapping[str, str], times: int) -> None:
+        for name, value in facts.items():
+            self._counts.setdefault(name, Counter())[value] += times
+
+    def _compare(
+        self, facts: Mapping[int, Mapping[str, str]], counts: Mapping[str, Mapping[str, int]], prefix: str
+    ) -> list[Finding]:
         """A majority must agree on a fact, else ranks have it for themselves."""
-        others: dict[tuple[int, ...], dict[str, list[str]]] = {}
+        common: dict[str, str] = {}
         undecided: dict[str, list[str]] = {}
-        for name in sorted({name for of in facts.values() for name in of}):
-            values = {rank: of.get(name, "nothing") for rank, of in facts.items()}
-            counts = Counter(values.values())
-            common, times = counts.most_common(1)[0]
-            if len(counts) == 1:
-                continue
-            if 2 * times <= len(values):
-                if len(counts) == 2:  # halves: one of them is foreign, and no vote tells which
-                    undecided[name] = sorted(counts)
-                continue
-            ranks = tuple(sorted(rank for rank, value in values.items() if value != common))
-            others.setdefault(ranks, {})[name] = [values[ranks[0]], common]
-        found = [self._finding(ranks, names, len(facts), prefix) for ranks, names in others.items()]
+        for name in sorted(counts):
+            values = Counter({value: times for value, times in counts[name].items() if times > 0})
+            values["nothing"] += len(facts) - values.total()
+            ((most, times),) = values.most_common(1)
+            values += Counter()  # without those that nobody has
+            if 2 * times > len(facts):
+                if len(values) > 1:
+                    common[name] = most
+            elif len(values) == 2:  # halves: one of them is foreign, and no vote tells which
+                undecided[name] = sorted(values)
+        others: dict[str, list[int]] = {name: [] for name in common}
+        for rank, of in sorted(facts.items()):
+            for name, most in common.items():
+                if of.get(name, "nothing") != most:
+                    others[name].append(rank)
+        apart: dict[tuple[int, ...], dict[str, list[str]]] = {}
+        for name, ranks in others.items():
+            apart.setdefault(tuple(ranks), {})[name] = [facts[ranks[0]].get(name, "nothing"), common[name]]
+        found = [self._finding(ranks, names, len(facts), prefix) for ranks, names in apart.items()]
         if undecided:
             found.append(self._halves(undecided, sorted(facts), prefix))
         return found

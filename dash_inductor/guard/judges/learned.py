@@ -17,6 +17,7 @@ CHANGES = 3
 _NAMES = 1 << 12  # tensors at most
 _PAGE = 200  # names of a message
 _STEPS = 64
+_AT_ONCE = 40_000  # values of ranks that one judgement looks at
 _SIZE = 2 * VALUE
 
 Key = tuple[str, str]  # stage and name
@@ -69,11 +70,15 @@ class Learned(Judge):
 
     def _certain(self) -> Iterator[tuple[Key, tuple[int, ...]]]:
         self._ranks: dict[str, tuple[int, ...]] = {}
+        room = _AT_ONCE
         for key in list(self._values):
+            if room <= 0:
+                break
             steps = self._values[key]
             for step in sorted(steps):
                 if len(steps[step]) < self.job.world and max(steps) < step + 3:
                     break  # others may still tell
+                room -= len(steps[step])
                 for rank, value in steps.pop(step).items():
                     seen = self._history.setdefault(key, {}).setdefault(rank, [])
                     if not seen or seen[-1] != value:
@@ -82,6 +87,7 @@ class Learned(Judge):
             if not history or min(map(len, history.values())) <= CHANGES:
                 continue
             self._classes[key] = None
+            room -= len(history)
             del self._values[key], self._history[key]
             groups: dict[tuple[str, ...], list[int]] = {}
             for rank in sorted(history):

@@ -6,6 +6,7 @@ until it comes to those that wait for nobody.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import statistics
@@ -19,7 +20,7 @@ from ..findings import Cause, Finding, Severity
 from ..judge import Job, Judge
 from ..messages import Message
 from ..processes import DISK, ENDED, STOPPED, words
-from ..roster import KINDS, Place, Roster, State
+from ..roster import KINDS, Place, Roster, State, Waits
 
 SILENT = 3 * PERIOD
 """Seconds without a beat after which a rank is silent."""
@@ -33,6 +34,7 @@ _AT_ONCE = 0.1  # seconds between the first of several deaths that are causes an
 _HARD = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
 _ASKED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}  # with which launchers end the others
 _SAME_OPERANDS = ("all_reduce", "allreduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base")
+_NOTHING = (0,)  # entered in a group
 _LOOK = 0.5  # seconds between two looks for hangs
 _LISTED = 512  # ranks of one list
 _SHOWN = 64  # edges of a graph that are kept as evidence
@@ -145,16 +147,25 @@ class Liveness(Judge):
         self._looked = now
         states = self._roster.states
         self._missing.clear()
-        stuck = {r: s for r, s in states.items() if s.there() and now - s.changed > s.limit}
-        edges = {r: self._waits(state) for r, state in stuck.items() if state.open or state.pairs}
+        stuck = {r: s for r, s in states.items() if now - s.changed > s.limit and s.there()}
+        edges: Edges = {}
+        alike: dict[int, dict[Place, tuple[int, ...]]] = {}  # of ranks that wait in the same collectives
+        for rank, state in stuck.items():
+            if state.pairs:
+                edges[rank] = self._waits(state)
+            elif state.open:
+                waits = alike.get(id(state.open))
+                edges[rank] = alike.setdefault(id(state.open), self._waits(state)) if waits is None else waits
         if not edges:
             return []
         desync = self._desync(edges, now)
         if desync:
             return desync
-        blocked = {rank for rank, waits in edges.items() if any(waits.values())}
-        lists = {id(others): others for waits in edges.values() for others in waits.values()}
-        awaited = {other for others in lists.values() for other in others}
+        distinct = {id(waits): waits for waits in edges.values()}
+        held = {key for key, waits in distinct.items() if any(waits.values())}
+        blocked = {rank for rank, waits in edges.items() if id(waits) in held}
+        lists = {id(others): others for waits in distinct.values() for others in waits.values()}
+        awaited = set[int]().union(*lists.values())
         if not awaited:
             return self._transport(edges, now)
         culprits = sorted(awaited - blocked)
@@ -169,11 +180,13 @@ class Liveness(Judge):
     def _waits(self, state: State) -> dict[Place, tuple[int, ...]]:
         """The open collectives of a rank, with the members that have not entered."""
         found: dict[Place, tuple[int, ...]] = {}
-        for place in state.open:
-            if place not in self._missing:
+        for place, *_ in state.open:
+            others = self._missing.get(place)
+            if others is None:
                 members, number = self._roster.sets[place.members], place.number
-                self._missing[place] = tuple(m for m in members if self._entered(m, place.group) < number)
-            found[place] = self._missing[place]
+                others = tuple(m for m in members if self._entered(m, place.group) < number)
+                self._missing[place] = others
+            found[place] = others
         for group, way, peer in state.pairs:
             at = state.members.get(group)
             if at is None or peer >= len(self._roster.sets[at]):
@@ -189,7 +202,8 @@ class Liveness(Judge):
 
     def _entered(self, rank: int, group: str) -> int:
         state = self._roster.states.get(rank)
-        return int(state.groups.get(group, (0,))[0]) if state is not None else 0
+        entered: int = state.groups.get(group, _NOTHING)[0] if state is not None else 0
+        return entered
 
     def _operation(self, place: Place, ranks: Iterable[int]) -> str:
         names = Counter(str(self._roster.states[r].groups.get(place.group, ("", "", ""))[2]) for r in ranks)
@@ -199,8 +213,12 @@ class Liveness(Judge):
         states = self._roster.states
         of = set(culprits)
         awaiting = {place for place, others in self._missing.items() if not of.isdisjoint(others)}
-        awaiting |= {p for waits in edges.values() for p, others in waits.items() if not p.number and of & set(others)}
-        places = Counter(place for waits in edges.values() for place in waits if place in awaiting)
+        pairs = [waits for rank, waits in edges.items() if states[rank].pairs]
+        awaiting |= {p for waits in pairs for p, others in waits.items() if not p.number and of & set(others)}
+        places = Counter[Place]()
+        distinct = {id(waits): waits for waits in edges.values()}
+        for key, times in Counter(map(id, edges.values())).items():
+            places.update(dict.fromkeys(awaiting.intersection(distinct[key]), times))
         place = places.most_common(1)[0][0]
         waiting = sorted(rank for rank, waits in edges.items() if waits.get(place))
         members = set(self._roster.sets[place.members])
@@ -258,13 +276,15 @@ class Liveness(Judge):
     def _desync(self, edges: Edges, now: float) -> list[Finding]:
         """Ranks that have entered different things under the same number."""
         states = self._roster.states
+        alike: dict[int, tuple[Waits, list[int]]] = {}
+        for rank in edges:
+            waits = states[rank].open
+            alike.setdefault(id(waits), (waits, []))[1].append(rank)
         at: dict[Place, dict[tuple[str, str], list[int]]] = {}
-        for rank, waits in edges.items():
-            for place in waits:
-                if place.number:
-                    _, _, operation, operands = states[rank].groups[place.group]
-                    same = operands if operation in _SAME_OPERANDS else operands.partition("[")[0]
-                    at.setdefault(place, {}).setdefault((operation, same), []).append(rank)
+        for waits, ranks in alike.values():
+            for place, operation, operands in waits:
+                same = operands if operation in _SAME_OPERANDS else operands.partition("[")[0]
+                at.setdefault(place, {}).setdefault((operation, same), []).extend(ranks)
         for place, kinds in at.items():
             if len(kinds) < 2 or not self._is_new(("desync", place)):
                 continue
@@ -354,8 +374,10 @@ class Liveness(Judge):
     def _graph(self, edges: Edges, first: Place | None = None) -> list[list[Any]]:
         """Edges for pictures: who waits, for whom, in what; those of one collective first."""
         found: list[list[Any]] = []
-        for rank, waits in sorted(edges.items(), key=lambda item: (first not in item[1], item[0])):
-            for place, others in waits.items():
+        ranks = sorted(edges)
+        order = itertools.chain(*((r for r in ranks if (first in edges[r]) is there) for there in (True, False)))
+        for rank in order:
+            for place, others in edges[rank].items():
                 found += [[rank, other, place.words(self._operation(place, [rank]))] for other in others[:4]]
             if len(found) >= _SHOWN:
                 break

@@ -41,24 +41,67 @@ def lateness(came: Matrix) -> tuple[Matrix, Matrix]:
     where it was made.
 
     Args:
-        came: when ranks came to collectives, [ranks, collectives], in any unit.
+        came: when ranks came to collectives, [..., ranks, collectives], in any unit.
 
     Returns:
-        Of each rank, [ranks]: the lateness, in the same unit, and the number of the collective before which most of it
-        was made.
+        Of each rank, [..., ranks]: the lateness, in the same unit, and the number of the collective before which most
+        of it was made.
     """
     late = came - _median_of_others(came)
     made = late.copy()
-    made[:, 1:] -= np.maximum(late[:, :-1], 0)
-    return np.maximum(late[:, -1], made.max(axis=1)), made.argmax(axis=1).astype(np.float64)
+    made[..., 1:] -= np.maximum(late[..., :-1], 0)
+    return np.maximum(late[..., -1], made.max(axis=-1)), made.argmax(axis=-1).astype(np.float64)
 
 
 def _median_of_others(values: Matrix) -> Matrix:
-    """The median of all rows but one, for each row; of many rows, that of all of them is as good."""
-    if len(values) > 32:
-        return np.broadcast_to(np.median(values, axis=0), values.shape)
-    rows = [np.median(np.delete(values, row, axis=0), axis=0) for row in range(len(values))]
-    return np.stack(rows)
+    """The median of all rows but one, for each row, [..., rows, columns]; there are two rows at least."""
+    rows = values.shape[-2]
+    middle = [(rows - 2) // 2] if rows % 2 == 0 else [(rows - 3) // 2, (rows - 1) // 2]  # among the others
+    ordered = np.partition(values, sorted({place + more for place in middle for more in (0, 1)}), axis=-2)
+    found = np.zeros_like(values)
+    for place in middle:  # who stands before this place leaves it to the next one
+        here, behind = ordered[..., place : place + 1, :], ordered[..., place + 1 : place + 2, :]
+        found += np.where(values <= here, behind, here)
+    return found / len(middle)
+
+
+class _Durations:
+    """Durations of the collectives of a step on GPUs."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[str, int], int] = {}  # of collectives, as they come
+        self._rows: tuple[list[int], list[int], list[float]] = ([], [], [])
+
+    def add(self, rank: int, rows: Sequence[Sequence[Any]]) -> None:
+        """Those of a rank: group, number and milliseconds of each."""
+        collectives, ranks, durations = self._rows
+        for group, number, duration in rows:
+            key = str(group), int(number)
+            collectives.append(self._numbers.setdefault(key, len(self._numbers)))
+            ranks.append(rank)
+            durations.append(float(duration))
+
+    def sets(self) -> list[tuple[NDArray[np.int64], Matrix]]:
+        """Sets of ranks, [sets, ranks], with the durations of their collectives, [sets, ranks, collectives].
+
+        Sets of one size with equally many collectives stand in one pair; ranks ascend in each of them.
+        """
+        found = []
+        collectives, ranks = (np.array(row, dtype=np.int64) for row in self._rows[:2])
+        order = np.lexsort((ranks, collectives))
+        collectives, ranks, durations = collectives[order], ranks[order], np.array(self._rows[2])[order]
+        first = np.flatnonzero(np.diff(collectives, prepend=-1))
+        sizes = np.diff(first, append=len(collectives))
+        for size in np.unique(sizes[sizes > 1]).tolist():
+            places = first[sizes == size][:, None] + np.arange(size)
+            members, times = ranks[places], durations[places]
+            columns: dict[bytes, list[int]] = {}  # collectives of one set
+            for row in range(len(members)):
+                columns.setdefault(members[row].tobytes(), []).append(row)
+            for number in sorted(set(map(len, columns.values()))):
+                rows = np.array([of for of in columns.values() if len(of) == number])
+                found.append((members[rows[:, 0]], times[rows].swapaxes(1, 2)))
+        return found
 
 
 class Slow(Judge):
@@ -69,6 +112,7 @@ class Slow(Judge):
     def __init__(self, job: Job, **settings: Any) -> None:
         super().__init__(job, **settings)
         self._steps: dict[int, dict[int, dict[str, Any]]] = {}
+        self._durations: dict[int, _Durations] = {}
         self._since: dict[int, float] = {}
         self._history: dict[int, int] = {}  # of a rank: a bit for each of the last `OF` steps
         self._excess: dict[int, list[tuple[int, float, float, int]]] = {}
@@ -89,7 +133,10 @@ class Slow(Judge):
         self._reporting.add(message.rank)
         if message.step <= self._done:
             return
-        self._steps.setdefault(message.step, {})[message.rank] = message.body
+        bodies = self._steps.setdefault(message.step, {})
+        if message.rank not in bodies and message.body["kernels"]:
+            self._durations.setdefault(message.step, _Durations()).add(message.rank, message.body["kernels"])
+        bodies.setdefault(message.rank, message.body)
         self._since.setdefault(message.step, now)
         if len(self._steps) > _KEPT:
             self._forget(min(self._steps))
@@ -105,9 +152,9 @@ class Slow(Judge):
             if complete or now - self._since[step] > _PATIENCE:
                 bodies = self._steps[step]
                 room -= len(bodies)
-                self._forget(step)
+                durations = self._forget(step)
                 self._done = max(self._done, step)
-                found += self._step(step, bodies)
+                found += self._step(step, bodies, durations)
         return found
 
     def excess(self) -> dict[int, float]:
@@ -121,10 +168,11 @@ class Slow(Judge):
             found += self.judge(now + _PATIENCE + 1)
         return found
 
-    def _forget(self, step: int) -> None:
+    def _forget(self, step: int) -> _Durations | None:
         del self._steps[step], self._since[step]
+        return self._durations.pop(step, None)
 
-    def _step(self, step: int, bodies: Mapping[int, Mapping[str, Any]]) -> list[Finding]:
+    def _step(self, step: int, bodies: Mapping[int, Mapping[str, Any]], durations: _Durations | None) -> list[Finding]:
         by_shape: dict[str, list[int]] = {}
         for rank, body in bodies.items():
             by_shape.setdefault(str(body["shape"]), []).append(rank)
@@ -132,9 +180,8 @@ class Slow(Judge):
         for peers in by_shape.values():
             if len(peers) > 1:
                 found += self._peers(step, sorted(peers), bodies)
-        kernels = {rank: body["kernels"] for rank, body in bodies.items() if body["kernels"]}
-        if kernels:
-            found += self._on_gpus(step, kernels, bodies)
+        if durations is not None:
+            found += self._on_gpus(step, durations.sets(), bodies)
         return found
 
     def _peers(self, step: int, peers: list[int], bodies: Mapping[int, Mapping[str, Any]]) -> list[Finding]:
@@ -156,31 +203,18 @@ class Slow(Judge):
         return self._count(step, peers, late, np.full(len(peers), np.median(came[:, -1])), where)
 
     def _on_gpus(
-        self, step: int, kernels: Mapping[int, Sequence[Any]], bodies: Mapping[int, Mapping[str, Any]]
+        self, step: int, sets: list[tuple[NDArray[np.int64], Matrix]], bodies: Mapping[int, Mapping[str, Any]]
     ) -> list[Finding]:
-        """Ranks of one process group; the rank that came last has the shortest duration."""
-        durations: dict[tuple[str, int], dict[int, float]] = {}
-        for rank, rows in kernels.items():
-            for group, number, duration in rows:
-                durations.setdefault((str(group), int(number)), {})[rank] = float(duration)
-        sets: dict[tuple[int, ...], list[dict[int, float]]] = {}
-        for of in durations.values():
-            if len(of) > 1:
-                sets.setdefault(tuple(sorted(of)), []).append(of)
-        found: list[Finding] = []
-        worst: dict[int, tuple[float, float]] = {}
-        for ranks, columns in sets.items():
-            late, where = lateness(-np.array([[of[rank] for of in columns] for rank in ranks], dtype=np.float64))
-            for rank, value, place in zip(ranks, late.tolist(), where.tolist(), strict=True):
-                if value > worst.get(rank, (0.0, 0.0))[0]:
-                    worst[rank] = value, place
-        peers = sorted({rank for ranks in sets for rank in ranks})
-        if peers:
-            late = np.array([worst.get(rank, (0.0, 0.0))[0] for rank in peers])
-            places = np.array([worst.get(rank, (0.0, 0.0))[1] for rank in peers])
-            base = np.median([float(bodies[rank]["total"]) for rank in peers]) - late.max()
-            found += self._count(step, peers, late, np.full(len(peers), max(base, 1e-3)), places)
-        return found + self._transfers(step, sets)
+        """Sets of ranks (`_Durations.sets`); the rank that came last has the shortest duration."""
+        if not sets:
+            return []
+        peers = np.unique(np.concatenate([groups.ravel() for groups, _ in sets]))
+        late, places = _latest(sets, peers)
+        base = np.median([float(bodies[rank]["total"]) for rank in peers.tolist()]) - late.max()
+        found = self._count(step, peers.tolist(), late, np.full(len(peers), max(base, 1e-3)), places)
+        for groups, durations in sets:
+            found += self._transfers(step, groups, durations)
+        return found
 
     def _count(self, step: int, peers: Sequence[int], late: Matrix, base: Matrix, where: Matrix) -> list[Finding]:
         """Count a step for ranks of one kind, and name those that were slow often enough."""
@@ -229,26 +263,28 @@ class Slow(Judge):
             },
         )
 
-    def _transfers(self, step: int, sets: Mapping[tuple[int, ...], Sequence[Mapping[int, float]]]) -> list[Finding]:
+    def _transfers(self, step: int, groups: NDArray[np.int64], durations: Matrix) -> list[Finding]:
         """Groups of equal size with equally many collectives: their shortest durations are those of the transfer."""
-        alike: dict[tuple[int, int], list[tuple[int, ...]]] = {}
-        for ranks, columns in sets.items():
-            alike.setdefault((len(ranks), len(columns)), []).append(ranks)
+        if len(groups) < 3:
+            return []
+        times = np.median(durations.min(axis=1), axis=1, keepdims=True)
+        ratios = (times / np.maximum(_median_of_others(times), 1e-6))[:, 0]
+        above = (ratios > LINK).nonzero()[0].tolist()
+        if len(above) > max(1, len(groups) // 4):
+            above = []
+        if self._links:
+            those = set(map(tuple, groups.tolist()))
+            for group in those.intersection(self._links):
+                self._links[group] = self._links[group] << 1 & (1 << OF) - 1
         found = []
-        for groups in alike.values():
-            if len(groups) < 3:
-                continue
-            shortest = np.array([[min(of.values()) for of in sets[group]] for group in groups])
-            times = np.median(shortest, axis=1, keepdims=True)
-            ratios = (times / np.maximum(_median_of_others(times), 1e-6))[:, 0].tolist()
-            slow = [group for group, ratio in zip(groups, ratios, strict=True) if ratio > LINK]
-            for group in groups:
-                bit = int(group in slow and len(slow) <= max(1, len(groups) // 4))
-                self._links[group] = (self._links.get(group, 0) << 1 | bit) & (1 << OF) - 1
-                if self._links[group].bit_count() >= LAST and ("link", group) not in self._told:
-                    self._told.add(("link", group))
-                    place = groups.index(group)
-                    found.append(self._link(group, step, float(times[place, 0]), ratios[place], len(groups)))
+        for place in above:
+            group = tuple(groups[place].tolist())
+            self._links[group] = self._links.get(group, 0) | 1
+            if self._links[group].bit_count() >= LAST and ("link", group) not in self._told:
+                self._told.add(("link", group))
+                found.append(self._link(group, step, float(times[place, 0]), float(ratios[place]), len(groups)))
+        for group in [group for group, history in self._links.items() if not history]:
+            del self._links[group]
         return found
 
     def _link(self, group: tuple[int, ...], step: int, time: float, ratio: float, groups: int) -> Finding:
@@ -265,3 +301,19 @@ class Slow(Judge):
             cause="wire",
             evidence={"shortest_ms": round(time, 3), "ratio": round(ratio, 2)},
         )
+
+
+def _latest(sets: Sequence[tuple[NDArray[np.int64], Matrix]], peers: NDArray[np.int64]) -> tuple[Matrix, Matrix]:
+    """Of each rank, [peers]: how late it came to collectives at most, by their durations, and to which one of a set."""
+    who, by, where = [], [], []
+    for groups, durations in sets:
+        late, place = lateness(-durations)
+        who.append(np.searchsorted(peers, groups).ravel())
+        by.append(late.ravel())
+        where.append(place.ravel())
+    rows, late, place = np.concatenate(who), np.concatenate(by), np.concatenate(where)
+    order = np.argsort(late, kind="stable")  # of equal rows the last one counts
+    worst, at = np.zeros(len(peers)), np.zeros(len(peers))
+    worst[rows[order]] = np.maximum(late[order], 0)
+    at[rows[order]] = place[order]
+    return worst, at
