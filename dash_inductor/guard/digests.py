@@ -57,6 +57,24 @@ class Leaves:
     labels: Labels
     lanes: bytes
 
+    @classmethod
+    def of(cls, rows: Sequence[tuple[str, str, bytes]]) -> Leaves:
+        """Leaves by name, description and lanes of each."""
+        names, descriptions, lanes = zip(*rows, strict=True) if rows else ((), (), ())
+        return cls(Labels(names, descriptions), b"".join(lanes))
+
+    def which(self) -> int:
+        """The first six digits of the root as a number; this one and the next are of 64 bits with a sign."""
+        return int(self.labels.digest(), 16)
+
+    def number(self) -> int:
+        """The root without its first six digits."""
+        return _signed(hashlib.blake2b(self.lanes, digest_size=ROOT).digest())
+
+    def numbers(self) -> list[int]:
+        """One for each leaf."""
+        return [_signed(bytes.fromhex(self._leaf(number))) for number in range(len(self.labels.names))]
+
     def root(self) -> str:
         """Six digits of all names, dtypes and shapes, then sixteen of all lanes."""
         return self.labels.digest() + hashlib.blake2b(self.lanes, digest_size=ROOT).hexdigest()
@@ -89,6 +107,10 @@ class Leaves:
         raw = self.lanes[_LANES * number : _LANES * (number + 1)]
         low, high = (int.from_bytes(raw[half : half + 8], "little", signed=True) for half in (0, 8))
         return digest(low, high, self.labels.descriptions[number]).hex()[: 2 * ROOT]
+
+
+def _signed(content: bytes) -> int:
+    return int.from_bytes(content[:8], "little", signed=True)
 
 
 def short(content: bytes) -> str:
