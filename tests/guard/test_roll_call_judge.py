@@ -117,17 +117,30 @@ def test_one_rank_that_contradicts_itself_is_no_fault_of_the_program() -> None:
     assert (found.kind, found.ranks, found.cause) == ("roll_call", (1,), "machine")
 
 
-@pytest.mark.parametrize(
-    ("steady", "named"), [((True, False), (1,)), ((False, True), (0,)), ((True, True), ()), ((False, False), ())]
-)
+@pytest.mark.parametrize("at", [0, 1, None])
 @pytest.mark.parametrize("purpose", ["licence", "scheduled"])
-def test_of_two_replicas_the_one_that_contradicts_itself_is_named(
-    steady: tuple[bool, bool], named: tuple[int, ...], purpose: str
-) -> None:
-    bodies = [told("ab"[n], operator=[EQUAL, BAD][n], steady=steady[n], purpose=purpose) for n in (0, 1)]
-    (found,) = judge(bodies)
-    assert (found.severity, found.ranks) == (("verdict", named) if named else ("suspect", (0, 1)))
+@pytest.mark.parametrize("apart", [False, True])
+def test_of_two_replicas_the_one_that_contradicts_itself_is_named(at: int | None, purpose: str, apart: bool) -> None:
+    """Also after their parameters have parted; what else differs then is an effect."""
+    other = wrong("", "", "dd", "cc", "0") if apart else BAD
+    of = [{"contradicts": ["gradient of activation", "down"]} if n == at else {} for n in (0, 1)]
+    bodies = [told("ab"[n], operator=[EQUAL, other][n], purpose=purpose, **of[n]) for n in (0, 1)]
+    judge_ = RollCallJudge(Job(2))
+    if apart:
+        judge_.heed(TIE, 0.0)
+    for rank, body in enumerate(bodies):
+        judge_.take(Message("roll_call", rank, 7, body), 0.0)
+    findings = judge_.judge(0.0)
+    if at is None and apart:
+        assert findings == []
+        return
+    (found,) = findings
+    severity = "verdict" if at is not None and not apart else "suspect"
+    assert (found.severity, found.ranks) == (severity, (0, 1) if at is None else (at,))
     assert found.cause == "machine"
+    if at is not None:
+        assert (found.stage, found.tensor) == ("gradient of activation", "down")
+        assert "it repeats: a defect of this machine" in found.sentence
 
 
 def test_missing_ranks_are_waited_for_and_findings_are_told_once() -> None:
@@ -152,7 +165,7 @@ def test_missing_ranks_are_waited_for_and_findings_are_told_once() -> None:
         {"once": [["a"]]},
         {"unrepeated": 3},
         {"unrepeated": ["a"]},
-        {"steady": "yes"},
+        {"contradicts": "up"},
         {"operator": ["a"]},
         {"operator": [*EQUAL[:4], "-1"]},
         {"first": "1"},

@@ -55,8 +55,8 @@ class Trial:
         mode: "ddp", "fsdp", "hsdp", "tp", "replicate".
         kind: "clean"; "forward" and "backward": a bit of a module's result, or of its gradient, is flipped below
             PyTorch, so that no operator shows it; "operator": of the result of an operator; "unseeded": random numbers
-            from a generator of the program's own; "set": ranks add in different orders; "reduced": of the gradient of
-            the module's weight, before the optimizer uses it.
+            from a generator of the program's own; "set": ranks add in different orders; "local": of the gradient
+            of the module's weight, as this rank has computed it; "reduced": before the optimizer uses it.
         rank, module, bit, element: where.
         first: the step from which on it strikes.
         once: strikes at the first execution only.
@@ -203,6 +203,10 @@ class Fault:
         elif trial.kind in ("forward", "backward"):  # inside of the module, as a kernel that computes wrongly
             module = model.get_submodule(trial.module)
             module.forward = functools.partial(self._call, module.forward)  # type: ignore[method-assign]
+        elif trial.kind == "local":
+            self._watched: set[int] = set()
+            self._watch_weight(module := model.get_submodule(trial.module))
+            self.handles.append(module.register_forward_pre_hook(self._watch_weight))
         elif trial.kind == "operator":
             current.append(self)
             model.between = torch.ops.dash_inductor_test.between  # type: ignore[method-assign]
@@ -219,6 +223,13 @@ class Fault:
             return False
         self.struck |= on
         return on
+
+    def _watch_weight(self, module: nn.Module, args: Any = None) -> None:
+        """FSDP2 puts other tensors into the place of parameters."""
+        weight = module.weight
+        if isinstance(weight, Tensor) and not isinstance(weight, DTensor) and id(weight) not in self._watched:
+            self._watched.add(id(weight))
+            weight.register_hook(self._strike_back)
 
     def _call(self, forward: Callable[..., Tensor], *args: Any) -> Tensor:
         result = forward(*args)

@@ -11,7 +11,12 @@ agree over the guard's own group that all of them can, then the rank whose turn 
 * Where ranks differ, they run it again, in eager code, with every operator hashed: an operator whose inputs are equal
   and whose result differs speaks of the machine, different inputs or other operators speak of the program.
 * Two ranks cannot vote.  So they run it once more with all samples one place further: a rank whose result does not move
-  with its sample contradicts itself, which it does if its defect is at a place of a result.
+  with its sample contradicts itself, which it does if its defect is at a place of a result.  And once more with a
+  backward that begins with zeros: a rank whose gradients are not all zero contradicts itself too.  What more than one
+  rank of the same work does, is what the program does (sums over samples depend on their order).  Neither needs equal
+  parameters, so that it also holds after replicas have parted.
+* A roll call that the monitor orders is held at the next step whose number `AGREE` divides, if all ranks have the order
+  by then: they ask each other, so that none holds it alone.
 * What ranks legitimately compute differently (the shards of tensor parallelism, experts) is compared only with ranks
   that do the same work, see `execution.Execution.work`.
 """
@@ -33,7 +38,7 @@ from ...observers import active
 from ...observers.names import Names
 from ...upstream.eager import in_backward, not_compiled
 from ..check import Check, Host
-from ..execution import Digest, Execution
+from ..execution import Digest, Execution, zero
 from ..messages import Message
 from ..micro_batch import MicroBatch, compiled, fit_for_graphs, in_eager_code, seed_all, undisturbed
 from ..operators import Operator, OperatorLog
@@ -219,12 +224,7 @@ class RollCall(Check):
                 second = run()[0]
             body |= self._compared(first, second, peers)
             body |= self._operators(run, peers, repeats)
-            if batch is not None and batch.samples() > 1 and "label" in body:
-                label = body.pop("label")
-                turned = self._run(batch.turned(), seed=self._seed * 1_000_003 + step, turned=batch.samples())[0]
-                values = [{_label(d): d.value for d in digests}.get(label) for digests in (first, turned)]
-                body["steady"] = values[0] is not None and values[0] == values[1]
-            body.pop("label", None)
+            body |= self._contradiction(batch, first, peers, self._seed * 1_000_003 + step)
             if purpose == LICENCE:
                 self._exclude(first, peers)
         self.rank.coverage.count(self.name, calls=1, tensors=len(kept))
@@ -247,11 +247,16 @@ class RollCall(Check):
             return batch, f"inputs of rank {of} do not fit: {described(error)}"[:300]
 
     def _run(
-        self, batch: MicroBatch | None, seed: int, log: OperatorLog | None = None, turned: int = 0
+        self,
+        batch: MicroBatch | None,
+        seed: int,
+        log: OperatorLog | None = None,
+        turned: int = 0,
+        silent: bool = False,
     ) -> tuple[list[Digest], str, str]:
         """Digests of one run, the work of this rank, and why the run has failed."""
         watches = any(observer.watches_graphs for observer in active.observers) and log is None
-        execution = Execution(self._names, watches, turned)
+        execution = Execution(self._names, watches, turned, silent=silent)
         around = fit_for_graphs()
         failed = ""
         try:
@@ -288,11 +293,31 @@ class RollCall(Check):
             mine = next((n for n, (a, b) in enumerate(pairs) if a != b), len(rows[self.rank.number]))
             found = min(number for (number,) in group.gather([mine]))
         start = max(0, found - 1)
-        label = {"label": _label(kept[0][found])} if found < len(kept[0]) else {}
-        return {"first": found, "start": start, **label} | {
+        return {"first": found, "start": start} | {
             name: [[d.phase, d.tensor[:200], d.value[:8].hex()] for d in digests[start : start + _WINDOW]]
             for name, digests in zip(("once", "again"), kept, strict=True)
         }
+
+    def _contradiction(
+        self, batch: MicroBatch | None, first: list[Digest], peers: list[list[int]], seed: int
+    ) -> dict[str, Any]:
+        """The first digest in which this rank contradicts itself, where no other rank of the same work does."""
+        found: list[tuple[int, str, Digest]] = []  # place among all digests, and in which execution
+        places = {_label(digest): place for place, digest in enumerate(first)}
+        if batch is not None:
+            silent = self._run(batch.silenced(), seed, silent=True)[0]
+            found += [(places.get(_label(d), 0), "silent", d) for d in silent if d.value != zero()]
+        if batch is not None and batch.samples() > 1:
+            turned = self._run(batch.turned(), seed, turned=batch.samples())[0]
+            there = [(places.get(_label(d)), d) for d in turned]
+            found += [(n, "turned", d) for n, d in there if n is not None and d.value != first[n].value]
+        found.sort(key=lambda each: each[0])
+        mine = [_hash(f"{how} {_label(digest)}") for _, how, digest in found]
+        rows = self.rank.group.gather_padded(mine)
+        own = next(ranks for ranks in peers if self.rank.number in ranks)
+        others = {number for rank in own if rank != self.rank.number for number in rows[rank]}
+        alone = next((d for (_, _, d), number in zip(found, mine, strict=True) if number not in others), None)
+        return {} if alone is None or len(own) < 2 else {"contradicts": [alone.phase, alone.tensor[:200]]}
 
     def _operators(self, run: Callable[..., Any], peers: list[list[int]], repeats: bool) -> dict[str, Any]:
         """The first operator in which ranks differ, or in which two runs of this rank do."""

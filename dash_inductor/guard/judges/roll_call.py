@@ -95,15 +95,15 @@ class RollCallJudge(Judge):
     def _is_effect(self, finding: Finding) -> bool:
         """Whether a rank whose state is known to differ, and ranks that gather its parameters, compute with these.
 
-        Then one group has none of them, and no other is larger.
+        Then one group has none of them, and no other is larger; or all groups have some, because no majority said which
+        of them are right.
         """
+        evidence = finding.evidence
+        if evidence.get("contradicts itself") or evidence.get("inputs of the operator") in ("equal", "changed"):
+            return False
         untouched = [group for group in finding.groups if self._apart.isdisjoint(group)]
         largest = max(map(len, finding.groups), default=0)
-        return (
-            finding.evidence.get("inputs of the operator") == "different"
-            and len(untouched) == 1
-            and len(untouched[0]) == largest
-        )
+        return bool(finding.groups) and (not untouched or (len(untouched) == 1 and len(untouched[0]) == largest))
 
 
 def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Finding | None:
@@ -140,6 +140,10 @@ def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Findin
         return _program(f"two runs of step {step} on the same rank differ", _unrepeated(told, unsteady), common)
     accused = unsteady or tuple(sorted(rank for of in differing for rank in minority(of)))
     contradicts = () if accused else _contradicts(told, differing)
+    if contradicts:
+        phase, tensor = told[contradicts[0]]["contradicts"]
+        common |= {"stage": phase, "tensor": tensor}
+        common["evidence"]["contradicts itself"] = True
     asked = _asked(told, accused or contradicts, differing)
     common["operator"] = _operator(told, accused or contradicts or tuple(told))
     common["evidence"]["inputs of the operator"] = asked
@@ -154,12 +158,15 @@ def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Findin
             f"{named(phase, tensor)} on the same micro-batch; no majority says which is right"
         )
         return Finding("roll_call", "suspect", sentence, MACHINE, suspects, cause=_cause(asked), **common)
+    # Three executions are as many votes: the run, its repetition, and the operators of a third one.
+    given_equal = asked != "different"
+    if contradicts:
+        asked = "equal"  # to the meaning it does not matter that others have been given something else
     repeated = "same" if contradicts else _again(accused, again, once, differing, bool(unsteady))
     common["evidence"]["again"] = repeated
     sentence = _sentence(step, placed(accused or contradicts, job), len(accused or contradicts), named(phase, tensor))
     sentence += "; ".join(filter(None, (_agreement(told, differing, contradicts), _meaning(repeated, asked))))
-    # Three executions are as many votes: the run, its repetition, and the operators of a third one.
-    severity: Severity = "verdict" if repeated != "right" and differing and asked != "different" else "suspect"
+    severity: Severity = "verdict" if repeated != "right" and differing and given_equal else "suspect"
     return Finding("roll_call", severity, sentence, MACHINE if asked != "different" else DOCTOR,
                    accused or contradicts, cause=_cause(asked), **common)  # fmt: skip
 
@@ -172,7 +179,7 @@ def _agreement(
     told: Mapping[int, Any], differing: list[tuple[tuple[int, ...], ...]], contradicts: tuple[int, ...]
 ) -> str:
     if contradicts:
-        return "results there do not move with their samples, while those of the other replica do"
+        return "what it computes there contradicts what it computes elsewhere, and no other rank does so"
     return f"{max(len(of[0]) for of in differing)} of {len(told)} ranks agree with each other" if differing else ""
 
 
@@ -259,13 +266,8 @@ def _asked(
 def _contradicts(
     told: Mapping[int, Mapping[str, Any]], differing: list[tuple[tuple[int, ...], ...]]
 ) -> tuple[int, ...]:
-    """Of two halves, the ranks of the one that contradicts itself when samples are turned, if the other does not."""
-    found: list[int] = []
-    for of in differing:
-        steady = [{told[rank].get("steady") for rank in group} for group in of]
-        if len(of) == 2 and {True} in steady and {False} in steady:
-            found += of[steady.index({False})]
-    return tuple(sorted(found))
+    """Where no majority decides, the ranks that contradict themselves; the others do not in the same place."""
+    return tuple(sorted(rank for of in differing for group in of for rank in group if "contradicts" in told[rank]))
 
 
 def _operator(told: Mapping[int, Mapping[str, Any]], of: tuple[int, ...]) -> str:
@@ -289,7 +291,7 @@ def _sound(body: Mapping[str, Any]) -> bool:
         and type(body.get("of")) is int
         and isinstance(body.get("work"), str)
         and isinstance(body.get("repeats"), bool)
-        and isinstance(body.get("steady", False), bool)
+        and ("contradicts" not in body or _texts(body["contradicts"], 2))
         and all(type(body.get(name, 0)) is int for name in ("first", "start"))
         and all(_texts(digest, 3) for digest in (*lists[0], *lists[1]))
         and all(_texts(operator, 5) and operator[4].isdecimal() and len(operator[4]) < 6 for operator in operators)
