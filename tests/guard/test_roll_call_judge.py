@@ -11,7 +11,8 @@ from dash_inductor.guard.checks.roll_call import place
 from dash_inductor.guard.findings import Finding
 from dash_inductor.guard.judge import Job
 from dash_inductor.guard.judges.replay import ReplayJudge
-from dash_inductor.guard.judges.roll_call import PATIENCE, RollCallJudge
+from dash_inductor.guard.judges.rest import SINCE
+from dash_inductor.guard.judges.roll_call import BESIDE, PATIENCE, RollCallJudge
 from dash_inductor.guard.judges.verdicts import Verdicts
 from dash_inductor.guard.messages import Message
 from dash_inductor.guard.votes import classes, first_difference, groups, minority
@@ -33,7 +34,7 @@ def judge(bodies: list[dict[str, Any]], job: Job | None = None, step: int = 7) -
     judge_ = RollCallJudge(job or Job(len(bodies)))
     for rank, body in enumerate(bodies):
         judge_.take(Message("roll_call", rank, step, body), 0.0)
-    return judge_.judge(0.0)
+    return judge_.judge(0.0) + judge_.judge(BESIDE)
 
 
 def wrong(*operator: str) -> list[str]:
@@ -149,7 +150,7 @@ def test_missing_ranks_are_waited_for_and_findings_are_told_once() -> None:
     for rank, body in enumerate(bodies):
         judge_.take(Message("roll_call", rank, 7, body), 1.0)
     assert judge_.judge(2.0) == []
-    (found,) = judge_.judge(2.0 + PATIENCE)
+    (found,) = [*judge_.judge(2.0 + PATIENCE), *judge_.judge(2.0 + PATIENCE + BESIDE)]
     assert found.ranks == (1,)
     assert found.evidence["ranks that told"] == 3
     for rank, body in enumerate(bodies):
@@ -225,6 +226,9 @@ def suspect(kind: Any, rank: int, step: int | None = 9, **more: Any) -> Finding:
 
 TIE = Finding("bits", "suspect", "x", ranks=(0, 1), step=9, groups=((0,), (1,)), stage="parameter", tensor="w")
 
+GIVEN_OTHERS = {"inputs of the operator": "different"}
+OF_ONE_DIGEST = [suspect("bits", 1, 8, stage="parameter"), suspect("rest", 1, evidence={SINCE: 8})]
+
 
 @pytest.mark.parametrize(
     ("facts", "named"),
@@ -276,6 +280,46 @@ def test_a_roll_call_that_was_ordered_and_finds_nothing_says_that_the_fault_stru
     assert "does not repeat" in found.sentence
 
 
+@pytest.mark.parametrize(
+    ("facts", "named"),
+    [
+        # The state behind the update of step 8 was hashed once, for both.
+        ([suspect("bits", 1, 8, stage="parameter"), suspect("rest", 1, evidence={SINCE: 8})], False),
+        ([suspect("bits", 1, 8, stage="gradient"), suspect("rest", 1, evidence={SINCE: 8})], True),
+        ([suspect("bits", 1, 9, stage="parameter"), suspect("rest", 1, evidence={SINCE: 8})], True),
+        ([suspect("bits", 1, 8, stage="parameter"), suspect("rest", 1, evidence={SINCE: None})], True),
+        # One of three facts depends on another one.
+        ([*OF_ONE_DIGEST, suspect("replay", 1)], True),
+        ([*OF_ONE_DIGEST, suspect("roll_call", 1, evidence=GIVEN_OTHERS, groups=((0, 2), (1,)))], False),
+        # What a rank computes with another state is an effect of it.
+        ([suspect("bits", 1), suspect("roll_call", 1, evidence=GIVEN_OTHERS, groups=((0, 2), (1,)))], False),
+        ([suspect("bits", 1), suspect("roll_call", 1, groups=((0, 2), (1,)))], True),
+        ([TIE, suspect("roll_call", 1, evidence={**GIVEN_OTHERS, "contradicts itself": True})], True),
+        # The process table was read for both.
+        ([suspect("dead", 1), suspect("stopped", 1)], False),
+        ([suspect("dead", 1), suspect("hang", 1)], True),
+    ],
+)  # fmt: skip
+def test_facts_that_one_error_explains_are_no_verdict(facts: list[Finding], named: bool) -> None:
+    for order in (facts, facts[::-1]):
+        verdicts = Verdicts(Job(4))
+        for fact in order:
+            verdicts.heed(fact, 0.0)
+        assert [finding.ranks for finding in verdicts.judge(0.0)] == [(1,)] * named
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_may_be_an_effect_waits_for_other_checks(apart: bool) -> None:
+    judge_ = RollCallJudge(Job(4))
+    good, effect = told("g", operator=EQUAL), told("x", operator=wrong("", "", "dd", "cc", "0"))
+    for rank, body in enumerate([good, effect, good, good]):
+        judge_.take(Message("roll_call", rank, 16, body), 0.0)
+    assert judge_.judge(0.0) == []
+    if apart:
+        judge_.heed(suspect("bits", 1), 1.0)
+    assert [finding.ranks for finding in judge_.judge(BESIDE)] == [(1,)] * (not apart)
+
+
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("known", [False, True])
 def test_ranks_whose_state_is_known_to_differ_are_not_accused_of_the_effect(known: bool, world: int) -> None:
@@ -286,7 +330,7 @@ def test_ranks_whose_state_is_known_to_differ_are_not_accused_of_the_effect(know
         judge_.heed(suspect("rest", 1), 0.0)
     for rank, body in enumerate([good, effect, good, good][:world]):
         judge_.take(Message("roll_call", rank, 16, body), 0.0)
-    assert [finding.ranks for finding in judge_.judge(0.0)] == ([] if known else [(1,) if world == 4 else (0, 1)])
+    assert [finding.ranks for finding in judge_.finish(0.0)] == ([] if known else [(1,) if world == 4 else (0, 1)])
     assert bool(job.coverage.to_dict()) == known
 
 
@@ -300,7 +344,7 @@ def test_ranks_that_gather_parameters_of_a_rank_that_is_known_to_differ_show_the
         judge_.heed(suspect("bits", apart), 0.0)
     for rank, body in enumerate(values):
         judge_.take(Message("roll_call", rank, 16, body), 0.0)
-    assert [finding.ranks for finding in judge_.judge(0.0)] == named
+    assert [finding.ranks for finding in judge_.finish(0.0)] == named
 
 
 def test_another_rank_than_the_one_that_is_known_to_differ_is_accused() -> None:
@@ -309,4 +353,4 @@ def test_another_rank_than_the_one_that_is_known_to_differ_is_accused() -> None:
     judge_.heed(suspect("rest", 1), 0.0)
     for rank, body in enumerate([good, good, good, bad]):
         judge_.take(Message("roll_call", rank, 16, body), 0.0)
-    assert [finding.ranks for finding in judge_.judge(0.0)] == [(3,)]
+    assert [finding.ranks for finding in judge_.finish(0.0)] == [(3,)]

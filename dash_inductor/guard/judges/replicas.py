@@ -25,6 +25,9 @@ PATIENCE = 30.0
 ANSWER = 20.0
 """Seconds in which ranks answer what is below a root; they do so between two steps."""
 
+BESIDE = 4.0
+"""Seconds for which two halves that differ wait for what other checks say of them."""
+
 _AHEAD = 8  # steps of a class that have been compared behind one that is incomplete
 _REMEMBERED = 256  # steps
 _ASKED = 2  # ranks of each group
@@ -175,8 +178,11 @@ class Replicas(Judge):
         self._cases.sort(key=_Case.key)
         named_: set[int] = set()
         while self._cases and (self._cases[0].done or last):
-            case = self._cases.pop(0)
+            case = self._cases[0]
             ranks, how = self._accused(case)
+            if how == "tie" and not last and now - case.since < BESIDE:
+                break
+            self._cases.pop(0)
             if found and set(ranks) <= named_:
                 continue  # another class shows the same ranks
             named_ |= set(ranks)

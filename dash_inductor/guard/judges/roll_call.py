@@ -27,6 +27,9 @@ Asked = Literal["equal", "changed", "different", "unknown"]
 PATIENCE = 30.0
 """Seconds after the first rank's message, after which a roll call is judged without those that are missing."""
 
+BESIDE = 4.0
+"""Seconds for which a finding waits that may be an effect of what other checks have not said yet."""
+
 DOCTOR = (
     "Nothing is blamed on a machine by repetition from now on. Run dash-inductor doctor on the program to find what is "
     "not deterministic."
@@ -47,6 +50,7 @@ class RollCallJudge(Judge):
         self._off = False
         self._named: set[tuple[Any, ...]] = set()  # what was found already
         self._apart: set[int] = set()  # ranks whose state is known to differ
+        self._waiting: list[tuple[float, Finding]] = []  # for what others say of ranks whose state differs
 
     def take(self, message: Message, now: float) -> None:
         """A rank has told of a roll call."""
@@ -66,31 +70,39 @@ class RollCallJudge(Judge):
             for step, told in self._told.items()
             if len(told) == self.job.world or now > self._since[step] + PATIENCE
         ]
-        return self._judge(done)
+        return self._judge(done, now, last=False)
 
     def finish(self, now: float) -> list[Finding]:
         """Findings about all roll calls."""
-        return self._judge(list(self._told))
+        return self._judge(list(self._told), now, last=True)
 
-    def _judge(self, steps: list[int]) -> list[Finding]:
-        found = []
+    def _judge(self, steps: list[int], now: float, last: bool) -> list[Finding]:
         for step in sorted(steps):
             self._judged.add(step)
             self._since.pop(step)
             finding = judged(step, self._told.pop(step), self.job)
-            if finding is not None and self._is_effect(finding):
+            if finding is not None:
+                self._waiting.append((now, finding))
+        found = []
+        waiting, self._waiting = self._waiting, []
+        for since, finding in waiting:
+            if self._is_effect(finding):
                 self.job.coverage.unseen("roll_call", "ranks whose state is known to differ compute with it")
-                continue
-            if finding is None or self._off or (finding.ranks, finding.stage, finding.operator) in self._named:
-                continue
-            self._named.add((finding.ranks, finding.stage, finding.operator))
-            found.append(finding)
-            if finding.kind == "nondeterminism":
-                self._off, ranks = True, tuple(range(self.job.world))
-                for check in ("roll_call", "replay"):
-                    body = {"off": "the program is not deterministic"}
-                    self.job.orders.append((ranks, Message(check, 0, step, body)))
+            elif may_be_effect(finding) and not last and now - since < BESIDE:
+                self._waiting.append((since, finding))
+            elif not self._off and (finding.ranks, finding.stage, finding.operator) not in self._named:
+                self._named.add((finding.ranks, finding.stage, finding.operator))
+                found.append(finding)
+                self._look_at_program(finding)
         return found
+
+    def _look_at_program(self, finding: Finding) -> None:
+        """If it is not deterministic, nothing is run again."""
+        if finding.kind == "nondeterminism":
+            self._off, ranks = True, tuple(range(self.job.world))
+            for check in ("roll_call", "replay"):
+                body = {"off": "the program is not deterministic"}
+                self.job.orders.append((ranks, Message(check, 0, finding.step or 0, body)))
 
     def _is_effect(self, finding: Finding) -> bool:
         """Whether a rank whose state is known to differ, and ranks that gather its parameters, compute with these.
@@ -98,12 +110,18 @@ class RollCallJudge(Judge):
         Then one group has none of them, and no other is larger; or all groups have some, because no majority said which
         of them are right.
         """
-        evidence = finding.evidence
-        if evidence.get("contradicts itself") or evidence.get("inputs of the operator") in ("equal", "changed"):
+        if not may_be_effect(finding):
             return False
         untouched = [group for group in finding.groups if self._apart.isdisjoint(group)]
         largest = max(map(len, finding.groups), default=0)
-        return bool(finding.groups) and (not untouched or (len(untouched) == 1 and len(untouched[0]) == largest))
+        return not untouched or (len(untouched) == 1 and len(untouched[0]) == largest)
+
+
+def may_be_effect(finding: Finding) -> bool:
+    """Whether ranks may differ in a roll call because their state does, which other checks have to say."""
+    evidence = finding.evidence
+    given = evidence.get("inputs of the operator")
+    return bool(finding.groups) and given in ("different", "unknown") and not evidence.get("contradicts itself")
 
 
 def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Finding | None:
