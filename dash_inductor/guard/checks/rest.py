@@ -6,7 +6,8 @@ changed are copied out, and nobody waits for them.  A change that PyTorch knows 
 the program: the monitor asks whether every rank made it.
 
 Gradients rest from the end of the last backward to the optimizer, unless the program writes them meanwhile, for example
-because it clips them.  Which backward is the last one is known from the step before.
+because it clips them.  Which backward is the last one is known from the step before.  Scalers of losses write them past
+PyTorch's versions: then gradients are not looked at.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class Rest(Check):
         self._count = 0  # backwards that have ended in this step
         self._last: set[int] = set()  # the number of those before which optimizers have stepped in the step before
         self._stepped: set[int] = set()  # the same of this step
+        self._scaled = False
         self._gradients: dict[int, tuple[int, list[Hashed]]] = {}  # by optimizer, with that number
 
     def step_began(self, step: int) -> None:
@@ -92,11 +94,18 @@ class Rest(Check):
         if not active.is_on(self.rank):
             return
         self._count += 1
-        if self._every and self.rank.step % self._every == 0 and self._count in self._last:
+        on = self._every > 0 and self.rank.step % self._every == 0 and not self._scaled
+        if on and self._count in self._last:
             for number, alive in self._alive.items():
                 if (optimizer := alive()) is not None:
                     parts = self._state.hash(self.name, self._state.gradients(optimizer))
                     self._gradients[number] = self._count, parts
+
+    def scaler_updated(self) -> None:
+        """A scaler of losses has unscaled gradients."""
+        if not self._scaled:
+            self.rank.coverage.unseen(self.name, "gradients, because a scaler of losses writes them")
+        self._scaled = True
 
     def _no_gradients(self, error: Exception) -> None:
         self._gradients.clear()
