@@ -75,9 +75,15 @@ def local(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def mark(plain: Tensor) -> tuple[int, int]:
-    """What changes if PyTorch writes a tensor, or puts it elsewhere."""
-    return (0 if plain.is_inference() else plain._version), plain.data_ptr()
+def mark(plain: Tensor, whole: Tensor) -> tuple[int, int]:
+    """What changes if PyTorch writes a tensor, or puts it elsewhere.
+
+    Args:
+        plain: the part of it that lies in this rank, `local`.
+        whole: the tensor, whose version alone counts what is written by way of a DTensor.
+    """
+    version = sum(0 if each.is_inference() else each._version for each in {id(t): t for t in (plain, whole)}.values())
+    return version, plain.data_ptr()
 
 
 class State:
@@ -194,7 +200,7 @@ class State:
         by_device: dict[torch.device, Hashed] = {}
         tensors: dict[torch.device, list[Tensor]] = {}
         on_cpu = 0
-        for entry, plain in self._seen(check, entries):
+        for entry, whole, plain in self._seen(check, entries):
             if plain.device.type == "cpu":
                 on_cpu += plain.numel() * plain.element_size()
                 if on_cpu > ON_CPU:
@@ -203,13 +209,13 @@ class State:
             hashed = by_device.setdefault(plain.device, Hashed())
             hashed.entries.append(entry)
             hashed.descriptions.append(_description(plain.dtype, plain.shape))
-            hashed.marks.append(mark(plain))
+            hashed.marks.append(mark(plain, whole))
             tensors.setdefault(plain.device, []).append(plain)
         for device, hashed in by_device.items():
             hashed.lanes = lanes_of(tensors[device])
         return list(by_device.values())
 
-    def _seen(self, check: str, entries: Sequence[Entry]) -> Iterator[tuple[Entry, Tensor]]:
+    def _seen(self, check: str, entries: Sequence[Entry]) -> Iterator[tuple[Entry, Tensor, Tensor]]:
         for entry in entries:
             tensor = entry.tensor()
             if tensor is None:
@@ -220,7 +226,7 @@ class State:
             if reason:
                 self.rank.coverage.unseen(check, f"{entry.stage} {entry.name[:100]} is {reason}")
             elif plain.numel():
-                yield entry, plain
+                yield entry, tensor, plain
 
 
 @functools.lru_cache(maxsize=4096)
