@@ -325,9 +325,7 @@ def _not_reduced(roots: Sequence[nn.Module]) -> Iterator[None]:
         yield
 
 
-def _gradients(
-    result: Any, gradients: dict[int, Tensor], seed: int | None, turned: int
-) -> list[tuple[Tensor, Tensor]]:
+def _gradients(result: Any, gradients: dict[int, Tensor], seed: int | None, turned: int) -> list[tuple[Tensor, Tensor]]:
     """What the backward of a result begins with; see `MicroBatch.run`."""
     results = results_of(result)
     if gradients:

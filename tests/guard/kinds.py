@@ -194,8 +194,14 @@ def other_input(run: Run, now: str, stack: ExitStack) -> Fact | None:
     return {"tensor": ""}
 
 
-def computed(what: str, modules: tuple[str, ...], persists: bool = False, unstable: bool = False) -> Plant:
-    """A module computes its result ("activation"), or what it gives back, wrongly; once, or from now on."""
+def computed(
+    what: str, modules: tuple[str, ...], persists: bool = False, unstable: bool = False, inputs: bool = False
+) -> Plant:
+    """A module computes its result ("activation"), or what it gives back, wrongly; once, or from now on.
+
+    Args:
+        inputs: it is what the module is given that is wrong.
+    """
 
     def plant(run: Run, now: str, stack: ExitStack) -> Fact | None:
         if now != "begin" or not run.here:
@@ -219,14 +225,18 @@ def computed(what: str, modules: tuple[str, ...], persists: bool = False, unstab
         def call(*args: Any) -> Tensor:
             if what == "local gradient":
                 back(module.weight)
+            elif what == "activation" and inputs:
+                strike(args[0])
             result: Tensor = forward(*args)
-            if what == "activation":
+            if what == "activation" and not inputs:
                 strike(result)
             elif what == "gradient of activation" and torch.is_grad_enabled():
                 result.register_hook(strike)
             return result
 
         watched: set[int] = set()
+        if what == "local gradient":
+            back(module.weight)  # before anybody looks
         module.forward = call  # type: ignore[method-assign]
         stack.callback(functools.partial(setattr, module, "forward", forward))
         return {"tensor": f"{what} {name}{'.weight' * (what == 'local gradient')}", "bit": bit}
@@ -270,7 +280,8 @@ KINDS = {
     "embedding": Kind(computed("activation", ("emb",)), ALL, ("replay",), without=REPLAY),
     "head": Kind(computed("activation", ("head",)), ALL, ("replay",), without=REPLAY),
     "attention": Kind(
-        computed("activation", ("blocks.0.attn", "blocks.1.attn")), ALL, ("replay",), without=REPLAY
+        computed("activation", ("blocks.0.attn.out", "blocks.1.attn.out"), inputs=True), ALL, ("replay",),
+        without=REPLAY,
     ),
     "backward": Kind(computed("gradient of activation", INNER), ALL, ("replay",), without=REPLAY),
     "local gradient": Kind(computed("local gradient", INNER), ALL, ("replay",), without=REPLAY),

@@ -124,7 +124,7 @@ def test_one_rank_that_contradicts_itself_is_no_fault_of_the_program() -> None:
 def test_of_two_replicas_the_one_that_contradicts_itself_is_named(at: int | None, purpose: str, apart: bool) -> None:
     """Also after their parameters have parted; what else differs then is an effect."""
     other = wrong("", "", "dd", "cc", "0") if apart else BAD
-    of = [{"contradicts": ["gradient of activation", "down"]} if n == at else {} for n in (0, 1)]
+    of = [{"contradicts": ["gradient of activation", "down", "9"]} if n == at else {} for n in (0, 1)]
     bodies = [told("ab"[n], operator=[EQUAL, other][n], purpose=purpose, **of[n]) for n in (0, 1)]
     judge_ = RollCallJudge(Job(2))
     if apart:
@@ -142,6 +142,22 @@ def test_of_two_replicas_the_one_that_contradicts_itself_is_named(at: int | None
     if at is not None:
         assert (found.stage, found.tensor) == ("gradient of activation", "down")
         assert "it repeats: a defect of this machine" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("at", "named"), [({1: "7"}, (1,)), ({1: "7", 3: "9"}, (1,)), ({1: "7", 3: "7"}, ()), ({}, ())], ids=str
+)
+def test_without_peers_the_rank_that_contradicts_itself_first_is_a_suspect(
+    at: dict[int, str], named: tuple[int, ...]
+) -> None:
+    healthy = {"purpose": "scheduled", "of": 0, "count": 9, "repeats": True}
+    bodies = [{**healthy, "work": f"{rank} of 4"} for rank in range(4)]
+    for rank, number in at.items():
+        bodies[rank]["contradicts"] = ["activation", f"up{number}", number]
+    found = judge(bodies)
+    assert [(each.severity, each.ranks, each.tensor, each.cause) for each in found] == (
+        [("suspect", named, "up7", "machine")] if named else []
+    )
 
 
 def test_missing_ranks_are_waited_for_and_findings_are_told_once() -> None:
@@ -167,6 +183,7 @@ def test_missing_ranks_are_waited_for_and_findings_are_told_once() -> None:
         {"unrepeated": 3},
         {"unrepeated": ["a"]},
         {"contradicts": "up"},
+        {"contradicts": ["activation", "up", "-1"]},
         {"operator": ["a"]},
         {"operator": [*EQUAL[:4], "-1"]},
         {"first": "1"},

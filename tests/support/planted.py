@@ -40,6 +40,7 @@ from dash_inductor.guard.channel import Local
 from dash_inductor.guard.check import Check
 from dash_inductor.guard.checks import roll_call
 from dash_inductor.guard.checks.replay import Replay
+from dash_inductor.guard.checks.replayed_update import ReplayedUpdate
 from dash_inductor.guard.checks.roll_call import RollCall
 from dash_inductor.guard.findings import Finding
 from dash_inductor.guard.judge import Job
@@ -191,6 +192,10 @@ class Trial:
     fact: dict[str, Any] = field(default_factory=dict)
 
 
+def as_it_is(batch: Tensor) -> Tensor:
+    return batch
+
+
 @dataclass
 class Run:
     """What a fault can be planted into."""
@@ -200,7 +205,7 @@ class Run:
     called: nn.Module
     model: LanguageModel
     optimizer: torch.optim.Optimizer
-    read: Callable[[Tensor], Tensor] = staticmethod(lambda batch: batch)
+    read: Callable[[Tensor], Tensor] = as_it_is
 
     @property
     def here(self) -> bool:
@@ -315,7 +320,8 @@ def train(trial: Trial, number: int, world: int, group: dist.ProcessGroup) -> di
     meeting = Meeting(number, world, group)
     rank = Rank(number, world, meeting.channel)
     settings = OFF | trial.settings
-    together = [kind for kind, name in ((Replay, "replay"), (RollCall, "roll_call")) if settings[name]]
+    more = ((ReplayedUpdate, "replay"), (Replay, "replay"), (RollCall, "roll_call"))
+    together = [kind for kind, name in more if settings[name]]
     checks: list[Check] = [kind(rank, **settings) for kind in (*all_checks.BITS, *together)]
     rank.checks = list(checks)
     rank.start()

@@ -12,7 +12,7 @@ If honest ranks differ everywhere, or most do not repeat their own bits, the pro
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from ..findings import Cause, Finding, Severity
@@ -34,6 +34,7 @@ DOCTOR = (
     "Nothing is blamed on a machine by repetition from now on. Run dash-inductor doctor on the program to find what is "
     "not deterministic."
 )
+_CONTRADICTS = "what it computes there contradicts what it computes elsewhere, and no other rank does so"
 MACHINE = "Run dcgmi diag -r 3 there, and take the machine out of service if it fails."
 
 
@@ -132,7 +133,7 @@ def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Findin
         job: whose ranks these are.
     """
     if not any("first" in body for body in told.values()):
-        return None
+        return _without_peers(step, told, job)
     licence = any(body["purpose"] == "licence" for body in told.values())
     once, again = (_values(told, name) for name in ("once", "again"))
     peers = [ranks for ranks in classes({rank: body["work"] for rank, body in told.items()}) if len(ranks) > 1]
@@ -159,7 +160,7 @@ def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Findin
     accused = unsteady or tuple(sorted(rank for of in differing for rank in minority(of)))
     contradicts = () if accused else _contradicts(told, differing)
     if contradicts:
-        phase, tensor = told[contradicts[0]]["contradicts"]
+        phase, tensor, _ = told[contradicts[0]]["contradicts"]
         common |= {"stage": phase, "tensor": tensor}
         common["evidence"]["contradicts itself"] = True
     asked = _asked(told, accused or contradicts, differing)
@@ -197,7 +198,7 @@ def _agreement(
     told: Mapping[int, Any], differing: list[tuple[tuple[int, ...], ...]], contradicts: tuple[int, ...]
 ) -> str:
     if contradicts:
-        return "what it computes there contradicts what it computes elsewhere, and no other rank does so"
+        return _CONTRADICTS
     return f"{max(len(of[0]) for of in differing)} of {len(told)} ranks agree with each other" if differing else ""
 
 
@@ -284,8 +285,29 @@ def _asked(
 def _contradicts(
     told: Mapping[int, Mapping[str, Any]], differing: list[tuple[tuple[int, ...], ...]]
 ) -> tuple[int, ...]:
-    """Where no majority decides, the ranks that contradict themselves; the others do not in the same place."""
-    return tuple(sorted(rank for of in differing for group in of for rank in group if "contradicts" in told[rank]))
+    """Where no majority decides, the ranks that contradict themselves first; the others do not in the same place."""
+    return _first_to_contradict(told, [rank for of in differing for group in of for rank in group])
+
+
+def _first_to_contradict(told: Mapping[int, Mapping[str, Any]], ranks: Iterable[int]) -> tuple[int, ...]:
+    places = {rank: int(told[rank]["contradicts"][2]) for rank in ranks if "contradicts" in told[rank]}
+    return tuple(sorted(rank for rank, place in places.items() if place == min(places.values())))
+
+
+def _without_peers(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Finding | None:
+    """Where no rank has done the work of another: who contradicts itself alone."""
+    accused = _first_to_contradict(told, told)
+    if len(accused) != 1:
+        return None
+    body = told[accused[0]]
+    phase, tensor, _ = body["contradicts"]
+    sentence = _sentence(step, placed(accused, job), 1, named(phase, tensor)) + _CONTRADICTS
+    evidence = {
+        "roll call": body["purpose"], "micro-batch of rank": body["of"], "ranks that told": len(told),
+        "ranks": job.world, "contradicts itself": True,
+    }  # fmt: skip
+    return Finding("roll_call", "suspect", sentence, MACHINE, accused, step, phase, tensor, cause="machine",
+                   evidence=evidence)  # fmt: skip
 
 
 def _operator(told: Mapping[int, Mapping[str, Any]], of: tuple[int, ...]) -> str:
@@ -309,11 +331,16 @@ def _sound(body: Mapping[str, Any]) -> bool:
         and type(body.get("of")) is int
         and isinstance(body.get("work"), str)
         and isinstance(body.get("repeats"), bool)
-        and ("contradicts" not in body or _texts(body["contradicts"], 2))
+        and ("contradicts" not in body or _is_place(body["contradicts"]))
         and all(type(body.get(name, 0)) is int for name in ("first", "start"))
         and all(_texts(digest, 3) for digest in (*lists[0], *lists[1]))
         and all(_texts(operator, 5) and operator[4].isdecimal() and len(operator[4]) < 6 for operator in operators)
     )
+
+
+def _is_place(value: Any) -> bool:
+    """Phase, tensor and number of a digest."""
+    return _texts(value, 3) and value[2].isdecimal() and len(value[2]) < 12
 
 
 def _texts(value: Any, count: int) -> bool:
