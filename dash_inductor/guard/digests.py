@@ -13,10 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
+from ..observers.fingerprints.arriving import Arriving as Arriving
 from ..observers.fingerprints.fingerprint import digest
 from .roots import WHICH
 
@@ -135,32 +132,6 @@ class Ring:
     def get(self, step: int, key: Any) -> Any:
         """None if it is not kept (any more)."""
         return self._steps.get(step, {}).get(key)
-
-
-class Arriving:
-    """Numbers on their way from a device to the host; nobody waits for them."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._arrived: torch.cuda.Event | None = None
-        if not tensor.is_cuda:
-            self._host = tensor.clone()
-            return
-        with torch.cuda.device(tensor.device):
-            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._host.copy_(tensor, non_blocking=True)
-            self._arrived = torch.cuda.Event()
-            self._arrived.record()
-
-    def here(self) -> bool:
-        """Whether they have arrived."""
-        return self._arrived is None or self._arrived.query()
-
-    def numbers(self) -> np.ndarray[Any, Any]:
-        """The numbers; waits for them if they are not here yet."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        found: np.ndarray[Any, Any] = self._host.numpy()
-        return found
 
 
 class Queue:

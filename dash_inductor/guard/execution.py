@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..errors import described
 from ..observers import active, phases
-from ..observers.fingerprints.fingerprint import description, digest, fingerprint, why_unseen
+from ..observers.fingerprints.fingerprint import description, digest, fingerprint, local, why_unseen
 from ..observers.fingerprints.lane_buffer import LaneBuffer
 from ..observers.modules import Modules
 from ..observers.names import Names
@@ -165,7 +165,7 @@ class Execution(Observer):
     def _observe(self, phase: str, tensors: Sequence[tuple[str, Tensor]]) -> None:
         with self._lock, disable_current_modes():
             for name, tensor in tensors:
-                plain = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+                plain = local(tensor)
                 if why_unseen(plain):
                     continue
                 if self._silent:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from ..observers import phases
 from ..observers.fingerprints.fingerprint import add_lanes, description, why_unseen
+from ..observers.fingerprints.fingerprint import local as local
 from ..observers.fingerprints.sizes import LANES
-from ..observers.names import Names, unwrapped
+from ..observers.names import Names, state_of, unwrapped
 from .check import Host
 from .classes import Classes
 
@@ -59,20 +59,6 @@ class Hashed:
     descriptions: list[str] = field(default_factory=list)
     marks: list[tuple[int, int]] = field(default_factory=list)
     lanes: Tensor = field(default_factory=lambda: torch.empty(0, LANES, dtype=torch.int64))
-
-
-def _state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """The tensors that an optimizer keeps for a parameter, in the order of their names."""
-    state = optimizer.state.get(parameter) or {}
-    return {str(key): state[key] for key in sorted(state, key=str) if isinstance(state[key], Tensor)}
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that lies in this rank."""
-    if isinstance(tensor, DTensor):
-        with torch.no_grad():
-            return tensor.to_local()
-    return tensor
 
 
 def mark(plain: Tensor, whole: Tensor) -> tuple[int, int]:
@@ -139,7 +125,7 @@ class State:
             tensor
             for group in optimizer.param_groups
             for parameter in group["params"]
-            for tensor in (parameter, *_state(optimizer, parameter).values())
+            for tensor in (parameter, *state_of(optimizer, parameter).values())
         ]
         known = self._entries.get(id(optimizer), [])
         if len(known) == len(tensors) and all(e.tensor() is t for e, t in zip(known, tensors, strict=True)):
@@ -147,7 +133,7 @@ class State:
         found: list[Entry] = []
         for name, parameter in self.names.of_parameters(optimizer):
             found.append(Entry(phases.PARAMETER, name, weakref.ref(parameter), self.classes.of(parameter)))
-            for key, value in _state(optimizer, parameter).items():
+            for key, value in state_of(optimizer, parameter).items():
                 ranks = self.classes.of(parameter, value)
                 found.append(Entry(phases.OPTIMIZER_STATE, f"{name} {key}", weakref.ref(value), ranks))
         self._entries[id(optimizer)] = found
