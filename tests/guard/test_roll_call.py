@@ -36,6 +36,7 @@ TRIALS: dict[str, dict[str, Any]] = {
     "replicate backward": {**BACKWARD, "mode": "replicate", "rank": 2, "module": "blocks.1.down", "bit": 3},
     "compiled forward": {**FORWARD, "compiled": True, "rank": 3, "module": "", "bit": 0},
     "tp forward": {**FORWARD, "mode": "tp", "rank": 2, "module": "blocks.0.up"},
+    "tp local": {**FORWARD, "kind": "local", "mode": "tp", "rank": 2, "module": "blocks.0.up"},
     "unseeded": {"kind": "unseeded", "steps": 2, "replay": 100},
     "set": {"kind": "set", "steps": 2},
     "stop": {"rank": 1, "stop": True, "first": 2, "steps": 3, "every": 0},
@@ -123,10 +124,11 @@ def test_the_same_faults_are_not_seen_without_the_check(results: dict[str, dict[
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("kind", ["forward", "local"])
 def test_of_two_ranks_of_the_same_shards_the_one_that_contradicts_itself_is_named(
-    results: dict[str, dict[str, Any]],
+    results: dict[str, dict[str, Any]], kind: str
 ) -> None:
-    (found,) = results["tp forward"]["findings"]
+    (found,) = results[f"tp {kind}"]["findings"]
     assert (found["severity"], found["ranks"]) == ("verdict", [2])
     assert found["groups"] == [[0], [2]]
 
