@@ -142,8 +142,8 @@ class Total:
             sum(each.named for each in scores),
             sum(each.tie for each in scores),
             sum(
-                kind is not None and result["trial"]["mode"] in kind.unseen
-                for kind, result in zip(kinds, kept, strict=True)
+                kind is not None and result["trial"]["mode"] in kind.unseen and not each.named
+                for kind, result, each in zip(kinds, kept, scores, strict=True)
             ),
             sum(each.step and each.named for each in scores),
             sum(each.tensor and each.named for each in scores),

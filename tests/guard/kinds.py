@@ -37,7 +37,7 @@ class Kind:
         modes: in which it can happen.
         named_by: kinds of findings, of which one must name the rank, and the step unless `later`.
         tie: modes in which two copies cannot say which is right, so that both are accused.
-        unseen: modes in which nothing that is checked shows it: no replica exists, or it comes before the first digest.
+        unseen: modes in which nothing but a replay can show it: no replica exists, or it comes before the first digest.
         without: settings that switch off what finds it.
         later: steps after the fault in which it may be found.
         persists: it strikes at every execution from its step on.
@@ -67,7 +67,7 @@ def flipped(moment: str, stage: str, tensors: Tensors, times: int = 1) -> Plant:
             return None
         draw, index, bit = _drawn(run)
         name, tensor = draw.choice([pair for pair in tensors(run) if _size(pair[1])])
-        for number in range(times):
+        for number in range(min(times, _size(tensor))):
             flip(tensor, index + number, bit)
         return {"tensor": f"{stage} {name}", "bit": bit}
 
@@ -96,17 +96,17 @@ def replicated_gradients(run: Run) -> Iterable[tuple[str, Tensor]]:
     return [(name, p.grad) for name, p in replicated(run) if p.grad is not None]
 
 
-def state(run: Run, of: Tensors = parameters) -> Iterable[tuple[str, Tensor]]:
+def state(run: Run) -> Iterable[tuple[str, Tensor]]:
     return [
         (f"{name} {key}", value)
-        for name, parameter in of(run)
+        for name, parameter in run.model.named_parameters()
         for key, value in sorted(run.optimizer.state[parameter].items())
         if isinstance(value, Tensor)
     ]
 
 
 def moments(run: Run) -> Iterable[tuple[str, Tensor]]:
-    return [pair for pair in state(run, replicated) if "exp_avg" in pair[0]]
+    return [pair for pair in state(run) if "exp_avg" in pair[0]]
 
 
 def buffers(run: Run) -> Iterable[tuple[str, Tensor]]:
@@ -264,10 +264,12 @@ KINDS = {
     "gradient": Kind(flipped("reduced", "gradient", gradients), ALL, ("rest",), without=("rest", "every")),
     "reduction": Kind(reduction, ALL, ("bits",), tie=("hsdp",), unseen=("fsdp",), without=REPLICAS),
     "update": Kind(
-        stepped("parameter", replicated), ALL, ("bits",), tie=("hsdp",), unseen=("fsdp",), without=REPLICAS
+        stepped("parameter", parameters), ALL, ("bits", "replay"), tie=("hsdp",), unseen=("fsdp",),
+        without=("every", "replay"),
     ),
     "state update": Kind(
-        stepped("optimizer state", moments), ALL, ("bits",), tie=("hsdp",), unseen=("fsdp",), without=REPLICAS
+        stepped("optimizer state", moments), ALL, ("bits", "replay"), tie=("hsdp",), unseen=("fsdp",),
+        without=("every", "replay"),
     ),
     "learning rate": Kind(
         settings_of_the_step(1.5), ALL, ("bits",), tie=("hsdp",), unseen=("fsdp",), without=REPLICAS

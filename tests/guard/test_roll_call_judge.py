@@ -237,6 +237,23 @@ def test_replays(third: str, words: str) -> None:
     assert (found.kind, found.ranks) == ("nondeterminism", ())
 
 
+@pytest.mark.parametrize(("accused", "named"), [(2, [2]), (None, []), (0, [])])
+def test_ranks_that_share_what_has_changed_are_not_accused_of_it(accused: int | None, named: list[int]) -> None:
+    """Rank 0 has not differed, or is not here any more."""
+    job = Job(4)
+    judge_ = ReplayJudge(job)
+    body = {"phase": "activation", "tensor": "up", "once": "a", "again": "b", "third": "b", "alike": 3}
+    for rank in (1, 2, 3):
+        judge_.take(Message("replay", rank, 9, body), 0.0)
+    judge_.take(Message("replay", 1, 9, {**body, "alike": "3"}), 0.0)
+    assert [finding.ranks for finding in judge_.judge(0.0)] == [(1,)], "no number: a rank alone"
+    if accused is not None:
+        judge_.heed(suspect("rest", accused), 1.0)
+    found = judge_.judge(1.0) or judge_.finish(2.0)
+    assert [rank for finding in found for rank in finding.ranks] == named
+    assert [finding.severity for finding in found] == ([] if accused == 0 else ["suspect" if named else "note"])
+
+
 def suspect(kind: Any, rank: int, step: int | None = 9, **more: Any) -> Finding:
     return Finding(kind, "suspect", "x", ranks=(rank,), step=step, **more)
 
