@@ -249,7 +249,7 @@ def test_ranks_that_share_what_has_changed_are_not_accused_of_it(accused: int | 
     assert [finding.ranks for finding in judge_.judge(0.0)] == [(1,)], "no number: a rank alone"
     if accused is not None:
         judge_.heed(suspect("rest", accused), 1.0)
-    found = judge_.judge(1.0) or judge_.finish(2.0)
+    found = judge_.judge(1.0) or [*judge_.finish(2.0), *judge_.judge(2.0)]
     assert [rank for finding in found for rank in finding.ranks] == named
     assert [finding.severity for finding in found] == ([] if accused == 0 else ["suspect" if named else "note"])
 
@@ -343,7 +343,8 @@ def test_facts_that_one_error_explains_are_no_verdict(facts: list[Finding], name
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_what_may_be_an_effect_waits_for_other_checks(apart: bool) -> None:
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_may_be_an_effect_waits_for_other_checks(apart: bool, ends: bool) -> None:
     judge_ = RollCallJudge(Job(4))
     good, effect = told("g", operator=EQUAL), told("x", operator=wrong("", "", "dd", "cc", "0"))
     for rank, body in enumerate([good, effect, good, good]):
@@ -351,7 +352,15 @@ def test_what_may_be_an_effect_waits_for_other_checks(apart: bool) -> None:
     assert judge_.judge(0.0) == []
     if apart:
         judge_.heed(suspect("bits", 1), 1.0)
-    assert [finding.ranks for finding in judge_.judge(BESIDE)] == [(1,)] * (not apart)
+    if ends:
+        assert judge_.finish(1.0) == []
+    found = judge_.judge(1.0 if ends else BESIDE)
+    assert [finding.ranks for finding in found] == [(1,)] * (not apart and not ends)
+    (why,) = judge_.job.coverage.to_dict().get("roll_call", {"unseen": ["nothing"]})["unseen"]
+    assert why == (
+        "ranks whose state is known to differ compute with it" if apart
+        else "the run has ended before it was known whether ranks are equal" if ends else "nothing"
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -364,7 +373,9 @@ def test_ranks_whose_state_is_known_to_differ_are_not_accused_of_the_effect(know
         judge_.heed(suspect("rest", 1), 0.0)
     for rank, body in enumerate([good, effect, good, good][:world]):
         judge_.take(Message("roll_call", rank, 16, body), 0.0)
-    assert [finding.ranks for finding in judge_.finish(0.0)] == ([] if known else [(1,) if world == 4 else (0, 1)])
+    assert [finding.ranks for finding in (*judge_.judge(0.0), *judge_.judge(BESIDE))] == (
+        [] if known else [(1,) if world == 4 else (0, 1)]
+    )
     assert bool(job.coverage.to_dict()) == known
 
 
@@ -378,7 +389,7 @@ def test_ranks_that_gather_parameters_of_a_rank_that_is_known_to_differ_show_the
         judge_.heed(suspect("bits", apart), 0.0)
     for rank, body in enumerate(values):
         judge_.take(Message("roll_call", rank, 16, body), 0.0)
-    assert [finding.ranks for finding in judge_.finish(0.0)] == named
+    assert [finding.ranks for finding in (*judge_.judge(0.0), *judge_.judge(BESIDE))] == named
 
 
 def test_another_rank_than_the_one_that_is_known_to_differ_is_accused() -> None:
@@ -387,4 +398,4 @@ def test_another_rank_than_the_one_that_is_known_to_differ_is_accused() -> None:
     judge_.heed(suspect("rest", 1), 0.0)
     for rank, body in enumerate([good, good, good, bad]):
         judge_.take(Message("roll_call", rank, 16, body), 0.0)
-    assert [finding.ranks for finding in judge_.finish(0.0)] == [(3,)]
+    assert [finding.ranks for finding in (*judge_.judge(0.0), *judge_.judge(BESIDE))] == [(3,)]

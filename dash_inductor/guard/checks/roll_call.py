@@ -315,7 +315,8 @@ class RollCall(Check):
         places = {_label(digest): place for place, digest in enumerate(first)}
         if batch is not None:
             silent = self._run(batch.silenced(), seed, silent=True)[0]
-            found += [(places.get(_label(d), 0), "silent", d) for d in silent if d.value != zero()]
+            nothing = zero()
+            found += [(places.get(_label(d), 0), "silent", d) for d in silent if d.value != nothing]
         if batch is not None and batch.samples() > 1:
             turned = self._run(batch.turned(), seed, turned=batch.samples())[0]
             there = [(places.get(_label(d)), d) for d in turned if d.phase != phases.LOCAL_GRADIENT]

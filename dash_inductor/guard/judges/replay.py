@@ -26,7 +26,7 @@ class ReplayJudge(Judge):
     def __init__(self, job: Job, **settings: Any) -> None:
         super().__init__(job, **settings)
         self._found: list[Finding] = []
-        self._off = False
+        self._off = self._finished = False
         self._alike: dict[int, tuple[float, list[Message]]] = {}  # by step, of ranks that differ in the same place
         self._accused: dict[int, set[int]] = {}  # by step
 
@@ -63,17 +63,18 @@ class ReplayJudge(Judge):
 
     def judge(self, now: float) -> list[Finding]:
         """What is new."""
-        return self._judged(now, last=False)
+        return self._judged(now, wait=not self._finished)
 
     def finish(self, now: float) -> list[Finding]:
-        """What is new, when nobody will say more."""
-        return self._judged(now, last=True)
+        """What is new; what ranks share waits for `judge`, after other checks have spoken."""
+        self._finished = True
+        return self._judged(now, wait=True)
 
-    def _judged(self, now: float, last: bool) -> list[Finding]:
+    def _judged(self, now: float, wait: bool) -> list[Finding]:
         found, self._found = self._found, []
         for step, (since, messages) in sorted(self._alike.items()):
             accused = self._accused.get(step)
-            if accused is None and now - since < BESIDE and not last:
+            if accused is None and wait and (self._finished or now - since < BESIDE):
                 continue
             del self._alike[step]
             if accused is None:

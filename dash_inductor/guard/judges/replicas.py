@@ -75,6 +75,7 @@ class Replicas(Judge):
         self._compared: dict[str, dict[int, None]] = {}  # steps of each class
         self._apart: dict[str, set[int]] = {}  # ranks of a class that are known to differ
         self._cases: list[_Case] = []
+        self._finished = False
 
     def take(self, message: Message, now: float) -> None:
         """Roots, or what is below one."""
@@ -99,11 +100,12 @@ class Replicas(Judge):
 
     def judge(self, now: float) -> list[Finding]:
         """What is new."""
-        return self._judged(now, last=False)
+        return self._judged(now, last=self._finished, wait=not self._finished)
 
     def finish(self, now: float) -> list[Finding]:
-        """What is new, when nobody will say more."""
-        return self._judged(now, last=True)
+        """What is new, when nobody will say more; halves that differ wait for `judge`, after what others have found."""
+        self._finished = True
+        return self._judged(now, last=True, wait=True)
 
     def _take_roots(self, rank: int, of: str, steps: Any, now: float) -> None:
         if of not in self._members and len(self._members) < 1 << 16:
@@ -118,7 +120,7 @@ class Replicas(Judge):
                 self._roots.setdefault((step, of), {})[rank] = tuple(roots)
                 self._since.setdefault((step, of), now)
 
-    def _judged(self, now: float, last: bool) -> list[Finding]:
+    def _judged(self, now: float, last: bool, wait: bool) -> list[Finding]:
         for step, of in sorted(self._roots):
             ranks, here = self._members[of], self._roots[step, of]
             compared = self._compared.setdefault(of, {})
@@ -134,7 +136,7 @@ class Replicas(Judge):
             compared[step] = None
             while len(compared) > _REMEMBERED:
                 del compared[min(compared)]
-        return self._conclude(now, last)
+        return self._conclude(now, last, wait)
 
     def _compare(self, step: int, of: str, roots: Mapping[int, tuple[str, ...]], now: float) -> None:
         self.job.coverage.count("bits", compared=len(roots))
@@ -170,7 +172,7 @@ class Replicas(Judge):
         body = {"step": case.step, "class": case.of, "stage": case.stage, "path": case.path}
         self.job.orders.append((case.ranks, Message("bits", 0, case.step, body)))
 
-    def _conclude(self, now: float, last: bool) -> list[Finding]:
+    def _conclude(self, now: float, last: bool, wait: bool) -> list[Finding]:
         for case in self._cases:
             if not case.done and (last or len(case.answers) == len(case.ranks) or now - case.asked > ANSWER):
                 self._descend(case, now)
@@ -180,7 +182,7 @@ class Replicas(Judge):
         while self._cases and (self._cases[0].done or last):
             case = self._cases[0]
             ranks, how = self._accused(case)
-            if how == "tie" and not last and now - case.since < BESIDE:
+            if how == "tie" and wait and (last or now - case.since < BESIDE):
                 break
             self._cases.pop(0)
             if found and set(ranks) <= named_:

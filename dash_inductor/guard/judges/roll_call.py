@@ -27,8 +27,8 @@ Asked = Literal["equal", "changed", "different", "unknown"]
 PATIENCE = 30.0
 """Seconds after the first rank's message, after which a roll call is judged without those that are missing."""
 
-BESIDE = 4.0
-"""Seconds for which a finding waits that may be an effect of what other checks have not said yet."""
+BESIDE = 10.0
+"""Seconds for which a finding waits that may be an effect of what other checks have not said yet; they wait as well."""
 
 DOCTOR = (
     "Nothing is blamed on a machine by repetition from now on. Run dash-inductor doctor on the program to find what is "
@@ -51,6 +51,7 @@ class RollCallJudge(Judge):
         self._off = False
         self._named: set[tuple[Any, ...]] = set()  # what was found already
         self._apart: set[int] = set()  # ranks whose state is known to differ
+        self._finished = False
         self._waiting: list[tuple[float, Finding]] = []  # for what others say of ranks whose state differs
 
     def take(self, message: Message, now: float) -> None:
@@ -71,13 +72,14 @@ class RollCallJudge(Judge):
             for step, told in self._told.items()
             if len(told) == self.job.world or now > self._since[step] + PATIENCE
         ]
-        return self._judge(done, now, last=False)
+        return self._judge(done, now, wait=not self._finished)
 
     def finish(self, now: float) -> list[Finding]:
-        """Findings about all roll calls."""
-        return self._judge(list(self._told), now, last=True)
+        """Findings about all roll calls; what may be an effect waits for `judge`, after other checks have spoken."""
+        self._finished = True
+        return self._judge(list(self._told), now, wait=True)
 
-    def _judge(self, steps: list[int], now: float, last: bool) -> list[Finding]:
+    def _judge(self, steps: list[int], now: float, wait: bool) -> list[Finding]:
         for step in sorted(steps):
             self._judged.add(step)
             self._since.pop(step)
@@ -87,10 +89,12 @@ class RollCallJudge(Judge):
         found = []
         waiting, self._waiting = self._waiting, []
         for since, finding in waiting:
-            if self._is_effect(finding):
+            if self._is_known(finding):
                 self.job.coverage.unseen("roll_call", "ranks whose state is known to differ compute with it")
-            elif may_be_effect(finding) and not last and now - since < BESIDE:
+            elif may_be_effect(finding) and wait and (self._finished or now - since < BESIDE):
                 self._waiting.append((since, finding))
+            elif is_effect(finding) and now - since < BESIDE:
+                self.job.coverage.unseen("roll_call", "the run has ended before it was known whether ranks are equal")
             elif not self._off and (finding.ranks, finding.stage, finding.operator) not in self._named:
                 self._named.add((finding.ranks, finding.stage, finding.operator))
                 found.append(finding)
@@ -105,7 +109,7 @@ class RollCallJudge(Judge):
                 body = {"off": "the program is not deterministic"}
                 self.job.orders.append((ranks, Message(check, 0, finding.step or 0, body)))
 
-    def _is_effect(self, finding: Finding) -> bool:
+    def _is_known(self, finding: Finding) -> bool:
         """Whether a rank whose state is known to differ, and ranks that gather its parameters, compute with these.
 
         Then one group has none of them, and no other is larger; or all groups have some, because no majority said which
@@ -120,9 +124,21 @@ class RollCallJudge(Judge):
 
 def may_be_effect(finding: Finding) -> bool:
     """Whether ranks may differ in a roll call because their state does, which other checks have to say."""
+    return _given(finding) in ("different", "unknown")
+
+
+def is_effect(finding: Finding) -> bool:
+    """Whether ranks differ in a roll call because the state or the program does: they were given other values."""
+    return _given(finding) == "different"
+
+
+def _given(finding: Finding) -> Asked | None:
+    """What ranks that differ from others were given; None where it does not matter."""
     evidence = finding.evidence
-    given = evidence.get("inputs of the operator")
-    return bool(finding.groups) and given in ("different", "unknown") and not evidence.get("contradicts itself")
+    if not finding.groups or evidence.get("contradicts itself"):
+        return None
+    given: Asked | None = evidence.get("inputs of the operator")
+    return given
 
 
 def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Finding | None:

@@ -34,7 +34,7 @@ from ..judge import Job, Judge
 from ..messages import Message
 from ..wording import placed
 from .rest import SINCE
-from .roll_call import MACHINE, may_be_effect
+from .roll_call import MACHINE, is_effect
 
 _MEMORY = "Look at the ECC counters of this machine, and run dcgmi diag -r 3 there."
 _OF_BITS: dict[Kind, str] = {
@@ -81,7 +81,7 @@ class Verdicts(Judge):
             return
         facts = _OF_BITS if finding.kind in _OF_BITS else _OF_LIFE
         suspects = finding.ranks or tuple(rank for group in finding.groups for rank in group)
-        if finding.severity != "suspect" or finding.kind not in facts or not suspects or _is_effect(finding):
+        if finding.severity != "suspect" or finding.kind not in facts or not suspects or is_effect(finding):
             return
         for rank in suspects:
             known = self._facts.setdefault(rank, [])
@@ -181,10 +181,6 @@ def independent(a: Finding, b: Finding) -> bool:
         behind_update = bits.stage in (phases.PARAMETER, phases.OPTIMIZER_STATE)
         return not behind_update or rest.evidence.get(SINCE) is None or rest.evidence[SINCE] != bits.step
     return True
-
-
-def _is_effect(finding: Finding) -> bool:
-    return may_be_effect(finding) and finding.evidence["inputs of the operator"] == "different"
 
 
 def _near(a: Finding, b: Finding) -> bool:
