@@ -218,7 +218,8 @@ def computed(
 
         def back(weight: Tensor) -> None:
             """FSDP2 puts other tensors into the place of parameters."""
-            if not isinstance(weight, DTensor) and id(weight) not in watched:
+            is_shard = isinstance(weight, DTensor) and run.trial.mode in ("fsdp", "hsdp")
+            if not is_shard and id(weight) not in watched:
                 watched.add(id(weight))
                 stack.callback(weight.register_hook(strike).remove)
 
