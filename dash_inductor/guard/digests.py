@@ -13,10 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
+from ..observers.fingerprints.arriving import Arriving as Arriving
 from ..observers.fingerprints.fingerprint import digest
 from .roots import WHICH
 
@@ -57,6 +54,24 @@ class Leaves:
     labels: Labels
     lanes: bytes
 
+    @classmethod
+    def of(cls, rows: Sequence[tuple[str, str, bytes]]) -> Leaves:
+        """Leaves by name, description and lanes of each."""
+        names, descriptions, lanes = zip(*rows, strict=True) if rows else ((), (), ())
+        return cls(Labels(names, descriptions), b"".join(lanes))
+
+    def which(self) -> int:
+        """The first six digits of the root as a number; this one and the next are of 64 bits with a sign."""
+        return int(self.labels.digest(), 16)
+
+    def number(self) -> int:
+        """The root without its first six digits."""
+        return _signed(hashlib.blake2b(self.lanes, digest_size=ROOT).digest())
+
+    def numbers(self) -> list[int]:
+        """One for each leaf."""
+        return [_signed(bytes.fromhex(self._leaf(number))) for number in range(len(self.labels.names))]
+
     def root(self) -> str:
         """Six digits of all names, dtypes and shapes, then sixteen of all lanes."""
         return self.labels.digest() + hashlib.blake2b(self.lanes, digest_size=ROOT).hexdigest()
@@ -91,6 +106,10 @@ class Leaves:
         return digest(low, high, self.labels.descriptions[number]).hex()[: 2 * ROOT]
 
 
+def _signed(content: bytes) -> int:
+    return int.from_bytes(content[:8], "little", signed=True)
+
+
 def short(content: bytes) -> str:
     """A digest of a root's length."""
     return hashlib.blake2b(content, digest_size=ROOT).hexdigest()
@@ -113,32 +132,6 @@ class Ring:
     def get(self, step: int, key: Any) -> Any:
         """None if it is not kept (any more)."""
         return self._steps.get(step, {}).get(key)
-
-
-class Arriving:
-    """Numbers on their way from a device to the host; nobody waits for them."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._arrived: torch.cuda.Event | None = None
-        if not tensor.is_cuda:
-            self._host = tensor.clone()
-            return
-        with torch.cuda.device(tensor.device):
-            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._host.copy_(tensor, non_blocking=True)
-            self._arrived = torch.cuda.Event()
-            self._arrived.record()
-
-    def here(self) -> bool:
-        """Whether they have arrived."""
-        return self._arrived is None or self._arrived.query()
-
-    def numbers(self) -> np.ndarray[Any, Any]:
-        """The numbers; waits for them if they are not here yet."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        found: np.ndarray[Any, Any] = self._host.numpy()
-        return found
 
 
 class Queue:

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..errors import described
 from ..observers import active, phases
-from ..observers.fingerprints.fingerprint import description, digest, why_unseen
+from ..observers.fingerprints.fingerprint import description, digest, fingerprint, local, why_unseen
 from ..observers.fingerprints.lane_buffer import LaneBuffer
 from ..observers.modules import Modules
 from ..observers.names import Names
@@ -24,6 +24,11 @@ from ..observers.observer import Observer
 from ..upstream.dispatch import disable_current_modes
 from ..upstream.eager import not_compiled
 from ..upstream.pytree import tree_leaves
+
+
+def zero() -> bytes:
+    """The value of a digest of a gradient that is zero, in an execution that is silent."""
+    return bytes.fromhex(fingerprint(torch.zeros(1, dtype=torch.bool)))
 
 
 class Digest(NamedTuple):
@@ -47,6 +52,7 @@ class Execution(Observer):
         turned: the size of the first dimension of a micro-batch whose samples have been turned by one place; what has
             this size is hashed with its samples in their old order.  0: nothing is turned.
         owner: hash only while this one is among the active observers; by default, while the execution itself is.
+        silent: the backward begins with zeros, so that all gradients must be zero: it is hashed only whether they are.
 
     An error of hashing never reaches the program: the execution ends there, and says why.
 
@@ -56,9 +62,14 @@ class Execution(Observer):
     """
 
     def __init__(
-        self, names: Names, watches_graphs: bool = False, turned: int = 0, owner: object | None = None
+        self,
+        names: Names,
+        watches_graphs: bool = False,
+        turned: int = 0,
+        owner: object | None = None,
+        silent: bool = False,
     ) -> None:
-        self.names, self.watches_graphs, self._turned = names, watches_graphs, turned
+        self.names, self.watches_graphs, self._turned, self._silent = names, watches_graphs, turned, silent
         self._owner = self if owner is None else owner
         self.roots: list[str] = []
         self.failed = ""
@@ -143,7 +154,7 @@ class Execution(Observer):
 
     def observe_in_step(self, phase: str, tensors: Sequence[tuple[str, Tensor]], place: int | None = None) -> None:
         """Hash tensors; inputs of modules are no results, and what has no bytes of its own is left out."""
-        if phase == phases.INPUT or not self.is_on():
+        if phase == phases.INPUT or not self.is_on() or (self._silent and phase == phases.ACTIVATION):
             return
         try:
             self._observe(phase, tensors)
@@ -154,9 +165,11 @@ class Execution(Observer):
     def _observe(self, phase: str, tensors: Sequence[tuple[str, Tensor]]) -> None:
         with self._lock, disable_current_modes():
             for name, tensor in tensors:
-                plain = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+                plain = local(tensor)
                 if why_unseen(plain):
                     continue
+                if self._silent:
+                    plain = plain.detach().ne(0).any().view(1)
                 if self._turned and plain.dim() and plain.shape[0] == self._turned:
                     plain = plain.detach().roll(-1, 0)
                 self.prepare(plain.device)

@@ -27,6 +27,7 @@ from . import connect, findings, settings
 from .all_checks import CHECKS
 from .beat import Beats
 from .checks.data import Data
+from .checks.replicas import Replicas
 from .checks.stop import Stop
 from .checks.times import Times
 from .coverage import Coverage
@@ -69,8 +70,9 @@ def guard(
         replay: of 100 steps, how many are run twice.
         doors: steps of which collectives are checked in one, 0 for none.
         on_verdict: "raise" raises `GuardVerdict` in every rank before an optimizer's step, once, after a verdict that a
-            machine or the wire has made bits wrong; "warn" only says it. Ranks agree over a group of their own for
-            it, and where they cannot it is only said.
+            machine or the wire has made bits wrong, or if gradients, parameters or optimizer state differ that all
+            ranks are declared to have equal (DDP, `replicate`); "warn" only says it. Ranks agree over a group of
+            their own for it, each step waits for the device once, and where ranks cannot agree it is only said.
         live: find ranks that hang, have died, are stopped or slow.
 
     Raises:
@@ -170,7 +172,8 @@ class Guard:
                 coverage.unseen(kind.name, f"could not begin: {error}")
                 log.warning("the check %s of the guard could not begin: %s", kind.name, error)
         if self._on_verdict == "raise":
-            rank.checks.append(Stop(rank))  # the last one: others have seen the step by then
+            replicas = next((check for check in rank.checks if isinstance(check, Replicas)), None)
+            rank.checks.append(Stop(rank, replicas))  # the last one: others have seen the step by then
         rank.start(instead)
         if self._live:
             times = next(check for check in rank.checks if isinstance(check, Times))

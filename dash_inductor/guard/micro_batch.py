@@ -14,7 +14,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -134,6 +134,7 @@ class MicroBatch:
         buffers: as they were before the call, in the same case.
         gradients: of the tensors in its result, by their numbers, as the backward has given them, in the same case.
         turns: whether samples have been turned, and random numbers in the place of gradients must be.
+        silent: whether the backward begins with zeros.
     """
 
     root: nn.Module
@@ -144,6 +145,7 @@ class MicroBatch:
     buffers: list[Buffer] = field(default_factory=list)
     gradients: dict[int, Tensor] = field(default_factory=dict)
     turns: bool = False
+    silent: bool = False
 
     @classmethod
     def of(cls, root: nn.Module, args: Any, kwargs: Any) -> MicroBatch:
@@ -218,6 +220,10 @@ class MicroBatch:
         ]
         return MicroBatch(self.root, leaves, self.structure, self.settings, turns=True)
 
+    def silenced(self) -> MicroBatch:
+        """The same call with a backward that begins with zeros, whose gradients are all zero."""
+        return replace(self, silent=True)
+
     def run(self, execution: Execution, seed: int | None, around: Callable[[], Any] | None = None) -> None:
         """Make the call, and its backward, again.
 
@@ -244,7 +250,10 @@ class MicroBatch:
             with torch.enable_grad():
                 result = self.root(*args, **kwargs)
             execution.returned(result)
-            _run_backward(result, self.gradients, seed, self.samples() if self.turns else 0)
+            pairs = _gradients(result, self.gradients, seed, self.samples() if self.turns else 0)
+            if pairs:
+                tensors, gradients = zip(*pairs, strict=True)
+                torch.autograd.backward(tensors, [torch.zeros_like(g) for g in gradients] if self.silent else gradients)
 
 
 @dataclass(frozen=True)
@@ -316,17 +325,14 @@ def _not_reduced(roots: Sequence[nn.Module]) -> Iterator[None]:
         yield
 
 
-def _run_backward(result: Any, gradients: dict[int, Tensor], seed: int | None, turned: int) -> None:
-    """Run the backward of a result; see `MicroBatch.run`."""
+def _gradients(result: Any, gradients: dict[int, Tensor], seed: int | None, turned: int) -> list[tuple[Tensor, Tensor]]:
+    """What the backward of a result begins with; see `MicroBatch.run`."""
     results = results_of(result)
     if gradients:
-        pairs = [(tensor, gradients[number]) for number, tensor in results if number in gradients]
-    elif (loss := _loss(result)) is not None:
-        pairs = [(loss, torch.ones_like(loss))]
-    else:
-        pairs = [(tensor, _noise(tensor, (seed or 0) + number, turned)) for number, tensor in results]
-    if pairs:
-        torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
+        return [(tensor, gradients[number]) for number, tensor in results if number in gradients]
+    if (loss := _loss(result)) is not None:
+        return [(loss, torch.ones_like(loss))]
+    return [(tensor, _noise(tensor, (seed or 0) + number, turned)) for number, tensor in results]
 
 
 def results_of(result: Any) -> list[tuple[int, Tensor]]:

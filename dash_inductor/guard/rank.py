@@ -100,6 +100,7 @@ class Rank(Observer):
 
     def scaler_updated(self) -> None:
         """A scaler of losses ends a step: if no optimizer has stepped, it was skipped, and nothing of it is checked."""
+        self._show(lambda check: check.scaler_updated())
         if not self._stepped and self._begun:
             self._numbers.advance()
             self._begun = False

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from ..observers import phases
 from ..observers.fingerprints.fingerprint import add_lanes, description, why_unseen
+from ..observers.fingerprints.fingerprint import local as local
 from ..observers.fingerprints.sizes import LANES
-from ..observers.names import Names, unwrapped
+from ..observers.names import Names, state_of, unwrapped
 from .check import Host
 from .classes import Classes
 
@@ -61,23 +61,15 @@ class Hashed:
     lanes: Tensor = field(default_factory=lambda: torch.empty(0, LANES, dtype=torch.int64))
 
 
-def _state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """The tensors that an optimizer keeps for a parameter, in the order of their names."""
-    state = optimizer.state.get(parameter) or {}
-    return {str(key): state[key] for key in sorted(state, key=str) if isinstance(state[key], Tensor)}
+def mark(plain: Tensor, whole: Tensor) -> tuple[int, int]:
+    """What changes if PyTorch writes a tensor, or puts it elsewhere.
 
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that lies in this rank."""
-    if isinstance(tensor, DTensor):
-        with torch.no_grad():
-            return tensor.to_local()
-    return tensor
-
-
-def mark(plain: Tensor) -> tuple[int, int]:
-    """What changes if PyTorch writes a tensor, or puts it elsewhere."""
-    return (0 if plain.is_inference() else plain._version), plain.data_ptr()
+    Args:
+        plain: the part of it that lies in this rank, `local`.
+        whole: the tensor, whose version alone counts what is written by way of a DTensor.
+    """
+    version = sum(0 if each.is_inference() else each._version for each in {id(t): t for t in (plain, whole)}.values())
+    return version, plain.data_ptr()
 
 
 class State:
@@ -133,7 +125,7 @@ class State:
             tensor
             for group in optimizer.param_groups
             for parameter in group["params"]
-            for tensor in (parameter, *_state(optimizer, parameter).values())
+            for tensor in (parameter, *state_of(optimizer, parameter).values())
         ]
         known = self._entries.get(id(optimizer), [])
         if len(known) == len(tensors) and all(e.tensor() is t for e, t in zip(known, tensors, strict=True)):
@@ -141,7 +133,7 @@ class State:
         found: list[Entry] = []
         for name, parameter in self.names.of_parameters(optimizer):
             found.append(Entry(phases.PARAMETER, name, weakref.ref(parameter), self.classes.of(parameter)))
-            for key, value in _state(optimizer, parameter).items():
+            for key, value in state_of(optimizer, parameter).items():
                 ranks = self.classes.of(parameter, value)
                 found.append(Entry(phases.OPTIMIZER_STATE, f"{name} {key}", weakref.ref(value), ranks))
         self._entries[id(optimizer)] = found
@@ -194,7 +186,7 @@ class State:
         by_device: dict[torch.device, Hashed] = {}
         tensors: dict[torch.device, list[Tensor]] = {}
         on_cpu = 0
-        for entry, plain in self._seen(check, entries):
+        for entry, whole, plain in self._seen(check, entries):
             if plain.device.type == "cpu":
                 on_cpu += plain.numel() * plain.element_size()
                 if on_cpu > ON_CPU:
@@ -203,13 +195,13 @@ class State:
             hashed = by_device.setdefault(plain.device, Hashed())
             hashed.entries.append(entry)
             hashed.descriptions.append(_description(plain.dtype, plain.shape))
-            hashed.marks.append(mark(plain))
+            hashed.marks.append(mark(plain, whole))
             tensors.setdefault(plain.device, []).append(plain)
         for device, hashed in by_device.items():
             hashed.lanes = lanes_of(tensors[device])
         return list(by_device.values())
 
-    def _seen(self, check: str, entries: Sequence[Entry]) -> Iterator[tuple[Entry, Tensor]]:
+    def _seen(self, check: str, entries: Sequence[Entry]) -> Iterator[tuple[Entry, Tensor, Tensor]]:
         for entry in entries:
             tensor = entry.tensor()
             if tensor is None:
@@ -220,7 +212,7 @@ class State:
             if reason:
                 self.rank.coverage.unseen(check, f"{entry.stage} {entry.name[:100]} is {reason}")
             elif plain.numel():
-                yield entry, plain
+                yield entry, tensor, plain
 
 
 @functools.lru_cache(maxsize=4096)

@@ -24,8 +24,9 @@ from ..operators import observe as operator_of_graphs
 from ..upstream.dispatch import disable_current_modes
 from . import active
 from .fingerprints import hashing
+from .fingerprints.arriving import Arriving
 from .fingerprints.fingerprint import add_one, description, plain_view
-from .fingerprints.lane_buffer import CAPACITY, to_host
+from .fingerprints.lane_buffer import CAPACITY
 from .fingerprints.sizes import LANES
 from .steps import FromGraphs
 
@@ -73,7 +74,7 @@ class Journal:
         """Send the entries to the host, and begin anew; None while no graph can have appended any."""
         if not self._names:
             return None
-        ready = to_host(self._entries)
+        ready = Arriving(self._entries).rows
         self.clear()
         return FromGraphs(self._names, ready)
 

@@ -69,7 +69,7 @@ class Modules:
         for root in self._roots:
             for module in root.modules():
                 for name, buffer in module.named_buffers(recurse=False):
-                    found.setdefault(id(buffer), (f"{self._sink.names.of_module(module)}.{name}", buffer))
+                    found.setdefault(id(buffer), (self._sink.names.of_buffer(module, name), buffer))
         return sorted(found.values(), key=lambda pair: pair[0])
 
     def add(self, model: nn.Module) -> None:

@@ -30,6 +30,15 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module
 
 
+def state_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    """The tensors that an optimizer keeps for a parameter, in the order of their names.
+
+    Everywhere they are named by the path of the parameter, and their own name behind it.
+    """
+    state = optimizer.state.get(parameter) or {}
+    return {str(key): state[key] for key in sorted(state, key=str) if isinstance(state[key], Tensor)}
+
+
 class Names:
     """Paths of modules and parameters, from the roots that were added.
 

@@ -1,4 +1,4 @@
-"""The phases of a training step that are recorded, in the order in which the step makes them."""
+"""The phases of a training step that recordings and the guard know, in the order in which the step makes them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,6 @@ GRADIENT = "gradient"
 PARAMETER = "parameter"
 OPTIMIZER_STATE = "optimizer state"
 BUFFER = "buffer"
-
-OPTIMIZER_STATE = "optimizer state"
-BUFFER = "buffer"
-"""Watched by the guard alone; no recording has them."""
 
 STAGES = {
     INITIAL: 0,

@@ -12,16 +12,15 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import ArgumentError, DashError, described
 from ..upstream.dispatch import disable_current_modes
 from . import active, environment, hooks, in_graphs, phases
-from .fingerprints.fingerprint import description, why_unseen
+from .fingerprints.fingerprint import description, local, why_unseen
 from .fingerprints.lane_buffer import CAPACITY, LaneBuffer
 from .modules import Modules
-from .names import Names
+from .names import Names, state_of
 from .observer import Observer, Seen
 from .recordings.file import Name
 from .recordings.limits import TEXT
@@ -268,8 +267,7 @@ class Recorder(Observer):
             state = [
                 (f"{name} {key}", value)
                 for name, parameter in parameters
-                for key, value in optimizer.state.get(parameter, {}).items()
-                if isinstance(value, Tensor)
+                for key, value in state_of(optimizer, parameter).items()
             ]
             self.observe(phases.OPTIMIZER_STATE, state)
         buffers = self.modules.buffers()
@@ -307,7 +305,7 @@ class Recorder(Observer):
         with self._lock:
             by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
             for name, tensor in tensors:
-                plain = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+                plain = local(tensor)
                 if self._can_be_seen(f"{phase} {name}", plain):
                     by_device.setdefault(plain.device, []).append((name, plain))
             for device, group in by_device.items():

@@ -20,7 +20,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..errors import DashError
 from . import phases
 from .exchange import Exchange
-from .fingerprints.lane_buffer import Ready, to_host
+from .fingerprints.arriving import Arriving
+from .fingerprints.lane_buffer import Ready
 from .fingerprints.sizes import LANES
 from .observer import Observer, Seen
 from .recordings.agreement import find, sentence
@@ -76,7 +77,7 @@ class Replicas(Observer):
             everyone = self._exchange.gather(torch.cat([lanes for *_, lanes in parts]), group)
             labels = [(phase, name) for phase, names, _ in parts for name in names]
             ranks = dist.get_process_group_ranks(group)
-            self._writer().put(self._job(step, ranks, labels, to_host(everyone.flatten(1))))
+            self._writer().put(self._job(step, ranks, labels, Arriving(everyone.flatten(1)).rows))
 
     def _split(self, parameters: Sequence[tuple[str, Tensor]]) -> dict[dist.ProcessGroup, list[str]]:
         """The names of those parameters that ranks must agree on, by process group."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 from torch._C import _current_autograd_node, _current_graph_task_id
 from torch._C import _set_deterministic_algorithms as set_deterministic_algorithms
 from torch._compile import _disable_dynamo as not_compiled
+from torch.autograd import Variable
 
 __all__ = [
+    "at_end_of_backward",
     "backward_node",
+    "backward_number",
     "compiled_from",
     "compiler_is_loaded",
     "has_cuda_graphs",
@@ -52,7 +56,17 @@ def compiler_is_loaded() -> bool:
 
 def in_backward() -> bool:
     """Whether this thread runs a backward."""
-    return _current_graph_task_id() != -1
+    return backward_number() != -1
+
+
+def backward_number() -> int:
+    """The number of the backward that this thread runs, -1 outside of one."""
+    return _current_graph_task_id()
+
+
+def at_end_of_backward(then: Callable[[], None]) -> None:
+    """Call something when all gradients of the present backward are there, behind what was to be called then before."""
+    Variable._execution_engine.queue_callback(then)
 
 
 def backward_node() -> str:

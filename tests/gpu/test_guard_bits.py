@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 
 from dash_inductor.guard import all_checks, all_judges
 from dash_inductor.guard.channel import Local
+from dash_inductor.guard.checks.replayed_update import ReplayedUpdate
 from dash_inductor.guard.findings import Finding
 from dash_inductor.guard.judge import Job
+from dash_inductor.guard.judges.replay import ReplayJudge
 from dash_inductor.guard.monitor import Monitor
 from dash_inductor.guard.rank import Rank
 from dash_inductor.observers.fingerprints.fingerprint import add_lanes
@@ -30,8 +33,15 @@ def model() -> nn.Module:
     return nn.Sequential(*layers, nn.BatchNorm1d(256), nn.Linear(256, 32)).to("cuda", torch.bfloat16)
 
 
-def train(steps: int, between: Callable[[int, nn.Module, torch.optim.Optimizer], None]) -> list[Tensor]:
-    """Train, calling a function before each step."""
+Between = Callable[[int, nn.Module, torch.optim.Optimizer], None]
+
+
+def nothing(step: int, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    pass
+
+
+def train(steps: int, between: Between, in_step: Between = nothing) -> list[Tensor]:
+    """Train, calling a function before each step, and one between its backward and its update."""
     network = model()
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, fused=True)
     inputs = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)
@@ -39,6 +49,7 @@ def train(steps: int, between: Callable[[int, nn.Module, torch.optim.Optimizer],
     for step in range(1, steps + 1):
         between(step, network, optimizer)
         F.cross_entropy(network(inputs).float(), targets).backward()
+        in_step(step, network, optimizer)
         optimizer.step()
         optimizer.zero_grad()
     return [tensor.detach().clone() for tensor in network.state_dict().values()]
@@ -94,6 +105,58 @@ def test_a_bit_that_flips_at_rest_is_found(name: str, waits_are_errors: Callable
     assert monitor.coverage.to_dict()["rest"]["counts"]["comparisons"] >= 14
     if not name:
         assert all(map(torch.equal, trained, train(8, lambda *_: None)))
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_a_gradient_that_flips_before_the_update_is_found(clipped: bool, waits_are_errors: Callable[[], None]) -> None:
+    """Hashed when the backward ends, on the streams that have called it; without a wait, and not if it is clipped."""
+    local, job = Local(), Job(1)
+    rank = Rank(0, 1, local.end(0))
+    rank.checks = [kind(rank) for kind in all_checks.BITS]
+    monitor = Monitor(job, local, [kind(job) for kind in all_judges.BITS], None, lambda finding: None, lambda: 0.0)
+
+    def in_step(step: int, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if clipped:
+            torch.nn.utils.clip_grad_value_(network.parameters(), 1e-4)
+        elif step == STEP:
+            assert network[2][0].weight.grad is not None
+            flip(network[2][0].weight.grad)
+
+    rank.start()
+    try:
+        trained = train(8, lambda step, *_: waits_are_errors() if step == 4 else None, in_step)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        rank.close()
+    found = [*monitor.turn(0.0), *monitor.finish(1.0)]
+    assert [(f.kind, f.step, f.tensor) for f in found] == ([] if clipped else [("rest", STEP, "gradient 2.0.weight")])
+    if clipped:
+        assert all(map(torch.equal, trained, train(8, nothing, in_step)))
+
+
+@pytest.mark.parametrize("share", [0, 100])
+def test_an_update_that_is_wrong_is_found_by_another_one(share: int) -> None:
+    """Fused AdamW updates copies to the same bits."""
+    local, job = Local(), Job(1)
+    rank = Rank(0, 1, local.end(0))
+    rank.checks = [ReplayedUpdate(rank, replay=share)]
+    monitor = Monitor(job, local, [ReplayJudge(job)], None, lambda finding: None, lambda: 0.0)
+
+    def between(step: int, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if step == STEP:
+            handles.append(optimizer.register_step_post_hook(lambda *_: flip(network[1][0].weight)))
+        elif handles:
+            handles.pop().remove()
+
+    handles: list[Any] = []
+    rank.start()
+    try:
+        train(8, between)
+    finally:
+        rank.close()
+    found = [(f.kind, f.step, f"{f.stage} {f.tensor}") for f in monitor.turn(0.0)]
+    assert found == ([("replay", STEP, "parameter 1.0.weight")] if share else [])
+    assert (share == 0) == ("replay" not in rank.coverage.to_dict())
 
 
 def test_a_fault_is_not_seen_with_the_check_off() -> None:

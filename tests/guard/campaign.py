@@ -1,10 +1,13 @@
 """Plant faults into short training runs under the guard, and count what it says of them.
 
-    python -m tests.guard.campaign [--modes ddp fsdp hsdp tp replicate] [--kinds parameter ...] [--seeds 2] [--clean 2]
+    python -m tests.guard.campaign [--modes ddp fsdp ...] [--kinds parameter ...] [--checks all] [--seeds 1] [--clean 1]
 
-A name is a rank that a finding above a note accuses.  Precision: the share of names that are right; recall: the share
-of faults whose rank is named by a finding of the expected kind.  In modes with two copies (`Kind.tie`), a pair of
-suspects that has the rank counts as found, in a column of its own.
+``--checks defaults`` switches replays off, ``--checks off`` whatever finds a fault, so that it must go unseen.
+Results can be kept (``--out FILE``), and tables made of several such files (``--of FILE ...``).
+
+A name is a rank that a finding above a note accuses.  Precision: the share of names that are right.  Recall: the share
+of faults whose rank is named alone, by a finding of the expected kind.  A fault of which only a pair of copies is
+accused that has the rank (`Kind.tie`), or that nothing can show (`Kind.unseen`), is not named: it counts as missed.
 """
 
 from __future__ import annotations
@@ -74,67 +77,144 @@ def score(result: dict[str, Any]) -> Score:
     )
 
 
+CHECKS = {
+    "all": {"replay": 100, "roll_call": 4},
+    "defaults": {"replay": 0, "roll_call": 4},
+}
+"""A trial has ten steps, so that roll calls are more frequent than in a run with default settings."""
+
+MICRO = ("parameter in step", "gradient", "update", "forward", "backward", "defect of forward")
+"""Kinds that are also planted where DDP reduces every micro-batch."""
+
+
+def settings_of(checks: str, kind: str) -> dict[str, int]:
+    """Settings of a trial."""
+    return {**CHECKS["all"], **dict.fromkeys(KINDS[kind].without, 0)} if checks == "off" else dict(CHECKS[checks])
+
+
 def _tensor(finding: dict[str, Any]) -> str:
     """With its stage: what is at rest says itself what it is."""
     return f"{finding['stage']} {finding['tensor']}".removeprefix("rest ")
 
 
-def trials(modes: Iterable[str], kinds: Iterable[str], seeds: Iterable[int], clean: int) -> list[Trial]:
+def trials(
+    modes: Iterable[str], kinds: Sequence[str], seeds: Iterable[int], clean: int, checks: str = "all"
+) -> list[Trial]:
     """A trial of every kind in every mode for each seed, and clean ones, of all variants; ranks take turns."""
-    found = [Trial(mode, seed=seed) for mode in modes for seed in range(clean)]
-    if clean:
-        found += [Trial(mode, variant=variant) for mode in modes for variant in VARIANTS[mode]]
+    found: list[Trial] = []
+    if checks != "off" and clean:
+        settings = CHECKS[checks]
+        found += [Trial(mode, seed=seed, settings=settings) for mode in modes for seed in range(clean)]
+        found += [Trial(mode, variant=variant, settings=settings) for mode in modes for variant in VARIANTS[mode]]
     for mode in modes:
         for number, kind in enumerate(kinds):
-            if mode in KINDS[kind].modes:
-                found += [Trial(mode, kind, rank=(seed + number) % 4, seed=seed) for seed in seeds]
+            variants = ["", *(["micro-batches"] if mode == "ddp" and kind in MICRO else [])]
+            if mode in KINDS[kind].modes and not (checks == "off" and mode in KINDS[kind].unseen):
+                found += [
+                    Trial(mode, kind, (seed + number) % 4, seed=seed, variant=v, settings=settings_of(checks, kind))
+                    for seed in seeds
+                    for v in variants
+                ]
     return found
 
 
-def table(results: Sequence[dict[str, Any]]) -> str:
-    """All results, a line for each mode and kind, and precision, recall and F1."""
-    rows: dict[tuple[str, str], list[Score]] = collections.defaultdict(list)
-    for result in results:
-        rows[result["trial"]["mode"], result["trial"]["kind"]].append(score(result))
-    lines = [f"{'mode':10} {'kind':18} {'n':>3} named tie step tensor false after"]
-    for (mode, kind), scores in rows.items():
-        named, tie, step, tensor, false = (
-            sum(int(getattr(each, name)) for each in scores) for name in ("named", "tie", "step", "tensor", "false")
+@dataclass(frozen=True)
+class Total:
+    """Counts of several trials, see `Score`."""
+
+    faults: int
+    named: int
+    tie: int
+    unseen: int
+    step: int
+    tensor: int
+    right: int
+    false: int
+
+    @classmethod
+    def of(cls, results: Iterable[dict[str, Any]]) -> Total:
+        """Counts of results of `planted.run`."""
+        kept = list(results)
+        scores = [score(result) for result in kept]
+        kinds = [KINDS.get(result["trial"]["kind"]) for result in kept]
+        return cls(
+            sum(kind is not None for kind in kinds),
+            sum(each.named for each in scores),
+            sum(each.tie for each in scores),
+            sum(
+                kind is not None and result["trial"]["mode"] in kind.unseen and not each.named
+                for kind, result, each in zip(kinds, kept, scores, strict=True)
+            ),
+            sum(each.step and each.named for each in scores),
+            sum(each.tensor and each.named for each in scores),
+            sum(each.right for each in scores),
+            sum(each.false for each in scores),
         )
-        after = max((each.after for each in scores if each.named or each.tie), default=0)
-        lines.append(f"{mode:10} {kind:18} {len(scores):3} {named:5} {tie:3} {step:4} {tensor:6} {false:5} {after:5}")
-    faults = [each for (_, kind), scores in rows.items() if kind != "clean" for each in scores]
-    every = [each for scores in rows.values() for each in scores]
-    decided = [each for each in faults if not each.tie]
-    right, false = sum(each.right for each in every), sum(each.false for each in every)
-    precision = right / (right + false) if right + false else 1.0
-    recall = sum(each.named for each in decided) / len(decided) if decided else 1.0
-    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-    found = [each for each in faults if each.named or each.tie]
-    ties = len(faults) - len(decided)
-    steps, tensors = sum(each.step for each in found), sum(each.tensor for each in found)
-    lines.append(f"precision {precision:.3f}  recall {recall:.3f}  F1 {f1:.3f}  of {len(faults)} faults, {ties} ties")
-    lines.append(f"of {len(found)} that were found: step right {steps}, tensor right {tensors}")
-    return "\n".join(lines)
+
+    def __str__(self) -> str:
+        precision = self.right / (self.right + self.false) if self.right + self.false else 1.0
+        recall = self.named / self.faults if self.faults else 1.0
+        f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+        return (
+            f"{self.faults:6} {self.named:5} {self.tie:4} {self.unseen:6} {self.step:4} {self.tensor:6} {self.false:5}"
+            f"   {precision:.3f} {recall:.3f} {f1:.3f}"
+        )
+
+
+def table(results: Sequence[dict[str, Any]]) -> str:
+    """A line for each kind, for each mode, and for all of them."""
+    head = f"{'':26} faults named tie unseen step tensor false       P     R    F1"
+    rows: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+    for result in results:
+        rows[result["trial"]["kind"]].append(result)
+    for result in results:
+        trial = result["trial"]
+        micro = ", every micro-batch" if trial["variant"] == "micro-batches" and trial["kind"] != "clean" else ""
+        rows[f"mode {trial['mode']}{micro}"].append(result)
+    rows[f"all, of {sum(result['trial']['kind'] == 'clean' for result in results)} clean"] = list(results)
+    return "\n".join([head, *(f"{name:26} {Total.of(row)}" for name, row in rows.items())])
+
+
+def missed(results: Iterable[dict[str, Any]]) -> list[str]:
+    """What was not as it should be, in words."""
+    found = []
+    for result in results:
+        trial, of = result["trial"], score(result)
+        kind = KINDS.get(trial["kind"])
+        wrong = of.false > 0 or bool(result["off"])
+        if kind is not None and trial["mode"] not in kind.unseen:
+            wrong |= not (of.named or of.tie) or not of.step or not of.tensor
+        if wrong:
+            found.append(f"{json.dumps(trial)}\n    {of}, off: {result['off']}")
+            found += [
+                f"    in step {when}: {f['kind']} {f['severity']} {f['ranks']} of step {f['step']}: {f['sentence']}"
+                for f, when in zip(result["findings"], result["when"], strict=True)
+            ]
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--clean", type=int, default=2, help="clean runs of each mode")
+    parser.add_argument("--checks", default="all", choices=[*CHECKS, "off"])
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--clean", type=int, default=1, help="clean runs of each mode")
     parser.add_argument("--seconds", type=float, default=3000)
-    parser.add_argument("--verbose", action="store_true", help="print every finding")
+    parser.add_argument("--out", type=Path, help="append results to a file")
+    parser.add_argument("--of", nargs="+", type=Path, default=[], help="run nothing: make a table of such files")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        chosen = trials(options.modes, options.kinds, range(options.seeds), options.clean)
-        results = planted.run(chosen, Path(folder), seconds=options.seconds)
-    if options.verbose:
-        for result in results:
-            print(json.dumps(result["trial"]), "off:", result["off"])
-            for finding, when in zip(result["findings"], result["when"], strict=True):
-                print("   ", when, finding["severity"], finding["ranks"], finding["sentence"])
+    results = [json.loads(line) for path in options.of for line in path.read_text().splitlines()]
+    if not options.of:
+        seeds = range(options.first_seed, options.first_seed + options.seeds)
+        chosen = trials(options.modes, options.kinds, seeds, options.clean, options.checks)
+        with tempfile.TemporaryDirectory() as folder:
+            results = planted.run(chosen, Path(folder), seconds=options.seconds)
+    if options.out:
+        with options.out.open("a") as file:
+            file.writelines(json.dumps(result) + "\n" for result in results)
+    print("\n".join(missed(results)))
     print(table(results))
 
 

@@ -38,11 +38,11 @@ def persistent(seed: int) -> Iterator[dict[str, Any]]:
 
 
 def pairs(seed: int) -> Iterator[dict[str, Any]]:
-    """24 defects among two replicas, which cannot vote."""
+    """36 defects among two replicas, which cannot vote."""
     draw = random.Random(seed + 2)
     for mode in ("ddp", "fsdp"):
         yield {"mode": mode, "steps": 3}
-        for kind in ("forward", "backward"):
+        for kind in ("forward", "backward", "local"):
             for bit in BITS:
                 yield {
                     "mode": mode, "kind": kind, "rank": draw.randrange(2), "module": draw.choice(LEAVES[:-1]),
@@ -55,7 +55,7 @@ def transient(seed: int) -> Iterator[dict[str, Any]]:
     draw = random.Random(seed + 1)
     for mode in (*MODES, "tp", "replicate"):
         yield {"mode": mode, "steps": 3, "every": 0, "replay": 100, "noisy": mode == "ddp"}
-        for kind in ("forward", "backward"):
+        for kind in ("forward", "backward", "local"):
             for bit in (0, 12, 25):
                 yield {
                     "mode": mode, "kind": kind, "rank": draw.randrange(WORLD),

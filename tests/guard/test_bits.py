@@ -12,11 +12,11 @@ from ..support.planted import MODES, Trial
 from .campaign import score
 from .kinds import KINDS
 
-QUICK = [("ddp", "gradient"), ("fsdp", "gathered"), ("fsdp", "optimizer state")]
+QUICK = [("ddp", "update"), ("fsdp", "gathered"), ("fsdp", "optimizer state")]
 """A fault for each check, which is also planted with that check off."""
 FAULTS = [
-    *QUICK, ("ddp", "parameter"), ("ddp", "update"), ("hsdp", "gradient"), ("hsdp", "parameter in step"),
-    ("tp", "update"), ("replicate", "gradient"), ("replicate", "buffer"),
+    *QUICK, ("ddp", "parameter"), ("ddp", "gradient"), ("hsdp", "gradient"), ("hsdp", "update"),
+    ("hsdp", "parameter in step"), ("tp", "update"), ("replicate", "gradient"), ("replicate", "buffer"),
 ]  # fmt: skip
 QUICK_MODES = ("ddp", "fsdp")
 

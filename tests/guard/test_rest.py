@@ -133,6 +133,60 @@ def test_between_forward_and_update() -> None:
     assert findings[0].evidence["when"] == "update"
 
 
+def gradient(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
+    assert model[2].weight.grad is not None
+    return model[2].weight.grad
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "scaled"])
+def test_gradients_between_backward_and_update(way: str) -> None:
+    findings, monitor, _ = found(nothing, in_step=flipping(gradient), **WAYS[way])  # type: ignore[arg-type]
+    assert only(findings) == ("suspect", STEP, "gradient 2.weight")
+    assert "between the backward and the optimizer" in findings[0].sentence
+    assert monitor.coverage.to_dict()["rest"]["counts"]["gradients"] == 8 * (STEPS - 1)
+    assert found(nothing, in_step=flipping(gradient), at_rest=0)[0] == []
+
+
+def test_gradients_that_the_program_writes_are_not_compared() -> None:
+    def clip(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+    findings, monitor, _ = found(nothing, in_step=clip)
+    assert findings == []
+    assert monitor.coverage.to_dict()["rest"]["unseen"] == {
+        "gradients that the program wrote meanwhile": 8 * (STEPS - 1)
+    }
+    findings, monitor, _ = found(nothing, in_step=flipping(gradient), scaler=True)
+    assert findings == []
+    assert "gradients, because a scaler of losses writes them" in monitor.coverage.to_dict()["rest"]["unseen"]
+
+
+def test_gradients_of_several_backwards_and_of_two_optimizers() -> None:
+    """The second backward adds to the gradients of the first one; to the guard each forward begins a step here."""
+    model = network()
+    by = [torch.optim.SGD(part.parameters(), 0.1) for part in (model[0], model[2])]
+    local, job = Local(), Job(1)
+    rank = Rank(0, 1, local.end(0))
+    rank.checks = [kind(rank) for kind in all_checks.BITS]
+    monitor = Monitor(job, local, [kind(job) for kind in all_judges.BITS], None, lambda finding: None, lambda: 0.0)
+    rank.start()
+    try:
+        for step in range(1, 9):
+            for optimizer in by:
+                model(torch.ones(6, 8) * step).square().sum().backward()
+                if step in (3, 5) and optimizer is by[step % 3 == 2]:
+                    flip(gradient(model, optimizer) if step == 5 else model[0].weight.grad, 1, 3)
+                optimizer.step()
+            if step == 7:
+                model(torch.ones(6, 8)).sum().backward()  # one more than before
+            for optimizer in by:
+                optimizer.zero_grad()
+            monitor.turn(float(step))
+    finally:
+        rank.close()
+    assert [(f.step, f.tensor) for f in monitor.findings] == [(5, "gradient 0.weight"), (10, "gradient 2.weight")]
+
+
 def test_steps_that_a_scaler_skips() -> None:
     def overflow(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         if step in (3, 5):

@@ -36,9 +36,11 @@ TRIALS: dict[str, dict[str, Any]] = {
     "replicate backward": {**BACKWARD, "mode": "replicate", "rank": 2, "module": "blocks.1.down", "bit": 3},
     "compiled forward": {**FORWARD, "compiled": True, "rank": 3, "module": "", "bit": 0},
     "tp forward": {**FORWARD, "mode": "tp", "rank": 2, "module": "blocks.0.up"},
+    "tp local": {**FORWARD, "kind": "local", "mode": "tp", "rank": 2, "module": "blocks.0.up"},
     "unseeded": {"kind": "unseeded", "steps": 2, "replay": 100},
     "set": {"kind": "set", "steps": 2},
     "stop": {"rank": 1, "stop": True, "first": 2, "steps": 3, "every": 0},
+    "stop parted": {"kind": "reduced", "rank": 2, "module": "blocks.1.up", "stop": True, "steps": 3, "every": 0},
     "off": {**FORWARD, "rank": 2, "module": "blocks.1.up", "bit": 0, "every": 0},
     "off once": {**FORWARD, "rank": 1, "module": "blocks.0.ln1", "once": True, "every": 0},
     "replayed": {**FORWARD, "rank": 1, "module": "blocks.0.ln1", "once": True, "every": 0, "replay": 100},
@@ -63,7 +65,7 @@ TRIALS: dict[str, dict[str, Any]] = {
 }
 
 
-QUICK = ("clean ddp", "ddp forward", "stop", "replayed", "off", "off once")
+QUICK = ("clean ddp", "ddp forward", "stop", "stop parted", "replayed", "off", "off once")
 
 
 def marked(*names: str) -> list[Any]:
@@ -122,10 +124,11 @@ def test_the_same_faults_are_not_seen_without_the_check(results: dict[str, dict[
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("kind", ["forward", "local"])
 def test_of_two_ranks_of_the_same_shards_the_one_that_contradicts_itself_is_named(
-    results: dict[str, dict[str, Any]],
+    results: dict[str, dict[str, Any]], kind: str
 ) -> None:
-    (found,) = results["tp forward"]["findings"]
+    (found,) = results[f"tp {kind}"]["findings"]
     assert (found["severity"], found["ranks"]) == ("verdict", [2])
     assert found["groups"] == [[0], [2]]
 
@@ -133,6 +136,12 @@ def test_of_two_ranks_of_the_same_shards_the_one_that_contradicts_itself_is_name
 def test_all_ranks_raise_before_the_same_update(results: dict[str, dict[str, Any]]) -> None:
     told, others = "rank 7 computes wrongly", "step 2: another rank was told of a verdict of the guard"
     assert results["stop"]["raised"] == [[[2, others]], [[2, told]], [[2, others]], [[2, others]]]
+    assert results["stop"]["coverage"]["stop"]["counts"]["steps"] == 4 * 2
+
+
+def test_all_ranks_raise_before_an_update_with_gradients_that_are_not_equal(results: dict[str, dict[str, Any]]) -> None:
+    words = "step 2: rank 2 and ranks 0, 1 and 3 must be equal, and differ in gradient blocks.1.up.weight"
+    assert results["stop parted"]["raised"] == [[[2, words]]] * 4
 
 
 @pytest.mark.full

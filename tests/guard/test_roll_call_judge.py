@@ -11,7 +11,8 @@ from dash_inductor.guard.checks.roll_call import place
 from dash_inductor.guard.findings import Finding
 from dash_inductor.guard.judge import Job
 from dash_inductor.guard.judges.replay import ReplayJudge
-from dash_inductor.guard.judges.roll_call import PATIENCE, RollCallJudge
+from dash_inductor.guard.judges.rest import SINCE
+from dash_inductor.guard.judges.roll_call import BESIDE, PATIENCE, RollCallJudge
 from dash_inductor.guard.judges.verdicts import Verdicts
 from dash_inductor.guard.messages import Message
 from dash_inductor.guard.votes import classes, first_difference, groups, minority
@@ -33,7 +34,7 @@ def judge(bodies: list[dict[str, Any]], job: Job | None = None, step: int = 7) -
     judge_ = RollCallJudge(job or Job(len(bodies)))
     for rank, body in enumerate(bodies):
         judge_.take(Message("roll_call", rank, step, body), 0.0)
-    return judge_.judge(0.0)
+    return judge_.judge(0.0) + judge_.judge(BESIDE)
 
 
 def wrong(*operator: str) -> list[str]:
@@ -117,17 +118,46 @@ def test_one_rank_that_contradicts_itself_is_no_fault_of_the_program() -> None:
     assert (found.kind, found.ranks, found.cause) == ("roll_call", (1,), "machine")
 
 
-@pytest.mark.parametrize(
-    ("steady", "named"), [((True, False), (1,)), ((False, True), (0,)), ((True, True), ()), ((False, False), ())]
-)
+@pytest.mark.parametrize("at", [0, 1, None])
 @pytest.mark.parametrize("purpose", ["licence", "scheduled"])
-def test_of_two_replicas_the_one_that_contradicts_itself_is_named(
-    steady: tuple[bool, bool], named: tuple[int, ...], purpose: str
-) -> None:
-    bodies = [told("ab"[n], operator=[EQUAL, BAD][n], steady=steady[n], purpose=purpose) for n in (0, 1)]
-    (found,) = judge(bodies)
-    assert (found.severity, found.ranks) == (("verdict", named) if named else ("suspect", (0, 1)))
+@pytest.mark.parametrize("apart", [False, True])
+def test_of_two_replicas_the_one_that_contradicts_itself_is_named(at: int | None, purpose: str, apart: bool) -> None:
+    """Also after their parameters have parted; what else differs then is an effect."""
+    other = wrong("", "", "dd", "cc", "0") if apart else BAD
+    of = [{"contradicts": ["gradient of activation", "down", "9"]} if n == at else {} for n in (0, 1)]
+    bodies = [told("ab"[n], operator=[EQUAL, other][n], purpose=purpose, **of[n]) for n in (0, 1)]
+    judge_ = RollCallJudge(Job(2))
+    if apart:
+        judge_.heed(TIE, 0.0)
+    for rank, body in enumerate(bodies):
+        judge_.take(Message("roll_call", rank, 7, body), 0.0)
+    findings = judge_.judge(0.0)
+    if at is None and apart:
+        assert findings == []
+        return
+    (found,) = findings
+    severity = "verdict" if at is not None and not apart else "suspect"
+    assert (found.severity, found.ranks) == (severity, (0, 1) if at is None else (at,))
     assert found.cause == "machine"
+    if at is not None:
+        assert (found.stage, found.tensor) == ("gradient of activation", "down")
+        assert "it repeats: a defect of this machine" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("at", "named"), [({1: "7"}, (1,)), ({1: "7", 3: "9"}, (1,)), ({1: "7", 3: "7"}, ()), ({}, ())], ids=str
+)
+def test_without_peers_the_rank_that_contradicts_itself_first_is_a_suspect(
+    at: dict[int, str], named: tuple[int, ...]
+) -> None:
+    healthy = {"purpose": "scheduled", "of": 0, "count": 9, "repeats": True}
+    bodies = [{**healthy, "work": f"{rank} of 4"} for rank in range(4)]
+    for rank, number in at.items():
+        bodies[rank]["contradicts"] = ["activation", f"up{number}", number]
+    found = judge(bodies)
+    assert [(each.severity, each.ranks, each.tensor, each.cause) for each in found] == (
+        [("suspect", named, "up7", "machine")] if named else []
+    )
 
 
 def test_missing_ranks_are_waited_for_and_findings_are_told_once() -> None:
@@ -136,7 +166,7 @@ def test_missing_ranks_are_waited_for_and_findings_are_told_once() -> None:
     for rank, body in enumerate(bodies):
         judge_.take(Message("roll_call", rank, 7, body), 1.0)
     assert judge_.judge(2.0) == []
-    (found,) = judge_.judge(2.0 + PATIENCE)
+    (found,) = [*judge_.judge(2.0 + PATIENCE), *judge_.judge(2.0 + PATIENCE + BESIDE)]
     assert found.ranks == (1,)
     assert found.evidence["ranks that told"] == 3
     for rank, body in enumerate(bodies):
@@ -152,7 +182,8 @@ def test_missing_ranks_are_waited_for_and_findings_are_told_once() -> None:
         {"once": [["a"]]},
         {"unrepeated": 3},
         {"unrepeated": ["a"]},
-        {"steady": "yes"},
+        {"contradicts": "up"},
+        {"contradicts": ["activation", "up", "-1"]},
         {"operator": ["a"]},
         {"operator": [*EQUAL[:4], "-1"]},
         {"first": "1"},
@@ -206,11 +237,31 @@ def test_replays(third: str, words: str) -> None:
     assert (found.kind, found.ranks) == ("nondeterminism", ())
 
 
+@pytest.mark.parametrize(("accused", "named"), [(2, [2]), (None, []), (0, [])])
+def test_ranks_that_share_what_has_changed_are_not_accused_of_it(accused: int | None, named: list[int]) -> None:
+    """Rank 0 has not differed, or is not here any more."""
+    job = Job(4)
+    judge_ = ReplayJudge(job)
+    body = {"phase": "activation", "tensor": "up", "once": "a", "again": "b", "third": "b", "alike": 3}
+    for rank in (1, 2, 3):
+        judge_.take(Message("replay", rank, 9, body), 0.0)
+    judge_.take(Message("replay", 1, 9, {**body, "alike": "3"}), 0.0)
+    assert [finding.ranks for finding in judge_.judge(0.0)] == [(1,)], "no number: a rank alone"
+    if accused is not None:
+        judge_.heed(suspect("rest", accused), 1.0)
+    found = judge_.judge(1.0) or [*judge_.finish(2.0), *judge_.judge(2.0)]
+    assert [rank for finding in found for rank in finding.ranks] == named
+    assert [finding.severity for finding in found] == ([] if accused == 0 else ["suspect" if named else "note"])
+
+
 def suspect(kind: Any, rank: int, step: int | None = 9, **more: Any) -> Finding:
     return Finding(kind, "suspect", "x", ranks=(rank,), step=step, **more)
 
 
 TIE = Finding("bits", "suspect", "x", ranks=(0, 1), step=9, groups=((0,), (1,)), stage="parameter", tensor="w")
+
+GIVEN_OTHERS = {"inputs of the operator": "different"}
+OF_ONE_DIGEST = [suspect("bits", 1, 8, stage="parameter"), suspect("rest", 1, evidence={SINCE: 8})]
 
 
 @pytest.mark.parametrize(
@@ -263,6 +314,55 @@ def test_a_roll_call_that_was_ordered_and_finds_nothing_says_that_the_fault_stru
     assert "does not repeat" in found.sentence
 
 
+@pytest.mark.parametrize(
+    ("facts", "named"),
+    [
+        # The state behind the update of step 8 was hashed once, for both.
+        ([suspect("bits", 1, 8, stage="parameter"), suspect("rest", 1, evidence={SINCE: 8})], False),
+        ([suspect("bits", 1, 8, stage="gradient"), suspect("rest", 1, evidence={SINCE: 8})], True),
+        ([suspect("bits", 1, 9, stage="parameter"), suspect("rest", 1, evidence={SINCE: 8})], True),
+        ([suspect("bits", 1, 8, stage="parameter"), suspect("rest", 1, evidence={SINCE: None})], True),
+        # One of three facts depends on another one.
+        ([*OF_ONE_DIGEST, suspect("replay", 1)], True),
+        ([*OF_ONE_DIGEST, suspect("roll_call", 1, evidence=GIVEN_OTHERS, groups=((0, 2), (1,)))], False),
+        # What a rank computes with another state is an effect of it.
+        ([suspect("bits", 1), suspect("roll_call", 1, evidence=GIVEN_OTHERS, groups=((0, 2), (1,)))], False),
+        ([suspect("bits", 1), suspect("roll_call", 1, groups=((0, 2), (1,)))], True),
+        ([TIE, suspect("roll_call", 1, evidence={**GIVEN_OTHERS, "contradicts itself": True})], True),
+        # The process table was read for both.
+        ([suspect("dead", 1), suspect("stopped", 1)], False),
+        ([suspect("dead", 1), suspect("hang", 1)], True),
+    ],
+)  # fmt: skip
+def test_facts_that_one_error_explains_are_no_verdict(facts: list[Finding], named: bool) -> None:
+    for order in (facts, facts[::-1]):
+        verdicts = Verdicts(Job(4))
+        for fact in order:
+            verdicts.heed(fact, 0.0)
+        assert [finding.ranks for finding in verdicts.judge(0.0)] == [(1,)] * named
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_may_be_an_effect_waits_for_other_checks(apart: bool, ends: bool) -> None:
+    judge_ = RollCallJudge(Job(4))
+    good, effect = told("g", operator=EQUAL), told("x", operator=wrong("", "", "dd", "cc", "0"))
+    for rank, body in enumerate([good, effect, good, good]):
+        judge_.take(Message("roll_call", rank, 16, body), 0.0)
+    assert judge_.judge(0.0) == []
+    if apart:
+        judge_.heed(suspect("bits", 1), 1.0)
+    if ends:
+        assert judge_.finish(1.0) == []
+    found = judge_.judge(1.0 if ends else BESIDE)
+    assert [finding.ranks for finding in found] == [(1,)] * (not apart and not ends)
+    (why,) = judge_.job.coverage.to_dict().get("roll_call", {"unseen": ["nothing"]})["unseen"]
+    assert why == (
+        "ranks whose state is known to differ compute with it" if apart
+        else "the run has ended before it was known whether ranks are equal" if ends else "nothing"
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("known", [False, True])
 def test_ranks_whose_state_is_known_to_differ_are_not_accused_of_the_effect(known: bool, world: int) -> None:
@@ -273,7 +373,9 @@ def test_ranks_whose_state_is_known_to_differ_are_not_accused_of_the_effect(know
         judge_.heed(suspect("rest", 1), 0.0)
     for rank, body in enumerate([good, effect, good, good][:world]):
         judge_.take(Message("roll_call", rank, 16, body), 0.0)
-    assert [finding.ranks for finding in judge_.judge(0.0)] == ([] if known else [(1,) if world == 4 else (0, 1)])
+    assert [finding.ranks for finding in (*judge_.judge(0.0), *judge_.judge(BESIDE))] == (
+        [] if known else [(1,) if world == 4 else (0, 1)]
+    )
     assert bool(job.coverage.to_dict()) == known
 
 
@@ -287,7 +389,7 @@ def test_ranks_that_gather_parameters_of_a_rank_that_is_known_to_differ_show_the
         judge_.heed(suspect("bits", apart), 0.0)
     for rank, body in enumerate(values):
         judge_.take(Message("roll_call", rank, 16, body), 0.0)
-    assert [finding.ranks for finding in judge_.judge(0.0)] == named
+    assert [finding.ranks for finding in (*judge_.judge(0.0), *judge_.judge(BESIDE))] == named
 
 
 def test_another_rank_than_the_one_that_is_known_to_differ_is_accused() -> None:
@@ -296,4 +398,4 @@ def test_another_rank_than_the_one_that_is_known_to_differ_is_accused() -> None:
     judge_.heed(suspect("rest", 1), 0.0)
     for rank, body in enumerate([good, good, good, bad]):
         judge_.take(Message("roll_call", rank, 16, body), 0.0)
-    assert [finding.ranks for finding in judge_.judge(0.0)] == [(3,)]
+    assert [finding.ranks for finding in (*judge_.judge(0.0), *judge_.judge(BESIDE))] == [(3,)]

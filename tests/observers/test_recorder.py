@@ -365,7 +365,7 @@ def test_a_resumed_run_goes_on_with_the_numbers_of_its_optimizer(
     assert result.reasons == ["b begins later, and has no step 1"]
     recorded = names(tmp_path / "whole")
     assert [name for name in recorded if name.startswith("optimizer state 0.weight")] == [
-        f"optimizer state 0.weight {key}" for key in ("step", "exp_avg", "exp_avg_sq")
+        f"optimizer state 0.weight {key}" for key in ("exp_avg", "exp_avg_sq", "step")
     ]
     assert "buffer 1.running_mean" in recorded
     # Another step follows than the one that was saved: initial parameters say so.

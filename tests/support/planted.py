@@ -12,7 +12,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,15 @@ from torch.nn.parallel import DistributedDataParallel
 from dash_inductor.guard import all_checks, all_judges
 from dash_inductor.guard.channel import Local
 from dash_inductor.guard.check import Check
+from dash_inductor.guard.checks import roll_call
+from dash_inductor.guard.checks.replay import Replay
+from dash_inductor.guard.checks.replayed_update import ReplayedUpdate
+from dash_inductor.guard.checks.roll_call import RollCall
 from dash_inductor.guard.findings import Finding
 from dash_inductor.guard.judge import Job
+from dash_inductor.guard.judges.replay import ReplayJudge
+from dash_inductor.guard.judges.roll_call import RollCallJudge
+from dash_inductor.guard.judges.verdicts import Verdicts
 from dash_inductor.guard.messages import Message, decode
 from dash_inductor.guard.monitor import Monitor
 from dash_inductor.guard.rank import Rank
@@ -49,6 +56,13 @@ from .processes import run_together
 
 WIDTH, HEADS, VOCABULARY, BLOCKS, LENGTH = 32, 4, 64, 2, 12
 MODES = ("ddp", "fsdp", "hsdp", "tp", "replicate")
+JUDGES = (ReplayJudge, RollCallJudge, Verdicts)
+"""Those behind `all_judges.BITS`."""
+
+OFF = {"replay": 0, "roll_call": 0}
+"""What needs all ranks at the same place is not a part of a trial by default."""
+
+roll_call.AGREE = 2  # a trial has few steps
 
 
 class Attention(nn.Module):
@@ -96,7 +110,7 @@ class LanguageModel(nn.Module):
 
 
 VARIANTS = {
-    "ddp": ("batch norm", "accumulate", "clip", "frozen", "two optimizers", "zero"),
+    "ddp": ("batch norm", "accumulate", "micro-batches", "clip", "frozen", "two optimizers", "zero"),
     "fsdp": ("mixed precision", "accumulate", "clip", "with tp", "frozen"),
     "hsdp": ("mixed precision", "clip", "accumulate"),
     "tp": ("sequence", "clip", "two optimizers"),
@@ -178,6 +192,10 @@ class Trial:
     fact: dict[str, Any] = field(default_factory=dict)
 
 
+def as_it_is(batch: Tensor) -> Tensor:
+    return batch
+
+
 @dataclass
 class Run:
     """What a fault can be planted into."""
@@ -187,6 +205,7 @@ class Run:
     called: nn.Module
     model: LanguageModel
     optimizer: torch.optim.Optimizer
+    read: Callable[[Tensor], Tensor] = as_it_is
 
     @property
     def here(self) -> bool:
@@ -232,9 +251,8 @@ class Meeting:
         self.number, self.world, self.group, self.channel = number, world, group, Carried()
         self.local, self.time, self.largest = Local(), 0.0, 0
         job = Job(world)
-        self.monitor = Monitor(
-            job, self.local, [kind(job) for kind in all_judges.BITS], None, lambda finding: None, lambda: 0.0
-        )
+        judges = [kind(job) for kind in (*all_judges.BITS, *JUDGES)]
+        self.monitor = Monitor(job, self.local, judges, None, lambda finding: None, lambda: 0.0)
 
     def meet(self, last: bool = False) -> list[Finding]:
         """All ranks call it, between two steps."""
@@ -301,26 +319,31 @@ def train(trial: Trial, number: int, world: int, group: dist.ProcessGroup) -> di
     plant = KINDS[trial.kind].plant if trial.kind != "clean" else None
     meeting = Meeting(number, world, group)
     rank = Rank(number, world, meeting.channel)
-    checks: list[Check] = [kind(rank, **trial.settings) for kind in all_checks.BITS]
+    settings = OFF | trial.settings
+    more = ((ReplayedUpdate, "replay"), (Replay, "replay"), (RollCall, "roll_call"))
+    together = [kind for kind, name in more if settings[name]]
+    checks: list[Check] = [kind(rank, **settings) for kind in (*all_checks.BITS, *together)]
     rank.checks = list(checks)
     rank.start()
     found: list[tuple[float, Finding]] = []
     began = time.perf_counter()
+    lasting = contextlib.ExitStack()  # what a fault has put on, if it persists
     for step in range(1, trial.steps + 1):
         with contextlib.ExitStack() as stack:
             moments = ("begin", "reduced", "stepped")
 
             def at(moment: str, step: int = step, stack: contextlib.ExitStack = stack) -> None:
                 if plant is not None and step == trial.step:
-                    fact = plant(run, moment, stack)
+                    fact = plant(run, moment, lasting if KINDS[trial.kind].persists else stack)
                     if fact:
                         trial.fact = fact
 
             at(moments[0])
-            micro = 2 if trial.variant == "accumulate" else 1
+            micro = 2 if trial.variant in ("accumulate", "micro-batches") else 1
             for part in range(micro):
-                batch = tokens(trial, number, step * micro + part)
-                with _unreduced(called) if part < micro - 1 else contextlib.nullcontext():
+                batch = run.read(tokens(trial, number, step * micro + part))
+                unreduced = trial.variant == "accumulate" and part < micro - 1
+                with _unreduced(called) if unreduced else contextlib.nullcontext():
                     loss = F.cross_entropy(called(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
                     loss.backward()
             if trial.variant == "clip":
@@ -333,6 +356,7 @@ def train(trial: Trial, number: int, world: int, group: dist.ProcessGroup) -> di
         found += [(step, finding) for finding in meeting.meet()]
     seconds = time.perf_counter() - began
     rank.close()
+    lasting.close()
     found += [(trial.steps, finding) for finding in meeting.meet()]
     found += [(trial.steps, finding) for finding in meeting.meet(last=True)]
     facts: list[Any] = [None] * world

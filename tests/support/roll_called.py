@@ -30,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dash_inductor.errors import GuardVerdict
 from dash_inductor.guard.channel import Local
 from dash_inductor.guard.checks.replay import Replay
+from dash_inductor.guard.checks.replicas import Replicas
 from dash_inductor.guard.checks.roll_call import RollCall
 from dash_inductor.guard.checks.stop import Stop
 from dash_inductor.guard.findings import Finding
@@ -56,14 +57,15 @@ class Trial:
         mode: "ddp", "fsdp", "hsdp", "tp", "replicate".
         kind: "clean"; "forward" and "backward": a bit of a module's result, or of its gradient, is flipped below
             PyTorch, so that no operator shows it; "operator": of the result of an operator; "unseeded": random numbers
-            from a generator of the program's own; "set": ranks add in different orders.
+            from a generator of the program's own; "set": ranks add in different orders; "local": of the gradient
+            of the module's weight, as this rank has computed it; "reduced": before the optimizer uses it.
         rank, module, bit, element: where.
         first: the step from which on it strikes.
         once: strikes at the first execution only.
         loss: the model returns its loss.
         noisy: it has dropout, and buffers that the forward changes.
         every, replay: settings of roll calls and replays.
-        stop: this rank alone is told of a verdict in step `first`.
+        stop: training ends with a verdict, of which this rank alone is told in step `first` if there is no fault.
     """
 
     mode: str = "ddp"
@@ -203,6 +205,10 @@ class Fault:
         elif trial.kind in ("forward", "backward"):  # inside of the module, as a kernel that computes wrongly
             module = model.get_submodule(trial.module)
             module.forward = functools.partial(self._call, module.forward)  # type: ignore[method-assign]
+        elif trial.kind == "local":
+            self._watched: set[int] = set()
+            self._watch_weight(module := model.get_submodule(trial.module))
+            self.handles.append(module.register_forward_pre_hook(self._watch_weight))
         elif trial.kind == "operator":
             current.append(self)
             model.between = torch.ops.dash_inductor_test.between  # type: ignore[method-assign]
@@ -219,6 +225,13 @@ class Fault:
             return False
         self.struck |= on
         return on
+
+    def _watch_weight(self, module: nn.Module, args: Any = None) -> None:
+        """FSDP2 puts other tensors into the place of parameters."""
+        weight = module.weight
+        if isinstance(weight, Tensor) and not isinstance(weight, DTensor) and id(weight) not in self._watched:
+            self._watched.add(id(weight))
+            weight.register_hook(self._strike_back)
 
     def _call(self, forward: Callable[..., Tensor], *args: Any) -> Tensor:
         result = forward(*args)
@@ -260,7 +273,7 @@ def train(trial: Trial, rank: int, world: int, guarded: Rank | None, raised: lis
         guarded.start()
     for step in range(1, trial.steps + 1):
         fault.step = step
-        if guarded is not None and trial.stop and (step, rank) == (trial.first, trial.rank):
+        if guarded is not None and trial.stop and trial.kind == "clean" and (step, rank) == (trial.first, trial.rank):
             guarded.checks[-1].order(Message("stop", 0, step, {"sentence": "rank 7 computes wrongly"}))
         for micro in range(trial.micro_batches):
             tokens = batch(trial, rank, world, step, micro).to(trial.device)
@@ -269,6 +282,8 @@ def train(trial: Trial, rank: int, world: int, guarded: Rank | None, raised: lis
             else:
                 loss = F.cross_entropy(called(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
             loss.backward()
+        if trial.kind == "reduced" and fault._on():
+            flip(model.get_submodule(trial.module).weight.grad, trial.element, trial.bit)  # type: ignore[arg-type]
         try:
             optimizer.step()
         except GuardVerdict as verdict:
@@ -294,7 +309,8 @@ def run(trial: Trial, rank: int, world: int) -> dict[str, Any]:
     if trial.replay:
         guarded.checks.append(Replay(guarded, replay=trial.replay))
     if trial.stop:
-        guarded.checks.append(Stop(guarded))
+        replicas = Replicas(guarded)
+        guarded.checks += [replicas, Stop(guarded, replicas)]
     raised: list[tuple[int, str]] = []
     ends = [train(trial, rank, world, guarded, raised)]
     if trial.kind == "clean":

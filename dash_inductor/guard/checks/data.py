@@ -15,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from ...observers import active
+from ...observers.fingerprints.arriving import Arriving
 from ...observers.fingerprints.fingerprint import add_lanes, why_unseen
-from ...observers.fingerprints.lane_buffer import Ready, to_host
+from ...observers.fingerprints.lane_buffer import Ready
 from ...observers.names import inner
 from ...upstream.eager import not_compiled
 from ...upstream.pytree import tree_leaves
@@ -93,7 +94,7 @@ class Data(Check):
             with torch.no_grad():
                 lanes = torch.zeros(len(group), 2, dtype=torch.int64, device=device)
                 add_lanes(group, lanes, range(len(group)))
-            self._ready.append((step, to_host(lanes), _data_parallel(module)))
+            self._ready.append((step, Arriving(lanes).rows, _data_parallel(module)))
 
 
 def _data_parallel(module: nn.Module) -> tuple[int, ...]:

@@ -164,7 +164,8 @@ class Replay(Check):
         if found and shares and where > min(row[3:] for row in rows if row[0]):
             found = {}  # ranks that split modules hand on what was wrong before
         if found or self._off:
-            self.send(step, calls=len(calls), off=self._off, **found)
+            alike = sum(bool(row[0]) and row[3:] == where for row in rows)
+            self.send(step, calls=len(calls), off=self._off, alike=alike, **found)
 
     def _again(self, call: _Call, failed: str) -> tuple[list[Digest], str]:
         execution = Execution(self._names)

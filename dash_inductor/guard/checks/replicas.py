@@ -44,6 +44,9 @@ class Replicas(Check):
     Args:
         rank: of which this is a check.
         every: n: of every n-th step; 0: never.
+
+    Attributes:
+        kept: what was hashed since `taken` was called, for `stop.Stop`; None if nobody calls it.
     """
 
     name = "bits"
@@ -53,6 +56,7 @@ class Replicas(Check):
         self._state, self._every = State.of(rank), every
         self._queue = Queue()
         self._parts: list[Hashed] = []  # of the present step
+        self.kept: list[Hashed] | None = None
         self._ring = Ring()
         self._labels: dict[Any, Labels] = {}
         self._broadcast: nn.Module | None = None
@@ -74,7 +78,7 @@ class Replicas(Check):
             ignored = {self._state.names.of_buffer(replica.module, name) for name in replica.parameters_to_ignore}
             buffers = (entry for entry in self._state.buffers(replica.module) if entry.name not in ignored)
             entries = [replace(entry, ranks=ranks) for entry in buffers]
-            self._parts += self._state.hash(self.name, entries)
+            self._keep(self._state.hash(self.name, entries))
         self._broadcast = module if broadcast_buffers(module)[0] is not None else None
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -82,12 +86,12 @@ class Replicas(Check):
         self._queue.poll()
         if self._on():
             wanted = [entry for entry in self._state.gradients(optimizer) if self._class_of(entry)]
-            self._parts += self._state.hash(self.name, wanted)
+            self._keep(self._state.hash(self.name, wanted))
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Parameters and state are new."""
         if self._on():
-            self._parts += self._state.after(optimizer)
+            self._keep(self._state.after(optimizer))
 
     def step_done(self, step: int) -> None:
         """All of the step has been hashed; send it as soon as it has arrived."""
@@ -111,8 +115,19 @@ class Replicas(Check):
         self.send(self.rank.step, of=step, stage=stage, path=path, below=below, **{"class": of})
 
     def close(self) -> None:
-        """Wait for what is on its way."""
+        """Send what there is of a step that `Stop` has ended; wait for what is on its way."""
+        self.step_done(self.rank.step)
         self._queue.poll(wait=True)
+
+    def taken(self) -> list[Hashed]:
+        """What was hashed since the last call."""
+        kept, self.kept = self.kept or [], []
+        return kept
+
+    def _keep(self, parts: list[Hashed]) -> None:
+        self._parts += parts
+        if self.kept is not None:
+            self.kept += parts
 
     def _on(self) -> bool:
         return self._every > 0 and self.rank.world > 1 and self.rank.step % self._every == 0

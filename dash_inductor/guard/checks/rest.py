@@ -4,6 +4,10 @@ Lanes of parameters and optimizer state are taken behind the optimizer's step.  
 when the next step begins, parameters and optimizer state before the optimizer uses them again.  The flags of what has
 changed are copied out, and nobody waits for them.  A change that PyTorch knows of, by a tensor's version, is a write of
 the program: the monitor asks whether every rank made it.
+
+Gradients rest from the end of the last backward to the optimizer, unless the program writes them meanwhile, for example
+because it clips them.  Which backward is the last one is known from the step before.  Scalers of losses write them past
+PyTorch's versions: then gradients are not looked at.
 """
 
 from __future__ import annotations
@@ -16,13 +20,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...observers import phases
+from ...errors import described
+from ...observers import active, phases
+from ..backwards import Backwards
 from ..check import Check, Host
 from ..digests import Arriving, Queue
 from ..state import KNOWN, Entry, Hashed, State, known_lanes
 
 TESTED = 100
 """Steps between two tests of the hash itself."""
+
+GRADIENTS = "gradients"
+"""What a message says of the moment at which gradients are compared."""
 
 NAMED = 6
 """Names of tensors in a message at most."""
@@ -49,9 +58,18 @@ class Rest(Check):
         self._buffers: list[Hashed] = []
         self._frozen: list[Hashed] = []
         self._to_test = 1
+        self._update = 0  # the step whose update the state at rest was hashed behind
+        self._backwards = Backwards(self._backward_ended, self._no_gradients)
+        self._count = 0  # backwards that have ended in this step
+        self._last: set[int] = set()  # the number of those before which optimizers have stepped in the step before
+        self._stepped: set[int] = set()  # the same of this step
+        self._scaled = False
+        self._gradients: dict[int, tuple[int, list[Hashed]]] = {}  # by optimizer, with that number
 
     def step_began(self, step: int) -> None:
         """Nothing of this step has used parameters or buffers yet."""
+        self._count = 0
+        self._gradients.clear()
         parameters = {number: _of(parts, phases.PARAMETER) for number, parts in self._after.items()}
         resting = [part for parts in parameters.values() for part in parts]
         now = self._compare(step, "begin", [*resting, *self._buffers, *self._frozen])
@@ -65,9 +83,37 @@ class Rest(Check):
     def module_begins(self, module: nn.Module) -> None:
         """A model has begun, whose buffers and frozen parameters rest too."""
         self._state.module_begins(module)
+        self._backwards.module_begins()
+
+    def module_ended(self, module: nn.Module, result: Any) -> None:
+        """The forward of a module has ended."""
+        self._backwards.module_ended(result)
+
+    def _backward_ended(self) -> None:
+        """If it is the last one before an optimizer steps, hash gradients."""
+        if not active.is_on(self.rank):
+            return
+        self._count += 1
+        on = self._every > 0 and self.rank.step % self._every == 0 and not self._scaled
+        if on and self._count in self._last:
+            for number, alive in self._alive.items():
+                if (optimizer := alive()) is not None:
+                    parts = self._state.hash(self.name, self._state.gradients(optimizer))
+                    self._gradients[number] = self._count, parts
+
+    def scaler_updated(self) -> None:
+        """A scaler of losses has unscaled gradients."""
+        if not self._scaled:
+            self.rank.coverage.unseen(self.name, "gradients, because a scaler of losses writes them")
+        self._scaled = True
+
+    def _no_gradients(self, error: Exception) -> None:
+        self._gradients.clear()
+        self.rank.coverage.unseen(self.name, f"gradients: {described(error)}")
 
     def step_done(self, step: int) -> None:
         """Now and then, hash what is known, where state lies."""
+        self._last, self._stepped = self._stepped, set()
         devices = {part.lanes.device for parts in self._after.values() for part in parts}
         if step < self._to_test or not devices:
             return
@@ -84,6 +130,12 @@ class Rest(Check):
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to use its parameters and its state."""
         self._queue.poll()
+        self._stepped.add(self._count)
+        count, gradients = self._gradients.pop(id(optimizer), (self._count, []))
+        if count == self._count:
+            self._compare(self.rank.step, GRADIENTS, gradients)
+        else:
+            self.rank.coverage.unseen(self.name, "gradients, because a step has more backwards than the one before")
         self._compare(self.rank.step, "update", self._after.pop(id(optimizer), []))
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -92,6 +144,7 @@ class Rest(Check):
         if not self._every or self.rank.step % self._every:
             return
         self._after[id(optimizer)] = self._state.after(optimizer)
+        self._update = self.rank.step
         for number in [number for number, alive in self._alive.items() if alive() is None]:
             self._after.pop(number, None)
             del self._alive[number]
@@ -131,13 +184,15 @@ class Rest(Check):
             for hashed, before, after in pairs.values():
                 arriving.append(Arriving((_rows(part.lanes, before) != _rows(hashed.lanes, after)).any(1)))
                 compared.append([part.entries[row] for row in before])
-        self._queue.put(arriving, functools.partial(self._arrived, step, when, compared, arriving, written))
+        then = functools.partial(self._arrived, step, when, self._update, compared, arriving, written)
+        self._queue.put(arriving, then)
         return now
 
     def _arrived(
         self,
         step: int,
         when: str,
+        update: int,
         compared: Sequence[Sequence[Entry]],
         arriving: Sequence[Arriving],
         written: Sequence[Entry],
@@ -148,6 +203,13 @@ class Rest(Check):
             for row in numbers.numbers().nonzero()[0].tolist()
         ]
         count = sum(map(len, compared))
+        if when == GRADIENTS:
+            self.rank.coverage.count(self.name, gradients=count)
+            if written:
+                self.rank.coverage.unseen(self.name, "gradients that the program wrote meanwhile", len(written))
+            if changed:
+                self.send(step, when=when, tensors=count, changed=_told(changed), changes=len(changed))
+            return
         self.rank.coverage.count(self.name, comparisons=1, tensors=count)
         if written:
             self.rank.coverage.unseen(self.name, "tensors that the program wrote meanwhile", len(written))
@@ -155,7 +217,7 @@ class Rest(Check):
             step,
             when=when,
             tensors=count,
-            **({"changed": _told(changed), "changes": len(changed)} if changed else {}),
+            **({"changed": _told(changed), "changes": len(changed), "since": update} if changed else {}),
             **({"written": _told(written), "writes": len(written)} if written else {}),
         )
 

@@ -11,7 +11,13 @@ agree over the guard's own group that all of them can, then the rank whose turn 
 * Where ranks differ, they run it again, in eager code, with every operator hashed: an operator whose inputs are equal
   and whose result differs speaks of the machine, different inputs or other operators speak of the program.
 * Two ranks cannot vote.  So they run it once more with all samples one place further: a rank whose result does not move
-  with its sample contradicts itself, which it does if its defect is at a place of a result.
+  with its sample contradicts itself, which it does if its defect is at a place of a result.  And once more with a
+  backward that begins with zeros: a rank whose gradients are not all zero contradicts itself too.  What more than one
+  rank does, then or at the licence, is what the program does.  Sums over samples depend on their order, so that local
+  gradients are not looked at in the former.  Neither needs equal parameters, so that it also holds after replicas have
+  parted, and where no other rank does the same work: there every roll call runs both, and it is one fact.
+* A roll call that the monitor orders is held at the next step whose number `AGREE` divides, if all ranks have the order
+  by then: they ask each other, so that none holds it alone.
 * What ranks legitimately compute differently (the shards of tensor parallelism, experts) is compared only with ranks
   that do the same work, see `execution.Execution.work`.
 """
@@ -29,11 +35,11 @@ import torch
 from torch import nn
 
 from ...errors import described
-from ...observers import active
+from ...observers import active, phases
 from ...observers.names import Names
 from ...upstream.eager import in_backward, not_compiled
 from ..check import Check, Host
-from ..execution import Digest, Execution
+from ..execution import Digest, Execution, zero
 from ..messages import Message
 from ..micro_batch import MicroBatch, compiled, fit_for_graphs, in_eager_code, seed_all, undisturbed
 from ..operators import Operator, OperatorLog
@@ -79,6 +85,7 @@ class RollCall(Check):
         self._turn = 0
         self._order = 0  # its number, 0 for none
         self._excluded: frozenset[str] = frozenset()
+        self._inherent: set[int] = set()  # in what several ranks contradict themselves: the program does
         self._off = ""
 
     # What the program does.
@@ -213,23 +220,21 @@ class RollCall(Check):
             return
         body: dict[str, Any] = {"purpose": purpose, "of": of, "work": work, "count": len(kept), "repeats": repeats}
         peers = classes({rank: str(row[0]) for rank, row in enumerate(works)})
+        alone = len(peers) == len(works) > 1
         differ = any(len({works[rank][1] for rank in ranks}) > 1 for ranks in peers)
         if differ or not all(row[2] for row in works):
             if purpose != LICENCE:
                 second = run()[0]
             body |= self._compared(first, second, peers)
             body |= self._operators(run, peers, repeats)
-            if batch is not None and batch.samples() > 1 and "label" in body:
-                label = body.pop("label")
-                turned = self._run(batch.turned(), seed=self._seed * 1_000_003 + step, turned=batch.samples())[0]
-                values = [{_label(d): d.value for d in digests}.get(label) for digests in (first, turned)]
-                body["steady"] = values[0] is not None and values[0] == values[1]
-            body.pop("label", None)
+            body |= self._contradiction(batch, first, purpose, self._seed * 1_000_003 + step, alone)
             if purpose == LICENCE:
                 self._exclude(first, peers)
+        elif alone or (purpose == LICENCE and len(works) > 1):
+            found = self._contradiction(batch, first, purpose, self._seed * 1_000_003 + step, alone)
+            body |= found if alone else {}
         self.rank.coverage.count(self.name, calls=1, tensors=len(kept))
-        alone = sum(len(ranks) == 1 for ranks in peers)
-        if alone == len(peers):
+        if len(peers) == len(works):
             self._unseen("no other rank does the same work")
         self.send(step, **body)
 
@@ -247,11 +252,16 @@ class RollCall(Check):
             return batch, f"inputs of rank {of} do not fit: {described(error)}"[:300]
 
     def _run(
-        self, batch: MicroBatch | None, seed: int, log: OperatorLog | None = None, turned: int = 0
+        self,
+        batch: MicroBatch | None,
+        seed: int,
+        log: OperatorLog | None = None,
+        turned: int = 0,
+        silent: bool = False,
     ) -> tuple[list[Digest], str, str]:
         """Digests of one run, the work of this rank, and why the run has failed."""
         watches = any(observer.watches_graphs for observer in active.observers) and log is None
-        execution = Execution(self._names, watches, turned)
+        execution = Execution(self._names, watches, turned, silent=silent)
         around = fit_for_graphs()
         failed = ""
         try:
@@ -288,11 +298,40 @@ class RollCall(Check):
             mine = next((n for n, (a, b) in enumerate(pairs) if a != b), len(rows[self.rank.number]))
             found = min(number for (number,) in group.gather([mine]))
         start = max(0, found - 1)
-        label = {"label": _label(kept[0][found])} if found < len(kept[0]) else {}
-        return {"first": found, "start": start, **label} | {
+        return {"first": found, "start": start} | {
             name: [[d.phase, d.tensor[:200], d.value[:8].hex()] for d in digests[start : start + _WINDOW]]
             for name, digests in zip(("once", "again"), kept, strict=True)
         }
+
+    def _contradiction(
+        self, batch: MicroBatch | None, first: list[Digest], purpose: str, seed: int, alone: bool
+    ) -> dict[str, Any]:
+        """The first digest in which this rank contradicts itself, and no other rank does.
+
+        Args:
+            alone: no other rank has computed the same, so that by chance rounding may show on one rank only.
+        """
+        found: list[tuple[int, str, Digest]] = []  # place among all digests, and in which execution
+        places = {_label(digest): place for place, digest in enumerate(first)}
+        if batch is not None:
+            silent = self._run(batch.silenced(), seed, silent=True)[0]
+            nothing = zero()
+            found += [(places.get(_label(d), 0), "silent", d) for d in silent if d.value != nothing]
+        if batch is not None and batch.samples() > 1:
+            turned = self._run(batch.turned(), seed, turned=batch.samples())[0]
+            there = [(places.get(_label(d)), d) for d in turned if d.phase != phases.LOCAL_GRADIENT]
+            found += [(n, "turned", d) for n, d in there if n is not None and d.value != first[n].value]
+        found.sort(key=lambda each: each[0])
+        mine = [_hash(f"{how} {_label(digest)}") for _, how, digest in found]
+        rows = self.rank.group.gather_padded(mine)
+        others = {number for rank, row in enumerate(rows) if rank != self.rank.number for number in row}
+        if purpose == LICENCE:
+            by_order = {number for (_, how, _), number in zip(found, mine, strict=True) if how == "turned"}
+            self._inherent = others | by_order if alone else others & set(mine)
+        for (at, _, digest), number in zip(found, mine, strict=True):
+            if number not in others and number not in self._inherent:
+                return {"contradicts": [digest.phase, digest.tensor[:200], str(at)]}
+        return {}
 
     def _operators(self, run: Callable[..., Any], peers: list[list[int]], repeats: bool) -> dict[str, Any]:
         """The first operator in which ranks differ, or in which two runs of this rank do."""

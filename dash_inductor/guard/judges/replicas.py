@@ -25,6 +25,9 @@ PATIENCE = 30.0
 ANSWER = 20.0
 """Seconds in which ranks answer what is below a root; they do so between two steps."""
 
+BESIDE = 4.0
+"""Seconds for which two halves that differ wait for what other checks say of them."""
+
 _AHEAD = 8  # steps of a class that have been compared behind one that is incomplete
 _REMEMBERED = 256  # steps
 _ASKED = 2  # ranks of each group
@@ -72,6 +75,7 @@ class Replicas(Judge):
         self._compared: dict[str, dict[int, None]] = {}  # steps of each class
         self._apart: dict[str, set[int]] = {}  # ranks of a class that are known to differ
         self._cases: list[_Case] = []
+        self._finished = False
 
     def take(self, message: Message, now: float) -> None:
         """Roots, or what is below one."""
@@ -96,11 +100,12 @@ class Replicas(Judge):
 
     def judge(self, now: float) -> list[Finding]:
         """What is new."""
-        return self._judged(now, last=False)
+        return self._judged(now, last=self._finished, wait=not self._finished)
 
     def finish(self, now: float) -> list[Finding]:
-        """What is new, when nobody will say more."""
-        return self._judged(now, last=True)
+        """What is new, when nobody will say more; halves that differ wait for `judge`, after what others have found."""
+        self._finished = True
+        return self._judged(now, last=True, wait=True)
 
     def _take_roots(self, rank: int, of: str, steps: Any, now: float) -> None:
         if of not in self._members and len(self._members) < 1 << 16:
@@ -115,7 +120,7 @@ class Replicas(Judge):
                 self._roots.setdefault((step, of), {})[rank] = tuple(roots)
                 self._since.setdefault((step, of), now)
 
-    def _judged(self, now: float, last: bool) -> list[Finding]:
+    def _judged(self, now: float, last: bool, wait: bool) -> list[Finding]:
         for step, of in sorted(self._roots):
             ranks, here = self._members[of], self._roots[step, of]
             compared = self._compared.setdefault(of, {})
@@ -131,7 +136,7 @@ class Replicas(Judge):
             compared[step] = None
             while len(compared) > _REMEMBERED:
                 del compared[min(compared)]
-        return self._conclude(now, last)
+        return self._conclude(now, last, wait)
 
     def _compare(self, step: int, of: str, roots: Mapping[int, tuple[str, ...]], now: float) -> None:
         self.job.coverage.count("bits", compared=len(roots))
@@ -167,7 +172,7 @@ class Replicas(Judge):
         body = {"step": case.step, "class": case.of, "stage": case.stage, "path": case.path}
         self.job.orders.append((case.ranks, Message("bits", 0, case.step, body)))
 
-    def _conclude(self, now: float, last: bool) -> list[Finding]:
+    def _conclude(self, now: float, last: bool, wait: bool) -> list[Finding]:
         for case in self._cases:
             if not case.done and (last or len(case.answers) == len(case.ranks) or now - case.asked > ANSWER):
                 self._descend(case, now)
@@ -175,8 +180,11 @@ class Replicas(Judge):
         self._cases.sort(key=_Case.key)
         named_: set[int] = set()
         while self._cases and (self._cases[0].done or last):
-            case = self._cases.pop(0)
+            case = self._cases[0]
             ranks, how = self._accused(case)
+            if how == "tie" and wait and (last or now - case.since < BESIDE):
+                break
+            self._cases.pop(0)
             if found and set(ranks) <= named_:
                 continue  # another class shows the same ranks
             named_ |= set(ranks)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...observers import phases
 from ..findings import Finding
 from ..judge import Job, Judge
 from ..messages import Message
@@ -18,8 +19,19 @@ PATIENCE = 3.0
 RECURRENT = 3
 """Steps in which a lone rank may find the same tensor changed before the program is taken to write it."""
 
+SINCE = "compared with the update of step"
+"""In the evidence: the digest behind this update was not what was found later; None: another digest."""
+
 _FINDINGS = 32  # of a rank and kind at most
-_WHEN = {"begin": "between two steps", "update": "before the optimizer used it", "end": "after the last step"}
+_WHEN = {
+    "begin": "between two steps",
+    "gradients": "between the backward and the optimizer",
+    "update": "before the optimizer used it",
+    "end": "after the last step",
+}
+
+_OWN = frozenset({("update", phases.PARAMETER), ("gradients", phases.GRADIENT)})
+"""Moments and stages of comparisons with a digest of the same step, which nobody else uses."""
 
 Tensor = tuple[str, str]  # stage and name
 
@@ -30,6 +42,7 @@ class _Report:
 
     since: float
     changed: dict[int, tuple[list[Tensor], int]] = field(default_factory=dict)
+    updates: dict[int, int] = field(default_factory=dict)
     written: dict[int, tuple[list[Tensor], int]] = field(default_factory=dict)
     tensors: int = 0
 
@@ -60,6 +73,8 @@ class Rest(Judge):
             if tensors and type(number) is int:
                 report = self._reports.setdefault((message.step, when), _Report(now))
                 getattr(report, kind)[message.rank] = tensors, number
+                if type(body.get("since")) is int:
+                    report.updates[message.rank] = body["since"]
                 total = body.get("tensors")
                 report.tensors = max(report.tensors, total if type(total) is int else 0)
 
@@ -106,13 +121,17 @@ class Rest(Judge):
                 continue
             if self._often(rank, "changed"):
                 continue
+            shared = (when, stage) not in _OWN and stage != phases.BUFFER
             yield Finding(
                 "rest",
                 "suspect",
                 f"{stage} {name} of rank {rank} changed {_WHEN[when]}, and nothing wrote it",
                 "If it happens again on this machine, test its memory.",
                 ranks=(rank,), step=step, stage="rest", tensor=named(stage, name), cause="machine",
-                evidence={"when": when, "tensors changed": number, "tensors compared": report.tensors},
+                evidence={
+                    "when": when, "tensors changed": number, "tensors compared": report.tensors,
+                    SINCE: report.updates.get(rank) if shared else None,
+                },
             )  # fmt: skip
 
     def _written(self, step: int, when: str, report: _Report) -> Iterator[Finding]:

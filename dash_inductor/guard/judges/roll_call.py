@@ -12,7 +12,7 @@ If honest ranks differ everywhere, or most do not repeat their own bits, the pro
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from ..findings import Cause, Finding, Severity
@@ -27,10 +27,14 @@ Asked = Literal["equal", "changed", "different", "unknown"]
 PATIENCE = 30.0
 """Seconds after the first rank's message, after which a roll call is judged without those that are missing."""
 
+BESIDE = 10.0
+"""Seconds for which a finding waits that may be an effect of what other checks have not said yet; they wait as well."""
+
 DOCTOR = (
     "Nothing is blamed on a machine by repetition from now on. Run dash-inductor doctor on the program to find what is "
     "not deterministic."
 )
+_CONTRADICTS = "what it computes there contradicts what it computes elsewhere, and no other rank does so"
 MACHINE = "Run dcgmi diag -r 3 there, and take the machine out of service if it fails."
 
 
@@ -47,6 +51,8 @@ class RollCallJudge(Judge):
         self._off = False
         self._named: set[tuple[Any, ...]] = set()  # what was found already
         self._apart: set[int] = set()  # ranks whose state is known to differ
+        self._finished = False
+        self._waiting: list[tuple[float, Finding]] = []  # for what others say of ranks whose state differs
 
     def take(self, message: Message, now: float) -> None:
         """A rank has told of a roll call."""
@@ -66,44 +72,73 @@ class RollCallJudge(Judge):
             for step, told in self._told.items()
             if len(told) == self.job.world or now > self._since[step] + PATIENCE
         ]
-        return self._judge(done)
+        return self._judge(done, now, wait=not self._finished)
 
     def finish(self, now: float) -> list[Finding]:
-        """Findings about all roll calls."""
-        return self._judge(list(self._told))
+        """Findings about all roll calls; what may be an effect waits for `judge`, after other checks have spoken."""
+        self._finished = True
+        return self._judge(list(self._told), now, wait=True)
 
-    def _judge(self, steps: list[int]) -> list[Finding]:
-        found = []
+    def _judge(self, steps: list[int], now: float, wait: bool) -> list[Finding]:
         for step in sorted(steps):
             self._judged.add(step)
             self._since.pop(step)
             finding = judged(step, self._told.pop(step), self.job)
-            if finding is not None and self._is_effect(finding):
+            if finding is not None:
+                self._waiting.append((now, finding))
+        found = []
+        waiting, self._waiting = self._waiting, []
+        for since, finding in waiting:
+            if self._is_known(finding):
                 self.job.coverage.unseen("roll_call", "ranks whose state is known to differ compute with it")
-                continue
-            if finding is None or self._off or (finding.ranks, finding.stage, finding.operator) in self._named:
-                continue
-            self._named.add((finding.ranks, finding.stage, finding.operator))
-            found.append(finding)
-            if finding.kind == "nondeterminism":
-                self._off, ranks = True, tuple(range(self.job.world))
-                for check in ("roll_call", "replay"):
-                    body = {"off": "the program is not deterministic"}
-                    self.job.orders.append((ranks, Message(check, 0, step, body)))
+            elif may_be_effect(finding) and wait and (self._finished or now - since < BESIDE):
+                self._waiting.append((since, finding))
+            elif is_effect(finding) and now - since < BESIDE:
+                self.job.coverage.unseen("roll_call", "the run has ended before it was known whether ranks are equal")
+            elif not self._off and (finding.ranks, finding.stage, finding.operator) not in self._named:
+                self._named.add((finding.ranks, finding.stage, finding.operator))
+                found.append(finding)
+                self._look_at_program(finding)
         return found
 
-    def _is_effect(self, finding: Finding) -> bool:
+    def _look_at_program(self, finding: Finding) -> None:
+        """If it is not deterministic, nothing is run again."""
+        if finding.kind == "nondeterminism":
+            self._off, ranks = True, tuple(range(self.job.world))
+            for check in ("roll_call", "replay"):
+                body = {"off": "the program is not deterministic"}
+                self.job.orders.append((ranks, Message(check, 0, finding.step or 0, body)))
+
+    def _is_known(self, finding: Finding) -> bool:
         """Whether a rank whose state is known to differ, and ranks that gather its parameters, compute with these.
 
-        Then one group has none of them, and no other is larger.
+        Then one group has none of them, and no other is larger; or all groups have some, because no majority said which
+        of them are right.
         """
+        if not may_be_effect(finding):
+            return False
         untouched = [group for group in finding.groups if self._apart.isdisjoint(group)]
         largest = max(map(len, finding.groups), default=0)
-        return (
-            finding.evidence.get("inputs of the operator") == "different"
-            and len(untouched) == 1
-            and len(untouched[0]) == largest
-        )
+        return not untouched or (len(untouched) == 1 and len(untouched[0]) == largest)
+
+
+def may_be_effect(finding: Finding) -> bool:
+    """Whether ranks may differ in a roll call because their state does, which other checks have to say."""
+    return _given(finding) in ("different", "unknown")
+
+
+def is_effect(finding: Finding) -> bool:
+    """Whether ranks differ in a roll call because the state or the program does: they were given other values."""
+    return _given(finding) == "different"
+
+
+def _given(finding: Finding) -> Asked | None:
+    """What ranks that differ from others were given; None where it does not matter."""
+    evidence = finding.evidence
+    if not finding.groups or evidence.get("contradicts itself"):
+        return None
+    given: Asked | None = evidence.get("inputs of the operator")
+    return given
 
 
 def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Finding | None:
@@ -114,7 +149,7 @@ def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Findin
         job: whose ranks these are.
     """
     if not any("first" in body for body in told.values()):
-        return None
+        return _without_peers(step, told, job)
     licence = any(body["purpose"] == "licence" for body in told.values())
     once, again = (_values(told, name) for name in ("once", "again"))
     peers = [ranks for ranks in classes({rank: body["work"] for rank, body in told.items()}) if len(ranks) > 1]
@@ -140,6 +175,10 @@ def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Findin
         return _program(f"two runs of step {step} on the same rank differ", _unrepeated(told, unsteady), common)
     accused = unsteady or tuple(sorted(rank for of in differing for rank in minority(of)))
     contradicts = () if accused else _contradicts(told, differing)
+    if contradicts:
+        phase, tensor, _ = told[contradicts[0]]["contradicts"]
+        common |= {"stage": phase, "tensor": tensor}
+        common["evidence"]["contradicts itself"] = True
     asked = _asked(told, accused or contradicts, differing)
     common["operator"] = _operator(told, accused or contradicts or tuple(told))
     common["evidence"]["inputs of the operator"] = asked
@@ -154,12 +193,15 @@ def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Findin
             f"{named(phase, tensor)} on the same micro-batch; no majority says which is right"
         )
         return Finding("roll_call", "suspect", sentence, MACHINE, suspects, cause=_cause(asked), **common)
+    # Three executions are as many votes: the run, its repetition, and the operators of a third one.
+    given_equal = asked != "different"
+    if contradicts:
+        asked = "equal"  # to the meaning it does not matter that others have been given something else
     repeated = "same" if contradicts else _again(accused, again, once, differing, bool(unsteady))
     common["evidence"]["again"] = repeated
     sentence = _sentence(step, placed(accused or contradicts, job), len(accused or contradicts), named(phase, tensor))
     sentence += "; ".join(filter(None, (_agreement(told, differing, contradicts), _meaning(repeated, asked))))
-    # Three executions are as many votes: the run, its repetition, and the operators of a third one.
-    severity: Severity = "verdict" if repeated != "right" and differing and asked != "different" else "suspect"
+    severity: Severity = "verdict" if repeated != "right" and differing and given_equal else "suspect"
     return Finding("roll_call", severity, sentence, MACHINE if asked != "different" else DOCTOR,
                    accused or contradicts, cause=_cause(asked), **common)  # fmt: skip
 
@@ -172,7 +214,7 @@ def _agreement(
     told: Mapping[int, Any], differing: list[tuple[tuple[int, ...], ...]], contradicts: tuple[int, ...]
 ) -> str:
     if contradicts:
-        return "results there do not move with their samples, while those of the other replica do"
+        return _CONTRADICTS
     return f"{max(len(of[0]) for of in differing)} of {len(told)} ranks agree with each other" if differing else ""
 
 
@@ -259,13 +301,29 @@ def _asked(
 def _contradicts(
     told: Mapping[int, Mapping[str, Any]], differing: list[tuple[tuple[int, ...], ...]]
 ) -> tuple[int, ...]:
-    """Of two halves, the ranks of the one that contradicts itself when samples are turned, if the other does not."""
-    found: list[int] = []
-    for of in differing:
-        steady = [{told[rank].get("steady") for rank in group} for group in of]
-        if len(of) == 2 and {True} in steady and {False} in steady:
-            found += of[steady.index({False})]
-    return tuple(sorted(found))
+    """Where no majority decides, the ranks that contradict themselves first; the others do not in the same place."""
+    return _first_to_contradict(told, [rank for of in differing for group in of for rank in group])
+
+
+def _first_to_contradict(told: Mapping[int, Mapping[str, Any]], ranks: Iterable[int]) -> tuple[int, ...]:
+    places = {rank: int(told[rank]["contradicts"][2]) for rank in ranks if "contradicts" in told[rank]}
+    return tuple(sorted(rank for rank, place in places.items() if place == min(places.values())))
+
+
+def _without_peers(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Finding | None:
+    """Where no rank has done the work of another: who contradicts itself alone."""
+    accused = _first_to_contradict(told, told)
+    if len(accused) != 1:
+        return None
+    body = told[accused[0]]
+    phase, tensor, _ = body["contradicts"]
+    sentence = _sentence(step, placed(accused, job), 1, named(phase, tensor)) + _CONTRADICTS
+    evidence = {
+        "roll call": body["purpose"], "micro-batch of rank": body["of"], "ranks that told": len(told),
+        "ranks": job.world, "contradicts itself": True,
+    }  # fmt: skip
+    return Finding("roll_call", "suspect", sentence, MACHINE, accused, step, phase, tensor, cause="machine",
+                   evidence=evidence)  # fmt: skip
 
 
 def _operator(told: Mapping[int, Mapping[str, Any]], of: tuple[int, ...]) -> str:
@@ -289,11 +347,16 @@ def _sound(body: Mapping[str, Any]) -> bool:
         and type(body.get("of")) is int
         and isinstance(body.get("work"), str)
         and isinstance(body.get("repeats"), bool)
-        and isinstance(body.get("steady", False), bool)
+        and ("contradicts" not in body or _is_place(body["contradicts"]))
         and all(type(body.get(name, 0)) is int for name in ("first", "start"))
         and all(_texts(digest, 3) for digest in (*lists[0], *lists[1]))
         and all(_texts(operator, 5) and operator[4].isdecimal() and len(operator[4]) < 6 for operator in operators)
     )
+
+
+def _is_place(value: Any) -> bool:
+    """Phase, tensor and number of a digest."""
+    return _texts(value, 3) and value[2].isdecimal() and len(value[2]) < 12
 
 
 def _texts(value: Any, count: int) -> bool:

@@ -10,6 +10,17 @@
 | hang | the others wait for it |
 | dead, stopped | the state of its process |
 
+Note [Independent facts]
+Facts are independent if no single wrong digest, and no single earlier fact, explains both.  These are not:
+
+* rest, and a difference of replicas in state behind an update, where rest compares with the digest of this same update:
+  the state is hashed once for both.  One wrong hash differs from the replicas' and from what is there later.
+* a roll call in which the rank was given other values (its state is known to differ, or the program differs), and
+  anything else: it is an effect.  A rank that contradicts itself is not meant.
+* dead and stopped: the same look at the same process.
+
+That replicas differ is a fact about two halves too; then the other one says which half is meant.
+
 A suspicion about bits makes all ranks hold a roll call at once, which finds out whether it repeats.
 """
 
@@ -17,11 +28,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...observers import phases
 from ..findings import Finding, Kind
 from ..judge import Job, Judge
 from ..messages import Message
 from ..wording import placed
-from .roll_call import MACHINE
+from .rest import SINCE
+from .roll_call import MACHINE, is_effect
 
 _MEMORY = "Look at the ECC counters of this machine, and run dcgmi diag -r 3 there."
 _OF_BITS: dict[Kind, str] = {
@@ -68,7 +81,7 @@ class Verdicts(Judge):
             return
         facts = _OF_BITS if finding.kind in _OF_BITS else _OF_LIFE
         suspects = finding.ranks or tuple(rank for group in finding.groups for rank in group)
-        if finding.severity != "suspect" or finding.kind not in facts or not suspects:
+        if finding.severity != "suspect" or finding.kind not in facts or not suspects or is_effect(finding):
             return
         for rank in suspects:
             known = self._facts.setdefault(rank, [])
@@ -112,8 +125,11 @@ class Verdicts(Judge):
         if (rank, facts is _OF_BITS) in self._judged:
             return
         near = [each for each in self._facts[rank] if each.kind in facts and _near(each, latest)]
-        kinds = {each.kind: each for each in reversed(near)}
-        if len(kinds) < 2 or not any(_accuses(each) for each in near):
+        kinds: dict[Kind, Finding] = {}
+        for each in sorted(near, key=lambda each: not _accuses(each)):
+            if each.kind not in kinds and all(independent(each, other) for other in kinds.values()):
+                kinds[each.kind] = each
+        if len(kinds) < 2 or not any(_accuses(each) for each in kinds.values()):
             return
         first = min(kinds.values(), key=lambda each: (each.step or 0, list(facts).index(each.kind)))
         others = [facts[kind] for kind in facts if kind in kinds]
@@ -154,6 +170,17 @@ class Verdicts(Judge):
             sentence = finding.sentence if finding.step is None else f"step {finding.step}: {finding.sentence}"
             everyone = tuple(range(self.job.world))
             self.job.orders.append((everyone, Message("stop", 0, finding.step or 0, {"sentence": sentence})))
+
+
+def independent(a: Finding, b: Finding) -> bool:
+    """Whether two facts of different kinds are independent, see Note [Independent facts]."""
+    if {a.kind, b.kind} == {"dead", "stopped"}:
+        return False
+    if {a.kind, b.kind} == {"rest", "bits"}:
+        rest, bits = (a, b) if a.kind == "rest" else (b, a)
+        behind_update = bits.stage in (phases.PARAMETER, phases.OPTIMIZER_STATE)
+        return not behind_update or rest.evidence.get(SINCE) is None or rest.evidence[SINCE] != bits.step
+    return True
 
 
 def _near(a: Finding, b: Finding) -> bool:

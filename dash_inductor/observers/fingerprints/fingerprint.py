@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from ...errors import ArgumentError
 from ...upstream.tensors import is_functorch_wrapped
@@ -55,6 +56,14 @@ def why_unseen(tensor: Tensor) -> str:
     if is_functorch_wrapped(tensor):
         return "a tensor inside a transformation of functions"
     return "a tensor without data" if tensor.device.type == "meta" else ""
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that lies in this rank, which is what is hashed of it."""
+    if isinstance(tensor, DTensor):
+        with torch.no_grad():
+            return tensor.to_local()
+    return tensor
 
 
 def description(tensor: Tensor) -> str:

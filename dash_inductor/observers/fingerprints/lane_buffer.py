@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from .arriving import Arriving
 from .fingerprint import add_lanes
 from .sizes import LANES
 
@@ -41,25 +42,6 @@ class LaneBuffer:
     def take(self) -> Ready:
         """Send all rows to the host, and begin anew."""
         used, self._used = self._results[: self._used], 0
-        ready = to_host(used)
+        ready = Arriving(used).rows
         used.zero_()
         return ready
-
-
-def to_host(tensor: Tensor) -> Ready:
-    """Begin to copy a tensor to the host."""
-    if not tensor.is_cuda:
-        copy = tensor.clone()
-        return copy.tolist
-    with torch.cuda.device(tensor.device):
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        host.copy_(tensor, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
-
-    def wait() -> list[list[int]]:
-        arrived.synchronize()
-        rows: list[list[int]] = host.tolist()
-        return rows
-
-    return wait
