@@ -82,7 +82,9 @@ SCAN_SPLITS = Seam("torch._inductor.ir", "Scan.num_splits", "sums along few long
 """How many CTAs share a row of a scan; they pass sums on in an order that depends on timing (pytorch 190946)."""
 GENERATE_KERNEL = Seam("torch._inductor.codegen.triton", "TritonKernel.codegen_kernel", "blocks of kernels by a rule")
 """Writes the code of one kernel, with the configurations that it is tried in."""
-READ_BUFFER = Seam("torch._inductor.codegen.triton", "TritonKernel.load", "kernels that wait for what they have written")
+READ_BUFFER = Seam(
+    "torch._inductor.codegen.triton", "TritonKernel.load", "kernels that wait for what they have written"
+)
 """Writes the line that reads a buffer in the loop of a kernel that is being generated."""
 DEFINE_USER_KERNEL = Seam(
     "torch._inductor.codegen.wrapper",
