@@ -86,6 +86,8 @@ READ_BUFFER = Seam(
     "torch._inductor.codegen.triton", "TritonKernel.load", "kernels that wait for what they have written"
 )
 """Writes the line that reads a buffer in the loop of a kernel that is being generated."""
+ALERT = Seam("torch._prims_common", "alert_not_deterministic", "operators that raise, made deterministic")
+"""Raises PyTorch's error under deterministic algorithms where it computes shapes, by the name that the error has."""
 DEFINE_USER_KERNEL = Seam(
     "torch._inductor.codegen.wrapper",
     "PythonWrapperCodegen.define_user_defined_triton_kernel",
@@ -114,6 +116,6 @@ PARTITIONED_SIZE = Seam("torch._functorch.partitioners", "_size_of", "what a bac
 
 SEAMS = (
     JOINT_PASSES, RUN_JOINT_PASSES, RUN_PRE_GRAD_PASSES, GENERATE, SCAN_SPLITS, GENERATE_KERNEL, READ_BUFFER,
-    DEFINE_USER_KERNEL, KERNEL_META, TIME_CONFIGURATIONS, COMPILE_GRAPH, DECOMPOSITIONS, CACHE_DETAILS, MAKE_ENTRY,
-    LOAD_ENTRY, FINISH_GRAPH, LOAD_PACKAGE, STORE_PACKAGE, PARTITIONED_TARGET, PARTITIONED_SIZE,
+    ALERT, DEFINE_USER_KERNEL, KERNEL_META, TIME_CONFIGURATIONS, COMPILE_GRAPH, DECOMPOSITIONS, CACHE_DETAILS,
+    MAKE_ENTRY, LOAD_ENTRY, FINISH_GRAPH, LOAD_PACKAGE, STORE_PACKAGE, PARTITIONED_TARGET, PARTITIONED_SIZE,
 )  # fmt: skip
