@@ -25,7 +25,7 @@ from ..errors import UnsupportedVersionError
 from ..graph import arguments
 from ..observers import active
 from ..upstream import compat, partitioner, probe, seams
-from . import blocks, cache_key, carried_records, clockless, embeddings, fill
+from . import alerts, barriers, blocks, cache_key, carried_records, clockless, embeddings, fill
 
 log = logging.getLogger("dash_inductor")
 
@@ -84,6 +84,8 @@ def install() -> None:
     seams.COMPILE_GRAPH.wrap(_compiling_anew)
     clockless.install(lambda: rewriter() is not None)
     blocks.install(lambda: rewriter() is not None)
+    barriers.install(lambda: rewriter() is not None)
+    alerts.install(lambda: rewriter() is not None)
     fill.install(lambda: rewriter() is not None)
     embeddings.install(lambda: rewriter() is not None)
     partitioner.install()

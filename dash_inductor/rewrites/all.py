@@ -14,11 +14,13 @@ from .pad_gemm import PadGemmRewrite
 from .permutations import PermutationsRewrite
 from .rewrite import Rewrite
 from .short_sums import ShortSumsRewrite
+from .sorted_values import SortedValuesRewrite
 from .tied_embeddings import TiedEmbeddingsRewrite
 from .user_kernels import UserKernelsRewrite
 
 REWRITES: tuple[Rewrite, ...] = (
     AttentionRewrite(compile_kernels),
+    SortedValuesRewrite(),
     PermutationsRewrite(),
     FewIndicesRewrite(),
     GridSampleRewrite(),

@@ -1,16 +1,19 @@
-"""Facts about a kernel that Inductor generates, and its blocks fixed where they would be chosen by timing or a rule.
+"""Facts about a kernel that Inductor generates, its blocks fixed where they would be chosen by timing or a rule, and
+barriers between its loops.
 
 For code that runs while Inductor compiles: importing this module imports its code generation.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import sympy
 from torch._inductor import config
-from torch._inductor.codegen.triton import FixedTritonConfig
+from torch._inductor.codegen.triton import FixedTritonConfig, TritonKernel
 
 KINDS = ("pointwise", "reduction", "persistent_reduction")
 
@@ -48,3 +51,27 @@ def facts_of(kernel: Any) -> dict[str, Any] | None:
 def fix(kernel: Any, blocks: Mapping[str, int]) -> None:
     """Give a kernel these blocks (``XBLOCK``, ``R0_BLOCK``, ...), ``num_warps`` and ``num_stages``."""
     kernel.fixed_config = FixedTritonConfig({**blocks})
+
+
+BARRIER = "tl.debug_barrier()"
+"""Lets the threads of a program wait for one another, and see what the others have written before."""
+
+
+def wait_for_stores(kernel: Any, name: str) -> None:
+    """Write a barrier in front of the loop that is being generated, if a kernel has stored a buffer in an earlier one.
+
+    Nothing is written where Inductor does so itself, as torch 2.15 does.
+    """
+    if name in kernel.cse.invalidated_stores and not _has_barriers() and not _ends_with_barrier(kernel.body):
+        kernel.body.writeline(BARRIER)
+
+
+def _ends_with_barrier(code: Any) -> bool:
+    return str(code.getvalue()).rstrip().endswith(BARRIER)
+
+
+@functools.cache
+def _has_barriers() -> bool:
+    """Whether Inductor writes a barrier in front of what a kernel reads back."""
+    plain = inspect.unwrap(TritonKernel.load)  # ours is around it
+    return BARRIER in inspect.getsource(plain)

@@ -82,6 +82,12 @@ SCAN_SPLITS = Seam("torch._inductor.ir", "Scan.num_splits", "sums along few long
 """How many CTAs share a row of a scan; they pass sums on in an order that depends on timing (pytorch 190946)."""
 GENERATE_KERNEL = Seam("torch._inductor.codegen.triton", "TritonKernel.codegen_kernel", "blocks of kernels by a rule")
 """Writes the code of one kernel, with the configurations that it is tried in."""
+READ_BUFFER = Seam(
+    "torch._inductor.codegen.triton", "TritonKernel.load", "kernels that wait for what they have written"
+)
+"""Writes the line that reads a buffer in the loop of a kernel that is being generated."""
+ALERT = Seam("torch._prims_common", "alert_not_deterministic", "operators that raise, made deterministic")
+"""Raises PyTorch's error under deterministic algorithms where it computes shapes, by the name that the error has."""
 DEFINE_USER_KERNEL = Seam(
     "torch._inductor.codegen.wrapper",
     "PythonWrapperCodegen.define_user_defined_triton_kernel",
@@ -109,7 +115,7 @@ PARTITIONED_SIZE = Seam("torch._functorch.partitioners", "_size_of", "what a bac
 """The bytes of a node's value."""
 
 SEAMS = (
-    JOINT_PASSES, RUN_JOINT_PASSES, RUN_PRE_GRAD_PASSES, GENERATE, SCAN_SPLITS, GENERATE_KERNEL, DEFINE_USER_KERNEL,
-    KERNEL_META, TIME_CONFIGURATIONS, COMPILE_GRAPH, DECOMPOSITIONS, CACHE_DETAILS, MAKE_ENTRY, LOAD_ENTRY,
-    FINISH_GRAPH, LOAD_PACKAGE, STORE_PACKAGE, PARTITIONED_TARGET, PARTITIONED_SIZE,
+    JOINT_PASSES, RUN_JOINT_PASSES, RUN_PRE_GRAD_PASSES, GENERATE, SCAN_SPLITS, GENERATE_KERNEL, READ_BUFFER,
+    ALERT, DEFINE_USER_KERNEL, KERNEL_META, TIME_CONFIGURATIONS, COMPILE_GRAPH, DECOMPOSITIONS, CACHE_DETAILS,
+    MAKE_ENTRY, LOAD_ENTRY, FINISH_GRAPH, LOAD_PACKAGE, STORE_PACKAGE, PARTITIONED_TARGET, PARTITIONED_SIZE,
 )  # fmt: skip

@@ -12,6 +12,7 @@ import pytest
 from ..support.distribution import ROOT
 from ..support.processes import run_together
 from ..support.small_models import MODELS
+from ..support.step_differences import described
 
 pytestmark = pytest.mark.gpu
 
@@ -29,16 +30,30 @@ TOGETHER = 18
 """Processes at the same time, which need 2 to 3 GB of memory each."""
 
 
-def run(programs: Mapping[str, Sequence[str]], folder: Path, seconds: float = 300) -> dict[str, list[str]]:
-    """What programs print, by name; each has caches of its own, or those of the name behind ":"."""
+Found = dict[str, dict[str, str]]
+"""Digests of values, of each program."""
+
+
+def caches_of(name: str, folder: Path) -> Path:
+    """The folder of a program's caches, its own or that of the name behind ":"."""
+    return folder / name.rpartition(":")[2]
+
+
+def run(programs: Mapping[str, Sequence[str]], folder: Path, seconds: float = 300) -> Found:
+    """What programs print, by name."""
     commands = {}
     for name, arguments in programs.items():
-        own = folder / name.rpartition(":")[2]
+        own = caches_of(name, folder)
         caches = [f"{of}_CACHE_DIR={own / of}" for of in ("TORCHINDUCTOR", "TRITON")]
         fixed = [f"PYTHONPATH={ROOT}", "CUBLAS_WORKSPACE_CONFIG=:4096:8", "TORCHINDUCTOR_COMPILE_THREADS=1"]
         commands[name] = ["env", *fixed, *caches, sys.executable, "-m", "tests.support.whole_step", *arguments]
     printed = run_together(commands, seconds=seconds, folder=folder)
     return {name: json.loads(text.splitlines()[-1]) for name, text in printed.items()}
+
+
+def differences(found: Found, names: Sequence[str], folder: Path) -> str:
+    """In which values and kernels programs differ, "" if they do not."""
+    return described({name: found[name] for name in names}, {name: caches_of(name, folder) for name in names})
 
 
 def test_three_steps(tmp_path: Path) -> None:
@@ -50,13 +65,14 @@ def test_three_steps(tmp_path: Path) -> None:
     }
     programs |= {"control": ["--default"], "inverse control": ["--default", "--distort=inverse"]}
     found = run(programs, tmp_path)
-    warm = run({"warm: plain": ["--distort=inverse"]}, tmp_path)["warm: plain"]
-    assert found["control"] != found["inverse control"]
-    for how, all_distorted in HOW.items():
-        same = "" if how == "thread" else how
-        first = found[f"{same} plain"]
-        assert all(found[f"{how} {distorted}"] == first for distorted in all_distorted), how
-    assert warm == found[" plain"]
+    found |= run({"warm: plain": ["--distort=inverse"]}, tmp_path)
+    assert differences(found, ["control", "inverse control"], tmp_path)
+    sets = [
+        [f"{'' if how == 'thread' else how} plain", *(f"{how} {distorted}" for distorted in all_distorted)]
+        for how, all_distorted in HOW.items()
+    ]
+    found_different = [differences(found, names, tmp_path) for names in [*sets, [" plain", "warm: plain"]]]
+    assert not any(found_different), "\n".join(filter(None, found_different))
 
 
 def test_models(tmp_path: Path) -> None:
@@ -66,8 +82,9 @@ def test_models(tmp_path: Path) -> None:
         for model in MODELS
         for name, distorted in DISTORTED.items()
     }
-    names, found = [*programs], {}
+    names = [*programs]
+    found: Found = {}
     for first in range(0, len(names), TOGETHER):
         found |= run({name: programs[name] for name in names[first : first + TOGETHER]}, tmp_path)
-    differ = [model for model in MODELS if len({str(found[f"{model} {name}"]) for name in DISTORTED}) > 1]
-    assert not differ
+    different = [differences(found, [f"{model} {name}" for name in DISTORTED], tmp_path) for model in MODELS]
+    assert not any(different), "\n".join(filter(None, different))

@@ -57,6 +57,7 @@ PROGRAMS: dict[str, Callable[[Make], Tensor]] = {
     "torch.nn.MaxUnpool3d": lambda make: F.max_unpool3d(make(8, 4, 4, 4), _indices(512, 512).reshape(8, 4, 4, 4), 2),
     "torch.histc": lambda make: make(1000).histc(10, 0, 1),
     "torch.median": lambda make: make(100, 100).median(1).values,
+    "torch.kthvalue": lambda make: make(100, 100).kthvalue(7, 1).values,
     "torch.Tensor.scatter_reduce": lambda make: make(1000, 8).scatter_reduce(
         0, _indices(8000, 1000).reshape(1000, 8), make(1000, 8), "prod"
     ),
@@ -82,7 +83,8 @@ RAISE = {
 FAST = "Inductor's kernel"
 OUTSIDE = "PyTorch's operator, outside of the graph"
 RAISES = " does not have a deterministic implementation"
-RANGES, SUMS = "`index_ranges`", "`index_sums`"
+RANGES, SUMS, SORTED = "`index_ranges`", "`index_sums`", "`sorted_values`"
+STORED = "PyTorch's store by an index, which sorts"
 OUTCOMES: dict[str, str] = {
     "torch.nn.AvgPool3d": FAST,
     "torch.nn.AdaptiveAvgPool2d": RANGES,
@@ -103,11 +105,12 @@ OUTCOMES: dict[str, str] = {
     "torch.nn.ReplicationPad3d": RANGES,
     "torch.nn.NLLLoss": FAST,
     "torch.nn.EmbeddingBag": SUMS,
-    "torch.nn.MaxUnpool1d": "error: `max_unpooling2d_forward_out`",
-    "torch.nn.MaxUnpool2d": "error: `max_unpooling2d_forward_out`",
-    "torch.nn.MaxUnpool3d": "error: `max_unpooling3d_forward_out`",
-    "torch.histc": "error: `_histc_cuda with floating point input`",
-    "torch.median": "error: `median CUDA with indices output`",
+    "torch.nn.MaxUnpool1d": STORED,
+    "torch.nn.MaxUnpool2d": STORED,
+    "torch.nn.MaxUnpool3d": STORED,
+    "torch.histc": SORTED,
+    "torch.median": f"{SORTED}, `few_indices`",
+    "torch.kthvalue": f"{SORTED}, `few_indices`",
     "torch.Tensor.scatter_reduce": "error: `aten::scatter_reduce`",
     "torch.Tensor.put_": SUMS,
     "grid_sample": f"`grid_sample`, {SUMS}",
@@ -120,7 +123,7 @@ OUTCOMES: dict[str, str] = {
 BEFORE_2_13 = dict.fromkeys(("torch.nn.ReplicationPad2d", "torch.nn.ReplicationPad3d"), OUTSIDE)
 """What becomes of some in earlier versions of torch, where Dynamo does not trace them."""
 NOT_TRACED = {
-    "torch.nn.FractionalMaxPool3d", "torch.nn.CTCLoss", "torch.bincount", "torch.kthvalue", "torch.Tensor.resize_",
+    "torch.nn.FractionalMaxPool3d", "torch.nn.CTCLoss", "torch.bincount", "torch.Tensor.resize_",
     "torch.nn.functional.grid_sample", "torch.nn.functional.interpolate", "RuntimeError",
 }  # fmt: skip
 """Names of PyTorch's list without a program of their own: the device that does not exist lacks them, or they are no
@@ -154,6 +157,8 @@ def main() -> None:
     class Look:
         def apply(self, graph: torch.fx.Graph) -> int:
             for node in graph.nodes:
+                if op_name(node) in ("aten::index_put", "aten::_unsafe_index_put") and node.args[3:] != (True,):
+                    left.add(STORED)
                 has_kernel = node.target in lowerings and node.target not in fallbacks and "prod" not in node.args
                 if op_name(node) in RAISE and not has_kernel:
                     left.add(f"error: `{op_name(node)}`")

@@ -1,4 +1,4 @@
-"""Three training steps, whose results are printed as digests; `python -m tests.support.whole_step`.
+"""Three training steps, whose results are printed as digests by name; `python -m tests.support.whole_step`.
 
     ... [--device cuda] [--default] [--distort inverse] [--model gpt2] [--how thread dynamic ...]
 
@@ -62,9 +62,9 @@ class Model(nn.Module):
         return loss + 1e-6 * (noise * x.float().flatten(0, 1).mean(1)).mean()
 
 
-def digest(tensors: Sequence[Tensor]) -> str:
-    whole = [t.full_tensor() if hasattr(t, "full_tensor") else t for t in tensors]
-    return hashlib.sha256(b"".join(t.detach().cpu().float().numpy().tobytes() for t in whole)).hexdigest()[:16]
+def digest(tensor: Tensor) -> str:
+    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return hashlib.sha256(whole.detach().cpu().float().numpy().tobytes()).hexdigest()[:16]
 
 
 def made(name: str, how: Sequence[str], device: str) -> tuple[nn.Module, dict[str, Any]]:
@@ -116,8 +116,8 @@ def main() -> None:
     step: Any = torch.compile(
         model, dynamic=True if "dynamic" in how else None, mode="reduce-overhead" if "graphs" in how else None
     )
-    found = []
-    for _ in range(3):
+    found = {}
+    for number in range(3):
         result = step(**inputs)
         loss = result if isinstance(result, Tensor) else result.loss
         if "thread" in how:
@@ -125,10 +125,12 @@ def main() -> None:
                 pool.submit(loss.backward).result()
         else:
             loss.backward()
-        found.append(digest([loss, *(p.grad for p in model.parameters() if p.grad is not None)]))
+        found[f"step {number}: loss"] = digest(loss)
+        given = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
+        found |= {f"step {number}: gradient of {name}": digest(gradient) for name, gradient in given}
         optimizer.step()
         optimizer.zero_grad()
-    found.append(digest([*model.parameters()]))
+    found |= {name: digest(parameter) for name, parameter in model.named_parameters()}
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     print(json.dumps(found))
