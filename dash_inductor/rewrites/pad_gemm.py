@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -153,6 +153,7 @@ class PadGemmRewrite:
             if padded:
                 results.append(Result(_rewritten(node, padded, copies)))
         copies.read(graph)
+        copies.release(graph)
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
@@ -216,9 +217,37 @@ class _Copies:
                 read_padded(Emitter(graph), base, nodes[-1], {*nodes})
         erase_dead(graph, [base for base in self.chains if base in there])
 
+    def release(self, graph: Graph) -> None:
+        """Let the last product that reads a padded copy come before others of its other operand, as the gradient of a
+        weight is: their results are as large as the copy, and can have its memory.
+        """
+        there = {*graph.nodes}
+        for copy in self.made.values():
+            if copy in there and copy.target is aten.constant_pad_nd.default:
+                shown = {copy, *(user for user in copy.users if _swapped(user) is copy)}
+                readers = [product for each in shown for product in each.users if _is_padded(product)]
+                if readers:
+                    _move_forward(max(readers), shown)
+
 
 def _is_padded(node: Node) -> bool:
     return _RECORDED in node.meta and node.target in _MATRICES
+
+
+def _move_forward(product: Node, copy: Set[Node]) -> None:
+    """Move a product in front of the first padded product of its operand that is not the copy."""
+    operands = [operand for operand in _operands(product) if operand not in copy]
+    if len(operands) != 1:
+        return
+    turned = [user for user in operands[0].users if _swapped(user) is operands[0]]
+    others = [user for each in (*operands, *turned) for user in each.users if _is_padded(user) and user < product]
+    if not others:
+        return
+    first = min(others)
+    late = [node for node in product.all_input_nodes if not node < first]
+    if all(node in copy and all(source < first for source in node.all_input_nodes) for node in late):
+        for node in (*late, product):
+            first.prepend(node)
 
 
 def _operands(node: Node) -> tuple[Node, Node]:
