@@ -38,7 +38,7 @@ class LaunchList:
     Attributes:
         results: tensors that the call returns, in order.
         scratch: bytes of memory that the call needs beside them.
-        launches: kernels with their arguments, in order.  Behind the operands come the results, then the scratch memory.
+        launches: kernels with their arguments, in order; behind the operands come the results, then scratch memory.
         packed: launches that are ready, by stream and addresses.
     """
 

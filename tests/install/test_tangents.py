@@ -78,8 +78,7 @@ def test_what_leaves_memory_unwritten_keeps_its_fill() -> None:
     x = torch.randn(4, 4, requires_grad=True)
     flags = []
     x.register_hook(lambda grad: flags.append(torch.empty(3).isnan().all().item()))
-    a, b = torch.compile(lambda x: (x.sin(), x.cos()))(x)
-    a.sum().backward()
+    torch.compile(lambda x: (x.sin(), x.cos()))(x)[0].sum().backward()
     assert flags == [True]
     assert torch.empty(3).isnan().all()
 

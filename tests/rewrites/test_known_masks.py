@@ -71,7 +71,7 @@ def test_experts(local: int, count: int, dynamic: bool) -> None:
         (lambda i: i >= 8, 1), (lambda i: i > 7, 1), (lambda i: i < 0, 1), (lambda i: i <= -1, 1),
         (lambda i: i < 8, 0), (lambda i: i <= 7, 0), (lambda i: i >= 0, 0), (lambda i: i > -1, 0),
         (lambda i: i >= 7, None), (lambda i: i < 7, None), (lambda i: i > 0, None), (lambda i: i <= 0, None),
-        (lambda i: i != 9, None), (lambda i: i + 1 > 8, None), (lambda i: i + 1 > 0, 0),
+        (lambda i: i != 9, None), (lambda i: i + 1 > 7, None), (lambda i: i + 1 > 8, 1), (lambda i: i + 1 > 0, 0),
     ],
 )  # fmt: skip
 def test_comparisons(mask: Callable[[Tensor], Tensor], chosen: int | None) -> None:

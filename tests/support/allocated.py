@@ -5,7 +5,17 @@ from __future__ import annotations
 import math
 import re
 
-_SIZE = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1}
+_SIZE = {
+    "bfloat16": 2,
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+    "int64": 8,
+    "int32": 4,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
 _NEW = re.compile(r"(\w+) = empty_strided_cuda\(\(([^)]*)\), \([^)]*\), torch\.(\w+)\)")
 _NAMED = re.compile(r"(\w+) = (?:reinterpret_tensor\()?(\w+)(?:, .*\))?; del (\w+)  # reuse")
 _GIVEN = re.compile(r"(\w+) = rand_strided\(\(([^)]*)\), \([^)]*\), device='cuda:0', dtype=torch\.(\w+)\)")
