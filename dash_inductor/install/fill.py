@@ -4,6 +4,8 @@ Under deterministic algorithms PyTorch fills what ``torch.empty`` returns with N
 that nothing has written sees the same everywhere.  In a compiled graph only operators that Inductor does not generate
 allocate in that way, and those of PyTorch write all of what they return, with few exceptions.  While a graph of such
 operators runs, the fill is off.  A graph with any other operator, such as one of the program's own, keeps it.
+
+Zeros for results without a gradient, which autograd hands to the backward of any graph, are not filled first either.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ def install(active: Callable[[], bool]) -> None:
     """Run graphs that are compiled while `active` without fill, where nobody can miss it."""
     seams.GENERATE.wrap(lambda plain: _reading(plain, active))
     seams.FINISH_GRAPH.wrap(_running)
+    seams.FINISH_FUNCTION.wrap(lambda plain: _supplying(plain, active))
 
 
 def _reading(generate: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
@@ -29,7 +32,7 @@ def _reading(generate: Callable[..., Any], active: Callable[[], bool]) -> Callab
 
     def generate_and_note(gm: Any, *args: Any, **kwargs: Any) -> Any:
         written = False
-        if config.rewrites == "all" and config.fill == "off" and active():
+        if _is_off() and active():
             from ..graph.fully_written import all_written
 
             written = all_written(gm)
@@ -52,3 +55,20 @@ def _running(post_compile: Callable[..., None]) -> Callable[..., None]:
             self.current_callable = without_fill(self.current_callable)
 
     return finish
+
+
+def _supplying(post_compile: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
+    """Lets backwards make the zeros that autograd would fill first."""
+
+    def finish(self: Any, compiled: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_off() and active():
+            from ..upstream.tangents import supply_zeros
+
+            supply_zeros(compiled)
+        return post_compile(self, compiled, *args, **kwargs)
+
+    return finish
+
+
+def _is_off() -> bool:
+    return config.rewrites == "all" and config.fill == "off"

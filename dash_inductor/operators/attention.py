@@ -37,12 +37,12 @@ from ..model.call import Call
 from ..model.mask import ROW_BLOCK
 from ..model.plan import Plan
 from ..upstream import profiler
-from ..upstream.dispatch import mode_count
 from . import flops
 from . import grouped_mm as _grouped_mm  # noqa: F401  # defines an operator that graphs may hold beside these
 from . import index_sums as _index_sums  # noqa: F401  # as `grouped_mm`
 from . import observe as _observe  # noqa: F401  # as `grouped_mm`
 from . import short_sums as _short_sums  # noqa: F401  # as `grouped_mm`
+from .direct import call_directly
 
 _lib = torch.library.Library("dash_inductor", "DEF")
 _lib.define(
@@ -305,21 +305,6 @@ def _in_profile(implementation: Callable[..., Any], site: int) -> Callable[..., 
     return run
 
 
-def _direct(operator: Callable[..., Any], implementation: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that Inductor's code calls for an operator: its implementation, without PyTorch's dispatcher.
-
-    A profile and modes of dispatch see the operator as ever, because under them the dispatcher is called.
-    """
-
-    @functools.wraps(implementation)
-    def run(*args: Any) -> Any:
-        if profiler.is_on() or mode_count():
-            return operator(*args)
-        return implementation(*args)
-
-    return run
-
-
 # Eager calls run what can be launched without Inductor, else the reference executor (see `kernels.registry`); compiled
 # calls on CUDA are lowered to the plan's kernels.
 for _operator, _implementation, _site in (
@@ -329,7 +314,6 @@ for _operator, _implementation, _site in (
 ):
     for _device in ("CPU", "CUDA"):
         _lib.impl(_operator._opname, _in_profile(_implementation, _site), _device)
-    # Where generated code finds it by a name that begins like the operator's, in any process.
-    _operator.overloadpacket.direct = _direct(_operator, _implementation)
+    call_directly(_operator, _implementation)
 for _device in ("CPU", "CUDA"):
     _lib.impl("dropout_seed", _seed, _device)

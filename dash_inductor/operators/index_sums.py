@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
+from .direct import call_directly
 
 _lib = torch.library.Library("dash_inductor", "FRAGMENT")
 _lib.define(
@@ -50,6 +51,11 @@ def _on_cuda(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, r
     return add_segments(base, values, keys, order, rows)
 
 
+def _run(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:
+    return (_on_cuda if values.is_cuda else _on_cpu)(base, values, keys, order, rows)
+
+
 torch.library.register_fake("dash_inductor::index_sums", _fake, lib=_lib)
 _lib.impl("index_sums", _on_cpu, "CPU")
 _lib.impl("index_sums", _on_cuda, "CUDA")
+call_directly(index_sums, _run)

@@ -13,7 +13,7 @@ Importing this module imports torch and defines the operator.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from ..kernels.common.mask_data import MaskData
 from ..kernels.common.relations import Layout, vectors
 from ..model.mask import ROW_BLOCK, Mask
 from ..model.plan import Plan
+from .direct import call_directly
 
 if TYPE_CHECKING:
     from ..kernels.common.launch_list import Notes
@@ -97,6 +98,11 @@ def _on_cuda(
     return built.CALLS.call((q_len, kv_len, batch, q_heads, kv_heads, mask, plan), extras, first)
 
 
+def _run(extras: list[Tensor], *arguments: Any) -> list[Tensor]:
+    return (_on_cuda if extras[0].is_cuda else _on_cpu)(extras, *arguments)
+
+
 torch.library.register_fake("dash_inductor::mask_tables", _fake, lib=_lib)
 _lib.impl("mask_tables", _on_cpu, "CPU")
 _lib.impl("mask_tables", _on_cuda, "CUDA")
+call_directly(mask_tables, _run)

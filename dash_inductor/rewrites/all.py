@@ -10,6 +10,7 @@ from .grid_sample import GridSampleRewrite
 from .grouped_products import GroupedProductsRewrite
 from .index_ranges import IndexRangesRewrite
 from .index_sums import IndexSumsRewrite
+from .known_masks import KnownMasksRewrite
 from .pad_gemm import PadGemmRewrite
 from .permutations import PermutationsRewrite
 from .rewrite import Rewrite
@@ -20,6 +21,7 @@ from .user_kernels import UserKernelsRewrite
 
 REWRITES: tuple[Rewrite, ...] = (
     AttentionRewrite(compile_kernels),
+    KnownMasksRewrite(),
     SortedValuesRewrite(),
     PermutationsRewrite(),
     FewIndicesRewrite(),

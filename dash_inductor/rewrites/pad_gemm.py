@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -45,11 +45,16 @@ BYTES = 16
 """Rows of operands and of the result begin at multiples of this many bytes, else they are padded."""
 BLOCK, BLOCK_FROM = 64, 1024
 """Sizes from `BLOCK_FROM` on are padded to a multiple of `BLOCK`, the edge of a tile; others to the next `BYTES`."""
-LEAST_OPERATIONS = 1 << 30
+LEAST_OPERATIONS = 1 << 29
 """Smaller products take less time than a launch of the kernel that pads."""
-OPERATIONS_PER_BYTE = 192
-"""Operations for each byte that padding copies, below which it does not pay.  An H100 saves about 5 ps an operation, by
-600 TFLOP/s in place of 150, and takes 0.8 ps for a byte that is read and written."""
+OPERATIONS_PER_BYTE, OF_AN_ODD_RESULT = 160, 64
+"""Operations for each byte that padding copies, below which it does not pay; the second where only the rows of the
+result begin at odd addresses, as those of logits.
+
+An H100 saves about 5 ps an operation, by 600 TFLOP/s in place of 150, and takes 0.8 ps for a byte that is read and
+written.  Odd rows of a result cost more than that, and rows behind an operand are copied at full rate.  The test of the
+decision has what was measured on both sides of the border.
+"""
 
 NOMINAL = NOMINAL_LEN * NOMINAL_BATCH
 """The value of dynamic sizes in the decision."""
@@ -96,7 +101,8 @@ def decide(left: Matrix, right: Matrix, itemsize: int, batch: int = 1) -> dict[s
     sizes_of = _nominal(left, right)
     operations = 2 * batch * sizes_of["m"] * sizes_of["k"] * sizes_of["n"]
     enough = operations >= LEAST_OPERATIONS
-    return found if enough and operations_per_byte(left, right, itemsize, found) >= OPERATIONS_PER_BYTE else {}
+    needed = OF_AN_ODD_RESULT if [*found] == ["n"] else OPERATIONS_PER_BYTE
+    return found if enough and operations_per_byte(left, right, itemsize, found) >= needed else {}
 
 
 def unaligned(left: Matrix, right: Matrix, itemsize: int) -> dict[str, int]:
@@ -153,6 +159,7 @@ class PadGemmRewrite:
             if padded:
                 results.append(Result(_rewritten(node, padded, copies)))
         copies.read(graph)
+        copies.release(graph)
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
@@ -216,9 +223,37 @@ class _Copies:
                 read_padded(Emitter(graph), base, nodes[-1], {*nodes})
         erase_dead(graph, [base for base in self.chains if base in there])
 
+    def release(self, graph: Graph) -> None:
+        """Let the last product that reads a padded copy come before others of its other operand, as the gradient of a
+        weight is: their results are as large as the copy, and can have its memory.
+        """
+        there = {*graph.nodes}
+        for copy in self.made.values():
+            if copy in there and copy.target is aten.constant_pad_nd.default:
+                shown = {copy, *(user for user in copy.users if _swapped(user) is copy)}
+                readers = [product for each in shown for product in each.users if _is_padded(product)]
+                if readers:
+                    _move_forward(max(readers), shown)
+
 
 def _is_padded(node: Node) -> bool:
     return _RECORDED in node.meta and node.target in _MATRICES
+
+
+def _move_forward(product: Node, copy: Set[Node]) -> None:
+    """Move a product in front of the first padded product of its operand that is not the copy."""
+    operands = [operand for operand in _operands(product) if operand not in copy]
+    if len(operands) != 1:
+        return
+    turned = [user for user in operands[0].users if _swapped(user) is operands[0]]
+    others = [user for each in (*operands, *turned) for user in each.users if _is_padded(user) and user < product]
+    if not others:
+        return
+    first = min(others)
+    late = [node for node in product.all_input_nodes if not node < first]
+    if all(node in copy and all(source < first for source in node.all_input_nodes) for node in late):
+        for node in (*late, product):
+            first.prepend(node)
 
 
 def _operands(node: Node) -> tuple[Node, Node]:
@@ -278,6 +313,7 @@ def _rewritten(node: Node, padded: dict[str, int], copies: _Copies) -> Record:
             "block_from": BLOCK_FROM,
             "least_operations": LEAST_OPERATIONS,
             "operations_per_byte": OPERATIONS_PER_BYTE,
+            "of_an_odd_result": OF_AN_ODD_RESULT,
         },
     }
     name, op = node.name, str(node.target)

@@ -218,6 +218,8 @@ def _of_getitem(node: Node, depth: int) -> Known:
     if name in ("aten::split", "aten::split_with_sizes", "aten::unbind", "aten::chunk", "aten::unsafe_split"):
         known = values_of(of.args[0], depth)
         return None if known is None else known.subset
+    if number == 0 and name == "aten::sort":  # the same integers in another order
+        return values_of(of.args[0], depth)
     if number != 1 or name not in ("aten::sort", "aten::topk", "aten::max", "aten::min"):
         return None
     args = bind(of)

@@ -107,6 +107,8 @@ CACHE_DETAILS = Seam("torch._inductor.codecache", "FxGraphHashDetails.__init__",
 MAKE_ENTRY = Seam(f"{_AUTOGRAD}.autograd_cache", "AOTAutogradCache.make_entry", _RECORDS)
 LOAD_ENTRY = Seam(f"{_AUTOGRAD}.aot_autograd_result", "GenericAOTAutogradResult.wrap_post_compile", _RECORDS)
 FINISH_GRAPH = Seam("torch._inductor.output_code", "CompiledFxGraph.post_compile", _RECORDS)
+FINISH_FUNCTION = Seam(f"{_AUTOGRAD}.runtime_wrappers", "RuntimeWrapper.post_compile", "zeros without fill")
+"""Puts the outermost wrapper around what runs a graph, an autograd function where that has a backward."""
 LOAD_PACKAGE = Seam("torch._dynamo.package", "CompilePackage.initialize", "the precompile cache")
 STORE_PACKAGE = Seam("torch._dynamo.package", "CompilePackage.cache_entry", "the precompile cache")
 PARTITIONED_TARGET = Seam("torch._functorch.partitioners", "get_aten_target", "what a backward computes again")
@@ -117,5 +119,6 @@ PARTITIONED_SIZE = Seam("torch._functorch.partitioners", "_size_of", "what a bac
 SEAMS = (
     JOINT_PASSES, RUN_JOINT_PASSES, RUN_PRE_GRAD_PASSES, GENERATE, SCAN_SPLITS, GENERATE_KERNEL, READ_BUFFER,
     ALERT, DEFINE_USER_KERNEL, KERNEL_META, TIME_CONFIGURATIONS, COMPILE_GRAPH, DECOMPOSITIONS, CACHE_DETAILS,
-    MAKE_ENTRY, LOAD_ENTRY, FINISH_GRAPH, LOAD_PACKAGE, STORE_PACKAGE, PARTITIONED_TARGET, PARTITIONED_SIZE,
+    MAKE_ENTRY, LOAD_ENTRY, FINISH_GRAPH, FINISH_FUNCTION, LOAD_PACKAGE, STORE_PACKAGE, PARTITIONED_TARGET,
+    PARTITIONED_SIZE,
 )  # fmt: skip

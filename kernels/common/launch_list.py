@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ...upstream import compat
-from ...upstream.cuda import raw_stream
-from .launcher import KernelLauncher, launch
+from ...upstream.cuda import current_device, raw_stream
+from .launcher import KernelLauncher, Launch, launch
 
 Allocated = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Shape, strides, dtype."""
@@ -25,32 +25,53 @@ Argument = int | tuple[int, int]
 allocated."""
 
 
+_PACKED = 64
+"""So many calls of a list, with the addresses that they had, are kept ready; a training step repeats its addresses."""
+_ALIGNMENT = 128
+"""Bytes between tensors that share an allocation."""
+
+
 @dataclass(frozen=True)
 class LaunchList:
     """What one call does.
 
     Attributes:
-        allocated: tensors, in order.
-        launches: kernels with their arguments, in order.
-        results: numbers of the allocated tensors that the call returns.
+        results: tensors that the call returns, in order.
+        scratch: bytes of memory that the call needs beside them.
+        launches: kernels with their arguments, in order; behind the operands come the results, then scratch memory.
+        packed: launches that are ready, by stream and addresses.
     """
 
-    allocated: tuple[Allocated, ...]
+    results: tuple[Allocated, ...]
+    scratch: int
     launches: tuple[tuple[KernelLauncher, tuple[Argument, ...]], ...]
-    results: tuple[int, ...]
+    packed: dict[tuple[int, ...], tuple[Launch, ...]] = field(default_factory=dict, compare=False)
 
     def run(self, operands: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         """Do it for operands that have the key of those of the first call, on the current device."""
-        new = [compat.empty_cuda(*each) for each in self.allocated]
-        addresses = [tensor.data_ptr() for tensor in (*operands, *new)]
-        stream = raw_stream(device.index)
-        launch(
+        empty = compat.empty_cuda
+        results = [empty(*each) for each in self.results]
+        addresses = [tensor.data_ptr() for tensor in (*operands, *results)]
+        if self.scratch:
+            memory = empty((self.scratch,), (1,), torch.uint8)  # until all is launched
+            addresses.append(memory.data_ptr())
+        facts = raw_stream(device.index), *addresses
+        launches = self.packed.get(facts)
+        if launches is None:
+            launches = self._pack(*facts)
+            if len(self.packed) >= _PACKED:
+                self.packed.clear()
+            self.packed[facts] = launches
+        launch(launches)
+        return results
+
+    def _pack(self, stream: int, *addresses: int) -> tuple[Launch, ...]:
+        return tuple(
             itertools.chain.from_iterable(
                 launcher.pack(stream, (), *[a if isinstance(a, int) else addresses[a[0]] + a[1] for a in arguments])
                 for launcher, arguments in self.launches
             )
         )
-        return [new[number] for number in self.results]
 
 
 class Notes:
@@ -58,10 +79,12 @@ class Notes:
 
     Args:
         operands: the tensors that it is given.
+        views: whether kernels may be given views of operands, too.
     """
 
-    def __init__(self, operands: Sequence[Tensor]) -> None:
+    def __init__(self, operands: Sequence[Tensor], views: bool = True) -> None:
         self._tensors, self._operands = list(operands), len(operands)  # kept, so that no address belongs to two
+        self._views = views
         self._allocated: list[Allocated] = []
         self._launches: list[tuple[KernelLauncher, tuple[Argument, ...]]] = []
         self._is_complete = True
@@ -86,25 +109,56 @@ class Notes:
 
     def list_of(self, results: Sequence[Tensor]) -> LaunchList | None:
         """The list of the call, None if it has done something that is not in it."""
-        numbers = {id(tensor): number for number, tensor in enumerate(self._tensors[self._operands :])}
+        numbers = {id(tensor): number for number, tensor in enumerate(self._tensors) if number >= self._operands}
         if not self._is_complete or any(id(result) not in numbers for result in results):
             return None
-        return LaunchList(tuple(self._allocated), tuple(self._launches), tuple(numbers[id(r)] for r in results))
+        returned = [numbers[id(result)] for result in results]
+        places = {number: (number, 0) for number in range(self._operands)}
+        places |= {number: (self._operands + place, 0) for place, number in enumerate(returned)}
+        scratch = 0
+        for number, allocated in enumerate(self._allocated, self._operands):
+            if number not in places:
+                places[number] = self._operands + len(returned), scratch
+                scratch += -(-_bytes(*allocated) // _ALIGNMENT) * _ALIGNMENT
+        launches = tuple(
+            (launcher, tuple(a if isinstance(a, int) else _moved(a, places[a[0]]) for a in arguments))
+            for launcher, arguments in self._launches
+        )
+        return LaunchList(tuple(self._allocated[number - self._operands] for number in returned), scratch, launches)
 
     def _placed(self, argument: Tensor) -> Argument:
         address = argument.data_ptr()
         if not address:  # of a tensor without elements
             return 0
+        for number, tensor in enumerate(self._tensors):
+            if tensor is argument:
+                return number, 0
         storage = argument.untyped_storage().data_ptr()
         for number, tensor in enumerate(self._tensors):
-            if tensor.untyped_storage().data_ptr() == storage:
+            allocated = number >= self._operands
+            if (self._views or allocated) and tensor.untyped_storage().data_ptr() == storage:
                 return number, address - tensor.data_ptr()
         self.refuse()
         return 0
 
 
-def key_of(operands: Sequence[Tensor]) -> Hashable:
-    """All that a list of launches depends on: shapes, strides, dtypes, alignment, and who shares memory with whom."""
+def _moved(argument: tuple[int, int], place: tuple[int, int]) -> Argument:
+    """The argument of a tensor that has its place in another one."""
+    return place[0], place[1] + argument[1]
+
+
+def _bytes(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> int:
+    if 0 in shape:
+        return 0
+    return (1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))) * dtype.itemsize
+
+
+def key_of(operands: Sequence[Tensor], views: bool = True) -> Hashable:
+    """All that a list of launches depends on: shapes, strides, dtypes, alignment, and, where kernels are given views of
+    operands, who shares memory with whom.
+    """
+    if not views:
+        return tuple([(tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % 16) for tensor in operands])
     first: dict[int, tuple[int, int]] = {}
     parts = []
     for number, tensor in enumerate(operands):
@@ -119,10 +173,11 @@ class LaunchLists:
 
     Args:
         most: lists that are kept; shapes that are not used any more go with all others.
+        views: whether kernels are given views of operands.  Without, a key takes less time.
     """
 
-    def __init__(self, most: int = 256) -> None:
-        self._most, self._lists = most, dict[Hashable, LaunchList]()
+    def __init__(self, most: int = 256, views: bool = True) -> None:
+        self._most, self._views, self._lists = most, views, dict[Hashable, LaunchList]()
 
     def call(
         self, key: Hashable, operands: Sequence[Tensor], first: Callable[[Notes], Sequence[Tensor]]
@@ -133,16 +188,18 @@ class LaunchLists:
             key: all that the call depends on beside its operands.
         """
         device = operands[0].device
-        key = key, device.index, key_of(operands)
-        with torch.cuda.device(device):
-            known = self._lists.get(key)
-            if known is not None:
-                return known.run(operands, device)
-            notes = Notes(operands)
-            results = list(first(notes))
-            made = notes.list_of(results)
-            if made is not None:
-                if len(self._lists) >= self._most:
-                    self._lists.clear()
-                self._lists[key] = made
-            return results
+        if current_device() != device.index:
+            with torch.cuda.device(device):
+                return self.call(key, operands, first)
+        key = key, device.index, key_of(operands, self._views)
+        known = self._lists.get(key)
+        if known is not None:
+            return known.run(operands, device)
+        notes = Notes(operands, self._views)
+        results = list(first(notes))
+        made = notes.list_of(results)
+        if made is not None:
+            if len(self._lists) >= self._most:
+                self._lists.clear()
+            self._lists[key] = made
+        return results

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...upstream.cuda import current_device
 from ..common.launch_list import LaunchLists, Notes
 from ..common.launching import launch_kernel
 from ..common.strides import dense_strides
@@ -63,12 +63,14 @@ def add_segments(base: Tensor | None, values: Tensor, keys: Tensor, order: Tenso
 
 
 def _sums(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:
+    if values.is_cuda and current_device() != values.device.index:  # Triton uses the current one
+        with torch.cuda.device(values.device):
+            return _sums(base, values, keys, order, rows)
     shape = values.shape[0], rows, values.shape[2]
-    with torch.cuda.device(values.device) if values.is_cuda else nullcontext():  # Triton uses the current one
-        if base is None:
-            out = torch.zeros(shape, dtype=values.dtype, device=values.device)
-        else:
-            out = _new(Notes([]), shape, values.dtype, values.device).copy_(base)
+    if base is None:
+        out = torch.zeros(shape, dtype=values.dtype, device=values.device)
+    else:
+        out = _new(Notes([]), shape, values.dtype, values.device).copy_(base)
     if not values.numel() or not rows or not keys.numel():
         return out
     operands = values, keys, order, out
@@ -84,7 +86,7 @@ def _sums(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows
     return out
 
 
-CALLS = LaunchLists()
+CALLS = LaunchLists(views=False)
 """The calls that have added segments."""
 
 

@@ -66,7 +66,6 @@ def test_logits(dynamic: bool) -> None:
         assert (a.float() - b.float()).norm() <= 2e-2 * a.float().norm()
     for _ in range(20):
         assert all(map(torch.equal, found, step(padded, model, tokens)))
-    # The gradient of the logits takes their place, padded as they are; copies of the weight and of its gradient remain.
-    # The rest are columns of zeros and what the allocator rounds up, for which peaks have half a percent everywhere.
-    weight = 50304 * WIDTH * 2
-    assert peak(padded, model, tokens) <= 1.005 * most + 2 * weight
+    # The gradient of the logits takes their place, padded as they are, and that of the weight the place of its copy.
+    # The rest are columns of zeros and what the allocator rounds up, for which peaks have a percent.
+    assert peak(padded, model, tokens) <= 1.01 * most

@@ -128,7 +128,7 @@ def test_layers_share_the_tables(name: str, compiled: dict[str, Any]) -> None:
     assert targets.count("dash_inductor.attention_forward.default") == 2
     assert targets.count("dash_inductor.attention_backward.default") == 2
     (code,) = case["codes"]
-    assert code.count("torch.ops.dash_inductor.mask_tables.default(") == 1
+    assert code.count("torch.ops.dash_inductor.mask_tables.direct(") == 1
     assert code.count("torch.ops.dash_inductor.attention_forward.direct(") == 2
 
 

@@ -39,6 +39,7 @@ DECISIONS = [
     (by_row(TOKENS, WIDTH), by_column(WIDTH, 50304), {}),  # aligned
     (by_row(TOKENS, WIDTH), by_column(WIDTH, 50264), {}),  # a multiple of 8 is enough
     (by_row(TOKENS, 50257), by_row(50257, 64), {}),  # copying the larger operand takes longer than the product
+    (by_row(32, WIDTH), by_column(WIDTH, VOCABULARY), {}),  # few logits
     (by_row(128, 64), by_column(64, 63), {}),  # small
     (by_row(TOKENS, 770), by_column(770, 3072), {"k": 776}),  # both operands are copied
     (Matrix(TOKENS, 770, True, 776), by_column(770, 3073), {"k": 776, "n": 3136}),  # aligned rows of an odd width
@@ -55,11 +56,51 @@ def test_decision(left: Matrix, right: Matrix, expected: dict[str, int]) -> None
     assert decide(left, right, 2) == expected
 
 
+Shape = tuple[int, int, int]
+SOME = 1.2
+"""Products that the log names together gain at least this."""
+MEASURED: dict[str, dict[Shape, float]] = {
+    "logits": {(64, 768, 50257): 1.6, **{(m, 768, 50257): SOME for m in (192, 256, 1024, 8192)}},
+    "dgrad": {
+        (128, 50257, 768): 0.80,
+        (8192, 50257, 192): 1.56,
+        **{(m, 50257, 768): SOME for m in (256, 512, 8192)},
+    },
+    "wgrad": {(50257, 8192, 128): 0.89, **{(50257, k, 768): SOME for k in (128, 1024, 8192)}},
+    "mlp": {
+        **{(8192, width, width): SOME for width in (257, 385, 513, 1025, 3073)},
+        **{(m, 1025, 1025): 1.3 for m in (256, 512, 1024)},
+    },
+}
+"""Time of a product [m, k] @ [k, n] as it is, divided by its time with padding: `benchmarks.pad_gemm` at 8557c3b on an
+H100 with torch 2.11, bf16 (log of 2026-11-26)."""
+LAYOUTS = {"logits": (by_row, by_column), "dgrad": (by_row, by_row), "wgrad": (by_column, by_row)}
+LAYOUTS["mlp"] = LAYOUTS["logits"]
+
+
+@pytest.mark.parametrize("kind", MEASURED)
+def test_what_gains_is_padded_and_what_loses_is_not(kind: str) -> None:
+    left, right = LAYOUTS[kind]
+    for (m, k, n), gain in MEASURED[kind].items():
+        assert bool(decide(left(m, k), right(k, n), 2)) is (gain > 1), (m, k, n)
+
+
+def test_the_benchmark_has_what_was_measured() -> None:
+    from benchmarks.pad_gemm import PRODUCTS
+
+    shapes = {(product.name, (product.m, product.k, product.n)) for product in PRODUCTS}
+    assert {(kind, shape) for kind, gains in MEASURED.items() for shape in gains} <= shapes
+
+
 def test_the_border_is_where_copies_take_as_long_as_they_save() -> None:
     """2 * n operations for each element of the left operand, which has 2 bytes."""
     n = pad_gemm.OPERATIONS_PER_BYTE
     assert decide(by_row(1 << 15, 1025), by_row(1025, n), 2, 1) == {}  # the right operand is copied too
     assert decide(by_row(1 << 15, 1025), by_row(1025, n + 64), 2, 1) == {"k": 1088}
+    rows = pad_gemm.OF_AN_ODD_RESULT
+    assert decide(by_row(rows - 1, WIDTH), by_column(WIDTH, VOCABULARY), 2, 1) == {}
+    assert decide(by_row(rows, WIDTH), by_column(WIDTH, VOCABULARY), 2, 1) == {"n": 50304}
+    assert decide(by_row(rows, 770), by_column(770, VOCABULARY), 2, 1) == {}  # operands have odd rows, too
 
 
 def test_words_of_four_bytes_are_aligned_sooner() -> None:
@@ -71,6 +112,7 @@ def test_words_of_four_bytes_are_aligned_sooner() -> None:
 def small_ones_pay(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(pad_gemm, "LEAST_OPERATIONS", 0)
     monkeypatch.setattr(pad_gemm, "OPERATIONS_PER_BYTE", 0)
+    monkeypatch.setattr(pad_gemm, "OF_AN_ODD_RESULT", 0)
     monkeypatch.setattr(pad_gemm, "DEVICES", ("cpu",))
     torch._dynamo.reset()
     yield

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from ..support.allocated import peak
 from ..support.distribution import ROOT
 from ..support.fakecuda import compiler
 from ..support.processes import run_python
@@ -51,21 +52,52 @@ PROGRAM = """
     def head(x, weight, targets):
         return F.cross_entropy(F.linear(torch.tanh(x), weight).float(), targets)
 
-    with FakeTensorMode():
-        x, weight = (torch.empty(n, 768, device="cuda", dtype=torch.bfloat16).requires_grad_() for n in (4096, 50257))
-        try:
-            torch.compile(head)(x, weight, torch.empty(4096, device="cuda", dtype=torch.int64))
-        except Exception:
-            if len(codes) < 2:
-                raise
-    print(json.dumps(codes))
+    def tied(x, weight, targets):
+        return head(F.embedding(targets, weight) + x, weight, targets)
+
+    found = {}
+    for function in (head, tied):
+        for pads in ("on", "off"):
+            codes.clear()
+            torch._dynamo.reset()
+            dash_inductor.config.pad_gemm = pads
+            with FakeTensorMode():
+                x, weight = (
+                    torch.empty(n, 768, device="cuda", dtype=torch.bfloat16).requires_grad_() for n in (4096, 50257)
+                )
+                targets = torch.empty(4096, device="cuda", dtype=torch.int64)
+                try:
+                    torch.compile(function, dynamic=False)(x, weight, targets)
+                except Exception:
+                    if len(codes) < 2:
+                        raise
+            found[f"{function.__name__} {pads}"] = list(codes)
+    print(json.dumps(found))
 """
+
+
+@pytest.fixture(scope="module")
+def codes() -> dict[str, list[str]]:
+    """Forward and backward of a head, and of one whose weight embeds the tokens, with and without padding."""
+    found: dict[str, list[str]] = json.loads(run_python(PROGRAM, path=ROOT).stdout.splitlines()[-1])
+    return found
 
 
 @pytest.mark.full
 @pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
-def test_the_gradient_of_logits_takes_their_place() -> None:
+def test_the_gradient_of_logits_takes_their_place(codes: dict[str, list[str]]) -> None:
     """The forward allocates the padded logits, and the backward no tensor of their size."""
-    codes = json.loads(run_python(PROGRAM, path=ROOT).stdout.splitlines()[-1])
-    wide = [re.findall(r"empty_strided_cuda\(\((?:4096|s\d+), (502\d\d|503\d\d)\)", code) for code in codes]
-    assert wide == [["50304"], []]
+    for name in ("head on", "tied on"):
+        wide = [re.findall(r"empty_strided_cuda\(\(4096, (502\d\d|503\d\d)\)", code) for code in codes[name]]
+        assert wide == [["50304"], []]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("model", ["head", "tied"])
+def test_peak_memory_is_that_of_products_that_are_not_padded(model: str, codes: dict[str, list[str]]) -> None:
+    """The copy of the weight is gone before its gradient is there.  What is left are columns and rows of zeros."""
+    weight = frozenset({"50257, 768", "768, 50257"})
+    padded, plain = (max(peak(code, weight) for code in codes[f"{model} {pads}"]) for pads in ("on", "off"))
+    columns = (50304 - 50257) * (4096 + 2 * 768) * 2
+    assert plain < padded <= plain + columns

@@ -20,6 +20,8 @@ Step = Callable[[Tensor, random.Random], Tensor]
 STEPS: dict[str, Step] = {
     "argsort": lambda t, r: torch.argsort(t.reshape(-1)),
     "argsort of lines": lambda t, r: torch.argsort(t.reshape(2, -1), dim=r.choice([0, 1])) if t.numel() % 2 == 0 else t,
+    "sorted": lambda t, r: t.reshape(-1).sort(stable=True).values,
+    "sorted lines": lambda t, r: t.reshape(2, -1).sort(dim=r.choice([0, 1])).values if t.numel() % 2 == 0 else t,
     "topk": lambda t, r: t.reshape(-1).topk(r.randrange(t.numel() + 1)).indices,
     "divide": lambda t, r: t // r.choice([1, 2, 3, 4]),
     "remainder": lambda t, r: t % r.choice([1, 2, 3, 4, 6]),

@@ -28,8 +28,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
     monkeypatch.setattr(launch_list, "launch", found.extend)
     monkeypatch.setattr(launch_list, "raw_stream", lambda index: 7)
+    monkeypatch.setattr(launch_list, "current_device", lambda: None)  # the index of the CPU
     monkeypatch.setattr(launch_list.compat, "empty_cuda", lambda *what: torch.empty_strided(*what[:2], dtype=what[2]))
-    monkeypatch.setattr(torch.cuda, "device", lambda device: torch.device(device))
     return found
 
 
@@ -97,3 +97,46 @@ def test_operands_that_share_memory() -> None:
     x = torch.zeros(8)
     assert key_of([x, x]) == key_of([y := torch.ones(8), y]) != key_of([x, torch.zeros(8)])
     assert key_of([x, x[4:]]) != key_of([x[:4], x[4:]])
+
+
+def test_what_is_not_returned_shares_an_allocation(launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And launches with the same addresses are packed once."""
+    asked: list[Any] = []
+    memory = [torch.zeros(2, 4, dtype=torch.int32), torch.zeros(1024, dtype=torch.uint8)]
+    packed: list[Any] = []
+
+    class Packing(Kernel):
+        def pack(self, stream: int, addresses: Sequence[int], *arguments: int) -> tuple[tuple[int, ...], ...]:
+            packed.append(arguments)
+            return super().pack(stream, addresses, *arguments)
+
+    def first(notes: Notes) -> list[Tensor]:
+        a = notes.allocate((3, 5), (8, 1), torch.int64)  # 21 elements
+        result = notes.allocate((2, 4), (4, 1), torch.int32)
+        b = notes.allocate((7,), (1,), torch.float32)
+        notes.launched(Packing(), (a, b, b[2:], result, x))  # type: ignore[arg-type]
+        return [result]
+
+    def again(*what: Any) -> Tensor:
+        asked.append(what)
+        return memory[(len(asked) - 1) % 2]
+
+    x, lists = torch.zeros(8), LaunchLists(views=False)
+    lists.call(0, [x], first)
+    monkeypatch.setattr(launch_list.compat, "empty_cuda", again)
+    for _ in range(2):
+        assert lists.call(0, [x], first) == memory[:1]
+    assert asked == 2 * [((2, 4), (4, 1), torch.int32), ((256 + 128,), (1,), torch.uint8)]
+    start = memory[1].data_ptr()
+    arguments = start, start + 256, start + 256 + 8, memory[0].data_ptr(), x.data_ptr()
+    assert packed == [arguments]
+    assert launched == 2 * [(7, *arguments)]
+
+
+def test_views_of_operands_where_none_are_expected(launched: list[Any]) -> None:
+    x = torch.zeros(8)
+    notes = Notes([x], views=False)
+    notes.launched(Kernel(), (x[1:],))  # type: ignore[arg-type]
+    assert notes.list_of([]) is None
+    assert key_of([x, x], views=False) == key_of([x, torch.zeros(8)], views=False)
+    assert key_of([x, x], views=False) != key_of([x, x[:4]], views=False)

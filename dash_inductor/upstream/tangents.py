@@ -1,0 +1,72 @@
+"""Zeros for results of a compiled forward that get no gradient, for its backward.
+
+Autograd makes them in memory that it fills with NaN first, under deterministic algorithms: a result such as logits,
+which a program does not differentiate beside the loss, is written twice.  Zeros write all of their memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .fill import without_fill
+
+
+def supply_zeros(compiled: Callable[..., Any]) -> None:
+    """Let the backward of a compiled graph make such zeros, without the fill, in the place of autograd.
+
+    Nothing changes unless `compiled` is the ``apply`` of AOTAutograd's function of a graph, all of whose tensors are
+    plain ones.
+    """
+    function = getattr(compiled, "__self__", None)
+    if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
+        return
+    if getattr(function, "maybe_subclass_metadata", compiled) is None:
+        _supply(function)
+
+
+def _supply(function: Any) -> None:
+    forward, backward, key = function.forward, function.backward, function._compiled_autograd_key
+    is_boxed = getattr(function, "boxed_grads_call", False)  # newer versions pass one list of gradients
+    wanted: list[int] | None = None
+
+    def forward_for_given_gradients(ctx: Any, *args: Any) -> Any:
+        nonlocal wanted
+        results = forward(ctx, *args)
+        if wanted is None:  # the same in every call
+            wanted = _differentiable(ctx, results)
+        ctx.set_materialize_grads(False)
+        return results
+
+    def backward_with_zeros(ctx: Any, *gradients: Any) -> Any:
+        found = gradients[0] if is_boxed else gradients
+        missing = [place for place in wanted or () if found[place] is None]
+        if missing:
+            found = found if is_boxed else [*found]
+            metadata = ctx._input_metadata
+            for place, zeros in zip(missing, _zeros([metadata[place] for place in missing]), strict=True):
+                found[place] = zeros
+        return backward(ctx, found) if is_boxed else backward(ctx, *found)
+
+    def key_of(ctx: Any) -> Any:
+        """Compiled autograd asks for it first; it traces the backward by itself, and leaves zeros to autograd."""
+        ctx.set_materialize_grads(True)
+        return key(ctx)
+
+    function.forward = staticmethod(forward_for_given_gradients)
+    function.backward = staticmethod(backward_with_zeros)
+    function._compiled_autograd_key = staticmethod(key_of)
+
+
+def _differentiable(ctx: Any, results: Sequence[Any]) -> list[int]:
+    """The places of results for which autograd would make zeros."""
+    others = {id(result) for result in ctx.non_differentiable or ()}
+    return [place for place, x in enumerate(results) if isinstance(x, Tensor) and id(x) not in others]
+
+
+@without_fill
+def _zeros(metadata: Sequence[Any]) -> list[Tensor]:
+    return [torch.zeros(each.shape, dtype=each.dtype, device=each.device) for each in metadata]
