@@ -97,7 +97,8 @@ def test_compiled(dims: tuple[int, int], rows: int, dtype: Any) -> None:
     combine, report = sass.compile_with_report(lambda: built.combine)
     assert report.spill_stores == 0
     assert combine.metadata.launch_pdl
-    assert "griddepcontrol.wait" in combine.asm["ptx"]
+    ptx = combine.asm["ptx"]
+    assert ptx.index("griddepcontrol.wait") < ptx.index("ld.global")
 
 
 def test_launches(monkeypatch: pytest.MonkeyPatch) -> None:
