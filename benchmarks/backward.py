@@ -86,8 +86,8 @@ def measure(shape: Shape, columns: list[str]) -> dict[str, Any]:
     for name in columns:
         try:
             runs[name], gradients[name], equal = prepare(shape, name)
-        except (RuntimeError, ValueError, AssertionError) as error:  # not run, supported, compiled, or out of memory
-            reasons[name] = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0][:200]}"
+        except Exception as error:  # not run, supported, compiled, or out of memory
+            reasons[name] = common.reason(error)
             row[name] = None
             continue
         if name in DETERMINISTIC:

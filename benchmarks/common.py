@@ -21,6 +21,11 @@ class NotRun(RuntimeError):
     """A contender has no way to run a shape."""
 
 
+def reason(error: Exception) -> str:
+    """The type of an error, and the first line of its text."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0][:200]}"
+
+
 def watchdog(seconds: float) -> None:
     """End the process with all stacks if it is still alive after `seconds`; calling again restarts the clock."""
     faulthandler.cancel_dump_traceback_later()

@@ -101,18 +101,28 @@ def in_library(shape: Shape, tensors: Tensors, *, variable: str, deterministic: 
     return named.backward(shape, tensors, out, lse, deterministic=deterministic)
 
 
-def flash4(shape: Shape, tensors: Tensors, *, deterministic: bool) -> Backward:
-    """FlashAttention-4, through autograd's backward."""
+def flash4_forward(shape: Shape, *, deterministic: bool = False) -> Callable[..., tuple[Tensor, Tensor]]:
+    """FlashAttention-4: from q, k and v to (out [batch, length, heads, value dim], log-sum-exp)."""
     try:
         from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found, unused-ignore]  # optional
     except ImportError as error:
         raise NotRun(f"FlashAttention-4 (the package flash-attn-4) is not there: {error}") from error
-    q, k, v = leaves = [t.detach().requires_grad_() for t in tensors[:3]]
     window = (None, None) if shape.mask.hi is None else (shape.mask.hi, -(shape.mask.lo or 0))
-    out, *_ = flash_attn_func(
-        *(t.transpose(1, 2) for t in (q, k, v)), softmax_scale=shape.scale, causal=shape.mask == CAUSAL,
-        window_size=window, deterministic=deterministic,
-    )  # fmt: skip
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = flash_attn_func(
+            *(t.transpose(1, 2) for t in (q, k, v)), softmax_scale=shape.scale, causal=shape.mask == CAUSAL,
+            window_size=window, deterministic=deterministic, return_lse=True,
+        )  # fmt: skip
+        return out, lse
+
+    return run
+
+
+def flash4(shape: Shape, tensors: Tensors, *, deterministic: bool) -> Backward:
+    """FlashAttention-4, through autograd's backward."""
+    leaves = [t.detach().requires_grad_() for t in tensors[:3]]
+    out, _ = flash4_forward(shape, deterministic=deterministic)(*leaves)
     return lambda: torch.autograd.grad(out, leaves, tensors[3].transpose(1, 2), retain_graph=True)
 
 

@@ -4,10 +4,12 @@
     python -m benchmarks.forward --quick     # fewer lengths and repeats
     python -m benchmarks.forward --softcap 50     # and "dash bounded": with bounded scores
 
-One call from bf16 q, k, v to out and log-sum-exp.  Columns: the Hopper kernel ("dash"), cuDNN, FlashAttention-2; in
-TFLOP/s over visible pairs, half of all pairs if causal (for one head dim 4 * B * H * S * S * D, half if causal).
-Medians; all calls of a row take turns.  "difference" is the relative difference of dash's out to the first other
-contender's; "equal" says whether ten calls gave the same bits.  Results: benchmarks/results/<name>.json.
+One call from bf16 q, k, v to out and log-sum-exp.  Columns: the Hopper kernel ("dash"), cuDNN, FlashAttention-2, and
+FlashAttention-4 where its package is there (flash-attn-4, see docs/benchmarks.md); in TFLOP/s over visible pairs, half
+of all pairs if causal (for one head dim 4 * B * H * S * S * D, half if causal).  A column is empty where a contender
+did not run, and the reason is said below the table.  Medians; all calls of a row take turns.  "difference" is the
+relative difference of dash's out to the first other contender's; "equal" says whether ten calls gave the same bits.
+Results: benchmarks/results/<name>.json.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from dash_inductor.model import Call
 
 from . import common, turns
 from .common import NotRun
-from .contenders import BOUNDED, BSHD, _window
+from .contenders import BOUNDED, BSHD, _window, flash4_forward, versions
 from .shapes import CAUSAL, FULL, HIDDEN, TOKENS, WINDOW, Shape, regular
 from .turns import Contenders, Results, Run
 
@@ -90,7 +92,18 @@ def flash(shape: Shape, tensors: Results) -> Callable[[], Results]:
     return run
 
 
-CONTENDERS: Contenders = {"dash": dash, "cuDNN": cudnn, "FA2": flash}
+def flash4(shape: Shape, tensors: Results) -> Callable[[], Results]:
+    q, k, v, _ = tensors
+    run = flash4_forward(shape)
+
+    def both() -> Results:
+        out, lse = run(q, k, v)
+        return out.transpose(1, 2), lse
+
+    return both
+
+
+CONTENDERS: Contenders = {"dash": dash, "cuDNN": cudnn, "FA2": flash, "FA4": flash4}
 
 
 def bounded(softcap: float | None) -> Contenders:
@@ -102,7 +115,9 @@ def measure(shape: Shape, repeats: int, softcap: float | None = None) -> dict[st
     def facts(runs: Mapping[str, Run], results: Mapping[str, Results], times: Mapping[str, float]) -> dict[str, Any]:
         if "dash" not in runs:
             return {}
-        row: dict[str, Any] = {f"vs {name}": times[name] / times["dash"] for name in ("cuDNN", "FA2") if name in times}
+        row: dict[str, Any] = {
+            f"vs {name}": times[name] / times["dash"] for name in CONTENDERS if name in times and name != "dash"
+        }
         equal = turns.equal_calls(runs["dash"], results["dash"])
         if BOUNDED in times:
             row["a bound costs"] = times[BOUNDED] / times["dash"] - 1.0
@@ -147,7 +162,7 @@ def main() -> None:
     for shape in found:
         rows.append(measure(shape, repeats, options.softcap))
         print(rows[-1], flush=True)
-    settings = {"only": options.only, "repeats": repeats, "softcap": options.softcap}
+    settings = {"only": options.only, "repeats": repeats, "softcap": options.softcap, "libraries": versions()}
     turns.report(options.name or ("forward_quick" if options.quick else "forward"), rows, settings)
     wrong = [row["shape"] for row in rows if not row.get("equal")]
     if wrong:

@@ -11,7 +11,8 @@ bits.  A second table has the times in microseconds.  Two minutes on an idle GPU
 benchmarks/results/portable.json.
 
 The groups: "fp32", where the portable forward is ours on sm_90; "16bit", which shows users of other architectures what
-they get; "narrow", "short" and "decode", in which the Hopper forward computes much that nobody needs.
+they get; "narrow" and "short", in which the Hopper forward computes much that nobody needs; and "decode", few queries
+against many keys, for which it has kernels of their own.
 """
 
 from __future__ import annotations
@@ -97,6 +98,11 @@ def shapes() -> list[ForwardShape]:
     found += [shape_of("narrow", d, mask, s) for d in (8, 16, 32) for mask in masks for s in lengths]
     found += [shape_of("short", d, mask, s) for d in (64, 128) for mask in masks for s in (128, 256, 512)]
     found += [shape_of("decode", d, FULL, 4096, queries=n) for d in (64, 128) for n in (1, 2, 4, 8, 16)]
+    found += [
+        ForwardShape("decode", batch, heads, 8, s, 128, 128, FULL, queries=n)
+        for batch, heads, s in ((1, 8, 16384), (1, 8, 131072), (1, 64, 32768), (8, 64, 8192))
+        for n in (1, 8)
+    ]  # fmt: skip
     found += [shape_of("decode_fp32", 64, FULL, 4096, queries=n, dtype="float32") for n in (1, 16)]
     return found
 

@@ -57,8 +57,8 @@ def measure(
             results[name] = run()
             torch.cuda.synchronize()
             runs[name] = run
-        except RuntimeError as error:  # not run, not supported, or out of memory
-            reasons[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+        except Exception as error:  # not run, supported, compiled, or out of memory
+            reasons[name] = common.reason(error)
     if seconds < float("inf"):
         total = sum(common.time_ms(*runs.values(), repeats=1, warmup=1)) / 1e3
         repeats = max(3, min(repeats, int(seconds / max(total, 1e-6))))

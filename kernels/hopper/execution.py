@@ -78,10 +78,13 @@ def _compiled(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
 
 
 def _compiled_forward(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
-    from .forward import build
+    from .forward import build, few
 
     kernels = build.kernels(build.Specialisation.of_site(site), device.index)
     yield from (kernels.prepare, kernels.main)
+    parts = few.of_site(site, device.index)
+    if parts is not None:
+        yield from (parts.attend, parts.combine)
 
 
 def _q_lens(site: Site, usual: int) -> tuple[int, ...]:

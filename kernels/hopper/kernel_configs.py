@@ -12,6 +12,7 @@ from typing import Literal
 from ...errors import ArgumentError
 from ...model.mask import ROW_BLOCK
 from ...model.plan import Tiles
+from ...model.traits import Traits
 from ..family import Candidate
 
 CONSUMER_WARPS = 4
@@ -140,3 +141,35 @@ SHORT_CONFIGS: dict[Dims, ForwardConfig] = {
 
 They give the same bits: the kv tile is the same, and a row block is computed alike, whatever tile it is in.  Plans name
 the tiles of `FORWARD_CONFIGS`."""
+
+FEW_QUERIES = 16
+"""The most queries of a head whose keys are cut into parts, see Note [Parts of the keys] in `forward.device.few`: most
+rows of the tiles of the main kernel would be rows that nobody needs."""
+FEW_LEAST_ROWS, FEW_ROWS = 16, 64
+"""Rows of a product of warps, and the most rows of a tile: queries of all query heads of a group."""
+PART, MOST_PARTS = 512, 64
+"""Keys of the shortest part, and the most parts of a head."""
+
+
+def has_few(traits: Traits, q_len: int, group: int) -> bool:
+    """Whether a call has few queries.
+
+    Args:
+        traits: of the call: under a mask, with dropout or a bound of scores, the main kernel runs.
+        group: query heads per kv head.
+    """
+    plain = not (traits.has_lo or traits.has_hi or traits.asks or traits.placed)
+    return plain and 0 < q_len <= FEW_QUERIES and group * q_len <= FEW_ROWS
+
+
+def suits_parts(traits: Traits, q_len: int, kv_len: int, group: int) -> bool:
+    """Whether the keys of a call are cut into parts, few queries against many keys; arguments as of `has_few`."""
+    return has_few(traits, q_len, group) and kv_len > 2 * PART
+
+
+def part_of(kv_len: int) -> int:
+    """Keys of a part, PART times a power of two: a function of the number of keys alone, and so are bits."""
+    length = PART
+    while -(-kv_len // length) > MOST_PARTS:
+        length *= 2
+    return length

@@ -22,7 +22,7 @@ from ...model.site import NOMINAL_BATCH, NOMINAL_LEN, Site
 from ...schedule.problem import Problem
 from ..family import Documents
 from .calibration import DATA, Backward, Calibration, Forward
-from .kernel_configs import dims_of_tile
+from .kernel_configs import dims_of_tile, suits_parts
 
 ARCH = "sm_90"
 """The architecture that has these kernels, and the only one that has been timed."""
@@ -62,6 +62,9 @@ def rates_of_forward(site: Site, arch: str, rates: Calibration) -> Forward | Non
     """The times measured of forwards like a site's; None where nothing was measured."""
     dims = dims_of_tile(site.head_dim, site.value_dim)
     found = None if dims is None else rates.forward.get((*dims, site.band.is_window))
+    _, q_len, kv_len = _sizes(site)
+    if suits_parts(site.call.traits, q_len, kv_len, site.group):
+        return None
     return None if arch != ARCH or site.call.traits.asks or not _is_calibrated(site.band) else found
 
 

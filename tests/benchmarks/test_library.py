@@ -11,6 +11,7 @@ import math
 import re
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import backward, contenders, library
+from benchmarks import backward, contenders, forward, library
 from benchmarks.common import NotRun
 from benchmarks.contenders import DASH_FORK, FA3
 from benchmarks.library import Arguments
@@ -226,9 +227,45 @@ def test_versions(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     assert contenders.versions()[DASH_FORK] == "no version"
 
 
-def test_without_flash_attention_4() -> None:
-    message = refusal("FA4 det")
-    assert message.startswith("FlashAttention-4 (the package flash-attn-4) is not there: No module named")
+def test_without_flash_attention_4(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    assert refusal("FA4 det").startswith("FlashAttention-4 (the package flash-attn-4) is not there: ")
+    with pytest.raises(NotRun, match="the package flash-attn-4"):
+        forward.CONTENDERS["FA4"](PLAIN, inputs(PLAIN))
+
+
+@pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(0, 9)], ids=str)
+def test_flash_attention_4(mask: Band, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its function gets tensors, mask and scale as it wants them; it stands in the place of the package here."""
+    asked = []
+
+    def flash_attn_func(
+        q: Any, k: Any, v: Any, *, causal: bool, window_size: Any, softmax_scale: float, **rest: Any
+    ) -> Any:
+        asked.append(rest)
+        i, j = torch.arange(40)[:, None], torch.arange(40)
+        left, right = (40 if side is None else side for side in window_size)
+        hidden = (causal & (j > i)) | (i - j > left) | (j - i > right)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        scores = ((q @ k.transpose(2, 3)).float() * softmax_scale).masked_fill(hidden, -math.inf)
+        return (scores.softmax(-1).to(v.dtype) @ v).transpose(1, 2), scores.logsumexp(-1)
+
+    module = types.ModuleType("flash_attn.cute")
+    module.flash_attn_func = flash_attn_func  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flash_attn", types.ModuleType("flash_attn"))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", module)
+    shape = Shape("test", 1, 2, 2, 40, 64, 64, mask)
+    q, k, v, do = (t.float() for t in inputs(shape))
+    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+    seen = torch.tensor([[mask.visible(a, b, 40, 40) for b in range(40)] for a in range(40)])
+    a, b, c = leaves
+    expected = torch.nn.functional.scaled_dot_product_attention(a, b, c, seen, scale=shape.scale)
+    gradients = torch.autograd.grad(expected, leaves, do)
+    for name in ("FA4 nondet", "FA4 det"):
+        torch.testing.assert_close(contenders.CONTENDERS[name](shape, (q, k, v, do))(), gradients)
+    out, _ = forward.CONTENDERS["FA4"](shape, (q, k, v, do))()
+    torch.testing.assert_close(out, expected)
+    assert [rest["deterministic"] for rest in asked] == [False, True, False]
 
 
 @pytest.fixture

@@ -76,3 +76,21 @@ class Form(NamedTuple):
     OUT_IN_Q: bool
     REGISTERS: int
     PRODUCER_REGISTERS: int
+
+
+FEW_STRIDES = shared.strides(8)
+"""Of q, k, v and out of `device.few`."""
+
+
+class Few(NamedTuple):
+    """The tiles of `device.few` as compile-time constants.
+
+    ROWS: of queries; DIM, BLOCK_D: columns of q and k, and of their tiles; VALUE_DIM, BLOCK_DV: of v.
+    """
+
+    ROWS: int
+    BLOCK_KV: int
+    DIM: int
+    BLOCK_D: int
+    VALUE_DIM: int
+    BLOCK_DV: int

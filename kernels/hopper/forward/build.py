@@ -22,7 +22,7 @@ from ...common import score
 from ...common.arguments import Group
 from ...common.compiling import TYPES, columns, compile_kernel, schedule_module
 from ...common.relations import CODES, Layout, layout
-from ..kernel_configs import CONSUMER_WARPS, FORWARD_CONFIGS, SHORT_CONFIGS, ForwardConfig, dims_of_tile
+from ..kernel_configs import CONSUMER_WARPS, FORWARD_CONFIGS, SHORT_CONFIGS, ForwardConfig, dims_of_tile, has_few
 from ..shared import arguments as shared
 from . import arguments
 from .device.entry import hopper_forward
@@ -156,13 +156,15 @@ def nominal_q_lens(site: Site, usual: int) -> tuple[int, ...]:
     Args:
         usual: one that is not short.
     """
+    if site.q_len is not None and has_few(site.call.traits, site.q_len, site.group):
+        return (site.q_len,)
     dims = tile_dims(site.head_dim, site.value_dim)
-    few = SHORT_CONFIGS[dims].rows if dims in SHORT_CONFIGS else usual
-    if not Specialisation.of_site(replace(site, q_len=few, kv_len=usual)).short:
+    short = SHORT_CONFIGS[dims].rows if dims in SHORT_CONFIGS else usual
+    if not Specialisation.of_site(replace(site, q_len=short, kv_len=usual)).short:
         return (usual,)
     if site.q_len is None:
-        return few, usual
-    return (few if is_short(dims, site.q_len) else usual,)
+        return short, usual
+    return (short if is_short(dims, site.q_len) else usual,)
 
 
 class Kernels:

@@ -23,6 +23,7 @@ from ....upstream import compat
 from ....upstream.cuda import current_device, raw_stream
 from ...common import launcher, score
 from ...common.strides import dense_strides
+from ..kernel_configs import suits_parts
 from ..shared.arguments import target_values
 from ..shared.tensors import (
     DTYPES,
@@ -34,7 +35,7 @@ from ..shared.tensors import (
     has_readable_strides,
     readable,
 )  # fmt: skip
-from . import arguments
+from . import arguments, few
 from .build import Specialisation, kernels
 from .data import ForwardData
 from .device.tile_work import ROWS
@@ -71,7 +72,8 @@ def forward(
             is any number whose product with log2(e) is finite in fp32.
         data: what a mask of more than a band reads; None for a band alone.
         dropout: which probabilities are dropped; None for none.
-        ctas: how many CTAs share the work, at most one per SM by default.  Changes speed, never bits.
+        ctas: how many CTAs share the work, at most one per SM by default.  Changes speed, never bits.  Few queries
+            without a mask have kernels of their own, see `few`, which do not ask.
 
     Returns:
         out, in the dtype of `query`: [batch, q heads, q_len, value dim]; log-sum-exp: fp32 [batch, q heads, q_len],
@@ -205,11 +207,17 @@ _SCALES = f"a number whose product with log2(e) is at most {score.LARGEST:.8g} i
 
 
 @functools.lru_cache(maxsize=1024)
-def _state(*facts: Any) -> _State | None:
+def _state(*facts: Any) -> _State | few.State | None:
     """The state of these facts, the arguments of `_State`; None if TMA cannot read tensors with these strides."""
     q_shape, q, k_shape, k, v_shape, v, *_ = facts[8:]
     operands = (q_shape, q), (k_shape, k), (v_shape, v)
-    return _State(*facts) if all(has_readable_strides(*operand) for operand in operands) else None
+    if not all(has_readable_strides(*operand) for operand in operands):
+        return None
+    call, _ctas, *types = facts[:8]
+    _check(call, types[:3], types[3:], (q_shape, k_shape, v_shape), *facts[14:])
+    if suits_parts(call.traits, q_shape[2], k_shape[2], q_shape[1] // k_shape[1]):
+        return few.State(call.scale, call.orders[0], types[0], types[3], q_shape, q, k, v_shape, v)
+    return _State(*facts)
 
 
 class _State:
@@ -222,12 +230,9 @@ class _State:
         q_shape: torch.Size, q: _Strides, k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides,
         data: _DescribedData | None = None, drops: _DescribedDropout | None = None,
     ) -> None:  # fmt: skip
-        _check_shapes(q_shape, k_shape, v_shape)
-        _check_types((q_dtype, k_dtype, v_dtype), (q_device, k_device, v_device))
-        _check_given(call, data, drops)
-        band, scale, order = call.mask.band, call.scale, call.orders[0]
-        if scale * score.LOG2E > score.LARGEST:
-            raise ArgumentError("scale", scale, _SCALES)
+        shapes = q_shape, k_shape, v_shape
+        _check(call, (q_dtype, k_dtype, v_dtype), (q_device, k_device, v_device), shapes, data, drops)
+        band, order = call.mask.band, call.orders[0]
         batch, q_heads, tokens, head_dim = q_shape
         _, kv_heads, kv_len, value_dim = v_shape
         q_len, rows = tokens, None if data is None else data.rows
@@ -320,6 +325,18 @@ class _State:
                 stream, (*rows, out), lse, counter, self.problem, about_data, drops, of_placement, target, self.bound,
             ),
         )  # fmt: skip
+
+
+def _check(
+    call: Call, dtypes: Sequence[torch.dtype], devices: Sequence[torch.device], shapes: Sequence[torch.Size],
+    data: _DescribedData | None = None, drops: _DescribedDropout | None = None,
+) -> None:  # fmt: skip
+    """Raise ArgumentError unless query, key and value fit one another, and the call what is given."""
+    _check_shapes(*shapes)
+    _check_types(dtypes, devices)
+    _check_given(call, data, drops)
+    if call.scale * score.LOG2E > score.LARGEST:
+        raise ArgumentError("scale", call.scale, _SCALES)
 
 
 def _check_shapes(q: torch.Size, k: torch.Size, v: torch.Size) -> None:

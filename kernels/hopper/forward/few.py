@@ -1,0 +1,138 @@
+"""Forwards of few queries against many keys, see Note [Parts of the keys] in `device.few`: kernels and launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....model.site import DType, Site
+from ....upstream import compat
+from ....upstream.cuda import raw_stream
+from ....upstream.triton_compiler import ASTSource
+from ...common import launcher, score
+from ...common.compiling import TYPES, compile_kernel
+from ...common.strides import dense_strides
+from ..kernel_configs import FEW_LEAST_ROWS, MOST_PARTS, has_few, part_of
+from ..shared.tensors import DTYPES, PACKED
+from . import arguments
+from .device.few import attend, combine
+
+_Strides = tuple[int, ...]
+
+
+def _power_of_two(number: int) -> int:
+    """The least power of two that is not less."""
+    return 1 << (number - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Specialisation:
+    """The facts for which the kernels are compiled: dtype, head dims, rows of a tile."""
+
+    dtype: DType
+    head_dim: int
+    value_dim: int
+    rows: int
+
+    @staticmethod
+    def of(dtype: DType, dims: tuple[int, int], q_len: int, group: int) -> Specialisation:
+        """Return the facts for a call that `has_few` queries."""
+        return Specialisation(dtype, *dims, max(FEW_LEAST_ROWS, _power_of_two(group * q_len)))
+
+
+class Kernels:
+    """attend and combine of a `Specialisation`, compiled on first use."""
+
+    def __init__(self, of: Specialisation) -> None:
+        self.of = of
+        wide = max(of.head_dim, of.value_dim) > 128
+        self.form = arguments.Few(
+            of.rows, 32 if wide else 64, of.head_dim, max(16, _power_of_two(of.head_dim)), of.value_dim,
+            max(16, _power_of_two(of.value_dim)),
+        )  # fmt: skip
+
+    @cached_property
+    def attend(self) -> Any:
+        dtype = f"*{TYPES[self.of.dtype]}"
+        types = {
+            **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), dtype), **dict.fromkeys(("acc_ptr", "sums_ptr"), "*fp32"),
+            **dict.fromkeys(("q_strides", "k_strides", "v_strides"), arguments.FEW_STRIDES), "scale_log2": "fp32",
+        }  # fmt: skip
+        return compile_kernel(attend, ASTSource, {"FORM": self.form}, types, {"num_warps": 4, "num_stages": 3})
+
+    @cached_property
+    def combine(self) -> Any:
+        types = {
+            **dict.fromkeys(("acc_ptr", "sums_ptr", "lse_ptr"), "*fp32"), "out_ptr": f"*{TYPES[self.of.dtype]}",
+            "out_strides": arguments.FEW_STRIDES,
+        }  # fmt: skip
+        constants = {"FORM": self.form, "PARTS": MOST_PARTS}
+        return compile_kernel(combine, ASTSource, constants, types, {"num_warps": 4, "launch_pdl": True})
+
+
+@cache
+def kernels(of: Specialisation, device: int) -> Kernels:
+    """The kernels of a specialisation; a compiled kernel is loaded into one device, so each device has its own."""
+    return Kernels(of)
+
+
+def of_site(site: Site, device: int) -> Kernels | None:
+    """The kernels for the queries of a site whose q_len is known; None where it has not few of them."""
+    if site.q_len is None or not has_few(site.call.traits, site.q_len, site.group):
+        return None
+    return kernels(Specialisation.of(site.dtype, (site.head_dim, site.value_dim), site.q_len, site.group), device)
+
+
+class State:
+    """One combination of scale, shapes and strides on one device, as `launch._State` for other calls."""
+
+    def __init__(
+        self, scale: float, order: tuple[int, ...], dtype: torch.dtype, device: torch.device, q_shape: torch.Size,
+        q: _Strides, k: _Strides, v_shape: torch.Size, v: _Strides,
+    ) -> None:  # fmt: skip
+        batch, q_heads, q_len, head_dim = q_shape
+        _, kv_heads, kv_len, value_dim = v_shape
+        group = q_heads // kv_heads
+        of = Specialisation.of(DTYPES[dtype], (head_dim, value_dim), q_len, group)
+        part = part_of(kv_len)
+        parts = -(-kv_len // part)
+        shape, sums = (*q_shape[:3], value_dim), (batch, q_heads, q_len)
+        self.device = device
+        self.out = shape, dense_strides(shape, order if order[-1] == 3 else (0, 1, 2, 3)), dtype
+        self.lse = sums, dense_strides(sums, (0, 1, 2)), torch.float32
+        built = kernels(of, device.index)
+        programs = batch * kv_heads * parts
+        self.acc = (programs * of.rows * (built.form.BLOCK_DV + 2),), (1,), torch.float32
+        self.behind_acc = 4 * programs * of.rows * built.form.BLOCK_DV
+        self.sizes = q[:3], k[:3], v[:3], kv_heads, group, q_len, kv_len, part, parts, scale * score.LOG2E
+        self.combine_sizes = self.out[1][:3], q_heads, group, q_len, parts
+        self.attend = launcher.KernelLauncher(built.attend, programs)
+        self.combine = launcher.KernelLauncher(built.combine, batch * q_heads * q_len)
+        self._packed: dict[tuple[int, ...], tuple[launcher.Launch, ...]] = {}
+
+    def run(self, operands: tuple[int, int, int], data: None = None, dropout: None = None) -> tuple[Tensor, Tensor]:
+        """(out, log-sum-exp) from the addresses of query, key and value."""
+        empty = compat.empty_cuda
+        out, lse, acc = empty(*self.out), empty(*self.lse), empty(*self.acc)
+        facts = raw_stream(self.device.index), *operands, out.data_ptr(), lse.data_ptr(), acc.data_ptr()
+        launches = self._packed.get(facts)
+        if launches is None:
+            launches = self._pack(*facts)
+            if len(self._packed) >= PACKED:
+                self._packed.clear()
+            self._packed[facts] = launches
+        launcher.launch(launches)
+        return out, lse
+
+    def _pack(
+        self, stream: int, q: int, k: int, v: int, out: int, lse: int, acc: int
+    ) -> tuple[launcher.Launch, ...]:  # fmt: skip
+        sums = acc + self.behind_acc
+        return (
+            *self.attend.pack(stream, (), q, k, v, acc, sums, *self.sizes),
+            *self.combine.pack(stream, (), acc, sums, out, lse, *self.combine_sizes),
+        )
