@@ -46,7 +46,8 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor]
 
     check_tiles(tile_dims(query.shape[3], value.shape[3]), tiles)
     data, dropout = ForwardData.of(call, extras), DropoutArguments.of(call.dropout, extras)
-    return forward(query, key, value, call, data, dropout)  # the operator copies where another order is asked for
+    sinks = None if call.sinks is None else extras[call.sinks.index]
+    return forward(query, key, value, call, data, dropout, sinks)  # the operator copies where another order is asked for
 
 
 def _ready_forward(query: Tensor, key: Tensor, value: Tensor, call: Call, tiles: Tiles) -> ReadyForward:

@@ -34,7 +34,7 @@ BATCH, Q_HEADS, KV_HEADS, LENGTH, DIM = 2, 2, 1, 70, 16
 
 def extras(names: str) -> list[Tensor]:
     """The operands of a call, by one letter each: bounds l and u of positions, numbers n, ids i, pairs d, a bias b, a
-    gradient g of the log-sum-exp, with strides of its own.
+    gradient g of the log-sum-exp and sinks r of rows, with strides of their own, sinks h of heads.
     """
     generator = torch.Generator().manual_seed(0)
     lower = torch.randint(-3, LENGTH, (BATCH, LENGTH), generator=generator)
@@ -46,6 +46,8 @@ def extras(names: str) -> list[Tensor]:
         "d": torch.rand(BATCH, 1, LENGTH, LENGTH, generator=generator).expand(-1, Q_HEADS, -1, -1) < 0.5,
         "b": torch.randn(BATCH, Q_HEADS, LENGTH, LENGTH, generator=generator),
         "g": torch.randn(BATCH, LENGTH, Q_HEADS, generator=generator).transpose(1, 2),
+        "r": 3 * torch.randn(BATCH, LENGTH, Q_HEADS, generator=generator).transpose(1, 2),
+        "h": torch.randn(1, Q_HEADS, 1, generator=generator),
     }
     return [found[name] for name in names]
 
@@ -77,7 +79,9 @@ def exact(call: Call, tensors: list[Tensor], given: list[Tensor]) -> list[Tensor
     s = s if call.bias is None else s + given[call.bias.operand.index].double()
     sees = keep.any(-1, keepdim=True)
     s = torch.where(keep | ~sees, s, float("-inf"))
-    out = torch.where(sees, s.softmax(-1), 0.0) @ v.expand(-1, Q_HEADS, -1, -1)
+    column = s.new_zeros(0) if call.sinks is None else given[call.sinks.index].double()[..., None]
+    p = torch.cat([s, column.expand(*s.shape[:3], -1)] if column.numel() else [s], -1).softmax(-1)[..., :LENGTH]
+    out = torch.where(sees, p, 0.0) @ v.expand(-1, Q_HEADS, -1, -1)
     if call.grad_logsumexp is None:
         return [out.detach(), *torch.autograd.grad(out, leaves, do)]
     sums = torch.where(sees[..., 0], torch.logsumexp(s, -1), 0.0)
@@ -90,7 +94,7 @@ def run(text: str, names: str, schedule: str, dtype: torch.dtype) -> str:
     call, given = Call.parse(text), extras(names)
     tensors = [2 * torch.randn(BATCH, h, LENGTH, DIM, dtype=dtype) for h in (Q_HEADS, KV_HEADS, KV_HEADS, Q_HEADS)]
     order = (0, 1, 2, 3)
-    calls = str(replace(call.of_forward, orders=(order,))), str(replace(call, orders=(order,) * 3))
+    calls = str(replace(call.of_forward, orders=(order,))), str(replace(call.of_backward, orders=(order,) * 3))
     dq = TILES if schedule == "two_pass" else None
     plan = str(Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, section=3, forward_tiles=TILES))
     compiled = torch.compile(step, dynamic=False)

@@ -24,7 +24,7 @@ from ...upstream.partitioner import stand_for
 from .data_masks import MaskTableNodes, needs_tables
 from .extras import extras
 from .saved import unwatched
-from .sinks import gradient_of_sinks, put_sink_gradient, with_sinks
+from .sinks import gradient_of_sinks, put_sink_gradient, rows_of_sinks
 from .sites import Match
 
 log = logging.getLogger("dash_inductor")
@@ -83,7 +83,9 @@ def _new_forward(
     match, old, order = matches[0], forward.node, forward.order
     assert order is not None  # `cause_to_keep` looked at it
     call = dataclasses.replace(match.site.call.of_forward, orders=(order,))
-    extras = inputs.extras + ([] if inputs.data is None else inputs.data.of_forward(old))
+    sinks = match.attention.inputs.sinks
+    extras = inputs.extras + ([] if sinks is None else [rows_of_sinks(emitter, sinks.value, before=old)])
+    extras += [] if inputs.data is None else inputs.data.of_forward(old)
     arguments: tuple[Any, ...] = (*inputs.operands, extras, str(call), str(match.plan), site_text(match.node))
     name = _node_name("dash_forward", old)
     node = emitter.call(attention_forward, arguments, before=old, like=old, name=name)
@@ -108,14 +110,12 @@ def _new_forward(
 def _plain_results(
     emitter: Emitter, forward: Forward, match: Match, node: Node, swaps: list[tuple[Node, Node]]
 ) -> tuple[Node, Node | None]:
-    """Output and log-sum-exp of a new forward in the place of a softmax between two products, with its sinks."""
+    """Output and log-sum-exp of a new forward in the place of a softmax between two products."""
     old = forward.node
     out = emitter.call(operator.getitem, (node, 0), before=old, like=old)
-    logsumexp, sinks = None, match.attention.inputs.sinks
-    if sinks is not None or match.attention.has_backward:
+    logsumexp = None
+    if match.attention.has_backward:
         logsumexp = emitter.call(operator.getitem, (node, 1), before=old, like=old)
-    if sinks is not None and logsumexp is not None:
-        out, logsumexp = with_sinks(emitter, out, logsumexp, sinks.value, match.bias is not None, before=old)
     unwatched(out)
     for size, parts in forward.sizes:
         arguments = [(view.node, dim) for view, dim in parts]
@@ -149,7 +149,7 @@ def _new_backward(
     old, (out, logsumexp) = backward.node, results
     gradients = match.operands.gradients
     orders = tuple(gradient.order for gradient in gradients if gradient.order is not None)  # `analyse` saw them all
-    call = dataclasses.replace(match.site.call, orders=orders)
+    call = dataclasses.replace(match.site.call.of_backward, orders=orders)
     extras = inputs.extras
     if backward.grad_logsumexp is not None:
         assert logsumexp is not None
