@@ -65,7 +65,12 @@ def attention_forward(
         f"dash_forward_{described.traits}",
         templates.forward_template(described.traits),
         q_grid,
-        [*inputs, logsumexp, *sinks, *Vectors(described, extras, (*rows, sizes.kv_len), heads).arguments(sums_keys=True)],
+        [
+            *inputs,
+            logsumexp,
+            *sinks,
+            *Vectors(described, extras, (*rows, sizes.kv_len), heads).arguments(sums_keys=True),
+        ],
         FixedLayout(device, query.get_dtype(), size, stride=strides(size, described.orders[0])),
         mutated=[logsumexp],
         call_sizes=rows,

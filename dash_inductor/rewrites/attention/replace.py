@@ -19,12 +19,17 @@ from ...entries.logsumexp import LogSumExp, gradient_of
 from ...graph.emit import Emitter, erase_dead
 from ...graph.model_line import model_line, site_text
 from ...graph.nodes import origin
-from ...operators.attention import attention_backward, attention_backward_with_bias, attention_forward
+from ...operators.attention import (
+    attention_backward,
+    attention_backward_with_bias,
+    attention_backward_with_delta,
+    attention_forward,
+)
 from ...upstream.partitioner import stand_for
 from .data_masks import MaskTableNodes, needs_tables
 from .extras import extras
 from .saved import unwatched
-from .sinks import gradient_of_sinks, put_sink_gradient, rows_of_sinks
+from .sinks import gradient_beside_bias, gradient_of_sinks, put_sink_gradient, rows_of_sinks
 from .sites import Match
 
 log = logging.getLogger("dash_inductor")
@@ -168,23 +173,25 @@ def _new_backward(
         site_text(old),
     )
     bias, name = match.bias, _node_name("dash_backward", old)
-    if bias is None or bias.gradient is None:
-        node = emitter.call(attention_backward, arguments, before=old, like=old, name=name)
-    else:
-        arguments = (*arguments, list(bias.summed))
-        node = emitter.call(attention_backward_with_bias, arguments, before=old, like=old, name=name)
+    sinks, sink_gradient = match.attention.inputs.sinks, backward.sink_gradient
+    of_sinks = sinks is not None and sink_gradient is not None and sink_gradient.used is not None
+    operator_ = attention_backward_with_delta if of_sinks and bias is None else attention_backward
+    if bias is not None and bias.gradient is not None:
+        operator_, arguments = attention_backward_with_bias, (*arguments, list(bias.summed))
+    node = emitter.call(operator_, arguments, before=old, like=old, name=name)
     _lead_to_model(node, match)
     if bias is not None and bias.gradient is not None:
         result = emitter.call(operator.getitem, (node, 3), before=old, like=bias.gradient)
         swaps += bias.put(emitter, result, before=old)
-    sinks = match.attention.inputs.sinks
-    if sinks is not None and backward.sink_gradient is not None and backward.sink_gradient.used is not None:
+    if of_sinks and sinks is not None and sink_gradient is not None:
         assert out is not None
         assert logsumexp is not None
-        column = gradient_of_sinks(
-            emitter, backward.grad_out.node, out, logsumexp, sinks.value, bias is not None, before=old
-        )
-        swaps += put_sink_gradient(emitter, backward.sink_gradient, column, before=old)
+        if bias is None:
+            delta = emitter.call(operator.getitem, (node, 3), before=old, like=old)
+            column = gradient_of_sinks(emitter, delta, logsumexp, sinks.value, before=old)
+        else:
+            column = gradient_beside_bias(emitter, backward.grad_out.node, out, logsumexp, sinks.value, before=old)
+        swaps += put_sink_gradient(emitter, sink_gradient, column, before=old)
     for index, sink in enumerate(gradients):
         used = sink.used
         if used is not None:

@@ -1,7 +1,8 @@
 """Sinks around the operators of attention: scores of no key, which take part in a softmax and have no value.
 
 The forward has them.  With its output and log-sum-exp L, a backward gives the gradients of query, key and value, and of
-a bias, as ever, and the gradient of a sink s is the sum of -exp(s - L) * rowsum(grad_out * output) over its rows.
+a bias, as ever, and the gradient of a sink s is the sum of -exp(s - L) * rowsum(grad_out * output) over its rows.  A
+backward computes these sums of rows first, and gives them too.
 
 Beside a bias, a log-sum-exp has two parts (Note [Log-sum-exp in two parts] in kernels/portable/device/tiles.py).  The
 first is the larger one of the largest score and the sink, and the second the logarithm of the sum of what exceeds that.
@@ -40,25 +41,30 @@ def rows_of_sinks(emitter: Emitter, sinks: Node, before: Node) -> Node:
     return _in_fp32(call, sinks)
 
 
-def gradient_of_sinks(
-    emitter: Emitter, grad_out: Node, out: Node, logsumexp: Node, sinks: Node, has_bias: bool, before: Node
+def gradient_of_sinks(emitter: Emitter, delta: Node, logsumexp: Node, sinks: Node, before: Node) -> Node:
+    """The gradient of the sinks for each row, fp32 [batch, heads, q_len, 1], of the log-sum-exp with them."""
+
+    def call(target: Callable[..., Any], *args: Any) -> Node:
+        return emitter.call(target, args, before=before, like=before)
+
+    delta, logsumexp = (call(aten.unsqueeze.default, rows, 3) for rows in (delta, logsumexp))
+    share = call(aten.exp.default, call(aten.sub.Tensor, _in_fp32(call, sinks), logsumexp))
+    return call(aten.neg.default, call(aten.mul.Tensor, share, delta))
+
+
+def gradient_beside_bias(
+    emitter: Emitter, grad_out: Node, out: Node, logsumexp: Node, sinks: Node, before: Node
 ) -> Node:
-    """The gradient of the sinks for each row, fp32 [batch, heads, q_len, 1], of output and log-sum-exp with them."""
+    """As `gradient_of_sinks`, for a log-sum-exp of two parts; delta is computed of the output."""
 
     def call(target: Callable[..., Any], *args: Any) -> Node:
         return emitter.call(target, args, before=before, like=before)
 
     products = call(aten.mul.Tensor, _in_fp32(call, grad_out), _in_fp32(call, out))
     delta = call(aten.sum.dim_IntList, products, [3], True)
-    sinks = _in_fp32(call, sinks)
-    if has_bias:
-        length = emitter.size(out, 2, before=before, like=before)
-        most, total = _parts(call, logsumexp, length)
-        share = call(aten.sub.Tensor, _in_base_2(call, call(aten.sub.Tensor, sinks, most)), total)
-        share = call(aten.exp2.default, share)
-    else:
-        share = call(aten.exp.default, call(aten.sub.Tensor, sinks, call(aten.unsqueeze.default, logsumexp, 3)))
-    return call(aten.neg.default, call(aten.mul.Tensor, share, delta))
+    most, total = _parts(call, logsumexp, emitter.size(out, 2, before=before, like=before))
+    share = call(aten.sub.Tensor, _in_base_2(call, call(aten.sub.Tensor, _in_fp32(call, sinks), most)), total)
+    return call(aten.neg.default, call(aten.mul.Tensor, call(aten.exp2.default, share), delta))
 
 
 def _parts(call: Callable[..., Node], logsumexp: Node, length: int | Node) -> tuple[Node, Node]:

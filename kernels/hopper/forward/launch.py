@@ -112,7 +112,8 @@ def forward(
 
 
 def ready(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Callable[[Tensor, Tensor, Tensor], _Results]:
-    """`forward` of a call without data, dropout and sinks, for tensors with the dtypes, shapes, strides and device of these.
+    """`forward` of a call without data, dropout and sinks, for tensors with the dtypes, shapes, strides and device of
+    these.
 
     The function asks about nothing but addresses and the current device, which takes less time of the host.  It raises
     as `forward` does, and so does this function.

@@ -29,8 +29,9 @@ def hopper_forward(
 
     All other arguments are groups, see `arguments`: data describes a mask that is data, see `listed`, and is None where
     the mask is a band; dropout is given if probabilities are dropped, see `dropout`, and bound if scores are bounded,
-    see `score_gluon`, and sinks if there are scores of no key.  With `placement` the mask is one of rows: q_len and kv_len count rows, lse has rows, and the
-    other tensors have tokens; see `placement`, also for the target of out, which is given then only.
+    see `score_gluon`, and sinks if there are scores of no key.  With `placement` the mask is one of rows: q_len and
+    kv_len count rows, lse has rows, and the other tensors have tokens; see `placement`, also for the target of out,
+    which is given then only.
     """
     work = TileWork(
         problem.batch_heads, problem.q_heads, problem.group, problem.q_len, problem.kv_len, problem.lo, problem.hi,

@@ -265,9 +265,10 @@ def test_bounded_scores_under_halves(columns: tuple[int, int]) -> None:
 
 
 SINKS = [
-    replace(launch, sinks=tuple(of(n) for n in (launch.batch, launch.kv_heads * launch.group, launch.q_len)), softcap=cap)
-    for launch, of, cap in zip(LAUNCHES[1::7], itertools.cycle((int, lambda n: 1)), itertools.cycle((None, None, 2.0)))
-]  # fmt: skip
+    replace(launch, sinks=sizes if i % 2 else (1, sizes[1], 1), softcap=2.0 if i == 2 else None)
+    for i, launch in enumerate(LAUNCHES[1::7])
+    for sizes in [(launch.batch, launch.kv_heads * launch.group, launch.q_len)]
+]
 
 
 @pytest.mark.parametrize("launch", SINKS, ids=str)
