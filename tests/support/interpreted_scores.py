@@ -25,6 +25,7 @@ from torch import Tensor  # noqa: E402
 
 from dash_inductor import lowering  # noqa: E402
 from dash_inductor.model import Call, Plan, Tiles  # noqa: E402
+from dash_inductor.operators import attention as ops  # noqa: E402
 
 from .paired import step  # noqa: E402
 
@@ -80,12 +81,23 @@ def exact(call: Call, tensors: list[Tensor], given: list[Tensor]) -> list[Tensor
     sees = keep.any(-1, keepdim=True)
     s = torch.where(keep | ~sees, s, float("-inf"))
     column = s.new_zeros(0) if call.sinks is None else given[call.sinks.index].double()[..., None]
-    p = torch.cat([s, column.expand(*s.shape[:3], -1)] if column.numel() else [s], -1).softmax(-1)[..., :LENGTH]
+    if call.sinks is not None:
+        leaves.append(column.expand(*s.shape[:3], -1).clone().requires_grad_())
+        column = leaves[3]
+    p = torch.cat([s, column] if call.sinks is not None else [s], -1).softmax(-1)[..., :LENGTH]
     out = torch.where(sees, p, 0.0) @ v.expand(-1, Q_HEADS, -1, -1)
     if call.grad_logsumexp is None:
         return [out.detach(), *torch.autograd.grad(out, leaves, do)]
     sums = torch.where(sees[..., 0], torch.logsumexp(s, -1), 0.0)
     return [out.detach(), *torch.autograd.grad((out, sums), leaves, (do, given[call.grad_logsumexp.index].double()))]
+
+
+def step_with_delta(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, extras: list[Tensor], calls: tuple[str, str], plan: str, _: None
+) -> tuple[Tensor, ...]:
+    """out, dq, dk, dv, delta and the log-sum-exp: to be compiled."""
+    out, lse = ops.attention_forward(q, k, v, extras, calls[0], plan, "test")
+    return (out, *ops.attention_backward_with_delta(do, q, k, v, out, lse, extras, calls[1], plan, "test"), lse)
 
 
 def run(text: str, names: str, schedule: str, dtype: torch.dtype) -> str:
@@ -97,11 +109,14 @@ def run(text: str, names: str, schedule: str, dtype: torch.dtype) -> str:
     calls = str(replace(call.of_forward, orders=(order,))), str(replace(call.of_backward, orders=(order,) * 3))
     dq = TILES if schedule == "two_pass" else None
     plan = str(Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, section=3, forward_tiles=TILES))
-    compiled = torch.compile(step, dynamic=False)
+    of_sinks = call.sinks is not None and call.bias is None
+    compiled = torch.compile(step_with_delta if of_sinks else step, dynamic=False)
     found = compiled(*[t.clone() for t in tensors], [t.clone() for t in given], calls, plan, None)
-    return " ".join(
-        f"{float((a - b).abs().max()):.1e}" for a, b in zip(found, exact(call, tensors, given), strict=True)
-    )
+    if of_sinks and call.sinks is not None:
+        *others, delta, lse = found
+        found = (*others, -((given[call.sinks.index] - lse).exp() * delta)[..., None])
+    right = exact(call, tensors, given)[: len(found)]
+    return " ".join(f"{float((a - b).abs().max()):.1e}" for a, b in zip(found, right, strict=True))
 
 
 def main(cases: list[str]) -> None:
