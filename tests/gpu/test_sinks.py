@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from dash_inductor.errors import ArgumentError
+from dash_inductor.kernels.hopper.backward import launch as backward_launch
 from dash_inductor.kernels.hopper.forward import launch
 from dash_inductor.model import Band, Operand
 
 from ..support.attention import Attention
-from ..support.calls import forward_call
-from ..support.hopper import MARKS
+from ..support.calls import BSHD, backward_call, forward_call
+from ..support.hopper import MARKS, plan_of
 from ..support.hopper_forward import Forward
 from ..support.repeats import differing_runs
 
@@ -81,6 +82,21 @@ def test_what_sinks_weigh(head_dim: int, value_dim: int) -> None:
     other[:, 1:] += 1
     assert all(torch.equal(a[:, :1], b[:, :1]) for a, b in zip(forward(p, sinks), forward(p, other), strict=True))
     assert not torch.equal(forward(p, sinks)[0], forward(p, other)[0])
+
+
+@ON
+@pytest.mark.parametrize("q_len", [512, 515])
+def test_delta(q_len: int, head_dim: int, value_dim: int) -> None:
+    """It is the sum of products of rows, and the gradients beside it have the bits of those alone."""
+    p = Attention.random(q_len, q_len, head_dim, Band(0), group=2, value_dim=value_dim)
+    out, lse = launch.forward(p.q, p.k, p.v, forward_call(p.mask, p.scale))
+    given = (p.do, p.q, p.k, p.v, out, lse, backward_call(p.mask, p.scale, (BSHD,) * 3), plan_of(p, "spt"))
+    alone = backward_launch.backward(*given)
+    gradients, delta = backward_launch.backward_with_delta(*given)
+    assert all(map(torch.equal, gradients, alone))
+    right = (out.double() * p.do.double()).sum(3)
+    torch.testing.assert_close(delta.double(), right, rtol=1e-5, atol=1e-4)
+    assert not differing_runs(lambda: [backward_launch.backward_with_delta(*given)[1]], 50)
 
 
 def test_what_is_refused() -> None:
