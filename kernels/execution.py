@@ -37,6 +37,7 @@ class Execution:
 
     Args:
         backward, forward: run them outside of Inductor; the backward is given the site's name, the forward its tiles.
+        backward_with_delta: as `backward`, and delta, see `operators.attention`.
         compiled, compiled_forward: the kernels of the backward, and of the forward.
         templates: Inductor lowers them from templates; else it calls the operator, which runs `backward`.
         q_lens: (site, a usual number of queries) -> numbers of queries for which the site needs different forward
@@ -46,6 +47,7 @@ class Execution:
     """
 
     backward: Callable[[Tensors, Sequence[Tensor], Call, Plan, str], Gradients]
+    backward_with_delta: Callable[[Tensors, Sequence[Tensor], Call, Plan, str], tuple[Gradients, Tensor]]
     forward: Callable[[Tensor, Tensor, Tensor, Sequence[Tensor], Call, Tiles], Results]
     compiled: Compiled
     compiled_forward: Compiled

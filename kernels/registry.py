@@ -34,6 +34,13 @@ def backward(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan,
     return execution(plan.kernel, "plan.kernel").backward(tensors, extras, call, plan, site)
 
 
+def backward_with_delta(
+    tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str
+) -> tuple[Gradients, Tensor]:
+    """As `backward`, and delta, see `operators.attention`."""
+    return execution(plan.kernel, "plan.kernel").backward_with_delta(tensors, extras, call, plan, site)
+
+
 def forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, plan: Plan) -> Results:
     """Output and log-sum-exp of a call outside of Inductor, by the plan's forward.
 

@@ -42,12 +42,12 @@ def compile_kernels(site: Site, plan: Plan, device: torch.device, has_backward: 
     if site.device == "cpu" or compat.interpreting() or not arch.is_there():
         return
     attempts = []
-    of_forward = replace(site, call=site.call.of_forward)
+    of_forward, of_backward = (replace(site, call=call) for call in (site.call.of_forward, site.call.of_backward))
     if has_backward:
         if registry.has_templates(plan.kernel):
             check_settings(plan)
         compiled = registry.execution(plan.kernel).compiled
-        attempts += [(site, compiled, n, n) for n in _lengths(site, plan.kernel, plan.dkdv)]
+        attempts += [(of_backward, compiled, n, n) for n in _lengths(site, plan.kernel, plan.dkdv)]
     if plan.forward_tiles is not None:
         forward = registry.execution(plan.forward)
         for kv_len in _lengths(site, plan.forward, plan.forward_tiles):

@@ -48,6 +48,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 def register() -> None:
     register_lowering(ops.attention_backward, type_promotion_kind=None)(attention_backward)
     register_lowering(ops.attention_backward_with_bias, type_promotion_kind=None)(attention_backward_with_bias)
+    register_lowering(ops.attention_backward_with_delta, type_promotion_kind=None)(attention_backward_with_delta)
 
 
 def attention_backward(
@@ -72,7 +73,32 @@ def attention_backward(
     query, key, value, grad_out, out = heads_first((query, key, value, grad_out, out), described)
     tensors = [realized(x) for x in (query, key, value, logsumexp, grad_out, out)]
     kernels = _Kernels(parsed, described, *tensors, extras=extras)
-    return as_given(kernels.two_pass() if parsed.dq else kernels.one_pass(), described)
+    gradients, _ = kernels.two_pass() if parsed.dq else kernels.one_pass()
+    return as_given(gradients, described)
+
+
+def attention_backward_with_delta(
+    grad_out: TensorBox,
+    query: TensorBox,
+    key: TensorBox,
+    value: TensorBox,
+    out: TensorBox,
+    logsumexp: TensorBox,
+    extras: Sequence[TensorBox],
+    call: str,
+    plan: str,
+    site: str,
+) -> Sequence[TensorBox]:
+    """dq, dk, dv and delta of one site; shapes as in `ops`."""
+    parsed = Plan.parse(plan)
+    if not registry.execution(parsed.kernel).templates:
+        args = (grad_out, query, key, value, out, logsumexp, extras, call, plan, site)
+        return operator_call(ops.attention_backward_with_delta, *args)
+    log.debug("lowering %s: call=%s plan=%s", site, call, plan)
+    tensors = [realized(x) for x in (query, key, value, logsumexp, grad_out, out)]
+    kernels = _Kernels(parsed, Call.parse(call), *tensors, extras=extras)
+    gradients, delta = kernels.two_pass() if parsed.dq else kernels.one_pass()
+    return *gradients, delta
 
 
 def attention_backward_with_bias(
@@ -130,10 +156,10 @@ class _Kernels:
         self.grad_logsumexp = [] if call.grad_logsumexp is None else [realized(extras[call.grad_logsumexp.index])]
         self.vectors = Vectors(call, extras, (self.batch, self.q_heads, self.q_len, self.kv_len), self.heads)
 
-    def two_pass(self) -> tuple[TensorBox, TensorBox, TensorBox]:
-        """The dq kernel, which also writes delta, then the dk/dv kernel."""
+    def two_pass(self) -> tuple[tuple[TensorBox, TensorBox, TensorBox], TensorBox]:
+        """The gradients and delta: by the dq kernel, which also writes delta, then the dk/dv kernel."""
         dq, delta = self._dq()
-        return dq, *self._dkdv(delta, None)
+        return (dq, *self._dkdv(delta, None)), delta
 
     def two_pass_with_bias(self, summed: Sequence[int]) -> tuple[TensorBox, TensorBox, TensorBox, TensorBox]:
         """As `two_pass`, and the gradient of the bias: by the dq kernel, or by one of its own, with equal bits.
@@ -149,9 +175,10 @@ class _Kernels:
             gradient = self._bias_gradient(delta, size, summed)
         return dq, *self._dkdv(delta, None), gradient
 
-    def one_pass(self) -> tuple[TensorBox, TensorBox, TensorBox]:
-        """The delta kernel, the ordered kernel, then dq's scale and cast."""
-        return self._one_pass(self._delta())
+    def one_pass(self) -> tuple[tuple[TensorBox, TensorBox, TensorBox], TensorBox]:
+        """The gradients and delta: by the delta kernel, the ordered kernel, then dq's scale and cast."""
+        delta = self._delta()
+        return self._one_pass(delta), delta
 
     def one_pass_with_bias(self, summed: Sequence[int]) -> tuple[TensorBox, TensorBox, TensorBox, TensorBox]:
         """As `one_pass`, and the kernel of the bias's gradient."""

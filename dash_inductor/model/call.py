@@ -21,7 +21,7 @@ MODIFIERS = ("softcap",)
 
 _TEXT = re.compile(
     r"([^/]+)/scale=([^/]+?)(?:/softcap=([^/]+?))?(?:/bias=(\d+)(\+gradient)?)?(?:/dropout=([^/]+))?"
-    r"(?:/grad_logsumexp=(\d+))?(?:/orders=([0-3,]+))?"
+    r"(?:/grad_logsumexp=(\d+))?(?:/sinks=(\d+))?(?:/orders=([0-3,]+))?"
 )
 
 
@@ -60,6 +60,8 @@ class Call:
             one of rows, of tokens; finite, any strides.  None for none.
         softcap: the bound of the scaled scores s, which become ``softcap * tanh(s / softcap)`` before a bias is added;
             None for none.
+        sinks: in a forward, further scores, which take part in the softmax and have no value: fp32 [batch, heads,
+            q_len], any strides, of size 1 along dimensions that do not matter.  None for none.
     """
 
     mask: Mask
@@ -69,6 +71,7 @@ class Call:
     dropout: Dropout | None = None
     softcap: float | None = None
     grad_logsumexp: Operand | None = None
+    sinks: Operand | None = None
 
     def __post_init__(self) -> None:
         if self.softcap is not None and not 0.0 < self.softcap < math.inf:
@@ -82,22 +85,29 @@ class Call:
 
     @functools.cached_property
     def _hash(self) -> int:
-        return hash((self.mask, self.scale, self.orders, self.bias, self.dropout, self.softcap, self.grad_logsumexp))
+        scores = self.scale, self.softcap, self.bias, self.dropout, self.sinks
+        return hash((self.mask, scores, self.orders, self.grad_logsumexp))
 
     @functools.cached_property  # every call asks
     def operands(self) -> tuple[Operand, ...]:
-        """The tensors that the call reads beside query, key and value, each once: of mask, bias, dropout and the
-        gradient of the log-sum-exp, in this order.
+        """The tensors that the call reads beside query, key and value, each once: of mask, bias, dropout, the gradient
+        of the log-sum-exp and sinks, in this order.
         """
         bias = () if self.bias is None else (self.bias.operand,)
         seed = () if self.dropout is None else (self.dropout.seed,)
         gradient = () if self.grad_logsumexp is None else (self.grad_logsumexp,)
-        return (*self.mask.operands, *bias, *seed, *gradient)
+        sinks = () if self.sinks is None else (self.sinks,)
+        return (*self.mask.operands, *bias, *seed, *gradient, *sinks)
 
     @functools.cached_property
     def of_forward(self) -> Call:
         """The call without what a backward alone has."""
         return self if self.grad_logsumexp is None else replace(self, grad_logsumexp=None)
+
+    @functools.cached_property
+    def of_backward(self) -> Call:
+        """The call without what a forward alone has: output and log-sum-exp say all that a backward asks of sinks."""
+        return self if self.sinks is None else replace(self, sinks=None)
 
     @property
     def modifiers(self) -> dict[str, float]:
@@ -114,6 +124,7 @@ class Call:
         return Traits(
             band.lo is not None, band.hi is not None, terms, self.bias is not None, self.dropout is not None,
             mask.placed is not None, numbers, tuple(self.modifiers), self.grad_logsumexp is not None,
+            self.sinks is not None,
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -122,7 +133,8 @@ class Call:
         dropout = "" if self.dropout is None else f"/dropout={self.dropout}"
         softcap = "" if self.softcap is None else f"/softcap={self.softcap!r}"
         gradient = "" if self.grad_logsumexp is None else f"/grad_logsumexp={self.grad_logsumexp.index}"
-        return f"{self.mask}/scale={self.scale!r}{softcap}{bias}{dropout}{gradient}" + (
+        sinks = "" if self.sinks is None else f"/sinks={self.sinks.index}"
+        return f"{self.mask}/scale={self.scale!r}{softcap}{bias}{dropout}{gradient}{sinks}" + (
             f"/orders={orders}" if orders else ""
         )
 
@@ -143,6 +155,6 @@ class Call:
             raise ArgumentError("call", text, "a string made by str(Call)") from error
         bias = Bias(Operand(int(match[4])), match[5] is not None) if match[4] else None
         dropout = Dropout.parse(match[6]) if match[6] else None
-        gradient = Operand(int(match[7])) if match[7] else None
-        orders = tuple(tuple(map(int, order)) for order in match[8].split(",")) if match[8] else ()
-        return Call(Mask.parse(match[1]), scale, orders, bias, dropout, softcap, gradient)
+        gradient, sinks = (Operand(int(index)) if index else None for index in (match[7], match[8]))
+        orders = tuple(tuple(map(int, order)) for order in match[9].split(",")) if match[9] else ()
+        return Call(Mask.parse(match[1]), scale, orders, bias, dropout, softcap, gradient, sinks)

@@ -25,6 +25,7 @@ class Traits:
         numbers: a term that may be of the positions of the keys, as an interval, is of other numbers of theirs.
         modifiers: the names of what changes scores beside scale and bias, see `Call.modifiers`.
         grad_logsumexp: the log-sum-exp has a gradient, in a backward.
+        sinks: there are scores of no key, in a forward.
     """
 
     has_lo: bool = False
@@ -36,6 +37,7 @@ class Traits:
     numbers: bool = False
     modifiers: tuple[str, ...] = ()
     grad_logsumexp: bool = False
+    sinks: bool = False
 
     def has(self, term: str) -> bool:
         """Whether the mask has a term of this name."""
@@ -80,5 +82,5 @@ class Traits:
     def __str__(self) -> str:
         bounds = [name for name, has in (("lo", self.has_lo), ("hi", self.has_hi)) if has]
         others = {"placed": self.placed, "numbers": self.numbers} | dict.fromkeys(self.modifiers, True)
-        others |= {"grad_logsumexp": self.grad_logsumexp}
+        others |= {"grad_logsumexp": self.grad_logsumexp, "sinks": self.sinks}
         return "_".join([*(bounds or ["full"]), *sorted(self.data), *(name for name, has in others.items() if has)])

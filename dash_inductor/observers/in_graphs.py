@@ -103,9 +103,11 @@ def insert(graph: Graph) -> bool:
         return False
     emitter, seen = Emitter(graph), False
     for node in list(graph.nodes):
-        if node.target not in (ops.attention_backward, ops.attention_backward_with_bias) or _observed(node):
+        if node.target not in ops.BACKWARDS or _observed(node):
             continue
         parts = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+        if node.target is ops.attention_backward_with_delta:
+            parts.pop(3, None)  # no gradient
         if not parts:
             continue
         _, module = model_line([node])

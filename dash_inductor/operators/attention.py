@@ -3,10 +3,13 @@
     attention_forward(query, key, value, extras, call, plan, site) -> (out, logsumexp)
     attention_backward(grad_out, query, key, value, out, logsumexp, extras, call, plan, site) -> (dq, dk, dv)
     attention_backward_with_bias(grad_out, ..., site, summed) -> (dq, dk, dv, dbias)
+    attention_backward_with_delta(grad_out, ..., site) -> (dq, dk, dv, delta)
     dropout_seed(drawn, site) -> seed
 
 The third one stands in the place of the second where a graph asks for the gradient of a bias.  That is [batch, q heads,
-q_len, kv_len], of which the dimensions `summed`, 0 or 1, are added up and have size 1.
+q_len, kv_len], of which the dimensions `summed`, 0 or 1, are added up and have size 1.  The fourth one stands there
+where a graph asks for the gradient of sinks, beside no bias: delta is what every backward computes first, fp32 [batch,
+q heads, q_len], the sum of grad_out * out over the last dimension, less the gradient of the log-sum-exp.
 
 query, grad_out, out: [batch, q heads, q_len, head dim (of value for the latter two)]; key, value: [batch, kv heads,
 kv_len, head dim]; logsumexp: fp32 [batch, q heads, q_len], natural logarithm; of a call with a bias it has two parts,
@@ -64,12 +67,20 @@ _lib.define(
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
 
+_lib.define(
+    "attention_backward_with_delta(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, "
+    "Tensor logsumexp, Tensor[] extras, str call, str plan, str site) "
+    "-> (Tensor dq, Tensor dk, Tensor dv, Tensor delta)",
+    tags=(torch.Tag.needs_fixed_stride_order,),
+)
+
 attention_forward = torch.ops.dash_inductor.attention_forward.default
 attention_backward = torch.ops.dash_inductor.attention_backward.default
 attention_backward_with_bias = torch.ops.dash_inductor.attention_backward_with_bias.default
+attention_backward_with_delta = torch.ops.dash_inductor.attention_backward_with_delta.default
 dropout_seed = torch.ops.dash_inductor.dropout_seed.default
 
-BACKWARDS = (attention_backward, attention_backward_with_bias)
+BACKWARDS = (attention_backward, attention_backward_with_bias, attention_backward_with_delta)
 """The operators that give gradients."""
 
 
@@ -141,6 +152,29 @@ def _fake_backward_with_bias(
     bias = _bias(_parsed(call, extras, results=3), extras)
     gradient = query.new_empty(bias_gradient_size(query.shape, key.shape[2], summed), dtype=bias.dtype)
     return *_fake_backward(grad_out, query, key, value, out, logsumexp, extras, call, plan, site), gradient
+
+
+def _fake_backward_with_delta(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    extras: list[Tensor],
+    call: str,
+    plan: str,
+    site: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _check_rows(_parsed(call, extras, results=3))
+    delta = query.new_empty(query.shape[:3], dtype=torch.float32)
+    return *_fake_backward(grad_out, query, key, value, out, logsumexp, extras, call, plan, site), delta
+
+
+def _check_rows(call: Call) -> None:
+    """Raise ArgumentError for a call whose rows are not tokens."""
+    if call.mask.placed is not None:
+        raise ArgumentError("call", str(call), "one whose mask is not one of rows")
 
 
 def bias_gradient_size(query: Sequence[Any], kv_len: Any, summed: Sequence[int]) -> list[Any]:
@@ -240,6 +274,28 @@ def _backward_with_bias(
     return *_backward(*tensors, extras, call, plan, site), gradient
 
 
+def _backward_with_delta(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    extras: list[Tensor],
+    call: str,
+    plan: str,
+    site: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from ..kernels.registry import backward_with_delta
+
+    parsed = _parsed(call, extras, results=3)
+    _check_rows(parsed)
+    tensors = grad_out, query, key, value, out, logsumexp
+    gradients, delta = backward_with_delta(tensors, extras, parsed, Plan.parse(plan), site)
+    dq, dk, dv = map(_with_order, gradients, parsed.orders)
+    return dq, dk, dv, delta
+
+
 def _fake_seed(drawn: Tensor, site: str) -> Tensor:
     return drawn.new_empty(1)
 
@@ -282,6 +338,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "attention_forward": _fake_forward,
     "attention_backward": _fake_backward,
     "attention_backward_with_bias": _fake_backward_with_bias,
+    "attention_backward_with_delta": _fake_backward_with_delta,
     "dropout_seed": _fake_seed,
 }
 for _name, _fake in _FAKES.items():
@@ -289,7 +346,7 @@ for _name, _fake in _FAKES.items():
     torch.library.register_autograd(f"dash_inductor::{_name}", _not_differentiable, lib=_lib)
 
 
-flops.register(attention_forward, (attention_backward, attention_backward_with_bias))
+flops.register(attention_forward, BACKWARDS)
 
 
 def _in_profile(implementation: Callable[..., Any], site: int) -> Callable[..., Any]:
@@ -311,6 +368,7 @@ for _operator, _implementation, _site in (
     (attention_forward, _forward, 6),
     (attention_backward, _backward, 9),
     (attention_backward_with_bias, _backward_with_bias, 9),
+    (attention_backward_with_delta, _backward_with_delta, 9),
 ):
     for _device in ("CPU", "CUDA"):
         _lib.impl(_operator._opname, _in_profile(_implementation, _site), _device)

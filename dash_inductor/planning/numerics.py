@@ -24,9 +24,10 @@ def numerics_key(
 
 
 def terms(site: Site) -> str:
-    """The mask, what changes scores, and whether there is a bias."""
+    """The mask, what changes scores, and whether there are a bias and sinks."""
     modifiers = [f"{name} {value!r}" for name, value in site.call.modifiers.items()]
-    return " + ".join([str(site.mask), *modifiers, *(["bias"] if site.call.bias is not None else [])])
+    others = {"bias": site.call.bias, "sinks": site.call.sinks}
+    return " + ".join([str(site.mask), *modifiers, *(name for name, operand in others.items() if operand is not None)])
 
 
 def _shape(tiles: Tiles) -> str:

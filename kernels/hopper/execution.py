@@ -25,14 +25,33 @@ from .family import FAMILY
 def _backward(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Gradients:
     if not tensors[0].is_cuda:
         return reference.backward(tensors, extras, call, plan, site)
+    return _launched(tensors, extras, call, plan, site, False)[0]
+
+
+def _backward_with_delta(
+    tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str
+) -> tuple[Gradients, Tensor]:
+    if not tensors[0].is_cuda:
+        return reference.backward_with_delta(tensors, extras, call, plan, site)
+    gradients, delta = _launched(tensors, extras, call, plan, site, True)
+    assert delta is not None
+    return gradients, delta
+
+
+def _launched(
+    tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str, asks_delta: bool
+) -> tuple[Gradients, Tensor | None]:
     _check_data(call)
     from .backward.data import BackwardData
-    from .backward.launch import backward
+    from .backward.launch import backward, backward_with_delta
     from .shared.tensors import DropoutArguments
 
     dropout = DropoutArguments.of(call.dropout, extras)
     gradient = None if call.grad_logsumexp is None else extras[call.grad_logsumexp.index]
-    return backward(*tensors, call, plan, BackwardData.of(call, extras), dropout, site, gradient)
+    data = BackwardData.of(call, extras)
+    if asks_delta:
+        return backward_with_delta(*tensors, call, plan, data, dropout, site, gradient)
+    return backward(*tensors, call, plan, data, dropout, site, gradient), None
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, tiles: Tiles) -> Results:
@@ -46,7 +65,10 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor]
 
     check_tiles(tile_dims(query.shape[3], value.shape[3]), tiles)
     data, dropout = ForwardData.of(call, extras), DropoutArguments.of(call.dropout, extras)
-    return forward(query, key, value, call, data, dropout)  # the operator copies where another order is asked for
+    sinks = None if call.sinks is None else extras[call.sinks.index]
+    return forward(
+        query, key, value, call, data, dropout, sinks
+    )  # the operator copies where another order is asked for
 
 
 def _ready_forward(query: Tensor, key: Tensor, value: Tensor, call: Call, tiles: Tiles) -> ReadyForward:
@@ -94,6 +116,6 @@ def _q_lens(site: Site, usual: int) -> tuple[int, ...]:
 
 
 EXECUTION = Execution(
-    _backward, _forward, _compiled, _compiled_forward, q_lens=_q_lens, ready_forward=_ready_forward,
-    ready_backward=_ready_backward,
+    _backward, _backward_with_delta, _forward, _compiled, _compiled_forward, q_lens=_q_lens,
+    ready_forward=_ready_forward, ready_backward=_ready_backward,
 )  # fmt: skip

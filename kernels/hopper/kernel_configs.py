@@ -155,10 +155,10 @@ def has_few(traits: Traits, q_len: int, group: int) -> bool:
     """Whether a call has few queries.
 
     Args:
-        traits: of the call: under a mask, with dropout or a bound of scores, the main kernel runs.
+        traits: of the call: under a mask, with dropout, sinks or a bound of scores, the main kernel runs.
         group: query heads per kv head.
     """
-    plain = not (traits.has_lo or traits.has_hi or traits.asks or traits.placed)
+    plain = not (traits.has_lo or traits.has_hi or traits.asks or traits.placed or traits.sinks)
     return plain and 0 < q_len <= FEW_QUERIES and group * q_len <= FEW_ROWS
 
 

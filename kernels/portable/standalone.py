@@ -73,12 +73,13 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
         plan: a plan of the portable kernel.
         site: batch and lengths must be known.
         strides: (batch, head, row, column) of Q, K, V, DO, OUT, DV, DQ_OUT, DK_OUT where they are not contiguous;
-            (batch, head, row) of LSE, GRAD_LSE; (batch, head, key) of KEYS; (batch, head, row, key) of BIAS; of what
-            terms read, of their dimensions, by `templates.operand_names`.
+            (batch, head, row) of LSE, GRAD_LSE, SINKS; (batch, head, key) of KEYS; (batch, head, row, key) of BIAS; of
+            what terms read, of their dimensions, by `templates.operand_names`.
     """
     if plan.kernel != FAMILY.name:
         raise ArgumentError("plan", str(plan), "a plan of the portable kernel")
     batch, q_len, kv_len = _sizes(site)
+    site = replace(site, call=site.call.of_backward)
     schedule = schedules.define(plan.schedule, site.band)
     kernels = []
     gradient = site.call.bias is not None and site.call.bias.gradient
@@ -195,7 +196,8 @@ def _tensors(site: Site) -> dict[str, tuple[Sequence[int], str]]:
     return {
         "Q": (q_shape, dtype), "K": (kv_shape, dtype), "V": (v_shape, dtype), "DO": (out_shape, dtype),
         "LSE": (sums, fp32), "DELTA": (rows, fp32), "OUT": (out_shape, dtype), "DV": (v_shape, dtype),
-        "GRAD_LSE": (rows, fp32), "DQ": (q_shape, fp32), "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
+        "GRAD_LSE": (rows, fp32), "SINKS": (rows, fp32), "DQ": (q_shape, fp32),
+        "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
         "KEYS": (keys, "*i32"),
         "BIAS": ((*rows, kv_len), dtype), "DBIAS": ((*rows, kv_len), dtype),
         "SEED": ((1,), "*i64"), "SUMS": ((1,), fp32), "PLACE": ((q_len // ROW_BLOCK,), "*i32"),

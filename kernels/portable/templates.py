@@ -31,7 +31,7 @@ from ..family import padded
 _GROUPS = f"""
     TILE: tl.constexpr = Tile(BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV, GROUP, EVEN_Q, EVEN_KV)
     MASK: tl.constexpr = Mask(HAS_LO, HAS_HI, HAS_KEYS, %(by_pair)s, %(relations)s, PLACED)
-    SCORE: tl.constexpr = Score({", ".join(score.CONSTANTS)}, HAS_BIAS, ROUNDS, HAS_GRAD_LSE)
+    SCORE: tl.constexpr = Score({", ".join(score.CONSTANTS)}, HAS_BIAS, ROUNDS, HAS_GRAD_LSE, HAS_SINKS)
     BUILD: tl.constexpr = Build(PRECISION, STAGES, INDEX_DTYPE, INTERPRET)
 """
 
@@ -72,6 +72,13 @@ _GRAD_LSE = """
 """
 _NO_GRAD_LSE = """
     made = Made(Operand(OUT, ({{stride("OUT")}},)), Operand(OUT, (0, 0, 0)))
+"""
+
+_SINKS = """
+    sinks = Operand(SINKS, ({{stride("SINKS")}},))
+"""
+_NO_SINKS = """
+    sinks = Operand(LSE, (0, 0, 0))
 """
 
 # What a mask reads: Note [Data operands] in groups.py.  A tensor is an input only of kernels that read it.
@@ -237,7 +244,7 @@ _FORWARD = """{{def_kernel("Q", "K", "V", "LSE"%(arguments)s)}}
     # lo <= q - kv <= hi is the mask; one program per q tile, as in the dq kernel
 """
 _FORWARD_TAIL = """
-    out, sums, excess = attend_tile(inputs, data, b, hq, q_tile, walk, SIGN, SLOPE, TILE, MASK, SCORE, BUILD)
+    out, sums, excess = attend_tile(inputs, data, sinks, b, hq, q_tile, walk, SIGN, SLOPE, TILE, MASK, SCORE, BUILD)
     q_rows = numbers_of(q_tile, BLOCK_Q, BUILD)
     lse_head = head_of(lse, b, hq)
     tl.store(lse_head.start + q_rows * lse_head.strides[0], sums, mask=q_rows < q_len)
@@ -369,7 +376,8 @@ def dq_bias_template(traits: Traits, *, adds: bool) -> str:
 def forward_template(traits: Traits) -> str:
     """Template text of the forward; LSE is an input that it writes."""
     data, operands = _data(traits)
-    body = _head(_FORWARD, *operands) + _operands(traits) + data + _Q_PROGRAM + _FORWARD_TAIL
+    sinks, scores = (_SINKS, ["SINKS"]) if traits.sinks else (_NO_SINKS, [])
+    body = _head(_FORWARD, *scores, *operands) + _operands(traits) + data + sinks + _Q_PROGRAM + _FORWARD_TAIL
     return _with_functions(body, traits, "tiles", "attend")
 
 
@@ -537,6 +545,7 @@ def compile_time_values(
         "HAS_KEYS": reads_keys(traits, sums_keys=sums_keys),
         "HAS_BIAS": traits.bias,
         "HAS_GRAD_LSE": traits.grad_logsumexp,
+        "HAS_SINKS": traits.sinks,
         "ROUNDS": ROUNDS if traits.dropout else 0,
         "PLACED": ROW_BLOCK if traits.placed else 0,
         "LO": band.lo or 0,

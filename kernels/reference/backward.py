@@ -71,6 +71,12 @@ def backward(
     return dq, dk, dv
 
 
+def delta(grad_out: Tensor, out: Tensor, extras: Sequence[Tensor], call: Call) -> Tensor:
+    """What softmax's backward subtracts from dP, fp32 [batch, q heads, q_len], of tokens that are rows."""
+    sums = (out.float() * grad_out.float()).sum(-1)
+    return sums if call.grad_logsumexp is None else sums - extras[call.grad_logsumexp.index]
+
+
 def bias_gradient(
     grad_out: Tensor,
     query: Tensor,

@@ -20,6 +20,14 @@ def backward(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan,
     return backward(*tensors, extras, call, plan)
 
 
+def backward_with_delta(
+    tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str
+) -> tuple[Gradients, Tensor]:
+    from .backward import delta
+
+    return backward(tensors, extras, call, plan, site), delta(tensors[0], tensors[4], extras, call)
+
+
 def forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, tiles: Tiles) -> Results:
     from .forward import forward
 
@@ -30,4 +38,4 @@ def _nothing(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
     return iter(())
 
 
-EXECUTION = Execution(backward, forward, _nothing, _nothing)
+EXECUTION = Execution(backward, backward_with_delta, forward, _nothing, _nothing)

@@ -26,8 +26,8 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """(out, log-sum-exp), contiguous: out [batch, q heads, q_len, value dim] in query's dtype, natural lse in fp32.
 
-    A row that sees no key gives zeros and -inf.  Under a mask of rows the log-sum-exp has rows.  With a bias it has two
-    parts (`ops.numbers_per_row`).
+    A row that sees no key gives zeros and -inf, or its sink.  Under a mask of rows the log-sum-exp has rows.  With a
+    bias it has two parts (`ops.numbers_per_row`).
 
     Args:
         query, key, value: [batch, heads, length, dim]; query heads are a multiple of the others' heads.
@@ -44,6 +44,7 @@ def forward(
     numbers = 1 if call.bias is None else 2
     logsumexp = query.new_empty(batch, q_heads, numbers, q_len, dtype=torch.float32)
     problem = Problem(band, q_len, kv_len, tiles.block_q, tiles.block_kv)
+    sinks = None if call.sinks is None else extras[call.sinks.index].expand(batch, q_heads, q_len)
     for b in range(batch):
         data, drops = (
             ElementData.of(extras, call, b, (batch, q_heads, q_len, kv_len)),
@@ -55,9 +56,11 @@ def forward(
             kv_head = head // (q_heads // kv_heads)
             for tile in range(problem.n_q):
                 rows = tile_of(tile, problem.block_q, q_len)
+                sink = None if sinks is None else sinks[b, head, rows]
                 out[b, head, rows], largest, excess = _attend(
-                    q[head, rows], k[kv_head], v[kv_head], data, drops, head, problem, tile, call.scale, query.dtype
-                )
+                    q[head, rows], k[kv_head], v[kv_head], data, drops, head, problem, tile, call.scale, query.dtype,
+                    sink,
+                )  # fmt: skip
                 logsumexp[b, head, 0, rows] = largest if data.bias is not None else largest + excess
                 logsumexp[b, head, 1:, rows] = excess / math.log(2)
     return out, logsumexp.flatten(2)
@@ -74,8 +77,11 @@ def _attend(
     tile: int,
     scale: float,
     dtype: torch.dtype,
+    sink: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(out, largest score, log of the sum of what exceeds it) of one q tile, fp32; q: its rows, k and v: the head's."""
+    """(out, largest score, log of the sum of what exceeds it) of one q tile, fp32; q: its rows, k and v: the head's;
+    sink: of each row.
+    """
     kv_range = functions("two_pass", problem).dash_kv_range
     first, _, _, end = kv_range(tile, *problem.tail())
     rows = tile_of(tile, problem.block_q, problem.q_len)
@@ -95,6 +101,11 @@ def _attend(
         total = total * shrink + p.sum(1)
         out = out * shrink[:, None] + drops.kept(p, head, rows, keys).to(dtype).float() @ v[keys]
         largest = larger
+    if sink is not None:
+        larger = torch.maximum(largest, sink)
+        shift = torch.where(larger == float("-inf"), 0.0, larger)
+        shrink = torch.exp(largest - shift)
+        total, out, largest = total * shrink + torch.exp(sink - shift), out * shrink[:, None], larger
     sees = total != 0.0
     total = torch.where(sees, total, 1.0)
     return torch.where(sees[:, None], drops.rescaled(out / total[:, None]), 0.0), largest, torch.log(total)

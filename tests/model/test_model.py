@@ -212,6 +212,16 @@ def test_calls_with_a_bias(call: Call, text: str, data: set[str]) -> None:
     assert hash(Call.parse(text)) == hash(call)
 
 
+def test_sinks_are_of_the_forward_and_a_gradient_of_the_sums_is_of_the_backward() -> None:
+    call = Call(Mask(Band(0)), 0.5, bias=Bias(Operand(0)), grad_logsumexp=Operand(1), sinks=Operand(2))
+    assert str(call) == "causal/scale=0.5/bias=0/grad_logsumexp=1/sinks=2"
+    assert Call.parse(str(call)) == call
+    assert [operand.index for operand in call.operands] == [0, 1, 2]
+    assert (str(call.of_forward), str(call.of_forward.traits)) == ("causal/scale=0.5/bias=0/sinks=2", "lo_bias_sinks")
+    assert str(call.of_backward) == "causal/scale=0.5/bias=0/grad_logsumexp=1"
+    assert call.of_backward.of_backward is call.of_backward
+
+
 @pytest.mark.parametrize("bias", ["bias=", "bias=x", "bias=0+grad", "bias=-1", "bias=0/bias=0"])
 def test_texts_that_are_no_calls_with_a_bias(bias: str) -> None:
     with pytest.raises(ArgumentError, match="made by str"):

@@ -36,6 +36,9 @@ class HandProgram:
         padded: whether each batch element has keys of its own number.
         bias: the sizes that it has beside [heads or 1, q_len or 1, kv_len]: "" for no bias.
         first: whether the bias is added in front of the mask.
+        dtype: of all tensors.
+        cast: what is computed in float32 at least, where tensors have fewer bits: "" for nothing, the "softmax", all
+            from the "scores" on, or from the "inputs" on; probabilities are rounded before the product with value.
     """
 
     batch: int
@@ -56,6 +59,8 @@ class HandProgram:
     first: bool
     sinks: bool
     shifted: bool
+    dtype: torch.dtype
+    cast: str
 
     @staticmethod
     def drawn(seed: int) -> HandProgram:
@@ -82,6 +87,8 @@ class HandProgram:
             first=r.random() < 0.5,
             sinks=r.random() < 0.4,
             shifted=r.random() < 0.3,
+            dtype=r.choice((torch.float32, torch.bfloat16, torch.float16)),
+            cast=r.choice(("", "softmax", "scores", "inputs")),
         )
 
     @property
@@ -111,12 +118,17 @@ class HandProgram:
         bias = rest.pop(0) if self.bias else None
         sinks = rest.pop(0) if self.sinks else None
         k, v = self._repeated(k), self._repeated(v)
+        given, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
+        if self.cast == "inputs":
+            q, k = q.to(wide), k.to(wide)
         outer = self.scale
         if self.scaled == "query":
             q, outer = q * self.scale, 1.0
         elif self.scaled == "both":
             q, k, outer = q * math.sqrt(self.scale), k * math.sqrt(self.scale), 1.0
         scores = self._product(q, k)
+        if self.cast == "scores":
+            scores = scores.to(wide)
         if outer != 1.0:
             scores = scores / (1 / outer) if self.scaled == "divided" else scores * outer
         if self.softcap is not None:
@@ -128,10 +140,10 @@ class HandProgram:
             scores = scores + bias
         if sinks is not None:
             column = sinks.reshape(1, -1, 1, 1).expand(self.batch, -1, self.q_len, -1)
-            scores = torch.cat([scores, column], -1)
+            scores = torch.cat([scores, column.to(scores.dtype)], -1)
         if self.shifted:
             scores = scores - scores.amax(-1, keepdim=True).detach()
-        weights = F.softmax(scores, -1)
+        weights = F.softmax(scores, -1, dtype=wide if self.cast == "softmax" else None).to(given)
         weights = weights if sinks is None else weights[..., :-1]
         if self.layout == "einsum":
             return torch.einsum("bhqk,bhkd->bqhd", weights, v)
@@ -159,17 +171,17 @@ class HandProgram:
         if not self.mask:
             return scores
         seen = self.visible(scores.device)
-        number = torch.finfo(torch.float32).min if self.lowest else -math.inf
+        number = torch.finfo(scores.dtype).min if self.lowest else -math.inf
         if self.mask == "filled":
             return scores.masked_fill(~seen, number)
         if self.mask == "where":
             return torch.where(seen, scores, number)
-        return scores + torch.where(seen, 0.0, number).to(scores.dtype)
+        return scores + torch.where(seen, torch.zeros((), dtype=scores.dtype, device=seen.device), number)
 
 
 def outcome(program: HandProgram) -> str:
     """Whether a program is replaced, or the reason why it is kept; its results are compared with double precision."""
-    inputs = tensors(*program.shapes)
+    inputs = tensors(*program.shapes, dtype=program.dtype)
     with capture() as graphs:
         results = step(graphs.compile(program), inputs)
     assert_as_exact(program, inputs, results, strides=False)

@@ -35,6 +35,7 @@ from dash_inductor.kernels.hopper.forward.device import (
     producer,
     seen,
     shared_memory,
+    sinks,
     steps,
     tile_work,
 )
@@ -395,6 +396,7 @@ def arguments_of(**values: Any) -> dict[str, Any]:
     groups = {
         "problem": arguments.PROBLEM, "data": arguments.DATA, "dropout": arguments.DROPOUT,
         "placement": shared.PLACEMENT, "target": shared.target("bf16"), "bound": score_room.BOUND,
+        "sinks": arguments.SINKS,
     }  # fmt: skip
     found = dict.fromkeys(groups) | values
     for name, group in groups.items():
@@ -423,6 +425,7 @@ _MODULES = (
     seen,
     steps,
     half_tile,
+    sinks,
     consumer,
     entry,
 )

@@ -25,6 +25,7 @@ from torch import Tensor  # noqa: E402
 
 from dash_inductor import lowering  # noqa: E402
 from dash_inductor.model import Call, Plan, Tiles  # noqa: E402
+from dash_inductor.operators import attention as ops  # noqa: E402
 
 from .paired import step  # noqa: E402
 
@@ -34,7 +35,7 @@ BATCH, Q_HEADS, KV_HEADS, LENGTH, DIM = 2, 2, 1, 70, 16
 
 def extras(names: str) -> list[Tensor]:
     """The operands of a call, by one letter each: bounds l and u of positions, numbers n, ids i, pairs d, a bias b, a
-    gradient g of the log-sum-exp, with strides of its own.
+    gradient g of the log-sum-exp and sinks r of rows, with strides of their own, sinks h of heads.
     """
     generator = torch.Generator().manual_seed(0)
     lower = torch.randint(-3, LENGTH, (BATCH, LENGTH), generator=generator)
@@ -46,6 +47,8 @@ def extras(names: str) -> list[Tensor]:
         "d": torch.rand(BATCH, 1, LENGTH, LENGTH, generator=generator).expand(-1, Q_HEADS, -1, -1) < 0.5,
         "b": torch.randn(BATCH, Q_HEADS, LENGTH, LENGTH, generator=generator),
         "g": torch.randn(BATCH, LENGTH, Q_HEADS, generator=generator).transpose(1, 2),
+        "r": 3 * torch.randn(BATCH, LENGTH, Q_HEADS, generator=generator).transpose(1, 2),
+        "h": torch.randn(1, Q_HEADS, 1, generator=generator),
     }
     return [found[name] for name in names]
 
@@ -77,11 +80,24 @@ def exact(call: Call, tensors: list[Tensor], given: list[Tensor]) -> list[Tensor
     s = s if call.bias is None else s + given[call.bias.operand.index].double()
     sees = keep.any(-1, keepdim=True)
     s = torch.where(keep | ~sees, s, float("-inf"))
-    out = torch.where(sees, s.softmax(-1), 0.0) @ v.expand(-1, Q_HEADS, -1, -1)
+    column = s.new_zeros(0) if call.sinks is None else given[call.sinks.index].double()[..., None]
+    if call.sinks is not None:
+        leaves.append(column.expand(*s.shape[:3], -1).clone().requires_grad_())
+        column = leaves[3]
+    p = torch.cat([s, column] if call.sinks is not None else [s], -1).softmax(-1)[..., :LENGTH]
+    out = torch.where(sees, p, 0.0) @ v.expand(-1, Q_HEADS, -1, -1)
     if call.grad_logsumexp is None:
         return [out.detach(), *torch.autograd.grad(out, leaves, do)]
     sums = torch.where(sees[..., 0], torch.logsumexp(s, -1), 0.0)
     return [out.detach(), *torch.autograd.grad((out, sums), leaves, (do, given[call.grad_logsumexp.index].double()))]
+
+
+def step_with_delta(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, extras: list[Tensor], calls: tuple[str, str], plan: str, _: None
+) -> tuple[Tensor, ...]:
+    """out, dq, dk, dv, delta and the log-sum-exp: to be compiled."""
+    out, lse = ops.attention_forward(q, k, v, extras, calls[0], plan, "test")
+    return (out, *ops.attention_backward_with_delta(do, q, k, v, out, lse, extras, calls[1], plan, "test"), lse)
 
 
 def run(text: str, names: str, schedule: str, dtype: torch.dtype) -> str:
@@ -90,14 +106,17 @@ def run(text: str, names: str, schedule: str, dtype: torch.dtype) -> str:
     call, given = Call.parse(text), extras(names)
     tensors = [2 * torch.randn(BATCH, h, LENGTH, DIM, dtype=dtype) for h in (Q_HEADS, KV_HEADS, KV_HEADS, Q_HEADS)]
     order = (0, 1, 2, 3)
-    calls = str(replace(call.of_forward, orders=(order,))), str(replace(call, orders=(order,) * 3))
+    calls = str(replace(call.of_forward, orders=(order,))), str(replace(call.of_backward, orders=(order,) * 3))
     dq = TILES if schedule == "two_pass" else None
     plan = str(Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, section=3, forward_tiles=TILES))
-    compiled = torch.compile(step, dynamic=False)
+    of_sinks = call.sinks is not None and call.bias is None
+    compiled = torch.compile(step_with_delta if of_sinks else step, dynamic=False)
     found = compiled(*[t.clone() for t in tensors], [t.clone() for t in given], calls, plan, None)
-    return " ".join(
-        f"{float((a - b).abs().max()):.1e}" for a, b in zip(found, exact(call, tensors, given), strict=True)
-    )
+    if of_sinks and call.sinks is not None:
+        *others, delta, lse = found
+        found = (*others, -((given[call.sinks.index] - lse).exp() * delta)[..., None])
+    right = exact(call, tensors, given)[: len(found)]
+    return " ".join(f"{float((a - b).abs().max()):.1e}" for a, b in zip(found, right, strict=True))
 
 
 def main(cases: list[str]) -> None:

@@ -9,6 +9,7 @@ training; no kernel is compiled, and graphs run on fake tensors.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.metadata
 import json
 import os
@@ -27,6 +28,7 @@ from torch.fx import GraphModule
 from dash_inductor.entries.by_hand.entry import OP
 from dash_inductor.records.records import clear_sites, sites
 
+from . import titan
 from .hf_models import build, token_ids
 from .model_table import line
 from .processes import run_python
@@ -57,90 +59,11 @@ class Program:
         return f"{self.package} {self.model} {self.attention}"
 
 
-# ---- torchtitan: compiled block by block, with the attention of its own configurations ----
+# ---- torchtitan: by its own trainer, with the configurations that it has for debugging ----
 
 
-def _titan(
-    family: str, attention: str, *, checkpoints: bool = False, compiled: bool = True, parallelized: bool = False
-) -> Callable[[], object]:
-    """A model for debugging.
-
-    Args:
-        checkpoints: whether activations are recomputed selectively, as its configuration for Llama asks for.
-        compiled: whether blocks are compiled; FlexAttention always is.
-        parallelized: whether the function that torchtitan's trainer calls does both, for one rank.  It also shards
-            parameters (FSDP), which needs streams of a GPU and is left out.
-    """
-
-    def train() -> object:
-        from torchtitan.config import CompileConfig
-        from torchtitan.distributed import compile as titan_compile
-        from torchtitan.distributed.activation_checkpoint import SelectiveAC
-        from torchtitan.models.common import attention as titan
-        from torchtitan.tools import utils
-
-        module = importlib.import_module(f"torchtitan.models.{family}")
-        tokens = torch.zeros(BATCH, LENGTH, dtype=torch.int64)
-        positions = torch.arange(LENGTH).expand(BATCH, LENGTH)
-        dims: Any = mock.Mock(tp_enabled=False)
-        flex = torch.compile(titan.flex_attention, backend=traced)
-        with (
-            mock.patch.object(
-                utils, "get_cuda_flash_attention_impl", return_value=None
-            ),  # FlashAttention-3 is not there
-            mock.patch.object(titan, "_compiled_create_block_mask", titan.create_block_mask),
-            mock.patch.object(titan.FlexAttention, "_compiled_flex_attn", flex),
-            mock.patch.object(titan_compile, "_maybe_regional_inductor_backend", return_value=traced),
-        ):
-            spec = module.model_registry("debugmodel", attn_backend=attention)
-            model = spec.model.build()
-            if parallelized:
-                _parallelize(spec, model)
-            elif checkpoints:
-                SelectiveAC.Config().build(dump_folder="").apply(model)
-            if compiled and not parallelized:
-                titan_compile.apply_compile(model, compile_config=CompileConfig(enable=True), parallel_dims=dims)
-            if attention == "varlen":  # the starts of documents depend on values, which fake tensors have not
-                starts = torch.zeros(5, dtype=torch.int32)
-                masks: Any = titan.VarlenMetadata(starts, starts, LENGTH // 2, LENGTH // 2)
-                if family == "gpt_oss":
-                    masks = dict.fromkeys(("basic_mask", "sliding_window_mask"), masks)
-            else:
-                masks = model.get_attention_masks(positions)
-            return model(tokens, positions=positions, attention_masks=masks)
-
-    return train
-
-
-def _parallelize(spec: Any, model: nn.Module) -> None:
-    """What torchtitan's trainer does to a model before it trains on one rank, but for FSDP."""
-    import torch.distributed as dist
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-    from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
-    from torchtitan.distributed import ParallelDims
-    from torchtitan.distributed.activation_checkpoint import SelectiveAC
-
-    function = spec.parallelize_fn
-    module = importlib.import_module(function.__module__)
-    parallelism = ParallelismConfig(data_parallel_shard_degree=1)
-    dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
-    try:
-        dims = ParallelDims.from_config(parallelism, 1)
-        with unset_fake_temporarily(), torch.device("cpu"):
-            dims.build_mesh()
-        with mock.patch.object(module, "apply_fsdp_to_decoder"):
-            function(
-                model,
-                parallel_dims=dims,
-                training=TrainingConfig(local_batch_size=BATCH, seq_len=LENGTH),
-                parallelism=parallelism,
-                compile_config=CompileConfig(enable=True),
-                ac_config=SelectiveAC.Config(),
-                dump_folder="",
-            )
-    finally:
-        dist.destroy_process_group()
+def _titan(model: str, attention: str, *, compiled: bool = True) -> Callable[[], object]:
+    return functools.partial(titan.step, model, attention, compiled=compiled, batch=BATCH, length=LENGTH)
 
 
 # ---- transformers: FlexAttention ----
@@ -230,12 +153,12 @@ WAN = _diffusers(
 
 
 PROGRAMS = (
-    Program("torchtitan", "llama3", "flex", _titan("llama3", "flex", checkpoints=True)),
+    Program("torchtitan", "llama3", "flex", _titan("llama3", "flex")),
     Program("torchtitan", "llama3", "flex, blocks not compiled", _titan("llama3", "flex", compiled=False)),
-    Program("torchtitan", "llama3", "flex, parallelized by its trainer", _titan("llama3", "flex", parallelized=True)),
-    Program("torchtitan", "llama3", "varlen", _titan("llama3", "varlen", checkpoints=True)),
+    Program("torchtitan", "llama3", "varlen", _titan("llama3", "varlen")),
     Program("torchtitan", "qwen3", "flex", _titan("qwen3", "flex")),
     Program("torchtitan", "qwen3", "varlen", _titan("qwen3", "varlen")),
+    Program("torchtitan", "qwen3 moe", "flex", _titan("qwen3 moe", "flex")),
     Program("torchtitan", "deepseek_v3", "flex", _titan("deepseek_v3", "flex")),
     Program("torchtitan", "kimi_k2_7", "flex", _titan("kimi_k2_7", "flex")),
     Program("torchtitan", "gpt_oss", "flex", _titan("gpt_oss", "flex")),

@@ -281,10 +281,11 @@ class _Match:
 
     def _sink_gradient(self) -> Result | None:
         values = self.values
-        found = [node for node, value in values.known.items() if value.kind == "dsink"]
-        if not found:
+        all_ = [node for node, value in values.known.items() if value.kind == "dsink"]
+        if not all_:
             return None
-        if len(found) > 1 or abs(values.known[found[0]].factor - 1) > 1e-5:
+        found = [node for node in all_ if not node.users or not set(node.users) <= set(all_)]  # others are converted
+        if len(found) != 1 or abs(values.known[found[0]].factor - 1) > 1e-5:
             raise Stuck(found[0], "the gradient of the sinks")
         batch, heads, queries, _ = self.reader.roles.of_kind("score")
         return Result(found[0], values.known[found[0]].labels, (batch, heads, queries, ()), values.atoms)

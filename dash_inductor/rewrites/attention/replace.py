@@ -19,12 +19,17 @@ from ...entries.logsumexp import LogSumExp, gradient_of
 from ...graph.emit import Emitter, erase_dead
 from ...graph.model_line import model_line, site_text
 from ...graph.nodes import origin
-from ...operators.attention import attention_backward, attention_backward_with_bias, attention_forward
+from ...operators.attention import (
+    attention_backward,
+    attention_backward_with_bias,
+    attention_backward_with_delta,
+    attention_forward,
+)
 from ...upstream.partitioner import stand_for
 from .data_masks import MaskTableNodes, needs_tables
 from .extras import extras
 from .saved import unwatched
-from .sinks import gradient_of_sinks, put_sink_gradient, with_sinks
+from .sinks import gradient_beside_bias, gradient_of_sinks, put_sink_gradient, rows_of_sinks
 from .sites import Match
 
 log = logging.getLogger("dash_inductor")
@@ -83,7 +88,9 @@ def _new_forward(
     match, old, order = matches[0], forward.node, forward.order
     assert order is not None  # `cause_to_keep` looked at it
     call = dataclasses.replace(match.site.call.of_forward, orders=(order,))
-    extras = inputs.extras + ([] if inputs.data is None else inputs.data.of_forward(old))
+    sinks = match.attention.inputs.sinks
+    extras = inputs.extras + ([] if sinks is None else [rows_of_sinks(emitter, sinks.value, before=old)])
+    extras += [] if inputs.data is None else inputs.data.of_forward(old)
     arguments: tuple[Any, ...] = (*inputs.operands, extras, str(call), str(match.plan), site_text(match.node))
     name = _node_name("dash_forward", old)
     node = emitter.call(attention_forward, arguments, before=old, like=old, name=name)
@@ -108,14 +115,12 @@ def _new_forward(
 def _plain_results(
     emitter: Emitter, forward: Forward, match: Match, node: Node, swaps: list[tuple[Node, Node]]
 ) -> tuple[Node, Node | None]:
-    """Output and log-sum-exp of a new forward in the place of a softmax between two products, with its sinks."""
+    """Output and log-sum-exp of a new forward in the place of a softmax between two products."""
     old = forward.node
     out = emitter.call(operator.getitem, (node, 0), before=old, like=old)
-    logsumexp, sinks = None, match.attention.inputs.sinks
-    if sinks is not None or match.attention.has_backward:
+    logsumexp = None
+    if match.attention.has_backward:
         logsumexp = emitter.call(operator.getitem, (node, 1), before=old, like=old)
-    if sinks is not None and logsumexp is not None:
-        out, logsumexp = with_sinks(emitter, out, logsumexp, sinks.value, match.bias is not None, before=old)
     unwatched(out)
     for size, parts in forward.sizes:
         arguments = [(view.node, dim) for view, dim in parts]
@@ -149,7 +154,7 @@ def _new_backward(
     old, (out, logsumexp) = backward.node, results
     gradients = match.operands.gradients
     orders = tuple(gradient.order for gradient in gradients if gradient.order is not None)  # `analyse` saw them all
-    call = dataclasses.replace(match.site.call, orders=orders)
+    call = dataclasses.replace(match.site.call.of_backward, orders=orders)
     extras = inputs.extras
     if backward.grad_logsumexp is not None:
         assert logsumexp is not None
@@ -168,23 +173,25 @@ def _new_backward(
         site_text(old),
     )
     bias, name = match.bias, _node_name("dash_backward", old)
-    if bias is None or bias.gradient is None:
-        node = emitter.call(attention_backward, arguments, before=old, like=old, name=name)
-    else:
-        arguments = (*arguments, list(bias.summed))
-        node = emitter.call(attention_backward_with_bias, arguments, before=old, like=old, name=name)
+    sinks, sink_gradient = match.attention.inputs.sinks, backward.sink_gradient
+    of_sinks = sinks is not None and sink_gradient is not None and sink_gradient.used is not None
+    operator_ = attention_backward_with_delta if of_sinks and bias is None else attention_backward
+    if bias is not None and bias.gradient is not None:
+        operator_, arguments = attention_backward_with_bias, (*arguments, list(bias.summed))
+    node = emitter.call(operator_, arguments, before=old, like=old, name=name)
     _lead_to_model(node, match)
     if bias is not None and bias.gradient is not None:
         result = emitter.call(operator.getitem, (node, 3), before=old, like=bias.gradient)
         swaps += bias.put(emitter, result, before=old)
-    sinks = match.attention.inputs.sinks
-    if sinks is not None and backward.sink_gradient is not None and backward.sink_gradient.used is not None:
+    if of_sinks and sinks is not None and sink_gradient is not None:
         assert out is not None
         assert logsumexp is not None
-        column = gradient_of_sinks(
-            emitter, backward.grad_out.node, out, logsumexp, sinks.value, bias is not None, before=old
-        )
-        swaps += put_sink_gradient(emitter, backward.sink_gradient, column, before=old)
+        if bias is None:
+            delta = emitter.call(operator.getitem, (node, 3), before=old, like=old)
+            column = gradient_of_sinks(emitter, delta, logsumexp, sinks.value, before=old)
+        else:
+            column = gradient_beside_bias(emitter, backward.grad_out.node, out, logsumexp, sinks.value, before=old)
+        swaps += put_sink_gradient(emitter, sink_gradient, column, before=old)
     for index, sink in enumerate(gradients):
         used = sink.used
         if used is not None:

@@ -1,13 +1,11 @@
 """Sinks around the operators of attention: scores of no key, which take part in a softmax and have no value.
 
-With the log-sum-exp L of the keys alone and a sink s, the log-sum-exp of all is L' = logaddexp(L, s), and the output is
-the one of the keys times exp(L - L').  A backward that reads this output and L' gives the gradients of query, key and
-value, and of a bias, as it is, and the gradient of a sink is the sum of -exp(s - L') * rowsum(grad_out * output) over
-its rows.
+The forward has them.  With its output and log-sum-exp L, a backward gives the gradients of query, key and value, and of
+a bias, as ever, and the gradient of a sink s is the sum of -exp(s - L) * rowsum(grad_out * output) over its rows.  A
+backward computes these sums of rows first, and gives them too.
 
-Beside a bias, a log-sum-exp has two parts (Note [Log-sum-exp in two parts] in kernels/portable/device/tiles.py).  With
-the sink, the first is the larger one of the largest score and the sink, and the second the logarithm of the sum of what
-exceeds that.
+Beside a bias, a log-sum-exp has two parts (Note [Log-sum-exp in two parts] in kernels/portable/device/tiles.py).  The
+first is the larger one of the largest score and the sink, and the second the logarithm of the sum of what exceeds that.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ import torch
 from torch.fx import Node
 
 from ...entries.attention import Sink
+from ...graph import sizes
 from ...graph.emit import Emitter
 from ...graph.nodes import bind, op_name
 
@@ -29,62 +28,43 @@ _END = 2**63 - 1
 """The end of a slice that takes everything."""
 
 
-def with_sinks(
-    emitter: Emitter, out: Node, logsumexp: Node, sinks: Node, has_bias: bool, before: Node
-) -> tuple[Node, Node]:
-    """Output and log-sum-exp with the sinks, [batch, heads, q_len, 1] or broadcasting to it, of those without them."""
+def rows_of_sinks(emitter: Emitter, sinks: Node, before: Node) -> Node:
+    """Sinks that broadcast to [batch, heads, q_len, 1], as `model.call.Call.sinks` wants them."""
 
     def call(target: Callable[..., Any], *args: Any) -> Node:
-        return emitter.call(target, args, before=before, like=out)
+        return emitter.call(target, args, before=before, like=before)
 
-    sinks = _in_fp32(call, sinks)
-    if has_bias:
-        share, total = _beside_bias(call, logsumexp, sinks, emitter.size(out, 2, before=before, like=out))
-    else:
-        share, total = _alone(call, logsumexp, sinks)
-    scaled = call(aten.mul.Tensor, _in_fp32(call, out), share)
-    return call(prims.convert_element_type.default, scaled, out.meta["val"].dtype), total
+    sinks = call(aten.squeeze.dim, sinks, 3)
+    for dim, stride in enumerate(sinks.meta["val"].stride()):
+        if sizes.static(stride) == 0:
+            sinks = call(aten.slice.Tensor, sinks, dim, 0, 1)
+    return _in_fp32(call, sinks)
 
 
-def _alone(call: Callable[..., Node], logsumexp: Node, sinks: Node) -> tuple[Node, Node]:
-    """The share of the keys in a softmax, [batch, heads, q_len, 1], and the log-sum-exp of all."""
-    rows = call(aten.unsqueeze.default, logsumexp, 3)
-    above = call(aten.sub.Tensor, rows, sinks)
-    share = call(aten.sigmoid.default, above)
-    rest = call(aten.log1p.default, call(aten.exp.default, call(aten.neg.default, call(aten.abs.default, above))))
-    return share, call(aten.squeeze.dim, call(aten.add.Tensor, call(aten.maximum.default, rows, sinks), rest), 3)
+def gradient_of_sinks(emitter: Emitter, delta: Node, logsumexp: Node, sinks: Node, before: Node) -> Node:
+    """The gradient of the sinks for each row, fp32 [batch, heads, q_len, 1], of the log-sum-exp with them."""
+
+    def call(target: Callable[..., Any], *args: Any) -> Node:
+        return emitter.call(target, args, before=before, like=before)
+
+    delta, logsumexp = (call(aten.unsqueeze.default, rows, 3) for rows in (delta, logsumexp))
+    share = call(aten.exp.default, call(aten.sub.Tensor, _in_fp32(call, sinks), logsumexp))
+    return call(aten.neg.default, call(aten.mul.Tensor, share, delta))
 
 
-def _beside_bias(call: Callable[..., Node], logsumexp: Node, sinks: Node, length: int | Node) -> tuple[Node, Node]:
-    """As `_alone`, for a log-sum-exp of two parts."""
-    largest, excess = _parts(call, logsumexp, length)
-    most = call(aten.maximum.default, largest, sinks)
-    of_keys = call(aten.add.Tensor, _in_base_2(call, call(aten.sub.Tensor, largest, most)), excess)
-    of_sink = call(aten.exp2.default, _in_base_2(call, call(aten.sub.Tensor, sinks, most)))
-    total = call(aten.log2.default, call(aten.add.Tensor, call(aten.exp2.default, of_keys), of_sink))
-    share = call(aten.exp2.default, call(aten.sub.Tensor, of_keys, total))
-    return share, call(aten.squeeze.dim, call(aten.cat.default, [most, total], 2), 3)
-
-
-def gradient_of_sinks(
-    emitter: Emitter, grad_out: Node, out: Node, logsumexp: Node, sinks: Node, has_bias: bool, before: Node
+def gradient_beside_bias(
+    emitter: Emitter, grad_out: Node, out: Node, logsumexp: Node, sinks: Node, before: Node
 ) -> Node:
-    """The gradient of the sinks for each row, fp32 [batch, heads, q_len, 1], of output and log-sum-exp with them."""
+    """As `gradient_of_sinks`, for a log-sum-exp of two parts; delta is computed of the output."""
 
     def call(target: Callable[..., Any], *args: Any) -> Node:
         return emitter.call(target, args, before=before, like=before)
 
     products = call(aten.mul.Tensor, _in_fp32(call, grad_out), _in_fp32(call, out))
     delta = call(aten.sum.dim_IntList, products, [3], True)
-    sinks = _in_fp32(call, sinks)
-    if has_bias:
-        length = emitter.size(out, 2, before=before, like=before)
-        most, total = _parts(call, logsumexp, length)
-        share = call(aten.sub.Tensor, _in_base_2(call, call(aten.sub.Tensor, sinks, most)), total)
-        share = call(aten.exp2.default, share)
-    else:
-        share = call(aten.exp.default, call(aten.sub.Tensor, sinks, call(aten.unsqueeze.default, logsumexp, 3)))
-    return call(aten.neg.default, call(aten.mul.Tensor, share, delta))
+    most, total = _parts(call, logsumexp, emitter.size(out, 2, before=before, like=before))
+    share = call(aten.sub.Tensor, _in_base_2(call, call(aten.sub.Tensor, _in_fp32(call, sinks), most)), total)
+    return call(aten.neg.default, call(aten.mul.Tensor, call(aten.exp2.default, share), delta))
 
 
 def _parts(call: Callable[..., Node], logsumexp: Node, length: int | Node) -> tuple[Node, Node]:

@@ -136,6 +136,8 @@ def analyse(found: Found, facts: SiteFacts) -> Match:
     if attention.backward is not None and attention.backward.grad_logsumexp is not None:
         _check_gradient(attention.backward.grad_logsumexp, query)
         call = replace(call, grad_logsumexp=Operand(len(call.operands)))
+    if inputs.sinks is not None:
+        call = replace(call, sinks=Operand(len(call.operands)))
     if attention.backward is None and attention.forward is not None:
         given = cause_of_results(attention.forward, call, attention.forward.not_read)
         if given:

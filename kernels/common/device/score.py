@@ -13,7 +13,7 @@ class Score(NamedTuple):
     """How scores and probabilities are made.
 
     SOFTCAP: the bound of scores, 0 for none; ROUNDS: of Philox, 0 without dropout; HAS_GRAD_LSE: the log-sum-exp has a
-    gradient, in a backward.
+    gradient, in a backward; HAS_SINKS: there are scores of no key, in a forward.
     """
 
     SCALE: float
@@ -21,6 +21,7 @@ class Score(NamedTuple):
     HAS_BIAS: bool
     ROUNDS: int
     HAS_GRAD_LSE: bool
+    HAS_SINKS: bool
 
 
 @triton.jit

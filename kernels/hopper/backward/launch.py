@@ -74,11 +74,35 @@ def backward(
         ArgumentError: a plan of another kernel; data, dropout or a gradient of the log-sum-exp that are not the call's;
             a schedule that needs more co-resident CTAs than the GPU has SMs.
     """
+    asked = grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site, grad_logsumexp
+    return _call(*asked, asks_delta=False)[0]
+
+
+def backward_with_delta(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
+    call: Call, plan: Plan, data: BackwardData | None = None, dropout: DropoutArguments | None = None, site: str = "",
+    grad_logsumexp: Tensor | None = None,
+) -> tuple[_Gradients, Tensor]:  # fmt: skip
+    """As `backward`, and delta: fp32 [batch, q heads, q_len], contiguous, zero in rows that see no key.
+
+    It is a part of the workspace, which stays as long as it does, or a copy where rows do not fill their tiles.
+    """
+    asked = grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site, grad_logsumexp
+    gradients, delta = _call(*asked, asks_delta=True)
+    assert delta is not None
+    return gradients, delta
+
+
+def _call(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
+    call: Call, plan: Plan, data: BackwardData | None, dropout: DropoutArguments | None, site: str,
+    grad_logsumexp: Tensor | None, asks_delta: bool,
+) -> tuple[_Gradients, Tensor | None]:  # fmt: skip
     device = query.device.index
     if current_device() != device:
         with torch.cuda.device(device):
-            return backward(
-                grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site, grad_logsumexp
+            return _call(
+                grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site, grad_logsumexp, asks_delta
             )
     if dropout is not None or call.dropout is not None:
         _check_dropout(call, dropout, query.device)
@@ -93,11 +117,13 @@ def backward(
     operands = query.data_ptr(), key.data_ptr(), value.data_ptr(), grad_out.data_ptr(), out.data_ptr()
     q, k, v, do, o = operands
     if state is not None and not (q | k | v | do | o) % 16:
-        return state.run(operands, logsumexp, data, dropout, site, grad_logsumexp)
+        return state.run(operands, logsumexp, data, dropout, site, grad_logsumexp, asks_delta)
     if not query.shape[3] % 8 == value.shape[3] % 8 == 0:  # not even copies could be read
         raise ArgumentError("head dims", (query.shape[3], value.shape[3]), "multiples of 8")
     query, key, value, grad_out, out = map(readable, (query, key, value, grad_out, out))
-    return backward(grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site, grad_logsumexp)
+    return _call(
+        grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site, grad_logsumexp, asks_delta
+    )
 
 
 def ready(
@@ -132,7 +158,7 @@ def ready(
         )  # fmt: skip
         if (q | k | v | do | o) % 16 or current_device() != device:
             return general(grad_out, query, key, value, out, logsumexp)
-        return launch(operands, logsumexp, None, None, site, None)
+        return launch(operands, logsumexp, None, None, site, None, False)[0]
 
     return run
 
@@ -206,7 +232,7 @@ class _State:
         )
         built = self.kernels
         q_tiles = self.batch * self.q_heads * work.n_q
-        tile_rows = q_tiles * tiles.block_q
+        self.tile_rows = tile_rows = q_tiles * tiles.block_q
         kv_tiles = self.batch * self.kv_heads * work.n_kv if group > 1 else 0
         counters = q_tiles + kv_tiles + 1
         accumulator = tile_rows * built.columns
@@ -264,8 +290,8 @@ class _State:
 
     def run(
         self, operands: _Operands, logsumexp: Tensor, data: BackwardData | None, dropout: DropoutArguments | None, site:
-        str, grad_logsumexp: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        str, grad_logsumexp: Tensor | None, asks_delta: bool,
+    ) -> tuple[_Gradients, Tensor | None]:  # fmt: skip
         empty = compat.empty_cuda
         dq, dk, dv = empty(*self.dq), empty(*self.dk), empty(*self.dv)
         workspace = empty(*self.workspace)
@@ -287,7 +313,14 @@ class _State:
         launcher.launch(launches)
         if profile is not None:
             profile.end()
-        return dq, dk, dv
+        return (dq, dk, dv), self._delta(workspace) if asks_delta else None
+
+    def _delta(self, workspace: Tensor) -> Tensor:
+        """The part of a workspace that `prepare` has filled with delta, [batch, q heads, q_len]."""
+        heads, rows = self.batch * self.q_heads, self.tile_rows
+        delta = workspace[self.offsets[2] :][: 4 * rows].view(torch.float32)
+        delta = delta.view(self.batch, self.q_heads, rows // heads if heads else 0)
+        return delta[:, :, : self.q_len].contiguous()
 
     def _pack(
         self, stream: int, operands: _Operands, logsumexp: int, dq: int, dk: int, dv: int, workspace: int,

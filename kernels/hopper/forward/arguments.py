@@ -24,6 +24,9 @@ DATA = Group(
 
 DROPOUT = shared.dropout(8)
 
+SINKS = Group({"ptr": "*fp32"} | dict.fromkeys(("b", "h", "row"), "i64"), {"ptr": shared.ANY_ADDRESS})
+"""Scores of no key, [batch, q_heads, q_len], and their strides, see `device.sinks`."""
+
 
 class Schedule(NamedTuple):
     """The functions of a schedule that the main kernel calls, as compile-time constants."""

@@ -186,7 +186,7 @@ class Kernels:
             "data": self._data, "dropout": arguments.DROPOUT if traits.dropout else None,
             "placement": shared.PLACEMENT if traits.placed else None,
             "target": shared.target(TYPES[p.dtype]) if traits.placed else None,
-            "bound": score.bound(traits),
+            "bound": score.bound(traits), "sinks": arguments.SINKS if traits.sinks else None,
         }  # fmt: skip
         constants = {"SCHEDULE": self._schedule, "MASK": self._mask, "FORM": self._form}
         options = {"num_warps": CONSUMER_WARPS, "launch_pdl": True}

@@ -114,7 +114,9 @@ class State:
         self.combine = launcher.KernelLauncher(built.combine, batch * q_heads * q_len)
         self._packed: dict[tuple[int, ...], tuple[launcher.Launch, ...]] = {}
 
-    def run(self, operands: tuple[int, int, int], data: None = None, dropout: None = None) -> tuple[Tensor, Tensor]:
+    def run(
+        self, operands: tuple[int, int, int], data: None = None, dropout: None = None, sinks: None = None
+    ) -> tuple[Tensor, Tensor]:
         """(out, log-sum-exp) from the addresses of query, key and value."""
         empty = compat.empty_cuda
         out, lse, acc = empty(*self.out), empty(*self.lse), empty(*self.acc)

@@ -55,13 +55,13 @@ _LEAST = 2.0**-149
 
 def forward(
     query: Tensor, key: Tensor, value: Tensor, call: Call, data: ForwardData | None = None,
-    dropout: DropoutArguments | None = None, *, ctas: int | None = None,
+    dropout: DropoutArguments | None = None, sinks: Tensor | None = None, *, ctas: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(out, log-sum-exp) of attention.
 
     The bits of a (batch element, query head) depend on its operands and the mask, and with dropout on its place and the
-    seed, but on nothing else.  A row that sees no key gets zeros and -inf, whatever its query holds; what no row sees
-    may hold anything.
+    seed, but on nothing else.  A row that sees no key gets zeros and -inf, or its sink, whatever its query holds; what
+    no row sees may hold anything.
 
     Args:
         query: fp16 or bf16 [batch, q heads, q_len, head dim], any strides; what TMA cannot read (unaligned, or a
@@ -72,6 +72,8 @@ def forward(
             is any number whose product with log2(e) is finite in fp32.
         data: what a mask of more than a band reads; None for a band alone.
         dropout: which probabilities are dropped; None for none.
+        sinks: scores of no key, fp32 [batch or 1, q heads or 1, q_len or 1] on the device of `query`, any strides; None
+            for none.  Under a mask of rows they are the same for all tokens.
         ctas: how many CTAs share the work, at most one per SM by default.  Changes speed, never bits.  Few queries
             without a mask have kernels of their own, see `few`, which do not ask.
 
@@ -80,8 +82,8 @@ def forward(
         natural log, contiguous.
 
     Raises:
-        ArgumentError: tensors of other shapes, dtypes or devices; a scale that is not allowed; data or dropout that
-            are not the call's.
+        ArgumentError: tensors of other shapes, dtypes or devices; a scale that is not allowed; data, dropout or
+            sinks that are not the call's.
     """
     if not query.ndim == key.ndim == value.ndim == 4:
         shapes = tuple(query.shape), tuple(key.shape), tuple(value.shape)
@@ -94,24 +96,26 @@ def forward(
         raise ArgumentError("device of query", str(device), "a CUDA device")
     if current_device() != device.index:
         with torch.cuda.device(device):
-            return forward(query, key, value, call, data, dropout, ctas=ctas)
+            return forward(query, key, value, call, data, dropout, sinks, ctas=ctas)
     state = _state(
         call, ctas, query.dtype, key.dtype, value.dtype, device, key.device, value.device,
         query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(),
         None if data is None else _DescribedData.of(data), None if dropout is None else _DescribedDropout.of(dropout),
+        None if sinks is None else _describe(sinks),
     )  # fmt: skip
     operands = query.data_ptr(), key.data_ptr(), value.data_ptr()
     q, k, v = operands
     if state is not None and not (q | k | v) % 16:
-        return state.run(operands, data, dropout)
+        return state.run(operands, data, dropout, sinks)
     if not query.shape[3] % 8 == value.shape[3] % 8 == 0:  # not even copies could be read
         raise ArgumentError("head dims", (query.shape[3], value.shape[3]), "multiples of 8")
     query, key, value = readable(query), readable(key), readable(value)
-    return forward(query, key, value, call, data, dropout, ctas=ctas)
+    return forward(query, key, value, call, data, dropout, sinks, ctas=ctas)
 
 
 def ready(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Callable[[Tensor, Tensor, Tensor], _Results]:
-    """`forward` of a call without data and dropout, for tensors with the dtypes, shapes, strides and device of these.
+    """`forward` of a call without data, dropout and sinks, for tensors with the dtypes, shapes, strides and device of
+    these.
 
     The function asks about nothing but addresses and the current device, which takes less time of the host.  It raises
     as `forward` does, and so does this function.
@@ -125,7 +129,7 @@ def ready(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Callable[[Te
     with torch.cuda.device(query.device):  # into which kernels are loaded
         state = _state(
             call, None, query.dtype, key.dtype, value.dtype, query.device, key.device, value.device,
-            query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), None, None,
+            query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), None, None, None,
         )  # fmt: skip
     if state is None:
         return general
@@ -229,9 +233,10 @@ class _State:
         q_device: torch.device, k_device: torch.device, v_device: torch.device,
         q_shape: torch.Size, q: _Strides, k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides,
         data: _DescribedData | None = None, drops: _DescribedDropout | None = None,
+        sinks: _DescribedTensor | None = None,
     ) -> None:  # fmt: skip
         shapes = q_shape, k_shape, v_shape
-        _check(call, (q_dtype, k_dtype, v_dtype), (q_device, k_device, v_device), shapes, data, drops)
+        _check(call, (q_dtype, k_dtype, v_dtype), (q_device, k_device, v_device), shapes, data, drops, sinks)
         band, order = call.mask.band, call.orders[0]
         batch, q_heads, tokens, head_dim = q_shape
         _, kv_heads, kv_len, value_dim = v_shape
@@ -243,6 +248,7 @@ class _State:
         config = of.config
         self.tables = 0 if data is None else _check_data(data, (batch, q_heads, q_len, kv_len), of, q_device)
         self.drops = None if drops is None else _check_dropout(drops, q_device)
+        self.sinks = None if sinks is None else _check_sinks(sinks, (batch, q_heads, tokens), rows, q_device)
         work = Problem(band, q_len, kv_len, config.rows, config.block_kv, batch, q_heads)
         walk = ClosedForm("two_pass", work)
         lo, hi = work.bounds
@@ -283,14 +289,15 @@ class _State:
         self._packed: dict[_PackKey, tuple[launcher.Launch, ...]] = {}
 
     def run(
-        self, operands: tuple[int, int, int], data: ForwardData | None = None, dropout: DropoutArguments | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self, operands: tuple[int, int, int], data: ForwardData | None = None, dropout: DropoutArguments | None = None,
+        sinks: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         empty = compat.empty_cuda
         out, lse, counter = empty(*self.out), empty(*self.lse), empty(*_COUNTER)
         facts = (
             raw_stream(self.device.index), operands, out.data_ptr(), lse.data_ptr(),
             counter.data_ptr(), None if data is None else data.addresses(),
-            None if dropout is None else dropout.seed.data_ptr(),
+            None if dropout is None else dropout.seed.data_ptr(), None if sinks is None else sinks.data_ptr(),
         )  # fmt: skip
         launches = self._packed.get(facts)
         if launches is None:
@@ -303,11 +310,11 @@ class _State:
 
     def _pack(
         self, stream: int, operands: tuple[int, int, int], out: int, lse: int, counter: int,
-        data: tuple[int, ...] | None, seed: int | None,
+        data: tuple[int, ...] | None, seed: int | None, sinks: int | None,
     ) -> tuple[launcher.Launch, ...]:  # fmt: skip
         """The two launches of a call with these addresses; `operands` are the addresses of query, key and value."""
         rows = [start + skipped for start, skipped in zip(operands, self.skipped, strict=True)]
-        about_data = of_placement = target = drops = None
+        about_data = of_placement = target = drops = of_sinks = None
         if data is not None:
             q_vectors, kv_vectors, keys_seen, counts, steps, seen_bits, *of_mask = data
             about_data = arguments.DATA.values(
@@ -319,22 +326,25 @@ class _State:
         if seed is not None and self.drops is not None:
             threshold, rescale = self.drops
             drops = arguments.DROPOUT.values(seed=seed, threshold=threshold, rescale=rescale)
+        if sinks is not None and self.sinks is not None:
+            of_sinks = arguments.SINKS.values(ptr=sinks, **self.sinks)
         return (
             *self.prepare.pack(stream, (), counter),
             *self.main.pack(
                 stream, (*rows, out), lse, counter, self.problem, about_data, drops, of_placement, target, self.bound,
+                of_sinks,
             ),
         )  # fmt: skip
 
 
 def _check(
     call: Call, dtypes: Sequence[torch.dtype], devices: Sequence[torch.device], shapes: Sequence[torch.Size],
-    data: _DescribedData | None = None, drops: _DescribedDropout | None = None,
+    data: _DescribedData | None, drops: _DescribedDropout | None, sinks: _DescribedTensor | None,
 ) -> None:  # fmt: skip
     """Raise ArgumentError unless query, key and value fit one another, and the call what is given."""
     _check_shapes(*shapes)
     _check_types(dtypes, devices)
-    _check_given(call, data, drops)
+    _check_given(call, data, drops, sinks)
     if call.scale * score.LOG2E > score.LARGEST:
         raise ArgumentError("scale", call.scale, _SCALES)
 
@@ -348,8 +358,10 @@ def _check_shapes(q: torch.Size, k: torch.Size, v: torch.Size) -> None:
         raise ArgumentError("query", tuple(q), f"a multiple of the {k[1]} heads of key")
 
 
-def _check_given(call: Call, data: _DescribedData | None, drops: _DescribedDropout | None) -> None:
-    """Raise ArgumentError unless data and dropout are given just as the call has them."""
+def _check_given(
+    call: Call, data: _DescribedData | None, drops: _DescribedDropout | None, sinks: _DescribedTensor | None
+) -> None:
+    """Raise ArgumentError unless data, dropout and sinks are given just as the call has them."""
     traits = call.traits
     if (data is None) != (not traits.terms) or (data is not None and (data.row_place is None) == traits.placed):
         raise ArgumentError("data", data, f"what the mask of {call} reads")
@@ -357,6 +369,8 @@ def _check_given(call: Call, data: _DescribedData | None, drops: _DescribedDropo
         raise ArgumentError("data.seen_bits", data.seen_bits, f"bits if the mask has a dense one: {call}")
     if (drops is None) == traits.dropout:
         raise ArgumentError("dropout", drops, f"given if the call has dropout: {call}")
+    if (sinks is None) == traits.sinks:
+        raise ArgumentError("sinks", sinks, f"given if the call has sinks: {call}")
 
 
 def _check_types(dtypes: Sequence[torch.dtype], devices: Sequence[torch.device]) -> None:
@@ -423,6 +437,19 @@ def _check_dropout(drops: _DescribedDropout, device: torch.device) -> tuple[int,
     if not 0 < drops.rescale <= score.LARGEST:
         raise ArgumentError("dropout.rescale", drops.rescale, "positive and finite in fp32")
     return drops.threshold, drops.rescale
+
+
+def _check_sinks(
+    sinks: _DescribedTensor, sizes: tuple[int, int, int], rows: int | None, device: torch.device
+) -> dict[str, int]:
+    """The main kernel's arguments about sinks, beside their address; rows: of a mask of rows, else None."""
+    shape = sinks.shape if len(sinks.shape) == 3 else (0, 0, 0)
+    fits = all(size in (1, wanted) for size, wanted in zip(shape, sizes, strict=True))
+    if not fits or (rows is not None and shape[2] != 1) or (sinks.dtype, sinks.device) != (torch.float32, device):
+        allowed = f"float32 that broadcasts to {sizes} on {device}, of size 1 for the tokens of a mask of rows"
+        raise ArgumentError("sinks", (sinks.dtype, tuple(sinks.shape), str(sinks.device)), allowed)
+    strides = (0 if size == 1 else stride for size, stride in zip(shape, sinks.strides, strict=True))
+    return dict(zip(("b", "h", "row"), strides, strict=True))
 
 
 def _sections(work: Problem, keys_in_l2: int, group: int, has_dense: bool = False) -> tuple[int, int]:

@@ -111,15 +111,35 @@ def attend_range(
 
 
 @triton.jit
+def with_sinks(total, largest, sinks, b, hq, q_rows, q_len, SCORE: tl.constexpr):
+    """(total, largest score, factor of the output) of rows, as of `attend_range`, with the sinks of a head."""
+    head = head_of(sinks, b, hq)
+    sink = tl.load(head.start + q_rows * head.strides[0], mask=q_rows < q_len, other=0.0)
+    log2e = 1.4426950408889634
+    if not SCORE.HAS_BIAS:
+        sink = sink * log2e
+    larger = tl.maximum(largest, sink)
+    shift = tl.where(larger == float("-inf"), 0.0, larger)
+    if SCORE.HAS_BIAS:
+        shrink = tl.math.exp2((largest - shift) * log2e)
+        of_sink = tl.math.exp2((sink - shift) * log2e)
+    else:
+        shrink = tl.math.exp2(largest - shift)
+        of_sink = tl.math.exp2(sink - shift)
+    return tl.math.fma(total, shrink, of_sink), larger, shrink
+
+
+@triton.jit
 def attend_tile(
-    inputs, data, b, hq, q_tile, walk, SIGN: tl.constexpr, SLOPE: tl.constexpr,
+    inputs, data, sinks, b, hq, q_tile, walk, SIGN: tl.constexpr, SLOPE: tl.constexpr,
     TILE: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr, BUILD: tl.constexpr,
 ):  # fmt: skip
     """(out, log-sum-exp, excess) of q tile `q_tile` of query head `hq` of batch element `b`.
 
     out: fp32 [BLOCK_Q, BLOCK_DV]; the log-sum-exp is natural, fp32 [BLOCK_Q].  With a bias, it and the excess are the
-    two parts of Note [Log-sum-exp in two parts].  A row that sees no key gives zeros and -inf, whatever q, k and v
-    hold.  The log-sum-exp is the same without dropout.
+    two parts of Note [Log-sum-exp in two parts].  A row that sees no key gives zeros and -inf, or its sink, whatever q,
+    k and v hold.  The log-sum-exp is the same without dropout.  sinks: fp32 [batch, q heads, q_len], read if SCORE
+    HAS_SINKS.
 
     All groups are as of Note [Argument groups].  Rows that see no key by the band, and keys that no row sees by the
     band or by `data.keys`, are not read.  Hence the latter must also be zero for keys that segments or a dense mask
@@ -165,6 +185,9 @@ def attend_tile(
                 state, operands, place, own, data, walk, full_end, end, True, SIGN, SLOPE, TILE, MASK, SCORE, BUILD
             )
     out, total, largest = state
+    if SCORE.HAS_SINKS:
+        total, largest, shrink = with_sinks(total, largest, sinks, b, hq, q_rows, q_len, SCORE)
+        out = out * shrink[:, None]
     sees = total != 0.0
     total = tl.where(sees, total, 1.0)
     out = tl.where(sees[:, None], out / total[:, None], 0.0)  # zero times a value that others see may be NaN

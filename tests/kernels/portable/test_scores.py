@@ -1,4 +1,4 @@
-"""The portable kernels in Triton's interpreter: intervals, bounded scores, and a gradient of the log-sum-exp."""
+"""The portable kernels in Triton's interpreter: intervals, bounded scores, sinks, and a gradient of the log-sum-exp."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[3]
 CASES = [
     "interval(0,1,none)/scale=0.25;lu;spt;float32",
-    "interval(none,0,0)/scale=0.25;n;two_pass;float32",
-    "causal/scale=-0.25/softcap=2.0/bias=0;b;two_pass;float32",
-    "interval(0,none,none)/scale=0.25/softcap=30.0;l;spt;float16",
+    "interval(none,0,0)/scale=0.25/sinks=1;nr;two_pass;float32",
+    "causal/scale=-0.25/softcap=2.0/bias=0/sinks=1;bh;two_pass;float32",
+    "interval(0,none,none)/scale=0.25/softcap=30.0/sinks=1;lh;spt;float16",
     "interval(0,none,none)/scale=0.25/grad_logsumexp=1;lg;two_pass;float32",
     "causal & segments(0,0)/scale=0.25/softcap=2.0/bias=1/grad_logsumexp=2;ibg;spt;float32",
     "dense(0)/scale=0.25/bias=1;db;two_pass;float32",
@@ -22,6 +22,7 @@ MORE = [
     "causal & interval(0,none,none)/scale=0.25;l;two_pass;float32",
     "band(-9,30) & segments(0,0) & interval(1,none,none)/scale=-0.3;il;spt;float32",
     "causal/scale=0.25/softcap=2.0;;spt;float32",
+    "dense(0)/scale=0.25/bias=1/sinks=2;dbr;spt;float32",
     "causal/scale=0.25/grad_logsumexp=0;g;two_pass;float32",
     "band(-5,30)/scale=0.25/grad_logsumexp=0;g;spt;float32",
     "causal/scale=0.25/grad_logsumexp=0;g;two_pass;float16",
@@ -39,5 +40,5 @@ def test_against_fp64(cases: list[str]) -> None:
     assert len(found) == len(cases)
     for case, line in zip(cases, found, strict=True):
         errors = [float(word) for word in line.removeprefix(case).split()]
-        assert len(errors) == 4
+        assert len(errors) == (5 if "sinks" in case and "bias" not in case else 4)
         assert max(errors) < (5e-2 if case.endswith("16") else 5e-5), line

@@ -10,6 +10,7 @@ from ...shared.device.steps import accumulator_layout
 from .half_tile import half_tile_step
 from .listed import FULL, PARTIAL, SKIP, kv_of, read_word, use_of
 from .shared_memory import fact_slots, fact_words
+from .sinks import load_sinks, with_sinks
 from .steps import LOWEST, as_left, first_step, last_product, log2, next_step, release, scaled, skip, wait_for
 from .tile_work import ROWS, leaves_out
 
@@ -23,7 +24,7 @@ def announced(work, shared, tiles, FACT: gl.constexpr):
 
 
 @gluon.jit
-def consume(work, data, placement, drops, shared, out_desc, target, lse_ptr, score, ME: gl.constexpr):
+def consume(work, data, placement, drops, shared, out_desc, target, lse_ptr, score, sinks, ME: gl.constexpr):
     """out and log-sum-exp of the ME-th row block of every tile of the CTA, kv tiles from the last to the first.
 
     The kv tiles of the CTA's tile that this row block does not walk are given back unread.
@@ -69,10 +70,16 @@ def consume(work, data, placement, drops, shared, out_desc, target, lse_ptr, sco
                 )
             if not shared.OUT_IN_Q:
                 release(shared.q_empty.index(q_slot))
+            if sinks is not None:
+                sink = load_sinks(sinks, b, head, rows, work.q_len)
             if not data.GIVEN:
                 slot, acc = last_product(work, drops, shared, here, bounds[0], it - 1, p, acc)
+            if sinks is not None:
+                m, total, shrink = with_sinks(sink, m, total)
             store_logsumexp(work, lse_ptr, b, head, rows, m, total)
             share = gl.where(total == 0, 0.0, 1.0 / total)
+            if sinks is not None:
+                share = share * shrink
             if drops.GIVEN:
                 share = share * drops.arguments.rescale
             if not data.GIVEN:
@@ -190,7 +197,7 @@ def walk_words(
 
 @gluon.jit
 def store_logsumexp(work, lse_ptr, b, head, rows, m, total):
-    """Natural log; -inf in rows without keys, whose sum is zero."""
+    """Natural log; -inf in rows without keys and sinks, whose sum is zero."""
     lse = (m + log2(total)) * 0.6931471805599453
     offsets = (b * work.q_heads + head).to(gl.int64) * work.q_len + rows
     gl.store(lse_ptr + offsets, lse, mask=(rows >= 0) & (rows < work.q_len))

@@ -16,8 +16,8 @@ from .tile_work import TileWork
 
 @gluon.jit
 def hopper_forward(
-    q_desc, k_desc, v_desc, out_desc, lse_ptr, counter_ptr, problem, data, dropout, placement, target, bound, SCHEDULE,
-    MASK, FORM,
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, counter_ptr, problem, data, dropout, placement, target, bound, sinks,
+    SCHEDULE, MASK, FORM,
 ):  # fmt: skip
     """out and log-sum-exp of attention.
 
@@ -25,12 +25,13 @@ def hopper_forward(
     q_heads, q_len, DV]; fp16 or bf16, descriptors with blocks of 64 columns, ROWS rows of q and out, BLOCK_KV of k and
     v; D is up to BLOCK_D + TAIL_D.  The descriptor of q holds only the rows that see a key, k's and v's only the keys
     that a row sees: all others arrive as zeros.  lse: fp32 [batch * q_heads, q_len], natural log, -inf in rows that
-    see no key, whose out is zero.  counter: int32 [1], zero once the kernel before has ended.
+    see no key and have no sink, whose out is zero.  counter: int32 [1], zero once the kernel before has ended.
 
     All other arguments are groups, see `arguments`: data describes a mask that is data, see `listed`, and is None where
     the mask is a band; dropout is given if probabilities are dropped, see `dropout`, and bound if scores are bounded,
-    see `score_gluon`.  With `placement` the mask is one of rows: q_len and kv_len count rows, lse has rows, and the
-    other tensors have tokens; see `placement`, also for the target of out, which is given then only.
+    see `score_gluon`, and sinks if there are scores of no key.  With `placement` the mask is one of rows: q_len and
+    kv_len count rows, lse has rows, and the other tensors have tokens; see `placement`, also for the target of out,
+    which is given then only.
     """
     work = TileWork(
         problem.batch_heads, problem.q_heads, problem.group, problem.q_len, problem.kv_len, problem.lo, problem.hi,
@@ -47,8 +48,8 @@ def hopper_forward(
     if FORM.CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consume, (work, rest, rows, drops, shared, out_desc, target, lse_ptr, score, 0)),
-                (consume, (work, rest, rows, drops, shared, out_desc, target, lse_ptr, score, 1)),
+                (consume, (work, rest, rows, drops, shared, out_desc, target, lse_ptr, score, sinks, 0)),
+                (consume, (work, rest, rows, drops, shared, out_desc, target, lse_ptr, score, sinks, 1)),
                 (produce, (work, rest, rows, shared, q_desc, k_desc, v_desc, counter_ptr)),
             ],
             [4, 1],
@@ -58,9 +59,9 @@ def hopper_forward(
         gl.static_assert(FORM.CONSUMERS == 3)
         gl.warp_specialize(
             [
-                (consume, (work, rest, rows, drops, shared, out_desc, target, lse_ptr, score, 0)),
-                (consume, (work, rest, rows, drops, shared, out_desc, target, lse_ptr, score, 1)),
-                (consume, (work, rest, rows, drops, shared, out_desc, target, lse_ptr, score, 2)),
+                (consume, (work, rest, rows, drops, shared, out_desc, target, lse_ptr, score, sinks, 0)),
+                (consume, (work, rest, rows, drops, shared, out_desc, target, lse_ptr, score, sinks, 1)),
+                (consume, (work, rest, rows, drops, shared, out_desc, target, lse_ptr, score, sinks, 2)),
                 (produce, (work, rest, rows, shared, q_desc, k_desc, v_desc, counter_ptr)),
             ],
             [4, 4, 1],

@@ -107,6 +107,23 @@ def test_a_call_with_the_same_addresses_is_packed_once(device: Device) -> None:
     assert [name for name, *_ in device.packed] == ["prepare", "main", "finish"]
 
 
+@pytest.mark.parametrize("length", [256, 300])
+def test_delta_is_what_prepare_writes(device: Device, length: int) -> None:
+    """A part of the workspace, or a copy of it where rows do not fill their tiles."""
+    given, rows = tensors(length), -(-length // PLAN.dkdv.block_q) * PLAN.dkdv.block_q
+    _, delta = launch.backward_with_delta(**given, call=CALL, plan=PLAN)
+    assert (delta.shape, delta.stride()) == ((2, 4, length), (4 * length, length, 1))
+    address = device.launched[0][3][4]
+    (workspace,) = (
+        t for t in device.memory.values() if t.data_ptr() <= address < t.data_ptr() + t.numel() * t.element_size()
+    )
+    filled = workspace[address - workspace.data_ptr() :][: 4 * 8 * rows].view(torch.float32)
+    filled.copy_(torch.arange(8 * rows))
+    _, delta = launch.backward_with_delta(**given, call=CALL, plan=PLAN)
+    assert (delta.data_ptr() == filled.data_ptr()) == (length == rows)
+    assert torch.equal(delta.flatten(0, 1), torch.arange(8.0 * rows).view(8, rows)[:, :length])
+
+
 def test_bounded_scores(device: Device) -> None:
     """The bound is a number: another one needs no other kernels."""
     for softcap in (50.0, 30.0):

@@ -25,6 +25,7 @@ from ....support.hopper_forward_glue import (
     Descriptor,
     Fault,
     ForwardSimulation,
+    Input,
     Output,
     Pointer,
     arguments_of,
@@ -44,6 +45,7 @@ class Launch:
         half_tiles: as in the config, or False.
         short: with the configs of `build.SHORT_CONFIGS`.
         softcap: the bound of scores.
+        sinks: the sizes of scores of no key, which broadcast to batch, heads and queries; None without them.
     """
 
     band: Band
@@ -60,16 +62,19 @@ class Launch:
     half_tiles: bool = True
     short: bool = False
     softcap: float | None = None
+    sinks: tuple[int, int, int] | None = None
 
     def __str__(self) -> str:
         heads = f"{self.batch} x {self.kv_heads} groups of {self.group} on {self.ctas}"
         of = f"{'short ' * self.short}{self.columns} {self.dims}"
         bound = "" if self.softcap is None else f" softcap {self.softcap}"
-        return f"{of} {self.band} {self.q_len}x{self.kv_len} {heads} scale {self.scale}{bound}"
+        sinks = "" if self.sinks is None else f" sinks {self.sinks}"
+        return f"{of} {self.band} {self.q_len}x{self.kv_len} {heads} scale {self.scale}{bound}{sinks}"
 
     @property
     def problem(self) -> build.Specialisation:
         traits = traits_of(self.tables.resolved.band, softcap=self.softcap is not None)
+        traits = replace(traits, sinks=self.sinks is not None)
         return build.Specialisation("bfloat16", *self.columns, traits, True, self.short)
 
     @property
@@ -92,6 +97,13 @@ class Launch:
     @property
     def call(self) -> Call:
         return Call(Mask(self.band), self.scale, softcap=self.softcap)
+
+    @property
+    def scores_of_no_key(self) -> Tensor | None:
+        """The sinks: some outweigh all keys, and some weigh nothing."""
+        if self.sinks is None:
+            return None
+        return 4.0 * torch.randn(self.sinks, generator=torch.Generator().manual_seed(2))
 
     def constants(self) -> dict[str, Any]:
         half_tiles = self.problem.half_tiles and self.half_tiles
@@ -126,9 +138,14 @@ class Launch:
             "last_section": how.pop("last_section", all_heads // section * section),
             "scale_log2": score.factor(self.call),
         }  # fmt: skip
+        sinks = self.scores_of_no_key
+        of_sinks = None if sinks is None else dict(zip("bh", sinks.stride(), strict=False)) | {"row": sinks.stride(2)}
+        if sinks is not None and of_sinks is not None:
+            of_sinks = {name: stride * (n > 1) for (name, stride), n in zip(of_sinks.items(), sinks.shape, strict=True)}
+            of_sinks |= {"ptr": Pointer(Input(sinks.flatten()))}
         arguments = arguments_of(
             **dict(zip(("q_desc", "k_desc", "v_desc"), descriptors, strict=True)), out_desc=out, lse_ptr=Pointer(lse),
-            counter_ptr=None, problem=problem, bound=score.bound_values(self.call),
+            counter_ptr=None, problem=problem, bound=score.bound_values(self.call), sinks=of_sinks,
         )  # fmt: skip
         simulation = ForwardSimulation(self.constants(), arguments, self.ctas, rows=ROWS, **how)
         simulation.run()
@@ -152,14 +169,16 @@ class Ran:
         k, v = (t.repeat_interleave(self.launch.group, 1) for t in (k, v))
         keep = self.launch.keep
         s = score.score(q @ k.mT * self.launch.scale, self.launch.call).masked_fill(~keep, -torch.inf)
-        lse = s.logsumexp(-1)
+        lse, sinks = s.logsumexp(-1), self.launch.scores_of_no_key
+        lse = lse if sinks is None else torch.logaddexp(lse, sinks.double().expand_as(lse))
         p = torch.where(keep, (s - torch.where(lse.isfinite(), lse, 0.0)[..., None]).exp(), 0.0)
         off = 1e-5 + 2.0**-17 * (self.launch.softcap or 0.0)
         torch.testing.assert_close(self.lse.tensor.double(), lse, rtol=1e-5, atol=off)
         torch.testing.assert_close(self.out.tensor.double(), p @ v, rtol=1e-2, atol=1e-2)
         nothing = ~keep.any(1)
         assert (self.out.tensor[:, :, nothing] == 0).all()
-        assert (self.lse.tensor[:, :, nothing] == -torch.inf).all()
+        if sinks is None:
+            assert (self.lse.tensor[:, :, nothing] == -torch.inf).all()
 
     def check_walks(self) -> None:
         launch, walks = self.launch, dict(self.simulation.walks)
@@ -243,6 +262,30 @@ def test_bounded_scores_under_halves(columns: tuple[int, int]) -> None:
     full = Launch(Band(), 90, 90, columns, softcap=0.5)
     open_ = replace(full, band=Band(-200, 200))
     assert torch.equal(full.run().out.tensor, open_.run().out.tensor)
+
+
+SINKS = [
+    replace(launch, sinks=sizes if i % 2 else (1, sizes[1], 1), softcap=2.0 if i == 2 else None)
+    for i, launch in enumerate(LAUNCHES[1::7])
+    for sizes in [(launch.batch, launch.kv_heads * launch.group, launch.q_len)]
+]
+
+
+@pytest.mark.parametrize("launch", SINKS, ids=str)
+def test_sinks(launch: Launch) -> None:
+    """For each query, or the same for all."""
+    launch.run(late=True).check()
+
+
+def test_sinks_that_are_infinite() -> None:
+    """Minus infinity has the bits of no sink, and with all that can be shown beside it."""
+    launch = Launch(Band(0, 9), 90, 33, sinks=(1, 1, 1))
+    plain = replace(launch, sinks=None).run()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Launch, "scores_of_no_key", torch.full((1, 1, 1), -torch.inf))
+        ran = launch.run()
+    assert torch.equal(ran.out.tensor, plain.out.tensor)
+    assert torch.equal(ran.lse.tensor, plain.lse.tensor)
 
 
 def test_infinite_products() -> None:

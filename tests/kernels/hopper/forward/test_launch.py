@@ -173,7 +173,7 @@ def test_a_call_computes_attention(
         for t, (sizes, strides), address in zip((q, k, v), descriptors, addresses, strict=False)
     ]
     out, lse = map(Output, got)
-    assert arguments[3:] == [None] * 5  # constants of a kernel of bands
+    assert arguments[3:] == [None] * 6  # constants of a kernel of bands
     simulated(launches, operands, out, lse, {})
     assert (out.writes == 1).all()
     assert (lse.writes == 1).all()
@@ -490,7 +490,7 @@ def test_bounded_scores(launches: Launches) -> None:
         run(q, k, v, softcap=softcap)
         arguments = launches.calls[-1][5]
         assert arguments[2][9] == pytest.approx(softcap * 1.4426950408889634)
-        assert arguments[-1] == pytest.approx((score.ARGUMENT * 0.1 / softcap,))
+        assert arguments[-2] == pytest.approx((score.ARGUMENT * 0.1 / softcap,))
     first, second = launches.problems
     assert first == second
     assert first.traits.modifiers == ("softcap",)
