@@ -13,7 +13,7 @@ from typing import Any
 
 import sympy
 from torch._inductor import config
-from torch._inductor.codegen.triton import FixedTritonConfig, TritonKernel
+from torch._inductor.codegen.triton import FixedTritonConfig
 
 KINDS = ("pointwise", "reduction", "persistent_reduction")
 
@@ -62,7 +62,7 @@ def wait_for_stores(kernel: Any, name: str) -> None:
 
     Nothing is written where Inductor does so itself, as torch 2.15 does.
     """
-    if name in kernel.cse.invalidated_stores and not _has_barriers() and not _ends_with_barrier(kernel.body):
+    if name in kernel.cse.invalidated_stores and not _has_barriers(type(kernel)) and not _ends_with_barrier(kernel.body):
         kernel.body.writeline(BARRIER)
 
 
@@ -71,7 +71,7 @@ def _ends_with_barrier(code: Any) -> bool:
 
 
 @functools.cache
-def _has_barriers() -> bool:
-    """Whether Inductor writes a barrier in front of what a kernel reads back."""
-    plain = inspect.unwrap(TritonKernel.load)  # ours is around it
+def _has_barriers(kind: Any) -> bool:
+    """Whether Inductor writes a barrier in front of what a kernel of this class reads back."""
+    plain = inspect.unwrap(kind.load)  # ours is around it
     return BARRIER in inspect.getsource(plain)

@@ -40,7 +40,6 @@ TORCH = (
         "kernels that are not chosen by timing",
     ),
     ("torch._inductor.codegen.triton", "FixedTritonConfig", "blocks by a rule"),
-    ("torch._inductor.codegen.triton", "TritonKernel", "kernels that wait for what they have written"),
     (
         "torch._higher_order_ops.triton_kernel_wrap",
         "kernel_side_table.get_kernel triton_kernel_wrapper_functional triton_kernel_wrapper_mutation",
