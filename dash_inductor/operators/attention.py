@@ -38,6 +38,7 @@ from ..model.mask import ROW_BLOCK
 from ..model.plan import Plan
 from ..upstream import profiler
 from ..upstream.dispatch import mode_count
+from . import few_sums as _few_sums  # noqa: F401  # as `grouped_mm`
 from . import flops
 from . import grouped_mm as _grouped_mm  # noqa: F401  # defines an operator that graphs may hold beside these
 from . import index_sums as _index_sums  # noqa: F401  # as `grouped_mm`
