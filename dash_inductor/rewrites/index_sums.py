@@ -400,7 +400,8 @@ def replace(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, ...]]) ->
             found = dataclasses.replace(found, values=gathered[0], values_shape=None, is_gathered=True)
             name = *name, gathered[1], sizes.static(gathered[0].meta["val"].shape[found.batch])
             if name not in known:
-                known[name] = keys, _composed(emitter, *gathered, *order, found.batch, like=node)
+                source, index = gathered
+                known[name] = keys, _composed(emitter, source, index, order[0], found.batch, like=node)
             keys, *order = known[name]
         given = [size[0] for size in found.shape if not isinstance(size, int)]
         tensors = (found.values, keys, *order, *filter(None, [found.base]), *given)
