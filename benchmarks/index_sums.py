@@ -65,6 +65,7 @@ CASES: dict[str, Case] = {
         lambda: (_leaf(1 << 16, 128), _random(1 << 18, 1 << 16)),
     ),
     "bias[expert_ids]:128 rows of 2880": (lambda x, index: x[index], lambda: (_leaf(128, 2880), _random(1 << 14, 128))),
+    "bias[expert_ids]:32 rows of 2880": (lambda x, index: x[index], lambda: (_leaf(32, 2880), _random(1 << 14, 32))),
     "T5 bias:32 rows, 4M indices": (_t5, lambda: (_leaf(32, 12), _buckets(2048))),
     "hot:1M indices, half of them one": (
         lambda x, index: x[index],

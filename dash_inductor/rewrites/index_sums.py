@@ -4,7 +4,8 @@
 embeddings of few rows add the rows of a tensor that have one index.  Without deterministic algorithms, that is done by
 atomics; with them, Inductor leaves all of it to kernels that sort 64-bit indices for each call, and add the rows of an
 index one after another.  Here an index becomes keys of as few bits as its rows need, which one stable sort puts in
-order for all of its readers in the graph, and `dash_inductor::index_sums` adds them (see `kernels.sums`).
+order for all of its readers in the graph, and `dash_inductor::index_sums` adds them (see `kernels.sums`).  Where there
+are few rows, as of biases of experts, nothing is sorted: `dash_inductor::few_sums` adds by products.
 
 An index that is out of bounds stops the device, as in PyTorch.
 """
@@ -32,6 +33,7 @@ from ..graph.model_line import model_line
 from ..graph.nodes import bind
 from ..model.reasons import Reason
 from ..model.site import NOMINAL_BATCH, NOMINAL_LEN
+from ..operators.few_sums import few_sums
 from ..operators.index_sums import MOST, index_sums
 from ..records.records import Record
 from ..upstream import arch
@@ -45,6 +47,12 @@ LEAST = 4096
 """Elements that are added, below which nothing is rewritten: launches take all of the time."""
 EMBEDDED_ROWS = 254
 """Rows of a table whose gradient is such a sum at most; PyTorch's kernel for other tables sorts and adds in parts."""
+FEW_ROWS = {torch.bfloat16: 64, torch.float16: 64, torch.float32: 16}
+"""Rows to which sums are products, at most.  Values are read once, in their order, where a sort and a walk take about
+twice the time; the products of 64 rows take tensor cores less time than that, those of fp32, which has none, half of
+it with 16 rows.  Estimates from rates of an H100."""
+FEW_LEAST = 1 << 16
+"""Elements that are added by products, at least: below it, launches take all of the time of either way."""
 NOMINAL = NOMINAL_LEN * NOMINAL_BATCH
 """The value of dynamic sizes in the decision."""
 DEVICES = ("cuda",)
@@ -127,7 +135,7 @@ class IndexSumsRewrite:
         return config.rewrites == "all" and config.index_sums == "on"
 
     def apply(self, graph: Graph) -> Sequence[Result]:
-        sorted_keys: dict[Any, tuple[Node, Node]] = {}
+        sorted_keys: dict[Any, tuple[Node, ...]] = {}
         results = []
         for node in list(graph.nodes):
             read = _READERS.get(node.target)
@@ -169,6 +177,14 @@ def pays(found: Sum) -> bool:
     values = _nominal(found.values.meta["val"].shape)
     rows = _nominal([size if isinstance(size, int) else None for size in found.index.lengths])
     return (values >= LEAST or found.raises) and max(rows, values) <= MOST
+
+
+def takes_products(found: Sum) -> bool:
+    """Whether a sum is made of products, by its shapes and dtype alone."""
+    value, lengths = found.values.meta["val"], found.index.lengths
+    rows = math.prod(size if isinstance(size, int) else NOMINAL for size in lengths)
+    is_large = _nominal(value.shape if found.values_shape is None else found.values_shape) >= FEW_LEAST
+    return rows <= FEW_ROWS.get(value.dtype, 0) and is_large and found.divisor is None
 
 
 def _nominal(shape: Sequence[sizes.Dim | None]) -> int:
@@ -342,7 +358,7 @@ _READERS: Mapping[Any, Callable[[Node], Sum | None]] = {
 }
 
 
-def _rewritten(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, Node]]) -> Record:
+def _rewritten(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, ...]]) -> Record:
     """Rewrite one sum; returns its record."""
     line, module = model_line([node, *node.users])
     facts: dict[str, object] = {
@@ -352,6 +368,10 @@ def _rewritten(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, Node]]
         "least": LEAST,
     }
     name, op, shared = node.name, str(node.target), found.index.identity in sorted_keys
+    how = "a sum of segments, sorted before" if shared else "a sort, and a sum of segments"
+    if takes_products(found) and _gathered(found) is None:
+        how = "products with a matrix of ones and zeros"
+        facts["few_rows"] = FEW_ROWS[found.values.meta["val"].dtype]
     error = replace(node, found, sorted_keys)
     return Record(
         rewrite=IndexSumsRewrite.name,
@@ -359,31 +379,33 @@ def _rewritten(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, Node]]
         op=op,
         status="kept" if error else "replaced",
         reason=Reason.INTERNAL_ERROR if error else None,
-        detail=error or ("a sum of segments, sorted before" if shared else "a sort, and a sum of segments"),
+        detail=error or how,
         line=line,
         module=module,
         facts=facts,
     )
 
 
-def replace(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, Node]]) -> str:
+def replace(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, ...]]) -> str:
     """Put a sum of segments in the place of a node; the error that has left it as it was, or ""."""
     emitter, known = Emitter(node.graph), dict(sorted_keys)
     try:
-        name = found.index.identity
-        if name not in known:
-            known[name] = _sorted(emitter, found.index, like=node)
-        keys, order = known[name]
         gathered = _gathered(found)
+        is_sorted = gathered is not None or not takes_products(found)
+        name: tuple[object, ...] = found.index.identity if is_sorted else ("in any order", *found.index.identity)
+        if name not in known:
+            known[name] = (_sorted if is_sorted else _unsorted)(emitter, found.index, like=node)
+        keys, *order = known[name]
         if gathered is not None:
             found = dataclasses.replace(found, values=gathered[0], values_shape=None, is_gathered=True)
             name = *name, gathered[1], sizes.static(gathered[0].meta["val"].shape[found.batch])
             if name not in known:
-                known[name] = keys, _composed(emitter, *gathered, order, found.batch, like=node)
-            keys, order = known[name]
+                source, index = gathered
+                known[name] = keys, _composed(emitter, source, index, order[0], found.batch, like=node)
+            keys, *order = known[name]
         given = [size[0] for size in found.shape if not isinstance(size, int)]
-        tensors = (found.values, keys, order, *filter(None, [found.base]), *given)
-        result = emitter.inline(functools.partial(_sum, found), tensors, before=node, like=node)
+        tensors = (found.values, keys, *order, *filter(None, [found.base]), *given)
+        result = emitter.inline(functools.partial(_sum, found, is_sorted), tensors, before=node, like=node)
         result = emitter.laid_out(result, like=node)
     except Exception as error:
         log.debug("%s", node, exc_info=error)
@@ -442,11 +464,17 @@ def _named(index: Tensor, places: Tensor, rows: int) -> Tensor:
     return torch.where((named < 0) & (named >= -rows), named + rows, named).clamp(-1, rows).to(torch.int32)
 
 
-def _sorted(emitter: Emitter, index: Index, like: Node) -> tuple[Node, Node]:
-    """The sorted keys of an index and their places, in front of all that may read them."""
+def _unsorted(emitter: Emitter, index: Index, like: Node) -> tuple[Node, ...]:
+    """The keys of an index, in front of all that may read them."""
     tensors = (*index.tensors, *(length[0] for length in index.lengths if not isinstance(length, int)))
     before = emitter.behind(max(tensors))
-    keys = emitter.inline(functools.partial(_keys, index), tensors, before=before, like=like)
+    return (emitter.inline(functools.partial(_keys, index), tensors, before=before, like=like),)
+
+
+def _sorted(emitter: Emitter, index: Index, like: Node) -> tuple[Node, ...]:
+    """The sorted keys of an index and their places, in front of all that may read them."""
+    (keys,) = _unsorted(emitter, index, like)
+    before = emitter.behind(keys)
     stable = {"stable": True, "dim": 0, "descending": False}
     both = emitter.call(aten.sort.stable, (keys,), stable, before=before, like=like)
     first, second = (emitter.call(operator.getitem, (both, i), before=before, like=like) for i in (0, 1))
@@ -489,8 +517,9 @@ def _positions(tensor: Tensor, dim: int) -> Tensor:
     return torch.arange(tensor.shape[dim], device=tensor.device).reshape(shape)
 
 
-def _sum(found: Sum, values: Tensor, keys: Tensor, order: Tensor, *others: Tensor) -> Tensor:
-    """The result, by our operator."""
+def _sum(found: Sum, is_sorted: bool, values: Tensor, keys: Tensor, *others: Tensor) -> Tensor:
+    """The result, by our operators; where keys are sorted, their places are the first of the others."""
+    order, others = others[:is_sorted], others[is_sorted:]
     base = None if found.base is None else others[0]
     shape = _resolved(found.shape, others[found.base is not None :])
     behind = found.batch + found.rows
@@ -499,9 +528,10 @@ def _sum(found: Sum, values: Tensor, keys: Tensor, order: Tensor, *others: Tenso
     if found.values_shape is not None:
         values = values.expand(found.values_shape)
     three = values.reshape(batch, values.shape[found.batch] if found.is_gathered else count, columns)
-    total: Tensor = index_sums(None if base is None else base.reshape(batch, rows, columns), three, keys, order, rows)
+    into = None if base is None else base.reshape(batch, rows, columns)
+    total: Tensor = index_sums(into, three, keys, *order, rows) if order else few_sums(into, three, keys, rows)
     if found.divisor is None:
         return total.reshape(shape)
     ones = torch.ones((1, 1, 1), dtype=torch.float32, device=values.device).expand(1, count, 1)
-    numbers: Tensor = index_sums(None, ones, keys, order, rows) + found.divisor
+    numbers: Tensor = index_sums(None, ones, keys, *order, rows) + found.divisor
     return (total / numbers.clamp(min=1)).to(values.dtype).reshape(shape)

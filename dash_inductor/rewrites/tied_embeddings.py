@@ -41,7 +41,7 @@ class TiedEmbeddingsRewrite:
         return config.rewrites == "all" and config.tied_embeddings == "on"
 
     def apply(self, graph: Graph) -> Sequence[Result]:
-        sorted_keys: dict[Any, tuple[Node, Node]] = {}
+        sorted_keys: dict[Any, tuple[Node, ...]] = {}
         results = []
         for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
             found = read(node)
@@ -83,7 +83,7 @@ def _read(node: Node, embedded: Node, other: Node) -> Sum | None:
     return found if pays(found) else None
 
 
-def _rewritten(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, Node]]) -> Record:
+def _rewritten(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, ...]]) -> Record:
     """Rewrite one addition; returns its record."""
     line, module = model_line([node, *node.users])
     facts: dict[str, object] = {

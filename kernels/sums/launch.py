@@ -63,14 +63,7 @@ def add_segments(base: Tensor | None, values: Tensor, keys: Tensor, order: Tenso
 
 
 def _sums(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:
-    if values.is_cuda and current_device() != values.device.index:  # Triton uses the current one
-        with torch.cuda.device(values.device):
-            return _sums(base, values, keys, order, rows)
-    shape = values.shape[0], rows, values.shape[2]
-    if base is None:
-        out = torch.zeros(shape, dtype=values.dtype, device=values.device)
-    else:
-        out = _new(Notes([]), shape, values.dtype, values.device).copy_(base)
+    out = into(base, values, rows)
     if not values.numel() or not rows or not keys.numel():
         return out
     operands = values, keys, order, out
@@ -86,6 +79,17 @@ def _sums(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows
     return out
 
 
+def into(base: Tensor | None, values: Tensor, rows: int) -> Tensor:
+    """[batch, rows, columns], contiguous: a copy of `base`, or zeros, to which sums of `values` are added."""
+    if values.is_cuda and current_device() != values.device.index:  # Triton uses the current one
+        with torch.cuda.device(values.device):
+            return into(base, values, rows)
+    shape = values.shape[0], rows, values.shape[2]
+    if base is None:
+        return torch.zeros(shape, dtype=values.dtype, device=values.device)
+    return new(Notes([]), shape, values.dtype, values.device).copy_(base)
+
+
 CALLS = LaunchLists(views=False)
 """The calls that have added segments."""
 
@@ -99,8 +103,8 @@ def _add(notes: Notes, values: Tensor, keys: Tensor, order: Tensor, out: Tensor,
     for level, length in enumerate(lengths):
         chunks, is_last = -(-length // chunk), level == len(lengths) - 1
         number = 1 if is_last else 2 * chunks
-        parts = _new(notes, (batch, number, columns), exact, values.device)
-        part_keys = _new(notes, (number,), torch.int32, values.device)
+        parts = new(notes, (batch, number, columns), exact, values.device)
+        part_keys = new(notes, (number,), torch.int32, values.device)
         constants: dict[str, Any] = {
             "CHUNK": chunk, "COLUMNS": tile, "HAS_ORDER": level == 0, "HAS_BASE": has_base, "IS_LAST": is_last,
         }  # fmt: skip
@@ -115,7 +119,7 @@ def _add(notes: Notes, values: Tensor, keys: Tensor, order: Tensor, out: Tensor,
         values, keys = parts, part_keys
 
 
-def _new(notes: Notes, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def new(notes: Notes, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """An uninitialised contiguous tensor on the current device, which nothing fills, or on the CPU."""
     if device.type != "cuda":
         return torch.empty(shape, dtype=dtype, device=device)

@@ -238,3 +238,34 @@ def test_an_index_out_of_bounds_stops_the_device(program: str, bad: str, raises:
     result = run_python_unchecked((OUTSIDE if program == "added" else NAMED).format(bad=bad), path=ROOT)
     assert ("device-side assert" in result.stderr) is raises, result.stderr
     assert ("unharmed" in result.stdout) is not raises
+
+
+@pytest.mark.parametrize(("rows", "columns", "dtype"), [
+    (4, 1024, torch.bfloat16), (32, 2880, torch.bfloat16), (64, 12, torch.float16), (16, 100, torch.float32),
+])  # fmt: skip
+def test_few_rows(rows: int, columns: int, dtype: torch.dtype) -> None:
+    """Values, what is not finite or left out, and the same bits by the list of launches."""
+    x, index = torch.randn(rows, columns, device="cuda", dtype=torch.float64), hot_index(70001, rows)
+    exact = exact_results(PROGRAMS["rows"], x.to(dtype), index)
+    clear_sites()
+    torch._dynamo.reset()
+    compiled = torch.compile(PROGRAMS["rows"], dynamic=False)
+    found = results(compiled, x.to(dtype), index)
+    assert worst(found, exact) < EPS[dtype]
+    assert "products with a matrix of ones and zeros" in [record.detail for record in all_records()]
+    for _ in range(20):
+        assert all(map(torch.equal, found, results(compiled, x.to(dtype), index)))
+    values = torch.randn(2, 70001, columns, device="cuda", dtype=dtype)
+    keys = index.to(torch.uint8)
+    plain = torch.ops.dash_inductor.few_sums(None, values, keys, rows)
+    values[0, 7, 3] = float("inf")
+    keys_out = torch.where(torch.arange(70001, device="cuda") == 9, rows, keys.int())
+    values[:, 9] = float("nan")
+    hot = torch.ops.dash_inductor.few_sums(plain, values, keys_out, rows)
+    assert not hot.isnan().any()
+    assert hot.isinf().sum() == 1
+    assert hot[0, index[7], 3].isinf()
+    zeroed = torch.where((values == float("inf")) | values.isnan(), 0, values).double()
+    exact = plain.double() + torch.zeros_like(plain, dtype=torch.float64).index_add(1, index, zeroed)
+    finite = hot.isfinite()
+    assert (hot.double() - exact)[finite].norm() <= EPS[dtype] * exact.norm()

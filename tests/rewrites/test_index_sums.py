@@ -252,3 +252,34 @@ def test_grid_sample(mode: str, size: tuple[int, ...], on_the_cpu: None) -> None
     assert [record.rewrite for record in records()] == ["grid_sample", *["index_sums"] * corners]
     assert graphs.count(SORT) == corners
     assert not graphs.count("aten::grid_sampler_2d_backward") + graphs.count("aten::index_put")
+
+
+@pytest.mark.parametrize("name", ["rows", "two", "gather", "batches", "scatter_mean", "edges"])
+def test_few_rows(name: str, on_the_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is sorted, except where rows are counted or named."""
+    monkeypatch.setattr(index_sums, "FEW_LEAST", 0)
+    monkeypatch.setattr(index_sums, "FEW_ROWS", {torch.float32: 20 * 6})
+    x, index = inputs()
+    exact = results(PROGRAMS[name], x.double(), index)
+    with capture() as graphs:
+        found = results(graphs.compile(PROGRAMS[name], dynamic=False), x, index)
+    assert worst(found, exact) < 1e-6
+    assert bool(graphs.count(SORT)) is (name in ("scatter_mean", "edges"))
+    assert graphs.count("dash_inductor::few_sums") >= (name not in ("scatter_mean", "edges"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "count", "columns", "dtype", "few"),
+    [
+        (32, 1 << 14, 2880, torch.bfloat16, True), (64, 1 << 14, 64, torch.float16, True),
+        (65, 1 << 14, 64, torch.bfloat16, False), (32, 1 << 14, 64, torch.float32, False),
+        (8, 1 << 14, 64, torch.float32, True), (8, 1 << 14, 64, torch.float64, False),
+        (8, 1 << 9, 64, torch.bfloat16, False),
+    ],
+)  # fmt: skip
+def test_the_rule_of_few_rows(rows: int, count: int, columns: int, dtype: torch.dtype, few: bool) -> None:
+    graph = torch.fx.Graph()
+    values, index = graph.placeholder("values"), graph.placeholder("index")
+    values.meta["val"] = torch.empty(count, columns, dtype=dtype, device="meta")
+    found = index_sums.Sum(None, values, index_sums.Index((index,), (rows,)), (rows, columns), 0, 1)
+    assert index_sums.takes_products(found) is few

@@ -1,0 +1,43 @@
+"""The operator that adds values to few rows, by keys in any order: `dash_inductor::few_sums`.
+
+    few_sums(base, values, keys, rows) -> Tensor
+
+base: [batch, rows, columns] of the dtype of `values`, or None for zeros; values: [batch, n, columns], floating point of
+16 or 32 bits; keys: integers [n], from 0 to `rows`, of which `rows` marks what is left out.  The result has the shape
+of `base`, and is contiguous: to each row is added the sum, in fp32, of the values that have its number as their key.
+
+Importing this module imports torch and defines the operator.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_lib = torch.library.Library("dash_inductor", "FRAGMENT")
+_lib.define(
+    "few_sums(Tensor? base, Tensor values, Tensor keys, SymInt rows) -> Tensor", tags=(torch.Tag.flexible_layout,)
+)
+few_sums = torch.ops.dash_inductor.few_sums.default
+
+
+def _fake(base: Tensor | None, values: Tensor, keys: Tensor, rows: int) -> Tensor:
+    return values.new_empty((values.shape[0], rows, values.shape[2]))
+
+
+def _on_cpu(base: Tensor | None, values: Tensor, keys: Tensor, rows: int) -> Tensor:
+    batch, _, columns = values.shape
+    sums = torch.zeros((batch, rows + 1, columns), dtype=torch.float32).index_add_(1, keys.long(), values.float())
+    total = sums[:, :rows] if base is None else base + sums[:, :rows]
+    return total.to(values.dtype).contiguous()
+
+
+def _on_cuda(base: Tensor | None, values: Tensor, keys: Tensor, rows: int) -> Tensor:
+    from ..kernels.sums.few import add_few
+
+    return add_few(base, values, keys, rows)
+
+
+torch.library.register_fake("dash_inductor::few_sums", _fake, lib=_lib)
+_lib.impl("few_sums", _on_cpu, "CPU")
+_lib.impl("few_sums", _on_cuda, "CUDA")

@@ -1,0 +1,70 @@
+"""Sums of many rows to few of them, by products with one-hot matrices, in a fixed order, without sorting.
+
+A program takes a chunk of entries, of as many as a constant says, and some of the columns.  It multiplies the matrix
+that has a one where an entry belongs to a row with the values, and writes a part: the sums of its chunk.  Parts are
+added group by group, in their order.  So bits follow from the keys, the values and their shape.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["count", "chunks", "rows"])
+def sum_chunks(
+    VALUES, KEYS, PARTS, values_b, values_n, values_c, count, chunks, rows, columns,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, STEP: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """One program per batch element, COLUMNS columns and CHUNK entries; chunks are next to each other.
+
+    VALUES: [batch, count, columns] with its strides, of 16 or 32 bits; KEYS: integers [count], of which `rows`, at most
+    ROWS, marks what does not count and is not read.  PARTS: fp32 [batch, chunks, rows, columns].
+    """
+    program = tl.program_id(0)
+    chunk, other = program % chunks, program // chunks
+    tiles = tl.cdiv(columns, COLUMNS)
+    tile, b = other % tiles, (other // tiles).to(tl.int64)
+    column = tile * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < columns
+    row = tl.arange(0, ROWS)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(chunk * CHUNK, (chunk + 1) * CHUNK, STEP):
+        n = start + tl.arange(0, STEP)
+        key = tl.load(KEYS + n, mask=n < count, other=rows).to(tl.int32)
+        tl.device_assert(key <= rows, "index out of bounds")
+        at = b * values_b + n.to(tl.int64)[:, None] * values_n + column.to(tl.int64)[None, :] * values_c
+        value = tl.load(VALUES + at, mask=(key < rows)[:, None] & inside[None, :], other=0)
+        exact = value.to(tl.float32)
+        is_finite = tl.abs(exact) < float("inf")
+        finite = tl.where(is_finite, exact, 0.0).to(value.dtype)
+        chosen = tl.where(row[:, None] == key[None, :], 1.0, 0.0).to(value.dtype)
+        total = tl.dot(chosen, finite, total, input_precision="ieee")
+        if tl.max(tl.max((is_finite == 0).to(tl.int32), 1), 0) > 0:  # a product with zero would not be zero
+            for r in range(rows):
+                belongs = (key == r)[:, None] & (is_finite == 0)
+                rest = tl.sum(tl.where(belongs, exact, 0.0), 0)
+                total += tl.where(row[:, None] == r, rest[None, :], 0.0)
+    part = PARTS + (b * chunks + chunk) * rows * columns + row[:, None] * columns + column[None, :]
+    tl.store(part, total, mask=(row < rows)[:, None] & inside[None, :])
+
+
+@triton.jit(do_not_specialize=["count", "groups", "size"])
+def add_parts(
+    PARTS, OUT, count, groups, size, GROUP: tl.constexpr, BLOCK: tl.constexpr, HAS_BASE: tl.constexpr
+):  # fmt: skip
+    """One program per batch element, BLOCK elements and GROUP parts, which are added in their order.
+
+    PARTS: fp32 [batch, count, size]; OUT: [batch, groups, size], to which sums are added with HAS_BASE.
+    """
+    program = tl.program_id(0)
+    group, other = program % groups, program // groups
+    blocks = tl.cdiv(size, BLOCK)
+    at = other % blocks * BLOCK + tl.arange(0, BLOCK)
+    b = (other // blocks).to(tl.int64)
+    inside = at < size
+    total = tl.zeros([BLOCK], tl.float32)
+    for i in range(group * GROUP, tl.minimum((group + 1) * GROUP, count)):
+        total += tl.load(PARTS + (b * count + i) * size + at, mask=inside, other=0.0)
+    out = OUT + (b * groups + group) * size + at
+    if HAS_BASE:
+        total += tl.load(out, mask=inside, other=0).to(tl.float32)
+    tl.store(out, total.to(OUT.dtype.element_ty), mask=inside)

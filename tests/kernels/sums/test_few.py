@@ -1,0 +1,64 @@
+"""Sums of few rows by products: in Triton's interpreter, and compiled for sm_90."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import triton
+
+from dash_inductor.kernels.sums import few
+from dash_inductor.kernels.sums.device import few as device
+from dash_inductor.upstream.triton_compiler import ASTSource, GPUTarget
+
+from ...support.distribution import ROOT
+from ...support.processes import HANGS
+
+
+def test_sums_in_the_interpreter() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.support.interpreted_few_sums", "8"],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=HANGS, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.splitlines()[-1] == "compared 8"
+
+
+@pytest.mark.parametrize(("value", "rows", "columns"), [("bf16", 64, 128), ("fp32", 16, 16)])
+def test_kernel_compiles(value: str, rows: int, columns: int) -> None:
+    """Nothing is added by atomics, indices are checked, 16 bits are multiplied by tensor cores, and nothing spills."""
+    kernel = device.sum_chunks
+    constants: dict[str, Any] = {
+        "ROWS": rows, "CHUNK": few.CHUNK, "STEP": few.STEP, "COLUMNS": columns, "values_c": 1,
+    }  # fmt: skip
+    types = {"VALUES": value, "KEYS": "u8", "PARTS": "fp32"}
+    signature = {
+        name: "constexpr" if name in constants else f"*{types[name]}" if name in types else "i32"
+        for name in kernel.arg_names
+    }
+    divisible = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in (*types, "values_n", "columns")}
+    constexprs = {(kernel.arg_names.index(name),): constant for name, constant in constants.items()}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=divisible)
+    options = {"num_warps": 4, "debug": True, "sanitize_overflow": False}
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    assert "__assertfail" in ptx
+    assert not re.search(r"\b(atom|red)\.(?!sync)", ptx)
+    assert ("mma" in ptx) is (value == "bf16")
+    assert ".local" not in ptx
+
+
+@pytest.mark.parametrize("has_base", [False, True])
+def test_parts_are_added_without_atomics(has_base: bool) -> None:
+    kernel = device.add_parts
+    constants = {"GROUP": few.GROUP, "BLOCK": few.BLOCK, "HAS_BASE": has_base}
+    types = {"PARTS": "*fp32", "OUT": "*bf16"}
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
+    constexprs = {(kernel.arg_names.index(name),): constant for name, constant in constants.items()}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs={})
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]
+    assert not re.search(r"\b(atom|red)\.(?!sync)", ptx)
