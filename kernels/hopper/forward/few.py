@@ -58,7 +58,7 @@ class Kernels:
     @cached_property
     def attend(self) -> Any:
         dtype = f"*{TYPES[self.of.dtype]}"
-        types = {
+        types: dict[str, Any] = {
             **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), dtype), **dict.fromkeys(("acc_ptr", "sums_ptr"), "*fp32"),
             **dict.fromkeys(("q_strides", "k_strides", "v_strides"), arguments.FEW_STRIDES), "scale_log2": "fp32",
         }  # fmt: skip
@@ -66,7 +66,7 @@ class Kernels:
 
     @cached_property
     def combine(self) -> Any:
-        types = {
+        types: dict[str, Any] = {
             **dict.fromkeys(("acc_ptr", "sums_ptr", "lse_ptr"), "*fp32"), "out_ptr": f"*{TYPES[self.of.dtype]}",
             "out_strides": arguments.FEW_STRIDES,
         }  # fmt: skip
@@ -114,8 +114,10 @@ class State:
         self.combine = launcher.KernelLauncher(built.combine, batch * q_heads * q_len)
         self._packed: dict[tuple[int, ...], tuple[launcher.Launch, ...]] = {}
 
-    def run(self, operands: tuple[int, int, int], data: None = None, dropout: None = None) -> tuple[Tensor, Tensor]:
-        """(out, log-sum-exp) from the addresses of query, key and value."""
+    def run(
+        self, operands: tuple[int, int, int], data: object = None, dropout: object = None
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """(out, log-sum-exp) from the addresses of query, key and value; there are neither data nor dropout."""
         empty = compat.empty_cuda
         out, lse, acc = empty(*self.out), empty(*self.lse), empty(*self.acc)
         facts = raw_stream(self.device.index), *operands, out.data_ptr(), lse.data_ptr(), acc.data_ptr()
