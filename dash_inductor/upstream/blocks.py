@@ -62,7 +62,8 @@ def wait_for_stores(kernel: Any, name: str) -> None:
 
     Nothing is written where Inductor does so itself, as torch 2.15 does.
     """
-    if name in kernel.cse.invalidated_stores and not _has_barriers(type(kernel)) and not _ends_with_barrier(kernel.body):
+    is_read_back = name in kernel.cse.invalidated_stores
+    if is_read_back and not _has_barriers(type(kernel)) and not _ends_with_barrier(kernel.body):
         kernel.body.writeline(BARRIER)
 
 

@@ -58,7 +58,7 @@ class Kernels:
     @cached_property
     def attend(self) -> Any:
         dtype = f"*{TYPES[self.of.dtype]}"
-        types = {
+        types: dict[str, Any] = {
             **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), dtype), **dict.fromkeys(("acc_ptr", "sums_ptr"), "*fp32"),
             **dict.fromkeys(("q_strides", "k_strides", "v_strides"), arguments.FEW_STRIDES), "scale_log2": "fp32",
         }  # fmt: skip
@@ -66,7 +66,7 @@ class Kernels:
 
     @cached_property
     def combine(self) -> Any:
-        types = {
+        types: dict[str, Any] = {
             **dict.fromkeys(("acc_ptr", "sums_ptr", "lse_ptr"), "*fp32"), "out_ptr": f"*{TYPES[self.of.dtype]}",
             "out_strides": arguments.FEW_STRIDES,
         }  # fmt: skip
@@ -115,9 +115,9 @@ class State:
         self._packed: dict[tuple[int, ...], tuple[launcher.Launch, ...]] = {}
 
     def run(
-        self, operands: tuple[int, int, int], data: None = None, dropout: None = None, sinks: None = None
+        self, operands: tuple[int, int, int], data: object = None, dropout: object = None, sinks: object = None
     ) -> tuple[Tensor, Tensor]:
-        """(out, log-sum-exp) from the addresses of query, key and value."""
+        """(out, log-sum-exp) from the addresses of query, key and value; there is nothing else."""
         empty = compat.empty_cuda
         out, lse, acc = empty(*self.out), empty(*self.lse), empty(*self.acc)
         facts = raw_stream(self.device.index), *operands, out.data_ptr(), lse.data_ptr(), acc.data_ptr()
