@@ -24,7 +24,7 @@ def supply_zeros(compiled: Callable[..., Any]) -> None:
     function = getattr(compiled, "__self__", None)
     if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
         return
-    if getattr(function, "maybe_subclass_metadata", compiled) is None:
+    if getattr(function, "maybe_subclass_metadata", compiled) is None and hasattr(function, "_compiled_autograd_key"):
         _supply(function)
 
 
