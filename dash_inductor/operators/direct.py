@@ -26,4 +26,4 @@ def call_directly(operator: OpOverload, implementation: Callable[..., Any]) -> N
         return implementation(*args)
 
     # Where generated code finds it by a name that begins like the operator's, in any process.
-    operator.overloadpacket.direct = run  # type: ignore[attr-defined]
+    operator.overloadpacket.direct = run

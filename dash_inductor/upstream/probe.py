@@ -50,6 +50,7 @@ TORCH = (
         "_get_deterministic_fill_uninitialized_memory _set_deterministic_fill_uninitialized_memory",
         "the fill of memory in compiled graphs",
     ),
+    ("torch.autograd.graph", "Node._input_metadata", "zeros without fill"),
     ("torch._inductor.select_algorithm", "TritonTemplate SymbolicGridFn autotune_select_algorithm", "templates"),
     ("torch._inductor.codegen.common", "WorkspaceArg.unique_name WorkspaceZeroMode.ZERO_ON_CALL", "semaphores"),
     ("torch._inductor.config", "benchmark_fusion", "semaphores"),

@@ -24,7 +24,7 @@ def supply_zeros(compiled: Callable[..., Any]) -> None:
     function = getattr(compiled, "__self__", None)
     if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
         return
-    if getattr(function, "maybe_subclass_metadata", compiled) is None:
+    if getattr(function, "maybe_subclass_metadata", compiled) is None and hasattr(function, "_compiled_autograd_key"):
         _supply(function)
 
 
@@ -42,13 +42,10 @@ def _supply(function: Any) -> None:
         return results
 
     def backward_with_zeros(ctx: Any, *gradients: Any) -> Any:
-        found = gradients[0] if is_boxed else gradients
+        found: list[Any] = gradients[0] if is_boxed else [*gradients]
         missing = [place for place in wanted or () if found[place] is None]
         if missing:
-            found = found if is_boxed else [*found]
-            metadata = ctx._input_metadata
-            for place, zeros in zip(missing, _zeros([metadata[place] for place in missing]), strict=True):
-                found[place] = zeros
+            _fill_in(found, missing, ctx._input_metadata)  # which keeps none: a backward may free what it has read
         return backward(ctx, found) if is_boxed else backward(ctx, *found)
 
     def key_of(ctx: Any) -> Any:
@@ -65,6 +62,11 @@ def _differentiable(ctx: Any, results: Sequence[Any]) -> list[int]:
     """The places of results for which autograd would make zeros."""
     others = {id(result) for result in ctx.non_differentiable or ()}
     return [place for place, x in enumerate(results) if isinstance(x, Tensor) and id(x) not in others]
+
+
+def _fill_in(gradients: list[Any], missing: Sequence[int], metadata: Sequence[Any]) -> None:
+    for place, zeros in zip(missing, _zeros([metadata[place] for place in missing]), strict=True):
+        gradients[place] = zeros
 
 
 @without_fill

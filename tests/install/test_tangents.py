@@ -50,7 +50,7 @@ def _is_inside(event: object, name: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_gradients(dynamic: bool) -> None:
     cases = [(used, rows) for used in DIFFERENTIABLE for rows in ((8, 12) if dynamic else (8,))]
     found = {}
