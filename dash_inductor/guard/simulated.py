@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -14,11 +15,13 @@ from .class_names import spelled
 from .findings import Finding
 from .judge import Job, Judge
 from .judges.data import SameData
+from .judges.doors import Doors
 from .judges.foreign import Foreign
 from .judges.liveness import Liveness
 from .judges.replicas import Replicas
 from .judges.rest import Rest
 from .judges.slow import OF, Slow
+from .judges.wires import Wires
 from .messages import Message
 from .roots import STAGES, WHICH
 
@@ -259,6 +262,47 @@ def rest(world: int, bad: int) -> Trial:
     return trial
 
 
+def doors(world: int, step: int, wrong: int | None = None) -> list[dict[str, Any]]:
+    """What ranks tell of an all-gather in groups of eight, by rank: digests of all segments, and the own one."""
+    found = []
+    for first in range(0, world, _TENSOR):
+        own = [f"{step * world + r:032x}" for r in range(first, min(world, first + _TENSOR))]
+        whole = hashlib.blake2b(bytes.fromhex("".join(own)), digest_size=8).hexdigest()
+        where = f"{first}-{first + len(own) - 1}"
+        for number, lanes in enumerate(own):
+            told = "0" * 16 if first + number == wrong else whole
+            found.append({"groups": {where: {str(step): [told, lanes]}}})
+    return found
+
+
+def door(world: int, bad: int) -> Trial:
+    """One rank has gathered other parameters than its group."""
+    trial = Trial(Doors(job := Job(world)))
+    for step in (1, 2, 3):
+        bodies = doors(world, step, bad if step == 2 else None)
+        trial.take((Message("doors", r, step, body) for r, body in enumerate(bodies)), float(step))
+        trial.turn(step + 0.2)
+        for ranks, order in job.orders:
+            asked = {"of": order.step, "group": order.body["group"], "segments": [f"{1:032x}"] * _TENSOR}
+            trial.take((Message("doors", r, step, asked) for r in ranks), step + 0.4)
+        job.orders.clear()
+        trial.turn(step + 0.6)
+    return trial
+
+
+def wire(world: int, bad: int) -> Trial:
+    """One rank has another result of an all-reduce than its data-parallel group."""
+    trial = Trial(Wires(Job(world)))
+    classes = [spelled(range(first, world, _TENSOR)) for first in range(_TENSOR)]
+    for step in (1, 2, 3):
+        for r in range(world):
+            result = "f" * 16 if (r, step) == (bad, 2) else f"{step:016d}"
+            body = {"wires": {f"all_reduce {classes[r % _TENSOR]}": {str(step): [result, ""]}}}
+            trial.take([Message("wires", r, step, body)], float(step))
+        trial.turn(step + 0.2)
+    return trial
+
+
 def kinds(world: int, generator: np.random.Generator) -> dict[str, Callable[[int], tuple[Trial, set[int]]]]:
     """How a trial of each kind is made for a rank with a fault, and who must be named."""
     found: dict[str, Callable[[int], tuple[Trial, set[int]]]] = {}
@@ -277,6 +321,8 @@ def kinds(world: int, generator: np.random.Generator) -> dict[str, Callable[[int
     found["data"] = lambda bad: (data(world, bad), {bad, bad ^ 1})
     found["bits"] = lambda bad: (bits(world, bad), {bad})
     found["rest"] = lambda bad: (rest(world, bad), {bad})
+    found["door"] = lambda bad: (door(world, bad), {bad})
+    found["wire"] = lambda bad: (wire(world, bad), {bad})
     return found
 
 
@@ -316,12 +362,16 @@ class Healthy:
         world, draw = self._world, self._generator
         lost, ahead = draw.random((2, world)) < np.array([[_LOST], [0.5]])
         times = came(draw, self._speeds)[0].tolist()
+        gathered = doors(world, step)
         gpus = on_gpus(draw, self._speeds, step, np.ones(world // _TENSOR))
         for r in draw.permutation(world).tolist():
             if not lost[r]:
                 yield beat(r, step, (4 * step + int(ahead[r]), 4 * step), (2 * step + int(ahead[r]), 2 * step))
                 yield Message("data", r, step, {"digest": f"{r}.{step}", "peers": [r % _TENSOR, world - 1, _TENSOR]})
                 yield Message("bits", r, step, {"roots": roots(classes[r % _TENSOR], step)})
+                yield Message("doors", r, step, gathered[r])
+                told = {f"all_reduce {classes[r % _TENSOR]}": {str(step): [f"{step:016d}", ""]}}
+                yield Message("wires", r, step, {"wires": told})
             yield Message("times", r, step, {"shape": "s", "own": times[r], "total": _STEP, "kernels": []})
             self._gpus.take(Message("times", r, step, gpus[r]), step * _STEP / 1000)
             for when in ("begin", "update"):
