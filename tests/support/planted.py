@@ -8,6 +8,7 @@ collectives of a group of their own, so that what is found does not depend on ti
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import json
 import sys
@@ -212,18 +213,19 @@ class Run:
         return self.number == self.trial.rank
 
 
-def local(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def flip(tensor: Tensor, index: int, bit: int) -> None:
-    """Flip a bit of an element of a tensor in place, as a machine does: PyTorch does not know of it."""
-    raw = local(tensor).data
-    width = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[raw.element_size()]
-    words = raw.reshape(-1).clone().view(width)
-    words[index % words.numel()] ^= 1 << (bit % (8 * raw.element_size() - 1))
-    raw.copy_(words.view(raw.dtype).view_as(raw))
+    """Flip a bit of an element of a tensor in place, as a machine does: no operator runs, where that can be done."""
+    raw = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    size = raw.element_size()
+    bit %= 8 * size - 1
+    if raw.is_contiguous():
+        byte = ctypes.c_uint8.from_address(raw.data_ptr() + index % raw.numel() * size + bit // 8)
+        byte.value ^= 1 << bit % 8
+        return
+    width = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[size]
+    words = raw.detach().reshape(-1).clone().view(width)
+    words[index % words.numel()] ^= 1 << bit
+    raw.detach().data.copy_(words.view(raw.dtype).view_as(raw))
 
 
 class Carried:
