@@ -63,7 +63,7 @@ def wait_for_stores(kernel: Any, name: str) -> None:
     Nothing is written where Inductor does so itself, as torch 2.15 does.
     """
     is_read_back = name in kernel.cse.invalidated_stores
-    if is_read_back and not _has_barriers(type(kernel)) and not _ends_with_barrier(kernel.body):
+    if is_read_back and not _has_barriers(kernel.__class__) and not _ends_with_barrier(kernel.body):
         kernel.body.writeline(BARRIER)
 
 
