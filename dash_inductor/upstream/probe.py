@@ -124,7 +124,7 @@ TRITON = (
     ("triton.language", "permute pointer_type program_id range reshape static_range store sum trans where", _PORTABLE),
     ("triton.language", "join philox uint32 zeros", _PORTABLE),
     ("triton.language", "cumsum debug_barrier int8 min", _PORTABLE),
-    ("triton.language", "associative_scan broadcast_to cast device_assert", "sums by index"),
+    ("triton.language", "abs associative_scan broadcast_to cast device_assert", "sums by index"),
     ("triton.language", "int1", "tables of masks"),
     ("triton.language", "uint16 uint64 uint8", "recordings"),
     ("triton.language.extra.cuda", "gdc_launch_dependents gdc_wait", _SM_90),

@@ -119,7 +119,7 @@ def test_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda", 0)
     state = launch._state(
         PLAIN, 5, q.dtype, k.dtype, v.dtype, device, device, device, q.shape, q.stride(), k.shape, k.stride(), v.shape,
-        v.stride(), None, None,
+        v.stride(), None, None, None,
     )  # fmt: skip
     assert isinstance(state, few.State)
     out, lse = state.run((q.data_ptr(), k.data_ptr(), v.data_ptr()))
