@@ -78,6 +78,8 @@ def test_a_rank_that_others_wait_for_is_named_once(bad: int) -> None:
     (finding,) = stage.found
     assert f"rank {bad} has not entered all_reduce 8 of group 0, in which 3 ranks wait" in finding.sentence
     assert f"f{bad} (train.py:{bad})" in finding.sentence
+    waits = [[rank, bad, "all_reduce 8 of group 0"] for rank in range(WORLD) if rank != bad]
+    assert finding.evidence["waits"] == waits
     assert finding.latency_s is not None
     assert 3 <= finding.latency_s <= 5
     assert from_json(finding.to_json().encode()) == finding
@@ -106,7 +108,11 @@ def test_the_one_for_whom_all_wait_is_found_across_groups() -> None:
     ]
     stage.pass_time(8, beats)
     assert names(stage.found) == [("hang", "suspect", (0,))]
-    assert [3, 1, "all_reduce 4 of group dp2"] in stage.found[0].evidence["waits"]
+    waits = stage.found[0].evidence["waits"]
+    assert sorted(waits) == [
+        [1, 0, "all_reduce 6 of group tp"], [2, 0, "all_reduce 4 of group dp"], [3, 1, "all_reduce 4 of group dp2"]
+    ]  # fmt: skip
+    assert waits[0][1] == 0  # those of the collective that the finding names come first
 
 
 def test_a_circle_and_different_operations_are_faults_of_the_program() -> None:

@@ -9,15 +9,19 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import nn
 
+from ...errors import described
+from ...observers import active
+from ..backwards import Backwards
 from ..check import Check, Host
 
 
 class Times(Check):
-    """Marks the time at which an optimizer of a step is about to step for the first time.
+    """Marks the end of the last backward in front of the first optimizer of a step.
 
     Gradients have been reduced by then, so that all ranks are there at the same time: this is the common zero of their
-    clocks, which are not compared otherwise.
+    clocks, which are not compared otherwise.  What a rank does from there on, as to clip gradients, is time of its own.
     """
 
     name = "times"
@@ -27,17 +31,33 @@ class Times(Check):
         self._marks: deque[tuple[int, int]] = deque(maxlen=256)  # step, nanoseconds
         self._last: tuple[int, int] | None = None
         self._durations: deque[float] = deque(maxlen=32)
-        self._marked = 0
+        self._marked = self._ended = 0
+        self._backwards = Backwards(self._backward_ended, self._failed)
+
+    def module_begins(self, module: nn.Module) -> None:
+        """The forward of a module begins."""
+        self._backwards.module_begins()
+
+    def module_ended(self, module: nn.Module, result: Any) -> None:
+        """The forward of a module has ended."""
+        self._backwards.module_ended(result)
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step."""
         step = self.rank.step
         if step != self._marked:
             self._marked = step
-            now = time.time_ns()  # the clock of the flight recorder
+            now, self._ended = self._ended or time.time_ns(), 0
             if self._marks:
                 self._durations.append((now - self._marks[-1][1]) / 1e9)
             self._marks.append((step, now))
+
+    def _backward_ended(self) -> None:
+        if active.is_on(self.rank):  # and no roll call
+            self._ended = time.time_ns()  # the clock of the flight recorder
+
+    def _failed(self, error: Exception) -> None:
+        self.rank.coverage.unseen("slow", f"from the end of backwards on: {described(error)}")
 
     def median(self) -> float:
         """Seconds of a step, 0.0 as long as none is over."""

@@ -6,7 +6,6 @@ until it comes to those that wait for nobody.
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import statistics
@@ -374,9 +373,7 @@ class Liveness(Judge):
     def _graph(self, edges: Edges, first: Place | None = None) -> list[list[Any]]:
         """Edges for pictures: who waits, for whom, in what; those of one collective first."""
         found: list[list[Any]] = []
-        ranks = sorted(edges)
-        order = itertools.chain(*((r for r in ranks if (first in edges[r]) is there) for there in (True, False)))
-        for rank in order:
+        for rank in sorted(edges, key=lambda rank: (first not in edges[rank], rank)):
             for place, others in edges[rank].items():
                 found += [[rank, other, place.words(self._operation(place, [rank]))] for other in others[:4]]
             if len(found) >= _SHOWN:

@@ -22,6 +22,8 @@ EXCESS, LAST, OF = 1.1, 6, 8
 """A rank is slow that is above `EXCESS` times the median of its peers in `LAST` of the last `OF` steps."""
 LEAST = 1.0
 """Milliseconds by which a rank must be late at least, so that noise is no finding."""
+SPREAD = 3.0
+"""A slow rank is later than so many times what ranks are early or late in the median of a step."""
 LINK = 1.5
 """A group transfers slowly if its shortest duration is above so many times the median of other groups."""
 
@@ -29,6 +31,7 @@ _PATIENCE = 2.5  # seconds that a step waits for ranks that have not told of it
 _KEPT = 64  # steps that wait
 _AT_ONCE = 8192  # ranks of steps that one judgement looks at; the next one is a fifth of a second away
 _SHOWN = 16
+_FEW = 4  # ranks of which fewer have no spread
 
 Matrix = NDArray[np.float64]
 
@@ -218,7 +221,7 @@ class Slow(Judge):
 
     def _count(self, step: int, peers: Sequence[int], late: Matrix, base: Matrix, where: Matrix) -> list[Finding]:
         """Count a step for ranks of one kind, and name those that were slow often enough."""
-        slow = (late > (EXCESS - 1) * base) & (late > LEAST)
+        slow = (late > (EXCESS - 1) * base) & (late > LEAST) & (late > _usual(late))
         found = []
         many = max(1, len(peers) // 4)
         above = slow.nonzero()[0].tolist()
@@ -301,6 +304,11 @@ class Slow(Judge):
             cause="wire",
             evidence={"shortest_ms": round(time, 3), "ratio": round(ratio, 2)},
         )
+
+
+def _usual(late: Matrix) -> float:
+    """What lateness is nothing special: where ranks share processors, all of them come early and late by turns."""
+    return SPREAD * float(np.median(np.abs(late))) if len(late) >= _FEW else 0.0
 
 
 def _latest(sets: Sequence[tuple[NDArray[np.int64], Matrix]], peers: NDArray[np.int64]) -> tuple[Matrix, Matrix]:
