@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dash_inductor
 from dash_inductor.guard import group
+from dash_inductor.guard.checks.replay import Replay
 from dash_inductor.guard.findings import Finding
 from dash_inductor.guard.guard import Guard
 
@@ -65,7 +66,7 @@ def raising(guard: Guard) -> None:
         raise OSError("a planted error")
 
     assert guard._rank is not None
-    (replay,) = (check for check in guard._rank.checks if check.name == "replay")
+    (replay,) = (check for check in guard._rank.checks if isinstance(check, Replay))
     replay.before_optimizer = fail  # type: ignore[method-assign]
 
 

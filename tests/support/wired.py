@@ -28,10 +28,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dash_inductor.guard.checks.doors import Doors
 from dash_inductor.guard.checks.wires import Wires
 from dash_inductor.guard.rank import Rank
+from dash_inductor.observers.fingerprints.fingerprint import local
 
 from .distribution import ROOT
 from .forked import ranks
-from .planted import Meeting, flip, local
+from .planted import Meeting, flip
 from .processes import run_together
 
 STEPS, AT = 5, 4
@@ -155,7 +156,7 @@ def train(trial: Trial, number: int, world: int, group: Any) -> dict[str, Any]:
     rank.close()
     found += meeting.meet() + meeting.meet() + meeting.meet(last=True)
     model((torch.ones(4, 12) * number).to(trial.device)).sum().backward()  # the doors stay, and ranks stay in step
-    tensors = [local(each).cpu() for p in model.parameters() for each in (p, p.grad)]
+    tensors = [local(each.detach()).cpu() for p in model.parameters() for each in (p, p.grad)]
     mine = b"".join(tensor.numpy().tobytes() for tensor in tensors)
     everyone: list[Any] = [None] * world
     dist.all_gather_object(everyone, mine.hex(), group=group)
