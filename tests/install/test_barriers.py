@@ -38,8 +38,8 @@ PROGRAM = """
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             if not active:
                 stack.enter_context(dash_inductor.disabled())
-            half = torch.empty(4096, 256, device="cuda", dtype=torch.bfloat16)
-            places = torch.empty(4096, 2, device="cuda", dtype=torch.int64)
+            half = torch.empty(256, 4096, device="cuda", dtype=torch.bfloat16)
+            places = torch.empty(256, 2, device="cuda", dtype=torch.int64)
             with contextlib.suppress(Exception):
                 torch.compile(gradient_of_norm)(half, places, half, half[0])
     print(json.dumps(codes))
