@@ -28,6 +28,8 @@ ANSWER = 20.0
 BESIDE = 4.0
 """Seconds for which two halves that differ wait for what other checks say of them."""
 
+_AT_ONCE = 8192  # ranks after whose roots a judgement ends; the next one is a fifth of a second away
+_WAITING = 64  # steps of classes that may wait for it
 _AHEAD = 8  # steps of a class that have been compared behind one that is incomplete
 _REMEMBERED = 256  # steps
 _ASKED = 2  # ranks of each group
@@ -121,7 +123,10 @@ class Replicas(Judge):
                 self._since.setdefault((step, of), now)
 
     def _judged(self, now: float, last: bool, wait: bool) -> list[Finding]:
+        room = _AT_ONCE
         for step, of in sorted(self._roots):
+            if room <= 0 and not last and len(self._roots) < _WAITING:
+                break
             ranks, here = self._members[of], self._roots[step, of]
             compared = self._compared.setdefault(of, {})
             missing = [rank for rank in ranks if rank not in here] if len(here) < len(ranks) else []
@@ -132,6 +137,7 @@ class Replicas(Judge):
                 why = f"roots of {len(missing)} of {len(ranks)} ranks of a class have not come"
                 self.job.coverage.unseen("bits", why)
             self._compare(step, of, here, now)
+            room -= len(here)
             del self._roots[step, of], self._since[step, of]
             compared[step] = None
             while len(compared) > _REMEMBERED:
