@@ -18,6 +18,9 @@ Order = tuple[int, ...]
 
 MODIFIERS = ("softcap",)
 """The modifiers, which change scores beside scale and bias: attributes of `Call`."""
+LOW_SOFTCAP = 50.0
+"""The largest softcap of which ``exp`` and ``exp`` of its negative, summed over a million keys, leave fp32 and bf16 a
+factor of 2**35 in both directions, so that a softmax needs no maximum."""
 
 _TEXT = re.compile(
     r"([^/]+)/scale=([^/]+?)(?:/softcap=([^/]+?))?(?:/bias=(\d+)(\+gradient)?)?(?:/dropout=([^/]+))?"
@@ -124,7 +127,7 @@ class Call:
         return Traits(
             band.lo is not None, band.hi is not None, terms, self.bias is not None, self.dropout is not None,
             mask.placed is not None, numbers, tuple(self.modifiers), self.grad_logsumexp is not None,
-            self.sinks is not None,
+            self.sinks is not None, self.softcap is not None and self.softcap <= LOW_SOFTCAP,
         )  # fmt: skip
 
     def __str__(self) -> str:

@@ -26,6 +26,7 @@ class Traits:
         modifiers: the names of what changes scores beside scale and bias, see `Call.modifiers`.
         grad_logsumexp: the log-sum-exp has a gradient, in a backward.
         sinks: there are scores of no key, in a forward.
+        low_softcap: the softcap is at most `model.call.LOW_SOFTCAP`.
     """
 
     has_lo: bool = False
@@ -38,6 +39,7 @@ class Traits:
     modifiers: tuple[str, ...] = ()
     grad_logsumexp: bool = False
     sinks: bool = False
+    low_softcap: bool = False
 
     def has(self, term: str) -> bool:
         """Whether the mask has a term of this name."""
@@ -83,4 +85,5 @@ class Traits:
         bounds = [name for name, has in (("lo", self.has_lo), ("hi", self.has_hi)) if has]
         others = {"placed": self.placed, "numbers": self.numbers} | dict.fromkeys(self.modifiers, True)
         others |= {"grad_logsumexp": self.grad_logsumexp, "sinks": self.sinks}
+        others |= {"low": self.low_softcap}
         return "_".join([*(bounds or ["full"]), *sorted(self.data), *(name for name, has in others.items() if has)])

@@ -7,7 +7,7 @@ from ..model.plan import Tiles
 from ..model.site import Site
 from .forward import Forward
 
-NUMERICS_VERSION = 13
+NUMERICS_VERSION = 14
 """Raise it whenever a kernel changes the bits of a gradient for an otherwise equal numerics key."""
 
 

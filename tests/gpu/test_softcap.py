@@ -32,7 +32,8 @@ MASKS = [
     "full", "causal:bottom_right", "band(0,99)", "band(-40,40)", "band(none,5)", "causal & keys(0)", "segments(0,1)",
     "dense(0)", "causal & interval(0,1,none)", "band(0,200) & keys(0) & segments(1,2)",
 ]  # fmt: skip
-SOFTCAPS = itertools.cycle((50.0, 5.0, 30.0))
+SOFTCAPS = itertools.cycle((50.0, 5.0, 30.0, 100.0))
+"""Low ones, and one that needs the maximum of a row."""
 SPREADS = itertools.cycle((1.0, 8.0, 40.0, 3.0))
 """Of scaled products: within the bounds, and far above them."""
 DTYPES = itertools.cycle((torch.bfloat16, torch.float16, torch.bfloat16))

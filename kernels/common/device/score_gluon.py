@@ -46,12 +46,13 @@ class Score:
     """The scores of a call, see `common.score`.
 
     factor: makes products scores in base 2, or shares of the bound where there is one; bound: as in `score.BOUND`, None
-    if there is none.
+    if there is none; FIXED_BASE: a softmax has the base zero, see Note [Softmax] in `hopper.forward.device.steps`.
     """
 
     factor: gl.tensor
     bound: group
     BOUNDED: gl.constexpr
+    FIXED_BASE: gl.constexpr
 
     @gluon.jit
     def begun(self, s, HIDES: gl.constexpr):

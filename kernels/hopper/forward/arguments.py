@@ -66,7 +66,8 @@ class Form(NamedTuple):
     """The tiles of the main kernel and its roles as compile-time constants.
 
     BLOCK_D + TAIL_D: columns of q and k, BLOCK_DV of v; Q_STAGES, STAGES: of the rings of q, and of k and v; CONSUMERS:
-    their number; OUT_IN_Q: out takes the place of q in shared memory; REGISTERS, PRODUCER_REGISTERS: of a thread.
+    their number; OUT_IN_Q: out takes the place of q in shared memory; REGISTERS, PRODUCER_REGISTERS: of a thread;
+    FIXED_BASE: see Note [Softmax] in `device.steps`.
     """
 
     BLOCK_KV: int
@@ -79,6 +80,7 @@ class Form(NamedTuple):
     OUT_IN_Q: bool
     REGISTERS: int
     PRODUCER_REGISTERS: int
+    FIXED_BASE: bool
 
 
 FEW_STRIDES = shared.strides(8)

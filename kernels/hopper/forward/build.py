@@ -145,6 +145,11 @@ class Specialisation:
         return not (self.traits.terms or self.traits.dropout)
 
     @property
+    def fixed_base(self) -> bool:
+        """The softmax needs no maximum: no power of a score leaves the range of P's dtype, which is q's."""
+        return self.traits.low_softcap and self.dtype == "bfloat16"
+
+    @property
     def half_tiles(self) -> bool:
         """The config's value, for bands with a lower bound."""
         return self.config.half_tiles and self.traits.has_lo and self.plain
@@ -215,7 +220,7 @@ class Kernels:
         v = self.config
         return arguments.Form(
             v.block_kv, self.columns - v.tail, v.tail, self.value_columns, v.q_stages, v.stages, v.consumers,
-            v.out_in_q, v.registers, v.producer_registers,
+            v.out_in_q, v.registers, v.producer_registers, self.of.fixed_base,
         )  # fmt: skip
 
     @cached_property

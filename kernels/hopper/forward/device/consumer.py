@@ -55,7 +55,7 @@ def consume(work, data, placement, drops, shared, out_desc, target, lse_ptr, sco
                 exists = bounds[0] < bounds[3]
         if exists:
             rows = block * ROWS + gl.arange(0, ROWS, row_layout)
-            m = gl.full([ROWS], LOWEST, gl.float32, row_layout)
+            m = gl.full([ROWS], 0.0 if score.FIXED_BASE else LOWEST, gl.float32, row_layout)
             total = gl.zeros([ROWS], gl.float32, row_layout)
             acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, accumulator_layout(ROWS, BLOCK_DV, 4))
             here = (b, head, block, rows, q_tile, seed)
@@ -170,7 +170,8 @@ def walk_words(
                 work, data, drops, shared, score, zero, here, kv_of(word), masks, it, m, total
             )
             p = as_left(p, shared.k.dtype, shared.v.shape[2])
-            acc = scaled(acc, shrink)
+            if not score.FIXED_BASE:
+                acc = scaled(acc, shrink)
             kv = kv_of(word)
             word = read_word(shared, it)
             it += 1

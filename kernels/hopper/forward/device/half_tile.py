@@ -35,7 +35,7 @@ def half_tile_step(work, data, shared, score, here, kv, it, m, total):
     p, m, shrink = probabilities(score, s, far, by_row(m, layout), True)
     p = gl.join(p, zero).permute([0, 2, 1]).reshape([ROWS, 2 * ROWS])
     p = gl.convert_layout(p, whole, assert_trivial=True)
-    return p, by_row(m, whole), sum_with(p, total, by_row(shrink, whole))
+    return p, by_row(m, whole), sum_with(score, p, total, by_row(shrink, whole))
 
 
 @gluon.jit

@@ -10,6 +10,10 @@ Note [Softmax]
     use.  It is exactly one where a tile does not raise the base, so that a tile in which a row sees no key leaves the
     row as it is, bit for bit: which kv tiles the other rows of the row block see does not matter to it.
 
+    Scores that a low bound keeps near zero need no maximum: the base is zero from the beginning, every factor is one,
+    and neither is computed.  The powers of such scores are far from the ends of the range of fp32 and bf16, see
+    `model.call.LOW_SOFTCAP`, not of that of fp16.
+
     ``max(score) * scale`` is the largest ``score * scale`` only for a positive scale; the host sees to that, see
     `launch.forward`.
 """
@@ -62,7 +66,7 @@ def softmax(score, s, far, m, total, HIDES: gl.constexpr):
     s, far: as of `Score.begun`; HIDES: a mask may have hidden some of s.
     """
     p, base, shrink = probabilities(score, s, far, m, HIDES)
-    return p, base, sum_with(p, total, shrink), shrink
+    return p, base, sum_with(score, p, total, shrink), shrink
 
 
 @gluon.jit
@@ -71,8 +75,12 @@ def probabilities(score, s, far, m, HIDES: gl.constexpr):
 
     Fused multiply-adds are spelt out, here and in `sum_with`: every build rounds alike.
     """
-    base = gl.maximum(m, score.of_largest(gl.max(s, 1), HIDES))
-    shrink = exp2(m - base)
+    if score.FIXED_BASE:
+        base = gl.zeros_like(m)
+        shrink = base + 1.0
+    else:
+        base = gl.maximum(m, score.of_largest(gl.max(s, 1), HIDES))
+        shrink = exp2(m - base)
     if score.BOUNDED:
         p = score.powers(s, far, gl.expand_dims(base, 1), HIDES)
     else:
@@ -81,9 +89,12 @@ def probabilities(score, s, far, m, HIDES: gl.constexpr):
 
 
 @gluon.jit
-def sum_with(p, total, shrink):
+def sum_with(score, p, total, shrink):
     """The new sum of every row."""
-    return gl.fma(total, shrink, gl.sum(p, 1))
+    if score.FIXED_BASE:
+        return total + gl.sum(p, 1)
+    else:
+        return gl.fma(total, shrink, gl.sum(p, 1))
 
 
 @gluon.jit
@@ -234,7 +245,9 @@ def next_step(work, data, drops, shared, score, zero, here, kv_before, kv, masks
     p = as_left(p, shared.k.dtype, shared.v.shape[2])
     acc, p = warpgroup_mma_wait(0, deps=(acc, p))  # P too: it crosses the loop as it is, packed
     release(shared.v_empty.index(before))
-    return p, scaled(acc, shrink), m, total
+    if not score.FIXED_BASE:
+        acc = scaled(acc, shrink)
+    return p, acc, m, total
 
 
 @gluon.jit
