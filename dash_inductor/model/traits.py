@@ -26,7 +26,7 @@ class Traits:
         modifiers: the names of what changes scores beside scale and bias, see `Call.modifiers`.
         grad_logsumexp: the log-sum-exp has a gradient, in a backward.
         sinks: there are scores of no key, in a forward.
-        low_softcap: the softcap is at most `model.call.LOW_SOFTCAP`.
+        low_scores: a bound keeps scores so near zero that a softmax needs no maximum, see `model.call.LOW_SOFTCAP`.
     """
 
     has_lo: bool = False
@@ -39,7 +39,7 @@ class Traits:
     modifiers: tuple[str, ...] = ()
     grad_logsumexp: bool = False
     sinks: bool = False
-    low_softcap: bool = False
+    low_scores: bool = False
 
     def has(self, term: str) -> bool:
         """Whether the mask has a term of this name."""
@@ -85,5 +85,5 @@ class Traits:
         bounds = [name for name, has in (("lo", self.has_lo), ("hi", self.has_hi)) if has]
         others = {"placed": self.placed, "numbers": self.numbers} | dict.fromkeys(self.modifiers, True)
         others |= {"grad_logsumexp": self.grad_logsumexp, "sinks": self.sinks}
-        others |= {"low": self.low_softcap}
+        others |= {"low": self.low_scores}
         return "_".join([*(bounds or ["full"]), *sorted(self.data), *(name for name, has in others.items() if has)])

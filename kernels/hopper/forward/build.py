@@ -147,7 +147,7 @@ class Specialisation:
     @property
     def fixed_base(self) -> bool:
         """The softmax needs no maximum: no power of a score leaves the range of P's dtype, which is q's."""
-        return self.traits.low_softcap and self.dtype == "bfloat16"
+        return self.traits.low_scores and self.dtype == "bfloat16"
 
     @property
     def half_tiles(self) -> bool:

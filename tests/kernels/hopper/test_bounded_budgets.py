@@ -49,7 +49,7 @@ class Case:
         return self.band.is_full and not (self.codes or self.dense)
 
     def traits(self) -> Traits:
-        return traits_of(self.band, self.codes, self.dense, self.dropout, softcap=True, low_softcap=self.low)
+        return traits_of(self.band, self.codes, self.dense, self.dropout, softcap=True, low_scores=self.low)
 
 
 SOON = [
