@@ -493,7 +493,8 @@ def test_bounded_scores(launches: Launches) -> None:
         assert arguments[-2] == pytest.approx((score.ARGUMENT * 0.1 / softcap,))
     first, second = launches.problems
     assert first == second
-    assert first.traits.modifiers == ("softcap",) and first.traits.low_scores
+    assert first.traits.modifiers == ("softcap",)
+    assert first.traits.low_scores
     with pytest.raises(ArgumentError, match="softcap"):
         run(q, k, v, softcap=3e38)
 
