@@ -8,6 +8,8 @@ follow from its shape, as ever.
 
 Padding is done in front of a permutation where there is one, so that all products that read a tensor, such as a weight
 that embeds tokens, makes logits and has a gradient, share one padded copy.  The result is a view of the padded product.
+A copy of an input of the graph, such as a weight, is made once in the forward and once in the backward: kept in between
+it would be there where memory is scarcest, beside logits and their gradient.
 What is computed element by element from such results, as the gradient of logits, is not copied but computed with padded
 columns (`wider`).
 """
@@ -23,6 +25,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
+from torch.utils.checkpoint import CheckpointPolicy
 
 from ..config import Config
 from ..errors import described
@@ -35,6 +38,7 @@ from ..model.site import NOMINAL_BATCH, NOMINAL_LEN
 from ..records.records import Record
 from ..upstream import arch
 from ..upstream.pytree import tree_map_only
+from .attention.saved import shows_input
 from .rewrite import Result
 from .wider import NotWider, Wider, read_padded
 
@@ -183,10 +187,16 @@ class _Copies:
         """A padded operand, the same one for all products in front of which it is."""
         key = base, tuple(pads)
         if key not in self.made:
-            wide = self._wide(emitter, base, pads)
-            kind: Any = aten.constant_pad_nd.default
-            self.made[key] = wide or emitter.shared(kind, (base, [*pads], 0.0), {}, before=before, like=base)
+            self.made[key] = self._wide(emitter, base, pads) or self._copy(emitter, base, pads, before)
         return self.made[key]
+
+    def _copy(self, emitter: Emitter, base: Node, pads: Sequence[int], before: Node) -> Node:
+        """A copy with zeros.  That of an input is made again in the backward, which has the input in any case."""
+        kind: Any = aten.constant_pad_nd.default
+        copy = emitter.shared(kind, (base, [*pads], 0.0), {}, before=before, like=base)
+        if shows_input(base):
+            copy.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+        return copy
 
     def _wide(self, emitter: Emitter, base: Node, pads: Sequence[int]) -> Node | None:
         """The operand computed with padded columns; None if it has to be copied."""

@@ -13,6 +13,7 @@ import torch._functorch.config as functorch_config
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Graph, Node
+from torch.utils.checkpoint import CheckpointPolicy
 
 from dash_inductor.config import config
 from dash_inductor.records.records import Record, all_records, clear_sites
@@ -303,7 +304,21 @@ def test_what_is_padded(dynamic: bool) -> None:
     with graphs_after() as seen:
         torch.compile(model, dynamic=dynamic)(torch.zeros(2, 8, dtype=torch.int64)).backward()
     assert readers_of(aten.constant_pad_nd.default, seen[0]) == [{"addmm"}, {"addmm", "mm"}]  # the bias, the weight
+    copy = [node for node in seen[0] if node.target is aten.constant_pad_nd.default][1]
+    assert copy.meta["recompute"] is CheckpointPolicy.MUST_RECOMPUTE  # which is not kept for the backward
     assert [found for found in readers_of(aten.where.self, seen[0]) if "mm" in found] == [{"mm", "sum"}]
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("small_ones_pay")
+def test_a_weight_that_is_rewritten_before_its_backward_is_pytorchs_error() -> None:
+    model = Language(tied=False).bfloat16()
+    loss = torch.compile(model)(torch.zeros(2, 8, dtype=torch.int64))
+    assert all_records()
+    with torch.no_grad():
+        model.head.weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 @pytest.mark.usefixtures("small_ones_pay")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 _SIZE = {
@@ -16,9 +15,9 @@ _SIZE = {
     "uint8": 1,
     "bool": 1,
 }
-_NEW = re.compile(r"(\w+) = empty_strided_cuda\(\(([^)]*)\), \([^)]*\), torch\.(\w+)\)")
+_NEW = re.compile(r"(\w+) = empty_strided_cuda\(\(([^)]*)\), \(([^)]*)\), torch\.(\w+)\)")
 _NAMED = re.compile(r"(\w+) = (?:reinterpret_tensor\()?(\w+)(?:, .*\))?; del (\w+)  # reuse")
-_GIVEN = re.compile(r"(\w+) = rand_strided\(\(([^)]*)\), \([^)]*\), device='cuda:0', dtype=torch\.(\w+)\)")
+_GIVEN = re.compile(r"(\w+) = rand_strided\(\(([^)]*)\), \(([^)]*)\), device='cuda:0', dtype=torch\.(\w+)\)")
 _GONE = re.compile(r"(?:^|; )del (\w+)")
 
 
@@ -31,12 +30,12 @@ def peak(code: str, beside: frozenset[str] = frozenset()) -> int:
         beside: shapes of the program's own tensors, as they are written in the code, which are there anyway.
     """
     given = _GIVEN.findall(code)
-    held = {name: _bytes(shape, dtype) for name, shape, dtype in given if shape not in beside}
+    held = {name: _bytes(shape, *others) for name, shape, *others in given if shape not in beside}
     most = sum(held.values())
     for line in code.partition("    def call(")[2].partition("runner = ")[0].splitlines():
         text = line.strip()
         if found := _NEW.match(text):
-            held[found[1]] = _bytes(found[2], found[3])
+            held[found[1]] = _bytes(*found.groups()[1:])
             most = max(most, sum(held.values()))
         elif (found := _NAMED.match(text)) and found[2] == found[3]:
             held[found[1]] = held.pop(found[2])
@@ -45,5 +44,9 @@ def peak(code: str, beside: frozenset[str] = frozenset()) -> int:
     return most
 
 
-def _bytes(shape: str, dtype: str) -> int:
-    return math.prod(int(size) for size in shape.split(",") if size.strip()) * _SIZE[dtype]
+def _bytes(shape: str, strides: str, dtype: str) -> int:
+    """Bytes from the first element of a tensor to the last one."""
+    sizes, steps = ([int(number) for number in each.split(",") if number.strip()] for each in (shape, strides))
+    if 0 in sizes:
+        return 0
+    return (1 + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))) * _SIZE[dtype]

@@ -141,3 +141,25 @@ def install_torch() -> None:
         setattr(CudaInterface.Worker, name, staticmethod(seen_by_all[name]))
     fake_tensor.init_gpu_context = always(None)
     fake_tensor.FakeTensorMode.avoid_device_init = property(always(True))  # type: ignore[assignment,method-assign]  # a patch
+
+
+def fold_constants_on_cpu() -> None:
+    """Let Inductor's folding of constants, which computes on the device, compute on the CPU from here on.
+
+    Without it generated code is not that of a real GPU: other values are kept in memory, and reused.
+    """
+    from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class OnCpu(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            given = dict(kwargs or {})
+            return func(*args, **(given | {"device": "cpu"} if "device" in given else given))
+
+    deduce = UniformValueConstantFolder._deduce_value
+
+    def deduced(self: Any, node: Any) -> Any:
+        with OnCpu():
+            return deduce(self, node)
+
+    UniformValueConstantFolder._deduce_value = deduced
