@@ -83,8 +83,10 @@ def test_masks_of_experts() -> None:
     found = step(torch.compile(experts))
     masks = [record for record in all_records() if getattr(record, "rewrite", "") == "known_masks"]
     assert len(masks) >= 2
-    with config.patch(rewrites="attention"):
-        torch._dynamo.reset()
-        plain = step(torch.compile(experts))
+    torch.use_deterministic_algorithms(False)  # under which `histc` raises, if it is PyTorch's; nothing is rewritten
+    torch._dynamo.reset()
+    clear_sites()
+    plain = step(torch.compile(experts))
+    assert not all_records()
     for ours, theirs in zip(found, plain, strict=True):
         assert (ours.float() - theirs.float()).norm() <= 1e-2 * theirs.float().norm()
