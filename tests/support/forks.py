@@ -50,6 +50,9 @@ install_driver()
 import torch
 import torch._inductor.compile_fx
 import dash_inductor.lowering
+from tests.support import quick_interpreter
+
+quick_interpreter.install()
 """
 """Imports of programs in Triton's interpreter, with a GPU for Inductor."""
 
