@@ -20,6 +20,5 @@ def _builtins(package: Any) -> list[str]:
 
 def install() -> None:
     """Change the interpreter of this process, which has called nothing yet."""
-    interpreter.inspect = SimpleNamespace(
-        **{**vars(inspect), "getmembers": lambda package: [(name, getattr(package, name)) for name in _builtins(package)]}
-    )
+    quick = {"getmembers": lambda package: [(name, getattr(package, name)) for name in _builtins(package)]}
+    interpreter.inspect = SimpleNamespace(**{**vars(inspect), **quick})
