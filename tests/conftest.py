@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import sys
@@ -33,6 +34,9 @@ from dash_inductor.records.records import clear_sites  # noqa: E402
 from .support.distribution import build_wheel, copy_sources, install_wheel  # noqa: E402
 from .support.global_hooks import no_global_hooks_stay  # noqa: E402, F401  # a fixture of every file
 from .support.left_behind import nothing_left_behind, seed  # noqa: E402
+from .support.processes import LARGE_HEAP  # noqa: E402
+
+gc.set_threshold(*LARGE_HEAP)
 
 with contextlib.suppress(ImportError):  # a GPU machine may lack it
     from hypothesis import HealthCheck, settings
@@ -45,6 +49,10 @@ with contextlib.suppress(ImportError):  # a GPU machine may lack it
 def pytest_sessionfinish() -> None:
     if _CACHE:
         shutil.rmtree(_CACHE, ignore_errors=True)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # modules and tests stay to the end: the collector need not look at them again
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -93,7 +101,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_wheel(copy_sources(folder / "source"), folder)
 
 
+@pytest.fixture(scope="session")
+def installed_package(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with an installed copy of the package, byte code and all; nobody changes it."""
+    return install_wheel(wheel, tmp_path_factory.mktemp("installed") / "site")
+
+
 @pytest.fixture
-def copied_package(wheel: Path, tmp_path: Path) -> Path:
+def copied_package(installed_package: Path, tmp_path: Path) -> Path:
     """A directory with an installed copy of the package that the test may break; to be put on PYTHONPATH."""
-    return install_wheel(wheel, tmp_path / "site")
+    return shutil.copytree(installed_package, tmp_path / "site")

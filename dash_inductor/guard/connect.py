@@ -73,7 +73,7 @@ def start_monitor(folder: Path) -> None:
     """
     environment = {name: value for name, value in os.environ.items() if name not in (FOLDER, ADDRESS)}
     subprocess.Popen(
-        [sys.executable, "-m", "dash_inductor.guard.standalone", os.fspath(folder), run_name()],
+        [sys.executable, "-m", "dash_inductor.guard.standalone", os.fspath(folder), run_name(), str(os.getpid())],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -1,8 +1,12 @@
-"""A monitor in a process of its own, which rank 0 starts: ``python -m dash_inductor.guard.standalone FOLDER RUN``."""
+"""A monitor in a process of its own, which rank 0 starts.
+
+Usage: ``python -m dash_inductor.guard.standalone FOLDER RUN STARTER``, the last one the process that starts it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -15,7 +19,7 @@ from .store import listen
 from .watching import TURN, Watching
 
 _START = 120.0  # seconds in which the first rank must come
-_END = 2.0  # seconds without any rank after which the job has ended
+_END = 2.0  # seconds without any rank after which the job has ended, or without rank 0 if no rank has come
 
 
 def tell(finding: Finding) -> None:
@@ -25,8 +29,8 @@ def tell(finding: Finding) -> None:
     print(f"dash-inductor guard: {finding.severity}: {step}{finding.sentence}{advice}", file=sys.stderr, flush=True)
 
 
-def main(folder: str, run: str) -> int:
-    """Watch until all ranks have left.
+def main(folder: str, run: str, starter: str) -> int:
+    """Watch until all ranks have left, or `starter`, the process of rank 0, has ended before any has come.
 
     Returns:
         The exit status: 0, or 1 if it could not begin.
@@ -49,6 +53,8 @@ def main(folder: str, run: str) -> int:
             watching.turn(TURN)
             if watching.connected:
                 there = time.monotonic()
+            elif os.getppid() != int(starter):  # which holds what waits for the end of this process's output
+                there = min(there, time.monotonic())
     finally:
         with contextlib.suppress(OSError):
             path.unlink()

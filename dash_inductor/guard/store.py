@@ -143,6 +143,7 @@ class Line:
     def _connect(self) -> _End:
         deadline = time.monotonic() + self._patience
         while True:
+            is_last = self._closing.is_set() or time.monotonic() > deadline
             try:
                 found = self._find()
                 if found is not None:
@@ -150,8 +151,9 @@ class Line:
                 problem = OSError("it has told no address")
             except OSError as error:
                 problem = error
-            if time.monotonic() > deadline or self._closing.wait(_INTERVAL):
+            if is_last:  # a rank that ends before it has looked again is still seen to come and go
                 raise problem
+            self._closing.wait(_INTERVAL)
 
     def _flush(self, end: _End) -> None:
         while self._queue:

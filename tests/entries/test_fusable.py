@@ -17,9 +17,8 @@ from dash_inductor.entries import math_path
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import sites
 
-from ..support.distribution import ROOT
+from ..support.forks import FAKE_GPU, run_forked
 from ..support.graphs import BACKWARD, FORWARD, assert_as_exact, capture, op_counts, step, tensors
-from ..support.processes import run_python
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 
@@ -143,13 +142,8 @@ def test_nothing_changes_on_a_cpu_that_is_left_alone() -> None:
 PROGRAM = """
     import json
 
-    from tests.support import fakecuda, mockgpu
-
-    mockgpu.install_driver()
-    fakecuda.install()
     from tests.entries.test_fusable import records_of_h100
 
-    mockgpu.install_torch()
     print(json.dumps(records_of_h100()))
 """
 PLANE = (2, 8, 128, 128)
@@ -229,7 +223,7 @@ def records_of_h100() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def on_h100() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run_python(PROGRAM, path=ROOT).stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(run_forked(FAKE_GPU, PROGRAM).stdout.splitlines()[-1])
     return found
 
 

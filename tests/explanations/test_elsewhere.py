@@ -23,9 +23,8 @@ from dash_inductor.explanations.elsewhere import Untraceable, device, moving, sd
 from dash_inductor.explanations.explanation import Explanation
 from dash_inductor.upstream import compat, devices
 
-from ..support.distribution import ROOT
 from ..support.fakecuda import compiler
-from ..support.processes import run_python
+from ..support.forks import FAKE_GPU, run_forked
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 LENGTH = 128
@@ -482,13 +481,9 @@ def test_cudnn_may_be_chosen_where_the_flag_only_warns() -> None:
 OPERATORS = """
     import json
 
-    from tests.support import fakecuda, mockgpu
-
-    mockgpu.install_driver()
-    fakecuda.install()
+    from tests.support import fakecuda
     from tests.explanations.test_elsewhere import operators_of_all_calls
 
-    mockgpu.install_torch()
     print(json.dumps(operators_of_all_calls(lambda name: fakecuda.choose(fakecuda.Backend[name.upper()]))))
 """
 
@@ -496,7 +491,7 @@ OPERATORS = """
 @pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
 def test_operators_are_those_of_pytorch() -> None:
     """For each call PyTorch's own code, told what to choose, calls the same operators with the same arguments."""
-    calls = json.loads(run_python(OPERATORS, path=ROOT).stdout.splitlines()[-1])
+    calls = json.loads(run_forked(FAKE_GPU, OPERATORS).stdout.splitlines()[-1])
     assert len(calls) >= 10
     for name, (theirs, ours) in calls.items():
         assert theirs == ours, name

@@ -192,6 +192,13 @@ def test_from_the_environment_without_a_change_of_the_program(tmp_path: Path) ->
     assert not (tmp_path / "nothing").exists()
 
 
+def test_the_monitor_of_a_program_that_ends_at_once_holds_nobody_up(tmp_path: Path) -> None:
+    """Its errors go where those of the program go, and who reads them waits for their end."""
+    program = "import sys, dash_inductor.guard.connect as c; c.start_monitor(c.Path(sys.argv[1]))"
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    assert subprocess.run(command, capture_output=True, check=True, timeout=100).stderr == b""
+
+
 def test_what_starts_a_program_needs_no_torch() -> None:
     code = "import sys, dash_inductor.guard.wrapper, dash_inductor.guard.standalone; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

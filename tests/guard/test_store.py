@@ -206,6 +206,21 @@ def test_a_queue_has_a_bound_and_nothing_waits(monkeypatch: pytest.MonkeyPatch) 
     assert sum(unseen.values()) == 90 + 10 + 2 + 1  # those that waited, those that could not be sent, and the farewell
 
 
+def test_a_rank_that_ends_before_it_has_found_the_monitor_comes_and_goes(ends: Ends) -> None:
+    looked, there = threading.Event(), threading.Event()
+
+    def find() -> tuple[tuple[str, int], str] | None:
+        looked.set()
+        return (ends.address, SECRET) if there.is_set() else None
+
+    line = Line(find, HELLO, 0, ends.lost)
+    assert looked.wait(20.0)
+    there.set()
+    line.close()
+    until(lambda: ends.has(LEFT))
+    assert [message.kind for message in ends.came] == [JOINED, LEFT]
+
+
 def test_a_monitor_that_ends_costs_a_warning(ends: Ends, caplog: pytest.LogCaptureFixture) -> None:
     line = ends.line(0)
     until(lambda: ends.has(JOINED))

@@ -6,24 +6,18 @@ import json
 
 import pytest
 
-from ..support.distribution import ROOT
 from ..support.fakecuda import compiler
-from ..support.processes import run_python
+from ..support.forks import FAKE_GPU, run_forked
 from ..support.read_back import read_back
 
 PROGRAM = """
     import contextlib, json
 
-    from tests.support import fakecuda, mockgpu
-
-    mockgpu.install_driver()
-    fakecuda.install()
     import torch
     import torch._inductor.config
     from torch._inductor.graph import GraphLowering
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    mockgpu.install_torch()
     import dash_inductor
     from tests.support.norms import gradient_of_norm
 
@@ -48,7 +42,7 @@ PROGRAM = """
 
 @pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
 def test_generated_code() -> None:
-    output = run_python(PROGRAM, path=ROOT, TORCHINDUCTOR_COMPILE_THREADS=1).stdout
+    output = run_forked(FAKE_GPU, PROGRAM).stdout
     ours, plain = json.loads(output.splitlines()[-1])
     assert "tl.debug_barrier()" in ours
     assert not [*read_back(ours)]

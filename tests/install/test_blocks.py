@@ -15,7 +15,7 @@ from dash_inductor.install.blocks import Kernel, choose
 
 from ..support.distribution import ROOT
 from ..support.fakecuda import compiler
-from ..support.processes import run_python
+from ..support.forks import FAKE_GPU, run_forked
 
 RESULTS = Path(ROOT, "benchmarks", "results", "reductions.json")
 
@@ -87,16 +87,11 @@ def test_kernels_that_are_left_to_inductor() -> None:
 PROGRAM = """
     import contextlib, json, re, sys
 
-    from tests.support import fakecuda, mockgpu
-
-    mockgpu.install_driver()
-    fakecuda.install()
     import torch
     import torch._inductor.config
     from torch._inductor.graph import GraphLowering
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    mockgpu.install_torch()
     import dash_inductor
 
     codes = []
@@ -131,7 +126,7 @@ PROGRAM = """
 
 @pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
 def test_generated_code() -> None:
-    output = run_python(PROGRAM, path=ROOT, TORCHINDUCTOR_COMPILE_THREADS=1).stdout
+    output = run_forked(FAKE_GPU, PROGRAM).stdout
     across, short, along, *others = json.loads(output.splitlines()[-1])
     assert across == [["fixed_config", "config={'XBLOCK': 64, 'R0_BLOCK': 8, 'num_warps': 4, 'num_stages': 1}"], "red"]
     assert short == [["fixed_config", "config={'XBLOCK': 64, 'num_warps': 4, 'num_stages': 1}"], "per"]

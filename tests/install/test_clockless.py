@@ -18,9 +18,8 @@ import dash_inductor
 from dash_inductor.install.clockless import MARK
 from dash_inductor.upstream import compat, seams
 
-from ..support.distribution import ROOT
 from ..support.fakecuda import compiler
-from ..support.processes import run_python
+from ..support.forks import FAKE_GPU, run_forked
 
 Seen = list[tuple[bool, bool]]
 
@@ -98,17 +97,12 @@ def test_first_that_fits() -> None:
 PROGRAM = """
     import contextlib, json
 
-    from tests.support import fakecuda, mockgpu
-
-    mockgpu.install_driver()
-    fakecuda.install()
     import torch
     import torch._inductor.compile_fx
     import torch._inductor.config
     from torch._inductor.graph import GraphLowering
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    mockgpu.install_torch()
     import dash_inductor
     from tests.support.autotuned import row_sums
 
@@ -143,7 +137,7 @@ PROGRAM = """
 
 @pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
 def test_scans_and_kernels_of_the_program() -> None:
-    output = run_python(PROGRAM, path=ROOT, TORCHINDUCTOR_COMPILE_THREADS=1).stdout
+    output = run_forked(FAKE_GPU, PROGRAM).stdout
     scanned, counted, summed, *plain = json.loads(output.splitlines()[-1])
     assert scanned == [False, False, []]
     assert counted[0] is not compat.scans_stay_whole()  # integers have no order

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +14,7 @@ from dash_inductor.model import Band, Call, Mask, Operand, Segments, Site
 from dash_inductor.planning import plan
 
 from ..support.another_term import AtLeast, installed
-from ..support.distribution import ROOT
+from ..support.forks import interpreted_results
 from ..support.hopper_builds import TILES
 from .reference.test_scores import BATCH, DIM, KV, LENGTH, Q, check
 
@@ -67,10 +65,7 @@ CASES = [
 
 
 def test_portable_kernels_and_tables_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "tests.support.another_term", *CASES]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = [line.removeprefix("RESULT ") for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    lines = interpreted_results("another_term", *CASES)
     assert [line.partition(" ")[0] for line in lines[:2]] == ["tables"] * 2
     for case, line in zip(CASES, lines[2:], strict=True):
         assert max(float(word) for word in line.removeprefix(case).split()) < 5e-5, line

@@ -28,10 +28,9 @@ from dash_inductor.rewrites.runner import rewrite_graph
 from dash_inductor.upstream import compat
 
 from ..support.calls import call_of
-from ..support.distribution import ROOT
 from ..support.fakecuda import compiler
+from ..support.forks import FAKE_GPU, run_forked
 from ..support.graphs import BACKWARD, Shape, cuda_inputs, flash, op_counts, trace
-from ..support.processes import run_python
 from .test_hopper import PROGRAM
 
 CUDA = torch.device("cuda", 0)
@@ -205,7 +204,7 @@ def test_a_compile_goes_on_with_pytorchs_operator(kernel: str) -> None:
             .replace("build.compile_kernel", "build.build")
             .replace("function.__name__", "function.text")
         )
-    output = run_python(program, path=ROOT, TORCHINDUCTOR_COMPILE_THREADS=1).stdout
+    output = run_forked(FAKE_GPU, program).stdout
     reason, detail, codes, compiled = json.loads(output.splitlines()[-1])
     assert (reason, detail) == ("compile_failed", "TypeError: 'NoneType' object is not callable")
     assert len(compiled) == 1

@@ -8,17 +8,12 @@ from typing import Any
 
 import pytest
 
-from ..support.distribution import ROOT
 from ..support.fakecuda import compiler
-from ..support.processes import run_python
+from ..support.forks import FAKE_GPU, run_forked
 
 PROGRAM = """
     import contextlib, json
 
-    from tests.support import fakecuda, mockgpu
-
-    mockgpu.install_driver()
-    fakecuda.install()
     import torch
     import torch._inductor.compile_fx  # installs our pass: what looks at graphs comes after it
     import torch._inductor.config
@@ -26,7 +21,6 @@ PROGRAM = """
     from torch._inductor.graph import GraphLowering
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    mockgpu.install_torch()
     import dash_inductor
     from dash_inductor.upstream import compat
     from dash_inductor.config import config
@@ -104,7 +98,7 @@ def compiled_cases(program: str, cases: Sequence[object]) -> dict[str, Any]:
     if compiler() is None:
         pytest.skip("the fake CUDA device needs a C++ compiler")
     program = program.replace("CASES", repr(cases))
-    output = run_python(program, path=ROOT, TORCHINDUCTOR_COMPILE_THREADS=1).stdout
+    output = run_forked(FAKE_GPU, program).stdout
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return found
 

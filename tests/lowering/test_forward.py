@@ -7,9 +7,8 @@ import re
 
 import pytest
 
-from ..support.distribution import ROOT
 from ..support.fakecuda import compiler
-from ..support.processes import run_python
+from ..support.forks import FAKE_GPU, run_forked
 from .test_hopper import PROGRAM as HOPPER
 from .test_hopper import without_kernels
 
@@ -19,7 +18,7 @@ PROGRAM = BASE.replace("torch.bfloat16", "torch.float32")
 
 def compiled(program: str) -> tuple[str, str]:
     """The plan, and the code of the forward graph."""
-    output = run_python(program, path=ROOT, TORCHINDUCTOR_COMPILE_THREADS=1, TRITON_DEFAULT_FP_FUSION=0).stdout
+    output = run_forked(FAKE_GPU, program, TRITON_DEFAULT_FP_FUSION="0").stdout
     plan, codes, _ = json.loads(output.splitlines()[-1])
     return plan, codes[0]
 

@@ -9,18 +9,13 @@ import re
 import pytest
 import torch._functorch.config
 
-from ..support.distribution import ROOT
 from ..support.fakecuda import compiler
-from ..support.processes import run_python
+from ..support.forks import FAKE_GPU, run_forked
 
 SDPA = "F.scaled_dot_product_attention(q, k, v, is_causal=True)"
 PROGRAM = """
     import contextlib, json
 
-    from tests.support import fakecuda, mockgpu
-
-    mockgpu.install_driver()
-    fakecuda.install()
     import torch
     import torch._functorch.config
     import torch._inductor.config
@@ -28,7 +23,6 @@ PROGRAM = """
     from torch._inductor.graph import GraphLowering
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    mockgpu.install_torch()
     import dash_inductor
     from dash_inductor.config import config
     from dash_inductor.kernels.hopper.backward import build
@@ -80,7 +74,7 @@ def without_kernels(program: str) -> str:
 @pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
 def test_operator_reads_interleaved_heads_in_place() -> None:
     program = PROGRAM.replace(".transpose(1, 2).reshape(b, s, e)", "")  # of which the graph would return a copy
-    output = run_python(program, path=ROOT, TORCHINDUCTOR_COMPILE_THREADS=1).stdout
+    output = run_forked(FAKE_GPU, program).stdout
     plan, codes, compiled = json.loads(output.splitlines()[-1])
     assert plan.startswith("hopper/bent_fold/")
     assert sorted(compiled) == ["finish", "hopper_backward", "prepare"]  # with the graph, not in the first step
@@ -128,6 +122,6 @@ def test_all_sizes_may_be_dynamic() -> None:
         "x, w = (torch.empty(s, dtype=torch.bfloat16, requires_grad=True) for s in ((2, 1024, 512), (512, 1536)))",
         "parts = [torch.empty(2, 4, 300, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]",
     )
-    output = run_python(program, path=ROOT, TORCHINDUCTOR_COMPILE_THREADS=1).stdout
+    output = run_forked(FAKE_GPU, program).stdout
     plan, _, _ = json.loads(output.splitlines()[-1])
     assert plan.startswith("hopper/bent_fold/")

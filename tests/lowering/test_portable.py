@@ -7,9 +7,8 @@ import re
 
 import pytest
 
-from ..support.distribution import ROOT
 from ..support.fakecuda import compiler
-from ..support.processes import run_python
+from ..support.forks import FAKE_GPU, run_forked
 from .test_hopper import PROGRAM
 
 
@@ -22,10 +21,9 @@ def test_no_template_takes_its_options_from_the_environment(schedule: str, kerne
     """
     program = PROGRAM.replace("is_causal=True", "is_causal=False").replace("torch.bfloat16", "torch.float32")
     program = program.replace(".transpose(1, 2).reshape(b, s, e)", "")  # of which the graph would return a copy
-    output = run_python(
-        program, path=ROOT, TORCHINDUCTOR_COMPILE_THREADS=1, DASH_INDUCTOR_SCHEDULE=schedule,
-        DASH_INDUCTOR_FORWARD="keep", TRITON_DEFAULT_FP_FUSION=0,
-    ).stdout  # fmt: skip
+    settings = f"config.schedule, config.forward = {schedule!r}, 'keep'"
+    program = program.replace("    codes, compiled = [], []\n", f"    {settings}\n    codes, compiled = [], []\n")
+    output = run_forked(FAKE_GPU, program, TRITON_DEFAULT_FP_FUSION="0").stdout
     plan, codes, compiled = json.loads(output.splitlines()[-1])
     assert plan.startswith(f"portable/{schedule}/")
     assert not compiled

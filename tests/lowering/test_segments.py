@@ -7,9 +7,8 @@ import re
 
 import pytest
 
-from ..support.distribution import ROOT
 from ..support.fakecuda import compiler
-from ..support.processes import run_python
+from ..support.forks import FAKE_GPU, run_forked
 from .test_forward import PROGRAM as BASE
 from .test_forward import without_comments
 
@@ -43,7 +42,7 @@ PROGRAM = (
 @pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
 def test_templates_and_no_plane() -> None:
     """The ids are read by a template and by the kernel that finds the keys of which there are rows; no pair is kept."""
-    output = run_python(PROGRAM, path=ROOT, TORCHINDUCTOR_COMPILE_THREADS=1).stdout
+    output = run_forked(FAKE_GPU, PROGRAM).stdout
     (code,) = json.loads(output.splitlines()[-1])[0]
     code = without_comments(code)
     assert "torch.ops.dash_inductor" not in code
@@ -57,17 +56,12 @@ def test_templates_and_no_plane() -> None:
 TRANSPOSED = """
     import contextlib, json
 
-    from tests.support import fakecuda, mockgpu
-
-    mockgpu.install_driver()
-    fakecuda.install()
     import torch
     import torch._inductor.compile_fx
     import torch._inductor.config
     from torch._inductor.graph import GraphLowering
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    mockgpu.install_torch()
     from dash_inductor.model import Band
     from tests.support.keyed import KeyedAttention
     from tests.support.portable_plans import portable_plan
@@ -96,7 +90,7 @@ TRANSPOSED = """
 @pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
 def test_strides_of_the_vector_of_keys_are_those_that_the_template_has() -> None:
     """Inductor would lay it out as the ids lie, which are transposed here, after the template was written."""
-    output = run_python(TRANSPOSED, path=ROOT, TORCHINDUCTOR_COMPILE_THREADS=1).stdout
+    output = run_forked(FAKE_GPU, TRANSPOSED).stdout
     (code,) = json.loads(output.splitlines()[-1])
     code = without_comments(code)
     (read,) = re.findall(r"keys = Operand\(KEYS, \((\d+), 0, (\d+),\)\)", code)

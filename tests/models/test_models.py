@@ -13,11 +13,10 @@ from dash_inductor.config import config
 from dash_inductor.records.records import sites
 
 from ..support.attention_masks import masks_in_joint_graph
-from ..support.distribution import ROOT
 from ..support.fakecuda import compiler
+from ..support.forks import FAKE_GPU, run_forked
 from ..support.graphs import BACKWARD, CPU_BACKWARD, CPU_FORWARD, FORWARD, capture
 from ..support.hf_models import BANDS, causal_lm, encoder, padding, speech_model, token_ids, vision_language_model
-from ..support.processes import run_python
 
 pytest.importorskip("transformers", reason="the models come from the extra 'hf'")
 pytestmark = pytest.mark.usefixtures("deterministic")
@@ -154,14 +153,9 @@ def test_masks_of_a_vision_encoder(family: str) -> None:
 H100 = """
     import json
 
-    from tests.support import fakecuda, mockgpu
-
-    mockgpu.install_driver()
-    fakecuda.install()
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    mockgpu.install_torch()
     from tests.support.attention_masks import masks_in_joint_graph
     from tests.support.hf_models import causal_lm
 
@@ -181,5 +175,5 @@ H100 = """
 
 @pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
 def test_masks_for_an_h100() -> None:
-    found = json.loads(run_python(H100, path=ROOT).stdout.splitlines()[-1])
+    found = json.loads(run_forked(FAKE_GPU, H100).stdout.splitlines()[-1])
     assert found == {f: [["aten::_scaled_dot_product_efficient_attention", band]] for f, band in BANDS.items()}

@@ -24,10 +24,9 @@ from dash_inductor.records import records
 from dash_inductor.records.records import Record, all_records, graphs, sites
 from dash_inductor.rewrites.embeddings import FEW, by_sums, takes_sums
 
-from ..support.distribution import ROOT
 from ..support.fakecuda import compiler
+from ..support.forks import FAKE_GPU, run_forked
 from ..support.graphs import rewrite_on, trace
-from ..support.processes import run_python
 
 OPERATOR = "aten::embedding_dense_backward"
 
@@ -35,17 +34,12 @@ KEPT = "aten.embedding_dense_backward.default"
 PROGRAM = """
     import contextlib, json
 
-    from tests.support import fakecuda, mockgpu
-
-    mockgpu.install_driver()
-    fakecuda.install()
     import torch
     import torch._inductor.compile_fx  # installs our pass: what looks at graphs comes after it
     import torch._inductor.config
     import torch.nn.functional as F
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    mockgpu.install_torch()
     import dash_inductor
     from dash_inductor.upstream import compat
 
@@ -83,7 +77,7 @@ PROGRAM = """
 
 @pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
 def test_what_becomes_of_the_operator_on_cuda_under_deterministic_algorithms_while_we_are_active() -> None:
-    output = run_python(PROGRAM, path=ROOT, TORCHINDUCTOR_COMPILE_THREADS=1).stdout
+    output = run_forked(FAKE_GPU, PROGRAM).stdout
     (kept, few, off, default), records = json.loads(output.splitlines()[-1])
     assert [name for name in kept if "embedding" in name] == ["aten.embedding.default", KEPT]
     assert KEPT not in few + off + default

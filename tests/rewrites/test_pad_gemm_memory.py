@@ -8,17 +8,12 @@ import re
 import pytest
 
 from ..support.allocated import peak
-from ..support.distribution import ROOT
 from ..support.fakecuda import compiler
-from ..support.processes import run_python
+from ..support.forks import FAKE_GPU, run_forked
 
 PROGRAM = """
     import json
 
-    from tests.support import fakecuda, mockgpu
-
-    mockgpu.install_driver()
-    fakecuda.install()
     import torch
     import torch._functorch.config
     import torch._inductor.config
@@ -27,7 +22,8 @@ PROGRAM = """
     from torch._inductor.graph import GraphLowering
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    mockgpu.install_torch()
+    from tests.support import mockgpu
+
     mockgpu.fold_constants_on_cpu()
     import dash_inductor
 
@@ -84,7 +80,7 @@ def codes() -> dict[str, list[str]]:
     """Forward and backward of a head, of one whose weight embeds the tokens, and of one whose targets are computed,
     with and without padding.  In the last one, Inductor keeps logits and their gradient at the same time.
     """
-    found: dict[str, list[str]] = json.loads(run_python(PROGRAM, path=ROOT).stdout.splitlines()[-1])
+    found: dict[str, list[str]] = json.loads(run_forked(FAKE_GPU, PROGRAM).stdout.splitlines()[-1])
     return found
 
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -30,6 +29,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 import dash_inductor
 
+from .forked import start
 from .graphs import capture
 
 HEADS, KV_HEADS, BATCH = 4, 2, 2
@@ -194,7 +194,7 @@ def work(rank: int, device: str, world: int, names: list[str], repeats: int, fol
 
 def main(device: str, world: str, repeats: str, *names: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(work, (device, int(world), list(names), int(repeats), folder), int(world))
+        start(work, (device, int(world), list(names), int(repeats), folder), int(world), device)
         for rank in range(int(world)):
             print(Path(folder, f"facts{rank}").read_text(encoding="utf-8"))
 

@@ -14,13 +14,14 @@ from unittest.mock import Mock
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import dash_inductor
 from dash_inductor.errors import DashError
 from dash_inductor.observers import recorder
+
+from .forked import start
 
 STEPS = 4
 STEP, RANK, TENSOR = 3, 1, "2.weight"
@@ -90,7 +91,7 @@ def work(rank: int, device: str, world: int, folder: str) -> None:
 
 
 def main(device: str, world: str, folder: str) -> None:
-    multiprocessing.spawn(work, (device, int(world), folder), int(world))
+    start(work, (device, int(world), folder), int(world), device)
     for rank in range(int(world)):
         print(Path(folder, f"facts{rank}").read_text(encoding="utf-8"))
 

@@ -7,6 +7,9 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from typing import Any
+
+import torch.multiprocessing
 
 
 def ranks(world: int, work: Callable[[int], None]) -> int:
@@ -41,3 +44,12 @@ def ranks(world: int, work: Callable[[int], None]) -> int:
             for other in children:
                 os.kill(other, signal.SIGKILL)
     return int(failed)
+
+
+def start(work: Callable[..., None], arguments: tuple[Any, ...], processes: int, device: str) -> None:
+    """Run ``work(rank, *arguments)`` in processes, and wait for them; if one fails, so does this.
+
+    They are forks, whose imports are those of this process, but for CUDA, which no fork can use.
+    """
+    method = "fork" if device == "cpu" else "spawn"
+    torch.multiprocessing.start_processes(work, arguments, processes, start_method=method)  # type: ignore[no-untyped-call]

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -25,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dash_inductor
 
+from .forked import start
 from .graphs import capture
 from .hf_models import build, inputs_of
 from .model_table import line
@@ -119,7 +119,7 @@ def work(rank: int, device: str, way: str, kind: str, folder: str) -> None:
 
 def main(device: str, way: str, kind: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(work, (device, way, kind, folder), PROCESSES)
+        start(work, (device, way, kind, folder), PROCESSES, device)
         for rank in range(PROCESSES):
             print(Path(folder, f"facts{rank}").read_text(encoding="utf-8"))
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 HANGS = 1800
 """Seconds after which a process is taken to hang, however slow a machine is that does something else too."""
+LARGE_HEAP = 50_000, 20, 100
+"""Thresholds of Python's garbage collector, which takes a quarter of the time of imports and compiles otherwise."""
 _OURS = (
     "DASH_INDUCTOR",
     "TORCH_DEVICE_BACKEND_AUTOLOAD",
@@ -45,19 +47,23 @@ def run_python_unchecked(
     code: str, *args: str, python: str | Path = sys.executable, path: Path | None = None, **env: str | Path
 ) -> subprocess.CompletedProcess[str]:
     """As `run_python`, for programs that may fail."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-    if path is not None:
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path), os.environ.get("PYTHONPATH"))))
-    environment.update({name: str(value) for name, value in env.items()})
     return subprocess.run(
-        [str(python), "-c", textwrap.dedent(code), *args],
-        env=environment,
+        [str(python), "-c", f"import gc; gc.set_threshold{LARGE_HEAP}\n{textwrap.dedent(code)}", *args],
+        env=environment_of(path, **env),
         cwd=os.path.expanduser("~"),
         capture_output=True,
         text=True,
         timeout=HANGS,
         check=False,
     )
+
+
+def environment_of(path: Path | None = None, **env: str | Path) -> dict[str, str]:
+    """The variables of a process that `run_python` starts."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+    if path is not None:
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path), os.environ.get("PYTHONPATH"))))
+    return {**environment, **{name: str(value) for name, value in env.items()}}
 
 
 def run_together(commands: Mapping[str, Sequence[str]], *, seconds: float, folder: Path) -> dict[str, str]:

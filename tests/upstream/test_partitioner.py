@@ -20,11 +20,10 @@ from torch.fx import Graph, Node
 from dash_inductor.graph.nodes import op_name
 
 from ..support.cases import some
-from ..support.distribution import ROOT
 from ..support.fakecuda import compiler
+from ..support.forks import FAKE_GPU, run_forked
 from ..support.graphs import FORWARD, cudnn, efficient, flash, joint_graph, rewritten
 from ..support.partitions import CHECKPOINTS, Case, Comparison, Parts, compare, partitions
-from ..support.processes import run_python
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 
@@ -49,7 +48,7 @@ def budgets(**others: Any) -> list[Setting]:
 
 
 GROUPS: dict[str, list[Question]] = {
-    "bands": [(Case("causal", 4), budgets()), (Case("grouped"), budgets())],
+    "bands": [(Case("causal", 3), budgets()), (Case("grouped"), budgets())],
     "repeats": [(Case("repeated"), budgets())],
     "dropout": [(Case("dropout"), budgets()), (Case("dropout", 2, "whole layers"), budgets())],
     "masks": [(Case("padded"), budgets()), (Case("documents"), budgets())],
@@ -65,15 +64,11 @@ GROUPS: dict[str, list[Question]] = {
 PROGRAM = """
     import dataclasses, json
 
-    from tests.support import fakecuda, mockgpu
-
-    mockgpu.install_driver()
-    fakecuda.install()
+    from tests.support import fakecuda
     import torch
     import torch._inductor.compile_fx
     from tests.support.partitions import Case, compare
 
-    mockgpu.install_torch()
     torch.use_deterministic_algorithms(True)
     fakecuda.choose(fakecuda.Backend[BACKEND])
     found = [compare(case, settings, "cuda") for case, settings in QUESTIONS]
@@ -88,7 +83,7 @@ def on_h100(group: str) -> dict[Case, Comparison]:
         pytest.skip("the fake CUDA device needs a C++ compiler")
     backend = group.upper() if group in ("cudnn", "efficient") else "FLASH"
     program = PROGRAM.replace("QUESTIONS", repr(GROUPS[group])).replace("BACKEND", repr(backend))
-    answers = json.loads(run_python(program, path=ROOT).stdout.splitlines()[-1])
+    answers = json.loads(run_forked(FAKE_GPU, program).stdout.splitlines()[-1])
     found = {}
     for (case, _), answer in zip(GROUPS[group], answers, strict=True):
         parts = {name: [Parts(**part) for part in answer.pop(name)] for name in ("plain", "ours")}
@@ -124,11 +119,11 @@ def test_no_budget_is_worse_on_a_cpu(name: str) -> None:
 
 def test_attentions_run_again_as_often_as_plain_pytorchs() -> None:
     """Flash attention hardly does, which saves memory elsewhere; cuDNN's, which PyTorch does not hold dear, does."""
-    for found in (on_h100("bands")[Case("causal", 4)], on_h100("cudnn")[Case("causal", 3)]):
+    for found in (on_h100("bands")[Case("causal", 3)], on_h100("cudnn")[Case("causal", 3)]):
         assert [part.again for part in found.ours] == [part.again for part in found.plain]
         assert [part.activations for part in found.ours] == [part.activations for part in found.plain]
     assert [part.again for part in on_h100("cudnn")[Case("causal", 3)].ours][-1] == 3
-    assert [part.again for part in on_h100("bands")[Case("causal", 4)].ours][:5] == [0] * 5
+    assert [part.again for part in on_h100("bands")[Case("causal", 3)].ours][:5] == [0] * 5
 
 
 def unchanged() -> Any:

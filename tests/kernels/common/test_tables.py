@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -28,8 +25,7 @@ from dash_inductor.model.mask import Band
 from dash_inductor.model.plan import Plan, Tiles
 from dash_inductor.operators.mask_tables import mask_tables as operator
 
-from ...support.distribution import ROOT
-from ...support.processes import HANGS
+from ...support.forks import interpreted
 from ...support.table_words import values_of
 
 COUNTS = {
@@ -48,13 +44,7 @@ COUNTS = {
 
 def compared(counts: dict[str, int]) -> list[str]:
     """The answers of Triton's interpreter, in a process of its own, for every kind of masks."""
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.support.interpreted_tables", *(str(w) for pair in counts.items() for w in pair)],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=HANGS, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout.splitlines()
+    return interpreted("interpreted_tables", *(str(word) for pair in counts.items() for word in pair))
 
 
 @pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.full)], ids=["some", "all"])

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import triton
 
@@ -13,17 +9,11 @@ from dash_inductor.kernels.groups import launch
 from dash_inductor.kernels.groups.device import behind
 from dash_inductor.upstream.triton_compiler import ASTSource, GPUTarget
 
-from ...support.distribution import ROOT
-from ...support.processes import HANGS
+from ...support.forks import interpreted
 
 
 def test_in_the_interpreter() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.support.interpreted_behind"],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=HANGS, check=False,
-    )  # fmt: skip
-    assert result.stdout.splitlines()[-1:] == ["compared"], result.stdout + result.stderr
+    assert interpreted("interpreted_behind")[-1:] == ["compared"]
 
 
 @pytest.mark.parametrize("dim", [0, 1])

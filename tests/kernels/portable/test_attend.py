@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from ...support.cases import cases_of_this_run, some
-from ...support.distribution import ROOT
-from ...support.processes import HANGS
+from ...support.forks import interpreted_results
 
 # Mask, q_len, kv_len, head dims of q and k and of v, group, dtype, scale, which keys are valid.  Tiles are 32 x 16, so
 # every kind of tile is there: full, cut by a bound, by the length, by a key that is not valid, and without any pair.
@@ -97,14 +92,7 @@ TOLERANCE = {"float32": 2e-5, "float16": 4e-3}
 def results(request: pytest.FixtureRequest) -> dict[str, str]:
     """Results by mode and case, of all tests that are run."""
     cases = [case.removeprefix("backward,") for case in cases_of_this_run(request, MODES)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.support.interpreted_forward", *cases],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANGS, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    lines = [line.removeprefix("RESULT ") for line in result.stdout.splitlines() if line.startswith("RESULT ")]
-    return dict(zip(cases, lines, strict=True))
+    return dict(zip(cases, interpreted_results("interpreted_forward", *cases), strict=True))
 
 
 @some([*EXACT, *SEGMENTS], [*EXACT[::3], *SEGMENTS[::3]])

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from dash_inductor.kernels.portable import standalone
@@ -15,9 +11,8 @@ from dash_inductor.model.architectures import SHARED_BYTES
 from dash_inductor.model.dropout import ROUNDS
 
 from ...support.cases import cases_of_this_run, some
-from ...support.distribution import ROOT
+from ...support.forks import interpreted_results
 from ...support.portable_plans import portable_plan
-from ...support.processes import HANGS
 from .test_attend_budgets import arithmetic, compiled, layouts, with_runtime_lengths
 from .test_interpreter import TOLERANCE
 
@@ -40,14 +35,7 @@ def results(request: pytest.FixtureRequest) -> dict[str, str]:
     """By case, of those that are run."""
     cases = [asked.partition(",")[2] for asked in cases_of_this_run(request, {"test_against_fp64": "exact"})]
     words = [word for case in cases for word in case.split()]
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.support.interpreted_dropout", *words],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        timeout=HANGS, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    lines = [line.removeprefix("RESULT ") for line in result.stdout.splitlines() if line.startswith("RESULT ")]
-    return dict(zip(cases, lines, strict=True))
+    return dict(zip(cases, interpreted_results("interpreted_dropout", *words), strict=True))
 
 
 @some(CASES, [*CASES[:2], CASES[4], *CASES[7:]])

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from ...support.cases import cases_of_this_run, some
-from ...support.distribution import ROOT
-from ...support.processes import HANGS
+from ...support.forks import interpreted_results
 
 # Every launch-ordered schedule; ragged and unequal lengths, grouped heads, all kinds of bounds, static and dynamic.
 CASES = [
@@ -48,14 +43,7 @@ def results(request: pytest.FixtureRequest) -> dict[str, str]:
     """The results of all cases of this run, from one process."""
     cases = [*(case.removeprefix(",") for case in cases_of_this_run(request, MODES)), RING]
     words = [word for case in cases for word in case.split()]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.support.interpreted_kernels", *words],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANGS, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    lines = [line.removeprefix("RESULT ") for line in result.stdout.splitlines() if line.startswith("RESULT ")]
-    return dict(zip(cases, lines, strict=True))
+    return dict(zip(cases, interpreted_results("interpreted_kernels", *words), strict=True))
 
 
 @some(CASES, [*CASES[::3], CASES[5], CASES[4]])

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from ...support.cases import cases_of_this_run, some
-from ...support.distribution import ROOT
-from ...support.processes import HANGS
+from ...support.forks import interpreted_results
 
 # Schedule, band, q_len, kv_len, group, dtype, scale, as `PairedAttention.random` has them: dense, bias, keys, and drops
 # where probabilities are dropped; behind drops, the head dim of values where it is another one.
@@ -75,14 +70,7 @@ TOLERANCE = {"float32": 2e-5, "float16": 1e-2}
 def results(request: pytest.FixtureRequest) -> dict[str, str]:
     """Results by mode and case, of all tests that are run."""
     cases = cases_of_this_run(request, MODES)
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.support.interpreted_pairs", *cases],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        timeout=HANGS, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    lines = [line.removeprefix("RESULT ") for line in result.stdout.splitlines() if line.startswith("RESULT ")]
-    return dict(zip(cases, lines, strict=True))
+    return dict(zip(cases, interpreted_results("interpreted_pairs", *cases), strict=True))
 
 
 @some(EXACT, [*EXACT[1:4:2], EXACT[4], EXACT[-2]])

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
-from ...support.distribution import ROOT
-from ...support.processes import HANGS
+from ...support.forks import interpreted_results
 
 FULL = pytest.mark.full
 # Lengths out of order, of one token, of whole tiles and row blocks, empty documents; two passes and the ordered one.
@@ -24,10 +19,4 @@ CASES = [
 @pytest.mark.parametrize("case", CASES)
 def test_documents(case: str) -> None:
     """Values of attention; the bits of every document alone, among others, and among NaN."""
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.support.interpreted_placed", case],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        timeout=HANGS, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert [line for line in result.stdout.splitlines() if line.startswith("RESULT ")] == ["RESULT exact"]
+    assert interpreted_results("interpreted_placed", case) == ["exact"]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from ...support.forks import interpreted_results
+
 CASES = [
     "interval(0,1,none)/scale=0.25;lu;spt;float32",
     "interval(none,0,0)/scale=0.25/sinks=1;nr;two_pass;float32",
@@ -33,10 +30,7 @@ MORE = [
 
 @pytest.mark.parametrize("cases", [CASES, pytest.param(MORE, marks=pytest.mark.full)], ids=["", "more"])
 def test_against_fp64(cases: list[str]) -> None:
-    command = [sys.executable, "-m", "tests.support.interpreted_scores", *cases]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = [line.removeprefix("RESULT ") for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    found = interpreted_results("interpreted_scores", *cases)
     assert len(found) == len(cases)
     for case, line in zip(cases, found, strict=True):
         errors = [float(word) for word in line.removeprefix(case).split()]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -15,18 +12,11 @@ from dash_inductor.kernels.sums import few
 from dash_inductor.kernels.sums.device import few as device
 from dash_inductor.upstream.triton_compiler import ASTSource, GPUTarget
 
-from ...support.distribution import ROOT
-from ...support.processes import HANGS
+from ...support.forks import interpreted
 
 
 def test_sums_in_the_interpreter() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.support.interpreted_few_sums", "8"],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=HANGS, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.splitlines()[-1] == "compared 8"
+    assert interpreted("interpreted_few_sums", "8")[-1] == "compared 8"
 
 
 @pytest.mark.parametrize(("value", "rows", "columns"), [("bf16", 64, 128), ("fp32", 16, 16)])

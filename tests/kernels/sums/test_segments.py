@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -15,18 +12,11 @@ from dash_inductor.kernels.sums import launch
 from dash_inductor.kernels.sums.device import segments
 from dash_inductor.upstream.triton_compiler import ASTSource, GPUTarget
 
-from ...support.distribution import ROOT
-from ...support.processes import HANGS
+from ...support.forks import interpreted
 
 
 def test_sums_in_the_interpreter() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.support.interpreted_sums", "6"],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=HANGS, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.splitlines()[-1] == "compared 6"
+    assert interpreted("interpreted_sums", "6")[-1] == "compared 6"
 
 
 def test_a_program_has_as_many_elements_whatever_the_width() -> None:

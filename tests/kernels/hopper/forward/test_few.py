@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +19,7 @@ from dash_inductor.planning.prediction import predicted_forward_us
 from dash_inductor.upstream import compat
 
 from ....support import sass
-from ....support.distribution import ROOT
-from ....support.processes import HANGS
+from ....support.forks import interpreted_results
 
 BSHD = (0, 2, 1, 3)
 PLAIN = Call(Mask(Band()), 0.1, (BSHD,))
@@ -31,14 +27,9 @@ PLAIN = Call(Mask(Band()), 0.1, (BSHD,))
 
 def test_in_the_interpreter() -> None:
     """Close to fp64, with the bits of a head alone, whatever lies beside the operands."""
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.support.interpreted_few"],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=HANGS, check=False,
-    )  # fmt: skip
-    lines = [line.split() for line in result.stdout.splitlines() if line.startswith("RESULT")]
-    assert [int(line[1]) for line in lines] == [5, 3, 17], result.stdout + result.stderr
-    assert all(float(out) < 1e-3 and float(lse) < 1e-6 for *_, out, lse in lines), result.stdout
+    lines = [line.split() for line in interpreted_results("interpreted_few")]
+    assert [int(line[0]) for line in lines] == [5, 3, 17]
+    assert all(float(out) < 1e-3 and float(lse) < 1e-6 for *_, out, lse in lines), lines
 
 
 def test_parts_follow_from_the_number_of_keys() -> None:
