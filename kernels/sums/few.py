@@ -13,8 +13,9 @@ from ..common.launching import launch_kernel
 from .device import few
 from .launch import into, new
 
-CHUNK, STEP, COLUMNS = 512, 64, 128
-"""Entries of a program and of one product, and columns at most.  Bits depend on the first two."""
+CHUNK, OF_A_ROW, STEP, COLUMNS = 512, 16, 64, 64
+"""Entries of a program at least, and for each row, so that parts have at most a quarter of the
+bytes of values; entries of one product, and columns at most.  Bits depend on the first three."""
 GROUP, BLOCK = 64, 512
 """Parts that are added one after another, on which bits depend, and elements of a program that adds."""
 
@@ -59,9 +60,11 @@ CALLS = LaunchLists(views=False)
 def _add(notes: Notes, values: Tensor, keys: Tensor, out: Tensor, has_base: bool) -> None:
     batch, rows, columns = out.shape
     count, size, tile = keys.shape[0], rows * columns, min(max(_up(columns), 16), COLUMNS)
-    parts_of = -(-count // CHUNK)
+    rows_of = max(_up(rows), 16)
+    chunk = max(CHUNK, OF_A_ROW * rows_of)
+    parts_of = -(-count // chunk)
     parts = new(notes, (batch, parts_of, size), torch.float32, values.device)
-    constants: dict[str, Any] = {"ROWS": max(_up(rows), 16), "CHUNK": CHUNK, "STEP": STEP, "COLUMNS": tile}
+    constants: dict[str, Any] = {"ROWS": rows_of, "CHUNK": chunk, "STEP": STEP, "COLUMNS": tile}
     numbers = *values.stride(), count, parts_of, rows, columns
     arguments: tuple[Tensor | int, ...] = (values, keys, parts, *numbers)
     grid = (parts_of * batch * -(-columns // tile),)

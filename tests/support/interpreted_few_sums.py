@@ -23,7 +23,7 @@ EPS = {torch.float32: 1e-5, torch.float16: 3e-3}
 
 def compare(rng: random.Random) -> None:
     """Several chunks and levels of parts, what is left out, numbers that are not finite, and any layout of values."""
-    few.CHUNK, few.STEP, few.COLUMNS, few.GROUP, few.BLOCK = 32, 16, 16, 2, 16
+    few.CHUNK, few.OF_A_ROW, few.STEP, few.COLUMNS, few.GROUP, few.BLOCK = 32, 1, 16, 16, 2, 16
     batch, rows, columns = rng.choice((1, 2)), rng.choice((1, 3, 20)), rng.choice((1, 5, 20))
     count, dtype = rng.choice((0, 1, 40, 170)), rng.choice(list(EPS))
     keys = torch.randint(0, rows + 1, (count,)).to(rng.choice((torch.uint8, torch.int16, torch.int32)))

@@ -18,31 +18,45 @@ def sum_chunks(
 
     VALUES: [batch, count, columns] with its strides, of 16 or 32 bits; KEYS: integers [count], of which `rows`, at most
     ROWS, marks what does not count and is not read.  PARTS: fp32 [batch, chunks, rows, columns].
+
+    The loop does nothing but load and multiply, so that loads are ahead of products.  A product with a number that is
+    not finite has no finite sum in its column, in any row: then the chunk is summed again, row by row where it has to.
     """
     program = tl.program_id(0)
     chunk, other = program % chunks, program // chunks
     tiles = tl.cdiv(columns, COLUMNS)
     tile, b = other % tiles, (other // tiles).to(tl.int64)
+    first, end = chunk * CHUNK, tl.minimum((chunk + 1) * CHUNK, count)
     column = tile * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < columns
+    at = VALUES + b * values_b + column.to(tl.int64)[None, :] * values_c
     row = tl.arange(0, ROWS)
+    entry = first + tl.arange(0, CHUNK)
+    tl.device_assert(tl.load(KEYS + entry, mask=entry < end, other=0).to(tl.int32) <= rows, "index out of bounds")
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in range(chunk * CHUNK, (chunk + 1) * CHUNK, STEP):
+    for start in range(first, end, STEP):
         n = start + tl.arange(0, STEP)
-        key = tl.load(KEYS + n, mask=n < count, other=rows).to(tl.int32)
-        tl.device_assert(key <= rows, "index out of bounds")
-        at = b * values_b + n.to(tl.int64)[:, None] * values_n + column.to(tl.int64)[None, :] * values_c
-        value = tl.load(VALUES + at, mask=(key < rows)[:, None] & inside[None, :], other=0)
-        exact = value.to(tl.float32)
-        is_finite = tl.abs(exact) < float("inf")
-        finite = tl.where(is_finite, exact, 0.0).to(value.dtype)
+        key = tl.load(KEYS + n, mask=n < end, other=rows).to(tl.int32)
+        value = tl.load(at + n.to(tl.int64)[:, None] * values_n, mask=(key < rows)[:, None] & inside[None, :], other=0)
         chosen = tl.where(row[:, None] == key[None, :], 1.0, 0.0).to(value.dtype)
-        total = tl.dot(chosen, finite, total, input_precision="ieee")
-        if tl.max(tl.max((is_finite == 0).to(tl.int32), 1), 0) > 0:  # a product with zero would not be zero
-            for r in range(rows):
-                belongs = (key == r)[:, None] & (is_finite == 0)
-                rest = tl.sum(tl.where(belongs, exact, 0.0), 0)
-                total += tl.where(row[:, None] == r, rest[None, :], 0.0)
+        total = tl.dot(chosen, value, total, input_precision="ieee")
+    is_finite = (tl.abs(total) < float("inf")).to(tl.int32)
+    if tl.min(tl.min(is_finite, 1), 0) == 0:
+        total = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for start in tl.range(first, end, 16, num_stages=1):  # few registers
+            n = start + tl.arange(0, 16)
+            key = tl.load(KEYS + n, mask=n < end, other=rows).to(tl.int32)
+            seen = (key < rows)[:, None] & inside[None, :]
+            value = tl.load(at + n.to(tl.int64)[:, None] * values_n, mask=seen, other=0)
+            exact = value.to(tl.float32)
+            finite = tl.where(tl.abs(exact) < float("inf"), exact, 0.0).to(value.dtype)
+            chosen = tl.where(row[:, None] == key[None, :], 1.0, 0.0).to(value.dtype)
+            total = tl.dot(chosen, finite, total, input_precision="ieee")
+            rest = tl.where(tl.abs(exact) < float("inf"), 0.0, exact)
+            if tl.max(tl.max((rest != 0).to(tl.int32), 1), 0) > 0:
+                for r in range(rows):
+                    of_row = tl.sum(tl.where((key == r)[:, None], rest, 0.0), 0)
+                    total += tl.where(row[:, None] == r, of_row[None, :], 0.0)
     part = PARTS + (b * chunks + chunk) * rows * columns + row[:, None] * columns + column[None, :]
     tl.store(part, total, mask=(row < rows)[:, None] & inside[None, :])
 
