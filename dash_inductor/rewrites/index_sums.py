@@ -47,9 +47,9 @@ LEAST = 4096
 """Elements that are added, below which nothing is rewritten: launches take all of the time."""
 EMBEDDED_ROWS = 254
 """Rows of a table whose gradient is such a sum at most; PyTorch's kernel for other tables sorts and adds in parts."""
-FEW_ROWS = {torch.bfloat16: 64, torch.float16: 64, torch.float32: 16}
+FEW_ROWS = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 16}
 """Rows to which sums are products, at most.  Values are read once, in their order, where a sort and a walk take about
-twice the time; the products of 64 rows take tensor cores less time than that, those of fp32, which has none, half of
+twice the time; the products of 128 rows take tensor cores less time than that, those of fp32, which has none, half of
 it with 16 rows.  Estimates from rates of an H100."""
 FEW_LEAST = 1 << 16
 """Elements that are added by products, at least: below it, launches take all of the time of either way."""

@@ -271,8 +271,8 @@ def test_few_rows(name: str, on_the_cpu: None, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("rows", "count", "columns", "dtype", "few"),
     [
-        (32, 1 << 14, 2880, torch.bfloat16, True), (64, 1 << 14, 64, torch.float16, True),
-        (65, 1 << 14, 64, torch.bfloat16, False), (32, 1 << 14, 64, torch.float32, False),
+        (32, 1 << 14, 2880, torch.bfloat16, True), (128, 1 << 14, 64, torch.float16, True),
+        (129, 1 << 14, 64, torch.bfloat16, False), (32, 1 << 14, 64, torch.float32, False),
         (8, 1 << 14, 64, torch.float32, True), (8, 1 << 14, 64, torch.float64, False),
         (8, 1 << 9, 64, torch.bfloat16, False),
     ],
