@@ -6,13 +6,12 @@ import re
 from typing import Any
 
 import pytest
-import triton
 
 from dash_inductor.kernels.sums import few
 from dash_inductor.kernels.sums.device import few as device
-from dash_inductor.upstream.triton_compiler import ASTSource, GPUTarget
 
 from ...support.forks import interpreted
+from ...support.sums_code import ptx_of
 
 
 def test_sums_in_the_interpreter() -> None:
@@ -27,15 +26,8 @@ def test_kernel_compiles(value: str, rows: int, columns: int) -> None:
         "ROWS": rows, "CHUNK": few.CHUNK, "STEP": few.STEP, "COLUMNS": columns, "values_c": 1,
     }  # fmt: skip
     types = {"VALUES": value, "KEYS": "u8", "PARTS": "fp32"}
-    signature = {
-        name: "constexpr" if name in constants else f"*{types[name]}" if name in types else "i32"
-        for name in kernel.arg_names
-    }
-    divisible = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in (*types, "values_n", "columns")}
-    constexprs = {(kernel.arg_names.index(name),): constant for name, constant in constants.items()}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=divisible)
-    options = {"num_warps": 4, "debug": True, "sanitize_overflow": False}
-    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    divisible = (*types, "values_n", "columns")
+    ptx = ptx_of(kernel, constants, types, divisible, num_warps=4, debug=True, sanitize_overflow=False)
     assert "__assertfail" in ptx
     assert not re.search(r"\b(atom|red)\.(?!sync)", ptx)
     assert ("mma" in ptx) is (value == "bf16")
@@ -46,9 +38,5 @@ def test_kernel_compiles(value: str, rows: int, columns: int) -> None:
 def test_parts_are_added_without_atomics(has_base: bool) -> None:
     kernel = device.add_parts
     constants = {"GROUP": few.GROUP, "BLOCK": few.BLOCK, "HAS_BASE": has_base}
-    types = {"PARTS": "*fp32", "OUT": "*bf16"}
-    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
-    constexprs = {(kernel.arg_names.index(name),): constant for name, constant in constants.items()}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs={})
-    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]
+    ptx = ptx_of(kernel, constants, {"PARTS": "fp32", "OUT": "bf16"}, num_warps=4)
     assert not re.search(r"\b(atom|red)\.(?!sync)", ptx)
