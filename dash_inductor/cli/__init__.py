@@ -47,7 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, does in COMMANDS.items():
         command = commands.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
         command.add_argument("--json", action="store_true", help="print one JSON document")
-        if name in words[:1]:  # the others are not imported: some bring torch along
+        if name == next(
+            (word for word in words if not word.startswith("-")), ""
+        ):  # the others are not imported: some bring torch along
             importlib.import_module(f".{name}", __name__).add_arguments(command)
     arguments = parser.parse_args(words)
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DashError
-from . import drop_output
+from . import drop_output, outputs
 
 if TYPE_CHECKING:
     from ..observers.recordings.compare import Comparison
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from ..observers.recordings.compare import compare
 
+    outputs.check("html", arguments.html)
     return show(compare(arguments.a, arguments.b), arguments)
 
 
@@ -38,10 +39,7 @@ def show(result: Comparison, arguments: argparse.Namespace) -> int:
     from ..observers.recordings import page, report
 
     if arguments.html is not None:
-        try:
-            arguments.html.write_text(page.html(result), encoding="utf-8")
-        except OSError as error:
-            raise DashError(f"the page cannot be written: {error}") from error
+        outputs.write(arguments.html, page.html(result))
     try:
         print(_shown(_json(result) if arguments.json else report.text(result)), flush=True)
     except BrokenPipeError:

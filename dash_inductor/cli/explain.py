@@ -6,6 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
+from . import outputs
+
 EPILOG = """
 The script runs in this process, to its end; what it prints goes to the standard error.  Exit status: 0 if everything
 was replaced, 1 if something was kept, if nothing was seen or if the script failed, 2 for bad arguments.
@@ -15,7 +17,7 @@ was replaced, 1 if something was kept, if nothing was seen or if the script fail
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("--arch", help="plan for this architecture, for example sm_90; no such GPU is needed")
-    parser.add_argument("--html", metavar="FILE", help="also write the report as a page")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="also write the report as a page")
     parser.add_argument("script", help="a Python file that compiles and runs a training step")
     parser.add_argument("script_arguments", metavar="arguments", nargs=argparse.REMAINDER, help="of the script")
 
@@ -23,9 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from ..explanations.script import explain_script
 
+    outputs.check("html", arguments.html)
     explanation, ended = explain_script(arguments.script, arguments.script_arguments, arguments.arch)
-    if arguments.html:
-        Path(arguments.html).write_text(explanation.to_html(), encoding="utf-8")
+    if arguments.html is not None:
+        outputs.write(arguments.html, explanation.to_html())
     if arguments.json:
         print(json.dumps(explanation.to_dict(), indent=2))
     else:

@@ -19,6 +19,9 @@ from ..timeline import files, planned
 from . import site_arguments
 from .site_arguments import Request
 
+MOST_WORKERS = 4096
+"""Of a timeline: more than any GPU has SMs."""
+
 WIDTH = 100
 """Columns of everything that is printed."""
 
@@ -45,13 +48,13 @@ def run(arguments: argparse.Namespace) -> int:
         1 if no kernel covers the site, else 0.
     """
     asked = site_arguments.request(arguments)
-    if arguments.workers is not None and arguments.workers < 1:
-        raise ArgumentError("workers", arguments.workers, "a number >= 1")
+    if arguments.workers is not None and not 1 <= arguments.workers <= MOST_WORKERS:
+        raise ArgumentError("workers", arguments.workers, f"a number from 1 to {MOST_WORKERS}")
     for path in arguments.timeline:
         files.check_path(path)
-    if not arguments.timeline and (arguments.measured or arguments.draw):
-        name = "measured" if arguments.measured else "draw"
-        raise ArgumentError(name, str(getattr(arguments, name)), "an argument beside --timeline, which draws")
+    for name in ("measured", "draw", "workers"):
+        if getattr(arguments, name) and not arguments.timeline:
+            raise ArgumentError(name, str(getattr(arguments, name)), "an argument beside --timeline, which draws")
     found = planner.decide(asked.site, asked.arch)
     if not isinstance(found, Kept):
         found = planner.plan(asked.site, asked.arch, arguments.schedule)

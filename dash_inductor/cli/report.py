@@ -7,7 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from ..errors import DashError
+from ..errors import ArgumentError, DashError
+from . import outputs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,14 +25,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from ..guard import page, pictures, report
 
+    outputs.check("html", arguments.html)
+    if arguments.pictures is not None and arguments.pictures.exists() and not arguments.pictures.is_dir():
+        raise ArgumentError("pictures", str(arguments.pictures), "a folder, which is made if it is not there")
     found = report.load(arguments.folder)
-    try:
-        if arguments.html is not None:
-            arguments.html.write_text(page.html(found), encoding="utf-8")
-        if arguments.pictures is not None:
+    if arguments.html is not None:
+        outputs.write(arguments.html, page.html(found))
+    if arguments.pictures is not None:
+        try:
             pictures.write(found.findings, arguments.pictures)
-    except OSError as error:
-        raise DashError(f"what was asked for cannot be written: {error}") from error
+        except OSError as error:
+            raise DashError(f"the pictures cannot be written: {error}") from error
     shown = json.dumps(found.to_dict(), indent=2).replace("\x7f", "\\u007f") if arguments.json else report.text(found)
     encoding = sys.stdout.encoding or "utf-8"
     print(shown.encode(encoding, "backslashreplace").decode(encoding), flush=True)

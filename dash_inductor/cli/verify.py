@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from ..errors import ArgumentError
-from . import compare
+from . import compare, outputs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +26,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not arguments.module and not Path(arguments.script).is_file():
         raise ArgumentError("script", arguments.script, "a file that exists, or with -m the name of a module")
+    outputs.check("html", arguments.html)
+    if arguments.folder is not None and arguments.folder.exists() and not arguments.folder.is_dir():
+        raise ArgumentError("folder", str(arguments.folder), "a folder, which is made if it is not there")
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="dash-inductor-verify-"))
     words = [*(["-m"] if arguments.module else []), arguments.script, *arguments.arguments]
     status = compare.show(verify(words, folder, lambda text: print(text, file=sys.stderr, flush=True)), arguments)

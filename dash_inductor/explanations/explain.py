@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from .. import _switch
 from ..config import config
-from ..errors import DashError
+from ..errors import ArgumentError, DashError
 from ..model.architectures import tables_of
 from ..records import records
 from ..records.records import GraphRecord
@@ -51,10 +51,12 @@ def explain(fn: Callable[..., Any], *args: Any, arch: str | None = None, **kwarg
             answer `Explanation.unknown`.  "cpu": plan for the CPU.
 
     Raises:
-        ArgumentError: an unknown `arch`.
+        ArgumentError: `fn` cannot be called; an unknown `arch`.
         DashError: dash_inductor is off, by DASH_INDUCTOR=0 or because it does not load.
         Exception: what `fn` or PyTorch's compiler raised before a graph with attention was seen, without an `arch`.
     """
+    if not callable(fn):
+        raise ArgumentError("fn", fn, "a module, or a function of tensors")
     if arch is not None:
         tables_of(arch)  # it raises where the name is unknown
     with _switch.override(True):

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .. import _arguments
 from ..errors import DashError
 from ..observers import active, environment, hooks
 from ..observers.observer import Observer
@@ -80,7 +81,8 @@ def guard(
     """
     numbers = {"every": every, "rest": rest, "roll_call": roll_call, "replay": replay, "doors": doors}
     settings.check(numbers, on_verdict)
-    return Guard(Path(folder).absolute(), numbers, on_verdict, live)
+    _arguments.truth("live", live)
+    return Guard(_arguments.path("folder", folder).absolute(), numbers, on_verdict, live)
 
 
 class Guard:

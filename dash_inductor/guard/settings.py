@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, cast
 
+from .. import _arguments
 from ..errors import ArgumentError
 
 OnVerdict = Literal["warn", "raise"]
@@ -24,9 +25,7 @@ def check(numbers: Mapping[str, object], on_verdict: object) -> None:
         ArgumentError: a setting that is not allowed.
     """
     for name, value in numbers.items():
-        least, most = int(name == "every"), 100 if name == "replay" else 1 << 31
-        if not (isinstance(value, int) and least <= value <= most):
-            raise ArgumentError(name, value, f"a whole number from {least} to {most}")
+        _arguments.whole(name, value, int(name == "every"), 100 if name == "replay" else 1 << 31)
     if on_verdict not in _ON_VERDICT:
         raise ArgumentError("on_verdict", on_verdict, _ON_VERDICT)
 

@@ -20,6 +20,6 @@ def tables_of(arch: str) -> str:
     Raises:
         ArgumentError: an unknown architecture.
     """
-    if arch not in WORKERS and arch not in SAME_AS:
+    if not isinstance(arch, str) or (arch not in WORKERS and arch not in SAME_AS):
         raise ArgumentError("arch", arch, [*WORKERS, *SAME_AS])
     return SAME_AS.get(arch, arch)

@@ -149,7 +149,7 @@ class Call:
         Raises:
             ArgumentError: the text was not made by ``str(Call)``.
         """
-        match = _TEXT.fullmatch(text)
+        match = _TEXT.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             raise ArgumentError("call", text, "a string made by str(Call)")
         try:

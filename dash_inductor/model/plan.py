@@ -81,6 +81,8 @@ class Plan:
     @functools.lru_cache(maxsize=1024)
     def parse(text: str) -> Plan:
         """Inverse of ``str`` (prediction and numerics key are left empty)."""
+        if not isinstance(text, str):
+            raise ArgumentError("plan", text, "a string made by str(Plan)")
         head, *rest = text.split("/")
         try:
             fields = dict(part.split("=", 1) for part in rest if "=" in part)

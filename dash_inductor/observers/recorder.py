@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from .. import _arguments
 from ..errors import ArgumentError, DashError, described
 from ..upstream.dispatch import disable_current_modes
 from . import active, environment, hooks, in_graphs, phases
@@ -93,16 +94,37 @@ def record(
     Raises:
         ArgumentError: a bad argument.
     """
-    if every < 1:
-        raise ArgumentError("every", every, "a number of steps, at least 1")
+    _arguments.whole("every", every, 1, 1 << 31)
+    flags = {"activations": activations, "optimizer_state": optimizer_state, "local_gradients": local_gradients}
+    for name, flag in flags.items():
+        if name != "local_gradients" or flag is not None:
+            _arguments.truth(name, flag)
     if replicas not in _ON_REPLICAS:
         raise ArgumentError("replicas", replicas, _ON_REPLICAS)
-    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
-    recorder = Recorder(Path(folder), every, optimizers, replicas, optimizer_state, StepNumbers(first_step))
+    if model is not None and not isinstance(model, nn.Module):
+        raise ArgumentError("model", model, "a torch.nn.Module, or None")
+    optimizers = _optimizers(optimizer)
+    recorder = Recorder(
+        _arguments.path("folder", folder), every, optimizers, replicas, optimizer_state, StepNumbers(first_step)
+    )
     recorder.modules = Modules(recorder, activations, local_gradients)
     if model is not None:
         recorder.names.add(model)
     return recorder
+
+
+def _optimizers(given: object) -> list[torch.optim.Optimizer] | None:
+    """The optimizers that an argument gives.
+
+    Raises:
+        ArgumentError: it gives something else.
+    """
+    if given is None:
+        return None
+    found: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    if not found or not all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in found):
+        raise ArgumentError("optimizer", given, "a torch.optim.Optimizer, several of them, or None")
+    return found
 
 
 class Recorder(Observer):

@@ -90,9 +90,11 @@ def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = 
     An architecture of `SAME_AS` gets the plan of its relative, under a numerics key of its own.
 
     Raises:
-        ArgumentError: an unknown architecture or schedule, a schedule that does not support the mask, or a site that
-            no kernel covers.
+        ArgumentError: no `Site`, an unknown architecture or schedule, a schedule that does not support the mask, or a
+            site that no kernel covers.
     """
+    if not isinstance(site, Site):
+        raise ArgumentError("site", site, "a dash_inductor.model.Site")
     return made(site, arch, choose(site, arch, schedule), compiler=compiler)
 
 

@@ -29,6 +29,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import _arguments
+
 CALLS = 3
 """How many calls of a site are recorded: the first one finds cold caches, the others tell how times vary."""
 
@@ -163,9 +165,11 @@ def write_profiles(folder: str | os.PathLike[str] | None = None) -> tuple[Path, 
         The files, in the order of `profile_runs`.
 
     Raises:
+        ArgumentError: `folder` is no path.
         OSError: a file cannot be written.
     """
-    return tuple(_write(run, Path(folder or _default_folder())) for run in profile_runs())
+    where = _default_folder() if folder is None else _arguments.path("folder", folder)
+    return tuple(_write(run, where) for run in profile_runs())
 
 
 def _write(run: ProfileRun, folder: Path) -> Path:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,20 +19,15 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from ..config import Config
-from ..errors import described
 from ..graph import sizes
-from ..graph.emit import Emitter, erase_dead
-from ..graph.model_line import model_line
-from ..graph.nodes import bind, op_name
-from ..model.reasons import Reason
+from ..graph.emit import Emitter
+from ..graph.nodes import bind
 from ..records.records import Record
+from . import operators
 from .index_sums import is_ours
 from .rewrite import Result
 
-log = logging.getLogger("dash_inductor")
-
 OPERATORS = (torch.ops.aten.grid_sampler_2d_backward.default, torch.ops.aten.grid_sampler_3d_backward.default)
-_FAILED = "dash_inductor_grid_sample"  # in the metadata of an operator that an error has left as it was
 
 LINEAR, NEAREST, CUBIC = range(3)
 """Interpolations, as the operators number them."""
@@ -55,7 +49,8 @@ class GridSampleRewrite:
         return [
             Result(_rewritten(node))
             for node in found
-            if _FAILED not in node.meta and is_ours(bind(node)["grad_output"].meta["val"].device)
+            if not operators.has_failed(GridSampleRewrite.name, node)
+            and is_ours(bind(node)["grad_output"].meta["val"].device)
         ]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
@@ -147,36 +142,19 @@ def gradient(args: Mapping[str, Any], which: int) -> Callable[[Tensor, Tensor, T
 
 def _rewritten(node: Node) -> Record:
     """Rewrite one backward; returns its record."""
-    args, emitter, error = bind(node), Emitter(node.graph), ""
+    args = bind(node)
     tensors = args["grad_output"], args["input"], args["grid"]
-    line, module = model_line([node, *node.users])
     facts = {name: [sizes.static(n) for n in args[name].meta["val"].shape] for name in ("input", "grid")}
-    name, op = node.name, op_name(node)
     results = [user for user in node.users if user.target is operator.getitem]
-    made: dict[Node, Node] = {}
-    try:
+
+    def make(emitter: Emitter) -> dict[Node, Node]:
+        made = {}
         for result in results:
             which: Any = result.args[1]
             function = gradient(args, which)
             new = emitter.inline(function, tensors, before=result, like=result, with_autograd=True)
             made[result] = emitter.laid_out(new, like=result)
-    except Exception as raised:
-        log.debug("%s", node, exc_info=raised)
-        emitter.discard()
-        node.meta[_FAILED] = True
-        error = described(raised)
-    else:
-        for result, new in made.items():
-            result.replace_all_uses_with(new)
-        erase_dead(node.graph, [*made])
-    return Record(
-        rewrite=GridSampleRewrite.name,
-        name=name,
-        op=op,
-        status="kept" if error else "replaced",
-        reason=Reason.INTERNAL_ERROR if error else None,
-        detail=error or "sums by index of what each position adds to the elements around it",
-        line=line,
-        module=module,
-        facts=facts,
-    )
+        return made
+
+    detail = "sums by index of what each position adds to the elements around it"
+    return operators.replaced(GridSampleRewrite.name, node, facts, detail, make)

@@ -6,7 +6,6 @@ deterministic algorithms a rule chooses them, and a sum over eight experts takes
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,19 +16,16 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from ..config import Config
-from ..errors import described
 from ..graph import sizes
 from ..graph.emit import Emitter
-from ..graph.model_line import model_line
-from ..graph.nodes import bind, op_name
-from ..model.reasons import Reason
+from ..graph.nodes import bind
 from ..model.site import NOMINAL_BATCH, NOMINAL_LEN
 from ..operators.short_sums import MOST, short_sum
 from ..records.records import Record
 from ..upstream.partitioner import stand_for
+from . import operators
 from .rewrite import Result
 
-log = logging.getLogger("dash_inductor")
 OPERATOR = torch.ops.aten.sum.dim_IntList
 
 TERMS = range(8, MOST + 1)
@@ -42,8 +38,6 @@ NOMINAL = NOMINAL_LEN * NOMINAL_BATCH
 """The value of a dynamic size in the decision."""
 DEVICES = ("cuda",)
 """Types of devices on which sums are rewritten."""
-
-_FAILED = "dash_inductor_short_sums"  # in the metadata of a sum that an error has left as it was
 
 
 @dataclass(frozen=True)
@@ -67,7 +61,11 @@ class ShortSumsRewrite:
 def summed(node: Node) -> int | None:
     """The dimension that a node sums, where additions are faster; else None."""
     args, value = bind(node), node.meta.get("val")
-    if not isinstance(value, Tensor) or value.device.type not in DEVICES or _FAILED in node.meta:
+    if (
+        not isinstance(value, Tensor)
+        or value.device.type not in DEVICES
+        or operators.has_failed(ShortSumsRewrite.name, node)
+    ):
         return None
     given: Tensor = args["self"].meta["val"]
     dims = args["dim"]
@@ -85,7 +83,6 @@ def summed(node: Node) -> int | None:
 def _rewritten(node: Node, dim: int) -> Record:
     """Rewrite one sum; returns its record."""
     args: dict[str, Any] = bind(node)
-    line, module = model_line([node, *node.users])
     value, given = node.meta["val"], args["self"].meta["val"]
     facts: dict[str, object] = {
         "shape": [sizes.static(size) for size in given.shape],
@@ -93,28 +90,13 @@ def _rewritten(node: Node, dim: int) -> Record:
         "dtype": str(value.dtype).removeprefix("torch."),
         "rule": {"least": LEAST, "least_columns": LEAST_COLUMNS},
     }
-    name, op, emitter, error = node.name, op_name(node), Emitter(node.graph), ""
-    try:
+
+    def make(emitter: Emitter) -> dict[Node, Node]:
         result = emitter.call(short_sum, (args["self"], dim), before=node, like=node)
         stand_for(result, node)
         if args["keepdim"]:
             result = emitter.call(torch.ops.aten.unsqueeze.default, (result, dim), before=node, like=node)
-    except Exception as failure:
-        log.debug("%s", node, exc_info=failure)
-        emitter.discard()
-        node.meta[_FAILED] = True
-        error = described(failure)
-    else:
-        node.replace_all_uses_with(result)
-        node.graph.erase_node(node)
-    return Record(
-        rewrite=ShortSumsRewrite.name,
-        name=name,
-        op=op,
-        status="kept" if error else "replaced",
-        reason=Reason.INTERNAL_ERROR if error else None,
-        detail=error or "additions in a pointwise kernel, in the place of a reduction",
-        line=line,
-        module=module,
-        facts=facts,
-    )
+        return {node: result}
+
+    detail = "additions in a pointwise kernel, in the place of a reduction"
+    return operators.replaced(ShortSumsRewrite.name, node, facts, detail, make)

@@ -7,7 +7,6 @@ equal elements in the order of their places, and the elements of a part of a his
 from __future__ import annotations
 
 import functools
-import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,22 +17,17 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from ..config import Config
-from ..errors import described
 from ..graph import sizes
-from ..graph.emit import Emitter, erase_dead
-from ..graph.model_line import model_line
-from ..graph.nodes import bind, op_name
-from ..model.reasons import Reason
+from ..graph.emit import Emitter
+from ..graph.nodes import bind
 from ..records.records import Record
+from . import operators
 from .rewrite import Result
 
-log = logging.getLogger("dash_inductor")
 aten = torch.ops.aten
 
 DEVICES = ("cuda",)
 """Types of devices on which operators are rewritten."""
-
-_FAILED = "dash_inductor_sorted_values"  # in the metadata of an operator that an error has left as it was
 
 
 @dataclass(frozen=True)
@@ -58,7 +52,7 @@ def takes_sort(node: Node) -> bool:
     """Whether a sort gives the results of an operator: of a line whose length is known, or between two bounds."""
     args = bind(node)
     given = args["self"].meta["val"]
-    if given.device.type not in DEVICES or _FAILED in node.meta:
+    if given.device.type not in DEVICES or operators.has_failed(SortedValuesRewrite.name, node):
         return False
     if node.target is aten.histc.default:  # without bounds PyTorch looks for them, and for numbers that are not finite
         return bool(given.dtype.is_floating_point and args["min"] < args["max"])
@@ -115,37 +109,17 @@ def histogram(x: Tensor, bins: int, low: float, high: float) -> Tensor:
 
 def _rewritten(node: Node) -> Record:
     """Rewrite one operator; returns its record."""
-    args, emitter, error = bind(node), Emitter(node.graph), ""
-    line, module = model_line([node, *node.users])
+    args = bind(node)
     facts: dict[str, object] = {"shape": [sizes.static(size) for size in args["self"].meta["val"].shape]}
-    name, op = node.name, op_name(node)
-    made: dict[Node, Node] = {}
-    try:
-        if node.target is aten.histc.default:
-            counts = functools.partial(histogram, bins=args["bins"], low=args["min"], high=args["max"])
-            made[node] = emitter.inline(counts, (args["self"],), before=node, like=node)
-        else:
-            made = _elements(emitter, node, args)
-    except Exception as raised:
-        log.debug("%s", node, exc_info=raised)
-        emitter.discard()
-        node.meta[_FAILED] = True
-        error = described(raised)
-    else:
-        for result, new in made.items():
-            result.replace_all_uses_with(new)
-        erase_dead(node.graph, [*made])
-    return Record(
-        rewrite=SortedValuesRewrite.name,
-        name=name,
-        op=op,
-        status="kept" if error else "replaced",
-        reason=Reason.INTERNAL_ERROR if error else None,
-        detail=error or "a stable sort, in which equal elements keep their order",
-        line=line,
-        module=module,
-        facts=facts,
-    )
+
+    def make(emitter: Emitter) -> dict[Node, Node]:
+        if node.target is not aten.histc.default:
+            return _elements(emitter, node, args)
+        counts = functools.partial(histogram, bins=args["bins"], low=args["min"], high=args["max"])
+        return {node: emitter.inline(counts, (args["self"],), before=node, like=node)}
+
+    detail = "a stable sort, in which equal elements keep their order"
+    return operators.replaced(SortedValuesRewrite.name, node, facts, detail, make)
 
 
 def _elements(emitter: Emitter, node: Node, args: Mapping[str, Any]) -> dict[Node, Node]:

@@ -28,7 +28,7 @@ def check_path(path: Path) -> None:
     """Raise ArgumentError unless pictures can have this path: a suffix of `SUFFIXES`, in a folder that exists."""
     if path.suffix not in SUFFIXES:
         raise ArgumentError("timeline", str(path), f"a file name that ends with one of {', '.join(SUFFIXES)}")
-    if not path.parent.is_dir():
+    if path.is_dir() or not path.parent.is_dir():
         raise ArgumentError("timeline", str(path), "a file name in a folder that exists")
 
 

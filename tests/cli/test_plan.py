@@ -103,6 +103,9 @@ def test_bad_arguments_are_named(words: tuple[str, ...], message: str) -> None:
         (("--draw", "spt"), "beside --timeline"),
         (("--measured", "run.json"), "beside --timeline"),
         (("--workers", "0"), "workers=0"),
+        (("--workers", "4097", "--timeline", "x.svg"), "workers=4097"),
+        (("--workers", "16"), "workers='16' is not allowed: expected an argument beside --timeline"),
+        (("--timeline", "."), "timeline='.'"),
     ],
 )
 def test_bad_arguments_of_the_command(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str) -> None:

@@ -59,10 +59,11 @@ def watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watchi
 def test_bad_arguments_are_named() -> None:
     wrong: tuple[dict[str, Any], ...] = (
         {"every": 0}, {"rest": -1}, {"roll_call": 1.5}, {"replay": 101}, {"doors": "x"}, {"on_verdict": "stop"},
+        {"live": "no"}, {"replay": True}, {"folder": None}, {"folder": 3}, {"folder": ""}, {"folder": b"runs"},
     )  # fmt: skip
     for arguments in wrong:
         with pytest.raises(ArgumentError, match=next(iter(arguments))):
-            dash_inductor.guard("folder", **arguments)
+            dash_inductor.guard(**{"folder": "folder", **arguments})
 
 
 @pytest.mark.parametrize("text", ["replays=1", "rest=x", "on_verdict=stop", "every=0", "replay=101,rest=1"])

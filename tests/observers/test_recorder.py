@@ -322,6 +322,14 @@ def test_a_recording_may_begin_inside_of_a_module(tmp_path: Path) -> None:
 
 
 def test_bad_arguments(tmp_path: Path) -> None:
+    wrong: tuple[dict[str, Any], ...] = (
+        {"folder": None}, {"folder": 3}, {"folder": ""}, {"every": None}, {"every": "x"}, {"every": 1.5},
+        {"model": "x"}, {"optimizer": "x"}, {"optimizer": 3}, {"optimizer": []}, {"optimizer": [nn.Linear(1, 1)]},
+        {"activations": "x"}, {"optimizer_state": None}, {"local_gradients": 3},
+    )  # fmt: skip
+    for arguments in wrong:
+        with pytest.raises(ArgumentError, match=next(iter(arguments))):
+            dash_inductor.record(**{"folder": tmp_path, **arguments})
     with pytest.raises(ArgumentError, match="every=0"):
         dash_inductor.record(tmp_path, every=0)
     with pytest.raises(ArgumentError, match="replicas='explode'"):

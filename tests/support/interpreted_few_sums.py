@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 
 os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
 
@@ -15,7 +14,7 @@ import torch
 
 from dash_inductor.kernels.sums import few
 
-from .interpreted_sums import expected
+from .interpreted_sums import expected, run
 
 EPS = {torch.float32: 1e-5, torch.float16: 3e-3}
 """The interpreter has no products of bf16."""
@@ -45,10 +44,4 @@ def compare(rng: random.Random) -> None:
 
 
 if __name__ == "__main__":
-    torch.manual_seed(0)
-    for seed in range(int(sys.argv[1])):
-        try:
-            compare(random.Random(seed))
-        except Exception as error:
-            raise RuntimeError(f"seed {seed}") from error
-    print("compared", sys.argv[1])
+    run(compare)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+from collections.abc import Callable
 
 os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
 
@@ -57,7 +58,8 @@ def compare(rng: random.Random) -> None:
         assert torch.equal(alone, found[b : b + 1]) or columns == 1  # which are summed in columns
 
 
-if __name__ == "__main__":
+def run(compare: Callable[[random.Random], None]) -> None:
+    """Compare as many random cases as the command line says."""
     torch.manual_seed(0)
     for seed in range(int(sys.argv[1])):
         try:
@@ -65,3 +67,7 @@ if __name__ == "__main__":
         except Exception as error:
             raise RuntimeError(f"seed {seed}") from error
     print("compared", sys.argv[1])
+
+
+if __name__ == "__main__":
+    run(compare)

@@ -9,9 +9,9 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
+from ... import _arguments
 from ...errors import RecordingError
 from .. import phases
 from .alignment import Step, aligned, shift
@@ -107,13 +107,14 @@ def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Comparison:
         a, b: folders that `dash_inductor.record` has filled.
 
     Raises:
-        ArgumentError: a folder has no recording.
+        ArgumentError: a folder is no path, or has no recording.
         RecordingError: a file cannot be read, or is not what a recorder of this version writes, within what `limits`
             allows; or the files of a folder do not belong to one run.
     """
-    result = Comparison(str(a), str(b))
+    first, second = _arguments.path("a", a), _arguments.path("b", b)
+    result = Comparison(str(first), str(second))
     try:
-        _compare(result, Run(Path(a)), Run(Path(b)))
+        _compare(result, Run(first), Run(second))
     except MemoryError as error:
         raise RecordingError(result.a, f"it and {result.b} do not fit into memory", "more memory") from error
     return result

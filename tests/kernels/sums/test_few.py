@@ -6,13 +6,12 @@ import re
 from typing import Any
 
 import pytest
-import triton
 
 from dash_inductor.kernels.sums import few
 from dash_inductor.kernels.sums.device import few as device
-from dash_inductor.upstream.triton_compiler import ASTSource, GPUTarget
 
 from ...support.forks import interpreted
+from ...support.sums_code import ptx_of
 
 
 def test_sums_in_the_interpreter() -> None:
@@ -23,7 +22,7 @@ ALIGNED = "values_b", "values_n", "columns"
 """Numbers that are multiples of 16, as those of contiguous values mostly are."""
 
 
-@pytest.mark.parametrize(("value", "rows", "columns"), [("bf16", 64, 64), ("bf16", 32, 64), ("fp32", 16, 64)])
+@pytest.mark.parametrize(("value", "rows", "columns"), [("bf16", 128, 64), ("bf16", 32, 64), ("fp32", 16, 64)])
 def test_kernel_compiles(value: str, rows: int, columns: int) -> None:
     """Nothing is added by atomics, indices are checked, 16 bits are multiplied by tensor cores, values are loaded ahead
     of products, and nothing spills.
@@ -33,15 +32,7 @@ def test_kernel_compiles(value: str, rows: int, columns: int) -> None:
         "ROWS": rows, "CHUNK": few.CHUNK, "STEP": few.STEP, "COLUMNS": columns, "values_c": 1,
     }  # fmt: skip
     types = {"VALUES": value, "KEYS": "u8", "PARTS": "fp32"}
-    signature = {
-        name: "constexpr" if name in constants else f"*{types[name]}" if name in types else "i32"
-        for name in kernel.arg_names
-    }
-    divisible = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in (*types, *ALIGNED)}
-    constexprs = {(kernel.arg_names.index(name),): constant for name, constant in constants.items()}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=divisible)
-    options = {"num_warps": 4, "debug": True, "sanitize_overflow": False}
-    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    ptx = ptx_of(kernel, constants, types, (*types, *ALIGNED), num_warps=4, debug=True, sanitize_overflow=False)
     assert "__assertfail" in ptx
     assert not re.search(r"\b(atom|red)\.(?!sync)", ptx)
     assert ("mma" in ptx) is (value == "bf16")
@@ -53,9 +44,5 @@ def test_kernel_compiles(value: str, rows: int, columns: int) -> None:
 def test_parts_are_added_without_atomics(has_base: bool) -> None:
     kernel = device.add_parts
     constants = {"GROUP": few.GROUP, "BLOCK": few.BLOCK, "HAS_BASE": has_base}
-    types = {"PARTS": "*fp32", "OUT": "*bf16"}
-    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
-    constexprs = {(kernel.arg_names.index(name),): constant for name, constant in constants.items()}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs={})
-    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]
+    ptx = ptx_of(kernel, constants, {"PARTS": "fp32", "OUT": "bf16"}, num_warps=4)
     assert not re.search(r"\b(atom|red)\.(?!sync)", ptx)

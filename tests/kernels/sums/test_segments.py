@@ -6,13 +6,12 @@ import re
 from typing import Any
 
 import pytest
-import triton
 
 from dash_inductor.kernels.sums import launch
 from dash_inductor.kernels.sums.device import segments
-from dash_inductor.upstream.triton_compiler import ASTSource, GPUTarget
 
 from ...support.forks import interpreted
+from ...support.sums_code import ptx_of
 
 
 def test_sums_in_the_interpreter() -> None:
@@ -45,15 +44,9 @@ def test_kernels_compile(value: str, exact: str, key: str, columns: int, is_firs
         "HAS_BASE": is_first, "IS_LAST": not is_first, "values_c": 1,
     }  # fmt: skip
     types = {"VALUES": value, "KEYS": key, "ORDER": "i64", "OUT": value, "PARTS": exact, "PART_KEYS": "i32"}
-    signature = {
-        name: "constexpr" if name in constants else f"*{types[name]}" if name in types else "i32"
-        for name in kernel.arg_names
-    }
-    divisible = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in (*types, "values_n", "columns")}
-    constexprs = {(kernel.arg_names.index(name),): constant for name, constant in constants.items()}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=divisible)
-    options = {"num_warps": 1 if is_walked else 4, "debug": is_first, "sanitize_overflow": False}
-    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    divisible = (*types, "values_n", "columns")
+    warps = 1 if is_walked else 4
+    ptx = ptx_of(kernel, constants, types, divisible, num_warps=warps, debug=is_first, sanitize_overflow=False)
     assert ("__assertfail" in ptx) is is_first
     assert not re.search(r"\b(atom|red)\.", ptx)
     if is_walked and value == "bf16":

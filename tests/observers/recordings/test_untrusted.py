@@ -539,7 +539,7 @@ def test_one_is_the_status_of_diverged_alone(tmp_path: Path, capsys: pytest.Capt
     assert main(["compare", str(a), str(other)]) == 1
     assert main(["compare", str(a), str(tmp_path / "nothing")]) == 2
     assert main(["compare", "--html", str(tmp_path), str(a), str(other)]) == 2  # a directory
-    assert "the page cannot be written" in capsys.readouterr().err
+    assert "expected a file that can be written" in capsys.readouterr().err
     full = Path("/dev/full")
     if full.exists():
         with full.open("w") as output:
