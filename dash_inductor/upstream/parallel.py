@@ -75,7 +75,7 @@ def needs_accumulation(root: nn.Module) -> bool:
 
 
 def watches_leaves(root: nn.Module) -> bool:
-    """Whether DDP learns from gradients of parameters, also in backwards that reduce nothing, which of them are used."""
+    """Whether DDP learns which parameters are used from their gradients, also in backwards that reduce nothing."""
     models = (m if isinstance(m, DistributedDataParallel) else composable_ddp(m) for m in root.modules())
     return any(model is not None and (model.find_unused_parameters or model.static_graph) for model in models)
 
