@@ -80,6 +80,14 @@ def watches_leaves(root: nn.Module) -> bool:
     return any(model is not None and (model.find_unused_parameters or model.static_graph) for model in models)
 
 
+def reduces(module: nn.Module) -> bool | None:
+    """Whether a forward that begins now is one of a DDP model, or one of `replicate`, whose gradients are reduced."""
+    if isinstance(module, DistributedDataParallel):
+        return bool(module.require_backward_grad_sync)
+    state = _replicate_state(module)
+    return None if state is None else not state._no_sync
+
+
 def has_uneven_inputs(module: nn.Module) -> bool:
     """Whether a DDP model trains within `join`, so that ranks may make different numbers of steps."""
     return isinstance(module, DistributedDataParallel) and bool(module._join_config.enable)

@@ -44,6 +44,7 @@ from ..execution import Digest, Execution, zero
 from ..messages import Message
 from ..micro_batch import MicroBatch, compiled, fit_for_graphs, in_eager_code, seed_all, undisturbed
 from ..operators import Operator, OperatorLog
+from ..state import State
 from ..votes import classes, first_difference
 
 LICENCE, SCHEDULED, ORDERED = "licence", "scheduled", "ordered"
@@ -202,6 +203,8 @@ class RollCall(Check):
             return ""
         if batch is None:
             return self._cannot or "no module was called with gradients in this step"
+        if not State.of(self.rank).classes.parted.isdisjoint(batch.root.modules()):
+            return "replicas of the model have parted, because it was updated by gradients that were not reduced"
         return batch.why_not_sent()
 
     def _call_the_roll(self, step: int, purpose: str, of: int, batch: MicroBatch | None) -> None:
