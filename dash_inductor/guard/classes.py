@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import weakref
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..upstream.parallel import composable_ddp
+from ..upstream.parallel import composable_ddp, reduces
 
 
 class Classes:
-    """The classes of this rank's tensors."""
+    """The classes of this rank's tensors.
+
+    Attributes:
+        parted: models whose replicas differ, because the program has updated them by gradients of each rank alone.
+    """
 
     def __init__(self) -> None:
+        self.parted: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._reduced: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()  # by the last forward
         self._groups = WeakTensorKeyDictionary()  # ranks by parameter
         self._composable: list[weakref.ref[nn.Module]] = []
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -31,6 +38,11 @@ class Classes:
         else:
             self._composable.append(weakref.ref(module))
 
+    def begins(self, module: nn.Module) -> None:
+        """A forward begins, as it does in every step: its gradients are reduced, or are not."""
+        if torch.is_grad_enabled() and (reduced := reduces(module)) is not None:
+            self._reduced[module] = reduced
+
     def resolve(self) -> None:
         """Ask modules that have begun whether they are replicas: `replicate` makes them so in their first forward."""
         for reference in self._composable:
@@ -39,6 +51,24 @@ class Classes:
             if replica is not None:
                 self._add(replica)
         self._composable.clear()
+
+    def part(self, optimizer: torch.optim.Optimizer) -> bool:
+        """An optimizer is about to step: models whose gradients are not reduced have no replicas from now on.
+
+        Returns:
+            Whether there are any.
+        """
+        alone = [model for model, reduced in self._reduced.items() if not reduced and model not in self.parted]
+        if not alone:
+            return False
+        self.resolve()
+        stepping = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        alone = [model for model in alone if any(id(parameter) in stepping for parameter in model.parameters())]
+        for model in alone:
+            self.parted.add(model)
+            for parameter in model.parameters():
+                self._groups[parameter] = (dist.get_rank(),)
+        return bool(alone)
 
     def _add(self, replica: DistributedDataParallel) -> None:
         ranks = tuple(dist.get_process_group_ranks(replica.process_group))

@@ -107,6 +107,8 @@ class Execution(Observer):
         """The forward of a module has ended; its parameters are those that it has computed with."""
         if self._sharded:
             self._watch_inside(module)
+        if isinstance(module, DistributedDataParallel) and module.static_graph:
+            result = None  # in the first step alone it gives copies of what its module gives
         self._modules.leave(module, result)
 
     @not_compiled

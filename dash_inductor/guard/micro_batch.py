@@ -1,8 +1,8 @@
 """One call of an outermost module, as it can be made again: on the same rank, or on all ranks with one rank's inputs.
 
-Running it again changes nothing that training reads: gradients of parameters are set aside, buffers and the states of
-random numbers come back, and no gradient is reduced by `DistributedDataParallel`.  FSDP2 gathers parameters and reduces
-their gradients as always, so that all of its ranks must run at the same place.
+Running it again changes nothing that training reads: no gradient is accumulated (`backward.differentiate`), buffers,
+attributes of modules (`kept.Kept`) and the states of random numbers come back, and `DistributedDataParallel` runs
+without its reducer.  FSDP2 gathers parameters as always, so that all of its ranks must run at the same place.
 """
 
 from __future__ import annotations
@@ -19,15 +19,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 from .._untrusted import Refused, parse_json
 from ..observers import active
-from ..upstream.eager import compiler_is_loaded, has_cuda_graphs, is_compiled
+from ..upstream.eager import (
+    compiler_is_loaded,
+    has_cuda_graphs,
+    is_compiled,
+    versions_kept,
+    without_accumulation_hooks,
+)  # fmt: skip
+from ..upstream.parallel import not_reduced, why_not_again
 from ..upstream.pytree import tree_flatten, tree_leaves, tree_unflatten
+from .backward import differentiate
 from .execution import Execution
+from .kept import Kept
 
 _PLAIN = (int, float, bool, str, type(None))
 _LEAVES = 1 << 12
@@ -131,7 +138,7 @@ class MicroBatch:
         structure: how they were nested.
         settings: of the call.
         random: as it was before the call, if it is to be made again on this rank.
-        buffers: as they were before the call, in the same case.
+        kept: what modules kept before the call, in the same case.
         gradients: of the tensors in its result, by their numbers, as the backward has given them, in the same case.
         turns: whether samples have been turned, and random numbers in the place of gradients must be.
         silent: whether the backward begins with zeros.
@@ -142,7 +149,7 @@ class MicroBatch:
     structure: Any
     settings: Settings
     random: Random | None = None
-    buffers: list[Buffer] = field(default_factory=list)
+    kept: Kept | None = None
     gradients: dict[int, Tensor] = field(default_factory=dict)
     turns: bool = False
     silent: bool = False
@@ -155,8 +162,14 @@ class MicroBatch:
         devices = {p.device.type for p in root.parameters()} | {t.device.type for t in copies if isinstance(t, Tensor)}
         return cls(root, copies, structure, Settings.now(devices - {"meta"}))
 
+    def why_not_again(self) -> str:
+        """Why the call cannot be made again, in words; "" if it can."""
+        return why_not_again(self.root)
+
     def why_not_sent(self) -> str:
-        """Why other ranks cannot get these inputs, in words; "" if they can."""
+        """Why other ranks cannot make this call, in words; "" if they can."""
+        if why := self.why_not_again():
+            return why
         if len(self.leaves) > _LEAVES:
             return f"{len(self.leaves)} arguments"
         for leaf in self.leaves:
@@ -238,8 +251,8 @@ class MicroBatch:
         args, kwargs = tree_unflatten([_fresh(leaf) for leaf in self.leaves], self.structure)
         with ExitStack() as stack:
             stack.enter_context(undisturbed([self.root], self.root.parameters(), execution))
-            for buffer in self.buffers:
-                buffer.write()
+            if self.kept is not None:
+                self.kept.put()
             if seed is not None:
                 seed_all(seed)
             elif self.random is not None:
@@ -253,36 +266,9 @@ class MicroBatch:
             pairs = _gradients(result, self.gradients, seed, self.samples() if self.turns else 0)
             if pairs:
                 tensors, gradients = zip(*pairs, strict=True)
-                torch.autograd.backward(tensors, [torch.zeros_like(g) for g in gradients] if self.silent else gradients)
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """A buffer of a module and its values."""
-
-    module: nn.Module
-    name: str
-    tensor: Tensor
-    values: Tensor
-
-    @classmethod
-    def all_of(cls, root: nn.Module) -> list[Buffer]:
-        """Copies of all buffers of a model."""
-        return [
-            cls(module, name, tensor, tensor.detach().clone())
-            for module in root.modules()
-            for name, tensor in module.named_buffers(recurse=False)
-        ]
-
-    def restore(self) -> None:
-        """Put the tensor back, with its values; some operators write into buffers without saying so."""
-        if getattr(self.module, self.name) is not self.tensor:
-            setattr(self.module, self.name, self.tensor)
-        self.write()
-
-    def write(self) -> None:
-        """Write the values; the tensor's version stays, because to training nothing was written."""
-        self.tensor.data.copy_(self.values)
+                differentiate(
+                    self.root, tensors, [torch.zeros_like(g) for g in gradients] if self.silent else gradients
+                )
 
 
 @contextmanager
@@ -290,39 +276,29 @@ def undisturbed(roots: Sequence[nn.Module], parameters: Iterable[Tensor], execut
     """Let a block run modules and backwards of which training sees nothing, and `execution` everything.
 
     Args:
-        roots: the modules whose buffers come back, and whose gradients are not reduced.
+        roots: the modules that keep what they have now, and whose gradients are not reduced.
         parameters: whose gradients are set aside.
         execution: the only observer meanwhile.
     """
     before = Random.now()
-    buffers = [buffer for root in roots for buffer in Buffer.all_of(root)]
+    kept = [Kept(root) for root in roots]
     gradients = [(parameter, parameter.grad) for parameter in parameters]
-    try:
-        with active.instead([execution]), _not_reduced(roots):
-            for parameter, _ in gradients:
-                parameter.grad = None
-            yield
-    finally:
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        for buffer in buffers:
-            buffer.restore()
-        before.restore()
-
-
-@contextmanager
-def _not_reduced(roots: Sequence[nn.Module]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for module in (module for root in roots for module in root.modules()):
-            if isinstance(module, DistributedDataParallel):
-                # `no_sync` leaves this flag off, and the next forward would not broadcast buffers.
-                stack.callback(setattr, module, "require_forward_param_sync", module.require_forward_param_sync)
-                stack.enter_context(module.no_sync())
-            elif hasattr(module, "set_requires_gradient_sync") and not isinstance(module, FSDPModule):
-                replicated: Any = module  # by `replicate`
-                stack.callback(replicated.set_requires_gradient_sync, True)
-                replicated.set_requires_gradient_sync(False)
-        yield
+    with versions_kept(tuple({id(tensor): tensor for each in kept for tensor in each.tensors}.values())):
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(active.instead([execution]))
+                for module in (module for root in roots for module in root.modules()):
+                    stack.enter_context(not_reduced(module))
+                stack.enter_context(without_accumulation_hooks(parameter for parameter, _ in gradients))
+                for parameter, _ in gradients:
+                    parameter.grad = None
+                yield
+        finally:
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+            for each in kept:
+                each.put()
+            before.restore()
 
 
 def _gradients(result: Any, gradients: dict[int, Tensor], seed: int | None, turned: int) -> list[tuple[Tensor, Tensor]]:

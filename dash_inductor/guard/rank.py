@@ -14,6 +14,7 @@ from ..errors import GuardVerdict, described
 from ..observers import active, hooks
 from ..observers.observer import Observer
 from ..observers.step_numbers import StepNumbers
+from ..upstream.parallel import has_uneven_inputs
 from .channel import Channel
 from .check import Check
 from .coverage import Coverage
@@ -77,6 +78,8 @@ class Rank(Observer):
     def module_begins(self, module: nn.Module) -> None:
         """The forward of a module begins: if an optimizer has stepped, the step is over."""
         self._finish_step()
+        if has_uneven_inputs(module):
+            self._go_alone("a model trains with uneven inputs, so that ranks make different numbers of steps")
         self._begin()
         self._show(lambda check: check.module_begins(module))
 
@@ -129,11 +132,19 @@ class Rank(Observer):
         self.group.settings = f"{self.group.settings} {[check.name for check in together]}"
         why = self.group.open()
         if why:
-            self.checks[:] = [check for check in self.checks if not check.together]
-            for check in together:
-                self._safely(check, check.close)
-                self.coverage.unseen(check.name, f"off, because ranks cannot agree: {why}")
-            log.warning("checks of the guard are off (%s): %s", ", ".join(check.name for check in together), why)
+            self._go_alone(why)
+
+    def _go_alone(self, why: str) -> None:
+        """Ranks cannot meet any more: whatever needs that is off, and others that may wait are told."""
+        together = [check for check in self.checks if check.together]
+        if not together:
+            return
+        self.group.end(why)
+        self.checks[:] = [check for check in self.checks if not check.together]
+        for check in together:
+            self._safely(check, check.close)
+            self.coverage.unseen(check.name, f"off, because ranks cannot agree: {why}")
+        log.warning("checks of the guard are off (%s): %s", ", ".join(check.name for check in together), why)
 
     def _finish_step(self) -> None:
         if not self._stepped:

@@ -108,6 +108,7 @@ class State:
 
     def module_begins(self, module: nn.Module) -> None:
         """A module begins: the first one that belongs to no other is a root of names."""
+        self.classes.begins(module)
         if module in self._known:
             return
         for inside in module.modules():
@@ -117,6 +118,12 @@ class State:
             self._roots.add(module)
         self._known.update(unwrapped(module).modules())
         self._known.add(module)
+
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step, perhaps by gradients that were not reduced."""
+        if self.classes.part(optimizer):
+            self._entries.clear()
+            self.rank.coverage.unseen("bits", "replicas of a model that is updated by gradients that are not reduced")
 
     def optimizer_entries(self, optimizer: torch.optim.Optimizer) -> list[Entry]:
         """Parameters and state of an optimizer; the same entries as before, as long as the tensors are the same."""

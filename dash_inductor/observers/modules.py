@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from ..upstream.eager import not_compiled
 from ..upstream.pytree import tree_leaves
 from . import phases
+from .hook import Hook
 from .names import Names, inner
 
 
@@ -78,7 +79,7 @@ class Modules:
         names.add(model)
         for device in {parameter.device for parameter in model.parameters()}:
             self._sink.prepare(device)
-        self._handles.append(model.register_forward_hook(self._after_root, with_kwargs=True))
+        self._handles.append(model.register_forward_hook(Hook(self._after_root), with_kwargs=True))
         wrapper: nn.Module | None = model
         while wrapper is not None and not isinstance(wrapper, DistributedDataParallel):
             wrapper = inner(wrapper)
@@ -97,8 +98,7 @@ class Modules:
         self._handles.append(parameter.register_post_accumulate_grad_hook(accumulated))
 
     def _after_root(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._inputs(module, args, kwargs)
+        self._inputs(module, args, kwargs)
 
     @not_compiled
     def enter(self, module: nn.Module) -> None:

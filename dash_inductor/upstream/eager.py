@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch._C import _current_autograd_node, _current_graph_task_id
 from torch._C import _set_deterministic_algorithms as set_deterministic_algorithms
 from torch._compile import _disable_dynamo as not_compiled
 from torch.autograd import Variable
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter as versions_kept
 
 __all__ = [
     "at_end_of_backward",
@@ -23,6 +25,8 @@ __all__ = [
     "is_compiled",
     "not_compiled",
     "set_deterministic_algorithms",
+    "versions_kept",
+    "without_accumulation_hooks",
 ]
 
 
@@ -73,3 +77,19 @@ def backward_node() -> str:
     """The name of the node of the backward that runs on this thread, "" outside of a backward."""
     node = _current_autograd_node()
     return "" if node is None else str(node.name())
+
+
+@contextmanager
+def without_accumulation_hooks(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Let no hook of the program run behind the accumulation of these parameters' gradients."""
+    found: list[dict[int, Any]] = [
+        hooks for p in parameters if (hooks := getattr(p, "_post_accumulate_grad_hooks", None))
+    ]
+    kept = [dict(hooks) for hooks in found]
+    for hooks in found:
+        hooks.clear()  # PyTorch holds the same dictionary
+    try:
+        yield
+    finally:
+        for hooks, before in zip(found, kept, strict=True):
+            hooks.update(before)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from . import compat
@@ -16,11 +17,80 @@ from . import compat
 
 def composable_ddp(module: nn.Module) -> DistributedDataParallel | None:
     """The replica that `replicate` has made of a module, after its first forward; None for any other module."""
-    composable: Any = sys.modules.get("torch.distributed._composable.replicate")  # not imported for this question
-    if composable is None or not isinstance(module, composable.DDP):
-        return None
-    found = getattr(composable.replicate.state(module), "_ddp", None)
+    found = getattr(_replicate_state(module), "_ddp", None)
     return found if isinstance(found, DistributedDataParallel) else None
+
+
+def _replicate_state(module: nn.Module) -> Any:
+    """What `replicate` keeps of a module, None for any other module."""
+    composable: Any = sys.modules.get("torch.distributed._composable.replicate")  # not imported for this question
+    return None if composable is None or not isinstance(module, composable.DDP) else composable.replicate.state(module)
+
+
+class _NoReducer:
+    """Stands in the place of DDP's reducer while a model runs again: no bucket is rebuilt, and nothing is reduced."""
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+
+@contextmanager
+def not_reduced(module: nn.Module) -> Iterator[None]:
+    """Let a block run a module again, if it is a DDP model or one of `replicate`, without its reducer.
+
+    A forward makes DDP rebuild its buckets, once, behind the first backward.  Gradients that are views of buckets then
+    become views of the new ones; those that are not in their places just then would stay views of the old ones, and
+    DDP would multiply them where it had divided them.
+    """
+    model = module if isinstance(module, DistributedDataParallel) else composable_ddp(module)
+    if model is None:
+        yield
+        return
+    with ExitStack() as stack:
+        for owner, name, value in (
+            (model, "reducer", _NoReducer()),
+            (model, "require_backward_grad_sync", False),
+            (model, "require_forward_param_sync", model.require_forward_param_sync),
+            *([] if model is module else [(_replicate_state(module), "_no_sync", True)]),
+        ):
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+        yield
+
+
+def why_not_again(root: nn.Module) -> str:
+    """Why a model cannot run again without a trace in training; "" if it can."""
+    for module in root.modules():
+        model = module if isinstance(module, DistributedDataParallel) else composable_ddp(module)
+        if model is not None and model._delay_all_reduce_params:
+            return "DDP reduces gradients late (delay_all_reduce_named_params)"
+        if model is not None and model.mixed_precision is not None:
+            return "DDP casts parameters (mixed_precision)"
+    return ""
+
+
+def needs_accumulation(root: nn.Module) -> bool:
+    """Whether gradients must be accumulated for a backward to end: the first FSDP reduces them only then."""
+    return any(isinstance(module, FullyShardedDataParallel) for module in root.modules())
+
+
+def watches_leaves(root: nn.Module) -> bool:
+    """Whether DDP learns which parameters are used from their gradients, also in backwards that reduce nothing."""
+    models = (m if isinstance(m, DistributedDataParallel) else composable_ddp(m) for m in root.modules())
+    return any(model is not None and (model.find_unused_parameters or model.static_graph) for model in models)
+
+
+def reduces(module: nn.Module) -> bool | None:
+    """Whether a forward that begins now is one of a DDP model, or one of `replicate`, whose gradients are reduced."""
+    if isinstance(module, DistributedDataParallel):
+        return bool(module.require_backward_grad_sync)
+    state = _replicate_state(module)
+    return None if state is None else not state._no_sync
+
+
+def has_uneven_inputs(module: nn.Module) -> bool:
+    """Whether a DDP model trains within `join`, so that ranks may make different numbers of steps."""
+    return isinstance(module, DistributedDataParallel) and bool(module._join_config.enable)
 
 
 def no_comm_hook(model: DistributedDataParallel) -> str:

@@ -18,6 +18,7 @@ from ...observers import active
 from ...observers.fingerprints.arriving import Arriving
 from ...observers.fingerprints.fingerprint import add_lanes, why_unseen
 from ...observers.fingerprints.lane_buffer import Ready
+from ...observers.hook import Hook
 from ...observers.names import inner
 from ...upstream.eager import not_compiled
 from ...upstream.pytree import tree_leaves
@@ -46,7 +47,7 @@ class Data(Check):
         """The forward of a module begins; global hooks run before a module's own, which gets the inputs."""
         if self._depth == 0 and module not in self._roots:
             self._roots.add(module)
-            self._handles.append(module.register_forward_pre_hook(self._before, with_kwargs=True))
+            self._handles.append(module.register_forward_pre_hook(Hook(self._before), with_kwargs=True))
         self._depth += 1
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
@@ -73,8 +74,7 @@ class Data(Check):
             handle.remove()
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._inputs(module, args, kwargs)
+        self._inputs(module, args, kwargs)
 
     @not_compiled
     def _inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:

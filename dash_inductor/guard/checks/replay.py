@@ -16,12 +16,14 @@ from torch import Tensor, nn
 
 from ...errors import described
 from ...observers import active, phases
+from ...observers.hook import Hook
 from ...observers.names import Names
 from ...upstream.eager import has_cuda_graphs, in_backward, not_compiled
 from ..check import Check, Host
 from ..execution import Digest, Execution
+from ..kept import Kept
 from ..messages import Message
-from ..micro_batch import Buffer, MicroBatch, Random, Settings, results_of
+from ..micro_batch import MicroBatch, Random, Settings, results_of
 
 _OUT_OF = 100
 
@@ -33,7 +35,7 @@ class _Call:
     root: nn.Module
     execution: Execution
     random: Random
-    buffers: list[Buffer]
+    kept: Kept
     settings: Settings
     batch: MicroBatch | None = None
     overlapped: bool = False
@@ -75,7 +77,7 @@ class Replay(Check):
             return
         if outermost and next(module.parameters(), None) is not None:
             if id(module) not in self._handles:
-                self._handles[id(module)] = (module, module.register_forward_hook(self._called, with_kwargs=True))
+                self._handles[id(module)] = (module, module.register_forward_hook(Hook(self._called), with_kwargs=True))
             if self._chosen and torch.is_grad_enabled():
                 self._begin(module)
         if self._open() and self._calls[-1].batch is None:
@@ -86,9 +88,7 @@ class Replay(Check):
             call.execution.detach()
             call.overlapped |= not _has_gradients(call.execution)
         devices = {parameter.device.type for parameter in module.parameters()} - {"meta"}
-        call = _Call(
-            module, Execution(self._names, owner=self.rank), Random.now(), Buffer.all_of(module), Settings.now(devices)
-        )
+        call = _Call(module, Execution(self._names, owner=self.rank), Random.now(), Kept(module), Settings.now(devices))
         self._calls.append(call)
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
@@ -98,7 +98,7 @@ class Replay(Check):
             self._calls[-1].execution.module_ended(module, result)
 
     def _called(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        if self._chosen and self._depth == 0 and not torch.compiler.is_compiling():
+        if self._chosen and self._depth == 0:
             self._copy(module, args, kwargs, result)
 
     @not_compiled
@@ -114,7 +114,7 @@ class Replay(Check):
             call.execution.failed = described(error)
             return
         call.execution.returned(result)
-        batch.settings, batch.random, batch.buffers = call.settings, call.random, call.buffers
+        batch.settings, batch.random, batch.kept = call.settings, call.random, call.kept
         for number, tensor in results_of(result):
             tensor.register_hook(lambda gradient, number=number: _keep(batch, number, gradient))
 
@@ -128,10 +128,11 @@ class Replay(Check):
         group = self.rank.group
         # CUDA graphs compute into results that the program may still read, and eager code rounds otherwise.
         cannot = in_backward() or has_cuda_graphs()
-        everyone = group.gather([step, len(calls), bool(self._off), cannot])
+        why = next((why for call in calls if call.batch is not None and (why := call.batch.why_not_again())), "")
+        everyone = group.gather([step, len(calls), bool(self._off), cannot or bool(why)])
         if len({tuple(row[:2]) for row in everyone}) > 1 or any(row[2] or row[3] for row in everyone):
             self._off = self._off or ("another rank has switched it off" if any(row[2] for row in everyone) else "")
-            why = "ranks call different modules, step within the backward, or run CUDA graphs"
+            why = why or "ranks call different modules, step within the backward, or run CUDA graphs"
             self.rank.coverage.unseen(self.name, self._off or why)
             self._drop()
             return

@@ -84,6 +84,7 @@ class Replicas(Check):
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Gradients are reduced."""
         self._queue.poll()
+        self._state.before_optimizer(optimizer)
         if self._on():
             wanted = [entry for entry in self._state.gradients(optimizer) if self._class_of(entry)]
             self._keep(self._state.hash(self.name, wanted))

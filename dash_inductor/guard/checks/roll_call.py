@@ -36,6 +36,7 @@ from torch import nn
 
 from ...errors import described
 from ...observers import active, phases
+from ...observers.hook import Hook
 from ...observers.names import Names
 from ...upstream.eager import in_backward, not_compiled
 from ..check import Check, Host
@@ -43,6 +44,7 @@ from ..execution import Digest, Execution, zero
 from ..messages import Message
 from ..micro_batch import MicroBatch, compiled, fit_for_graphs, in_eager_code, seed_all, undisturbed
 from ..operators import Operator, OperatorLog
+from ..state import State
 from ..votes import classes, first_difference
 
 LICENCE, SCHEDULED, ORDERED = "licence", "scheduled", "ordered"
@@ -99,7 +101,7 @@ class RollCall(Check):
     def module_begins(self, module: nn.Module) -> None:
         """The outermost modules are those whose inputs are copied."""
         if self._depth == 0 and id(module) not in self._roots and next(module.parameters(), None) is not None:
-            handle = module.register_forward_hook(self._called, with_kwargs=True)
+            handle = module.register_forward_hook(Hook(self._called), with_kwargs=True)
             self._roots[id(module)] = (module, handle)
         self._depth += 1
 
@@ -108,7 +110,7 @@ class RollCall(Check):
         self._depth = max(0, self._depth - 1)
 
     def _called(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        if self._wanted and self._depth == 0 and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if self._wanted and self._depth == 0 and torch.is_grad_enabled():
             self._copy(module, args, kwargs)
 
     @not_compiled
@@ -201,6 +203,8 @@ class RollCall(Check):
             return ""
         if batch is None:
             return self._cannot or "no module was called with gradients in this step"
+        if not State.of(self.rank).classes.parted.isdisjoint(batch.root.modules()):
+            return "replicas of the model have parted, because it was updated by gradients that were not reduced"
         return batch.why_not_sent()
 
     def _call_the_roll(self, step: int, purpose: str, of: int, batch: MicroBatch | None) -> None:
