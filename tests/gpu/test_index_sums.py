@@ -241,8 +241,8 @@ def test_an_index_out_of_bounds_stops_the_device(program: str, bad: str, raises:
 
 
 @pytest.mark.parametrize(("rows", "columns", "dtype"), [
-    (4, 1024, torch.bfloat16), (32, 2880, torch.bfloat16), (64, 320, torch.bfloat16), (128, 2880, torch.bfloat16), (64, 12, torch.float16),
-    (16, 100, torch.float32),
+    (4, 1024, torch.bfloat16), (32, 2880, torch.bfloat16), (64, 320, torch.bfloat16), (128, 2880, torch.bfloat16),
+    (64, 12, torch.float16), (16, 100, torch.float32),
 ])  # fmt: skip
 def test_few_rows(rows: int, columns: int, dtype: torch.dtype) -> None:
     """Values, what is not finite or left out, and the same bits by the list of launches."""
