@@ -218,7 +218,7 @@ def flip(tensor: Tensor, index: int, bit: int) -> None:
     raw = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     size = raw.element_size()
     bit %= 8 * size - 1
-    if raw.is_contiguous():
+    if raw.is_contiguous() and raw.device.type == "cpu":
         byte = ctypes.c_uint8.from_address(raw.data_ptr() + index % raw.numel() * size + bit // 8)
         byte.value ^= 1 << bit % 8
         return
