@@ -51,7 +51,7 @@ BLOCK, BLOCK_FROM = 64, 1024
 """Sizes from `BLOCK_FROM` on are padded to a multiple of `BLOCK`, the edge of a tile; others to the next `BYTES`."""
 LEAST_OPERATIONS = 1 << 29
 """Smaller products take less time than a launch of the kernel that pads."""
-OPERATIONS_PER_BYTE, OF_AN_ODD_RESULT = 160, 64
+OPERATIONS_PER_BYTE, OF_AN_ODD_RESULT = 144, 64
 """Operations for each byte that padding copies, below which it does not pay; the second where only the rows of the
 result begin at odd addresses, as those of logits.
 
