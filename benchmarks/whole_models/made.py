@@ -1,0 +1,28 @@
+"""What the makers of models share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Made = tuple[nn.Module, dict[str, Any]]
+"""A model and its inputs."""
+
+
+def numbers(below: int, *shape: int) -> Tensor:
+    """Random integers from 0 on, as tokens, labels and indices."""
+    return torch.randint(0, below, shape)
+
+
+def pictures(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.bfloat16)
+
+
+def causal(config: Any, batch: int, length: int) -> Made:
+    """A language model of transformers, which is given tokens as its labels, too."""
+    from transformers import AutoModelForCausalLM
+
+    tokens = numbers(config.vocab_size, batch, length)
+    return AutoModelForCausalLM.from_config(config), {"input_ids": tokens, "labels": tokens}
