@@ -60,16 +60,18 @@ class Deformable(nn.Module):
         split = (batch, count, self.heads, self.levels, self.points)
         weights = self.weights[i](x).view(*split[:3], -1).softmax(-1).view(split)
         offsets = self.offsets[i](x).view(*split, 2)
-        scale = torch.tensor([(w, h) for h, w in sizes], dtype=x.dtype, device=x.device)
-        at = 2 * (own[:, None, None, None] + offsets / scale[:, None]) - 1
+        at = [
+            2 * (own[:, None, None] + torch.stack([around[..., 0] / w, around[..., 1] / h], -1)) - 1
+            for around, (h, w) in zip(offsets.unbind(3), sizes, strict=True)
+        ]
         values = self.values[i](x).unflatten(-1, (self.heads, -1)).split([h * w for h, w in sizes], 1)
         read = [
             F.grid_sample(
                 value.permute(0, 2, 3, 1).flatten(0, 1).unflatten(-1, size),
-                at[:, :, :, level].transpose(1, 2).flatten(0, 1),
+                places.transpose(1, 2).flatten(0, 1),
                 padding_mode="zeros", align_corners=False,
             )
-            for level, (value, size) in enumerate(zip(values, sizes, strict=True))
+            for value, places, size in zip(values, at, sizes, strict=True)
         ]  # fmt: skip
         weights = weights.permute(0, 2, 1, 3, 4).flatten(0, 1)
         found = (torch.stack(read, 3) * weights[:, None]).sum((3, 4))

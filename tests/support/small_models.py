@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.whole_models import Graph, Preferences, UNet
+from benchmarks.whole_models import Deformable, DiT, Graph, Preferences, Recommender, Titan, UNet
 
 Made = tuple[nn.Module, dict[str, Any]]
 
@@ -105,8 +105,69 @@ def gpt_oss() -> Made:
     return _language(GptOssConfig(**_decoder(head_dim=64, sliding_window=64, **experts)))
 
 
+def mamba2() -> Made:
+    from transformers import Mamba2Config
+
+    config = Mamba2Config(
+        hidden_size=WIDTH, num_heads=8, head_dim=64, state_size=32, n_groups=1, chunk_size=64, num_hidden_layers=2,
+        vocab_size=VOCABULARY, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return _language(config)
+
+
+def deepseek_v3() -> Made:
+    from transformers import DeepseekV3Config
+
+    experts = {"moe_intermediate_size": 128, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4}
+    ranks = {"q_lora_rank": 128, "kv_lora_rank": 64, "topk_group": 2, "first_k_dense_replace": 1}
+    return _language(DeepseekV3Config(**(_decoder() | {"num_key_value_heads": 4}), **experts, **ranks))
+
+
+def titan_moe() -> Made:
+    return Titan(WIDTH, 8, 2, VOCABULARY), {"tokens": _tokens(BATCH, LENGTH)}
+
+
 def unet() -> Made:
     return UNet(16), {"x": torch.randn(4, 3, 64, 64, dtype=torch.bfloat16)}
+
+
+def segmentation() -> Made:
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation
+
+    config = SegformerConfig(num_labels=19, drop_path_rate=0.0, classifier_dropout_prob=0.0)
+    pictures = torch.randn(4, 3, 64, 64, dtype=torch.bfloat16)
+    return SegformerForSemanticSegmentation(config), {"pixel_values": pictures, "labels": _tokens(4, 64, 64, below=19)}
+
+
+def deformable() -> Made:
+    return Deformable(64, 2, 4, 2), {"x": torch.randn(2, 3, 128, 96, dtype=torch.bfloat16)}
+
+
+def vit() -> Made:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    sizes = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 4 * WIDTH}
+    pictures = torch.randn(BATCH, 3, 112, 112, dtype=torch.bfloat16)
+    config = ViTConfig(**sizes, image_size=112, num_labels=19)
+    return ViTForImageClassification(config), {"pixel_values": pictures, "labels": _tokens(BATCH, below=19)}
+
+
+def dit() -> Made:
+    noisy, noise = torch.randn(2, BATCH, 4, 16, 16, dtype=torch.bfloat16)
+    times = {"time": torch.rand(BATCH) * 1000, "label": _tokens(BATCH, below=1000)}
+    return DiT(WIDTH, 2), {"noisy": noisy, "noise": noise, **times}
+
+
+def llava() -> Made:
+    from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+
+    sizes = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 2 * WIDTH}
+    picture = CLIPVisionConfig(**sizes, image_size=112, patch_size=14)
+    config = LlavaConfig(vision_config=picture, text_config=LlamaConfig(**_decoder()), image_token_index=VOCABULARY - 1)
+    tokens = _tokens(BATCH, LENGTH, below=VOCABULARY - 1)
+    tokens[:, 1:65] = VOCABULARY - 1
+    pictures = torch.randn(BATCH, 3, 112, 112, dtype=torch.bfloat16)
+    return LlavaForConditionalGeneration(config), {"input_ids": tokens, "pixel_values": pictures, "labels": tokens}
 
 
 def graph() -> Made:
@@ -123,7 +184,21 @@ def preferences() -> Made:
     return Preferences(WIDTH, VOCABULARY), {"hidden": hidden, "labels": _tokens(BATCH, LENGTH)}
 
 
+def recommender() -> Made:
+    return Recommender(VOCABULARY, 3, 32), {
+        "numbers": torch.randn(1024, 16, dtype=torch.bfloat16),
+        "indices": (torch.rand(3, 8192) ** 3 * VOCABULARY).long(),
+        "starts": torch.arange(1024) * 8,
+        "clicked": torch.rand(1024).round(),
+    }
+
+
 MODELS: dict[str, Callable[[], Made]] = {
     made.__name__: made
-    for made in (gpt2, bert, whisper, t5, llama, gemma3, mixtral, qwen3_moe, gpt_oss, unet, graph, preferences)
+    for made in (
+        *(gpt2, bert, whisper, t5, llama, gemma3, mamba2),
+        *(mixtral, qwen3_moe, gpt_oss, deepseek_v3, titan_moe),
+        *(unet, segmentation, deformable, vit, dit, llava),
+        *(graph, preferences, recommender),
+    )
 }
