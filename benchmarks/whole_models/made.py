@@ -26,3 +26,10 @@ def causal(config: Any, batch: int, length: int) -> Made:
 
     tokens = numbers(config.vocab_size, batch, length)
     return AutoModelForCausalLM.from_config(config), {"input_ids": tokens, "labels": tokens}
+
+
+def hooked(model: Any, pixels: Tensor, **others: Any) -> Any:
+    """A model of transformers after a call outside of graphs, in which it installs hooks that Dynamo cannot trace."""
+    with torch.no_grad():
+        model(pixel_values=pixels.to(model.dtype), **others)
+    return model

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .made import Made, numbers, pictures
+from .made import Made, hooked, numbers, pictures
 
 
 class UNet(nn.Module):
@@ -101,8 +101,9 @@ def segmentation() -> Made:
         depths=(2, 2, 2, 2), hidden_sizes=(64, 128, 320, 512), num_labels=150, drop_path_rate=0.0,
         classifier_dropout_prob=0.0,
     )  # fmt: skip
-    return SegformerForSemanticSegmentation(config), {
-        "pixel_values": pictures(4, 3, 512, 512),
+    pixels = pictures(4, 3, 512, 512)
+    return hooked(SegformerForSemanticSegmentation(config), pixels[:1, :, :64, :64]), {
+        "pixel_values": pixels,
         "labels": numbers(150, 4, 512, 512),
     }
 
@@ -181,8 +182,9 @@ def llava() -> Made:
     config = LlavaConfig(vision_config=picture, text_config=text)
     tokens = numbers(32000, 8, 1024)
     tokens[:, 1:577] = config.image_token_id
-    return LlavaForConditionalGeneration(config), {
+    pixels = pictures(8, 3, 336, 336)
+    return hooked(LlavaForConditionalGeneration(config), pixels[:1], input_ids=tokens[:1]), {
         "input_ids": tokens,
-        "pixel_values": pictures(8, 3, 336, 336),
+        "pixel_values": pixels,
         "labels": tokens,
     }

@@ -2,7 +2,7 @@
 
 Its operator is replaced by what autograd makes of the forward, written with other operators.  That adds a gradient to
 the elements around each position by `index_put`, which `index_sums` rewrites next: to all channels of an element
-together, so that there is one index for each position.
+together, and to all elements around a position by one index, that of the first of them, so that there is one sort.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Graph, Node
 
@@ -58,48 +59,78 @@ class GridSampleRewrite:
         return []
 
 
+@dataclass(frozen=True)
+class _Tap:
+    """What a position reads along one dimension: an element of the image with a border of zeros, with a weight.
+
+    Attributes:
+        cell: the number of the element, without `shift`.  All taps of a dimension share one tensor where they can, so
+            that gradients of all of them are sums by one index, which is sorted once.
+        shift: what is added to it.
+        border: elements of zero in front of the image and behind it, the same in all taps of a dimension.
+        weight: by which it is multiplied, a finite number.
+        reads: whether any tap of the dimension reads an element, the same in all of them.
+    """
+
+    cell: Tensor
+    shift: int
+    border: int
+    weight: Tensor
+    reads: Tensor
+
+
 def sampled(image: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
     """An image [n, channels, sizes...] at positions [n, shape..., dimensions], of which the first one is that of the
     last dimension: [n, channels, shape...].
     """
     exact = torch.float64 if image.dtype == torch.float64 else torch.float32
     lengths = list(image.shape[2:])
-    padded = functools.partial(_padded, padding=padding_mode, corners=align_corners)
     axes = []
     for dim, length in enumerate(lengths):
         at = grid[..., len(lengths) - 1 - dim].to(exact)
         at = (at + 1) / 2 * (length - 1) if align_corners else ((at + 1) * length - 1) / 2
-        if interpolation_mode == CUBIC:
-            first = at.floor()
-            neighbours = (padded(first + i, length) for i in range(-1, 3))
-            axes.append(list(zip(neighbours, _cubic(at - first), strict=True)))
-            continue
-        at = padded(at, length)
-        first = at.detach().round() if interpolation_mode == NEAREST else at.detach().floor()
-        part = at - first
-        axes.append(
-            [(first, torch.ones_like(part))]
-            if interpolation_mode == NEAREST
-            else [(first, 1 - part), (first + 1, part)]
-        )
+        axes.append(_taps(at, length, interpolation_mode, padding_mode, align_corners))
+    borders = [axis[0].border for axis in axes]
     pixels = image.to(exact).movedim(1, -1)
+    pixels = F.pad(pixels, [0, 0, *(border for border in reversed(borders) for _ in range(2))])
     number = torch.arange(image.shape[0], device=image.device).reshape(-1, *[1] * len(lengths))
+    cells = [length + border for length, border in zip(lengths, borders, strict=True)]
+    reads = functools.reduce(torch.logical_and, (axis[0].reads for axis in axes))
     total = None
     for taps in itertools.product(*axes):
-        inside = functools.reduce(
-            torch.logical_and,
-            ((place >= 0) & (place <= length - 1) for (place, _), length in zip(taps, lengths, strict=True)),
-        )
-        at_corner = (number, *(torch.where(inside, place.detach(), 0).to(torch.int64) for place, _ in taps))
-        weight = functools.reduce(torch.mul, (weight for _, weight in taps))
-        term = torch.where(inside[..., None], pixels[at_corner] * weight[..., None], 0)
+        part = pixels
+        for dim, (tap, count) in enumerate(zip(taps, cells, strict=True)):
+            part = part.narrow(1 + dim, tap.shift, count)
+        weight = torch.where(reads, functools.reduce(torch.mul, (tap.weight for tap in taps)), 0)
+        term = torch.where(reads[..., None], part[(number, *(tap.cell for tap in taps))] * weight[..., None], 0)
         total = term if total is None else total + term
     assert total is not None
     return total.movedim(-1, 1).to(image.dtype)
 
 
+def _taps(at: Tensor, length: int, interpolation: int, padding: int, corners: bool) -> list[_Tap]:
+    """What positions read along a dimension."""
+    if padding != ZEROS and interpolation == CUBIC:
+        first = at.floor()
+        neighbours = [_padded(first + i, length, padding, corners).detach().long() for i in range(-1, 3)]
+        weights, reads = _cubic(at - first), torch.ones_like(at, dtype=torch.bool)
+        return [_Tap(cell, 0, 0, weight, reads) for cell, weight in zip(neighbours, weights, strict=True)]
+    if padding != ZEROS:
+        at = _padded(at, length, padding, corners)
+    near = (at > -3) & (at < length + 2)  # neither far away nor NaN
+    at = torch.where(near, at, -3)
+    first = at.detach().round() if interpolation == NEAREST else at.detach().floor()
+    part = at - first
+    weights = {LINEAR: [1 - part, part], NEAREST: [torch.ones_like(part)], CUBIC: _cubic(part)}[interpolation]
+    border = len(weights) - 1
+    cell = first + (border - 1 if interpolation == CUBIC else border)
+    reads = (cell >= 0) & (cell < length + border)
+    cell = torch.where(reads, cell, 0).long()
+    return [_Tap(cell, i, border, weight, reads) for i, weight in enumerate(weights)]
+
+
 def _padded(at: Tensor, length: int, padding: int, corners: bool) -> Tensor:
-    """Where positions are read."""
+    """Where positions are read: in the image, by the border or by reflection."""
     if padding == REFLECTION:
         low, span = (0.0, float(length - 1)) if corners else (-0.5, float(length))
         if span == 0:
@@ -108,10 +139,8 @@ def _padded(at: Tensor, length: int, padding: int, corners: bool) -> Tensor:
         turns = (away.detach() / span).floor()
         extra = away - turns * span
         at = torch.where(turns % 2 == 0, extra + low, span - extra + low)
-    if padding == ZEROS:
-        return at
     inside = (at > 0) & (at < length - 1)  # a position on the border has no gradient, as in PyTorch's kernels
-    return torch.where(inside, at, at.detach().clamp(0, length - 1))
+    return torch.where(inside, at, at.detach().nan_to_num(0.0).clamp(0, length - 1))
 
 
 def _cubic(part: Tensor) -> list[Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from benchmarks.whole_models import Deformable, DiT, Graph, Preferences, Recommender, Titan, UNet
+from benchmarks.whole_models.made import hooked
 
 Made = tuple[nn.Module, dict[str, Any]]
 
@@ -136,7 +137,10 @@ def segmentation() -> Made:
 
     config = SegformerConfig(num_labels=19, drop_path_rate=0.0, classifier_dropout_prob=0.0)
     pictures = torch.randn(4, 3, 64, 64, dtype=torch.bfloat16)
-    return SegformerForSemanticSegmentation(config), {"pixel_values": pictures, "labels": _tokens(4, 64, 64, below=19)}
+    return hooked(SegformerForSemanticSegmentation(config), pictures[:1]), {
+        "pixel_values": pictures,
+        "labels": _tokens(4, 64, 64, below=19),
+    }
 
 
 def deformable() -> Made:
@@ -167,7 +171,8 @@ def llava() -> Made:
     tokens = _tokens(BATCH, LENGTH, below=VOCABULARY - 1)
     tokens[:, 1:65] = VOCABULARY - 1
     pictures = torch.randn(BATCH, 3, 112, 112, dtype=torch.bfloat16)
-    return LlavaForConditionalGeneration(config), {"input_ids": tokens, "pixel_values": pictures, "labels": tokens}
+    model = hooked(LlavaForConditionalGeneration(config), pictures[:1], input_ids=tokens[:1])
+    return model, {"input_ids": tokens, "pixel_values": pictures, "labels": tokens}
 
 
 def graph() -> Made:
