@@ -161,14 +161,18 @@ def test_bags_of_the_largest_rows(padding: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "size"), [("bilinear", (30, 31)), ("nearest", (30, 31)), ("bicubic", (30, 31)), ("bilinear", (9, 10, 11))]
-)
-def test_grid_sample(mode: str, size: tuple[int, ...]) -> None:
+    ("mode", "size", "padding"),
+    [
+        ("bilinear", (30, 31), "zeros"), ("nearest", (30, 31), "border"), ("bicubic", (30, 31), "border"),
+        ("bicubic", (30, 31), "zeros"), ("bilinear", (9, 10, 11), "border"),
+    ],
+)  # fmt: skip
+def test_grid_sample(mode: str, size: tuple[int, ...], padding: str) -> None:
     image = torch.randn(2, 16, *size, device="cuda")
     grid = torch.randn(2, *(n + 3 for n in size), len(size), device="cuda")
 
     def sample(image: Tensor, grid: Tensor) -> Tensor:
-        return F.grid_sample(image, grid, mode=mode, padding_mode="border", align_corners=False)
+        return F.grid_sample(image, grid, mode=mode, padding_mode=padding, align_corners=False)
 
     def gradients(function: Program, *tensors: Tensor) -> list[Tensor]:
         leaves = [tensor.detach().requires_grad_() for tensor in tensors]
