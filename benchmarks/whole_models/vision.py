@@ -177,7 +177,7 @@ def llava() -> Made:
     )  # fmt: skip
     text = LlamaConfig(
         hidden_size=1024, intermediate_size=4096, num_hidden_layers=4, num_attention_heads=16, num_key_value_heads=4,
-        vocab_size=32064,
+        vocab_size=32064, use_cache=False,
     )  # fmt: skip
     config = LlavaConfig(vision_config=picture, text_config=text)
     tokens = numbers(32000, 8, 1024)

@@ -159,21 +159,32 @@ def _unpooled(node: Node, bands: Sequence[Band]) -> Record:
 def _rewritten(nodes: Sequence[Node], found: Map) -> Record:
     """Rewrite sums by index that are added up; returns their record."""
     last, bands = nodes[-1], [dimension.band for dimension in found.dimensions]
-    dtype = _exact(found.source.meta["val"])
+    result = found.source.meta["val"].dtype
+    values, dtype = _unconverted(found.source), _exact(found.source.meta["val"])
 
     def function(source: Tensor, *weights: Tensor) -> Tensor:
         begins = [band.begins(source.device) for band in bands]
         tables = itertools.chain.from_iterable(zip(begins, weights, strict=True))
-        return weighted(source, *tables, batch=found.batch)
+        return weighted(source, *tables, batch=found.batch, dtype=result)
 
     def emit(emitter: Emitter) -> Node:
         weights = [
             emitter.inline(functools.partial(band.weights, dtype=dtype), dimension.nodes, before=last, like=last)
             for band, dimension in zip(bands, found.dimensions, strict=True)
         ]
-        return emitter.inline(function, (found.source, *weights), before=last, like=last)
+        return emitter.inline(function, (values, *weights), before=last, like=last)
 
     return _recorded(nodes, found.source, bands, emit)
+
+
+def _unconverted(values: Node) -> Node:
+    """What values in fp32 were in 16 bits, if they were, which Inductor writes for several readers."""
+    before = values.args[0] if values.target is torch.ops.prims.convert_element_type.default else None
+    if values.meta["val"].dtype == torch.float32 and isinstance(before, Node):
+        given = before.meta["val"].dtype
+        if given in (torch.bfloat16, torch.float16):
+            return before
+    return values
 
 
 def _recorded(nodes: Sequence[Node], values: Node, bands: Sequence[Band], emit: Callable[[Emitter], Node]) -> Record:

@@ -92,22 +92,24 @@ def band(first: Tensor, last: Tensor, rows: int, matrix: Callable[..., Tensor]) 
     return Band(rows, positions, longest, (a, b, c), matrix)
 
 
-def weighted(values: Tensor, *tables: Tensor, batch: int) -> Tensor:
-    """The sums, in fp32 or in fp64 for fp64, rounded to the dtype of the values.
+def weighted(values: Tensor, *tables: Tensor, batch: int, dtype: torch.dtype | None = None) -> Tensor:
+    """The sums, in fp32 or in fp64 for fp64, rounded to a dtype.
 
     Args:
         values: [batch..., positions of each dimension, columns...].
         tables: of each dimension that is summed, where ranges begin, and their weights.
         batch: leading dimensions in front of those that are summed.
+        dtype: of the result, that of the values without it.
     """
+    dtype = dtype or values.dtype
     exact = torch.float64 if values.dtype == torch.float64 else torch.float32
     axes = [_Axis(batch + i, *pair) for i, pair in enumerate(zip(tables[::2], tables[1::2], strict=True))]
     if math.prod(axis.longest for axis in axes) <= UNROLLED:
-        return _at_once(values, axes, [], exact).to(values.dtype)
+        return _at_once(values, axes, [], exact).to(dtype)
     total = values
     for axis in sorted(axes, key=lambda axis: axis.rows / values.shape[axis.dim]):
         total = _at_once(total, [axis], [], exact) if axis.longest <= UNROLLED else _reduced(total, axis, exact)
-    return total.to(values.dtype)
+    return total.to(dtype)
 
 
 @dataclass(frozen=True)

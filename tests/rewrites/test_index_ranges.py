@@ -17,6 +17,7 @@ from dash_inductor.rewrites.separable import factorized
 from ..support.graphs import JointGraphs, capture
 from ..support.index_sums import results, worst
 
+INDEXED = torch.ops.aten._unsafe_index.Tensor
 SUMS = ("aten::index_put", "aten::_unsafe_index_put", "aten::sort")
 
 RESAMPLED: dict[str, tuple[tuple[int, ...], dict[str, Any], list[int]]] = {
@@ -95,6 +96,9 @@ def test_a_tensor_that_is_resampled_twice_and_read_beside(dtype: torch.dtype, on
     assert worst(found, exact) < (1e-2 if dtype is torch.bfloat16 else 1e-12)
     assert [(record.rewrite, record.facts["sums"]) for record in records()] == [("index_ranges", 4)] * 2
     assert not left(graphs)
+    read = [n.args[0].meta["val"] for n in graphs.parts[-1].find_nodes(op="call_function", target=INDEXED)]
+    gradients = [value.dtype for value in read if tuple(value.shape[2:]) in ((9, 12), (15, 18))]
+    assert {*gradients} == {dtype}  # 16 bits are read, and fp32 is not written for it
 
 
 def test_ranges_are_as_long_as_any_rounding_makes_them(on_the_cpu: None) -> None:
