@@ -78,7 +78,7 @@ class Recommender(nn.Module):
 
 
 def recommender() -> Made:
-    batch, size, tables, rows = 16_384, 16, 8, 100_000
+    batch, size, tables, rows = 65_536, 16, 8, 100_000
     return Recommender(rows, tables), {
         "numbers": pictures(batch, 16),
         "indices": (torch.rand(tables, batch * size) ** 3 * rows).long(),

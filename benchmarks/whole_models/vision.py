@@ -101,10 +101,10 @@ def segmentation() -> Made:
         depths=(2, 2, 2, 2), hidden_sizes=(64, 128, 320, 512), num_labels=150, drop_path_rate=0.0,
         classifier_dropout_prob=0.0,
     )  # fmt: skip
-    pixels = pictures(4, 3, 512, 512)
+    pixels = pictures(8, 3, 512, 512)
     return hooked(SegformerForSemanticSegmentation(config), pixels[:1, :, :64, :64]), {
         "pixel_values": pixels,
-        "labels": numbers(150, 4, 512, 512),
+        "labels": numbers(150, 8, 512, 512),
     }
 
 
