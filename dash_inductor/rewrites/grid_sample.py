@@ -102,7 +102,8 @@ def sampled(image: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: 
         for dim, (tap, count) in enumerate(zip(taps, cells, strict=True)):
             part = part.narrow(1 + dim, tap.shift, count)
         weight = torch.where(reads, functools.reduce(torch.mul, (tap.weight for tap in taps)), 0)
-        term = torch.where(reads[..., None], part[(number, *(tap.cell for tap in taps))] * weight[..., None], 0)
+        places = number, *(tap.cell for tap in taps)
+        term = torch.where(reads[..., None], part[places] * weight[..., None], 0)
         total = term if total is None else total + term
     assert total is not None
     return total.movedim(-1, 1).to(image.dtype)
