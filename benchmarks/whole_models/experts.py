@@ -54,11 +54,12 @@ def deterministic_scatter_add() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
         def run(out: Tensor, index: Tensor, src: Tensor) -> Tensor:
             before = torch.are_deterministic_algorithms_enabled()
+            warns = torch.is_deterministic_algorithms_warn_only_enabled()
             torch.use_deterministic_algorithms(True)
             try:
                 return out.scatter_add(0, index, src)
             finally:
-                torch.use_deterministic_algorithms(before)
+                torch.use_deterministic_algorithms(before, warn_only=warns)
 
         made = torch.library.custom_op("torchtitan::deterministic_scatter_add", run, mutates_args=())
         made.register_fake(lambda out, index, src: torch.empty_like(out))
