@@ -40,7 +40,8 @@ def not_reduced(module: nn.Module) -> Iterator[None]:
 
     A forward makes DDP rebuild its buckets, once, behind the first backward.  Gradients that are views of buckets then
     become views of the new ones; those that are not in their places just then would stay views of the old ones, and
-    DDP would multiply them where it had divided them.
+    DDP would multiply them where it had divided them.  The first backward of a static graph ends with a reduction of
+    all that it has seen: a forward here must not ask for it.
     """
     model = module if isinstance(module, DistributedDataParallel) else composable_ddp(module)
     if model is None:
@@ -52,6 +53,7 @@ def not_reduced(module: nn.Module) -> Iterator[None]:
             (model, "require_backward_grad_sync", False),
             (model, "require_forward_param_sync", model.require_forward_param_sync),
             *([] if model is module else [(_replicate_state(module), "_no_sync", True)]),
+            *([(model, "_static_graph_delay_allreduce_enqueued", True)] if model.static_graph else []),
         ):
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
@@ -60,13 +62,22 @@ def not_reduced(module: nn.Module) -> Iterator[None]:
 
 def why_not_again(root: nn.Module) -> str:
     """Why a model cannot run again without a trace in training; "" if it can."""
-    for module in root.modules():
-        model = module if isinstance(module, DistributedDataParallel) else composable_ddp(module)
-        if model is not None and model._delay_all_reduce_params:
+    for model in ddp_models(root):
+        if model._delay_all_reduce_params:
             return "DDP reduces gradients late (delay_all_reduce_named_params)"
-        if model is not None and model.mixed_precision is not None:
+        if model.mixed_precision is not None:
             return "DDP casts parameters (mixed_precision)"
     return ""
+
+
+def is_gathered(root: nn.Module) -> bool:
+    """Whether FSDP2 has gathered parameters of a model now, as between a forward and its backward."""
+    return any(
+        group.is_unsharded
+        for module in root.modules()
+        if isinstance(module, FSDPModule)
+        for group in _parameter_groups(module)
+    )
 
 
 def needs_accumulation(root: nn.Module) -> bool:
@@ -76,8 +87,13 @@ def needs_accumulation(root: nn.Module) -> bool:
 
 def watches_leaves(root: nn.Module) -> bool:
     """Whether DDP learns which parameters are used from their gradients, also in backwards that reduce nothing."""
+    return any(model.find_unused_parameters or model.static_graph for model in ddp_models(root))
+
+
+def ddp_models(root: nn.Module) -> list[DistributedDataParallel]:
+    """The DDP models in a model, those of `replicate` too."""
     models = (m if isinstance(m, DistributedDataParallel) else composable_ddp(m) for m in root.modules())
-    return any(model is not None and (model.find_unused_parameters or model.static_graph) for model in models)
+    return [model for model in models if model is not None]
 
 
 def reduces(module: nn.Module) -> bool | None:
