@@ -22,7 +22,7 @@ from ..upstream.parallel import ddp_models, needs_accumulation, watches_leaves
 _REENTRANT = "CheckpointFunctionBackward"
 """The node of a checkpoint whose backward runs a backward of its own, which accumulates."""
 
-_EDGE: type = torch.autograd.graph.GradientEdge
+_EDGE: Any = torch.autograd.graph.GradientEdge
 
 
 def differentiate(root: nn.Module, tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
