@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
+from ..errors import described
 from . import compat
 
 
@@ -145,9 +147,46 @@ def own_scatter(module: FSDPModule) -> Any:
 
 
 def scatter_ranks(module: FSDPModule) -> tuple[int, ...]:
-    """The ranks among which a module of FSDP reduces and scatters its gradients; () if it has no parameters."""
+    """The ranks among which a module of FSDP reduces and scatters its gradients; () if there are no others."""
     found = _parameter_groups(module)
-    return tuple(dist.get_process_group_ranks(found[0]._reduce_scatter_process_group)) if found else ()
+    if not found or getattr(found[0].mesh_info, "shard_mesh_size", 1) < 2:
+        return ()
+    return tuple(dist.get_process_group_ranks(found[0]._reduce_scatter_process_group))
+
+
+def reduce_ranks(module: FSDPModule) -> tuple[int, ...]:
+    """The ranks among which a module of HSDP sums what it has scattered; () if it scatters nothing, or sums nothing."""
+    group = reduce_group(module) if scatter_ranks(module) else None
+    return () if group is None else tuple(dist.get_process_group_ranks(group))
+
+
+def reduce_group(module: FSDPModule) -> dist.ProcessGroup | None:
+    """The group of the `all_reduce` of HSDP; None if there is none, or more than one."""
+    found = _parameter_groups(module)
+    return getattr(found[0].mesh_info, "replicate_process_group", None) if len(found) == 1 else None
+
+
+def reduce_op(module: FSDPModule, dtype: torch.dtype, device: torch.device) -> Any:
+    """How the `all_reduce` of a module of HSDP sums gradients of a dtype: PyTorch's own answer to the same question."""
+    (group,) = _parameter_groups(module)
+    factors = compat.resolve("torch.distributed.fsdp._fully_shard._fsdp_collectives", "_get_gradient_divide_factors")
+    return factors(
+        group._reduce_scatter_process_group, reduce_group(module), dtype, device.type,
+        group.gradient_divide_factor, group.force_sum_reduction_for_comms,
+    )[3]  # fmt: skip
+
+
+def no_reduce_hook(module: FSDPModule) -> str:
+    """Why the `all_reduce` of a module of HSDP cannot be repeated bit for bit; "" if it can."""
+    if any(getattr(group, "_all_reduce_hook", None) is not None for group in _parameter_groups(module)):
+        return "the program has a hook of its own for it"
+    if own_scatter(module) is None:
+        return "the program has its own way to reduce"
+    try:
+        reduce_op(module, torch.float32, torch.device("cpu"))
+    except Exception as error:  # another version of PyTorch
+        return f"how it sums is not known: {described(error)}"
+    return ""
 
 
 def _own(module: FSDPModule, attribute: str, name: str) -> Any:
