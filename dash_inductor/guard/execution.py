@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -57,6 +57,7 @@ class Execution(Observer):
     An error of hashing never reaches the program: the execution ends there, and says why.
 
     Attributes:
+        begins: is told of each outermost module before it runs.
         roots: the names of the outermost modules.
         failed: why it has ended too early, "" if it has not.
     """
@@ -71,6 +72,7 @@ class Execution(Observer):
     ) -> None:
         self.names, self.watches_graphs, self._turned, self._silent = names, watches_graphs, turned, silent
         self._owner = self if owner is None else owner
+        self.begins: Callable[[nn.Module], object] = lambda root: None
         self.roots: list[str] = []
         self.failed = ""
         self._buffers: dict[torch.device, LaneBuffer] = {}
@@ -95,6 +97,7 @@ class Execution(Observer):
 
     @not_compiled
     def _add(self, root: nn.Module) -> None:
+        self.begins(root)
         self._known.update(map(id, root.modules()))
         self.names.add(root)
         self.roots.append(self.names.of_module(root))

@@ -137,6 +137,13 @@ class Guard:
     def roll_call(self, fn: Callable[[], Any]) -> None:
         """Hold a roll call now, with a function that does the work that all ranks must do alike; all ranks call this.
 
+        The function runs at least once, and training sees nothing of it: gradients, buffers, random numbers and
+        what DDP counts come back.  Before the first forward of a model, and between a forward and its backward of
+        FSDP2, none is held, and the coverage says so.
+
+        Args:
+            fn: runs forward and backward of the same inputs in all ranks.
+
         Raises:
             DashError: the guard has no check for it, or it was switched off.
         """

@@ -32,7 +32,7 @@ from ..upstream.eager import (
 )  # fmt: skip
 from ..upstream.parallel import not_reduced, why_not_again
 from ..upstream.pytree import tree_flatten, tree_leaves, tree_unflatten
-from .backward import differentiate
+from .backward import differentiate, traceless
 from .execution import Execution
 from .kept import Kept
 
@@ -299,6 +299,41 @@ def undisturbed(roots: Sequence[nn.Module], parameters: Iterable[Tensor], execut
             for each in kept:
                 each.put()
             before.restore()
+
+
+def run_function(
+    function: Callable[[], object],
+    roots: Sequence[nn.Module],
+    execution: Execution,
+    seed: int,
+    around: Callable[[], Any] | None = None,
+) -> None:
+    """Run a function of the program, with backwards of its own, of which training sees nothing.
+
+    Args:
+        function: does what a program does in a step, up to its gradients.
+        roots: models that have run before; others that the function runs are looked after from there on.
+        execution: observes it.
+        seed: of random numbers.
+        around: gives a context manager for the block.
+    """
+    models, inside = list(roots), {id(module) for root in roots for module in root.modules()}
+    with ExitStack() as stack:
+        parameters = {id(p): p for root in roots for p in root.parameters()}.values()
+        stack.enter_context(undisturbed(roots, parameters, execution))
+        stack.enter_context(traceless(models))
+
+        def begins(root: nn.Module) -> None:
+            if id(root) not in inside:
+                inside.update(map(id, root.modules()))
+                models.append(root)
+                stack.enter_context(undisturbed([root], root.parameters(), execution))
+
+        execution.begins = begins
+        if around is not None:
+            stack.enter_context(around())
+        seed_all(seed)
+        function()
 
 
 def _gradients(result: Any, gradients: dict[int, Tensor], seed: int | None, turned: int) -> list[tuple[Tensor, Tensor]]:

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
+from ..errors import described
 from . import compat
 
 
@@ -40,7 +42,8 @@ def not_reduced(module: nn.Module) -> Iterator[None]:
 
     A forward makes DDP rebuild its buckets, once, behind the first backward.  Gradients that are views of buckets then
     become views of the new ones; those that are not in their places just then would stay views of the old ones, and
-    DDP would multiply them where it had divided them.
+    DDP would multiply them where it had divided them.  The first backward of a static graph ends with a reduction of
+    all that it has seen: a forward here must not ask for it.
     """
     model = module if isinstance(module, DistributedDataParallel) else composable_ddp(module)
     if model is None:
@@ -52,6 +55,7 @@ def not_reduced(module: nn.Module) -> Iterator[None]:
             (model, "require_backward_grad_sync", False),
             (model, "require_forward_param_sync", model.require_forward_param_sync),
             *([] if model is module else [(_replicate_state(module), "_no_sync", True)]),
+            *([(model, "_static_graph_delay_allreduce_enqueued", True)] if model.static_graph else []),
         ):
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
@@ -60,13 +64,22 @@ def not_reduced(module: nn.Module) -> Iterator[None]:
 
 def why_not_again(root: nn.Module) -> str:
     """Why a model cannot run again without a trace in training; "" if it can."""
-    for module in root.modules():
-        model = module if isinstance(module, DistributedDataParallel) else composable_ddp(module)
-        if model is not None and model._delay_all_reduce_params:
+    for model in ddp_models(root):
+        if model._delay_all_reduce_params:
             return "DDP reduces gradients late (delay_all_reduce_named_params)"
-        if model is not None and model.mixed_precision is not None:
+        if model.mixed_precision is not None:
             return "DDP casts parameters (mixed_precision)"
     return ""
+
+
+def is_gathered(root: nn.Module) -> bool:
+    """Whether FSDP2 has gathered parameters of a model now, as between a forward and its backward."""
+    return any(
+        group.is_unsharded
+        for module in root.modules()
+        if isinstance(module, FSDPModule)
+        for group in _parameter_groups(module)
+    )
 
 
 def needs_accumulation(root: nn.Module) -> bool:
@@ -76,8 +89,13 @@ def needs_accumulation(root: nn.Module) -> bool:
 
 def watches_leaves(root: nn.Module) -> bool:
     """Whether DDP learns which parameters are used from their gradients, also in backwards that reduce nothing."""
+    return any(model.find_unused_parameters or model.static_graph for model in ddp_models(root))
+
+
+def ddp_models(root: nn.Module) -> list[DistributedDataParallel]:
+    """The DDP models in a model, those of `replicate` too."""
     models = (m if isinstance(m, DistributedDataParallel) else composable_ddp(m) for m in root.modules())
-    return any(model is not None and (model.find_unused_parameters or model.static_graph) for model in models)
+    return [model for model in models if model is not None]
 
 
 def reduces(module: nn.Module) -> bool | None:
@@ -129,9 +147,46 @@ def own_scatter(module: FSDPModule) -> Any:
 
 
 def scatter_ranks(module: FSDPModule) -> tuple[int, ...]:
-    """The ranks among which a module of FSDP reduces and scatters its gradients; () if it has no parameters."""
+    """The ranks among which a module of FSDP reduces and scatters its gradients; () if there are no others."""
     found = _parameter_groups(module)
-    return tuple(dist.get_process_group_ranks(found[0]._reduce_scatter_process_group)) if found else ()
+    if not found or getattr(found[0].mesh_info, "shard_mesh_size", 1) < 2:
+        return ()
+    return tuple(dist.get_process_group_ranks(found[0]._reduce_scatter_process_group))
+
+
+def reduce_ranks(module: FSDPModule) -> tuple[int, ...]:
+    """The ranks among which a module of HSDP sums what it has scattered; () if it scatters nothing, or sums nothing."""
+    group = reduce_group(module) if scatter_ranks(module) else None
+    return () if group is None else tuple(dist.get_process_group_ranks(group))
+
+
+def reduce_group(module: FSDPModule) -> dist.ProcessGroup | None:
+    """The group of the `all_reduce` of HSDP; None if there is none, or more than one."""
+    found = _parameter_groups(module)
+    return getattr(found[0].mesh_info, "replicate_process_group", None) if len(found) == 1 else None
+
+
+def reduce_op(module: FSDPModule, dtype: torch.dtype, device: torch.device) -> Any:
+    """How the `all_reduce` of a module of HSDP sums gradients of a dtype: PyTorch's own answer to the same question."""
+    (group,) = _parameter_groups(module)
+    factors = compat.resolve("torch.distributed.fsdp._fully_shard._fsdp_collectives", "_get_gradient_divide_factors")
+    return factors(
+        group._reduce_scatter_process_group, reduce_group(module), dtype, device.type,
+        group.gradient_divide_factor, group.force_sum_reduction_for_comms,
+    )[3]  # fmt: skip
+
+
+def no_reduce_hook(module: FSDPModule) -> str:
+    """Why the `all_reduce` of a module of HSDP cannot be repeated bit for bit; "" if it can."""
+    if any(getattr(group, "_all_reduce_hook", None) is not None for group in _parameter_groups(module)):
+        return "the program has a hook of its own for it"
+    if own_scatter(module) is None:
+        return "the program has its own way to reduce"
+    try:
+        reduce_op(module, torch.float32, torch.device("cpu"))
+    except Exception as error:  # another version of PyTorch
+        return f"how it sums is not known: {described(error)}"
+    return ""
 
 
 def _own(module: FSDPModule, attribute: str, name: str) -> Any:

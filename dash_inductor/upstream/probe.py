@@ -91,6 +91,7 @@ TORCH = (
     ("torch.utils._pytree", "tree_leaves tree_map_only", "new nodes of a graph"),
     ("torch.utils._pytree", "tree_flatten tree_unflatten", "micro-batches of roll calls"),
     ("torch._C", "_current_graph_task_id _current_autograd_node", "roll calls and replays"),
+    ("torch.autograd.grad_mode", "_unsafe_preserve_version_counter", "roll calls and replays"),
     ("torch.autograd", "Variable._execution_engine.queue_callback", "gradients at rest"),
     ("torch", "ops.aten._grouped_mm.default", "products of groups"),
     ("torch", "ops.aten._safe_softmax", "attention of programs that are not compiled"),

@@ -72,7 +72,11 @@ def run(trials: Sequence[dict[str, Any]], world: int = WORLD) -> list[dict[str, 
             command, cwd=ROOT, input=json.dumps(trials), capture_output=True, text=True, check=False, timeout=HANGS
         )
     assert result.returncode == 0, result.stderr
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    results = [json.loads(line) for line in result.stdout.splitlines()]
+    for trial, here in ((each["trial"], each["struck"]) for each in results):
+        strikes = trial["kind"] not in ("clean", "unseeded", "set")
+        assert here == [strikes and rank == trial["rank"] for rank in range(world)], f"{trial} was not planted"
+    return results
 
 
 def judged(result: dict[str, Any]) -> tuple[bool, bool, bool]:

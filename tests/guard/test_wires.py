@@ -96,6 +96,57 @@ def test_hsdp_has_doors_when_it_is_compiled(tmp_path: Path) -> None:
     assert (finding["ranks"], finding["collective"]) == ([1], "all_gather of 0-1 in the backward")
 
 
+HSDP = ("hsdp", "accumulated hsdp", "compiled hsdp", "summed hsdp")
+BETWEEN = {
+    "changed on its way": Trial("hsdp", 1, REDUCE, number=2),  # of the module whose turn it is
+    "changed on its way, of sums": Trial("accumulated hsdp", 1, REDUCE, number=1),
+    "changed in one result": Trial("hsdp", 1, REDUCE, OUTPUT, number=0),
+}
+
+
+@pytest.fixture(scope="module")
+def between(tmp_path_factory: pytest.TempPathFactory) -> dict[Trial, dict[str, Any]]:
+    """Trials of two pairs of shards, and the same without doors."""
+    wanted = [*map(Trial, HSDP), Trial("hsdp", own=True), *BETWEEN.values()]
+    trials = [*wanted, *map(off, wanted)]
+    return dict(zip(trials, wired.run(trials, tmp_path_factory.mktemp("between"), world=4), strict=True))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", HSDP)
+def test_doors_between_groups_of_shards_change_no_bit(between: dict[Trial, dict[str, Any]], mode: str) -> None:
+    with_doors, without = between[Trial(mode)], between[off(Trial(mode))]
+    assert with_doors["bits"] == without["bits"]
+    assert (with_doors["findings"], with_doors["off"]) == ([], [])
+    counts = with_doors["coverage"]["wires"]["counts"]
+    assert counts["results"] >= 4 * 4 * 3
+    assert counts["repeated"] >= 4 * 4 * 2
+    assert not with_doors["coverage"]["wires"]["unseen"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", BETWEEN)
+def test_a_broken_wire_between_groups_of_shards_is_named(between: dict[Trial, dict[str, Any]], name: str) -> None:
+    broken, unseen = between[BETWEEN[name]], between[off(BETWEEN[name])]
+    (finding,) = broken["findings"]
+    assert (finding["kind"], finding["step"], finding["collective"]) == ("door", AT, "all_reduce of 1,3")
+    assert ("gave two results" in finding["sentence"]) == (BETWEEN[name].side != OUTPUT)
+    assert finding["ranks"] == []
+    assert broken["bits"] == unseen["bits"]
+    assert unseen["findings"] == []
+    assert broken["bits"] != between[Trial(BETWEEN[name].mode)]["bits"]
+
+
+@pytest.mark.full
+def test_a_programs_own_way_to_scatter_has_no_door_behind_it(between: dict[Trial, dict[str, Any]]) -> None:
+    with_doors, without = (between[trial] for trial in (Trial("hsdp", own=True), off(Trial("hsdp", own=True))))
+    assert with_doors["bits"] == without["bits"]
+    assert {why.split(" of ")[0] for why in with_doors["coverage"]["wires"]["unseen"]} == {
+        "all_reduce",
+        "reduce_scatter",
+    }
+
+
 def judged(told: dict[int, list[str]], where: str = "all_reduce 0-3") -> list[Finding]:
     judge = Wires(Job(4))
     for rank, of in told.items():

@@ -206,8 +206,9 @@ class Fault:
             module = model.get_submodule(trial.module)
             module.forward = functools.partial(self._call, module.forward)  # type: ignore[method-assign]
         elif trial.kind == "local":
-            self._watched: set[int] = set()
-            self._watch_weight(module := model.get_submodule(trial.module))
+            module = model.get_submodule(trial.module)
+            self._watched = {id(p) for p in module.parameters() if isinstance(p, DTensor)}  # a shard: no autograd of it
+            self._watch_weight(module)
             self.handles.append(module.register_forward_pre_hook(self._watch_weight))
         elif trial.kind == "operator":
             current.append(self)
@@ -227,9 +228,9 @@ class Fault:
         return on
 
     def _watch_weight(self, module: nn.Module, args: Any = None) -> None:
-        """FSDP2 puts other tensors into the place of parameters."""
+        """FSDP2 puts other tensors into the place of parameters, with tensor parallelism DTensors too."""
         weight = module.weight
-        if isinstance(weight, Tensor) and not isinstance(weight, DTensor) and id(weight) not in self._watched:
+        if isinstance(weight, Tensor) and id(weight) not in self._watched:
             self._watched.add(id(weight))
             weight.register_hook(self._strike_back)
 
@@ -263,8 +264,8 @@ def batch(trial: Trial, rank: int, world: int, step: int, micro: int) -> Tensor:
     return torch.randint(WORDS, (2, LENGTH), generator=generator)
 
 
-def train(trial: Trial, rank: int, world: int, guarded: Rank | None, raised: list[tuple[int, str]]) -> str:
-    """Train; a digest of this rank's parameters and buffers in the end."""
+def train(trial: Trial, rank: int, world: int, guarded: Rank | None, raised: list[tuple[int, str]]) -> tuple[str, bool]:
+    """Train; a digest of this rank's parameters and buffers in the end, and whether the fault has struck here."""
     called, model = build(trial, world)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
     fault = Fault(trial, rank, model)
@@ -298,7 +299,7 @@ def train(trial: Trial, rank: int, world: int, guarded: Rank | None, raised: lis
     for tensor in (*model.parameters(), *model.buffers(), torch.get_rng_state()):
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         end.update(local.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return end.hexdigest()
+    return end.hexdigest(), fault.struck
 
 
 def run(trial: Trial, rank: int, world: int) -> dict[str, Any]:
@@ -312,11 +313,12 @@ def run(trial: Trial, rank: int, world: int) -> dict[str, Any]:
         replicas = Replicas(guarded)
         guarded.checks += [replicas, Stop(guarded, replicas)]
     raised: list[tuple[int, str]] = []
-    ends = [train(trial, rank, world, guarded, raised)]
+    end, struck = train(trial, rank, world, guarded, raised)
+    ends = [end]
     if trial.kind == "clean":
-        ends.append(train(trial, rank, world, None, raised))
+        ends.append(train(trial, rank, world, None, raised)[0])
     everyone: list[Any] = [None] * world
-    dist.all_gather_object(everyone, (local.receive(), ends, raised))
+    dist.all_gather_object(everyone, (local.receive(), ends, struck, raised))
     merged, job, told = Local(), Job(world), list[Finding]()
     for messages, *_ in everyone:
         for message in messages:
@@ -329,7 +331,8 @@ def run(trial: Trial, rank: int, world: int) -> dict[str, Any]:
         "trial": asdict(trial),
         "findings": [asdict(finding) for finding in told],
         "coverage": monitor.coverage.to_dict(),
-        "unchanged": all(len(set(ends)) == 1 for _, ends, _ in everyone),
+        "unchanged": all(len(set(ends)) == 1 for _, ends, *_ in everyone),
+        "struck": [struck for *_, struck, _ in everyone],
         "raised": [raised for *_, raised in everyone],
     }
 

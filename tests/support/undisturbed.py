@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -24,10 +25,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from dash_inductor.guard import micro_batch
 from dash_inductor.guard.all_checks import CHECKS
 from dash_inductor.guard.channel import Local
 from dash_inductor.guard.check import Check
 from dash_inductor.guard.checks.replicas import Replicas
+from dash_inductor.guard.checks.roll_call import RollCall
 from dash_inductor.guard.checks.stop import Stop
 from dash_inductor.guard.rank import Rank
 from dash_inductor.observers.fingerprints.fingerprint import local
@@ -38,6 +41,8 @@ from .processes import run_together
 
 STEPS = 4
 SIZE, OUT = 12, 5
+TRACES = "traces"
+"""The control in which backwards of the program's own function reach DDP."""
 
 
 @dataclass
@@ -50,6 +55,8 @@ class Training:
         optimizers: in the order in which they step.
         more: other tensors of the program that must not change.
         seen: what the program itself has seen in this step.
+        work: what all ranks do alike in roll calls of the program's own.
+        roll_call: holds one of them; without the guard it does nothing.
     """
 
     model: nn.Module
@@ -57,6 +64,8 @@ class Training:
     optimizers: list[torch.optim.Optimizer]
     more: Callable[[], Sequence[Tensor]] = tuple
     seen: list[object] = field(default_factory=list)
+    work: Callable[[], object] = lambda: None
+    roll_call: Callable[[], object] = lambda: None
 
 
 Build = Callable[[int, int], Training]
@@ -183,6 +192,76 @@ def unused_parameters(number: int, world: int) -> Training:
 @kind
 def unused_parameters_in_views(number: int, world: int) -> Training:
     return branches(number, True)
+
+
+def called(number: int, model: nn.Module, runs: Callable[[Tensor], Tensor], **settings: Any) -> Training:
+    """A program that holds roll calls of its own, at all places in its steps."""
+
+    def step(n: int) -> None:
+        training.roll_call()  # no model has run before the first step
+        result = runs(inputs(number, n))
+        training.roll_call()  # DDP waits for gradients
+        loss_of(result).backward()
+        training.roll_call()
+        update(training, to_none=bool(n % 2))
+        training.roll_call()
+
+    def work() -> None:
+        loss_of(runs(inputs(0, 99))).backward()
+
+    training = Training(model, step, [torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.3)])
+    training.work = work
+    return training
+
+
+def called_ddp(number: int, world: int, view: bool, static: bool) -> Training:
+    model = DistributedDataParallel(network(), gradient_as_bucket_view=view, static_graph=static, bucket_cap_mb=0.0005)
+    return called(number, model, model)
+
+
+def called_unused(number: int, world: int, view: bool) -> Training:
+    model = DistributedDataParallel(Branches(), find_unused_parameters=True, gradient_as_bucket_view=view)
+    training = called(number, model, lambda x: model(x, 0))
+    training.work = lambda: loss_of(model(inputs(0, 99), 1)).backward()  # uses the layer that rests
+    return training
+
+
+for _view in (False, True):
+    for _static in (False, True):
+        _name = f"roll calls of ddp{' views' * _view}{' static' * _static}"
+        KINDS[_name] = functools.partial(called_ddp, view=_view, static=_static)
+    KINDS[f"roll calls with unused parameters{' in views' * _view}"] = functools.partial(called_unused, view=_view)
+
+
+@kind
+def roll_calls_of_reentrant_checkpoints(number: int, world: int) -> Training:
+    model = DistributedDataParallel(Checkpointed(True), gradient_as_bucket_view=True)
+    return called(number, model, model)
+
+
+@kind
+def roll_calls_of_fsdp(number: int, world: int) -> Training:
+    training = sharded(number, world)
+    return called(number, training.model, training.model)
+
+
+@kind
+def roll_calls_of_a_model_and_another(number: int, world: int) -> Training:
+    """The function runs a second model, and a tensor of its own has gradients, of which training knows nothing."""
+    model, other = network(), DistributedDataParallel(network(), gradient_as_bucket_view=True)
+    outside = torch.ones(OUT, requires_grad=True)
+    outside.grad = torch.full((OUT,), 2.0)
+    training = called(number, model, model)
+
+    def work() -> None:
+        result = other(inputs(0, 99)) * outside + model(inputs(0, 99))
+        loss_of(result).backward()
+        assert outside.grad is not None
+        assert other.module[0].weight.grad is not None
+
+    training.work = work
+    training.more = lambda: [outside.grad, *other.buffers(), *[p.grad for p in other.parameters()]]  # type: ignore[list-item]
+    return training
 
 
 @kind
@@ -951,6 +1030,9 @@ def trained(build: Build, number: int, world: int, rank: Rank | None) -> list[An
     left: list[Any] = []
     if rank is not None:
         rank.start()
+        for check in rank.checks:
+            if isinstance(check, RollCall):
+                training.roll_call = lambda check=check: rank.hold(check, lambda: check.hold(training.work))  # type: ignore[misc]
     try:
         for n in range(STEPS):
             training.step(n)
@@ -989,7 +1071,7 @@ class Disturbs(Check):
 def guarded(number: int, world: int, control: str) -> Rank:
     """All checks, each in every step."""
     rank = Rank(number, world, Local().end(number))
-    if control:
+    if control and control != TRACES:
         rank.checks = [Disturbs(rank, control)]
         return rank
     settings = {"every": 1, "rest": 1, "roll_call": 1, "replay": 100, "doors": 1}
@@ -1003,7 +1085,12 @@ def compared(name: str, number: int, world: int, control: str = "") -> dict[str,
     """What differs with the guard, by step, and what the guard could not do."""
     plain = trained(KINDS[name], number, world, None)
     rank = guarded(number, world, control)
-    with_guard = trained(KINDS[name], number, world, rank)
+    with (
+        mock.patch.object(micro_batch, "traceless", contextlib.nullcontext)
+        if control == TRACES
+        else contextlib.nullcontext()
+    ):
+        with_guard = trained(KINDS[name], number, world, rank)
     differ = [
         [step, key, one.get(key), two.get(key)]
         for step, (one, two) in enumerate(zip(plain, with_guard, strict=False))

@@ -44,7 +44,8 @@ class Trial:
     """One short training run.
 
     Attributes:
-        mode: "ddp", "replicate", "fsdp" or "hsdp"; "compiled fsdp", whose blocks are compiled.
+        mode: "ddp", "replicate", "fsdp" or "hsdp"; "compiled fsdp", whose blocks are compiled; "accumulated hsdp", of
+            which every second backward sums over its groups, from step 2 on; "summed hsdp", which divides sums itself.
         doors: the setting of the checks.
         wire: the operator that changes a bit on the way, on rank 1 in step `AT`; "" for none.
         side: of the operator on which it does so.
@@ -116,6 +117,9 @@ def build(trial: Trial, world: int) -> nn.Module:
         if "compiled" in trial.mode:
             block.compile(backend="aot_eager")
     fully_shard(model, mesh=mesh)
+    if "summed" in trial.mode:
+        for each in (model, *blocks):
+            each.set_force_sum_reduction_for_comms(True)  # type: ignore[operator]
     if trial.own:
         from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
@@ -146,7 +150,10 @@ def train(trial: Trial, number: int, world: int, group: Any) -> dict[str, Any]:
         inputs = inputs.to(trial.device)
         faulty = trial.wire and number == 1 and step == AT
         with Wire(trial) if faulty else contextlib.nullcontext():
-            for _ in range(2 if step == 2 else 1):
+            micro = 2 if step == 2 or (step > 1 and "accumulated" in trial.mode) else 1
+            for number_of in range(micro):
+                if "accumulated" in trial.mode:
+                    model.set_requires_all_reduce(number_of == micro - 1)  # type: ignore[operator]
                 model(inputs).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -11,7 +11,9 @@ model keeps its door until it ends.  Before the first one, all ranks agree on th
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -95,24 +97,95 @@ def watch_gather(module: FSDPModule, told: Told) -> bool:
     return True
 
 
-def repeat_scatter(module: FSDPModule, turn: int, turns: int, told: Told) -> None:
-    """Let a module of FSDP reduce its gradients twice in one of `turns` backwards, and show both results."""
+@dataclass
+class Turns:
+    """Which calls of a collective are run a second time: one of `turns`, by their number; see Note [In step].
+
+    Attributes:
+        turn: of this module, from 0.
+        turns: modules that take turns, the same on all ranks of the group.
+        told: gets both results.
+        calls: up to now.
+    """
+
+    turn: int
+    turns: int
+    told: Told
+    calls: int = 0
+
+    def comes(self) -> bool:
+        """Whether the next call is run again."""
+        return (self.calls + 1) % self.turns == self.turn
+
+
+class Between:
+    """The `all_reduce` of HSDP between groups of shards, which follows the `reduce_scatter` within one.
+
+    FSDP2 calls a hook behind it.  What went in is known from before: what was scattered, and what has been scattered
+    before without an `all_reduce`, to which FSDP2 adds in place.
+
+    Args:
+        module: whose gradients these are.
+        turns: of its `all_reduce`.
+        reduced: gets the number of the call and its result.
+    """
+
+    def __init__(self, module: FSDPModule, turns: Turns, reduced: Callable[[int, Tensor], None]) -> None:
+        self._module, self._turns, self._reduced = weakref.ref(module), turns, reduced
+        self._partial: Tensor | None = None
+        self._given: Tensor | None = None
+
+    def scattered(self, output: Tensor) -> None:
+        """This was scattered just now."""
+        if self._turns.comes():
+            self._given = output.clone() if self._partial is None else output + self._partial
+        if self._partial is None:
+            self._partial = output
+
+    def __call__(self, output: Tensor) -> None:
+        """This has come out of the `all_reduce`."""
+        given, self._given, self._partial = self._given, None, None
+        self._turns.calls += 1
+        self._reduced(self._turns.calls, output)
+        module = self._module()
+        if given is None or module is None:
+            return
+        group = parallel.reduce_group(module)
+        assert group is not None
+        if given.is_cuda:  # it is from the stream of the `reduce_scatter`
+            given.record_stream(torch.cuda.current_stream(given.device))
+        dist.all_reduce(given, group=group, op=parallel.reduce_op(module, given.dtype, given.device))
+        self._turns.told(output, given, group)
+
+
+def repeat_reductions(module: FSDPModule, scatters: Turns | None, between: Between | None) -> None:
+    """Let a module of FSDP reduce its gradients twice in some backwards, and show both results.
+
+    Args:
+        module: the module.
+        scatters: when its `reduce_scatter` is run again; None: never.
+        between: what is behind it with HSDP.
+    """
     own = parallel.own_scatter(module)
 
     class Scatter(type(own)):  # type: ignore[misc]
         """PyTorch's own."""
 
-        calls = 0
-
         def __call__(
             self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
         ) -> Any:
             work = super().__call__(output_tensor, input_tensor, group, op, async_op)
-            self.calls += 1
-            if self.calls % turns == turn and not async_op:
-                second = torch.empty_like(output_tensor)
-                super().__call__(second, input_tensor, group, op)
-                told(output_tensor, second, group)
+            if scatters is not None:
+                again = scatters.comes() and not async_op
+                scatters.calls += 1
+                if again:
+                    second = torch.empty_like(output_tensor)
+                    super().__call__(second, input_tensor, group, op)
+                    scatters.told(output_tensor, second, group)
+            if between is not None and not async_op:
+                between.scattered(output_tensor)
             return work
 
     module.set_custom_reduce_scatter(Scatter())
+    if between is not None:
+        module.set_all_reduce_hook(between)

@@ -39,10 +39,11 @@ from ...observers import active, phases
 from ...observers.hook import Hook
 from ...observers.names import Names
 from ...upstream.eager import in_backward, not_compiled
+from ...upstream.parallel import is_gathered, why_not_again
 from ..check import Check, Host
 from ..execution import Digest, Execution, zero
 from ..messages import Message
-from ..micro_batch import MicroBatch, compiled, fit_for_graphs, in_eager_code, seed_all, undisturbed
+from ..micro_batch import MicroBatch, compiled, fit_for_graphs, in_eager_code, run_function
 from ..operators import Operator, OperatorLog
 from ..state import State
 from ..votes import classes, first_difference
@@ -154,7 +155,7 @@ class RollCall(Check):
         try:
             self._hold(self.rank.step, SCHEDULED if self._function_licensed else LICENCE)
         finally:
-            self._function, self._function_licensed = None, True
+            self._function = None
 
     def close(self) -> None:
         """Take hooks away."""
@@ -200,16 +201,25 @@ class RollCall(Check):
 
     def _why_not(self, batch: MicroBatch | None) -> str:
         if self._function is not None:
-            return ""
-        if batch is None:
-            return self._cannot or "no module was called with gradients in this step"
-        if not State.of(self.rank).classes.parted.isdisjoint(batch.root.modules()):
+            roots = [root for root, _ in self._roots.values()]
+            gathered = any(map(is_gathered, roots))
+            why = "FSDP2 has gathered parameters, as between a forward and its backward" if gathered else ""
+            why = why if roots else "no model has run yet"
+        elif batch is None:
+            roots, why = [], self._cannot or "no module was called with gradients in this step"
+        else:
+            roots, why = [batch.root], batch.why_not_sent()
+        parted = State.of(self.rank).classes.parted
+        if any(not parted.isdisjoint(root.modules()) for root in roots):
             return "replicas of the model have parted, because it was updated by gradients that were not reduced"
-        return batch.why_not_sent()
+        return why or next(filter(None, map(why_not_again, roots)), "")
 
     def _call_the_roll(self, step: int, purpose: str, of: int, batch: MicroBatch | None) -> None:
-        self._licensed, group = True, self.rank.group
-        refused = ""
+        group, refused = self.rank.group, ""
+        if self._function is None:
+            self._licensed = True
+        else:
+            self._function_licensed = True
         if self._function is None and batch is not None:
             batch, refused = self._received(batch, of)
         run = functools.partial(self._run, batch, seed=self._seed * 1_000_003 + step)
@@ -275,13 +285,7 @@ class RollCall(Check):
                     around = in_eager_code
                     stack.enter_context(log)
                 if self._function is not None:
-                    roots = [root for root, _ in self._roots.values()]
-                    parameters = {id(p): p for root in roots for p in root.parameters()}.values()
-                    stack.enter_context(undisturbed(roots, parameters, execution))
-                    if around is not None:
-                        stack.enter_context(around())
-                    seed_all(seed)
-                    self._function()
+                    run_function(self._function, [root for root, _ in self._roots.values()], execution, seed, around)
                 elif batch is not None:
                     batch.run(execution, seed, around)
         except Exception as error:  # all ranks are told, and go on training together

@@ -27,12 +27,13 @@ from ..check import Check, Host
 from ..class_names import LENGTH, spelled
 from ..digests import Arriving, Queue, Ring
 from ..state import ON_CPU, State, lanes_of
-from .comms import Reduction, repeat_scatter
+from .comms import Between, Reduction, Turns, repeat_reductions
 
 SENT = 4
 """Steps of each message."""
 
 _LABEL = 100  # characters
+_REDUCE, _SCATTER = "all_reduce", "reduce_scatter"
 
 
 @dataclass
@@ -138,17 +139,27 @@ class Wires(Check):
                 self.rank.coverage.unseen(self.name, f"{kind} of a model: {why}")
             else:
                 chosen.append((kind, module, ranks))
-        scatters = [(module, ranks) for kind, module, ranks in chosen if kind == "reduce_scatter"]
-        for _, module, ranks in chosen:
+        turns: dict[str, list[nn.Module]] = {}  # those of a group of ranks are the same on all of them
+        for kind, module, ranks in chosen:
             if isinstance(module, DistributedDataParallel):
                 self._put(module, ranks)
-        for turn, (module, ranks) in enumerate(scatters):
-            told = functools.partial(
-                _scattered, weakref.ref(self), f"reduce_scatter {spelled(ranks)}", weakref.ref(module)
-            )
+            else:
+                turns.setdefault(f"{kind} {spelled(ranks)}", []).append(module)
+        of: dict[nn.Module, dict[str, tuple[str, int]]] = {}
+        for where, modules in turns.items():
+            for turn, module in enumerate(modules):
+                of.setdefault(module, {})[where.split()[0]] = where, turn
+        for module, doors in of.items():
             assert isinstance(module, FSDPModule)
-            repeat_scatter(module, turn, len(scatters), told)
-        self.rank.coverage.count(self.name, models=len(chosen))
+            scatters, between = None, None
+            if _SCATTER in doors:
+                scatters = self._turns(module, *doors[_SCATTER], turns)
+            if _REDUCE in doors:
+                where, turn = doors[_REDUCE]
+                reduced = functools.partial(_summed, weakref.ref(self), where, -1 - turn)
+                between = Between(module, self._turns(module, where, turn, turns), reduced)
+            repeat_reductions(module, scatters, between)
+        self.rank.coverage.count(self.name, models=len({id(module) for _, module, _ in chosen}))
 
     def _candidates(self) -> Sequence[tuple[str, nn.Module, str, str, str, tuple[int, ...]]]:
         """Collective, module, group and parameters of all that could have a door; why it cannot; its ranks."""
@@ -157,22 +168,30 @@ class Wires(Check):
             inside = reference()
             module = None if inside is None else parallel.composable_ddp(inside) or inside
             if isinstance(module, DistributedDataParallel) and module.process_group.size() > 1:
-                kind, ranks = "all_reduce", tuple(dist.get_process_group_ranks(module.process_group))
-                why = parallel.no_comm_hook(module)
-            elif isinstance(module, FSDPModule) and len(ranks := parallel.scatter_ranks(module)) > 1:
-                kind = "reduce_scatter"
-                why = "" if parallel.own_scatter(module) is not None else "the program has its own way to reduce"
+                ranks: tuple[int, ...] = tuple(dist.get_process_group_ranks(module.process_group))
+                collectives = [(_REDUCE, ranks, parallel.no_comm_hook(module))]
+            elif isinstance(module, FSDPModule):
+                own = "" if parallel.own_scatter(module) is not None else "the program has its own way to reduce"
+                collectives = [(_SCATTER, parallel.scatter_ranks(module), own)]
+                if len(between := parallel.reduce_ranks(module)) > 1:
+                    collectives.append((_REDUCE, between, parallel.no_reduce_hook(module)))
             else:
                 continue
             shapes = " ".join(f"{p.dtype}{tuple(p.shape)}" for p in module.parameters() if p.requires_grad)
-            where = spelled(ranks)
-            if in_backward():
-                why = why or "an optimizer steps within the backward"
-            elif len(where) > LENGTH or list(ranks) != sorted(ranks):
-                why = why or "its ranks take too long to name, or do not ascend"
-            found.append((kind, module, where, shapes, why, ranks))
+            for kind, ranks, why in collectives:
+                where = spelled(ranks)
+                if in_backward():
+                    why = why or "an optimizer steps within the backward"
+                elif len(where) > LENGTH or list(ranks) != sorted(ranks):
+                    why = why or "its ranks take too long to name, or do not ascend"
+                if ranks:
+                    found.append((kind, module, where, shapes, why, ranks))
         self._models.clear()
         return found
+
+    def _turns(self, module: nn.Module, where: str, turn: int, turns: dict[str, list[nn.Module]]) -> Turns:
+        told = functools.partial(_twice, weakref.ref(self), where, weakref.ref(module))
+        return Turns(turn, len(turns[where]), told)
 
     def _put(self, model: DistributedDataParallel, ranks: tuple[int, ...]) -> None:
         where = f"all_reduce {spelled(ranks)}"
@@ -200,15 +219,15 @@ class Wires(Check):
         """A bucket has been reduced."""
         self._safely(lambda: self._reduced(where, backward, bucket, result))
 
-    def scattered(self, where: str, module: nn.Module, first: Tensor, second: Tensor) -> None:
-        """Gradients have been reduced and scattered twice."""
-        self._safely(lambda: self._scattered(where, module, first, second))
+    def twice(self, where: str, module: nn.Module, first: Tensor, second: Tensor) -> None:
+        """Gradients of a module of FSDP have been reduced twice."""
+        self._safely(lambda: self._twice(where, module, first, second))
 
     def _reduced(self, where: str, backward: int, bucket: int, result: Tensor) -> None:
         if self._is_on() and self._may(result):
             self._results.setdefault(where, _Results()).first[backward, bucket] = lanes_of([result])
 
-    def _scattered(self, where: str, module: nn.Module, first: Tensor, second: Tensor) -> None:
+    def _twice(self, where: str, module: nn.Module, first: Tensor, second: Tensor) -> None:
         if self._is_on() and self._may(first):
             pair = lanes_of([first]), lanes_of([second])
             self._results.setdefault(where, _Results()).twice.append((*pair, self._state.names.of_module(module)))
@@ -258,12 +277,18 @@ def _reduced(check: weakref.ref[Wires], where: str, backward: int, bucket: int, 
         here.reduced(where, backward, bucket, result)
 
 
-def _scattered(
+def _summed(check: weakref.ref[Wires], where: str, module: int, call: int, result: Tensor) -> None:
+    here = check()
+    if here is not None:
+        here.reduced(where, call, module, result)
+
+
+def _twice(
     check: weakref.ref[Wires], where: str, module: weakref.ref[nn.Module], first: Tensor, second: Tensor, group: object
 ) -> None:
     here, of = check(), module()
     if here is not None and of is not None:
-        here.scattered(where, of, first, second)
+        here.twice(where, of, first, second)
 
 
 def _names(model: weakref.ref[DistributedDataParallel]) -> str:
