@@ -148,7 +148,7 @@ TRITON = (
         "shared_memory_descriptor.permute shared_memory_descriptor.slice shared_memory_descriptor.store",
         _SM_90,
     ),
-    (f"{_GLUON}.language", "to_tensor tuple warp_specialize where zeros", _SM_90),
+    (f"{_GLUON}.language", "to_tensor tuple warp_specialize where zeros zeros_like", _SM_90),
     (f"{_GLUON}.language", "BlockedLayout SwizzledSharedLayout fma full max minimum", _SM_90),
     (f"{_GLUON}.language", "DistributedLinearLayout uint16 uint32 uint64", _SM_90),
     (f"{_GLUON}.language", "num_programs program_id sum", _SM_90),
