@@ -84,6 +84,5 @@ class Traits:
     def __str__(self) -> str:
         bounds = [name for name, has in (("lo", self.has_lo), ("hi", self.has_hi)) if has]
         others = {"placed": self.placed, "numbers": self.numbers} | dict.fromkeys(self.modifiers, True)
-        others |= {"grad_logsumexp": self.grad_logsumexp, "sinks": self.sinks}
-        others |= {"low": self.low_scores}
+        others |= {"low": self.low_scores, "grad_logsumexp": self.grad_logsumexp, "sinks": self.sinks}
         return "_".join([*(bounds or ["full"]), *sorted(self.data), *(name for name, has in others.items() if has)])

@@ -95,7 +95,7 @@ def test_text() -> None:
     assert Call.parse(str(found)) == found
     assert [operand.index for operand in found.operands] == [0, 1, 2, 3]
     assert found.of_forward == call
-    assert str(found.traits).endswith("_softcap_grad_logsumexp")
+    assert str(found.traits).endswith("_softcap_low_grad_logsumexp")
     assert "grad" not in str(call.traits)
     with pytest.raises(ArgumentError):
         Call.parse("causal/scale=0.125/orders=0123/grad_logsumexp=3")
