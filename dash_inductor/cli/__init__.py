@@ -41,15 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         with its traceback, and if nobody reads the output.  1 is an answer of the command, and nothing else.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((word for word in words if not word.startswith("-")), "")
     parser = argparse.ArgumentParser("dash-inductor", description="Deterministic attention for torch.compile.")
     parser.add_argument("--version", action="version", version=f"dash_inductor {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     for name, does in COMMANDS.items():
         command = commands.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
         command.add_argument("--json", action="store_true", help="print one JSON document")
-        if name == next(
-            (word for word in words if not word.startswith("-")), ""
-        ):  # the others are not imported: some bring torch along
+        if name == chosen:  # the others are not imported: some bring torch along
             importlib.import_module(f".{name}", __name__).add_arguments(command)
     arguments = parser.parse_args(words)
     try:

@@ -235,6 +235,18 @@ class Record:
     module: str = ""
     facts: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
+    @staticmethod
+    def of_attempt(error: str, **facts: Any) -> Record:
+        """The record of a place that a rewrite has replaced, or left as it was after an error.
+
+        Args:
+            error: what went wrong; "" if nothing did.
+            facts: the other attributes; the detail is of the replacement.
+        """
+        if error:
+            return Record(**{**facts, "detail": error}, status="kept", reason=Reason.INTERNAL_ERROR)
+        return Record(**facts, status="replaced", reason=None)
+
     def as_dict(self) -> dict[str, object]:
         """Plain lists, strings and numbers only, for JSON; `from_dict` reads it back."""
         plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -28,7 +28,6 @@ from ..graph import sizes
 from ..graph.emit import Emitter
 from ..graph.model_line import model_line
 from ..graph.nodes import bind
-from ..model.reasons import Reason
 from ..records.records import Record
 from .rewrite import Result
 
@@ -74,17 +73,14 @@ def _rewritten(node: Node) -> Record:
         "dtype": str(value.dtype).removeprefix("torch."),
         "device": str(value.device),
     }
-    reason, detail = None, "PyTorch's kernel, which sorts the indices, in the place of Inductor's"
+    error, detail = "", "PyTorch's kernel, which sorts the indices, in the place of Inductor's"
     if takes_sums(args):
-        error = _put_sums(node, args)
-        detail = error or "a sum over all indices for each row of the table"
-        reason = Reason.INTERNAL_ERROR if error else None
-    return Record(
+        error, detail = _put_sums(node, args), "a sum over all indices for each row of the table"
+    return Record.of_attempt(
+        error,
         rewrite=EmbeddingsRewrite.name,
         name=node.name,
         op=OPERATOR._schema.name,
-        status="kept" if reason else "replaced",
-        reason=reason,
         detail=detail,
         line=line,
         module=module,

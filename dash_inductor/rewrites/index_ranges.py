@@ -32,7 +32,6 @@ from ..graph import sizes
 from ..graph.emit import Emitter, erase_dead
 from ..graph.model_line import model_line
 from ..graph.nodes import bind
-from ..model.reasons import Reason
 from ..records.records import Record
 from ..upstream.fake import unset_fake_temporarily
 from .index_sums import Sum, adds_floats, is_sum, pays, read_put
@@ -215,13 +214,12 @@ def _recorded(nodes: Sequence[Node], values: Node, bands: Sequence[Band], emit: 
             _leave_out(other)
         node.replace_all_uses_with(result)
         erase_dead(node.graph, [node])
-    return Record(
+    return Record.of_attempt(
+        error,
         rewrite=IndexRangesRewrite.name,
         name=name,
         op=op,
-        status="kept" if error else "replaced",
-        reason=Reason.INTERNAL_ERROR if error else None,
-        detail=error or f"a sum of {' x '.join(map(str, longest))} values at most, side by side",
+        detail=f"a sum of {' x '.join(map(str, longest))} values at most, side by side",
         line=line,
         module=module,
         facts=facts,

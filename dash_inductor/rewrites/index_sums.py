@@ -31,7 +31,6 @@ from ..graph import sizes
 from ..graph.emit import Emitter, erase_dead
 from ..graph.model_line import model_line
 from ..graph.nodes import bind
-from ..model.reasons import Reason
 from ..model.site import NOMINAL_BATCH, NOMINAL_LEN
 from ..operators.few_sums import few_sums
 from ..operators.index_sums import MOST, index_sums
@@ -373,13 +372,12 @@ def _rewritten(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, ...]])
         how = "products with a matrix of ones and zeros"
         facts["few_rows"] = FEW_ROWS[found.values.meta["val"].dtype]
     error = replace(node, found, sorted_keys)
-    return Record(
+    return Record.of_attempt(
+        error,
         rewrite=IndexSumsRewrite.name,
         name=name,
         op=op,
-        status="kept" if error else "replaced",
-        reason=Reason.INTERNAL_ERROR if error else None,
-        detail=error or how,
+        detail=how,
         line=line,
         module=module,
         facts=facts,

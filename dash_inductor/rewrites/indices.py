@@ -17,7 +17,6 @@ from ..graph import sizes
 from ..graph.emit import Emitter, erase_dead
 from ..graph.model_line import model_line
 from ..graph.nodes import bind, op_name
-from ..model.reasons import Reason
 from ..records.records import Record
 from ..upstream import arch
 
@@ -243,13 +242,12 @@ def replaced(
     } | facts
     name, op = node.name, op_name(node)
     error = _put(node, function, tensors)
-    return Record(
+    return Record.of_attempt(
+        error,
         rewrite=rewrite,
         name=name,
         op=op,
-        status="kept" if error else "replaced",
-        reason=Reason.INTERNAL_ERROR if error else None,
-        detail=error or detail,
+        detail=detail,
         line=line,
         module=module,
         facts=facts,

@@ -11,7 +11,6 @@ from ..errors import described
 from ..graph.emit import Emitter, erase_dead
 from ..graph.model_line import model_line
 from ..graph.nodes import op_name
-from ..model.reasons import Reason
 from ..records.records import Record
 
 log = logging.getLogger("dash_inductor")
@@ -47,13 +46,12 @@ def replaced(
         for result, new in made.items():
             result.replace_all_uses_with(new)
         erase_dead(node.graph, [*made])
-    return Record(
+    return Record.of_attempt(
+        error,
         rewrite=rewrite,
         name=name,
         op=op,
-        status="kept" if error else "replaced",
-        reason=Reason.INTERNAL_ERROR if error else None,
-        detail=error or detail,
+        detail=detail,
         line=line,
         module=module,
         facts=dict(facts),

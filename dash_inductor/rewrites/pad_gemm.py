@@ -33,7 +33,6 @@ from ..graph import sizes
 from ..graph.emit import Emitter, erase_dead
 from ..graph.model_line import model_line
 from ..graph.views import viewed
-from ..model.reasons import Reason
 from ..model.site import NOMINAL_BATCH, NOMINAL_LEN
 from ..records.records import Record
 from ..upstream import arch
@@ -329,13 +328,12 @@ def _rewritten(node: Node, padded: dict[str, int], copies: _Copies) -> Record:
     name, op = node.name, str(node.target)
     error = _pad(node, padded, copies)
     words = ", ".join(f"{dim} from {facts[dim]} to {size}" for dim, size in padded.items())
-    return Record(
+    return Record.of_attempt(
+        error,
         rewrite=PadGemmRewrite.name,
         name=name,
         op=op,
-        status="kept" if error else "replaced",
-        reason=Reason.INTERNAL_ERROR if error else None,
-        detail=error or f"padded: {words}",
+        detail=f"padded: {words}",
         line=line,
         module=module,
         facts=facts,

@@ -19,7 +19,6 @@ from ..config import Config
 from ..graph import sizes
 from ..graph.model_line import model_line
 from ..graph.nodes import bind
-from ..model.reasons import Reason
 from ..records.records import Record
 from .embeddings import OPERATOR
 from .index_sums import EMBEDDED_ROWS, FAILED, Index, Sum, is_sum, pays, replace
@@ -94,13 +93,12 @@ def _rewritten(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, ...]])
     }
     name, op = node.name, str(node.target)
     error = replace(node, found, sorted_keys)
-    return Record(
+    return Record.of_attempt(
+        error,
         rewrite=TiedEmbeddingsRewrite.name,
         name=name,
         op=op,
-        status="kept" if error else "replaced",
-        reason=Reason.INTERNAL_ERROR if error else None,
-        detail=error or "the rows of the embedding are added to the other gradient",
+        detail="the rows of the embedding are added to the other gradient",
         line=line,
         module=module,
         facts=facts,
