@@ -2,12 +2,14 @@
 picks.
 
     python -m benchmarks.reductions [--only layer_norm dit] [--together 14] [--name reductions]
+    python -m benchmarks.reductions --models mamba2 --together 12 --name reductions_mamba2
 
 Every case is a process of its own: its kernels are compiled in many configurations, at the same time as those of other
 cases, and then timed while no other process times.  A line for each kernel says its kind, its sizes ("x" and "y" are
 kept, "r" is summed), the median time in us of the configuration that Inductor takes by timing ("default"), of the one
 that it takes in its deterministic mode ("pinned"), and of the fastest ("best"), with that configuration.  The results
-file has the times of all of them, and the facts that a rule could read.
+file has the times of all of them, and the facts that a rule could read.  With `--models`, cases are training steps of
+`benchmarks.whole_models`; each of `--together` processes takes its share of the kernels of a model.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -150,6 +153,22 @@ def group_norm(batch: int, channels: int, side: int) -> Made:
     return function, (_normal(batch, channels, side, side), _normal(channels), _normal(channels))
 
 
+def chunks(batch: int, number: int, length: int, heads: int, dim: int, state: int) -> Made:
+    """Products of a scan by chunks, summed after they were broadcast, as in Mamba-2 without kernels of its own."""
+
+    def function(b: Tensor, c: Tensor, x: Tensor, decay: Tensor) -> tuple[Tensor, ...]:
+        pairs = (c[:, :, :, None] * b[:, :, None]).sum(-1)
+        weights = (pairs[..., None] * decay[..., None]).sum(-1)
+        inside = (weights[..., None] * x[:, :, None]).sum(3)
+        states = (b[..., None, :] * x[..., None]).sum(2)
+        between = (states[:, :, None] * c[..., None, :]).sum(-1)
+        return inside + between, states
+
+    position = (batch, number, length, heads)
+    tensors = [_normal(*position, size, dtype=torch.float32) for size in (state, state, dim)]
+    return function, (*tensors, _normal(batch, number, length, length, heads, dtype=torch.float32))
+
+
 def gated(rows: int, columns: int) -> Made:
     return (lambda x: F.silu(x[:, :columns]) * x[:, columns:]), (_normal(rows, 2 * columns),)
 
@@ -174,8 +193,23 @@ CASES: dict[str, Callable[[], Made]] = {
     "sums 64x1024x1024 middle": lambda: sums(64, 1024, 1024, 1),
     "sums 1x65536x512 first two": lambda: sums(1, 65536, 512, 1),
     "group_norm 16x256x64": lambda: group_norm(16, 256, 64),
+    "chunks 2x16x128x24x64x64": lambda: chunks(2, 16, 128, 24, 64, 64),
     "gated 8192x3584": lambda: gated(8192, 3584),
 }
+
+
+def whole(model: str) -> Made:
+    """The loss of a model in bf16, as a function of its parameters."""
+    from .whole_models import MODELS
+
+    module, inputs = MODELS[model]()
+    module.to(torch.bfloat16)
+
+    def loss(*_: Tensor) -> Tensor:
+        result: Any = module(**inputs)
+        return result if isinstance(result, Tensor) else result.loss  # type: ignore[no-any-return]
+
+    return loss, tuple(module.parameters())
 
 
 def _text(config: Any) -> str:
@@ -204,13 +238,20 @@ def _more(kind: str, hint: str, hints: dict[str, int], first: Any) -> Iterator[A
             warps = xs * r // (32 * per_thread)
             if 1 <= warps <= 16 and xs * r <= 8192:
                 yield Config({**first.kwargs, "XBLOCK": xs}, num_warps=warps, num_stages=first.num_stages)
-    elif y is None and kind == "persistent":
+    elif y is not None:
+        loops = kind == "reduction"
+        for xs, ys, rs in itertools.product((1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32), (8, 16, 32, 64, r)):
+            numbers = xs * ys * rs
+            if xs <= x and ys <= y and numbers in (1024, 2048, 4096) and (rs <= 64 if loops else rs == r):
+                blocks = {"XBLOCK": xs, "YBLOCK": ys, **({"R0_BLOCK": rs} if loops else {})}
+                yield Config(blocks, num_warps=max(numbers // 512, 1), num_stages=1)
+    elif kind == "persistent":
         for xs, per_thread in itertools.product((1, 2, 4, 8, 16, 32, 64, 128, 256), (4, 8, 16)):
             warps = xs * r // (32 * per_thread)
             if xs <= x and 1 <= warps <= 16 and xs * r <= 4096 and ("XBLOCK" in first.kwargs or xs == 1):
                 kept = {"XBLOCK": xs} if "XBLOCK" in first.kwargs else {}
                 yield Config(kept, num_warps=warps, num_stages=1)
-    elif y is None and "r1_" not in hints:
+    elif "r1_" not in hints:
         if hint.endswith("INNER"):
             tiles = [(1, 512, 4), (1, 1024, 4), (1, 1024, 8), (1, 2048, 4), (1, 2048, 8), (1, 4096, 8), (1, 4096, 16)]
             tiles += [(1, 8192, 16), (2, 1024, 8), (4, 512, 8), (8, 256, 8)]
@@ -223,8 +264,14 @@ def _more(kind: str, hint: str, hints: dict[str, int], first: Any) -> Iterator[A
                 yield Config({**kept, "R0_BLOCK": rs}, num_warps=warps, num_stages=1)
 
 
-def _offering(kind: str, plain: Callable[..., Any], kernels: dict[str, dict[str, Any]]) -> Callable[..., Any]:
-    """In the place of a heuristic of Inductor: notes what it offers in its modes, and compiles all of that and more."""
+def _offering(
+    kind: str, plain: Callable[..., Any], kernels: dict[str, dict[str, Any]], is_ours: Callable[[str], bool]
+) -> Callable[..., Any]:
+    """In the place of a heuristic of Inductor: notes what it offers in its modes, and compiles all of that and more.
+
+    Args:
+        is_ours: of the name of a kernel; others are left to Inductor.
+    """
     from torch._inductor.runtime import triton_heuristics
     from torch._inductor.runtime.hints import HeuristicType
 
@@ -234,6 +281,8 @@ def _offering(kind: str, plain: Callable[..., Any], kernels: dict[str, dict[str,
             found: list[Any] = plain(size_hints=given[0], inductor_meta=given[1], return_configs=True, **given[2])
             return found
 
+        if not is_ours(inductor_meta["kernel_name"]):
+            return plain(size_hints=size_hints, inductor_meta=inductor_meta, **kwargs)
         timed = configs()
         by_hint = [*timed]
         for config in timed if kind == "reduction" else []:  # Inductor halves blocks of many registers
@@ -286,8 +335,8 @@ def time_us(run: Callable[[], object]) -> float:
     return 1e3 * float(do_bench(run, warmup=2, rep=12, return_mode="median"))
 
 
-def child(name: str, lock: str) -> None:
-    """Times all kernels of a case, and prints a line of JSON for each."""
+def child(name: str, lock: str, part: str, parts: str) -> None:
+    """Times all kernels of a case, or one of so many parts of them, and prints a line of JSON for each."""
     import torch._inductor.config as inductor
     from torch._inductor.runtime import triton_heuristics
 
@@ -296,12 +345,20 @@ def child(name: str, lock: str) -> None:
     dash_inductor.disable()
     inductor.force_disable_caches, inductor.compile_threads = True, 1
     kernels: dict[str, dict[str, Any]] = {}
+
+    def is_ours(kernel: str) -> bool:
+        return zlib.crc32(kernel.encode()) % int(parts) == int(part)
+
     for kind, attribute in (
         ("pointwise", "pointwise"), ("reduction", "reduction"), ("persistent", "persistent_reduction"),
     ):  # fmt: skip
-        setattr(triton_heuristics, attribute, _offering(kind, getattr(triton_heuristics, attribute), kernels))
+        setattr(triton_heuristics, attribute, _offering(kind, getattr(triton_heuristics, attribute), kernels, is_ours))
+
+    plain_times = triton_heuristics.CachingAutotuner.benchmark_all_configs
 
     def time_all(self: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:
+        if self.inductor_meta.get("kernel_name") not in kernels:
+            return plain_times(self, *args, **kwargs)  # type: ignore[no-any-return, no-untyped-call]
         timings = {}
         stream = torch.cuda.current_stream().cuda_stream
         given, named = self.clone_args(*args, **kwargs)
@@ -319,7 +376,7 @@ def child(name: str, lock: str) -> None:
     setattr(triton_heuristics.CachingAutotuner, "benchmark_all_configs", time_all)  # noqa: B010
     torch.manual_seed(0)
     with torch.device("cuda"):
-        function, tensors = CASES[name]()
+        function, tensors = CASES[name]() if name in CASES else whole(name)
     results = torch.compile(function, dynamic=False)(*tensors)
     results = [r for r in (results if isinstance(results, tuple) else (results,)) if r.requires_grad]
     if results:
@@ -343,27 +400,33 @@ def summary(row: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[""], help="cases whose name begins like one of these")
+    parser.add_argument("--models", nargs="+", default=[], help="training steps of these instead of the cases")
     parser.add_argument("--together", type=int, default=max((os.cpu_count() or 2) - 2, 1))
     parser.add_argument("--name", default="reductions", help="name of the results file")
-    parser.add_argument("--child", nargs=2, metavar=("CASE", "LOCK"), help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=4, metavar=("CASE", "LOCK", "PART", "PARTS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         child(*options.child)
         return
     from . import common
 
-    names: Sequence[str] = [name for name in CASES if name.startswith(tuple(options.only))]
+    parts = range(options.together)
+    cases: Sequence[tuple[str, int, int]] = [(name, 0, 1) for name in CASES if name.startswith(tuple(options.only))]
+    if options.models:
+        cases = [(name, part, len(parts)) for name in options.models for part in parts]
     with tempfile.NamedTemporaryFile() as lock:
 
-        def run(name: str) -> list[dict[str, Any]]:
-            command = [sys.executable, "-m", "benchmarks.reductions", "--child", name, lock.name]
+        def run(case: tuple[str, int, int]) -> list[dict[str, Any]]:
+            name, part, parts = case
+            shares = [str(part), str(parts)]
+            command = [sys.executable, "-m", "benchmarks.reductions", "--child", name, lock.name, *shares]
             done = subprocess.run(command, capture_output=True, text=True, timeout=500)
             if done.returncode:
                 print("failed", name, *done.stderr.strip().splitlines()[-3:], flush=True)
             return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
         with ThreadPoolExecutor(options.together) as pool:
-            rows = [row for found in pool.map(run, names) for row in found]
+            rows = [row for found in pool.map(run, cases) for row in found]
     common.table([summary(row) for row in rows])
     print(common.write(options.name, {"conditions": common.conditions(), "rows": rows}))
 

@@ -3,7 +3,7 @@
 Where Inductor does not know which blocks suit a kernel, it offers several and times them.  In its deterministic mode it
 takes one whatever the kernel does; most are for sums along rows, and a sum across rows takes up to three times as long.
 The rule below reads what a kernel sums, and how large it is.  It comes from times of an H100
-(``benchmarks/results/reductions.json``, which a test compares it with), and does not depend on the device.
+(``benchmarks/results/reductions*.json``, which a test compares it with), and does not depend on the device.
 """
 
 from __future__ import annotations
@@ -80,10 +80,15 @@ def choose(kernel: Kernel) -> dict[str, int] | None:
             return None
         large = min(x, sizes["y"]) > 32 and x * sizes["y"] >= MANY
         return _blocks(8, XBLOCK=64, YBLOCK=64) if large else None
+    if {*sizes} == {"x", "y", "r0_"} and kernel.reductions:
+        return _in_three_dimensions(kernel)
     if {*sizes} != {"x", "r0_"}:
         return None
-    if kernel.hint == "DEFAULT" and kernel.scores.get("x", 0) >= ACROSS * max(kernel.scores.get("r0_", 1), 1):
+    along_x, along_r = kernel.scores.get("x", 0), max(kernel.scores.get("r0_", 1), 1)
+    if kernel.hint == "DEFAULT" and along_x >= ACROSS * along_r:
         return _across(kernel.kind, x, r, kernel.loads)
+    if kernel.hint == "DEFAULT" and kernel.kind == "reduction" and ACROSS * along_x > along_r:
+        return _both_ways(x, kernel.loads)
     if kernel.hint == "INNER" and kernel.kind == "reduction" and x > 512:
         return _along(r, kernel.loads + kernel.reductions)
     return None
@@ -100,6 +105,26 @@ def _across(kind: str, x: int, r: int, loads: int) -> dict[str, int] | None:
     if loads < 4 or r <= 128:
         return _blocks(4, XBLOCK=64, R0_BLOCK=8)
     return _blocks(4, XBLOCK=32, R0_BLOCK=32)
+
+
+def _both_ways(x: int, loads: int) -> dict[str, int]:
+    """Sums of which some accesses are coalesced along what is kept, and others along what is summed."""
+    if loads <= 4 and x <= 16384:
+        return _blocks(16, XBLOCK=64, R0_BLOCK=64)
+    return _blocks(8, XBLOCK=16, R0_BLOCK=64)
+
+
+def _in_three_dimensions(kernel: Kernel) -> dict[str, int] | None:
+    """Sums of products that are broadcast along two dimensions, as in scans by chunks: 2048 numbers of a program."""
+    x, y, r = (_up(kernel.sizes[name]) for name in ("x", "y", "r0_"))
+    scores = kernel.scores
+    if kernel.kind == "persistent_reduction":
+        rows = max(2048 // r, 1)
+        wide = min(8, rows, x)
+        return _blocks(4, XBLOCK=wide, YBLOCK=min(rows // wide, y)) if r <= 1024 else None
+    if ACROSS * scores.get("r0_", 0) <= max(scores.get("x", 0), scores.get("y", 0)):
+        return _blocks(4, XBLOCK=min(8, x), YBLOCK=min(32, y), R0_BLOCK=8)
+    return _blocks(4, XBLOCK=min(8, x), YBLOCK=min(8, y), R0_BLOCK=32)
 
 
 def _along(r: int, busy: int) -> dict[str, int] | None:

@@ -33,7 +33,17 @@ def turned(x: Tensor) -> Tensor:
     return (torch.sin(x.mT) + x.mT.cos()).contiguous() + x.reshape(x.shape[0], x.shape[2], x.shape[1])
 
 
-@pytest.mark.parametrize("function", [across, short, adaptive, along, turned])
+def broadcast(x: Tensor) -> Tensor:
+    """Sums in three dimensions: of 64, which need no loop, and of 256."""
+    few, many = x[:2, :64, :64].float(), x[:2, :256, :256].float()
+    return sum_of_products(few).sum() + sum_of_products(many)
+
+
+def sum_of_products(x: Tensor) -> Tensor:
+    return (x[:, :, None] * x.mT[:, None]).sum(-1) * x.mT + x
+
+
+@pytest.mark.parametrize("function", [across, short, adaptive, along, turned, broadcast])
 def test_values_and_bits(function: object) -> None:
     torch.manual_seed(0)
     x = torch.randn(16, 480, 1152, device="cuda").bfloat16().requires_grad_()

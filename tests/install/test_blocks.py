@@ -17,7 +17,7 @@ from ..support.distribution import ROOT
 from ..support.fakecuda import compiler
 from ..support.forks import FAKE_GPU, run_forked
 
-RESULTS = Path(ROOT, "benchmarks", "results", "reductions.json")
+RESULTS = sorted(Path(ROOT, "benchmarks", "results").glob("reductions*.json"))
 
 
 def kernel_of(row: dict[str, Any]) -> Kernel:
@@ -42,7 +42,7 @@ def text_of(blocks: dict[str, int]) -> str:
 
 def rows() -> Iterator[tuple[dict[str, Any], str]]:
     """The rows for whose kernels the rule chooses, with what it chooses."""
-    for row in json.loads(RESULTS.read_text())["rows"]:
+    for row in [row for file in RESULTS for row in json.loads(file.read_text())["rows"]]:
         chosen = choose(kernel_of(row)) if "RSPLIT_SIZE" not in row["facts"] else None
         if chosen:
             yield row, text_of(chosen)
@@ -78,10 +78,22 @@ def test_kernels_that_are_left_to_inductor() -> None:
     assert choose(kernel("reduction", "INNER", x=8192, r0_=50257)) is None
     assert choose(kernel("reduction", "INNER", loads=8, x=8192, r0_=50257)) is not None  # registers may be few
     assert choose(kernel("reduction", "INNER", x=1, r0_=2000)) is None
-    assert choose(kernel("reduction", "DEFAULT", scores={"x": 100, "r0_": 90}, x=1 << 16, r0_=256)) is None
+    assert choose(kernel("reduction", "DEFAULT", scores={"x": 10, "r0_": 90}, x=1 << 16, r0_=256)) is None
     assert choose(kernel("reduction", "OUTER", scores={"x": 100}, x=1 << 16, r0_=256)) is None
     assert choose(kernel("persistent_reduction", "INNER", x=8192, r0_=1024)) is None
-    assert choose(kernel("reduction", "DEFAULT", scores={"x": 100}, x=1 << 16, r0_=256, y=4)) is None
+    assert choose(kernel("persistent_reduction", x=1 << 16, r0_=2048, y=4)) is None
+    assert choose(Kernel("reduction", {"x": 64, "y": 64, "r0_": 64}, "", {}, 3, 1, reductions=0)) is None  # a scan
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 5, 17), (24, 1 << 19, 64), (1536, 4096, 64), (64, 98304, 128)])
+@pytest.mark.parametrize("kind", ["reduction", "persistent_reduction"])
+def test_blocks_in_three_dimensions_are_no_larger_than_sizes(kind: str, sizes: tuple[int, int, int]) -> None:
+    for scores in ({"x": 100, "y": 100, "r0_": 1}, {"x": 100, "y": 100, "r0_": 100}):
+        blocks = choose(Kernel(kind, dict(zip(("x", "y", "r0_"), sizes, strict=True)), "", scores, 4, 1, 1))
+        assert blocks is not None
+        for name, size in zip("XY", sizes, strict=False):
+            assert blocks[f"{name}BLOCK"] < 2 * size
+        assert blocks["XBLOCK"] * blocks["YBLOCK"] * blocks.get("R0_BLOCK", sizes[2]) <= 2048
 
 
 PROGRAM = """
@@ -114,7 +126,11 @@ PROGRAM = """
         names = re.findall(r"'triton_(...)_fused", code)
         return re.findall(r"triton_heuristics.(\\w+)\\(\\s*(config=\\{[^}]*\\})?", code) + sorted({*names})
 
+    def broadcast(x):
+        return (x[:, :, None] * x.mT[:, None]).sum(-1) * x.mT + x
+
     results = [found(across, 64, 1024, 1024), found(across, 64, 32, 1024), found(along, 64, 1024, 2048)]
+    results.append(found(broadcast, 64, 64, 64))
     results.append(found(across, 64, 1024, 1024, dynamic=True))
     with dash_inductor.disabled():
         results.append(found(across, 64, 1024, 1024))
@@ -127,8 +143,9 @@ PROGRAM = """
 @pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
 def test_generated_code() -> None:
     output = run_forked(FAKE_GPU, PROGRAM).stdout
-    across, short, along, *others = json.loads(output.splitlines()[-1])
+    across, short, along, broadcast, *others = json.loads(output.splitlines()[-1])
     assert across == [["fixed_config", "config={'XBLOCK': 64, 'R0_BLOCK': 8, 'num_warps': 4, 'num_stages': 1}"], "red"]
     assert short == [["fixed_config", "config={'XBLOCK': 64, 'num_warps': 4, 'num_stages': 1}"], "per"]
     assert along == [["fixed_config", "config={'XBLOCK': 1, 'R0_BLOCK': 2048, 'num_warps': 4, 'num_stages': 1}"], "red"]
+    assert broadcast == [["fixed_config", "config={'XBLOCK': 8, 'YBLOCK': 4, 'num_warps': 4, 'num_stages': 1}"], "per"]
     assert others == [[["reduction", ""], "red"]] * 3

@@ -8,6 +8,7 @@ bits.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import pickle
 import sys
@@ -184,6 +185,7 @@ def run(trials: Sequence[Trial], folder: Path, world: int = 3, seconds: float = 
 
 
 def work(number: int, folder: Path, world: int) -> None:
+    faulthandler.enable()
     torch.set_num_threads(1)
     trials = json.loads((folder / "trials.json").read_text())
     backend = "gloo"
