@@ -24,7 +24,7 @@ factor of 2**35 in both directions, so that a softmax needs no maximum."""
 
 _TEXT = re.compile(
     r"([^/]+)/scale=([^/]+?)(?:/softcap=([^/]+?))?(?:/bias=(\d+)(\+gradient)?)?(?:/dropout=([^/]+))?"
-    r"(?:/grad_logsumexp=(\d+))?(?:/sinks=(\d+))?(?:/orders=([0-3,]+))?"
+    r"(?:/grad_logsumexp=(\d+))?(?:/sinks=(\d+))?(/logsumexp)?(?:/orders=([0-3,]+))?"
 )
 
 
@@ -65,6 +65,9 @@ class Call:
             None for none.
         sinks: in a forward, further scores, which take part in the softmax and have no value: fp32 [batch, heads,
             q_len], any strides, of size 1 along dimensions that do not matter.  None for none.
+        logsumexp: in a forward, whether the program reads the log-sum-exp, which is that of probabilities in fp32
+            then.  One that only a backward of ours reads may be that of probabilities as they are multiplied with
+            values, rounded to their dtype.
     """
 
     mask: Mask
@@ -75,6 +78,7 @@ class Call:
     softcap: float | None = None
     grad_logsumexp: Operand | None = None
     sinks: Operand | None = None
+    logsumexp: bool = False
 
     def __post_init__(self) -> None:
         if self.softcap is not None and not 0.0 < self.softcap < math.inf:
@@ -89,7 +93,7 @@ class Call:
     @functools.cached_property
     def _hash(self) -> int:
         scores = self.scale, self.softcap, self.bias, self.dropout, self.sinks
-        return hash((self.mask, scores, self.orders, self.grad_logsumexp))
+        return hash((self.mask, scores, self.orders, self.grad_logsumexp, self.logsumexp))
 
     @functools.cached_property  # every call asks
     def operands(self) -> tuple[Operand, ...]:
@@ -110,7 +114,8 @@ class Call:
     @functools.cached_property
     def of_backward(self) -> Call:
         """The call without what a forward alone has: output and log-sum-exp say all that a backward asks of sinks."""
-        return self if self.sinks is None else replace(self, sinks=None)
+        plain = self.sinks is None and not self.logsumexp
+        return self if plain else replace(self, sinks=None, logsumexp=False)
 
     @property
     def modifiers(self) -> dict[str, float]:
@@ -128,6 +133,7 @@ class Call:
             band.lo is not None, band.hi is not None, terms, self.bias is not None, self.dropout is not None,
             mask.placed is not None, numbers, tuple(self.modifiers), self.grad_logsumexp is not None,
             self.sinks is not None, self.softcap is not None and self.softcap <= LOW_SOFTCAP,
+            self.logsumexp,
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -137,7 +143,8 @@ class Call:
         softcap = "" if self.softcap is None else f"/softcap={self.softcap!r}"
         gradient = "" if self.grad_logsumexp is None else f"/grad_logsumexp={self.grad_logsumexp.index}"
         sinks = "" if self.sinks is None else f"/sinks={self.sinks.index}"
-        return f"{self.mask}/scale={self.scale!r}{softcap}{bias}{dropout}{gradient}{sinks}" + (
+        logsumexp = "/logsumexp" if self.logsumexp else ""
+        return f"{self.mask}/scale={self.scale!r}{softcap}{bias}{dropout}{gradient}{sinks}{logsumexp}" + (
             f"/orders={orders}" if orders else ""
         )
 
@@ -159,5 +166,6 @@ class Call:
         bias = Bias(Operand(int(match[4])), match[5] is not None) if match[4] else None
         dropout = Dropout.parse(match[6]) if match[6] else None
         gradient, sinks = (Operand(int(index)) if index else None for index in (match[7], match[8]))
-        orders = tuple(tuple(map(int, order)) for order in match[9].split(",")) if match[9] else ()
-        return Call(Mask.parse(match[1]), scale, orders, bias, dropout, softcap, gradient, sinks)
+        orders = tuple(tuple(map(int, order)) for order in match[10].split(",")) if match[10] else ()
+        logsumexp = match[9] is not None
+        return Call(Mask.parse(match[1]), scale, orders, bias, dropout, softcap, gradient, sinks, logsumexp)

@@ -27,6 +27,7 @@ class Traits:
         grad_logsumexp: the log-sum-exp has a gradient, in a backward.
         sinks: there are scores of no key, in a forward.
         low_scores: a bound keeps scores so near zero that a softmax needs no maximum, see `model.call.LOW_SOFTCAP`.
+        logsumexp: the program reads the log-sum-exp, in a forward.
     """
 
     has_lo: bool = False
@@ -40,6 +41,7 @@ class Traits:
     grad_logsumexp: bool = False
     sinks: bool = False
     low_scores: bool = False
+    logsumexp: bool = False
 
     def has(self, term: str) -> bool:
         """Whether the mask has a term of this name."""
@@ -85,4 +87,5 @@ class Traits:
         bounds = [name for name, has in (("lo", self.has_lo), ("hi", self.has_hi)) if has]
         others = {"placed": self.placed, "numbers": self.numbers} | dict.fromkeys(self.modifiers, True)
         others |= {"low": self.low_scores, "grad_logsumexp": self.grad_logsumexp, "sinks": self.sinks}
+        others["logsumexp"] = self.logsumexp
         return "_".join([*(bounds or ["full"]), *sorted(self.data), *(name for name, has in others.items() if has)])

@@ -7,7 +7,7 @@ from ..model.plan import Tiles
 from ..model.site import Site
 from .forward import Forward
 
-NUMERICS_VERSION = 14
+NUMERICS_VERSION = 15
 """Raise it whenever a kernel changes the bits of a gradient for an otherwise equal numerics key."""
 
 
@@ -24,10 +24,14 @@ def numerics_key(
 
 
 def terms(site: Site) -> str:
-    """The mask, what changes scores, and whether there are a bias and sinks."""
+    """The mask, what changes scores, and whether there are a bias and sinks, and a log-sum-exp for the program."""
     modifiers = [f"{name} {value!r}" for name, value in site.call.modifiers.items()]
-    others = {"bias": site.call.bias, "sinks": site.call.sinks}
-    return " + ".join([str(site.mask), *modifiers, *(name for name, operand in others.items() if operand is not None)])
+    others = {
+        "bias": site.call.bias is not None,
+        "sinks": site.call.sinks is not None,
+        "logsumexp": site.call.logsumexp,
+    }
+    return " + ".join([str(site.mask), *modifiers, *(name for name, has in others.items() if has)])
 
 
 def _shape(tiles: Tiles) -> str:

@@ -80,7 +80,7 @@ BACKWARD_CONFIGS: dict[Dims, BackwardConfig] = {
 
 @dataclass(frozen=True)
 class ForwardConfig:
-    """How the main kernel of the forward is built; of all fields, block_kv alone changes bits.
+    """How the main kernel of the forward is built; of all fields, block_kv and sums_by_matmul alone change bits.
 
     Args:
         block_kv: keys of a kv tile.
@@ -93,6 +93,8 @@ class ForwardConfig:
         producer_registers: per thread of the producer.
         codes_ahead: see `listed.ListedMask`, and `Specialisation.codes_ahead`.
         half_tiles: see Note [Half tiles] in `half_tile`, and `Specialisation.half_tiles`.
+        sums_by_matmul: when, see Note [Sums] in `sums` and `Specialisation.sums_by_matmul`: always, where scores are
+            bounded, or never, because the eight registers would spill others.
         section_mib: of K and V of a section of heads, see `launch._sections`; less than the L2 cache of any Hopper GPU.
     """
 
@@ -106,6 +108,7 @@ class ForwardConfig:
     producer_registers: int = 24
     codes_ahead: int = 1
     half_tiles: bool = False
+    sums_by_matmul: Literal["always", "bounded", "never"] = "bounded"
     section_mib: int = 16
 
     def __post_init__(self) -> None:
@@ -126,16 +129,18 @@ class ForwardConfig:
 FORWARD_CONFIGS: dict[Dims, ForwardConfig] = {
     (64, 64): ForwardConfig(
         128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32, codes_ahead=0, half_tiles=True,
-        section_mib=32,
+        sums_by_matmul="always", section_mib=32,
     ),
     (128, 128): ForwardConfig(128, 2, q_stages=2, codes_ahead=2),
-    (192, 128): ForwardConfig(128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40, half_tiles=True),
+    (192, 128): ForwardConfig(
+        128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40, half_tiles=True, sums_by_matmul="never",
+    ),
     (256, 256): ForwardConfig(64, 2, out_in_q=True),
 }  # fmt: skip
 """Configs of the forward.  docs/what-we-know.md has the rates of these and of others."""
 
 SHORT_CONFIGS: dict[Dims, ForwardConfig] = {
-    (64, 64): ForwardConfig(128, 4, q_stages=2, codes_ahead=0, half_tiles=True),
+    (64, 64): ForwardConfig(128, 4, q_stages=2, codes_ahead=0, half_tiles=True, sums_by_matmul="always"),
 }
 """Configs for heads of so few queries that tiles of two row blocks are not more than tiles of three, see `is_short`.
 

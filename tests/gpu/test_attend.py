@@ -85,7 +85,7 @@ def differing(a: Sequence[Results], b: Sequence[Results]) -> list[int]:
 
 def check_all(problems: Sequence[KeyedAttention], results: Sequence[Results]) -> None:
     for p, (out, lse) in zip(problems, results, strict=True):
-        check(dense(p), (out, lse), library=False)
+        check(dense(p), (out, lse), library=False, logsumexp=True)
 
 
 def flat(results: Sequence[Results]) -> list[Tensor]:
@@ -357,7 +357,7 @@ def test_negative_controls() -> None:
     p = problem((64, 64), Band(0), 1024, 1024, batch=4, kv_heads=8)
     last = elements_of(p, slice(3, 4))
     whole, alone = launcher(p, UNCHANGED), launcher(last, UNCHANGED)
-    check(dense(p), whole(), library=False)  # type: ignore[arg-type]  # two of them
+    check(dense(p), whole(), library=False, logsumexp=True)  # type: ignore[arg-type]  # two of them
     assert same([t[3:] for t in whole()], alone())
     assert differing_runs(whole, 200, load=True) == 0
     assert not same([t[3:] for t in launcher(p, PROGRAM)()], launcher(last, PROGRAM)())

@@ -21,6 +21,7 @@ from dash_inductor.records.records import sites
 from ..support.attention import Attention
 from ..support.calls import forward_call
 from ..support.hf_models import BANDS, causal_lm, padding, t5, token_ids
+from ..support.hopper_forward import rounding_of_sums
 from ..support.repeats import bits
 
 pytestmark = pytest.mark.gpu
@@ -257,7 +258,7 @@ def test_planned_forward(mask: Band, q_len: int, kv_len: int, dtype: torch.dtype
     assert (out - exact)[sees].norm() <= (
         5e-3 if dtype == torch.bfloat16 else 1e-5
     ) * exact.norm()  # 2**-8 and 2**-24, few roundings
-    assert (lse - exact_lse)[sees].abs().max() < 1e-4
+    assert (lse - exact_lse)[sees].abs().max() < 1e-4 + rounding_of_sums(dtype, (64, 64))
     assert (out[~sees] == 0).all()
     again = run(p.q, p.k, p.v)[0]
     assert torch.equal(bits(out), bits(again))

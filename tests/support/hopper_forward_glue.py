@@ -37,6 +37,7 @@ from dash_inductor.kernels.hopper.forward.device import (
     shared_memory,
     sinks,
     steps,
+    sums,
     tile_work,
 )
 from dash_inductor.kernels.hopper.shared import arguments as shared
@@ -197,8 +198,8 @@ class Tile:
         assert value.shape == self.shape
         self.tensor, self.unfenced = value.read().clone(), True
         role = self.simulation.current
-        assert role is not None
-        role.written.append(self)  # type: ignore[arg-type]  # like the tiles of the other simulation
+        written = self.simulation.written_before if role is None else role.written
+        written.append(self)  # type: ignore[arg-type]  # like the tiles of the other simulation
 
     def load(self, _: Any) -> Value:
         return Value(self.contents())
@@ -363,6 +364,7 @@ class ForwardSimulation(Simulation):
         self.barriers: list[Barrier] = []
         self.named: dict[tuple[int, int], NamedBarrier] = {}
         self.copies: list[Callable[[], None]] = []
+        self.written_before: list[Tile] = []
         self.roles: list[Role] = []
         self.current: Role | None = None
         self.main = threading.Semaphore(0)
@@ -419,6 +421,7 @@ _MODULES = (
     relations,
     listed,
     tile_work,
+    sums,
     shared_memory,
     producer,
     dropout,
@@ -568,7 +571,11 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         return deps[0] if len(deps) == 1 else deps
 
     def fence() -> None:
-        if s.current is not None:  # the one before roles part has nothing to fence
+        if s.current is None:  # roles part behind it, which is a barrier
+            for tile in s.written_before:
+                tile.unfenced = False
+            s.written_before.clear()
+        else:
             s.current.fenced += s.current.written
             s.current.written.clear()
 
@@ -680,7 +687,7 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         tensor=None, shared_memory_descriptor=None, constexpr=same, static_range=range, static_assert=static_assert,
         int32=DType(torch.int32), int64=DType(torch.int64), float32=DType(torch.float32), where=where,
         minimum=extremum(min, torch.minimum), maximum=extremum(max, torch.maximum), max=largest, fma=fma,
-        sum=total,
+        sum=total, zeros_like=lambda x: Value(torch.zeros_like(x.read())),
         SliceLayout=lambda *_: None, BlockedLayout=lambda *_: None, SwizzledSharedLayout=lambda *_: None,
         NVMMASharedLayout=SimpleNamespace(get_default_for=lambda *_: None), allocate_shared_memory=allocate,
         warp_specialize=specialise, zeros=lambda shape, dtype, _: Value(torch.zeros(shape, dtype=dtype.torch)),

@@ -138,6 +138,8 @@ def analyse(found: Found, facts: SiteFacts) -> Match:
         call = replace(call, grad_logsumexp=Operand(len(call.operands)))
     if inputs.sinks is not None:
         call = replace(call, sinks=Operand(len(call.operands)))
+    if attention.forward is not None and _reads_logsumexp(attention.forward, attention.backward):
+        call = replace(call, logsumexp=True)
     if attention.backward is None and attention.forward is not None:
         given = cause_of_results(attention.forward, call, attention.forward.not_read)
         if given:
@@ -174,6 +176,12 @@ def analyse(found: Found, facts: SiteFacts) -> Match:
     if cause is not None:
         note = ": ".join(filter(None, ("the mask is added as a bias", cause.reason.value, cause.detail)))
     return Match(attention, site, decision, operands, terms, bias, note)
+
+
+def _reads_logsumexp(forward: Forward, backward: Backward | None) -> bool:
+    """Whether anything but this backward reads the log-sum-exp, other backwards too."""
+    own = frozenset() if backward is None else frozenset({backward.node})
+    return forward.logsumexp is not None and not forward.given(own).isdisjoint({forward.logsumexp.index, None})
 
 
 def _check_device(device: torch.device) -> None:

@@ -46,13 +46,15 @@ class Score:
     """The scores of a call, see `common.score`.
 
     factor: makes products scores in base 2, or shares of the bound where there is one; bound: as in `score.BOUND`, None
-    if there is none; FIXED_BASE: a softmax has the base zero, see Note [Softmax] in `hopper.forward.device.steps`.
+    if there is none; FIXED_BASE: a softmax has the base zero, see Note [Softmax] in `hopper.forward.device.steps`;
+    SUMS_BY_MATMUL: see Note [Sums] in `hopper.forward.device.sums`.
     """
 
     factor: gl.tensor
     bound: group
     BOUNDED: gl.constexpr
     FIXED_BASE: gl.constexpr
+    SUMS_BY_MATMUL: gl.constexpr
 
     @gluon.jit
     def begun(self, s, HIDES: gl.constexpr):

@@ -67,7 +67,7 @@ class Form(NamedTuple):
 
     BLOCK_D + TAIL_D: columns of q and k, BLOCK_DV of v; Q_STAGES, STAGES: of the rings of q, and of k and v; CONSUMERS:
     their number; OUT_IN_Q: out takes the place of q in shared memory; REGISTERS, PRODUCER_REGISTERS: of a thread;
-    FIXED_BASE: see Note [Softmax] in `device.steps`.
+    FIXED_BASE: see Note [Softmax] in `device.steps`; SUMS_BY_MATMUL: see Note [Sums] in `device.sums`.
     """
 
     BLOCK_KV: int
@@ -81,6 +81,7 @@ class Form(NamedTuple):
     REGISTERS: int
     PRODUCER_REGISTERS: int
     FIXED_BASE: bool
+    SUMS_BY_MATMUL: bool
 
 
 FEW_STRIDES = shared.strides(8)

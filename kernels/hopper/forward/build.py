@@ -146,8 +146,23 @@ class Specialisation:
 
     @property
     def fixed_base(self) -> bool:
-        """The softmax needs no maximum: no power of a score leaves the range of P's dtype, which is q's."""
-        return self.traits.low_scores and self.dtype == "bfloat16"
+        """The softmax needs no maximum: no power of a score leaves the range of P's dtype, which is q's.
+
+        Sums are by matmuls then: without a maximum no probability is exactly one, and a row that sees one key would
+        have the value of that key but for a rounding.
+        """
+        low = self.traits.low_scores and self.dtype == "bfloat16"
+        return low and self.config.sums_by_matmul != "never" and not self.exact_sums
+
+    @property
+    def sums_by_matmul(self) -> bool:
+        """Matmuls make the sums of rows, see Note [Sums] in `device.sums`: where instructions limit the forward."""
+        return self.fixed_base or (self.config.sums_by_matmul == "always" and not self.exact_sums)
+
+    @property
+    def exact_sums(self) -> bool:
+        """Sums have to be those of P in fp32: for the program, or because dropout comes between P and its product."""
+        return self.traits.logsumexp or self.traits.dropout
 
     @property
     def half_tiles(self) -> bool:
@@ -220,7 +235,7 @@ class Kernels:
         v = self.config
         return arguments.Form(
             v.block_kv, self.columns - v.tail, v.tail, self.value_columns, v.q_stages, v.stages, v.consumers,
-            v.out_in_q, v.registers, v.producer_registers, self.of.fixed_base,
+            v.out_in_q, v.registers, v.producer_registers, self.of.fixed_base, self.of.sums_by_matmul,
         )  # fmt: skip
 
     @cached_property

@@ -62,7 +62,8 @@ class Kernels:
             **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), dtype), **dict.fromkeys(("acc_ptr", "sums_ptr"), "*fp32"),
             **dict.fromkeys(("q_strides", "k_strides", "v_strides"), arguments.FEW_STRIDES), "scale_log2": "fp32",
         }  # fmt: skip
-        return compile_kernel(attend, ASTSource, {"FORM": self.form}, types, {"num_warps": 4, "num_stages": 3})
+        stages = 2 if self.form.BLOCK_KV == 64 else 3
+        return compile_kernel(attend, ASTSource, {"FORM": self.form}, types, {"num_warps": 4, "num_stages": stages})
 
     @cached_property
     def combine(self) -> Any:

@@ -39,7 +39,7 @@ def consume(walks, placement, all_drops, shared, dk_desc, dv_desc, targets, work
     BLOCK_DV: gl.constexpr = shared.v.shape[1]
     layout_s: gl.constexpr = accumulator_layout(BLOCK_KV, BLOCK_Q // shared.PIECES, WARPS)
     zero = gl.zeros([BLOCK_KV, BLOCK_Q // shared.PIECES], gl.float32, layout_s)
-    score = Score(problem.scale_log2, bound, bound is not None, False)
+    score = Score(problem.scale_log2, bound, bound is not None, False, False)
     n = 0
     done = 0
     position, kv = wait_for_walk(shared, n)

@@ -12,6 +12,7 @@ from .listed import FULL, PARTIAL, SKIP, kv_of, read_word, use_of
 from .shared_memory import fact_slots, fact_words
 from .sinks import load_sinks, with_sinks
 from .steps import LOWEST, as_left, first_step, last_product, log2, next_step, release, scaled, skip, wait_for
+from .sums import no_sums, sums_of
 from .tile_work import ROWS, leaves_out
 
 
@@ -56,7 +57,7 @@ def consume(work, data, placement, drops, shared, out_desc, target, lse_ptr, sco
         if exists:
             rows = block * ROWS + gl.arange(0, ROWS, row_layout)
             m = gl.full([ROWS], 0.0 if score.FIXED_BASE else LOWEST, gl.float32, row_layout)
-            total = gl.zeros([ROWS], gl.float32, row_layout)
+            total = no_sums(score, row_layout)
             acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, accumulator_layout(ROWS, BLOCK_DV, 4))
             here = (b, head, block, rows, q_tile, seed)
             if data.GIVEN:
@@ -73,7 +74,8 @@ def consume(work, data, placement, drops, shared, out_desc, target, lse_ptr, sco
             if sinks is not None:
                 sink = load_sinks(sinks, b, head, rows, work.q_len)
             if not data.GIVEN:
-                slot, acc = last_product(work, drops, shared, here, bounds[0], it - 1, p, acc)
+                slot, acc, total = last_product(work, drops, shared, score, here, bounds[0], it - 1, p, acc, total)
+            total = sums_of(score, total, row_layout)
             if sinks is not None:
                 m, total, shrink = with_sinks(sink, m, total)
             store_logsumexp(work, lse_ptr, b, head, rows, m, total)
@@ -172,6 +174,8 @@ def walk_words(
             p = as_left(p, shared.k.dtype, shared.v.shape[2])
             if not score.FIXED_BASE:
                 acc = scaled(acc, shrink)
+                if score.SUMS_BY_MATMUL:
+                    total = scaled(total, shrink)
             kv = kv_of(word)
             word = read_word(shared, it)
             it += 1
@@ -190,7 +194,7 @@ def walk_words(
                     kv = kv_of(word)
                     word = read_word(shared, it)
                     it += 1
-            slot, acc = last_product(work, drops, shared, here, kv, it - 1, p, acc)
+            slot, acc, total = last_product(work, drops, shared, score, here, kv, it - 1, p, acc, total)
             acc = warpgroup_mma_wait(0, deps=(acc,))
             release(shared.v_empty.index(slot))
     return acc, m, total

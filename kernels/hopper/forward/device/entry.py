@@ -43,7 +43,7 @@ def hopper_forward(
     drops = DropoutBits(dropout, dropout is not None)
     shared = allocate_shared(q_desc.dtype, FORM, rest.GIVEN)
     fence_async_shared()
-    score = Score(problem.scale_log2, bound, bound is not None, FORM.FIXED_BASE)
+    score = Score(problem.scale_log2, bound, bound is not None, FORM.FIXED_BASE, FORM.SUMS_BY_MATMUL)
     # Gluon wants literals: names for them would turn constants into values, and so does what is added to a list.
     if FORM.CONSUMERS == 2:
         gl.warp_specialize(

@@ -6,6 +6,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ....common.device.aggregates import aggregate
 from .listed import word_slots
+from .sums import COLUMNS, fill_with_ones
 from .tile_work import ROWS
 
 
@@ -22,9 +23,9 @@ class SharedMemory:
     """Shared memory of a CTA: operand tiles, rings and their barriers.
 
     q: a ring of Q_STAGES, each with a tile per consumer; out: a tile per consumer, in the place of q with OUT_IN_Q; k,
-    v: rings of STAGES tiles; q_tail, k_tail: the columns past the first ones, if TAIL_D > 0; facts: a ring of
-    `fact_slots`, int32 words about the tile that a q belongs to, see `producer.announce`; words: if LISTED, a ring of
-    `word_slots`, see Note [Words] in `listed`.
+    v: rings of STAGES tiles; q_tail, k_tail: the columns past the first ones, if TAIL_D > 0; ones: with SUMS_BY_MATMUL,
+    see Note [Sums] in `sums`; facts: a ring of `fact_slots`, int32 words about the tile that a q belongs to, see
+    `producer.announce`; words: if LISTED, a ring of `word_slots`, see Note [Words] in `listed`.
 
     `*_full` is completed by the producer's copies, `*_empty` by an arrival of every consumer.  If LISTED, v_full has a
     barrier more, which is the producer's own, see `hopper.clear`.
@@ -36,6 +37,7 @@ class SharedMemory:
     k_tail: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
     out: gl.shared_memory_descriptor
+    ones: gl.shared_memory_descriptor
     facts: gl.shared_memory_descriptor
     words: gl.shared_memory_descriptor
     q_full: gl.shared_memory_descriptor
@@ -102,6 +104,10 @@ def allocate_shared(DTYPE: gl.constexpr, FORM, LISTED: gl.constexpr):
         gl.static_assert(Q_STAGES == 1)
     else:
         out = _tiles(DTYPE, CONSUMERS, ROWS, BLOCK_DV)
+    ones = q
+    if FORM.SUMS_BY_MATMUL:
+        ones = _tiles(DTYPE, 1, COLUMNS, BLOCK_KV).index(0)
+        fill_with_ones(ones)
     tile_facts = _words(fact_slots(Q_STAGES) * fact_words(CONSUMERS))
     words = tile_facts
     if LISTED:
@@ -113,6 +119,7 @@ def allocate_shared(DTYPE: gl.constexpr, FORM, LISTED: gl.constexpr):
         k_tail=k_tail,
         v=_tiles(DTYPE, STAGES, BLOCK_KV, BLOCK_DV),
         out=out,
+        ones=ones,
         facts=tile_facts,
         words=words,
         q_full=_barriers(Q_STAGES, 1),

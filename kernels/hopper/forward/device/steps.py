@@ -11,8 +11,8 @@ Note [Softmax]
     row as it is, bit for bit: which kv tiles the other rows of the row block see does not matter to it.
 
     Scores that a low bound keeps near zero need no maximum: the base is zero from the beginning, every factor is one,
-    and neither is computed.  The powers of such scores are far from the ends of the range of fp32 and bf16, see
-    `model.call.LOW_SOFTCAP`, not of that of fp16.
+    and neither is computed; sums are by matmuls, see Note [Sums] in `sums`.  The powers of such scores are far from the
+    ends of the range of fp32 and bf16, see `model.call.LOW_SOFTCAP`, not of that of fp16.
 
     ``max(score) * scale`` is the largest ``score * scale`` only for a positive scale; the host sees to that, see
     `launch.forward`.
@@ -26,6 +26,7 @@ from ...shared.device.operations import role_barrier
 from ...shared.device.relations import keep_between
 from ...shared.device.steps import accumulator_layout, left_operand
 from .seen import ask, hide
+from .sums import begin_sums
 from .tile_work import ROWS
 
 LOWEST = gl.constexpr(-3.4028234663852886e38)
@@ -90,9 +91,9 @@ def probabilities(score, s, far, m, HIDES: gl.constexpr):
 
 @gluon.jit
 def sum_with(score, p, total, shrink):
-    """The new sum of every row."""
-    if score.FIXED_BASE:
-        return total + gl.sum(p, 1)
+    """The new sum of every row; the old one where matmuls make it."""
+    if score.SUMS_BY_MATMUL:
+        return total
     else:
         return gl.fma(total, shrink, gl.sum(p, 1))
 
@@ -231,8 +232,12 @@ def next_step(work, data, drops, shared, score, zero, here, kv_before, kv, masks
         wait_for(shared.k_full, it, shared.STAGES)  # it is full; what may branch keeps bits and matmuls apart
         p = drops.kept(p, drops.bits(seed, b, head, block, kv_before, work.BLOCK_KV))
     before = wait_for(shared.v_full, it - 1, shared.STAGES)
+    total = begin_sums(score, shared, p, total)
     acc = warpgroup_mma(p, shared.v.index(before), acc, is_async=True)
-    s = warpgroup_mma_wait(1, deps=(s,))
+    if score.SUMS_BY_MATMUL:
+        s, total = warpgroup_mma_wait(1, deps=(s, total))
+    else:
+        s = warpgroup_mma_wait(1, deps=(s,))
     release(shared.k_empty.index(slot))
     s, far = score.begun(s, masks)
     if data.HAS_DENSE and masks:
@@ -247,6 +252,8 @@ def next_step(work, data, drops, shared, score, zero, here, kv_before, kv, masks
     release(shared.v_empty.index(before))
     if not score.FIXED_BASE:
         acc = scaled(acc, shrink)
+        if score.SUMS_BY_MATMUL:
+            total = scaled(total, shrink)
     return p, acc, m, total
 
 
@@ -257,10 +264,14 @@ def scaled(acc, factor):
 
 
 @gluon.jit
-def last_product(work, drops, shared, here, kv, it, p, acc):
-    """Begin the product of P and V of the it-th kv tile `kv`, the last one of a walk: (slot of V, acc)."""
+def last_product(work, drops, shared, score, here, kv, it, p, acc, total):
+    """Begin the product of P and V of the it-th kv tile `kv`, the last one of a walk: (slot of V, acc, total)."""
     if drops.GIVEN:
         b, head, block, _rows, _q_tile, seed = here
         p = drops.kept(p, drops.bits(seed, b, head, block, kv, work.BLOCK_KV))
     slot = wait_for(shared.v_full, it, shared.STAGES)
-    return slot, warpgroup_mma(p, shared.v.index(slot), acc, is_async=True)
+    total = begin_sums(score, shared, p, total)
+    acc = warpgroup_mma(p, shared.v.index(slot), acc, is_async=True)
+    if score.SUMS_BY_MATMUL:
+        total = warpgroup_mma_wait(1, deps=(total,))
+    return slot, acc, total

@@ -22,6 +22,7 @@ from dash_inductor.schedule.walk import functions
 
 from ....support import forward_tables
 from ....support.calls import traits_of
+from ....support.hopper_forward import rounding_of
 from ....support.hopper_forward_glue import (
     Descriptor,
     DType,
@@ -98,6 +99,7 @@ class Launch:
         codes: a key of `CODES`, or None.
         columns: a key of `build.FORWARD_CONFIGS`.
         dense: the dense mask has a size of the scores where its letter of "bhqk" is here; None without one.
+        logsumexp: the program reads the log-sum-exp.
     """
 
     codes: str | None
@@ -111,6 +113,7 @@ class Launch:
     batch: int = 2
     ctas: int = 3
     dense: str | None = None
+    logsumexp: bool = False
 
     def __str__(self) -> str:
         heads = f"{self.batch} x {self.kv_heads} groups of {self.group} on {self.ctas}"
@@ -169,11 +172,13 @@ class Launch:
         found = forward_tables.of_dense(dense, sizes, self.band_keep, consumers, BLOCK_KV, codes, self.rows)
         return found, dense.shape[1]
 
-    def constants(self, listed: bool) -> dict[str, Any]:
+    def problem(self, listed: bool) -> build.Specialisation:
         codes, dense = listed and self.dense is None, listed and self.dense is not None
-        traits = traits_of(self.tables.resolved.band, codes, dense)
-        problem = build.Specialisation("bfloat16", *self.columns, traits, True)
-        return constants_of(problem, BLOCK_KV=BLOCK_KV, EVEN_KV=self.kv_len % BLOCK_KV == 0)
+        traits = replace(traits_of(self.tables.resolved.band, codes, dense), logsumexp=self.logsumexp)
+        return build.Specialisation("bfloat16", *self.columns, traits, True)
+
+    def constants(self, listed: bool) -> dict[str, Any]:
+        return constants_of(self.problem(listed), BLOCK_KV=BLOCK_KV, EVEN_KV=self.kv_len % BLOCK_KV == 0)
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Rows and keys that take no part in a head's attention because of data may hold anything: they hold NaN."""
@@ -234,7 +239,9 @@ class Ran:
         s = (q @ k.mT * 0.3).masked_fill(~keep, -torch.inf)
         lse = s.logsumexp(-1)
         p = torch.where(keep, (s - torch.where(lse.isfinite(), lse, 0.0)[..., None]).exp(), 0.0)
-        torch.testing.assert_close(self.lse.tensor.double(), lse, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            self.lse.tensor.double(), lse, rtol=1e-5, atol=1e-5 + rounding_of(self.launch.problem(True))
+        )
         torch.testing.assert_close(self.out.tensor.double(), p @ v, rtol=1e-2, atol=1e-2)
         nothing = ~keep.any(-1)
         assert (self.out.tensor[nothing] == 0).all()
@@ -308,10 +315,11 @@ def test_bits_are_those_of_the_row_block() -> None:
         tensors = launch.tensors()
         whole = launch.run(tensors)
         whole.check()
-        for other in ({"ctas": 1}, {"ctas": 7}, {"columns": (128, 128)}):
+        of_program = replace(launch, logsumexp=True).run(tensors)
+        for other, same in (({"ctas": 1}, whole), ({"ctas": 7}, whole), ({"columns": (128, 128)}, of_program)):
             ran = replace(launch, **other).run(tensors, seed=3, section=1)  # type: ignore[arg-type]
-            assert torch.equal(ran.out.tensor, whole.out.tensor), other
-            assert torch.equal(ran.lse.tensor, whole.lse.tensor), other
+            assert torch.equal(ran.out.tensor, same.out.tensor), other
+            assert torch.equal(ran.lse.tensor, same.lse.tensor), other
         twice = replace(launch, batch=2)
         both = [torch.cat([t, t]) for t in tensors]
         if codes != "holes" and codes != "packed":  # the others differ between batch elements
@@ -377,7 +385,18 @@ CONTROLS = {
         "            release(shared.v_empty.index(slot))\n    return acc, m, total",
         "    return acc, m, total",
     ),
-    "not scaled at a new run": (REPEATED, WRONG, "acc = scaled(acc, shrink)\n            kv", "kv"),
+    "not scaled at a new run": (
+        REPEATED,
+        WRONG,
+        "acc = scaled(acc, shrink)\n                if",
+        "if",
+    ),
+    "sums not scaled at a new run": (
+        REPEATED,
+        WRONG,
+        "total = scaled(total, shrink)\n            kv",
+        "pass\n            kv",
+    ),
     "codes of another batch element": (
         Launch("padded", Band(), 40, 64, batch=3),
         WRONG,
