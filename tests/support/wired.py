@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
+import inspect
 import json
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
@@ -64,30 +67,88 @@ class Trial:
     device: str = "cpu"
 
 
-class Wire(TorchDispatchMode):
-    """Changes a bit of what a collective is given, or of what it gives, once."""
+def wire(trial: Trial) -> contextlib.AbstractContextManager[object]:
+    """Changes a bit of what a collective is given, or of what it gives, once.
+
+    DDP calls its collectives in C++, FSDP2 in Python.
+    """
+    return Dispatched(trial) if trial.mode == "ddp" else called(trial)
+
+
+class Damage:
+    """Counts the calls of a collective, and changes a bit in one of them."""
 
     def __init__(self, trial: Trial) -> None:
-        super().__init__()
         self.trial, self.calls = trial, 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        here = func._schema.name == f"c10d::{self.trial.wire}"
-        self.calls += here
-        if not here or self.calls != self.trial.number + 1:
-            return func(*args, **(kwargs or {}))
-        flat = "base" in self.trial.wire  # these have a result and an input, others write into their input
-        given, got = (args[1], args[0]) if flat else (args[0][0], args[0][0])
+    def next(self) -> bool:
+        """Whether the call is the one."""
+        self.calls += 1
+        return self.calls == self.trial.number + 1
+
+    def done(self, run: Callable[[], Any], given: Tensor, got: Tensor) -> Any:
+        """The results of a call that ends here."""
         kept = given.clone()
         if self.trial.side == INPUT:
             flip(given, 5, 20)
-        result = func(*args, **(kwargs or {}))
-        result[-1].wait()
-        if self.trial.side == INPUT and flat:
-            given.copy_(kept)  # what the producer has is as it was
-        elif self.trial.side == OUTPUT:
+        result = run()
+        if self.trial.side == OUTPUT:
             flip(got, 5, 20)
+        elif got is not given:
+            given.copy_(kept)  # what the producer has is as it was
         return result
+
+
+class Dispatched(TorchDispatchMode):
+    """Damage to a call of an operator."""
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__()
+        self.damage = Damage(trial)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def run() -> Any:
+            result = func(*args, **(kwargs or {}))
+            if is_it:
+                result[-1].wait()
+            return result
+
+        is_it = func._schema.name == f"c10d::{self.damage.trial.wire}" and self.damage.next()
+        return self.damage.done(run, args[0][0], args[0][0]) if is_it else run()
+
+
+FUNCTIONS = {
+    "allreduce_": (("all_reduce",), "tensor", "tensor"),
+    "_reduce_scatter_base_": (("reduce_scatter_single", "reduce_scatter_tensor"), "input", "output"),
+    "_allgather_base_": (("all_gather_single", "all_gather_into_tensor"), "input_tensor", "output_tensor"),
+}
+"""The functions that call operators, the first of those names that PyTorch has (from 2.13 on, or before), with the
+names of what they read and write."""
+
+
+@contextlib.contextmanager
+def called(trial: Trial) -> Iterator[None]:
+    """Damage to a call of a function of `torch.distributed`."""
+    names, reads, writes = FUNCTIONS[trial.wire]
+    name = next(name for name in names if hasattr(dist, name))
+    plain, damage = getattr(dist, name), Damage(trial)
+
+    @functools.wraps(plain)
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        def run() -> Any:
+            work = plain(*args, **kwargs)
+            if work is not None:
+                work.wait()
+            return work
+
+        if not damage.next():
+            return plain(*args, **kwargs)
+        given = inspect.signature(plain).bind(*args, **kwargs).arguments
+        return damage.done(run, given[reads], given[writes])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, name, broken)
+        yield
 
 
 def own_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -150,7 +211,7 @@ def train(trial: Trial, number: int, world: int, group: Any) -> dict[str, Any]:
 
         inputs = inputs.to(trial.device)
         faulty = trial.wire and number == 1 and step == AT
-        with Wire(trial) if faulty else contextlib.nullcontext():
+        with wire(trial) if faulty else contextlib.nullcontext():
             micro = 2 if step == 2 or (step > 1 and "accumulated" in trial.mode) else 1
             for number_of in range(micro):
                 if "accumulated" in trial.mode:
