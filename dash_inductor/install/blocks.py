@@ -21,7 +21,8 @@ Inductor has the same number for the opposite."""
 BUSY = 10
 """Loads and reductions from which Inductor takes smaller blocks, because registers may be few."""
 MANY = 1 << 22
-"""Elements from which a kernel in two dimensions gets large tiles."""
+"""Elements that are many: a kernel of as many in two dimensions gets large tiles, and a smaller sum in three dimensions
+is left to Inductor."""
 
 
 _NAMING = "\n# in the place of @triton_heuristics.{}\n"
@@ -80,15 +81,15 @@ def choose(kernel: Kernel) -> dict[str, int] | None:
             return None
         large = min(x, sizes["y"]) > 32 and x * sizes["y"] >= MANY
         return _blocks(8, XBLOCK=64, YBLOCK=64) if large else None
-    if {*sizes} == {"x", "y", "r0_"} and kernel.reductions:
+    if {*sizes} == {"x", "y", "r0_"} and kernel.reductions and x * sizes["y"] * r >= MANY:
         return _in_three_dimensions(kernel)
     if {*sizes} != {"x", "r0_"}:
         return None
     along_x, along_r = kernel.scores.get("x", 0), max(kernel.scores.get("r0_", 1), 1)
     if kernel.hint == "DEFAULT" and along_x >= ACROSS * along_r:
         return _across(kernel.kind, x, r, kernel.loads)
-    if kernel.hint == "DEFAULT" and kernel.kind == "reduction" and ACROSS * along_x > along_r:
-        return _both_ways(x, kernel.loads)
+    if kernel.hint == "DEFAULT" and ACROSS * along_x > along_r:
+        return _both_ways(kernel.kind, x, r, kernel.loads)
     if kernel.hint == "INNER" and kernel.kind == "reduction" and x > 512:
         return _along(r, kernel.loads + kernel.reductions)
     return None
@@ -102,13 +103,17 @@ def _across(kind: str, x: int, r: int, loads: int) -> dict[str, int] | None:
         return _blocks(max(_up(r) // 8, 1), XBLOCK=64)
     if x <= 16384:
         return _blocks(16, XBLOCK=64, R0_BLOCK=min(_up(r), 64))
+    if x >= MANY:
+        return _blocks(4, XBLOCK=256, R0_BLOCK=2)
     if loads < 4 or r <= 128:
         return _blocks(4, XBLOCK=64, R0_BLOCK=8)
     return _blocks(4, XBLOCK=32, R0_BLOCK=32)
 
 
-def _both_ways(x: int, loads: int) -> dict[str, int]:
+def _both_ways(kind: str, x: int, r: int, loads: int) -> dict[str, int] | None:
     """Sums of which some accesses are coalesced along what is kept, and others along what is summed."""
+    if kind == "persistent_reduction":
+        return _blocks(4, XBLOCK=max(2048 // _up(r), 1)) if x * r >= MANY and r <= 1024 else None
     if loads <= 4 and x <= 16384:
         return _blocks(16, XBLOCK=64, R0_BLOCK=64)
     return _blocks(8, XBLOCK=16, R0_BLOCK=64)
@@ -122,7 +127,10 @@ def _in_three_dimensions(kernel: Kernel) -> dict[str, int] | None:
         rows = max(2048 // r, 1)
         wide = min(8, rows, x)
         return _blocks(4, XBLOCK=wide, YBLOCK=min(rows // wide, y)) if r <= 1024 else None
-    if ACROSS * scores.get("r0_", 0) <= max(scores.get("x", 0), scores.get("y", 0)):
+    if not scores.get("r0_", 0):  # Inductor's first choice is good where most is coalesced along x
+        along_y = scores.get("y", 0) > scores.get("x", 0)
+        return _blocks(8, XBLOCK=min(32, x), YBLOCK=min(32, y), R0_BLOCK=2) if along_y else None
+    if ACROSS * scores["r0_"] <= max(scores.get("x", 0), scores.get("y", 0)):
         return _blocks(4, XBLOCK=min(8, x), YBLOCK=min(32, y), R0_BLOCK=8)
     return _blocks(4, XBLOCK=min(8, x), YBLOCK=min(8, y), R0_BLOCK=32)
 

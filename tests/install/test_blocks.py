@@ -85,10 +85,12 @@ def test_kernels_that_are_left_to_inductor() -> None:
     assert choose(Kernel("reduction", {"x": 64, "y": 64, "r0_": 64}, "", {}, 3, 1, reductions=0)) is None  # a scan
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 5, 17), (24, 1 << 19, 64), (1536, 4096, 64), (64, 98304, 128)])
+@pytest.mark.parametrize("sizes", [(1, 1 << 22, 1), (1 << 20, 5, 17), (24, 1 << 19, 64), (64, 98304, 128)])
 @pytest.mark.parametrize("kind", ["reduction", "persistent_reduction"])
 def test_blocks_in_three_dimensions_are_no_larger_than_sizes(kind: str, sizes: tuple[int, int, int]) -> None:
-    for scores in ({"x": 100, "y": 100, "r0_": 1}, {"x": 100, "y": 100, "r0_": 100}):
+    assert choose(Kernel(kind, {"x": 8, "y": 32, "r0_": 16}, "", {}, 4, 1, 1)) is None  # few
+    for along in (0, 1, 100):
+        scores = {"x": 100, "y": 101, "r0_": along}
         blocks = choose(Kernel(kind, dict(zip(("x", "y", "r0_"), sizes, strict=True)), "", scores, 4, 1, 1))
         assert blocks is not None
         for name, size in zip("XY", sizes, strict=False):
