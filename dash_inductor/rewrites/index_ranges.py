@@ -34,6 +34,7 @@ from ..graph.model_line import model_line
 from ..graph.nodes import bind
 from ..records.records import Record
 from ..upstream.fake import unset_fake_temporarily
+from ..upstream.memory import write_once
 from .index_sums import Sum, adds_floats, is_sum, pays, read_put
 from .ranges import COMPARED, CUBIC, LANCZOS, TRIANGLE, Band, Filter, antialiased, weighted, windows
 from .rewrite import Result
@@ -171,6 +172,9 @@ def _rewritten(nodes: Sequence[Node], found: Map) -> Record:
             emitter.inline(functools.partial(band.weights, dtype=dtype), dimension.nodes, before=last, like=last)
             for band, dimension in zip(bands, found.dimensions, strict=True)
         ]
+        for dimension in found.dimensions:
+            for node in dimension.nodes:
+                write_once(node)
         return emitter.inline(function, (values, *weights), before=last, like=last)
 
     return _recorded(nodes, found.source, bands, emit)

@@ -16,6 +16,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from ..operators.band_sums import band_sum
+
 aten = torch.ops.aten
 
 UNROLLED = 16
@@ -104,11 +106,11 @@ def weighted(values: Tensor, *tables: Tensor, batch: int, dtype: torch.dtype | N
     dtype = dtype or values.dtype
     exact = torch.float64 if values.dtype == torch.float64 else torch.float32
     axes = [_Axis(batch + i, *pair) for i, pair in enumerate(zip(tables[::2], tables[1::2], strict=True))]
-    if math.prod(axis.longest for axis in axes) <= UNROLLED:
+    if len(axes) > 1 and math.prod(axis.longest for axis in axes) <= UNROLLED:
         return _at_once(values, axes, [], exact).to(dtype)
     total = values
     for axis in sorted(axes, key=lambda axis: axis.rows / values.shape[axis.dim]):
-        total = _at_once(total, [axis], [], exact) if axis.longest <= UNROLLED else _reduced(total, axis, exact)
+        total = band_sum(total, axis.begins, axis.weights, axis.dim)
     return total.to(dtype)
 
 
@@ -140,14 +142,6 @@ def _at_once(values: Tensor, axes: Sequence[_Axis], places: list[Tensor], exact:
         weight = _along(axis.weights[i], 0, behind)
         terms.append(torch.where(weight != 0, weight * inner, 0))  # of what has no part, infinities have none
     return functools.reduce(torch.add, terms)
-
-
-def _reduced(values: Tensor, axis: _Axis, exact: torch.dtype) -> Tensor:
-    """The sums of one axis, as a reduction of the ranges."""
-    places = axis.begins[:, None] + torch.arange(axis.longest, device=values.device, dtype=torch.int32)
-    found = aten._unsafe_index.Tensor(values, [None] * axis.dim + [places]).to(exact)
-    weights = _along(axis.weights.t(), 0, values.dim() - 1 - axis.dim)
-    return torch.where(weights != 0, weights * found, 0).sum(axis.dim + 1)
 
 
 def _along(tensor: Tensor, before: int, behind: int) -> Tensor:
