@@ -35,6 +35,10 @@ def _sum(tensor: TensorBox, begins: TensorBox, weights: TensorBox, dim: int) -> 
 
     ranges = [*size[:dim], rows, longest, *size[dim + 1 :]]
     terms = Pointwise.create(device=tensor.get_device(), dtype=dtype, inner_fn=term, ranges=ranges)
-    total = lowerings[short_sum](terms, dim + 1) if int(longest) <= MOST else lowerings[torch.ops.aten.sum](terms, [dim + 1])
+    total = (
+        lowerings[short_sum](terms, dim + 1)
+        if int(longest) <= MOST
+        else lowerings[torch.ops.aten.sum](terms, [dim + 1])
+    )
     result: TensorBox = total
     return result

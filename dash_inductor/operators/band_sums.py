@@ -3,8 +3,8 @@
     band_sum(self, begins, weights, dim) -> Tensor
 
 Along `dim` of `self`, a tensor of floating point, row r of the result is the sum of the elements from number
-``begins[r]`` on, each multiplied by one of ``weights[:, r]``; an element whose weight is 0 has no part, infinite or not.
-The result has the dtype of the weights.  `begins` is of int32, [rows]; `weights` is [longest, rows], where `longest` is
+``begins[r]`` on, each multiplied by one of ``weights[:, r]``; an element of weight 0 has no part, infinite or not.  The
+result has the dtype of the weights.  `begins` is of int32, [rows]; `weights` is [longest, rows], where `longest` is
 known when a graph is compiled.
 
 As one node of a graph it is one reader of `self`: Inductor computes in its kernel what it adds (`lowering.band_sums`),

@@ -1,12 +1,13 @@
-"""Values of a graph that Inductor computes once."""
+"""Tensors of a graph that Inductor computes once."""
 
 from __future__ import annotations
 
 from torch.fx import Node
 
-_WRITTEN = "inductor_realize_to_strides"  # what Inductor's lowering of a node looks for in its metadata
+WRITTEN_ONCE = "inductor_realize_to_strides"
+"""What Inductor looks for in the metadata of a node that it is about to lower."""
 
 
 def write_once(node: Node) -> None:
-    """Let Inductor write a tensor to memory, from where all that read it take it."""
-    node.meta[_WRITTEN] = True
+    """Let Inductor write a tensor to memory, where all others read it, and compute it in none of their kernels."""
+    node.meta[WRITTEN_ONCE] = True
