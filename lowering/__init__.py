@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 @functools.cache
 def register() -> None:
     """Make Inductor lower the operators to the kernels of their plans."""
-    from . import backward, direct, distinct, forward, seed, short_sums
+    from . import backward, band_sums, direct, distinct, forward, seed, short_sums
 
     backward.register()
+    band_sums.register()
     direct.register()
     distinct.register()
     forward.register()

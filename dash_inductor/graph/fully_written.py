@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from torch.fx import GraphModule
+from collections.abc import Callable, Mapping
+
+from torch.fx import GraphModule, Node
 
 from ..upstream.dispatch import HigherOrderOperator, OpOverload
 from ..upstream.inductor import is_generated
+from . import sizes
+from .nodes import bind
 
 OURS = frozenset({"dash_inductor", "inductor", "inductor_prims", "rngprims", "_c10d_functional"})
 """Namespaces of operators that allocate nothing which they do not write."""
 WRITTEN = frozenset({
     "mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "_cudnn_rnn", "_cudnn_rnn_backward",
     "_thnn_fused_lstm_cell", "_fused_rms_norm", "_weight_norm_interface_backward", "embedding_dense_backward",
+    "_embedding_bag_dense_backward", "_embedding_bag_per_sample_weights_backward",
     "index_add", "index_put", "index_put_", "scatter", "scatter_add", "scatter_reduce", "index_reduce",
     "masked_scatter", "masked_scatter_backward", "sort", "topk", "cumsum", "cumprod", "cummax", "cummin", "nonzero",
     "logcumsumexp",
@@ -24,6 +29,23 @@ WRITTEN = frozenset({
     "_fft_c2c", "_fft_c2r",
 })  # fmt: skip
 """Operators of PyTorch outside of the kernels that Inductor generates, which write all of what they return."""
+
+
+def _writes_bags(node: Node) -> bool:
+    """Bags of embeddings: CUDA's kernel has a thread for each bag and column.  It leaves out the size of a last bag
+    that is none, and where there are no bags or columns, to which bag an index belongs.
+    """
+    args = bind(node)
+    counts = args["offsets"].meta["val"].shape[0], args["weight"].meta["val"].shape[1]
+    return not args["include_last_offset"] and all(sizes.differ(count, 0) for count in counts)
+
+
+WRITTEN_IF: Mapping[str, Callable[[Node], bool]] = {
+    "_embedding_bag": _writes_bags,
+    "_embedding_bag_forward_only": _writes_bags,
+    "_embedding_bag_backward": lambda node: not bind(node)["sparse"],
+}
+"""Operators of PyTorch that write all of what they return in some calls; everything counts that they allocate."""
 PARTIAL = frozenset({"_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"})
 """Operators of PyTorch that Inductor may leave to PyTorch although it has a lowering for them, and that leave rows
 unwritten: those behind the last offset.  `rewrites.grouped_products` puts one of ours in the place of the first."""
@@ -41,12 +63,15 @@ def all_written(gm: GraphModule) -> bool:
     What Inductor generates counts: its kernels write into memory of Inductor's, which PyTorch fills in no case.
     """
     graphs = [module.graph for module in gm.modules() if isinstance(module, GraphModule)]
-    return all(_writes(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function")
+    return all(_writes(node) for graph in graphs for node in graph.nodes if node.op == "call_function")
 
 
-def _writes(target: object) -> bool:
+def _writes(node: Node) -> bool:
+    target: object = node.target
     if isinstance(target, OpOverload):
         namespace, name = target._schema.name.split("::")
+        if namespace == "aten" and name in WRITTEN_IF:
+            return WRITTEN_IF[name](node)
         is_known = (namespace == "aten" and name in WRITTEN) or is_generated(target)
         return namespace in OURS or (is_known and name not in PARTIAL)
     if isinstance(target, HigherOrderOperator):

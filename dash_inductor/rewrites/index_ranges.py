@@ -3,14 +3,15 @@
 The backward of resampling (`interpolate`: nearest, linear, cubic) adds a gradient where an index names a place, which
 grows with the position in each dimension and depends on no input.  So the values of a row are a range in each
 dimension.  Where ranges begin, and with which weights their values are added, is computed on the device from the very
-index and weights that the forward reads.  How long ranges are at most is known from the graph: the index is evaluated
-with bounds for every rounding, in any order of contraction.
+index and weights that the forward reads: these are small, and written once, so that no kernel of large tensors
+computes them for each element.  How long ranges are at most is known from the graph: the index is evaluated with bounds
+for every rounding, in any order of contraction.
 
 The backwards of adaptive average pooling and of interpolation with antialiasing, for which PyTorch has no deterministic
 kernels, are sums of that kind, too: an element gets something from the windows that it lies in, which are side by side.
 
 A sum of a few values becomes one pointwise kernel that fuses with what makes the values, without sorts and atomics;
-more of them become a kernel for each dimension.
+more of them become a kernel for each dimension, the first of which computes the values where it adds them.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from ..graph.model_line import model_line
 from ..graph.nodes import bind
 from ..records.records import Record
 from ..upstream.fake import unset_fake_temporarily
+from ..upstream.memory import write_once
 from .index_sums import Sum, adds_floats, is_sum, pays, read_put
 from .ranges import COMPARED, CUBIC, LANCZOS, TRIANGLE, Band, Filter, antialiased, weighted, windows
 from .rewrite import Result
@@ -173,6 +175,8 @@ def _rewritten(nodes: Sequence[Node], found: Map) -> Record:
         ]
         return emitter.inline(function, (values, *weights), before=last, like=last)
 
+    for node in found.read:
+        write_once(node)  # as PyTorch's sums have it, for which the forward saves them
     return _recorded(nodes, found.source, bands, emit)
 
 

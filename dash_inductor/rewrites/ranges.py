@@ -7,19 +7,17 @@ add up is the product of their matrices, so that one dimension can be summed aft
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
 import torch
 from torch import Tensor
 
-aten = torch.ops.aten
+from ..operators.band_sums import band_sum
+from ..operators.short_sums import MOST as UNROLLED
 
-UNROLLED = 16
-"""So many terms are added by one expression; of more, dimensions are summed one after the other."""
 MOST = 256
 """Positions of a row at most, in one dimension."""
 COMPARED = 1 << 26
@@ -101,57 +99,13 @@ def weighted(values: Tensor, *tables: Tensor, batch: int, dtype: torch.dtype | N
         batch: leading dimensions in front of those that are summed.
         dtype: of the result, that of the values without it.
     """
-    dtype = dtype or values.dtype
-    exact = torch.float64 if values.dtype == torch.float64 else torch.float32
-    axes = [_Axis(batch + i, *pair) for i, pair in enumerate(zip(tables[::2], tables[1::2], strict=True))]
-    if math.prod(axis.longest for axis in axes) <= UNROLLED:
-        return _at_once(values, axes, [], exact).to(dtype)
-    total = values
-    for axis in sorted(axes, key=lambda axis: axis.rows / values.shape[axis.dim]):
-        total = _at_once(total, [axis], [], exact) if axis.longest <= UNROLLED else _reduced(total, axis, exact)
-    return total.to(dtype)
-
-
-@dataclass(frozen=True)
-class _Axis:
-    dim: int
-    begins: Tensor
-    weights: Tensor
-
-    @property
-    def longest(self) -> int:
-        return self.weights.shape[0]
-
-    @property
-    def rows(self) -> int:
-        return self.weights.shape[1]
-
-
-def _at_once(values: Tensor, axes: Sequence[_Axis], places: list[Tensor], exact: torch.dtype) -> Tensor:
-    """The sums of the axes behind those of which the places are known already, as one expression."""
-    if len(places) == len(axes):
-        indices = [None] * axes[0].dim + [_along(place, 0, len(axes) - 1 - i) for i, place in enumerate(places)]
-        found: Tensor = aten._unsafe_index.Tensor(values, indices)
-        return found.to(exact)
-    axis, terms = axes[len(places)], []
-    behind = values.dim() - 1 - axis.dim
-    for i in range(axis.longest):
-        inner = _at_once(values, axes, [*places, axis.begins + i], exact)
-        weight = _along(axis.weights[i], 0, behind)
-        terms.append(torch.where(weight != 0, weight * inner, 0))  # of what has no part, infinities have none
-    return functools.reduce(torch.add, terms)
-
-
-def _reduced(values: Tensor, axis: _Axis, exact: torch.dtype) -> Tensor:
-    """The sums of one axis, as a reduction of the ranges."""
-    places = axis.begins[:, None] + torch.arange(axis.longest, device=values.device, dtype=torch.int32)
-    found = aten._unsafe_index.Tensor(values, [None] * axis.dim + [places]).to(exact)
-    weights = _along(axis.weights.t(), 0, values.dim() - 1 - axis.dim)
-    return torch.where(weights != 0, weights * found, 0).sum(axis.dim + 1)
-
-
-def _along(tensor: Tensor, before: int, behind: int) -> Tensor:
-    return tensor.reshape(*[1] * before, *tensor.shape, *[1] * behind)
+    begins, weights, total = tables[::2], tables[1::2], values
+    if math.prod(map(len, weights)) <= UNROLLED:
+        total = band_sum(values, begins, weights, batch)
+    else:
+        for axis in sorted(range(len(weights)), key=lambda axis: weights[axis].shape[1] / values.shape[batch + axis]):
+            total = band_sum(total, [begins[axis]], [weights[axis]], batch + axis)
+    return total.to(dtype or values.dtype)
 
 
 def windows(size: int, count: int) -> Band:

@@ -63,21 +63,24 @@ class Map:
         source: the tensor, [batch..., positions of each dimension, columns...].
         batch: its leading dimensions in front of those of positions.
         dimensions: what is summed in each dimension.
+        read: all indices and weights of the sums, also those that compute the same.
     """
 
     source: Node
     batch: int
     dimensions: tuple[Dimension, ...]
+    read: tuple[Node, ...]
 
 
 def read_map(puts: Sequence[Sum]) -> Map | None:
     """The sums of a number of tensors that have one shape, added up; None if they are no product."""
-    source, terms, alike = None, Counter[tuple[Part, ...]](), Alike()
+    source, terms, alike, read = None, Counter[tuple[Part, ...]](), Alike(), list[Node]()
     for put in puts:
         of, polynomial = linear_in(put)
         if source not in (None, of):
             return None
         source = of
+        read += [*put.index.tensors, *itertools.chain.from_iterable(polynomial)]
         for parts, number in _parts(put, polynomial, alike).items():
             terms[parts] += number
     vectors = factorized({parts: number for parts, number in terms.items() if number})
@@ -90,7 +93,7 @@ def read_map(puts: Sequence[Sum]) -> Map | None:
         if found is None:
             return None
         dimensions.append(found)
-    return Map(source, batch, tuple(dimensions))
+    return Map(source, batch, tuple(dimensions), tuple(read))
 
 
 def linear_in(put: Sum) -> tuple[Node, Polynomial]:

@@ -67,6 +67,8 @@ TORCH = (
     ("torch._inductor.virtualized", "V ops", "lowerings"),
     ("torch._inductor.ops_handler", "OpsHandler.and_ OpsHandler.constant OpsHandler.eq OpsHandler.ge", "lowerings"),
     ("torch._inductor.ops_handler", "OpsHandler.add", "sums of few rows"),
+    ("torch._inductor.ops_handler", "OpsHandler.indirect_indexing OpsHandler.mul OpsHandler.ne", "sums of bands"),
+    ("torch._inductor.ops_handler", "OpsHandler.where", "sums of bands"),
     ("torch._inductor.ops_handler", "OpsHandler.index_expr OpsHandler.le OpsHandler.to_dtype", "lowerings"),
     ("torch._inductor.sizevars", "SizeVarAllocator.guard_int", "lowerings"),
     ("torch._inductor.sizevars", "SizeVarAllocator.statically_known_multiple_of", "lowerings"),

@@ -13,7 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 from dash_inductor.config import config
 from dash_inductor.records.records import all_records, clear_sites
 
-from ..support.repeats import bits
+from ..support import bags
+from ..support.repeats import bits, differing_runs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic")]
 
@@ -58,6 +59,42 @@ def test_zeros_for_results_without_a_gradient(dynamic: bool) -> None:
     assert all(map(torch.equal, map(bits, found["on"]), map(bits, found["off"])))
     assert counts["on"] - counts["off"] >= 1
     assert counts["off"] <= 3
+
+
+def test_bags_write_all_that_they_return() -> None:
+    """But for the size of a last bag that is none: fills are seen."""
+    assert [name for name, results in bags.calls("cuda") if any(bags.unwritten(results))] == []
+    weight, indices = torch.randn(8, 4, device="cuda"), torch.arange(8, device="cuda")
+    ends = torch.tensor([0, 3, 8], device="cuda")
+    found = torch.ops.aten._embedding_bag(weight, indices, ends, include_last_offset=True)
+    assert bags.unwritten(found) == [False, False, True, False]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bags_are_not_filled(mode: str, dynamic: bool) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(1000, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    indices = torch.randint(0, 1000, (4096,), device="cuda")
+    starts = torch.arange(0, 4096, 16, device="cuda")
+
+    def bag(weight: Tensor, indices: Tensor, starts: Tensor) -> Tensor:
+        return F.embedding_bag(indices, weight, starts, mode=mode).sin()
+
+    found, counts = {}, {}
+    for fill in ("on", "off"):
+        torch._dynamo.reset()
+        with config.patch(fill=fill):
+            run = torch.compile(bag, dynamic=dynamic)
+
+            def step() -> list[Tensor]:
+                out = run(weight, indices, starts)  # noqa: B023
+                return [out.detach(), *torch.autograd.grad(out.float().square().sum(), [weight])]
+
+            counts[fill], found[fill] = filled(step), step()
+            assert differing_runs(step, 20, poisoned=True) == 0
+    assert all(map(torch.equal, map(bits, found["on"]), map(bits, found["off"])))
+    assert counts["on"] - counts["off"] >= 10
 
 
 def experts(x: Tensor, scores: Tensor, weight: Tensor) -> Tensor:

@@ -56,6 +56,45 @@ def test_channels_last_in_16_bits(mode: str) -> None:
     checked(lambda x, _: F.interpolate(x.sin(), scale_factor=2.0, mode=mode), x, 1e-2)
 
 
+def segmentation(scale: int) -> tuple[Program, Tensor]:
+    """The loss of logits of each pixel, which are upsampled, and the maps that they are made of."""
+    torch.manual_seed(0)
+    weight = torch.randn(48, 64, device="cuda") / 8
+    labels = torch.randint(0, 48, (4, 32 * scale, 32 * scale), device="cuda")
+
+    def loss(x: Tensor, _: Tensor) -> Tensor:
+        logits = F.linear(x.relu(), weight.to(x.dtype)).permute(0, 3, 1, 2)
+        upsampled = F.interpolate(logits, scale_factor=float(scale), mode="bilinear")
+        return F.cross_entropy(upsampled, labels, reduction="none")
+
+    return loss, torch.randn(4, 32, 32, 64, device="cuda")
+
+
+@pytest.mark.parametrize("scale", [2, 4, 16])
+def test_upsampled_logits(scale: int) -> None:
+    """The gradient of logits is computed where it is summed: at once, in additions and in reductions."""
+    program, x = segmentation(scale)
+    checked(program, x, 1e-4)
+
+
+@pytest.mark.parametrize("scale", [2, 4])
+def test_memory_of_upsampled_logits(scale: int) -> None:
+    """No more than PyTorch takes by default."""
+    program, x = segmentation(scale)
+    peaks = []
+    for is_deterministic in (False, True):
+        torch.use_deterministic_algorithms(is_deterministic)
+        torch._dynamo.reset()
+        compiled = torch.compile(program, dynamic=False)
+        leaf = x.bfloat16().requires_grad_()
+        for _ in range(2):
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            compiled(leaf, x).sum().backward()
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert peaks[1] <= 1.01 * peaks[0]
+
+
 @pytest.mark.parametrize("count", [(8, 8), (7, 5), (40, 3)], ids=str)
 def test_adaptive_pooling(count: tuple[int, int]) -> None:
     """For which PyTorch has no deterministic kernel."""

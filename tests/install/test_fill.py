@@ -17,6 +17,7 @@ from dash_inductor.config import config
 from dash_inductor.graph.fully_written import all_written
 from dash_inductor.upstream import fill
 
+from ..support import bags
 from ..support.processes import run_python
 
 FLAG = torch.utils.deterministic
@@ -147,6 +148,25 @@ def test_which_operators_write_all() -> None:
         torch.ops.aten._scaled_grouped_mm.default  # which has a lowering that may leave it to PyTorch
     )
     assert not all_written(grouped)
+
+
+def test_bags_of_embeddings() -> None:
+    """Whose operators write all, but for the size of a last bag that is none, and for what no bag or column is for."""
+    assert not any(any(bags.unwritten(results)) for _, results in bags.calls("cpu"))
+
+    def step(width: int, starts: int, **options: bool) -> torch.fx.GraphModule:
+        def run(weight: Tensor, indices: Tensor, offsets: Tensor) -> Tensor:
+            out, *others = torch.ops.aten._embedding_bag(weight, indices, offsets, mode=1, **options)
+            rows = torch.ops.aten._embedding_bag_backward(out, indices, offsets, *others, 6, False, 1, False, None)
+            return rows + out.sum()
+
+        return graph(run, torch.randn(6, width), torch.tensor([1, 2, 2]), torch.zeros(starts, dtype=torch.int64))
+
+    assert all_written(step(4, 2))
+    kept = [step(4, 2, include_last_offset=True), step(4, 0), step(0, 2), step(4, 2)]
+    (gradient,) = kept[-1].graph.find_nodes(op="call_function", target=torch.ops.aten._embedding_bag_backward.default)
+    gradient.args = tuple(True if place == 9 else arg for place, arg in enumerate(gradient.args))  # sparse
+    assert not any(map(all_written, kept))
 
 
 def test_errors_restore_it() -> None:

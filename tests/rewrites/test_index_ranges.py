@@ -9,10 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dash_inductor.operators.band_sums import band_sum
 from dash_inductor.records.records import Record, all_records
 from dash_inductor.rewrites import ranges
 from dash_inductor.rewrites.ranges import Band, band, weighted, windows
 from dash_inductor.rewrites.separable import factorized
+from dash_inductor.upstream.memory import WRITTEN_ONCE
 
 from ..support.graphs import JointGraphs, capture
 from ..support.index_sums import results, worst
@@ -61,6 +63,9 @@ def test_resampling(name: str, on_the_cpu: None) -> None:
     (record,) = records()
     assert (record.rewrite, record.status, record.facts["longest"]) == ("index_ranges", "replaced", longest)
     assert not left(graphs)
+    read = [node.args[1] for node in graphs.parts[0].find_nodes(op="call_function", target=INDEXED)]
+    assert read
+    assert all(WRITTEN_ONCE in index.meta for indices in read for index in indices if index is not None)
 
 
 def test_a_sum_of_a_sum(on_the_cpu: None) -> None:
@@ -96,7 +101,7 @@ def test_a_tensor_that_is_resampled_twice_and_read_beside(dtype: torch.dtype, on
     assert worst(found, exact) < (1e-2 if dtype is torch.bfloat16 else 1e-12)
     assert [(record.rewrite, record.facts["sums"]) for record in records()] == [("index_ranges", 4)] * 2
     assert not left(graphs)
-    read = [n.args[0].meta["val"] for n in graphs.parts[-1].find_nodes(op="call_function", target=INDEXED)]
+    read = [n.args[0].meta["val"] for n in graphs.parts[-1].find_nodes(op="call_function", target=band_sum)]
     gradients = [value.dtype for value in read if tuple(value.shape[2:]) in ((9, 12), (15, 18))]
     assert {*gradients} == {dtype}  # 16 bits are read, and fp32 is not written for it
 
@@ -173,6 +178,34 @@ def test_sums_of_bands(unrolled: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not found.isnan().any()
     reached = [matrix[:, at] != 0 for (_, matrix), at in zip(made, (4, 2, 8), strict=True)]
     assert torch.equal(found.isinf()[0, ..., 0], reached[0][:, None, None] & reached[1][:, None] & reached[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("longest", [3, 20])
+def test_a_sum_computes_what_it_adds(longest: int, dtype: torch.dtype, on_the_cpu: None) -> None:
+    """In a pointwise kernel or a reduction, of a dynamic batch, with an infinity that has no part."""
+    begins = torch.tensor([0, 4, 1, 5], dtype=torch.int32)
+    weights = torch.rand(longest, 4, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    weights[1] = 0
+    x, other = (torch.randn(2, 25, 7, dtype=torch.float64).to(dtype) for _ in range(2))
+    x[:, 2:3] = torch.inf
+    weights[2, 0], weights[1, 2] = 0, 0
+
+    def function(x: Tensor, other: Tensor, begins: Tensor, weights: Tensor) -> Tensor:
+        return band_sum((x * other.sin()).exp(), [begins], [weights], 1)
+
+    matrix = torch.zeros(4, 25, dtype=torch.float64)
+    for row, begin in enumerate(begins.tolist()):
+        matrix[row, begin : begin + longest] = weights[:, row]
+    values = (x * other.sin()).exp().double()
+    expected = torch.where(matrix[None, ..., None] != 0, matrix[None, ..., None] * values[:, None], 0).sum(2)
+    torch._dynamo.mark_dynamic(x, 0)
+    torch._dynamo.mark_dynamic(other, 0)
+    found = torch.compile(function)(x, other, begins, weights)
+    assert found.dtype == weights.dtype
+    for each in (found, function(x, other, begins, weights)):
+        torch.testing.assert_close(each.double(), expected, rtol=2e-2 if dtype == torch.bfloat16 else 1e-12, atol=0)
+    torch.library.opcheck(band_sum, (x, [begins], [weights], 1), test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize(

@@ -15,34 +15,12 @@ PROGRAM = """
     import json
 
     import torch
-    import torch._functorch.config
-    import torch._inductor.config
     import torch.nn.functional as F
-    from torch._inductor.async_compile import AsyncCompile
-    from torch._inductor.graph import GraphLowering
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from tests.support import mockgpu
-
-    mockgpu.fold_constants_on_cpu()
     import dash_inductor
+    from tests.support.generated import codes
 
-    class Compiled(Exception):
-        pass
-
-    codes = []
-
-    def save(code):
-        codes.append(code)
-        if len(codes) == 2:
-            raise Compiled  # nothing can be loaded
-
-    AsyncCompile.triton = lambda *args, **kwargs: None
-    torch._C._cuda_getCurrentRawStream = lambda device: 0
-    GraphLowering.save_output_code = staticmethod(save)
-    torch._inductor.config.fx_graph_cache = torch._functorch.config.enable_autograd_cache = False
-    torch._inductor.config.shape_padding = False  # it computes on the device
-    torch._functorch.config.force_non_lazy_backward_lowering = True
     torch.use_deterministic_algorithms(True)
 
     def head(x, weight, targets):
@@ -57,20 +35,13 @@ PROGRAM = """
     found = {}
     for function in (head, tied, rolled):
         for pads in ("on", "off"):
-            codes.clear()
-            torch._dynamo.reset()
             dash_inductor.config.pad_gemm = pads
             with FakeTensorMode():
                 x, weight = (
                     torch.empty(n, 768, device="cuda", dtype=torch.bfloat16).requires_grad_() for n in (4096, 50257)
                 )
                 targets = torch.empty(4096, device="cuda", dtype=torch.int64)
-                try:
-                    torch.compile(function, dynamic=False)(x, weight, targets)
-                except Exception:
-                    if len(codes) < 2:
-                        raise
-            found[f"{function.__name__} {pads}"] = list(codes)
+                found[f"{function.__name__} {pads}"] = codes(function, x, weight, targets)
     print(json.dumps(found))
 """
 
