@@ -84,7 +84,7 @@ class Problem:
         p = self.plain
         dropout = how.pop("dropout", DropoutArguments.of(self.dropout, [self.seed]))
         call = forward_call_of(p.mask, p.scale, self.data, dropout)
-        call = replace(call, logsumexp=how.pop("logsumexp", False))
+        call = dataclasses.replace(call, logsumexp=how.pop("logsumexp", False))
         return launch.forward(p.q, p.k, p.v, call, self.data, dropout, **how)
 
     def kept(self) -> Tensor:
