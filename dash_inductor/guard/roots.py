@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from ..observers import phases
 
-STAGES = (phases.BUFFER, phases.GRADIENT, phases.PARAMETER, phases.OPTIMIZER_STATE)
-"""In the order in which a step makes them."""
+SETTING = "optimizer setting"
+"""The stage of what optimizers are told, such as learning rates."""
+
+STAGES = (phases.BUFFER, phases.GRADIENT, SETTING, phases.PARAMETER, phases.OPTIMIZER_STATE)
+"""In the order in which a step makes them, or uses them."""
 
 WHICH = 6
 """Digits of a root that say what its leaves are of: roots of different tensors cannot be compared."""

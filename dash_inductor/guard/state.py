@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ..observers import phases
 from ..observers.fingerprints.fingerprint import add_lanes, description, why_unseen
@@ -32,14 +33,14 @@ class Entry:
     Attributes:
         stage: `phases.PARAMETER`, `phases.OPTIMIZER_STATE`, `phases.GRADIENT` or `phases.BUFFER`.
         name: along the module path.
-        tensor: a reference to it.
+        tensor: gives it, as long as it is there.
         ranks: that must have the same bits; () if nobody has declared any.
         seen: whether it is known that it can be hashed.
     """
 
     stage: str
     name: str
-    tensor: weakref.ref[Tensor]
+    tensor: Callable[[], Tensor | None]
     ranks: tuple[int, ...]
     seen: bool = False
 
@@ -89,6 +90,7 @@ class State:
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._entries: dict[int, list[Entry]] = {}  # by optimizer
+        self._holders: dict[int, tuple[list[Entry], list[tuple[int, ...]]]] = {}  # by optimizer, with its entries
         self._after: tuple[int, int, list[Hashed]] | None = None
 
     @property
@@ -141,10 +143,20 @@ class State:
         for name, parameter in self.names.of_parameters(optimizer):
             found.append(Entry(phases.PARAMETER, name, weakref.ref(parameter), self.classes.of(parameter)))
             for key, value in state_of(optimizer, parameter).items():
-                ranks = self.classes.of(parameter, value)
+                is_counter = key == "step" and value.dim() == 0 and not isinstance(value, DTensor)
+                ranks = self.classes.holders(parameter) if is_counter else self.classes.of(parameter, value)
                 found.append(Entry(phases.OPTIMIZER_STATE, f"{name} {key}", weakref.ref(value), ranks))
         self._entries[id(optimizer)] = found
         return found
+
+    def holders(self, optimizer: torch.optim.Optimizer) -> list[tuple[int, ...]]:
+        """For each of an optimizer's groups of parameters, the ranks that update the same ones, or parts of them."""
+        entries, groups = self.optimizer_entries(optimizer), optimizer.param_groups
+        known = self._holders.get(id(optimizer))
+        if known is None or known[0] is not entries or len(known[1]) != len(groups):
+            ranks = [max(map(self.classes.holders, group["params"]), key=len, default=()) for group in groups]
+            known = self._holders[id(optimizer)] = entries, ranks
+        return known[1]
 
     def gradients(self, optimizer: torch.optim.Optimizer) -> list[Entry]:
         """Gradients of an optimizer's parameters, where there are any."""

@@ -144,6 +144,28 @@ def settings_of_the_step(factor: float) -> Plant:
     return plant
 
 
+def other_setting(run: Run, now: str, stack: ExitStack) -> Fact | None:
+    """A rank decays its weights otherwise from now on."""
+    if now == "begin" and run.here:
+        run.optimizer.param_groups[0]["weight_decay"] *= 1.5
+        return {"tensor": ""}
+    return None
+
+
+def forgotten_step(run: Run, now: str, stack: ExitStack) -> Fact | None:
+    """A counter of steps stays behind, while the optimizer steps: before anybody can look."""
+    if now != "begin" or not run.here:
+        return None
+    draw, *_ = _drawn(run)
+    name, parameter = draw.choice([pair for pair in run.model.named_parameters() if pair[1] in run.optimizer.state])
+
+    def done(*_: Any) -> None:
+        run.optimizer.state[parameter]["step"] -= 1
+
+    stack.callback(run.optimizer.register_step_post_hook(done).remove)
+    return {"tensor": f"optimizer state {name} step"}
+
+
 def reduction(run: Run, now: str, stack: ExitStack) -> Fact | None:
     """The result of a reduction is wrong on one rank: when the backward ends, before anybody can look."""
     if now != "begin" or not run.here:
@@ -278,6 +300,8 @@ KINDS = {
     "skipped update": Kind(
         settings_of_the_step(0.0), ALL, ("bits",), tie=("hsdp",), unseen=("fsdp",), without=REPLICAS
     ),
+    "other setting": Kind(other_setting, ALL, ("bits",), without=REPLICAS),
+    "step not counted": Kind(forgotten_step, ALL, ("bits", "replay"), without=("every", "replay")),
     "gathered": Kind(wrong_copy, ("fsdp", "hsdp"), ("door",), without=("doors", "replay", "roll_call")),
     "forward": Kind(computed("activation", INNER), ALL, ("replay",), without=REPLAY),
     "embedding": Kind(computed("activation", ("emb",)), ALL, ("replay",), without=REPLAY),

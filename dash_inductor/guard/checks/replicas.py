@@ -1,5 +1,5 @@
-"""Tensors that several ranks must have with equal bits: gradients after their reduction, parameters, optimizer state,
-buffers that are broadcast.
+"""What several ranks must have with equal bits: gradients after their reduction, parameters, optimizer state, buffers
+that are broadcast, and what optimizers are told, which is shared where everything else is divided among ranks.
 
 Each step sends one root of each stage and class of ranks, for the last four steps, below 1 KB.  The monitor asks for
 what is below a root if roots differ.  Classes that a program does not declare are learned by the monitor, from short
@@ -21,8 +21,9 @@ from ..check import Check, Host
 from ..class_names import LEARNED, LENGTH, members, spelled
 from ..classes import broadcast_buffers
 from ..digests import Arriving, Labels, Leaves, Queue, Ring, short
+from ..hyperparameters import Hyperparameters
 from ..messages import Message
-from ..roots import STAGES, VALUE
+from ..roots import SETTING, STAGES, VALUE
 from ..state import Entry, Hashed, State
 
 SENT = 4
@@ -54,7 +55,7 @@ class Replicas(Check):
     def __init__(self, rank: Host, every: int = 1, **settings: Any) -> None:
         super().__init__(rank)
         self._state, self._every = State.of(rank), every
-        self._queue = Queue()
+        self._hyperparameters, self._queue = Hyperparameters(self._state), Queue()
         self._parts: list[Hashed] = []  # of the present step
         self.kept: list[Hashed] | None = None
         self._ring = Ring()
@@ -90,9 +91,9 @@ class Replicas(Check):
             self._keep(self._state.hash(self.name, wanted))
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Parameters and state are new."""
+        """Parameters and state are new, by settings that are still there."""
         if self._on():
-            self._keep(self._state.after(optimizer))
+            self._keep(self._state.after(optimizer) + self._hyperparameters.of(self.name, optimizer))
 
     def step_done(self, step: int) -> None:
         """All of the step has been hashed; send it as soon as it has arrived."""
@@ -143,7 +144,7 @@ class Replicas(Check):
         """The class of an entry; LEARNED alone while it is not known; "" if it has none."""
         if len(entry.ranks) > 1:
             return _spelled(entry.ranks)
-        if entry.ranks or self.rank.world < 2:
+        if entry.ranks or self.rank.world < 2 or entry.stage == SETTING:
             return ""
         return self._learned.get((entry.stage, entry.name)) or (LEARNED if self._learning > 0 else "")
 
