@@ -294,12 +294,8 @@ KINDS = {
         stepped("optimizer state", moments), ALL, ("bits", "replay"), tie=("hsdp",), unseen=("fsdp",),
         without=("every", "replay"),
     ),
-    "learning rate": Kind(
-        settings_of_the_step(1.5), ALL, ("bits",), tie=("hsdp",), unseen=("fsdp",), without=REPLICAS
-    ),
-    "skipped update": Kind(
-        settings_of_the_step(0.0), ALL, ("bits",), tie=("hsdp",), unseen=("fsdp",), without=REPLICAS
-    ),
+    "learning rate": Kind(settings_of_the_step(1.5), ALL, ("bits",), without=REPLICAS),
+    "skipped update": Kind(settings_of_the_step(0.0), ALL, ("bits",), without=REPLICAS),
     "other setting": Kind(other_setting, ALL, ("bits",), without=REPLICAS),
     "step not counted": Kind(forgotten_step, ALL, ("bits", "replay"), without=("every", "replay")),
     "gathered": Kind(wrong_copy, ("fsdp", "hsdp"), ("door",), without=("doors", "replay", "roll_call")),
@@ -312,7 +308,7 @@ KINDS = {
     ),
     "backward": Kind(computed("gradient of activation", INNER), ALL, ("replay",), without=REPLAY),
     "local gradient": Kind(computed("local gradient", INNER), ALL, ("replay",), without=REPLAY),
-    "input": Kind(other_input, ALL, (), unseen=ALL),
+    "input": Kind(other_input, ALL, ("bits",), unseen=("ddp", "fsdp", "hsdp", "replicate"), without=REPLICAS),
     "defect of forward": Kind(
         computed("activation", INNER, True), ALL, ("roll_call",), without=CALLS, later=4, persists=True
     ),

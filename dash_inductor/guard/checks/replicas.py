@@ -1,7 +1,7 @@
 """What several ranks must have with equal bits: gradients after their reduction, parameters, optimizer state, buffers
 that are broadcast, and what optimizers are told, which is shared where everything else is divided among ranks.
 
-Each step sends one root of each stage and class of ranks, for the last four steps, below 1 KB.  The monitor asks for
+Each step sends one root of each stage and class of ranks, for the last four steps or fewer, below 1 KB.  The monitor asks for
 what is below a root if roots differ.  Classes that a program does not declare are learned by the monitor, from short
 digests of undeclared tensors in the first steps.
 """
@@ -27,7 +27,10 @@ from ..roots import SETTING, STAGES, VALUE
 from ..state import Entry, Hashed, State
 
 SENT = 4
-"""Steps whose roots each message has."""
+"""Steps whose roots each message has, at most."""
+
+ROOTS = 36
+"""Roots of a message at most, if it has those of more than one step: below 1 KB."""
 
 CLASSES = 6
 """Classes of a rank at most."""
@@ -193,8 +196,10 @@ class Replicas(Check):
         for of in classes[CLASSES:]:
             self.rank.coverage.unseen(self.name, f"class {of}: {CLASSES} others are compared")
         body: dict[str, dict[str, list[str]]] = {}
+        count = sum(key[0] == "root" for key in kept)
+        steps = min(SENT, max(1, ROOTS // max(1, count)))
         for of in classes[:CLASSES]:
-            for number in range(max(1, step - (SENT - 1) * self._every), step + 1, self._every):
+            for number in range(max(1, step - (steps - 1) * self._every), step + 1, self._every):
                 roots = [self._ring.get(number, ("root", of, stage)) or "" for stage in STAGES]
                 if any(roots):
                     body.setdefault(of, {})[str(number)] = roots

@@ -162,9 +162,10 @@ class Replicas(Judge):
             if stage == SETTING:
                 self._compare_settings(_Case(of, step, stage, ordered, now), here, everyone)
             elif len(ordered) > 1:
-                odd, known = set(_odd(ordered)), [*self._apart.values(), *self._told_apart.values()]
-                self._apart[of] = odd
-                if not odd <= set().union(*known):  # else it is an effect of what is known
+                known = set().union(*self._apart.values(), *self._told_apart.values())
+                effect = _known_odd(ordered, known)
+                self._apart[of] = effect or set(_odd(ordered))
+                if not effect:
                     self._open(_Case(of, step, stage, ordered, now))
                 return
         if everyone:
@@ -222,7 +223,8 @@ class Replicas(Judge):
             if case.agreed and found and set(ranks) <= named_:
                 continue  # another class shows the same ranks
             named_ |= set(ranks) if case.agreed else set()
-            found.append(self._finding(case, ranks, how))
+            found.append(finding := self._finding(case, ranks, how))
+            self.heed(finding, now)  # it may decide the next one
         return found
 
     def _descend(self, case: _Case, now: float) -> None:
@@ -299,6 +301,16 @@ def _are_all(finding: Finding) -> bool:
 def _odd(groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """The ranks outside of the majority; all of them, if there is none."""
     return tuple(sorted(rank for group in (groups[1:] if _is_majority(groups) else groups) for rank in group))
+
+
+def _known_odd(groups: Sequence[tuple[int, ...]], known: set[int]) -> set[int]:
+    """The ranks outside of the majority, or of all groups but one, if they are known to differ; else nobody."""
+    odd = set(_odd(groups))
+    if odd <= known or _is_majority(groups):
+        return odd if odd <= known else set()
+    sides = [set(group) for group in groups]
+    there = [side for side in sides if side <= known]
+    return set().union(*there) if len(there) == len(sides) - 1 else set()
 
 
 def _is_majority(groups: Sequence[tuple[int, ...]]) -> bool:
