@@ -1,7 +1,8 @@
 """What optimizers are told: learning rates and other settings of their groups of parameters.
 
-All ranks that update parts of the same parameters must have them alike, also where no two ranks have the same part.
-Numbers and texts are hashed here; tensors, such as a learning rate that lies on a GPU, as all state is.
+All ranks that update parts of the same parameters must have them alike, also where no two ranks have the same part, and
+must update them behind equally many reductions of gradients.  Numbers and texts are hashed here; tensors, such as a
+learning rate that lies on a GPU, as all state is.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from torch import Tensor
 from ..observers.fingerprints.sizes import LANES
 from .roots import SETTING
 from .state import Entry, Hashed, State
+
+REDUCTIONS = "reductions before its step"
+"""The name of their count."""
 
 GROUPS = 256
 """Groups of parameters of an optimizer that are looked at, at most."""
@@ -42,7 +46,7 @@ class Hyperparameters:
         self._kinds: dict[str, int] = {}
 
     def of(self, check: str, optimizer: torch.optim.Optimizer) -> list[Hashed]:
-        """What is hashed of an optimizer's settings; never waits for a device.
+        """What is hashed of the settings of an optimizer that has just stepped; never waits for a device.
 
         Args:
             check: which one counts what is not looked at.
@@ -65,13 +69,16 @@ class Hyperparameters:
     def _settings(self, check: str, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
         """Name, value and the ranks that must have it, of each setting."""
         kind = self._names.get(optimizer) or self._named(optimizer)
-        groups = optimizer.param_groups
+        groups, holders = optimizer.param_groups, self._state.holders(optimizer)
         if len(groups) > GROUPS:
             self._state.rank.coverage.unseen(check, f"settings of groups of parameters beyond {GROUPS}")
-        for number, (group, ranks) in enumerate(zip(groups[:GROUPS], self._state.holders(optimizer), strict=False)):
+        for number, (group, ranks) in enumerate(zip(groups[:GROUPS], holders, strict=False)):
             for key in sorted(group, key=str):
                 if key not in _NOT_TOLD:
                     yield f"{kind}.{number} {key}", group[key], ranks
+        ranks = max(holders, key=len, default=())
+        if count := self._state.reductions[ranks]:
+            yield f"{kind} {REDUCTIONS}", count, ranks
 
     def _named(self, optimizer: torch.optim.Optimizer) -> str:
         kind = type(optimizer).__name__
@@ -88,7 +95,7 @@ def _content(value: Any) -> str | None:
     """A setting as a text that is another one for every other value; None for what has no such text."""
     if value is None or isinstance(value, bool):
         return str(value)
-    if isinstance(value, numbers.Real):
+    if isinstance(value, (float, int, numbers.Real)):  # the first two are known at once
         try:
             return float(value).hex()
         except OverflowError:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from ..observers import phases
 
 SETTING = "optimizer setting"
-"""The stage of what optimizers are told, such as learning rates."""
+"""The stage of what optimizers are told, such as learning rates, and of how many reductions come before a step."""
 
-STAGES = (phases.BUFFER, phases.GRADIENT, SETTING, phases.PARAMETER, phases.OPTIMIZER_STATE)
-"""In the order in which a step makes them, or uses them."""
+STAGES = (SETTING, phases.BUFFER, phases.GRADIENT, phases.PARAMETER, phases.OPTIMIZER_STATE)
+"""In the order in which a step makes them; what it is told comes first."""
 
 WHICH = 6
 """Digits of a root that say what its leaves are of: roots of different tensors cannot be compared."""

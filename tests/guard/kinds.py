@@ -152,6 +152,15 @@ def other_setting(run: Run, now: str, stack: ExitStack) -> Fact | None:
     return None
 
 
+def missed_update(run: Run, now: str, stack: ExitStack) -> Fact | None:
+    """A rank does not call its optimizer."""
+    if now == "begin" and run.here:
+        stack.callback(delattr, run.optimizer, "step")
+        run.optimizer.step = lambda closure=None: None  # type: ignore[method-assign]
+        return {"tensor": ""}
+    return None
+
+
 def forgotten_step(run: Run, now: str, stack: ExitStack) -> Fact | None:
     """A counter of steps stays behind, while the optimizer steps: before anybody can look."""
     if now != "begin" or not run.here:
@@ -298,6 +307,7 @@ KINDS = {
     "skipped update": Kind(settings_of_the_step(0.0), ALL, ("bits",), without=REPLICAS),
     "other setting": Kind(other_setting, ALL, ("bits",), without=REPLICAS),
     "step not counted": Kind(forgotten_step, ALL, ("bits", "replay"), without=("every", "replay")),
+    "missed update": Kind(missed_update, ALL, ("bits", "door"), without=("every", "doors"), later=1),
     "gathered": Kind(wrong_copy, ("fsdp", "hsdp"), ("door",), without=("doors", "replay", "roll_call")),
     "forward": Kind(computed("activation", INNER), ALL, ("replay",), without=REPLAY),
     "embedding": Kind(computed("activation", ("emb",)), ALL, ("replay",), without=REPLAY),

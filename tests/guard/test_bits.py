@@ -32,7 +32,7 @@ def marked(things: Iterable[Any], quick: Container[Any]) -> list[Any]:
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """All trials that are wanted, by name, of one set of processes."""
     full = any(item.path == request.path and item.get_closest_marker("full") for item in request.session.items)
-    short = {"steps": 6, "step": 3}
+    short = {"steps": 6, "step": 4}  # settings have been agreed on by then
     trials = {f"{mode} clean": Trial(mode, steps=6) for mode in (MODES if full else QUICK_MODES)}
     for number, (mode, kind) in enumerate(FAULTS):
         if full or (mode, kind) in QUICK:

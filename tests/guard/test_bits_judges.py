@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from dash_inductor.guard.findings import Finding
 from dash_inductor.guard.judge import Job
 from dash_inductor.guard.judges.doors import _held
 from dash_inductor.guard.judges.promises import AGREED
+from dash_inductor.guard.judges.verdicts import independent
 from dash_inductor.guard.messages import Message, decode
 from dash_inductor.guard.roots import SETTING, STAGES, WHICH
 
@@ -239,6 +241,13 @@ def test_what_an_optimizer_was_told_explains_what_two_copies_have(pair_first: bo
         court.turn(30.0)
     assert {finding.ranks for finding in court.found} == {(0,)}
     assert court.found[0].stage == SETTING
+
+
+def test_what_an_optimizer_was_told_is_no_fact_about_a_machine() -> None:
+    told = Finding("bits", "suspect", "", ranks=(1,), step=7, stage=SETTING, groups=((0, 2, 3), (1,)))
+    door = Finding("door", "suspect", "", ranks=(1,), step=7, stage="gradient")
+    assert not independent(told, door)
+    assert independent(replace(told, stage="gradient"), door)
 
 
 def test_of_two_copies_one_that_is_known_to_differ_explains_it() -> None:

@@ -35,7 +35,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from dash_inductor.guard import all_checks, all_judges
+from dash_inductor.guard import all_checks, all_judges, lonely
 from dash_inductor.guard.channel import Local
 from dash_inductor.guard.check import Check
 from dash_inductor.guard.checks import roll_call
@@ -64,6 +64,7 @@ OFF = {"replay": 0, "roll_call": 0}
 """What needs all ranks at the same place is not a part of a trial by default."""
 
 roll_call.AGREE = 2  # a trial has few steps
+lonely.USUAL, lonely.EXTRA = 4.0, 2.0  # and they are short
 
 
 class Attention(nn.Module):
@@ -306,7 +307,7 @@ def _clip(parameters: Sequence[Tensor]) -> None:
 
 
 class Updates:
-    """How a program updates: by one or two optimizers, with a schedule, or by a scaler of losses that overflows once."""
+    """How a program updates: by one or two optimizers, with a schedule, or by a scaler that overflows once."""
 
     def __init__(self, trial: Trial, number: int, trained: list[Tensor]) -> None:
         variant = trial.variant

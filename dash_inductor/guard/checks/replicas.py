@@ -1,9 +1,9 @@
 """What several ranks must have with equal bits: gradients after their reduction, parameters, optimizer state, buffers
 that are broadcast, and what optimizers are told, which is shared where everything else is divided among ranks.
 
-Each step sends one root of each stage and class of ranks, for the last four steps or fewer, below 1 KB.  The monitor asks for
-what is below a root if roots differ.  Classes that a program does not declare are learned by the monitor, from short
-digests of undeclared tensors in the first steps.
+Each step sends one root of each stage and class of ranks, for the last four steps or fewer, below 1 KB.  The monitor
+asks for what is below a root if roots differ.  Classes that a program does not declare are learned by the monitor, from
+short digests of undeclared tensors in the first steps.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class Replicas(Check):
     def step_began(self, step: int) -> None:
         """Send what has arrived; what is left of a step that was skipped is not sent."""
         self._parts = []
+        self._state.reductions.clear()
         self._queue.poll()
 
     def module_begins(self, module: nn.Module) -> None:

@@ -35,7 +35,7 @@ _AT_ONCE = 8192  # ranks after whose roots a judgement ends; the next one is a f
 _WAITING = 64  # steps of classes that may wait for it
 _AHEAD = 8  # steps of a class that have been compared behind one that is incomplete
 _REMEMBERED = 256  # steps
-_ADVICE = "Look at what sets it on this rank: schedulers must step by numbers that all ranks have."
+_ADVICE = "Look at what sets it there: all ranks must update in the same steps, and schedule by what all of them have."
 _ASKED = 2  # ranks of each group
 _GROUPS = 3
 
@@ -289,8 +289,9 @@ class Replicas(Judge):
                 sentence += ", and other checks accuse it too"
         if not case.agreed:
             return Finding("bits", "note", f"{sentence}, from the beginning", ranks=ranks, cause="program", **common)
-        advice = _ADVICE if case.stage == SETTING else ""
-        return Finding("bits", "suspect", sentence, advice, ranks, **common)
+        if case.stage == SETTING:
+            return Finding("bits", "suspect", sentence, _ADVICE, ranks, cause="program", **common)
+        return Finding("bits", "suspect", sentence, ranks=ranks, **common)
 
 
 def _are_all(finding: Finding) -> bool:
