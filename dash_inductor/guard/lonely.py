@@ -19,6 +19,7 @@ EXTRA = 10.0
 USUAL = 60.0
 """The same where it has as many as others: the backward may be compiled meanwhile."""
 
+_TICK = 0.5  # seconds
 _WHY = "this rank trained on where it used to update, and nothing happened for {:.0f} s"
 
 
@@ -64,7 +65,7 @@ class Lonely:
         self._done.set()
 
     def _watch(self) -> None:
-        while not self._done.wait(0.5):
+        while not self._done.wait(_TICK):
             if self._updates or not 0 < self._most <= self._count:
                 continue
             patience = max(EXTRA if self._count > self._most else USUAL, 4 * self._seconds)
