@@ -19,11 +19,8 @@ import torch
 from torch import Tensor
 
 from ..observers.fingerprints.sizes import LANES
-from .roots import SETTING
+from .roots import REDUCTIONS, SETTING
 from .state import Entry, Hashed, State
-
-REDUCTIONS = "reductions before its step"
-"""The name of their count."""
 
 GROUPS = 256
 """Groups of parameters of an optimizer that are looked at, at most."""

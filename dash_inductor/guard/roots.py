@@ -7,6 +7,9 @@ from ..observers import phases
 SETTING = "optimizer setting"
 """The stage of what optimizers are told, such as learning rates, and of how many reductions come before a step."""
 
+REDUCTIONS = "reductions before its step"
+"""The name of their count, behind that of the optimizer."""
+
 STAGES = (SETTING, phases.BUFFER, phases.GRADIENT, phases.PARAMETER, phases.OPTIMIZER_STATE)
 """In the order in which a step makes them; what it is told comes first."""
 

@@ -16,7 +16,7 @@ from dash_inductor.guard.judges.doors import _held
 from dash_inductor.guard.judges.promises import AGREED
 from dash_inductor.guard.judges.verdicts import independent
 from dash_inductor.guard.messages import Message, decode
-from dash_inductor.guard.roots import SETTING, STAGES, WHICH
+from dash_inductor.guard.roots import REDUCTIONS, SETTING, STAGES, WHICH
 
 
 class Court:
@@ -321,6 +321,20 @@ def test_what_was_gathered_is_what_the_owners_hold(wrong: dict[int, tuple[int, .
     found = court.turn()
     assert [each.ranks for each in found] == ([named] if named else [])
     assert all((each.kind, each.step) == ("door", 6) for each in found)
+
+
+@pytest.mark.parametrize("tensor", [f"SGD {REDUCTIONS}", "SGD.0 lr"])
+def test_ranks_that_count_steps_differently_are_not_compared_step_by_step(tensor: str) -> None:
+    court = Court(4)
+    told = Finding("bits", "suspect", "", ranks=(1,), step=5, stage=SETTING, tensor=tensor, groups=((0, 2, 3), (1,)))
+    for judge in court.judges:
+        judge.heed(told, 0.0)
+    for rank in range(4):
+        court.hear(Message("doors", rank, 6, {"groups": {"0-3": {"6": [_held(["f" * 32] * 4), f"{rank:032x}"]}}}))
+        court.hear(Message("wires", rank, 6, {"wires": {"all_reduce 0-3": {"6": [str(rank == 1), ""]}}}))
+    court.turn()
+    court.turn(60.0)
+    assert {finding.kind for finding in court.found} == (set() if REDUCTIONS in tensor else {"door"})
 
 
 def learn(rank: int, step: int, values: dict[str, str]) -> Message:

@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Literal
 
-from ..roots import WHICH
+from ..findings import Finding
+from ..roots import REDUCTIONS, SETTING, WHICH
 
 AGREED = 2
 """Steps in which all ranks of a class must have been equal first."""
 
 _KNOWN = 1 << 12  # classes and sets of settings
 _NEVER = -1
+
+PARTED = "ranks count steps differently, since one has not updated with the others"
+"""Why what belongs to one step of all ranks is not compared any more."""
 
 Promise = Literal["kept", "broken", "none", "never"]
 
@@ -48,3 +52,8 @@ class Promises:
             self._steps[key] = _NEVER
             return "never"
         return "broken" if steps == AGREED else "none"
+
+
+def parts(finding: Finding) -> bool:
+    """Whether ranks do not update in the same steps, so that they count steps differently from now on."""
+    return finding.severity != "note" and finding.stage == SETTING and finding.tensor.endswith(REDUCTIONS)
