@@ -41,6 +41,7 @@ class Kind:
         without: settings that switch off what finds it.
         later: steps after the fault in which it may be found.
         persists: it strikes at every execution from its step on.
+        parts: ranks cannot meet any more, so that checks in which they do are off.
     """
 
     plant: Plant
@@ -51,6 +52,7 @@ class Kind:
     without: tuple[str, ...] = ()
     later: int = 0
     persists: bool = False
+    parts: bool = False
 
 
 def _drawn(run: Run) -> tuple[random.Random, int, int]:
@@ -307,7 +309,9 @@ KINDS = {
     "skipped update": Kind(settings_of_the_step(0.0), ALL, ("bits",), without=REPLICAS),
     "other setting": Kind(other_setting, ALL, ("bits",), without=REPLICAS),
     "step not counted": Kind(forgotten_step, ALL, ("bits", "replay"), without=("every", "replay")),
-    "missed update": Kind(missed_update, ALL, ("bits", "door"), without=("every", "doors"), later=1),
+    "missed update": Kind(
+        missed_update, ALL, ("bits", "door"), without=("every", "doors"), later=1, parts=True
+    ),
     "gathered": Kind(wrong_copy, ("fsdp", "hsdp"), ("door",), without=("doors", "replay", "roll_call")),
     "forward": Kind(computed("activation", INNER), ALL, ("replay",), without=REPLAY),
     "embedding": Kind(computed("activation", ("emb",)), ALL, ("replay",), without=REPLAY),
