@@ -2,8 +2,9 @@
 
 Meetings of the guard lie in steps, and a step ends with an update.  A rank whose program skips an update by itself
 counts one step less than the others: they wait for it in a meeting, and it waits for them in a collective of the
-training.  Such a rank has begun all forwards of a step, or even more, and then neither updates nor does anything else.
-It ends its group: the others get an error at once, and all go on without what needs meetings (Note [No deadlock]).
+training.  Such a rank has begun all forwards of a step, or even more, and then neither updates nor does anything else;
+or a step of it has had more forwards than any before, and nothing happens before ranks have met again.  It ends its
+group: the others get an error at once, and all go on without what needs meetings (Note [No deadlock]).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Lonely:
         self._seconds, self._began = 0.0, time.monotonic()  # of the last step
         self._latest = self._began  # event of the training
         self._updates = False
+        self._doubt = -1  # meetings before the last step with more forwards than any before
         self._done = threading.Event()
 
     def start(self) -> None:
@@ -55,9 +57,12 @@ class Lonely:
         self._updates = True
 
     def step_done(self) -> None:
-        """The rank has updated, or has skipped an update as all others have."""
-        now = time.monotonic()
-        self._seconds, self._began = now - self._began, now
+        """An optimizer has stepped, or all ranks have skipped an update."""
+        now = self._latest = time.monotonic()
+        if self._count:
+            self._seconds, self._began = now - self._began, now
+        if 0 < self._most < self._count:
+            self._doubt = self._group.meetings
         self._most, self._count, self._updates = max(self._most, self._count), 0, False
 
     def close(self) -> None:
@@ -66,7 +71,8 @@ class Lonely:
 
     def _watch(self) -> None:
         while not self._done.wait(_TICK):
-            if self._updates or not 0 < self._most <= self._count:
+            begun, doubtful = 0 < self._most <= self._count, self._doubt == self._group.meetings
+            if self._updates or not (begun or doubtful):
                 continue
             patience = max(EXTRA if self._count > self._most else USUAL, 4 * self._seconds)
             if time.monotonic() - self._latest > patience:

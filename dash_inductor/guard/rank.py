@@ -109,6 +109,7 @@ class Rank(Observer):
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped."""
         self._stepped.add(id(optimizer))
+        self._lonely.step_done()
         self._show(lambda check: check.after_optimizer(optimizer))
 
     def scaler_updated(self) -> None:
@@ -163,7 +164,6 @@ class Rank(Observer):
         if not self._stepped:
             return
         self._show(lambda check: check.step_done(self.step))
-        self._lonely.step_done()
         self._depth = 0
         self._stepped.clear()
         self._numbers.advance()
