@@ -70,6 +70,13 @@ class Classes:
                 self._groups[parameter] = (dist.get_rank(),)
         return bool(alone)
 
+    def holders(self, parameter: Tensor) -> tuple[int, ...]:
+        """The ranks that update a parameter, or parts of it, in the same way; () if that is not declared."""
+        ranks: tuple[int, ...] | None = self._groups.get(parameter)
+        if ranks is None:
+            return holders(parameter) if isinstance(parameter, DTensor) else ()
+        return ranks
+
     def _add(self, replica: DistributedDataParallel) -> None:
         ranks = tuple(dist.get_process_group_ranks(replica.process_group))
         for name, parameter in replica.module.named_parameters():
@@ -92,6 +99,11 @@ class Classes:
         declared = replicas(placed)
         # A mesh that is a part of the world does not say what ranks outside of it have.
         return declared if len(declared) > 1 or placed.device_mesh.size() == dist.get_world_size() else ()
+
+
+def holders(tensor: DTensor) -> tuple[int, ...]:
+    """The ranks that hold parts of a tensor: all of its mesh."""
+    return tuple(sorted(tensor.device_mesh.mesh.flatten().tolist()))
 
 
 def replicas(tensor: DTensor) -> tuple[int, ...]:

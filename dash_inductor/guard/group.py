@@ -38,10 +38,11 @@ class Group:
 
     Attributes:
         settings: what all ranks must have set alike.
+        meetings: of all ranks, up to now.
     """
 
     def __init__(self) -> None:
-        self.settings = ""
+        self.settings, self.meetings = "", 0
         self._exchange = Exchange()
         self._opened, self._ended = False, ""
         self._group: Any = None
@@ -87,6 +88,7 @@ class Group:
         if self._alone():
             return [list(numbers)]
         rows: list[list[int]] = self._exchange.gather(torch.tensor(numbers, dtype=torch.int64), self._group).tolist()
+        self.meetings += 1
         return rows
 
     def gather_padded(self, numbers: Sequence[int]) -> list[list[int]]:
@@ -104,6 +106,7 @@ class Group:
         if self._alone():
             return list(numbers)
         found: list[int] = self._exchange.highest(torch.tensor(numbers, dtype=torch.int64), self._group).tolist()
+        self.meetings += 1
         return found
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from .channel import Channel
 from .check import Check
 from .coverage import Coverage
 from .group import Group
+from .lonely import Lonely
 from .messages import Message
 
 log = logging.getLogger("dash_inductor")
@@ -46,6 +47,7 @@ class Rank(Observer):
         self.checks: list[Check] = []
         self._stepped: set[int] = set()
         self._begun = self._met = False
+        self._lonely, self._depth = Lonely(self.group), 0
 
     @property
     def step(self) -> int:
@@ -69,6 +71,7 @@ class Rank(Observer):
         if self in active.observers:
             active.observers.remove(self)
             self._finish_step()
+            self._lonely.close()
             for check in self.checks:
                 self._safely(check, check.close)
             self.group.close()
@@ -81,16 +84,23 @@ class Rank(Observer):
         if has_uneven_inputs(module):
             self._go_alone("a model trains with uneven inputs, so that ranks make different numbers of steps")
         self._begin()
+        if self._depth == 0 and torch.is_grad_enabled():
+            self._lonely.forward_begins()
+        self._depth += 1
+        self._lonely.event()
         self._show(lambda check: check.module_begins(module))
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
         """The forward of a module has ended."""
+        self._depth = max(0, self._depth - 1)
+        self._lonely.event()
         self._show(lambda check: check.module_ended(module, result))
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step."""
         if id(optimizer) in self._stepped:
             self._finish_step()
+        self._lonely.updates()
         self._numbers.see(optimizer)
         self._begin()
         self._meet()
@@ -99,12 +109,14 @@ class Rank(Observer):
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped."""
         self._stepped.add(id(optimizer))
+        self._lonely.step_done()
         self._show(lambda check: check.after_optimizer(optimizer))
 
     def scaler_updated(self) -> None:
         """A scaler of losses ends a step: if no optimizer has stepped, it was skipped, and nothing of it is checked."""
         self._show(lambda check: check.scaler_updated())
         if not self._stepped and self._begun:
+            self._lonely.step_done()
             self._numbers.advance()
             self._begun = False
 
@@ -133,6 +145,8 @@ class Rank(Observer):
         why = self.group.open()
         if why:
             self._go_alone(why)
+        elif self.world > 1:
+            self._lonely.start()
 
     def _go_alone(self, why: str) -> None:
         """Ranks cannot meet any more: whatever needs that is off, and others that may wait are told."""
@@ -150,6 +164,7 @@ class Rank(Observer):
         if not self._stepped:
             return
         self._show(lambda check: check.step_done(self.step))
+        self._depth = 0
         self._stepped.clear()
         self._numbers.advance()
         self._begun = False

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from ..observers import phases
 from ..observers.fingerprints.fingerprint import add_lanes, description, why_unseen
@@ -16,7 +20,7 @@ from ..observers.fingerprints.fingerprint import local as local
 from ..observers.fingerprints.sizes import LANES
 from ..observers.names import Names, state_of, unwrapped
 from .check import Host
-from .classes import Classes
+from .classes import Classes, holders
 
 KNOWN = ((-1404056226935107027, 6370743676088349933),) * 4 + ((-7276202848976383095, 3568138712966937863),)
 """Lanes of the tensors of `known_lanes`, of which the first four are equal."""
@@ -32,14 +36,14 @@ class Entry:
     Attributes:
         stage: `phases.PARAMETER`, `phases.OPTIMIZER_STATE`, `phases.GRADIENT` or `phases.BUFFER`.
         name: along the module path.
-        tensor: a reference to it.
+        tensor: gives it, as long as it is there.
         ranks: that must have the same bits; () if nobody has declared any.
         seen: whether it is known that it can be hashed.
     """
 
     stage: str
     name: str
-    tensor: weakref.ref[Tensor]
+    tensor: Callable[[], Tensor | None]
     ranks: tuple[int, ...]
     seen: bool = False
 
@@ -81,14 +85,17 @@ class State:
     Attributes:
         names: of modules and parameters.
         classes: of ranks.
+        reductions: of gradients in this step, by the ranks of a DDP model, or of the mesh of a module of FSDP2.
     """
 
     def __init__(self, rank: Host) -> None:
         self._rank = weakref.ref(rank)
         self.names, self.classes = Names(), Classes()
+        self.reductions: Counter[tuple[int, ...]] = Counter()
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._entries: dict[int, list[Entry]] = {}  # by optimizer
+        self._holders: dict[int, tuple[list[Entry], list[tuple[int, ...]]]] = {}  # by optimizer, with its entries
         self._after: tuple[int, int, list[Hashed]] | None = None
 
     @property
@@ -119,6 +126,14 @@ class State:
         self._known.update(unwrapped(module).modules())
         self._known.add(module)
 
+    def counts(self, module: nn.Module) -> Callable[[], None]:
+        """What counts a reduction of a model's gradients, also when the check has ended that has asked for it."""
+        if isinstance(module, DistributedDataParallel):
+            ranks = tuple(dist.get_process_group_ranks(module.process_group))
+        else:
+            ranks = next((holders(each) for each in module.parameters() if isinstance(each, DTensor)), ())
+        return functools.partial(self.reductions.update, (ranks,))
+
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step, perhaps by gradients that were not reduced."""
         if self.classes.part(optimizer):
@@ -141,10 +156,23 @@ class State:
         for name, parameter in self.names.of_parameters(optimizer):
             found.append(Entry(phases.PARAMETER, name, weakref.ref(parameter), self.classes.of(parameter)))
             for key, value in state_of(optimizer, parameter).items():
-                ranks = self.classes.of(parameter, value)
+                is_counter = key == "step" and value.dim() == 0 and not isinstance(value, DTensor)
+                ranks = self.classes.holders(parameter) if is_counter else self.classes.of(parameter, value)
                 found.append(Entry(phases.OPTIMIZER_STATE, f"{name} {key}", weakref.ref(value), ranks))
         self._entries[id(optimizer)] = found
         return found
+
+    def holders(self, optimizer: torch.optim.Optimizer) -> list[tuple[int, ...]]:
+        """For each of an optimizer's groups of parameters, the ranks that update the same ones, or parts of them.
+
+        Call it behind `after`.
+        """
+        entries, groups = self._entries.get(id(optimizer), []), optimizer.param_groups
+        known = self._holders.get(id(optimizer))
+        if known is None or known[0] is not entries or len(known[1]) != len(groups):
+            ranks = [max(map(self.classes.holders, group["params"]), key=len, default=()) for group in groups]
+            known = self._holders[id(optimizer)] = entries, ranks
+        return known[1]
 
     def gradients(self, optimizer: torch.optim.Optimizer) -> list[Entry]:
         """Gradients of an optimizer's parameters, where there are any."""

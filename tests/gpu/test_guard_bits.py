@@ -15,10 +15,12 @@ from dash_inductor.guard import all_checks, all_judges
 from dash_inductor.guard.channel import Local
 from dash_inductor.guard.checks.replayed_update import ReplayedUpdate
 from dash_inductor.guard.findings import Finding
+from dash_inductor.guard.hyperparameters import Hyperparameters
 from dash_inductor.guard.judge import Job
 from dash_inductor.guard.judges.replay import ReplayJudge
 from dash_inductor.guard.monitor import Monitor
 from dash_inductor.guard.rank import Rank
+from dash_inductor.guard.state import Hashed, State
 from dash_inductor.observers.fingerprints.fingerprint import add_lanes
 
 pytestmark = pytest.mark.gpu
@@ -209,3 +211,26 @@ def test_parts_and_tensors_of_equal_size_have_the_lanes_of_the_cpu() -> None:
     add_lanes([device[t.storage_offset() : t.storage_offset() + t.numel()] for t in tensors], there, rows, words)
     assert torch.equal(here, there.cpu())
     assert torch.equal(here[0], here[1])
+
+
+def test_settings_on_a_gpu_are_hashed_without_a_wait(waits_are_errors: Callable[[], None]) -> None:
+    """A learning rate that lies on the device, as a program with CUDA graphs has it."""
+    rank = Rank(0, 1, Local().end(0))
+    hyperparameters = Hyperparameters(State.of(rank))
+    rate = torch.tensor(0.1, device="cuda")
+    optimizer = torch.optim.AdamW(model().parameters(), lr=rate, capturable=True, foreach=True)
+    kept: list[list[Hashed]] = [hyperparameters.of("bits", optimizer)]  # kernels are loaded
+    waits_are_errors()
+    for step in range(3):
+        if step == 2:
+            rate.mul_(2.0)
+        kept.append(hyperparameters.of("bits", optimizer))
+    torch.cuda.set_sync_debug_mode("default")
+    found = [
+        {e.name: row for part in parts for e, row in zip(part.entries, part.lanes.tolist(), strict=True)}
+        for parts in kept
+    ]
+    assert found[0] == found[1] == found[2]
+    assert {name for name in found[0] if found[3][name] != found[2][name]} == {"AdamW.0 lr"}
+    assert found[0]["AdamW.0 betas"]
+    assert {part.lanes.device.type for part in kept[0]} == {"cpu", "cuda"}

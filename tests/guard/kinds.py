@@ -41,6 +41,7 @@ class Kind:
         without: settings that switch off what finds it.
         later: steps after the fault in which it may be found.
         persists: it strikes at every execution from its step on.
+        parts: ranks cannot meet any more, so that checks in which they do are off.
     """
 
     plant: Plant
@@ -51,6 +52,7 @@ class Kind:
     without: tuple[str, ...] = ()
     later: int = 0
     persists: bool = False
+    parts: bool = False
 
 
 def _drawn(run: Run) -> tuple[random.Random, int, int]:
@@ -142,6 +144,37 @@ def settings_of_the_step(factor: float) -> Plant:
         return None
 
     return plant
+
+
+def other_setting(run: Run, now: str, stack: ExitStack) -> Fact | None:
+    """A rank decays its weights otherwise from now on."""
+    if now == "begin" and run.here:
+        run.optimizer.param_groups[0]["weight_decay"] *= 1.5
+        return {"tensor": ""}
+    return None
+
+
+def missed_update(run: Run, now: str, stack: ExitStack) -> Fact | None:
+    """A rank does not call its optimizer."""
+    if now == "begin" and run.here:
+        stack.callback(delattr, run.optimizer, "step")
+        run.optimizer.step = lambda closure=None: None  # type: ignore[method-assign]
+        return {"tensor": ""}
+    return None
+
+
+def forgotten_step(run: Run, now: str, stack: ExitStack) -> Fact | None:
+    """A counter of steps stays behind, while the optimizer steps: before anybody can look."""
+    if now != "begin" or not run.here:
+        return None
+    draw, *_ = _drawn(run)
+    name, parameter = draw.choice([pair for pair in run.model.named_parameters() if pair[1] in run.optimizer.state])
+
+    def done(*_: Any) -> None:
+        run.optimizer.state[parameter]["step"] -= 1
+
+    stack.callback(run.optimizer.register_step_post_hook(done).remove)
+    return {"tensor": f"optimizer state {name} step"}
 
 
 def reduction(run: Run, now: str, stack: ExitStack) -> Fact | None:
@@ -272,11 +305,12 @@ KINDS = {
         stepped("optimizer state", moments), ALL, ("bits", "replay"), tie=("hsdp",), unseen=("fsdp",),
         without=("every", "replay"),
     ),
-    "learning rate": Kind(
-        settings_of_the_step(1.5), ALL, ("bits",), tie=("hsdp",), unseen=("fsdp",), without=REPLICAS
-    ),
-    "skipped update": Kind(
-        settings_of_the_step(0.0), ALL, ("bits",), tie=("hsdp",), unseen=("fsdp",), without=REPLICAS
+    "learning rate": Kind(settings_of_the_step(1.5), ALL, ("bits",), without=REPLICAS),
+    "skipped update": Kind(settings_of_the_step(0.0), ALL, ("bits",), without=REPLICAS),
+    "other setting": Kind(other_setting, ALL, ("bits",), without=REPLICAS),
+    "step not counted": Kind(forgotten_step, ALL, ("bits", "replay"), without=("every", "replay")),
+    "missed update": Kind(
+        missed_update, ALL, ("bits", "door"), without=("every", "doors"), later=1, parts=True
     ),
     "gathered": Kind(wrong_copy, ("fsdp", "hsdp"), ("door",), without=("doors", "replay", "roll_call")),
     "forward": Kind(computed("activation", INNER), ALL, ("replay",), without=REPLAY),
@@ -288,7 +322,7 @@ KINDS = {
     ),
     "backward": Kind(computed("gradient of activation", INNER), ALL, ("replay",), without=REPLAY),
     "local gradient": Kind(computed("local gradient", INNER), ALL, ("replay",), without=REPLAY),
-    "input": Kind(other_input, ALL, (), unseen=ALL),
+    "input": Kind(other_input, ALL, ("bits",), unseen=("ddp", "fsdp", "hsdp", "replicate"), without=REPLICAS),
     "defect of forward": Kind(
         computed("activation", INNER, True), ALL, ("roll_call",), without=CALLS, later=4, persists=True
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from dash_inductor.guard.digests import Labels, Leaves
 from dash_inductor.guard.findings import Finding
 from dash_inductor.guard.judge import Job
 from dash_inductor.guard.judges.doors import _held
+from dash_inductor.guard.judges.promises import AGREED
+from dash_inductor.guard.judges.verdicts import independent
 from dash_inductor.guard.messages import Message, decode
-from dash_inductor.guard.roots import STAGES, WHICH
+from dash_inductor.guard.roots import REDUCTIONS, SETTING, STAGES, WHICH
 
 
 class Court:
@@ -144,7 +147,7 @@ def test_ranks_with_different_tensors_are_not_compared() -> None:
     """Optimizers that divide their state among replicas."""
     court = Court(4)
     for rank in range(4):
-        mine = [f"{0:06x}{9:016x}"] * 3 + [f"{rank:06x}{rank:016x}"]
+        mine = [f"{0:06x}{9:016x}"] * (len(STAGES) - 1) + [f"{rank:06x}{rank:016x}"]
         court.hear(Message("bits", rank, 3, {"roots": {"0-3": {"3": mine}}}))
     assert court.turn() == []
     assert court.asked() == []
@@ -163,6 +166,101 @@ def test_a_gap_is_unverified() -> None:
     unseen = court.job.coverage.to_dict()["bits"]["unseen"]
     assert unseen == {"roots of 1 of 4 ranks of a class have not come": 1}
     assert court.found == []
+
+
+def settings(rank: int, step: int, value: str = "", which: str = "0" * WHICH, of: str = "0-3") -> Message:
+    """Roots of what optimizers are told alone."""
+    mine = [which + (value or "5").rjust(16, "0") if stage == SETTING else "" for stage in STAGES]
+    return Message("bits", rank, step, {"roots": {of: {str(step): mine}}})
+
+
+def test_who_has_agreed_must_go_on_to_agree() -> None:
+    court = Court(4)
+    for step in range(1, AGREED + 1):
+        court.hear(*(settings(rank, step) for rank in range(4)))
+        assert court.turn() == []
+    court.hear(*(settings(rank, 3, "9" if rank == 1 else "") for rank in range(4)))
+    court.turn()
+    assert len(court.asked()) == 1
+    for rank in (0, 1, 2):
+        court.hear(leaves(rank, 3, {"SGD.0 lr": str(rank == 1), "SGD.0 momentum": "0"}, SETTING))
+    (found,) = court.turn()
+    assert (found.severity, found.ranks, found.stage, found.tensor) == ("suspect", (1,), SETTING, "SGD.0 lr")
+    assert found.advice
+    for step in (4, 5):  # known
+        court.hear(*(settings(rank, step, "9" if rank == 1 else "") for rank in range(4)))
+        assert court.turn() == []
+    court.hear(*(settings(rank, 6) for rank in range(4)))
+    court.hear(*(settings(rank, 7, "9" if rank == 3 else "") for rank in range(4)))
+    court.turn()
+    (found,) = court.turn(60.0)
+    assert (found.ranks, found.step) == ((3,), 7)
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_who_has_never_agreed_is_not_accused(first: int) -> None:
+    court = Court(4)
+    for step in range(1, first):
+        court.hear(*(settings(rank, step) for rank in range(4)))
+    for step in range(first, 6):
+        court.hear(*(settings(rank, step, str(step * rank)) for rank in range(4)))
+        court.turn()
+    (found,) = [*court.found, *court.turn(60.0)][:1]
+    assert (found.severity, found.cause, found.step) == ("note", "program", first)
+    assert [finding for finding in court.found if finding.severity != "note"] == []
+    assert len(court.found) == 1
+    assert "settings of optimizers that ranks have for themselves" in court.job.coverage.to_dict()["bits"]["unseen"]
+
+
+def test_other_settings_must_be_agreed_on_anew() -> None:
+    """A second optimizer steps for the first time in step 4, and is told something else on each rank."""
+    court = Court(4)
+    for step in range(1, 4):
+        court.hear(*(settings(rank, step) for rank in range(4)))
+    court.hear(*(settings(rank, 4, str(rank), "f" * WHICH) for rank in range(4)))
+    court.hear(*(settings(rank, 5, "", "ab"[rank % 2] * WHICH) for rank in range(4)))  # ranks have different ones
+    court.turn()
+    court.turn(60.0)
+    assert [finding.severity for finding in court.found] == ["note"]
+
+
+@pytest.mark.parametrize("pair_first", [True, False])
+def test_what_an_optimizer_was_told_explains_what_two_copies_have(pair_first: bool) -> None:
+    court = Court(4)
+    for step in range(1, 4):
+        wrong = "9" if step == 3 else ""
+        shards = [
+            roots(rank, step, wrong if rank == 0 else "", of="0,2" if rank % 2 == 0 else "1,3") for rank in range(4)
+        ]
+        told = [settings(rank, step, wrong if rank == 0 else "") for rank in range(4)]
+        court.hear(*(shards if pair_first else told))
+        court.turn()
+        court.hear(*(told if pair_first else shards))
+        court.turn()
+    for _ in range(3):
+        court.turn(30.0)
+    assert {finding.ranks for finding in court.found} == {(0,)}
+    assert court.found[0].stage == SETTING
+
+
+def test_what_an_optimizer_was_told_is_no_fact_about_a_machine() -> None:
+    told = Finding("bits", "suspect", "", ranks=(1,), step=7, stage=SETTING, groups=((0, 2, 3), (1,)))
+    door = Finding("door", "suspect", "", ranks=(1,), step=7, stage="gradient")
+    assert not independent(told, door)
+    assert independent(replace(told, stage="gradient"), door)
+
+
+def test_of_two_copies_one_that_is_known_to_differ_explains_it() -> None:
+    court = Court(4)
+    court.hear(*(roots(rank, 3, "bad" if rank == 2 else "", "optimizer state") for rank in range(4)))
+    court.hear(*(roots(rank, 4, "bad" if rank == 2 else "", of="0,2") for rank in (0, 2)))
+    for _ in range(3):
+        court.turn(30.0)
+    assert [finding.ranks for finding in court.found] == [(2,)]
+    court.hear(*(roots(rank, 5, "bad" if rank == 1 else "", of="1,3") for rank in (1, 3)))
+    for _ in range(3):
+        court.turn(30.0)
+    assert [finding.ranks for finding in court.found] == [(2,), (1, 3)]
 
 
 def rest(rank: int, step: int, world: int, kind: str, ranks: tuple[int, ...]) -> Message:
@@ -223,6 +321,20 @@ def test_what_was_gathered_is_what_the_owners_hold(wrong: dict[int, tuple[int, .
     found = court.turn()
     assert [each.ranks for each in found] == ([named] if named else [])
     assert all((each.kind, each.step) == ("door", 6) for each in found)
+
+
+@pytest.mark.parametrize("tensor", [f"SGD {REDUCTIONS}", "SGD.0 lr"])
+def test_ranks_that_count_steps_differently_are_not_compared_step_by_step(tensor: str) -> None:
+    court = Court(4)
+    told = Finding("bits", "suspect", "", ranks=(1,), step=5, stage=SETTING, tensor=tensor, groups=((0, 2, 3), (1,)))
+    for judge in court.judges:
+        judge.heed(told, 0.0)
+    for rank in range(4):
+        court.hear(Message("doors", rank, 6, {"groups": {"0-3": {"6": [_held(["f" * 32] * 4), f"{rank:032x}"]}}}))
+        court.hear(Message("wires", rank, 6, {"wires": {"all_reduce 0-3": {"6": [str(rank == 1), ""]}}}))
+    court.turn()
+    court.turn(60.0)
+    assert {finding.kind for finding in court.found} == (set() if REDUCTIONS in tensor else {"door"})
 
 
 def learn(rank: int, step: int, values: dict[str, str]) -> Message:

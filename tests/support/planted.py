@@ -35,7 +35,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from dash_inductor.guard import all_checks, all_judges
+from dash_inductor.guard import all_checks, all_judges, lonely
 from dash_inductor.guard.channel import Local
 from dash_inductor.guard.check import Check
 from dash_inductor.guard.checks import roll_call
@@ -64,6 +64,7 @@ OFF = {"replay": 0, "roll_call": 0}
 """What needs all ranks at the same place is not a part of a trial by default."""
 
 roll_call.AGREE = 2  # a trial has few steps
+lonely.USUAL, lonely.EXTRA = 4.0, 2.0  # and they are short
 
 
 class Attention(nn.Module):
@@ -111,9 +112,9 @@ class LanguageModel(nn.Module):
 
 
 VARIANTS = {
-    "ddp": ("batch norm", "accumulate", "micro-batches", "clip", "frozen", "two optimizers", "zero"),
-    "fsdp": ("mixed precision", "accumulate", "clip", "with tp", "frozen"),
-    "hsdp": ("mixed precision", "clip", "accumulate"),
+    "ddp": ("batch norm", "accumulate", "micro-batches", "clip", "frozen", "two optimizers", "zero", "scaler"),
+    "fsdp": ("mixed precision", "accumulate", "clip", "with tp", "frozen", "schedule", "scaler", "own settings"),
+    "hsdp": ("mixed precision", "clip", "accumulate", "schedule"),
     "tp": ("sequence", "clip", "two optimizers"),
     "replicate": ("accumulate", "batch norm"),
 }
@@ -305,19 +306,55 @@ def _clip(parameters: Sequence[Tensor]) -> None:
     torch.nn.utils.clip_grad_value_(parameters, 0.01, foreach=False)
 
 
+class Updates:
+    """How a program updates: by one or two optimizers, with a schedule, or by a scaler that overflows once."""
+
+    def __init__(self, trial: Trial, number: int, trained: list[Tensor]) -> None:
+        variant = trial.variant
+        cut = len(trained) // 2 if variant == "two optimizers" else 0
+        self.by: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(part, lr=1e-2, foreach=False) for part in (trained[cut:], trained[:cut]) if part
+        ]
+        if variant == "zero":
+            self.by = [ZeroRedundancyOptimizer(trained, torch.optim.AdamW, lr=1e-2)]
+        elif variant == "own settings":  # each rank divides parameters in its own way
+            parts = [trained[: number + 1], trained[number + 1 :]]
+            groups = [{"params": part, "lr": 1e-3 * (1 + number)} for part in parts]
+            self.by = [torch.optim.AdamW(groups, foreach=False)]
+        elif variant == "schedule":
+            self.by = [torch.optim.AdamW(trained, lr=torch.tensor(1e-2), foreach=False)]
+        self._schedule = (
+            torch.optim.lr_scheduler.OneCycleLR(self.by[0], 1e-2, total_steps=trial.steps + 1)
+            if variant == "schedule"
+            else None
+        )
+        self._scaler = torch.amp.GradScaler("cpu", 1024.0, growth_interval=2) if variant == "scaler" else None
+
+    def backward(self, loss: Tensor, step: int) -> None:
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss) * (float("inf") if step == 4 else 1)
+        loss.backward()
+
+    def update(self) -> None:
+        for optimizer in self.by:
+            if self._scaler is not None:
+                self._scaler.step(optimizer)
+                self._scaler.update()
+            else:
+                optimizer.step()
+            optimizer.zero_grad()
+        if self._schedule is not None:
+            self._schedule.step()
+
+
 def train(trial: Trial, number: int, world: int, group: dist.ProcessGroup) -> dict[str, Any]:
     """Run a trial; what was found, on rank 0."""
     from ..guard.kinds import KINDS
 
     called, model = build(trial.mode, world, trial.variant)
     trained = [parameter for parameter in called.parameters() if parameter.requires_grad]
-    cut = len(trained) // 2 if trial.variant == "two optimizers" else 0
-    by: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(part, lr=1e-2, foreach=False) for part in (trained[cut:], trained[:cut]) if part
-    ]
-    if trial.variant == "zero":
-        by = [ZeroRedundancyOptimizer(trained, torch.optim.AdamW, lr=1e-2)]
-    run = Run(trial, number, called, model, by[0])
+    updates = Updates(trial, number, trained)
+    run = Run(trial, number, called, model, updates.by[0])
     plant = KINDS[trial.kind].plant if trial.kind != "clean" else None
     meeting = Meeting(number, world, group)
     rank = Rank(number, world, meeting.channel)
@@ -347,13 +384,11 @@ def train(trial: Trial, number: int, world: int, group: dist.ProcessGroup) -> di
                 unreduced = trial.variant == "accumulate" and part < micro - 1
                 with _unreduced(called) if unreduced else contextlib.nullcontext():
                     loss = F.cross_entropy(called(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
-                    loss.backward()
+                    updates.backward(loss, step)
             if trial.variant == "clip":
                 _clip(trained)
             at(moments[1])
-            for optimizer in by:
-                optimizer.step()
-                optimizer.zero_grad()
+            updates.update()
             at(moments[2])
         found += [(step, finding) for finding in meeting.meet()]
     seconds = time.perf_counter() - began

@@ -34,10 +34,13 @@ class Reduction:
     Args:
         model: whose buckets these are.
         reduced: gets the number of the backward and of the bucket, and a result; perhaps on a thread of gloo.
+        reduces: is called once in each backward.
     """
 
-    def __init__(self, model: DistributedDataParallel, reduced: Callable[[int, int, Tensor], None]) -> None:
-        self._group, self._reduced = model.process_group, reduced
+    def __init__(
+        self, model: DistributedDataParallel, reduced: Callable[[int, int, Tensor], None], reduces: Callable[[], None]
+    ) -> None:
+        self._group, self._reduced, self._reduces = model.process_group, reduced, reduces
         self._factor = 1.0 / model.process_group.size()
         self._backward, self._buckets = 0, 1
         self._again: tuple[int, int, Tensor, dist.Work] | None = None
@@ -56,6 +59,7 @@ class Reduction:
         if again:
             self._again = (*place, copy, _all_reduce(copy, self._group))
         if bucket.is_last():
+            self._reduces()
             self._backward, self._buckets = self._backward + 1, bucket.index() + 1
         return future.then(lambda done: self._done(place, done.value()[0]))
 
@@ -158,13 +162,16 @@ class Between:
         self._turns.told(output, given, group)
 
 
-def repeat_reductions(module: FSDPModule, scatters: Turns | None, between: Between | None) -> None:
+def repeat_reductions(
+    module: FSDPModule, scatters: Turns | None, between: Between | None, reduces: Callable[[], None]
+) -> None:
     """Let a module of FSDP reduce its gradients twice in some backwards, and show both results.
 
     Args:
         module: the module.
         scatters: when its `reduce_scatter` is run again; None: never.
         between: what is behind it with HSDP.
+        reduces: is called by each `reduce_scatter`.
     """
     own = parallel.own_scatter(module)
 
@@ -174,6 +181,7 @@ def repeat_reductions(module: FSDPModule, scatters: Turns | None, between: Betwe
         def __call__(
             self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
         ) -> Any:
+            reduces()
             work = super().__call__(output_tensor, input_tensor, group, op, async_op)
             if scatters is not None:
                 again = scatters.comes() and not async_op

@@ -1,9 +1,9 @@
-"""Tensors that several ranks must have with equal bits: gradients after their reduction, parameters, optimizer state,
-buffers that are broadcast.
+"""What several ranks must have with equal bits: gradients after their reduction, parameters, optimizer state, buffers
+that are broadcast, and what optimizers are told, which is shared where everything else is divided among ranks.
 
-Each step sends one root of each stage and class of ranks, for the last four steps, below 1 KB.  The monitor asks for
-what is below a root if roots differ.  Classes that a program does not declare are learned by the monitor, from short
-digests of undeclared tensors in the first steps.
+Each step sends one root of each stage and class of ranks, for the last four steps or fewer, below 1 KB.  The monitor
+asks for what is below a root if roots differ.  Classes that a program does not declare are learned by the monitor, from
+short digests of undeclared tensors in the first steps.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ from ..check import Check, Host
 from ..class_names import LEARNED, LENGTH, members, spelled
 from ..classes import broadcast_buffers
 from ..digests import Arriving, Labels, Leaves, Queue, Ring, short
+from ..hyperparameters import Hyperparameters
 from ..messages import Message
-from ..roots import STAGES, VALUE
+from ..roots import SETTING, STAGES, VALUE
 from ..state import Entry, Hashed, State
 
 SENT = 4
-"""Steps whose roots each message has."""
+"""Steps whose roots each message has, at most."""
+
+ROOTS = 36
+"""Roots of a message at most, if it has those of more than one step: below 1 KB."""
 
 CLASSES = 6
 """Classes of a rank at most."""
@@ -54,7 +58,7 @@ class Replicas(Check):
     def __init__(self, rank: Host, every: int = 1, **settings: Any) -> None:
         super().__init__(rank)
         self._state, self._every = State.of(rank), every
-        self._queue = Queue()
+        self._hyperparameters, self._queue = Hyperparameters(self._state), Queue()
         self._parts: list[Hashed] = []  # of the present step
         self.kept: list[Hashed] | None = None
         self._ring = Ring()
@@ -68,6 +72,7 @@ class Replicas(Check):
     def step_began(self, step: int) -> None:
         """Send what has arrived; what is left of a step that was skipped is not sent."""
         self._parts = []
+        self._state.reductions.clear()
         self._queue.poll()
 
     def module_begins(self, module: nn.Module) -> None:
@@ -90,9 +95,9 @@ class Replicas(Check):
             self._keep(self._state.hash(self.name, wanted))
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Parameters and state are new."""
+        """Parameters and state are new, by settings that are still there."""
         if self._on():
-            self._keep(self._state.after(optimizer))
+            self._keep(self._state.after(optimizer) + self._hyperparameters.of(self.name, optimizer))
 
     def step_done(self, step: int) -> None:
         """All of the step has been hashed; send it as soon as it has arrived."""
@@ -143,7 +148,7 @@ class Replicas(Check):
         """The class of an entry; LEARNED alone while it is not known; "" if it has none."""
         if len(entry.ranks) > 1:
             return _spelled(entry.ranks)
-        if entry.ranks or self.rank.world < 2:
+        if entry.ranks or self.rank.world < 2 or entry.stage == SETTING:
             return ""
         return self._learned.get((entry.stage, entry.name)) or (LEARNED if self._learning > 0 else "")
 
@@ -192,8 +197,10 @@ class Replicas(Check):
         for of in classes[CLASSES:]:
             self.rank.coverage.unseen(self.name, f"class {of}: {CLASSES} others are compared")
         body: dict[str, dict[str, list[str]]] = {}
+        count = sum(key[0] == "root" for key in kept)
+        steps = min(SENT, max(1, ROOTS // max(1, count)))
         for of in classes[:CLASSES]:
-            for number in range(max(1, step - (SENT - 1) * self._every), step + 1, self._every):
+            for number in range(max(1, step - (steps - 1) * self._every), step + 1, self._every):
                 roots = [self._ring.get(number, ("root", of, stage)) or "" for stage in STAGES]
                 if any(roots):
                     body.setdefault(of, {})[str(number)] = roots

@@ -158,7 +158,7 @@ class Wires(Check):
                 where, turn = doors[_REDUCE]
                 reduced = functools.partial(_summed, weakref.ref(self), where, -1 - turn)
                 between = Between(module, self._turns(module, where, turn, turns), reduced)
-            repeat_reductions(module, scatters, between)
+            repeat_reductions(module, scatters, between, self._state.counts(module))
         self.rank.coverage.count(self.name, models=len({id(module) for _, module, _ in chosen}))
 
     def _candidates(self) -> Sequence[tuple[str, nn.Module, str, str, str, tuple[int, ...]]]:
@@ -195,7 +195,8 @@ class Wires(Check):
 
     def _put(self, model: DistributedDataParallel, ranks: tuple[int, ...]) -> None:
         where = f"all_reduce {spelled(ranks)}"
-        reduction = Reduction(model, functools.partial(_reduced, weakref.ref(self), where))
+        told = functools.partial(_reduced, weakref.ref(self), where)
+        reduction = Reduction(model, told, self._state.counts(model))
         try:
             reduction.put(model)
         except RuntimeError:  # a hook of PyTorch's, which all ranks have

@@ -15,6 +15,7 @@ from ..judge import Job, Judge
 from ..messages import Message
 from ..roots import OWNERS
 from ..wording import ranks as ranks_in_words
+from .promises import PARTED, parts
 
 PATIENCE = 30.0
 """Seconds after which ranks that have said nothing of a step are not waited for."""
@@ -56,11 +57,13 @@ class Doors(Judge):
         self._steps: dict[tuple[int, str], _Step] = {}
         self._done: dict[tuple[int, str], None] = {}
         self._groups: dict[str, tuple[tuple[int, ...], frozenset[int]]] = {}
-        self._findings = 0
+        self._findings, self._parted = 0, False
 
     def take(self, message: Message, now: float) -> None:
         """What a rank has gathered."""
         body = message.body
+        if self._parted:
+            return
         if "segments" in body:
             of, group = body.get("of"), body.get("group")
             kept = self._steps.get((of, group)) if type(of) is int and isinstance(group, str) else None
@@ -78,6 +81,13 @@ class Doors(Judge):
                 key = int(text), group
                 if key not in self._done and isinstance(told[0], str) and _is_lanes([told[1]]):
                     self._steps.setdefault(key, _Step(now)).told[message.rank] = told[0], told[1]
+
+    def heed(self, finding: Finding, now: float) -> None:
+        """Ranks may have begun to count steps differently."""
+        if parts(finding) and not self._parted:
+            self._parted = True
+            self._steps.clear()
+            self.job.coverage.unseen("doors", PARTED)
 
     def judge(self, now: float) -> list[Finding]:
         """What is new."""

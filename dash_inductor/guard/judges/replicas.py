@@ -1,5 +1,7 @@
 """Who differs from whom: the earliest step, then the earliest stage of it, then the first tensor in order.
 
+What optimizers are told is compared among ranks that had agreed on it before, see `promises`.
+
 With three or more copies the minority is accused.  With two, or halves, both sides are suspects, unless state at rest
 or a collective has already accused ranks of one side alone.  What a class of ranks shows after its first difference is
 an effect of it, until its ranks are equal again or another rank joins in.
@@ -15,9 +17,10 @@ from ..class_names import LEARNED, members
 from ..findings import Finding
 from ..judge import Job, Judge
 from ..messages import Message
-from ..roots import STAGES, WHICH
+from ..roots import SETTING, STAGES, WHICH
 from ..wording import named
 from ..wording import ranks as ranks_in_words
+from .promises import Promises
 
 PATIENCE = 30.0
 """Seconds after which roots that have not come are not waited for."""
@@ -32,6 +35,7 @@ _AT_ONCE = 8192  # ranks after whose roots a judgement ends; the next one is a f
 _WAITING = 64  # steps of classes that may wait for it
 _AHEAD = 8  # steps of a class that have been compared behind one that is incomplete
 _REMEMBERED = 256  # steps
+_ADVICE = "Look at what sets it there: all ranks must update in the same steps, and schedule by what all of them have."
 _ASKED = 2  # ranks of each group
 _GROUPS = 3
 
@@ -44,6 +48,7 @@ class _Case:
         groups: ranks with equal roots, the largest group first.
         path: below which it lies.
         answers: of the ranks that were asked, for this path.
+        agreed: whether these ranks had to be equal; if not, nobody is accused.
     """
 
     of: str
@@ -57,6 +62,7 @@ class _Case:
     answers: dict[int, dict[str, str] | None] = field(default_factory=dict)
     tensor: str = ""
     agree: bool = False
+    agreed: bool = True
     done: bool = False
 
     def key(self) -> tuple[int, int]:
@@ -76,7 +82,9 @@ class Replicas(Judge):
         self._since: dict[tuple[int, str], float] = {}
         self._compared: dict[str, dict[int, None]] = {}  # steps of each class
         self._apart: dict[str, set[int]] = {}  # ranks of a class that are known to differ
+        self._told_apart: dict[str, set[int]] = {}  # the same of what optimizers are told, which no state explains
         self._cases: list[_Case] = []
+        self._promises = Promises()
         self._finished = False
 
     def take(self, message: Message, now: float) -> None:
@@ -94,8 +102,9 @@ class Replicas(Judge):
                     case.answers[message.rank] = _digests(below)
 
     def heed(self, finding: Finding, now: float) -> None:
-        """State at rest or a collective accuses ranks."""
-        if finding.kind in ("rest", "door") and finding.severity != "note" and finding.step is not None:
+        """State at rest, a collective or what its optimizer was told accuses ranks."""
+        accuses = finding.kind in ("rest", "door") or (finding.stage == SETTING and not _are_all(finding))
+        if accuses and finding.severity != "note" and finding.step is not None:
             self._accused_by.setdefault(finding.step, set()).update(finding.ranks)
             while len(self._accused_by) > _REMEMBERED:
                 del self._accused_by[min(self._accused_by)]
@@ -146,20 +155,36 @@ class Replicas(Judge):
 
     def _compare(self, step: int, of: str, roots: Mapping[int, tuple[str, ...]], now: float) -> None:
         self.job.coverage.count("bits", compared=len(roots))
+        everyone = len(roots) == len(self._members[of])
         for number, stage in enumerate(STAGES):
-            ordered = self._groups({rank: roots[rank][number] for rank in sorted(roots)})
-            if len(ordered) < 2:
-                continue
-            if set(_odd(ordered)) <= set().union(*self._apart.values()):
-                self._apart[of] = set(_odd(ordered))
-                return  # an effect of what is known
-            case = _Case(of, step, stage, ordered, now)
-            self._apart[of] = set(_odd(ordered))
-            self._cases.append(case)
-            self._ask(case, now)
-            return
-        if len(roots) == len(self._members[of]):
+            here = {rank: roots[rank][number] for rank in sorted(roots)}
+            ordered = self._groups(here)
+            if stage == SETTING:
+                self._compare_settings(_Case(of, step, stage, ordered, now), here, everyone)
+            elif len(ordered) > 1:
+                known = set().union(*self._apart.values(), *self._told_apart.values())
+                effect = _known_odd(ordered, known)
+                self._apart[of] = effect or set(_odd(ordered))
+                if not effect:
+                    self._open(_Case(of, step, stage, ordered, now))
+                return
+        if everyone:
             self._apart.pop(of, None)
+
+    def _compare_settings(self, case: _Case, roots: Mapping[int, str], everyone: bool) -> None:
+        """What optimizers are told; `case` is what it is if ranks differ."""
+        promise = self._promises.see(case.of, roots.values(), everyone)
+        if promise == "never":
+            self.job.coverage.unseen("bits", "settings of optimizers that ranks have for themselves")
+            case.agreed = False
+            self._open(case)
+        elif promise == "broken":
+            odd, known = set(_odd(case.groups)), set().union(*self._told_apart.values())
+            self._told_apart[case.of] = odd
+            if not odd <= known:
+                self._open(case)
+        elif everyone:
+            self._told_apart.pop(case.of, None)
 
     def _groups(self, roots: Mapping[int, str]) -> list[tuple[int, ...]]:
         """Ranks with equal roots, of those that have the same tensors; the largest group first."""
@@ -171,6 +196,10 @@ class Replicas(Judge):
         different = [groups for groups in by_tensors.values() if len(groups) > 1]
         groups = max(different, key=lambda groups: sum(map(len, groups.values())), default={})
         return sorted((tuple(group) for group in groups.values()), key=lambda group: (-len(group), group))
+
+    def _open(self, case: _Case) -> None:
+        self._cases.append(case)
+        self._ask(case, case.since)
 
     def _ask(self, case: _Case, now: float) -> None:
         case.asked, case.answers = now, {}
@@ -188,13 +217,14 @@ class Replicas(Judge):
         while self._cases and (self._cases[0].done or last):
             case = self._cases[0]
             ranks, how = self._accused(case)
-            if how == "tie" and wait and (last or now - case.since < BESIDE):
+            if how == "tie" and case.agreed and wait and (last or now - case.since < BESIDE):
                 break
             self._cases.pop(0)
-            if found and set(ranks) <= named_:
+            if case.agreed and found and set(ranks) <= named_:
                 continue  # another class shows the same ranks
-            named_ |= set(ranks)
-            found.append(self._finding(case, ranks, how))
+            named_ |= set(ranks) if case.agreed else set()
+            found.append(finding := self._finding(case, ranks, how))
+            self.heed(finding, now)  # it may decide the next one
         return found
 
     def _descend(self, case: _Case, now: float) -> None:
@@ -257,12 +287,31 @@ class Replicas(Judge):
             sentence = f"{ranks_in_words(ranks)} {differ} from {ranks_in_words(rest)} in {what}"
             if how == "beside":
                 sentence += ", and other checks accuse it too"
+        if not case.agreed:
+            return Finding("bits", "note", f"{sentence}, from the beginning", ranks=ranks, cause="program", **common)
+        if case.stage == SETTING:
+            return Finding("bits", "suspect", sentence, _ADVICE, ranks, cause="program", **common)
         return Finding("bits", "suspect", sentence, ranks=ranks, **common)
+
+
+def _are_all(finding: Finding) -> bool:
+    """Whether a finding names all ranks that differ from each other."""
+    return sum(map(len, finding.groups)) == len(finding.ranks)
 
 
 def _odd(groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """The ranks outside of the majority; all of them, if there is none."""
     return tuple(sorted(rank for group in (groups[1:] if _is_majority(groups) else groups) for rank in group))
+
+
+def _known_odd(groups: Sequence[tuple[int, ...]], known: set[int]) -> set[int]:
+    """The ranks outside of the majority, or of all groups but one, if they are known to differ; else nobody."""
+    odd = set(_odd(groups))
+    if odd <= known or _is_majority(groups):
+        return odd if odd <= known else set()
+    sides = [set(group) for group in groups]
+    there = [side for side in sides if side <= known]
+    return set().union(*there) if len(there) == len(sides) - 1 else set()
 
 
 def _is_majority(groups: Sequence[tuple[int, ...]]) -> bool:

@@ -15,6 +15,7 @@ Facts are independent if no single wrong digest, and no single earlier fact, exp
 
 * rest, and a difference of replicas in state behind an update, where rest compares with the digest of this same update:
   the state is hashed once for both.  One wrong hash differs from the replicas' and from what is there later.
+* a difference in what optimizers are told, and anything else: what a program does, which explains what comes of it.
 * a roll call in which the rank was given other values (its state is known to differ, or the program differs), and
   anything else: it is an effect.  A rank that contradicts itself is not meant.
 * dead and stopped: the same look at the same process.
@@ -32,6 +33,7 @@ from ...observers import phases
 from ..findings import Finding, Kind
 from ..judge import Job, Judge
 from ..messages import Message
+from ..roots import SETTING
 from ..wording import placed
 from .rest import SINCE
 from .roll_call import MACHINE, is_effect
@@ -175,6 +177,8 @@ class Verdicts(Judge):
 def independent(a: Finding, b: Finding) -> bool:
     """Whether two facts of different kinds are independent, see Note [Independent facts]."""
     if {a.kind, b.kind} == {"dead", "stopped"}:
+        return False
+    if SETTING in (a.stage, b.stage):
         return False
     if {a.kind, b.kind} == {"rest", "bits"}:
         rest, bits = (a, b) if a.kind == "rest" else (b, a)

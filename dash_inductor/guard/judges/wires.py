@@ -15,6 +15,7 @@ from ..judge import Job, Judge
 from ..messages import Message
 from ..votes import groups, minority
 from ..wording import ranks as ranks_in_words
+from .promises import PARTED, parts
 
 PATIENCE = 30.0
 """Seconds after which ranks that have said nothing of a step are not waited for."""
@@ -43,11 +44,11 @@ class Wires(Judge):
         self._steps: dict[tuple[int, str], _Step] = {}
         self._done: dict[tuple[int, str], None] = {}
         self._members: dict[str, tuple[tuple[int, ...], frozenset[int]]] = {}
-        self._findings = 0
+        self._findings, self._parted = 0, False
 
     def take(self, message: Message, now: float) -> None:
         """What came out of the collectives of a rank."""
-        wires = message.body.get("wires")
+        wires = None if self._parted else message.body.get("wires")
         for where, steps in wires.items() if isinstance(wires, dict) else ():
             if not isinstance(steps, dict) or message.rank not in self._of(where)[1]:
                 continue
@@ -57,6 +58,13 @@ class Wires(Judge):
                 key = int(text), where
                 if key not in self._done and all(isinstance(part, str) and len(part) <= _LENGTH for part in told):
                     self._steps.setdefault(key, _Step(now)).told[message.rank] = told[0], told[1]
+
+    def heed(self, finding: Finding, now: float) -> None:
+        """Ranks may have begun to count steps differently."""
+        if parts(finding) and not self._parted:
+            self._parted = True
+            self._steps.clear()
+            self.job.coverage.unseen("wires", PARTED)
 
     def judge(self, now: float) -> list[Finding]:
         """What is new."""

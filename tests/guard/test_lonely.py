@@ -1,0 +1,96 @@
+"""A rank that trains on where others update ends its group, and no other rank does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dash_inductor.guard import lonely
+from dash_inductor.guard.lonely import Lonely
+
+from ..support import planted
+from ..support.planted import Trial
+from .campaign import score
+
+TICK = 0.01
+
+
+class Group:
+    ended, meetings = "", 7
+
+    def end(self, why: str) -> None:
+        self.ended = why
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Lonely, Group]]:
+    """A rank that has made a step with two forwards."""
+    for name, seconds in (("_TICK", TICK), ("EXTRA", 0.1), ("USUAL", 0.1)):
+        monkeypatch.setattr(lonely, name, seconds)
+    group = Group()
+    watched = Lonely(group)  # type: ignore[arg-type]
+    watched.start()
+    watched.forward_begins()
+    watched.forward_begins()
+    watched.updates()
+    watched.step_done()
+    yield watched, group
+    watched.close()
+
+
+def ends(group: Group, seconds: float = 2.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not group.ended and time.monotonic() < deadline:
+        time.sleep(TICK)
+    return bool(group.ended)
+
+
+@pytest.mark.parametrize("forwards", [2, 3])
+def test_a_rank_that_has_begun_all_forwards_and_does_nothing(watched: tuple[Lonely, Group], forwards: int) -> None:
+    for _ in range(forwards):
+        watched[0].forward_begins()
+    assert ends(watched[1])
+
+
+@pytest.mark.parametrize("met", [False, True])
+def test_a_step_with_more_forwards_is_in_doubt_before_ranks_have_met_again(
+    watched: tuple[Lonely, Group], met: bool
+) -> None:
+    rank, group = watched
+    for _ in range(3):
+        rank.forward_begins()
+    rank.updates()
+    rank.step_done()
+    group.meetings += met
+    assert ends(group, 0.5) == (not met)
+
+
+@pytest.mark.parametrize("what", ["waits for others", "has not begun all", "is busy", "has ended"])
+def test_a_rank_that_others_need_not_leave(watched: tuple[Lonely, Group], what: str) -> None:
+    rank, group = watched
+    rank.event()
+    rank.forward_begins()
+    if what != "has not begun all":
+        rank.forward_begins()
+    if what == "waits for others":
+        rank.updates()
+    if what == "has ended":
+        rank.close()
+    for _ in range(10):
+        assert not ends(group, 0.03)
+        if what == "is busy":
+            rank.event()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("mode", "replay"), [("fsdp", 100), ("ddp", 100), ("ddp", 0)])
+def test_ranks_do_not_wait_for_one_that_has_not_updated(tmp_path: Path, mode: str, replay: int) -> None:
+    trial = Trial(mode, "missed update", 1, settings={"replay": replay, "roll_call": 4})
+    (result,) = planted.run([trial], tmp_path, seconds=120)
+    found = score(result)
+    assert (found.named, found.false) == (True, 0)
+    assert result["off"] == (["replay", "roll_call"] if replay else ["roll_call"])
+    assert all(finding["severity"] != "verdict" for finding in result["findings"])

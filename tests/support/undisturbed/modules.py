@@ -1,0 +1,257 @@
+"""Programs whose modules keep something, run again, or are copied."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from .hooks import summed
+from .training import (
+    OUT,
+    SIZE,
+    Training,
+    digest,
+    gradients,
+    inputs,
+    kind,
+    loss_of,
+    network,
+    simple,
+    update,
+)
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, and a leaf that is no parameter of the module."""
+
+    def __init__(self, outside: Tensor) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE)
+        self.two.weight = self.one.weight
+        self.hidden = [outside]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(torch.relu(self.one(x))) * self.hidden[0]
+
+
+@kind
+def shared_parameters_and_others(number: int, world: int) -> Training:
+    outside = torch.ones(SIZE, requires_grad=True)
+    model = Tied(outside)
+    training = simple(number, model)
+    training.optimizers.append(torch.optim.SGD([outside], lr=0.1))
+    training.more = lambda: [outside, *([] if outside.grad is None else [outside.grad])]
+    return training
+
+
+@kind
+def gradients_of_others_that_stay(number: int, world: int) -> Training:
+    """A leaf outside of the model gathers gradients over all steps."""
+    outside = torch.ones(SIZE, requires_grad=True)
+    return simple(number, Tied(outside), more=lambda: [] if outside.grad is None else [outside.grad])
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.reentrant = nn.Linear(SIZE, 17), nn.Linear(17, OUT), reentrant
+        self.block = nn.Sequential(nn.Linear(17, 17), nn.GELU(), nn.Dropout(0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(checkpoint(self.block, self.first(x), use_reentrant=self.reentrant))
+
+
+@kind
+def checkpoints(number: int, world: int) -> Training:
+    return simple(number, DistributedDataParallel(Checkpointed(False), gradient_as_bucket_view=True), to_none=False)
+
+
+@kind
+def reentrant_checkpoints(number: int, world: int) -> Training:
+    return simple(number, DistributedDataParallel(Checkpointed(True), gradient_as_bucket_view=True), to_none=False)
+
+
+@kind
+def reentrant_checkpoints_of_a_static_graph(number: int, world: int) -> Training:
+    model = DistributedDataParallel(Checkpointed(True), gradient_as_bucket_view=True, static_graph=True)
+    return simple(number, model, to_none=False)
+
+
+@kind
+def reentrant_checkpoints_with_hooks(number: int, world: int) -> Training:
+    return summed(number, Checkpointed(True), to_none=False)
+
+
+class Keeps(nn.Module):
+    """Has state beside buffers: a tensor, a number, a list, and a generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.last = nn.Linear(SIZE, SIZE), nn.Linear(SIZE, OUT)
+        self.hidden, self.mean, self.calls = torch.zeros(6, SIZE), torch.zeros(SIZE), 0
+        self.kept: list[Tensor] = []
+        self.known: dict[str, Tensor] = {}
+        self.generator = torch.Generator().manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        noise = torch.rand(x.shape, generator=self.generator)
+        y = torch.tanh(self.layer(x) + 0.3 * self.hidden + self.mean) + 0.01 * noise * self.calls
+        self.hidden = y.detach()
+        self.mean.mul_(0.9).add_(y.detach().mean(0), alpha=0.1)
+        self.kept.append(y.square().mean())
+        self.known["last"] = y.detach()
+        return self.last(y)
+
+
+@kind
+def modules_with_state_of_their_own(number: int, world: int) -> Training:
+    model = Keeps()
+
+    def step(n: int) -> None:
+        result = model(inputs(number, n))
+        (loss_of(result) + sum(model.kept)).backward()
+        training.seen.append(len(model.kept))
+        model.kept.clear()
+        update(training)
+
+    training = Training(model, step, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    training.more = lambda: [model.hidden, model.mean, *model.kept, *model.known.values(), model.generator.get_state()]
+    return training
+
+
+@kind
+def spectral_norm(number: int, world: int) -> Training:
+    model = network()
+    nn.utils.parametrizations.spectral_norm(model[0])
+    nn.utils.parametrizations.weight_norm(model[4])
+    return simple(number, model)
+
+
+@kind
+def compiled(number: int, world: int) -> Training:
+    return simple(number, torch.compile(network(), backend="aot_eager"))
+
+
+@kind
+def compiled_ddp(number: int, world: int) -> Training:
+    inside = DistributedDataParallel(network(), gradient_as_bucket_view=True)
+    model = torch.compile(inside, backend="aot_eager")
+    return simple(number, model, to_none=False)
+
+
+@kind
+def autocast(number: int, world: int) -> Training:
+    model = network()
+
+    def step(n: int) -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(model(inputs(number, n)))
+        loss.backward()
+        update(training)
+
+    training = Training(model, step, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    return training
+
+
+@kind
+def scaled_losses(number: int, world: int) -> Training:
+    """A scaler of losses, gradients that are clipped, and a step that is skipped."""
+    model = DistributedDataParallel(network(), gradient_as_bucket_view=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+
+    def step(n: int) -> None:
+        scaler.scale(loss_of(model(inputs(number, n))) * (float("inf") if n == 2 else 1.0)).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        before = gradients(training)
+        scaler.step(optimizer)
+        scaler.update()
+        training.seen.append([a is b for a, b in zip(gradients(training), before, strict=True)])
+        training.seen.append(scaler.get_scale())
+        optimizer.zero_grad(set_to_none=False)
+
+    training = Training(model, step, [optimizer])
+    return training
+
+
+@kind
+def kept_graphs(number: int, world: int) -> Training:
+    """Two backwards of one graph, and a penalty of gradients with a graph of its own."""
+    model = network()
+
+    def step(n: int) -> None:
+        x = inputs(number, n).requires_grad_()
+        result = model(x)
+        loss_of(result).backward(retain_graph=True)
+        result.sum().backward(retain_graph=True)
+        (gradient,) = torch.autograd.grad(loss_of(result), x, create_graph=True)
+        (gradient.norm() * 0.1).backward()
+        update(training)
+
+    training = Training(model, step, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    return training
+
+
+@kind
+def two_models(number: int, world: int) -> Training:
+    """Two models with an optimizer each, of which one trains against the other."""
+    torch.manual_seed(0)
+    maker = DistributedDataParallel(nn.Sequential(nn.Linear(SIZE, 9), nn.Tanh(), nn.Linear(9, SIZE)))
+    critic = DistributedDataParallel(network(), gradient_as_bucket_view=True, broadcast_buffers=False)
+    one, two = torch.optim.Adam(maker.parameters(), lr=0.02), torch.optim.Adam(critic.parameters(), lr=0.02)
+
+    def step(n: int) -> None:
+        made = maker(torch.randn(6, SIZE))
+        loss = critic(inputs(number, n)).mean() - critic(made.detach()).mean()
+        loss.backward()
+        two.step()
+        two.zero_grad(set_to_none=False)
+        critic(made).mean().backward()
+        one.step()
+        one.zero_grad()
+
+    return Training(nn.ModuleList([maker, critic]), step, [one, two])
+
+
+@kind
+def copies_of_the_model(number: int, world: int) -> Training:
+    """An averaged copy, a pickled one, and a whole one that is made between steps."""
+    model = network()
+    averaged: list[Any] = []
+
+    def after(n: int) -> None:
+        if not averaged:
+            averaged.append(torch.optim.swa_utils.AveragedModel(model))
+        averaged[0].update_parameters(model)
+        twin = copy.deepcopy(model)
+        again = pickle.loads(pickle.dumps(model))
+        with torch.no_grad():
+            training.seen.append(digest([twin.eval()(inputs(number, n)), again.eval()(inputs(number, n))]))
+
+    training = simple(number, model, after=after, more=lambda: list(averaged[0].parameters()) if averaged else [])
+    return training
+
+
+@kind
+def copies_of_optimizers(number: int, world: int) -> Training:
+    model = network()
+
+    def after(n: int) -> None:
+        optimizer = training.optimizers[0]
+        state = copy.deepcopy(optimizer.state_dict())
+        copy.deepcopy(optimizer)
+        optimizer.load_state_dict(state)
+
+    training = simple(number, model, after=after)
+    return training
