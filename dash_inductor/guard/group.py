@@ -14,9 +14,11 @@ so, and training goes on.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -28,6 +30,9 @@ from ..upstream import collectives
 
 PATIENCE = 60.0
 """Seconds in which all ranks must come to the first step of an optimizer."""
+
+LONG = 5.0
+"""Seconds of a wait for others after which they can know of it."""
 
 _TIMEOUT = timedelta(minutes=10)  # that a rank may be late later, for example because it writes a checkpoint
 _numbers = itertools.count(1)  # of groups of this process; all ranks count alike
@@ -46,6 +51,9 @@ class Group:
         self._exchange = Exchange()
         self._opened, self._ended = False, ""
         self._group: Any = None
+        self._board: collectives.Board | None = None
+        self._waits: float | None = None  # since then
+        self._told = -1  # meetings
 
     def open(self) -> str:
         """Find all other ranks, once; all ranks call this at the same place.
@@ -57,13 +65,14 @@ class Group:
             self._opened = True
             if collectives.is_up():
                 settings = hashlib.blake2b(self.settings.encode(), digest_size=8).hexdigest()
-                self._group, self._ended = collectives.meet(next(_numbers), settings, PATIENCE, _TIMEOUT)
+                found = collectives.meet(next(_numbers), settings, PATIENCE, _TIMEOUT)
+                self._group, self._board, self._ended = found
         return self._ended
 
     def end(self, why: str) -> None:
         """This rank takes part no more: others that wait for it, or will, get an error."""
         if self._group is not None:
-            self._group = None
+            self._group = self._board = None
             collectives.part()
         self._opened, self._ended = True, self._ended or why
 
@@ -87,9 +96,10 @@ class Group:
         """
         if self._alone():
             return [list(numbers)]
-        rows: list[list[int]] = self._exchange.gather(torch.tensor(numbers, dtype=torch.int64), self._group).tolist()
+        with self._waiting():
+            rows = self._exchange.gather(torch.tensor(numbers, dtype=torch.int64), self._group)
         self.meetings += 1
-        return rows
+        return rows.tolist()  # type: ignore[no-any-return]  # of a tensor in two dimensions
 
     def gather_padded(self, numbers: Sequence[int]) -> list[list[int]]:
         """As `gather`, where ranks may have different counts."""
@@ -105,9 +115,30 @@ class Group:
         """The maximum over all ranks of each of the numbers (of 64 bits, with a sign)."""
         if self._alone():
             return list(numbers)
-        found: list[int] = self._exchange.highest(torch.tensor(numbers, dtype=torch.int64), self._group).tolist()
+        with self._waiting():
+            found = self._exchange.highest(torch.tensor(numbers, dtype=torch.int64), self._group)
         self.meetings += 1
-        return found
+        return found.tolist()  # type: ignore[no-any-return]  # of a tensor in one dimension
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self._waits = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waits = None
+
+    def tell(self) -> None:
+        """Let the others know if this rank has waited long in a meeting; from any thread."""
+        board, since, meetings = self._board, self._waits, self.meetings
+        if board and since is not None and self._told != meetings and time.monotonic() - since > LONG:
+            self._told = meetings
+            board.write(f"waits {meetings}")
+
+    def others_wait(self) -> bool:
+        """Whether another rank has waited long in the next meeting of this one; from any thread."""
+        board = self._board
+        return board is not None and board.has(f"waits {self.meetings}")
 
     def close(self) -> None:
         """Wait until no thread of gloo holds what was sent."""

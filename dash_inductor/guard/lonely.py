@@ -3,8 +3,10 @@
 Meetings of the guard lie in steps, and a step ends with an update.  A rank whose program skips an update by itself
 counts one step less than the others: they wait for it in a meeting, and it waits for them in a collective of the
 training.  Such a rank has begun all forwards of a step, or even more, and then neither updates nor does anything else;
-or a step of it has had more forwards than any before, and nothing happens before ranks have met again.  It ends its
-group: the others get an error at once, and all go on without what needs meetings (Note [No deadlock]).
+or a step of it has had more forwards than any before, and nothing happens before ranks have met again.  If another rank
+waits in a meeting by then, it ends its group: the others get an error at once, and all go on without what needs
+meetings (Note [No deadlock]).  Where nobody does, ranks wait for one that writes a checkpoint, or compiles, and nothing
+is ended.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _WHY = "this rank trained on where it used to update, and nothing happened for {
 
 
 class Lonely:
-    """Watches a rank on a thread of its own.
+    """Watches a rank on a thread of its own, and tells others if it waits long in a meeting.
 
     Args:
         group: that it may end.
@@ -71,10 +73,11 @@ class Lonely:
 
     def _watch(self) -> None:
         while not self._done.wait(_TICK):
+            self._group.tell()
             begun, doubtful = 0 < self._most <= self._count, self._doubt == self._group.meetings
             if self._updates or not (begun or doubtful):
                 continue
             patience = max(EXTRA if self._count > self._most else USUAL, 4 * self._seconds)
-            if time.monotonic() - self._latest > patience:
+            if time.monotonic() - self._latest > patience and self._group.others_wait():
                 self._group.end(_WHY.format(patience))
                 return

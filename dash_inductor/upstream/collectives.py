@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from datetime import timedelta
@@ -66,7 +67,30 @@ def device_uuid() -> str:
     return str(getattr(torch.cuda.get_device_properties(), "uuid", ""))
 
 
-def meet(number: int, settings: str, patience: float, timeout: timedelta) -> tuple[Any, str]:
+class Board:
+    """Words that any rank of a job can write, and all can look for, without a wait for one another.
+
+    Args:
+        store: of the job, with a prefix.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def write(self, word: str) -> None:
+        """Let all ranks find a word from now on; nothing if the store is gone."""
+        with contextlib.suppress(Exception):
+            self._store.set(word, "")
+
+    def has(self, word: str) -> bool:
+        """Whether a rank has written a word; False if the store is gone."""
+        try:
+            return bool(self._store.check([word]))
+        except Exception:
+            return False
+
+
+def meet(number: int, settings: str, patience: float, timeout: timedelta) -> tuple[Any, Board | None, str]:
     """Connect all ranks of the job by gloo, beside all process groups that the program knows.
 
     Each rank says in the store of the job that it is here.  The last one says "open"; one that has waited too long, or
@@ -80,13 +104,13 @@ def meet(number: int, settings: str, patience: float, timeout: timedelta) -> tup
 
     Returns:
         What `torch.distributed.all_gather` takes as a group, which ends for all with the last reference on any of
-        them; or None, and why there is none.
+        them, and a board of its ranks; or None, and why there is none.
     """
     world, rank = dist.get_world_size(), dist.get_rank()
     if world < 2:
-        return None, ""
+        return None, None, ""
     if not dist.is_gloo_available():
-        return None, "this PyTorch has no gloo"
+        return None, None, "this PyTorch has no gloo"
     c10d = dist.distributed_c10d
     try:
         store = compat.resolve("torch.distributed", "PrefixStore")(
@@ -104,12 +128,12 @@ def meet(number: int, settings: str, patience: float, timeout: timedelta) -> tup
             pause = min(2 * pause, 0.1)
         word = store.get("word").decode()
         if word != _OPEN:
-            return None, word
+            return None, None, word
         group = c10d.ProcessGroupGloo(store, rank, world, timeout=timeout)
     except Exception as error:
-        return None, f"ranks cannot be connected: {error}"[:300]
+        return None, None, f"ranks cannot be connected: {error}"[:300]
     _met[OWN] = list(range(world))
-    return group, ""
+    return group, Board(store), ""
 
 
 def part() -> None:

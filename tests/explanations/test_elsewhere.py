@@ -181,7 +181,7 @@ def operator_without_a_fake(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 UNKNOWN = {
-    constant_that_stays: "device mismatch" if compat.TORCH > (2, 11) else "two different devices",
+    constant_that_stays: "device mismatch" if compat.TORCH > (2, 12) else "two different devices",
     on_the_cpu: "test_elsewhere.py",
     value_in_python: "reads the value of a tensor in Python, and a fake one has none, at ",
     branch_on_a_value: "reads the value of a tensor in Python, and a fake one has none, at ",

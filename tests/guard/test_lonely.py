@@ -19,10 +19,16 @@ TICK = 0.01
 
 
 class Group:
-    ended, meetings = "", 7
+    ended, meetings, waited_for = "", 7, True
 
     def end(self, why: str) -> None:
         self.ended = why
+
+    def tell(self) -> None:
+        pass
+
+    def others_wait(self) -> bool:
+        return self.waited_for
 
 
 @pytest.fixture
@@ -68,7 +74,7 @@ def test_a_step_with_more_forwards_is_in_doubt_before_ranks_have_met_again(
     assert ends(group, 0.5) == (not met)
 
 
-@pytest.mark.parametrize("what", ["waits for others", "has not begun all", "is busy", "has ended"])
+@pytest.mark.parametrize("what", ["waits for others", "has not begun all", "is busy", "has ended", "is not missed"])
 def test_a_rank_that_others_need_not_leave(watched: tuple[Lonely, Group], what: str) -> None:
     rank, group = watched
     rank.event()
@@ -79,6 +85,8 @@ def test_a_rank_that_others_need_not_leave(watched: tuple[Lonely, Group], what: 
         rank.updates()
     if what == "has ended":
         rank.close()
+    if what == "is not missed":
+        group.waited_for = False
     for _ in range(10):
         assert not ends(group, 0.03)
         if what == "is busy":
