@@ -99,7 +99,7 @@ class Group:
         with self._waiting():
             rows = self._exchange.gather(torch.tensor(numbers, dtype=torch.int64), self._group)
         self.meetings += 1
-        return rows.tolist()  # type: ignore[no-any-return]  # of a tensor in two dimensions
+        return rows.tolist()
 
     def gather_padded(self, numbers: Sequence[int]) -> list[list[int]]:
         """As `gather`, where ranks may have different counts."""
@@ -118,7 +118,7 @@ class Group:
         with self._waiting():
             found = self._exchange.highest(torch.tensor(numbers, dtype=torch.int64), self._group)
         self.meetings += 1
-        return found.tolist()  # type: ignore[no-any-return]  # of a tensor in one dimension
+        return found.tolist()
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
