@@ -222,6 +222,16 @@ def test_sinks_are_of_the_forward_and_a_gradient_of_the_sums_is_of_the_backward(
     assert call.of_backward.of_backward is call.of_backward
 
 
+def test_the_program_reads_the_log_sum_exp_of_a_forward() -> None:
+    call = Call(Mask(Band(0)), 0.5, sinks=Operand(0), logsumexp=True)
+    assert str(call) == "causal/scale=0.5/sinks=0/logsumexp"
+    assert Call.parse(str(call)) == call
+    assert call != replace(call, logsumexp=False)
+    assert hash(call) != hash(replace(call, logsumexp=False))
+    assert (str(call.of_forward), str(call.of_forward.traits)) == (str(call), "lo_sinks_logsumexp")
+    assert str(call.of_backward) == "causal/scale=0.5"
+
+
 @pytest.mark.parametrize("bias", ["bias=", "bias=x", "bias=0+grad", "bias=-1", "bias=0/bias=0"])
 def test_texts_that_are_no_calls_with_a_bias(bias: str) -> None:
     with pytest.raises(ArgumentError, match="made by str"):

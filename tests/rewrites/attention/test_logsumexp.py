@@ -73,6 +73,8 @@ def test_training_with_its_log_sum_exp(kind: str, dynamic: bool, dtype: torch.dt
         out.float().square().sum().backward()
     (record,) = sites()
     assert (record.status, record.forward) == ("replaced", "reference")
+    assert record.plan is not None
+    assert "logsumexp" in record.plan.numerics_key
     assert (graphs.count(FORWARD), graphs.count(CPU_FORWARD)) == (1, 0)
     assert (lse.dtype, lse.shape, lse.stride()) == (torch.float32, (2, 4, 33), (132, 33, 1))
     true = true.masked_fill(true == -math.inf, 0.0)  # the operator's value
@@ -80,6 +82,25 @@ def test_training_with_its_log_sum_exp(kind: str, dynamic: bool, dtype: torch.dt
     assert (out - true_out).abs().max() < (1e-5 if dtype == torch.float32 else 2e-2)
     assert not lse.requires_grad
     assert q.grad is not None
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_forward_knows_whether_the_program_reads_it(reads: bool, grad: bool) -> None:
+    """With and without a backward, which reads it too."""
+    inputs = tensors(*[(2, 4, 33, 16)] * 3)
+
+    def program(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return both(q, k, v, None, True)[: 1 + reads]
+
+    with capture(strict=True) as graphs, torch.set_grad_enabled(grad):
+        out = graphs.compile(program)(*inputs)[0]
+        if grad:
+            out.sum().backward()
+    (record,) = sites()
+    assert record.plan is not None
+    assert ("logsumexp" in record.plan.numerics_key) is reads
+    assert ["/logsumexp" in text for text in graphs.texts] == [reads]
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
