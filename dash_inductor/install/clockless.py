@@ -42,8 +42,8 @@ def _without_clock(compile_graph: Callable[..., Any], active: Callable[[], bool]
 def _one_split(splits: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
     """Lets one CTA scan a whole row of floats.
 
-    CTAs that share a row add what their predecessors have published by then, one sum or several.  Torch 2.15 leaves
-    such scans to ATen under deterministic algorithms, by the number of splits, which therefore stays.
+    CTAs that share a row add what their predecessors have published by then, one sum or several.  From 2.14.1 on,
+    PyTorch leaves such scans to ATen under deterministic algorithms, by the number of splits, which therefore stays.
     """
 
     def one_split(**facts: Any) -> Any:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import operator
@@ -55,9 +56,12 @@ def waits_meet() -> bool:
     return _triton_since(3, 9)
 
 
+@functools.cache
 def scans_stay_whole() -> bool:
-    """Whether Inductor lets no two CTAs share a row of a scan under deterministic algorithms (pytorch 191714)."""
-    return TORCH >= (2, 15)
+    """Whether Inductor lets no two CTAs share a row of a scan under deterministic algorithms (pytorch 191714), as
+    2.14.1 and 2.15 do."""
+    scan = resolve("torch._inductor.ir", "Scan")
+    return "are_deterministic_algorithms_enabled" in inspect.getsource(scan.create)
 
 
 def _triton_since(*version: int) -> bool:
