@@ -36,6 +36,7 @@ from ..support.hopper_forward import (
     no_short_configs,
     repeated,
     results_of_the_cta,
+    rounding_of_sums,
     whole_tiles,
 )
 from ..support.poison import MASKS as UNSEEN
@@ -125,8 +126,9 @@ def test_a_log_sum_exp_for_the_program(mask: Band, dtype: torch.dtype) -> None:
     found, own = forward(p, logsumexp=True), forward(p)
     check(p, found, logsumexp=True)
     check(p, own)
-    assert not torch.equal(found[0], own[0])
-    assert not torch.equal(found[1], own[1])
+    if rounding_of_sums(dtype, (64, 64)):
+        assert not torch.equal(found[0], own[0])
+        assert not torch.equal(found[1], own[1])
     wide = problem((128, 128), mask, 700, 800, group=2, dtype=dtype)
     assert all(map(torch.equal, forward(wide, logsumexp=True), forward(wide)))
 
