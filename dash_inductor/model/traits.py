@@ -87,5 +87,5 @@ class Traits:
         bounds = [name for name, has in (("lo", self.has_lo), ("hi", self.has_hi)) if has]
         others = {"placed": self.placed, "numbers": self.numbers} | dict.fromkeys(self.modifiers, True)
         others |= {"low": self.low_scores, "grad_logsumexp": self.grad_logsumexp, "sinks": self.sinks}
-        others["logsumexp"] = self.logsumexp
+        others |= {"logsumexp": self.logsumexp}
         return "_".join([*(bounds or ["full"]), *sorted(self.data), *(name for name, has in others.items() if has)])

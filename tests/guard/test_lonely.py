@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed
 
-from dash_inductor.guard import lonely
+from dash_inductor.guard import group, lonely
 from dash_inductor.guard.lonely import Lonely
+from dash_inductor.upstream.collectives import Board
 
 from ..support import planted
 from ..support.planted import Trial
@@ -91,6 +93,30 @@ def test_a_rank_that_others_need_not_leave(watched: tuple[Lonely, Group], what: 
         assert not ends(group, 0.03)
         if what == "is busy":
             rank.event()
+
+
+def test_a_rank_knows_that_others_wait_in_its_next_meeting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of a short wait, not in another meeting, not of one that has ended, and not from a store that is gone."""
+    monkeypatch.setattr(group, "LONG", 0.0)
+    waits, other = group.Group(), group.Group()
+    waits._board = other._board = Board(torch.distributed.HashStore())
+    waits.tell()
+    assert not other.others_wait()
+    with waits._waiting():
+        monkeypatch.setattr(group, "LONG", 60.0)
+        waits.tell()
+        assert not other.others_wait()
+        monkeypatch.setattr(group, "LONG", 0.0)
+        time.sleep(TICK)
+        waits.tell()
+    assert other.others_wait()
+    other.meetings += 1
+    assert not other.others_wait()
+    waits.meetings += 1
+    waits.tell()
+    assert not other.others_wait()
+    other._board = Board(None)
+    assert not other.others_wait()
 
 
 @pytest.mark.full
