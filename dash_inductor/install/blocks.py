@@ -20,6 +20,8 @@ ACROSS = 8
 Inductor has the same number for the opposite."""
 BUSY = 10
 """Loads and reductions from which Inductor takes smaller blocks, because registers may be few."""
+ROWS = 512
+"""Sums of fewer rows are left to Inductor: with blocks of few numbers of a row, few programs would run for long."""
 MANY = 1 << 22
 """Elements that are many: a kernel of as many in two dimensions gets large tiles, and a smaller sum in three dimensions
 is left to Inductor."""
@@ -81,16 +83,17 @@ def choose(kernel: Kernel) -> dict[str, int] | None:
             return None
         large = min(x, sizes["y"]) > 32 and x * sizes["y"] >= MANY
         return _blocks(8, XBLOCK=64, YBLOCK=64) if large else None
-    if {*sizes} == {"x", "y", "r0_"} and kernel.reductions and x * sizes["y"] * r >= MANY:
+    rows = x * sizes.get("y", 1)
+    if {*sizes} == {"x", "y", "r0_"} and kernel.reductions and rows > ROWS and rows * r >= MANY:
         return _in_three_dimensions(kernel)
     if {*sizes} != {"x", "r0_"}:
         return None
     along_x, along_r = kernel.scores.get("x", 0), max(kernel.scores.get("r0_", 1), 1)
     if kernel.hint == "DEFAULT" and along_x >= ACROSS * along_r:
         return _across(kernel.kind, x, r, kernel.loads)
-    if kernel.hint == "DEFAULT" and ACROSS * along_x > along_r:
+    if kernel.hint == "DEFAULT" and ACROSS * along_x > along_r and x > ROWS:
         return _both_ways(kernel.kind, x, r, kernel.loads)
-    if kernel.hint == "INNER" and kernel.kind == "reduction" and x > 512:
+    if kernel.hint == "INNER" and kernel.kind == "reduction" and x > ROWS:
         return _along(r, kernel.loads + kernel.reductions)
     return None
 

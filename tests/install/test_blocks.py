@@ -82,6 +82,10 @@ def test_kernels_that_are_left_to_inductor() -> None:
     assert choose(kernel("reduction", "OUTER", scores={"x": 100}, x=1 << 16, r0_=256)) is None
     assert choose(kernel("persistent_reduction", "INNER", x=8192, r0_=1024)) is None
     assert choose(kernel("persistent_reduction", x=1 << 16, r0_=2048, y=4)) is None
+    both = {"x": 100, "y": 100, "r0_": 90}
+    for sizes, few in (({"x": 1 << 16}, {"x": 8}), ({"x": 64, "y": 64}, {"x": 8, "y": 2})):
+        assert choose(kernel("reduction", "DEFAULT", scores=both, r0_=1 << 20, **sizes)) is not None
+        assert choose(kernel("reduction", "DEFAULT", scores=both, r0_=1 << 20, **few)) is None
     assert choose(Kernel("reduction", {"x": 64, "y": 64, "r0_": 64}, "", {}, 3, 1, reductions=0)) is None  # a scan
 
 
