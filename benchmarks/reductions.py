@@ -398,9 +398,13 @@ def summary(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
+    from .whole_models import MODELS
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[""], help="cases whose name begins like one of these")
-    parser.add_argument("--models", nargs="+", default=[], help="training steps of these instead of the cases")
+    parser.add_argument(
+        "--models", nargs="+", default=[], choices=MODELS, help="training steps of these instead of the cases"
+    )
     parser.add_argument("--together", type=int, default=max((os.cpu_count() or 2) - 2, 1))
     parser.add_argument("--name", default="reductions", help="name of the results file")
     parser.add_argument("--child", nargs=4, metavar=("CASE", "LOCK", "PART", "PARTS"), help=argparse.SUPPRESS)
