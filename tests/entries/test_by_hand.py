@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dash_inductor
 from dash_inductor.entries import math_path
-from dash_inductor.entries.by_hand.entry import OP
+from dash_inductor.entries.by_hand.entry import ONLY_READ, OP
 from dash_inductor.entries.by_hand.values import Values
 from dash_inductor.graph.emit import Emitter
 from dash_inductor.model.reasons import Reason
@@ -372,9 +372,10 @@ def test_the_same_bits_again() -> None:
 def test_random_programs(seeds: range) -> None:
     """Masks, biases, sinks, softcaps, scales and grouped heads, put together at random, against double precision.
 
-    All are replaced but those with a finite number in the place of hidden scores beside a bias that has a gradient.
+    All are replaced but those with a finite number in the place of hidden scores, beside a bias that has a gradient or
+    under a mask of no closed form.
     """
     outcomes, wrong = run(seeds)
     assert not wrong, "\n".join(wrong)
-    assert all(name == "replaced" or name.startswith(str(Reason.BIAS_GRADIENT)) for name in outcomes), outcomes
+    assert all(name == "replaced" or name.endswith(ONLY_READ) for name in outcomes), outcomes
     assert outcomes["replaced"] >= 0.6 * len(seeds), outcomes

@@ -22,9 +22,11 @@ EAGER = [("Bert", "right", 2), ("Bart", "plain", 6), ("Llama", "plain", 2)]
 """Families with the implementation that transformers calls eager, and how many attentions they have."""
 
 
-def trained(model: Any, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+def trained(model: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
+    """The compiled model, and its gradients."""
     with capture() as graphs:
-        return gradients(model, graphs.compile(model), inputs)
+        run = graphs.compile(model)
+        return run, gradients(model, run, inputs)
 
 
 @pytest.mark.parametrize(("family", "kind", "count"), EAGER)
@@ -32,22 +34,22 @@ def test_eager_implementations(family: str, kind: str, count: int) -> None:
     model = build(family).eval()
     model.set_attn_implementation("eager")  # type: ignore[operator]
     inputs = inputs_of(family, kind)
-    found = trained(model, inputs)
+    run, found = trained(model, inputs)
     assert [(record.op, record.status) for record in sites()] == [(OP, "replaced")] * count, [
         record.detail for record in sites()
     ]
-    check_accuracy(model, found, inputs)
+    check_accuracy(model, run, found, inputs)
 
 
 @pytest.mark.parametrize(("family", "noted"), [("GptOss", "with sinks"), ("Gemma2", "repeat each head 2 times")])
 def test_their_only_implementation(family: str, noted: str) -> None:
     model = build(family).eval()
     inputs = inputs_of(family, "plain")
-    found = trained(model, inputs)
+    run, found = trained(model, inputs)
     assert [record.mask for record in sites()] == ["band(0,7)", "causal"], [record.detail for record in sites()]
     assert all(noted in record.detail for record in sites())
     assert all("softcap" in str(record.site and record.site.call) for record in sites()) == (family == "Gemma2")
-    check_accuracy(model, found, inputs)
+    check_accuracy(model, run, found, inputs)
 
 
 def test_attention_weights_in_the_output_keep_it() -> None:

@@ -153,6 +153,7 @@ PROGRAMS = {
     "flat": Program(flat, "causal"),
     "three dimensions": Program(three, "full"),
     "keys first": Program(keys_first, "full"),
+    "one query": Program(three, "full", ((BATCH, HEADS, 1, DIM), *QKV[1:])),
     "softcap": Program(capped, "causal", GROUPED),
     "sinks": Program(sinks, "causal", (*GROUPED, (HEADS,))),
     "sinks beside a bias": Program(biased_sinks, "full + bias", (*QKV, (HEADS,), (HEADS, LENGTH, LENGTH))),

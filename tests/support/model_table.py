@@ -10,6 +10,7 @@ tools/model_tables.py write the tables of docs/replaced.md.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import re
 from collections import Counter
@@ -87,6 +88,23 @@ def calls_of(cell: Cell) -> int:
     return counted.count
 
 
+class InDouble(TorchFunctionMode):
+    """What a program computes in float32 is computed in float64, as is all else in double precision.
+
+    A mask holds the smallest number of float64 then, which is minus infinity in float32: rows without keys would be NaN.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = {name: self._wide(value) for name, value in (kwargs or {}).items()}
+        if function is Tensor.float:
+            return Tensor.double(*args, **kwargs)
+        return function(*map(self._wide, args), **kwargs)
+
+    @staticmethod
+    def _wide(value: Any) -> Any:
+        return torch.float64 if value is torch.float32 else value
+
+
 def line(records: Iterable[SiteRecord], calls: int) -> str:
     """The fate of the calls, and of attention that a model computes by hand: how often which mask was replaced, or why
     sites were kept.
@@ -135,7 +153,7 @@ def check(cell: Cell, device: str, compile_model: Callable[[nn.Module], Callable
     if not on_cuda and all(record.status == "replaced" for record in sites()):
         check_scoring(run, first["loss"], inputs)
     if sites() and not cell.dropout:
-        check_accuracy(model, first, inputs)
+        check_accuracy(model, run, first, inputs)
 
 
 def check_scoring(run: Any, trained: Tensor, inputs: dict[str, Any]) -> None:
@@ -188,23 +206,73 @@ def agree(found: str, expected: str) -> bool:
     return not kept and by_math <= full + ours[MATH] and max(without, 1) <= records
 
 
-def check_accuracy(model: Any, ours: dict[str, Tensor], inputs: dict[str, Any]) -> None:
+def check_accuracy(model: nn.Module, run: Any, ours: dict[str, Tensor], inputs: dict[str, Any]) -> None:
     """The gradients are at most twice as far from double precision's as the eager ones of the same dtype.
 
-    The floor is for luck, for gradients that are zero in exact arithmetic, as for the biases of keys, and for
-    models that compute parts in float32 whatever their dtype is.
+    The floor is for gradients that are zero in exact arithmetic, as for the biases of keys, and for models that compute
+    parts in float32 whatever their dtype is.  The errors of a few numbers say little about a program: eager code may
+    have rounded two numbers well by chance.  A gradient of few numbers that is beyond the limit is judged by the errors
+    under `DRAWS` other values of the parameters.
     """
     torch.use_deterministic_algorithms(True, warn_only=True)  # not everything in eager code has a deterministic kernel
+    errors = _errors(model, ours, inputs)
+    beyond = [name for name, error in errors.items() if not error.is_small()]
+    few = [name for name in beyond if ours[name].numel() < FEW]
+    assert few == beyond, [name for name in beyond if name not in few]
+    if not few:
+        return
+    draws = []
+    for seed in range(DRAWS):
+        _draw_again(model, seed)
+        draws.append(_errors(model, gradients(model, run, inputs), inputs))
+    for name in few:
+        assert sum((draw[name] for draw in draws), GradientError()).is_small(), name
+
+
+FEW, DRAWS = 64, 8
+
+
+@dataclass(frozen=True)
+class GradientError:
+    """Squared distances from double precision, of ours and of eager code, and of what is allowed beside that."""
+
+    ours: float = 0.0
+    eager: float = 0.0
+    floor: float = 0.0
+
+    def __add__(self, other: GradientError) -> GradientError:
+        return GradientError(self.ours + other.ours, self.eager + other.eager, self.floor + other.floor)
+
+    def is_small(self) -> bool:
+        return self.ours**0.5 <= 2 * self.eager**0.5 + self.floor**0.5
+
+
+def _errors(model: nn.Module, ours: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, GradientError]:
+    """The errors of all gradients."""
     eager = gradients(model, model, inputs)
     device, dtype = next((p.device.type, p.dtype) for p in model.parameters())
-    model.set_experts_implementation("eager")  # the others know no double precision
-    exact = gradients(model.double(), model, _moved(inputs, device, torch.float64))
+    double: Any = copy.deepcopy(model).double()
+    double.set_experts_implementation("eager")  # the others know no double precision
+    with InDouble():
+        exact = gradients(double, double, _moved(inputs, device, torch.float64))
     assert ours.keys() == eager.keys() == exact.keys()
     largest = max(float(true.norm()) for true in exact.values())
-    for name, true in exact.items():
-        error, theirs = (float((found[name] - true).norm()) for found in (ours, eager))
-        floor = (1e-3 if dtype == torch.bfloat16 else 1e-5) * max(float(true.norm()), 0.1 * largest)
-        assert error <= 2 * theirs + floor, name
+    relative = 1e-3 if dtype == torch.bfloat16 else 1e-5
+    return {
+        name: GradientError(
+            *(float((found[name] - true).norm()) ** 2 for found in (ours, eager)),
+            (relative * max(float(true.norm()), 0.1 * largest)) ** 2,
+        )
+        for name, true in exact.items()
+    }
+
+
+def _draw_again(model: nn.Module, seed: int) -> None:
+    """Change all parameters by about a hundredth: another draw of all roundings."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 + 0.01 * torch.randn_like(parameter))
 
 
 def _moved(inputs: dict[str, Any], device: str, dtype: torch.dtype) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from torch.fx import Node
 from ...graph.drafts import users
 from ...graph.nodes import op_name
 from .known import Known
-from .labels import CAST, COPIES, VIEWS, Dimension, Labels, shape_of
+from ...graph.sizes import same_all, static
+from .labels import CAST, COPIES, VIEWS, Dimension, Labels, is_float, shape_of
 from .operands import new_dimension, operand
 from .scores import PRODUCTS, NotAttention, constant_factor
 from .value import Kind, Operand, Value
@@ -37,6 +38,17 @@ def product_of_scores(values: Known) -> None:
         operand(values, "Q", other, right)
     else:
         raise NotAttention
+
+
+def is_outer(node: Node) -> bool:
+    """Whether a node multiplies columns by rows, which is how a product over one query or one key is decomposed."""
+    if op_name(node) != "aten::mul" or not all(isinstance(arg, Node) and is_float(arg) for arg in node.args):
+        return False
+    left, right = (shape_of(arg) for arg in node.args)  # type: ignore[arg-type]
+    if not len(left) == len(right) == 3 or not same_all(left[:1], right[:1]):
+        return False
+    inner = static(left[2]) == static(right[1]) == 1
+    return inner and static(left[1]) != 1 and static(right[2]) != 1
 
 
 def product(values: Known, node: Node) -> Value | None:

@@ -15,7 +15,7 @@ from ...graph.nodes import op_name
 from .known import Known
 from .labels import CAST, COPIES, VIEWS
 from .operands import name_operand
-from .products import look_for_gradient, product, product_of_scores
+from .products import is_outer, look_for_gradient, product, product_of_scores
 from .rules import RULES, result_of_maximum
 from .scores import PRODUCTS, constant_factor
 from .value import Value
@@ -66,6 +66,10 @@ class Values(Known):
             return result_of_maximum(self, node)
         if name in PRODUCTS:
             return product(self, node)
+        if is_outer(node):
+            found = product(self, node)
+            if found is not None:
+                return found
         first = self.known.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
         if first is not None:
             if first.kind == "zero" and name in (*VIEWS, *COPIES, CAST, "aten::expand", "aten::permute"):
