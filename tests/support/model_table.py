@@ -91,7 +91,7 @@ def calls_of(cell: Cell) -> int:
 class InDouble(TorchFunctionMode):
     """What a program computes in float32 is computed in float64, as is all else in double precision.
 
-    A mask holds the smallest number of float64 then, which is minus infinity in float32: rows without keys would be NaN.
+    A mask holds the smallest number of float64 then, minus infinity in float32, where rows without keys would be NaN.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -6,8 +6,8 @@ from torch.fx import Node
 
 from ...graph.drafts import users
 from ...graph.nodes import op_name
-from .known import Known
 from ...graph.sizes import same_all, static
+from .known import Known
 from .labels import CAST, COPIES, VIEWS, Dimension, Labels, is_float, shape_of
 from .operands import new_dimension, operand
 from .scores import PRODUCTS, NotAttention, constant_factor
