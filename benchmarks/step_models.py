@@ -1,6 +1,7 @@
 """Training steps of many models: default, and deterministic with dash_inductor; time and peak memory.
 
     python -m benchmarks.step_models [--models gpt2 bert ...] [--variants default dash] [--together 4]
+    python -m benchmarks.step_models --models llama llava --padded    # texts of several lengths, with a mask
 
 Every model and variant has a process of its own.  Those of a few models compile at the same time; then they are timed,
 one after another, the variants of a model by turns.  A row says the median step in ms, its ratio to the default,
@@ -27,13 +28,14 @@ STEPS = 8
 """Steps of a turn."""
 
 
-def child(name: str, variant: str) -> None:
+def child(name: str, variant: str, is_padded: bool) -> None:
     """Trains one model; every line on stdin asks for a turn."""
     import torch
 
     import dash_inductor
 
     from .whole_models import MODELS
+    from .whole_models.made import padded
 
     torch.use_deterministic_algorithms(variant != "default", warn_only=variant == "deterministic")
     if variant in ("default", "deterministic"):
@@ -43,6 +45,7 @@ def child(name: str, variant: str) -> None:
     torch.manual_seed(0)
     with torch.device("cuda"):
         model, inputs = MODELS[name]()
+        inputs = padded(inputs) if is_padded else inputs
         model.to(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     compiled = torch.compile(model)
@@ -73,8 +76,8 @@ def child(name: str, variant: str) -> None:
 class Children:
     """The processes of some models in all variants; `with` ends them."""
 
-    def __init__(self, names: Sequence[str], variants: Sequence[str]) -> None:
-        command = [sys.executable, "-m", "benchmarks.step_models", "--child"]
+    def __init__(self, names: Sequence[str], variants: Sequence[str], is_padded: bool) -> None:
+        command = [sys.executable, "-m", "benchmarks.step_models", *(["--padded"] if is_padded else []), "--child"]
         self.errors = {key: tempfile.TemporaryFile("w+") for key in itertools.product(names, variants)}  # noqa: SIM115
         self.running = {
             key: subprocess.Popen([*command, *key], stdin=PIPE, stdout=PIPE, stderr=errors, text=True)
@@ -110,10 +113,10 @@ class Children:
         return float(self.told(key))
 
 
-def timed(names: Sequence[str], variants: Sequence[str], rounds: int) -> list[dict[str, Any]]:
+def timed(names: Sequence[str], variants: Sequence[str], rounds: int, is_padded: bool) -> list[dict[str, Any]]:
     """The rows of models that are compiled at the same time, and then timed."""
     rows: list[dict[str, Any]] = []
-    with Children(names, variants) as children:
+    with Children(names, variants, is_padded) as children:
         ready: dict[str, dict[str, Any]] = {}
         for name in names:
             try:
@@ -141,16 +144,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--together", type=int, default=4, help="models that are in memory at the same time")
     parser.add_argument("--name", default="step_models", help="name of the results file")
+    parser.add_argument("--padded", action="store_true", help="texts of several lengths")
     parser.add_argument("--child", nargs=2, metavar=("MODEL", "VARIANT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        child(*options.child)
+        child(*options.child, options.padded)
         return
     from . import common
 
     rows = []
     for first in range(0, len(options.models), options.together):
-        rows += timed(options.models[first : first + options.together], options.variants, options.rounds)
+        rows += timed(
+            options.models[first : first + options.together], options.variants, options.rounds, options.padded
+        )
     print(common.write(options.name, {"conditions": common.conditions(), "options": vars(options), "rows": rows}))
 
 

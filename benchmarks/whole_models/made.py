@@ -28,6 +28,22 @@ def causal(config: Any, batch: int, length: int) -> Made:
     return AutoModelForCausalLM.from_config(config), {"input_ids": tokens, "labels": tokens}
 
 
+def padded(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Texts of several lengths: padding behind all but the first, up to three eighths of the longest, and a mask that
+    names it; labels are ignored there.
+
+    Raises:
+        ValueError: inputs without tokens.
+    """
+    if "input_ids" not in inputs:
+        raise ValueError(f"inputs of a model have no input_ids, but {', '.join(inputs)}")
+    rows, length = inputs["input_ids"].shape
+    lengths = torch.linspace(length, length * 5 / 8, rows).long()
+    mask = torch.arange(length) < lengths[:, None]
+    labels = inputs["labels"].masked_fill(~mask, -100)
+    return {**inputs, "attention_mask": mask.long(), "labels": labels}
+
+
 def hooked(model: Any, pixels: Tensor, **others: Any) -> Any:
     """A model of transformers after a call outside of graphs, in which it installs hooks that Dynamo cannot trace."""
     with torch.no_grad():

@@ -16,5 +16,5 @@ def test_programs_are_read_rightly_or_kept(seed: int) -> None:
     outcomes, wrong = run(seed, PROGRAMS)
     assert not wrong, "\n".join(f"{program}: {error}" for program, error in wrong)
     assert outcomes["mask read"] >= 0.4 * PROGRAMS, outcomes  # a reader that keeps everything proves nothing
-    assert outcomes["score read"] >= 0.15 * PROGRAMS, outcomes
+    assert outcomes["score read"] >= 0.12 * PROGRAMS, outcomes  # a sixth on average
     assert outcomes["score kept"] >= 0.05 * PROGRAMS, outcomes

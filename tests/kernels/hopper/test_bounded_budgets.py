@@ -141,7 +141,9 @@ def check(used: Built, powers: int, spilled: int, beside: int, others: int) -> N
 @cases
 def test_the_forward_fits(case: Case) -> None:
     block_kv = forward.FORWARD_CONFIGS[forward.tile_dims(*case.dims)].block_kv
-    check(of_forward(case), block_kv // 2, 768 if case.dims == (64, 64) else 160, 2, 5)
+    narrow = case.dims == (64, 64)  # sums by matmul take registers, and less time all the same
+    beside = 7 if narrow and case.dtype == "float16" else 2
+    check(of_forward(case), block_kv // 2, 768 if narrow else 160, beside, 5)
 
 
 @UNTUNED

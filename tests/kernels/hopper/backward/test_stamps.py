@@ -231,7 +231,7 @@ def test_others_are_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(replace(case, stamped=True))}" for case in LATER),
         """\
-64/64 causal bent_fold float16 group 4 ragged: registers 168, spilled 20/48, shared 199292, in loops 4+0
+64/64 causal bent_fold float16 group 4 ragged: registers 168, spilled 12/32, shared 199292, in loops 0+0
 128/128 full ascending bfloat16 group 1: registers 168, spilled 0/0, shared 214572, in loops 0+0
 128/128 causal spt bfloat16 group 4 codes placed: registers 168, spilled 44/80, shared 215260, in loops 0+0
 128/128 causal bent_fold bfloat16 group 1 dropout: registers 168, spilled 24/36, shared 214604, in loops 2+0
