@@ -1,10 +1,11 @@
 """Training steps of many models: default, and deterministic with dash_inductor; time and peak memory.
 
-    python -m benchmarks.step_models [--models gpt2 bert ...] [--variants default dash] [--together 4]
+    python -m benchmarks.step_models [--models gpt2 bert ...] [--variants default dash] [--together 1]
     python -m benchmarks.step_models --models llama llava --padded    # texts of several lengths, with a mask
 
-Every model and variant has a process of its own.  Those of a few models compile at the same time; then they are timed,
-one after another, the variants of a model by turns.  A row says the median step in ms, its ratio to the default,
+Every model and variant has a process of its own.  Those of `--together` models compile at the same time; then they are
+timed, one after another, the variants of a model by turns.  Where the host is what a step waits for, processes of other
+models make it slower although they do nothing, so one model at a time is what to compare.  A row says the median step in ms, its ratio to the default,
 the ratio of peak memory, and whether the losses of five steps are finite.  What fails is named and left out.
 """
 
@@ -142,7 +143,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
     parser.add_argument("--variants", nargs="+", default=["default", "dash"], choices=VARIANTS)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--together", type=int, default=4, help="models that are in memory at the same time")
+    parser.add_argument("--together", type=int, default=1, help="models that are in memory at the same time")
     parser.add_argument("--name", default="step_models", help="name of the results file")
     parser.add_argument("--padded", action="store_true", help="texts of several lengths")
     parser.add_argument("--child", nargs=2, metavar=("MODEL", "VARIANT"), help=argparse.SUPPRESS)

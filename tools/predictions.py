@@ -5,8 +5,8 @@
 `--fit` prints constants for `kernels.hopper.calibration` that are fitted anew: least squares of the relative
 errors over the shapes whose length is in `FITTED`.  The other shapes are held out.
 
-The backwards are from the results in `BACKWARDS`, all under the planned schedule.  The forwards are from forward.json,
-and from masks.json under plain masks.  Everything ran on H200s.
+The backwards are from the results in `BACKWARDS`, all under the planned schedule.  The forwards are from those in
+`FORWARDS`, and from masks.json under plain masks.  Everything ran on H200s.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ BACKWARDS = {
     "backward_alone": "alone",
 }
 """Results of backwards, and how they ran: by turns with other libraries' backwards, or with the regular shape alone."""
+FORWARDS = "forward", "forward_narrow"
+"""Results of forwards."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def points() -> list[Point]:
         if row["shape"] in CLOSED_FORMS:
             name = CLOSED_FORMS[row["shape"]]
             found.append(Point(name, site_of(name), None, row["ms"]["closed form"][0] * 1e3))
-    for row in _rows("forward"):
+    for row in (row for name in FORWARDS for row in _rows(name) if not row["shape"].startswith("short:")):
         found.append(Point(row["shape"], site_of(row["shape"]), None, row["ms"]["dash"] * 1e3))
     return found
 

@@ -100,49 +100,72 @@ RIVALS = {
     "FA3 nondet": "FA3",
     "FA3 det": "FA3, deterministic",
     "DASH fork det": "DASH fork, deterministic",
+    "FA4 nondet": "FA4",
+    "FA4 det": "FA4, deterministic",
     "cuDNN nondet": "cuDNN",
     "dash": "dash_inductor",
 }
 """Columns of the backward's results, and their titles."""
+FORWARDS = {"FA2": "FA2", "cuDNN": "cuDNN", "FA4": "FA4", "dash": "dash_inductor"}
+"""The same of the forward's."""
 
 
 def rivals(*names: str) -> str:
     """The table of backwards beside other kernels, from the results files of these names."""
     measured = [row for name in names for row in read(name)["rows"]]
-    columns = {key: title for key, title in RIVALS.items() if any(row.get(key) for row in measured)}
+    columns, ratios = _beside(measured, RIVALS, ("FA3 nondet", "FA4 nondet"))
     rows = []
     for row in measured:
         _, dims, mask, heads, length = row["shape"].split(":")
-        rates = [f"{row[key]:.0f}" if row.get(key) else "" for key in columns]
-        ratio = f"{row['dash'] / row['FA3 nondet']:.2f}" if row.get("FA3 nondet") else ""
         what = (
             f"{dims[1:]} {mask.replace('band(0,1023)', 'window 1024')}, {heads[1:].replace('h', ' x ')}, {length[1:]}"
         )
-        rows.append([what, *rates[:-1], f"**{rates[-1]}**", ratio])
-    head = ["head dimension, mask, batch x heads, length", *columns.values(), "relative to FA3"]
-    return table(head, rows)
+        rows.append([what, *_beside_others(row, columns, ratios)])
+    return table(["head dimension, mask, batch x heads, length", *_titles(RIVALS, columns, ratios)], rows)
 
 
-def forwards() -> str:
-    """The table of forwards: the regular shapes, and short ones."""
+def forwards(*names: str) -> str:
+    """The table of forwards from the results files of these names: the regular shapes, and short ones."""
+    found = [row for name in names for row in read(name)["rows"]]
+    measured = [row for row in found if row["shape"].split(":")[0] in ("short", "regular")]
+    columns, ratios = _beside(measured, FORWARDS, ("FA4",))
     rows = []
-    for row in [*read("forward_short")["rows"], *read("forward")["rows"]]:
-        group, dims, mask, _, length = row["shape"].split(":")
-        if group in ("short", "regular"):
-            rates = [f"{row[name]:.0f}" for name in ("FA2", "cuDNN", "dash")]
-            rows.append((f"{dims[1:]} {mask}", int(length[1:]), [*rates[:-1], f"**{rates[-1]}**"]))
+    for row in measured:
+        _, dims, mask, _, length = row["shape"].split(":")
+        rows.append((f"{dims[1:]} {mask}", int(length[1:]), _beside_others(row, columns, ratios)))
     kinds = ["128 full", "128 causal", "64 full", "64 causal"]
     rows.sort(key=lambda row: (kinds.index(row[0]), row[1]))
-    head = ["head dimension, mask", "length", "FA2", "cuDNN", "dash_inductor"]
+    head = ["head dimension, mask", "length", *_titles(FORWARDS, columns, ratios)]
     return table(head, [[kind, str(length), *rates] for kind, length, rates in rows])
+
+
+def _beside(
+    rows: Sequence[dict[str, Any]], titles: dict[str, str], relative: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """The columns that some row has, and of `relative` those to which ours is compared."""
+    columns = [key for key in titles if any(row.get(key) for row in rows)]
+    return columns, [key for key in relative if key in columns]
+
+
+def _titles(titles: dict[str, str], columns: Sequence[str], ratios: Sequence[str]) -> list[str]:
+    return [*(titles[key] for key in columns), *(f"relative to {titles[key]}" for key in ratios)]
+
+
+def _beside_others(row: dict[str, Any], columns: Sequence[str], ratios: Sequence[str]) -> list[str]:
+    """The rates of a row, ours last and in bold, and what ours is of others."""
+    rates = [f"{row[key]:.0f}" if row.get(key) else "" for key in columns]
+    relative = [f"{row['dash'] / row[key]:.2f}" if row.get(key) else "" for key in ratios]
+    return [*rates[:-1], f"**{rates[-1]}**", *relative]
 
 
 TABLES: dict[str, Callable[[], str]] = {
     "steps": steps,
     "masks": masks,
-    "forwards": forwards,
+    "forwards": partial(forwards, "forward_short", "forward", "forward_narrow"),
+    "forwards of an H100": partial(forwards, "forward_h100"),
     "rivals": partial(rivals, "backward_rivals", "backward_rivals_also"),
     "rivals of an H100": partial(rivals, "backward_h100", "backward_h100_also"),
+    "FlashAttention-4": partial(rivals, "backward_h100_fa4"),
 }
 
 
