@@ -5,8 +5,9 @@
 
 Every model and variant has a process of its own.  Those of `--together` models compile at the same time; then they are
 timed, one after another, the variants of a model by turns.  Where the host is what a step waits for, processes of other
-models make it slower although they do nothing, so one model at a time is what to compare.  A row says the median step in ms, its ratio to the default,
-the ratio of peak memory, and whether the losses of five steps are finite.  What fails is named and left out.
+models make it slower although they do nothing, so one model at a time is what to compare.  A row says the median step
+in ms, its ratio to the default, the ratio of peak memory, and whether the losses of five steps are finite.  What fails
+is named and left out.
 """
 
 from __future__ import annotations
