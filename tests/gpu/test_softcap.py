@@ -16,6 +16,7 @@ from dash_inductor.kernels.common import score
 from dash_inductor.kernels.hopper.backward import build as backward
 from dash_inductor.kernels.hopper.forward import build
 from dash_inductor.model import Band, Call, Mask
+from dash_inductor.model.call import LOW_SOFTCAP
 from dash_inductor.planning import plan
 
 from ..support import bounded_scores, score_kernel
@@ -124,6 +125,24 @@ def test_a_mask_that_hides_nothing(dims: tuple[int, int], spread: float) -> None
     assert same(found, wide.run(chosen)())
     ones = torch.ones(2, 512, dtype=torch.bool, device="cuda")
     assert same(found, replace(full, call=call("keys(0)", 30.0), extras=(ones,)).run(chosen)())
+
+
+@ON_HOPPER
+@pytest.mark.parametrize("dims", DIMS[:2], ids=str)
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+@pytest.mark.parametrize("size", [2.0**30, 2.0**-30])
+def test_scores_at_a_bound(dims: tuple[int, int], sign: float, size: float) -> None:
+    """All scores of a row lie at the largest low bound, or at its negative, and values are large or small.
+
+    Without a maximum of the row, powers of scores are 2**72 or 2**-72 then.
+    """
+    p = Bounded.random(call("causal", LOW_SOFTCAP), dims, lengths=(512, 512))
+    p = replace(p, q=torch.full_like(p.q, 8.0), k=torch.full_like(p.k, 8.0 * sign), v=p.v * size)
+    found, true = p.run(p.plan("hopper", arch()))(), p.exact()
+    for place in (0, 3):  # out and dv; scores at a bound have no gradient
+        error = float((found[place].double() - true[place]).norm() / true[place].norm())
+        assert error <= TOLERANCE[p.q.dtype]
+    assert all(tensor.isfinite().all() for tensor in found)
 
 
 @ON_HOPPER
