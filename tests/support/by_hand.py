@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 BATCH, HEADS, LENGTH, DIM = 2, 4, 33, 16
 Shape = tuple[int, ...]
 QKV: tuple[Shape, ...] = ((BATCH, HEADS, LENGTH, DIM),) * 3
+SPLIT: Shape = (BATCH, LENGTH, HEADS // 2, 2, DIM)
 GROUPED: tuple[Shape, ...] = (QKV[0], *((BATCH, HEADS // 2, LENGTH, DIM),) * 2)
 
 
@@ -128,6 +129,27 @@ def pair(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, gate: Tensor) -> Tensor:
     return (found * gate.sigmoid().transpose(-2, -3)).flatten(-2)
 
 
+def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Query heads that share a head of key and value, by einsum: nothing is repeated."""
+    scores = torch.einsum("bqhgd,bkhd->bhgqk", q, k) * 0.25
+    return torch.einsum("bhgqk,bkhd->bqhgd", scores.softmax(-1), v)
+
+
+def grouped_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("bqhgd,bkhd->bhgqk", q, k) * 0.25
+    place = torch.arange(q.shape[1], device=q.device)
+    scores = scores.masked_fill(place[:, None] < place, -math.inf)
+    return torch.einsum("bhgqk,bkhd->bqhgd", scores.softmax(-1), v).flatten(2)
+
+
+def grouped_biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, sink: Tensor) -> Tensor:
+    """With a bias for all heads, and a sink for each."""
+    scores = torch.einsum("bhgqd,bhkd->bhgqk", q, k) * 0.25 + bias
+    column = sink[None, :, :, None, None].expand(*scores.shape[:4], 1)
+    weights = torch.cat([scores, column], -1).softmax(-1)[..., :-1]
+    return torch.einsum("bhgqk,bhkd->bhgqd", weights, v)
+
+
 def two_biases(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, more: Tensor) -> Tensor:
     return (q @ k.mT * 0.25 + bias + more).softmax(-1) @ v
 
@@ -159,6 +181,11 @@ PROGRAMS = {
     "sinks beside a bias": Program(biased_sinks, "full + bias", (*QKV, (HEADS,), (HEADS, LENGTH, LENGTH))),
     "pair bias": Program(pair, "full + bias", (*QKV, (1, 1, *PLANE[1:]), QKV[0])),
     "two biases": Program(two_biases, "full + bias", (*QKV, (HEADS, 1, LENGTH), PLANE)),
+    "grouped": Program(grouped, "full", (SPLIT, *(SPLIT[:3] + SPLIT[4:],) * 2)),
+    "grouped causal": Program(grouped_causal, "causal", (SPLIT, *(SPLIT[:3] + SPLIT[4:],) * 2)),
+    "grouped beside a bias and sinks": Program(
+        grouped_biased, "full + bias", ((BATCH, 2, 2, LENGTH, DIM), *GROUPED[1:], (LENGTH, LENGTH), (2, 2))
+    ),
     "tied": Program(tied, "causal", QKV[:1]),
     "math": Program(by_math, "full + bias", (*QKV, (1, *PLANE[1:]))),
 }

@@ -40,6 +40,13 @@ def shape_of(node: Node) -> Sequence[Dim]:
     return value.shape if isinstance(value, Tensor) else ()
 
 
+def broadcast(node: Node, labels: Labels) -> Labels:
+    """The labels of a tensor that broadcasts to one with these labels."""
+    shape = shape_of(node)
+    padded: Labels = ((),) * len(shape) if len(shape) > len(labels) else labels[len(labels) - len(shape) :]
+    return tuple(() if static(size) == 1 else label for size, label in zip(shape, padded, strict=True))
+
+
 def is_tensor(value: object) -> bool:
     return isinstance(value, Node) and isinstance(value.meta.get("val"), Tensor)
 

@@ -10,8 +10,7 @@ import torch
 from torch.fx import Node
 
 from ...graph.drafts import Drafts
-from ...graph.sizes import static
-from .labels import Dimension, Labels, shape_of
+from .labels import Dimension, Labels
 from .places import Reader
 from .scores import Stuck, Term
 
@@ -76,9 +75,7 @@ def _in_four(reader: Reader, term: Term) -> Node:
     labels = atoms.resolved(term.labels)
     if labels == wanted:
         return term.tensor
-    shape = shape_of(term.tensor)
-    padded: Labels = ((),) * len(shape) if len(shape) > len(labels) else labels[len(labels) - len(shape) :]
-    own = tuple(() if static(size) == 1 else label for size, label in zip(shape, padded, strict=True))
+    own = term.own(atoms)
     present = {atom for dimension in own for atom in dimension}
     for dimension in wanted:
         if dimension and 0 < len(present & set(dimension)) < len(dimension):

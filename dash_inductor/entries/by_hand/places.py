@@ -12,28 +12,33 @@ from torch.fx import Node
 from ...graph import sizes
 from ...graph.drafts import Drafts, users
 from ...graph.emit import Emitter
-from ...graph.nodes import Argument
+from ...graph.nodes import Argument, op_name
 from ...model.call import Order
 from ..attention import Axes
 from ..repeat_kv import find_repeat
-from .labels import Atom, Atoms, Dimension, Labels, shape_of, stride_of, strides
+from .labels import Atom, Atoms, Dimension, Labels, broadcast, shape_of, stride_of, strides
 from .scores import Stuck, constant_factor
 from .value import Kind, Operand, Value
 from .values import Values
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
+_COPIED = (0, 2, 1, 3)
+"""The order of a result that is copied."""
 Call = Callable[..., Node]
 """Adds a node: an operator with its arguments."""
 
 
 @dataclass(frozen=True)
 class Roles:
-    """The dimensions of an attention: batch, heads, queries, keys, head dim, and that of value."""
+    """The dimensions of an attention: batch, heads of query, heads of key and value, queries, keys, head dim, and that
+    of value.
+    """
 
     atoms: Atoms
     batch: Dimension
     heads: Dimension
+    kv_heads: Dimension
     queries: Dimension
     keys: Dimension
     inner: Dimension
@@ -43,6 +48,10 @@ class Roles:
     def of(values: Values) -> Roles:
         """Leading dimensions in front of the heads are the batch; a single one is the batch itself.
 
+        The rows of the product of query and key may be queries of grouped heads.  They are told apart where a mask or a
+        bias broadcasts along the heads, a sink along the queries, or the output has them in another order; else all
+        rows are queries of the head of key.
+
         Raises:
             Stuck: they lie otherwise.
         """
@@ -51,29 +60,57 @@ class Roles:
         assert product is not None
         rows, keys = map(atoms.atoms, (values.query_dim, scores.key_dim))
         lead = sum(atoms.resolved(scores.labels[product])[:-2], ())
-        heads: Dimension = ()
+        queries = _queries(values, rows)
+        group = tuple(atom for atom in rows if atom not in queries)
+        kv_heads: Dimension = ()
         for node, labels in scores.labels.items():
             own = atoms.resolved(labels)
-            if len(own) >= 4 and own[-2] == rows:
-                heads = own[-3]
-                if sum(own[:-3], ()) + heads != lead:
+            of_rows = [dim for dim, dimension in enumerate(own) if dimension and set(dimension) <= set(rows)]
+            in_front = [dimension for dim, dimension in enumerate(own[:-1]) if dim not in of_rows]
+            parted = len(of_rows) > 1 if group else len(own) >= 4 and own[-2] == rows
+            if parted and len(in_front) > 1:
+                kv_heads = in_front[-1]
+                if sum(in_front, ()) != lead:
                     raise Stuck(node, "the leading dimensions are permuted")
                 break
-        batch = lead[: len(lead) - len(heads)]
+        batch = lead[: len(lead) - len(kv_heads)]
         inner, value = map(atoms.atoms, (values.inner_dim, values.value_dim))
-        return Roles(atoms, batch, heads, rows, keys, inner, value)
+        return Roles(atoms, batch, (*kv_heads, *group), kv_heads, queries, keys, inner, value)
 
     def of_kind(self, kind: Kind | Operand) -> Labels:
         """The four dimensions of an operand or result, or of the scores."""
         if kind in ("Q", "dQ"):
             return self.batch, self.heads, self.queries, self.inner
         if kind in ("K", "dK"):
-            return self.batch, self.heads, self.keys, self.inner
+            return self.batch, self.kv_heads, self.keys, self.inner
         if kind in ("V", "dV"):
-            return self.batch, self.heads, self.keys, self.value
+            return self.batch, self.kv_heads, self.keys, self.value
         if kind in ("O", "G"):
             return self.batch, self.heads, self.queries, self.value
         return self.batch, self.heads, self.queries, self.keys
+
+
+def _queries(values: Values, rows: Dimension) -> Dimension:
+    """The rows that are queries."""
+    scores, atoms = values.scores, values.atoms
+    for term in scores.terms:
+        present = {atom for dimension in term.own(atoms) for atom in dimension} & set(rows)
+        if 0 < len(present) < len(rows):
+            return tuple(atom for atom in rows if atom in present)
+    if scores.sink is not None:
+        (labels,) = [own for node, own in scores.labels.items() if op_name(node) == "aten::cat"]
+        present = {atom for dimension in broadcast(scores.sink, atoms.resolved(labels)) for atom in dimension}
+        if 0 < len(present & set(rows)) < len(rows):
+            return tuple(atom for atom in rows if atom not in present)
+    if rows in atoms.resolved(values.known[values.results["O"]].labels):
+        return rows
+    for (
+        labels
+    ) in scores.labels.values():  # the output has its rows in another order, so that all of them are no dimension
+        parts = [dimension for dimension in atoms.resolved(labels) if dimension and set(dimension) <= set(rows)]
+        if len(parts) > 1:
+            return parts[-1]
+    return rows
 
 
 def converted(call: Call, size: Callable[[Atom], Any], atoms: Atoms, node: Node, own: Labels, wanted: Labels) -> Node:
@@ -159,6 +196,8 @@ class Result:
         atoms: of both.
         own: what of its users belongs to the attention.
         before: the nodes that have the same result in front of this one, for which nothing is put.
+        copied: the four dimensions are none of the memory, as where grouped heads stand behind the queries: the result
+            is copied there.
     """
 
     node: Node
@@ -167,6 +206,7 @@ class Result:
     atoms: Atoms
     own: frozenset[Node] = field(default=frozenset(), repr=False)
     before: frozenset[Node] = field(default=frozenset(), repr=False)
+    copied: bool = False
 
     @property
     def axes(self) -> Axes | None:
@@ -182,6 +222,8 @@ class Result:
 
     @property
     def order(self) -> Order | None:
+        if self.copied:
+            return _COPIED
         value = self.node.meta["val"]
         of_atoms = strides(self.atoms, self.labels, value)
         wanted = self.atoms.resolved(self.wanted)
@@ -282,7 +324,12 @@ class Reader:
         chosen, value = _best(typed, lambda pair: _rank(self._fit(kind, pair[1]), exactly))
         chain = [other for other, _ in self._after(node)]
         before = frozenset(chain[: chain.index(chosen)])
-        return Result(chosen, value.labels, self.roles.of_kind(kind), self.values.atoms, before=before)
+        wanted, atoms = self.roles.of_kind(kind), self.values.atoms
+        placed = Result(chosen, value.labels, wanted, atoms, before=before)
+        first, of_first = found[0]
+        if placed.order is None and first is node and first.meta["val"].is_contiguous():
+            return Result(first, of_first.labels, wanted, atoms, copied=True)
+        return placed
 
     def _after(self, node: Node) -> Iterator[tuple[Node, Value]]:
         """A result and what is made of it alone, by views, casts and factors."""

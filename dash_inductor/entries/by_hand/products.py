@@ -55,7 +55,7 @@ def product(values: Known, node: Node) -> Value | None:
     """The value of a product, which may name value or the gradient of the output; None if it has none.
 
     Raises:
-        NotAttention: the probabilities are multiplied over another dimension than the keys.
+        NotAttention: rows of other queries are multiplied, as where weights of experts add what each expert gives.
     """
     left, right = node.args
     assert isinstance(left, Node)
@@ -85,24 +85,26 @@ def _product_with(values: Known, node: Node, value: Value, other: Node, is_left:
         return Value(kind, (*lead, outer, end) if is_left else (*lead, end, outer), factor)
 
     keys, rows = values.keys, values.rows
+    over_rows = set(inner) == set(rows)  # grouped heads may lie in front of queries, or behind them
     if value.kind == ("D" if values.random else "P"):
         if node not in values.of_backward and inner == keys:
-            if outer != rows:
+            if set(outer) != set(rows):
                 raise NotAttention
             if "O" in values.results:
                 return None
             values.value_dim = new_dimension(other, -1 if is_left else -2)
             operand(values, "V", other, of(values.value_dim))
             return result("O", values.value_dim, value.factor)
-        if node in values.of_backward and (inner, outer) == (rows, keys) and "V" in values.named:
+        if node in values.of_backward and over_rows and outer == keys and "V" in values.named:
             if "G" not in values.named:
                 operand(values, "G", other, of(values.value_dim))
             gradient = _has(values, "G", other, of(values.value_dim))
             return None if gradient is None else result("dV", values.value_dim, value.factor * gradient.factor)
     if value.kind == ("dS" if values.scores.tanh is None else "capped dS"):
-        for kind, source, ends in (("dQ", "K", (keys, rows)), ("dK", "Q", (rows, keys))):
+        of_query, of_key = inner == keys and set(outer) == set(rows), over_rows and outer == keys
+        for kind, source, fits in (("dQ", "K", of_query), ("dK", "Q", of_key)):
             found = _has(values, source, other, of(values.inner_dim))  # type: ignore[arg-type]
-            if (inner, outer) == ends and found is not None:
+            if fits and found is not None:
                 return result(kind, values.inner_dim, value.factor * found.factor)  # type: ignore[arg-type]
     return None
 
@@ -167,7 +169,8 @@ def _take_gradient(values: Known, node: Node) -> None:
             continue
         labels = values.atoms.resolved(named.labels)
         lead, (outer, inner) = labels[:-2], labels[-2:] if is_left else labels[:-3:-1]
-        if (outer, inner) == (values.keys, values.atoms.atoms(values.value_dim)):
+        in_one_order = len(values.rows) < 2  # else the product does not say in which its rows are
+        if in_one_order and (outer, inner) == (values.keys, values.atoms.atoms(values.value_dim)):
             rows = values.query_dim
             operand(values, "G", other, (*lead, inner, rows) if is_left else (*lead, rows, inner))
             values.push(node)

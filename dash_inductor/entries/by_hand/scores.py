@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from ...graph.nodes import bind, op_name
 from ...graph.sizes import same_all, static
-from .labels import CAST, COPIES, VIEWS, Atoms, Dimension, Labels, is_float, shape_of
+from .labels import CAST, COPIES, VIEWS, Atoms, Dimension, Labels, broadcast, is_float, shape_of
 
 PRODUCTS = ("aten::bmm", "aten::mm")
 _ADDED = "aten::baddbmm"
@@ -52,6 +52,10 @@ class Term:
     labels: Labels
     hidden_if: bool = True
     fill: float = -math.inf
+
+    def own(self, atoms: Atoms) -> Labels:
+        """The labels of the tensor."""
+        return broadcast(self.tensor, atoms.resolved(self.labels))
 
 
 @dataclass
