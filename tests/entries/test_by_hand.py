@@ -96,7 +96,11 @@ def test_no_plane_is_saved(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["plain", "sinks", "sinks beside a bias", "flat", "softcap", "three dimensions", "math"]
+    "name",
+    [
+        *("plain", "sinks", "sinks beside a bias", "flat", "softcap", "three dimensions", "math"),
+        *("one query", "grouped causal"),
+    ],
 )
 def test_dynamic_lengths(name: str) -> None:
     program = PROGRAMS[name]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,7 +71,7 @@ class Roles:
             of_rows = [dim for dim, dimension in enumerate(own) if dimension and set(dimension) <= set(rows)]
             in_front = [dimension for dim, dimension in enumerate(own[:-1]) if dim not in of_rows]
             parted = len(of_rows) > 1 if group else len(own) >= 4 and own[-2] == rows
-            if parted and len(in_front) > 1:
+            if parted and len(in_front) > 1 and own[-1] in (keys, atoms.atoms(scores.wide_dim)):
                 kv_heads = in_front[-1]
                 if sum(in_front, ()) != lead:
                     raise Stuck(node, "the leading dimensions are permuted")
@@ -148,22 +151,33 @@ def merged(
     call: Call, node: Node, flat: Sequence[Dimension], after: Sequence[Dimension], size: Callable[[Atom], Any]
 ) -> Node:
     """Dimensions of single atoms merged; a copy where that is no view."""
-    shape, dim = [], 0
-    whole = shape_of(node)
+    shape: list[Any] = []
+    dim, whole = 0, shape_of(node)
     for dimension in after:
         sized: sizes.Dim = 1
         for n in whole[dim : dim + len(dimension)]:
             sized = sized * n
         dim += len(dimension)
         known = sizes.static(sized)
-        shape.append(known if known is not None else size(dimension[0]) if len(dimension) == 1 else -1)
-    if shape.count(-1) > 1:
-        raise ValueError("several sizes are dynamic")
+        if known is not None:
+            shape.append(known)
+        elif len(dimension) > 1 and -1 not in shape:
+            shape.append(-1)
+        else:
+            shape.append(_product(call, list(map(size, dimension))))
     try:
         node.meta["val"].view([n if isinstance(n, int) else n.meta["val"] for n in shape])
     except (RuntimeError, ValueError):
         node = call(aten.clone.default, node, memory_format=torch.contiguous_format)
     return call(aten.view.default, node, shape)
+
+
+def _product(call: Call, parts: Sequence[Any]) -> Any:
+    """The product of numbers and nodes, of which at least one is a node."""
+    nodes = [part for part in parts if isinstance(part, Node)]
+    known = math.prod(part for part in parts if not isinstance(part, Node))
+    found = functools.reduce(functools.partial(call, operator.mul), nodes)
+    return found if known == 1 else call(operator.mul, found, known)
 
 
 def size_in(ask: Callable[[Node, int], Any], before: Node) -> Callable[[Atom], Any]:
