@@ -138,10 +138,11 @@ def look_for_gradient(values: Known) -> None:
                 continue
             for arg in user.args:
                 if values.known[node].kind == "P" and isinstance(arg, Node) and arg not in values.known:
-                    _gradient_behind(values, arg)
+                    _gradient_behind(values, arg, values.known[node].labels)
 
 
-def _gradient_behind(values: Known, node: Node) -> None:
+def _gradient_behind(values: Known, node: Node, labels: Labels | None) -> None:
+    """Follow the gradient of the probabilities to its product; `labels` are those of the node, None if not known."""
     while op_name(node) not in PRODUCTS:
         factor = constant_factor(node)
         if factor is not None:
@@ -149,28 +150,35 @@ def _gradient_behind(values: Known, node: Node) -> None:
         elif op_name(node) == "aten::mul" and any(values.is_kind(arg, "keep") for arg in node.args):
             (node,) = [arg for arg in node.args if isinstance(arg, Node) and not values.is_kind(arg, "keep")]
         elif op_name(node) == "aten::slice_scatter" and isinstance(node.args[1], Node):
-            node = node.args[1]
+            node, labels = node.args[1], None
         elif op_name(node) in (*VIEWS, *COPIES, CAST, "aten::permute", "aten::expand", "aten::constant_pad_nd"):
+            labels = None if labels is None else values.atoms.back(node, labels)
             assert isinstance(node.args[0], Node)
             node = node.args[0]
         else:
             return
-    _take_gradient(values, node)
+    _take_gradient(values, node, labels)
 
 
-def _take_gradient(values: Known, node: Node) -> None:
-    """Name the gradient of the output as what is multiplied by value in this product."""
+def _take_gradient(values: Known, node: Node, planes: Labels | None) -> None:
+    """Name the gradient of the output as what is multiplied by value in this product.
+
+    Args:
+        planes: the labels of the product, None if they are not known.
+    """
+    if planes is not None:
+        rows = [d for d in values.atoms.resolved(planes)[-2:] if set(d) == set(values.rows)]
+    else:  # several atoms may lie in another order
+        rows = [values.rows] if len(values.rows) < 2 else []
     left, right = node.args
     assert isinstance(left, Node)
     assert isinstance(right, Node)
     for value, other, is_left in ((left, right, True), (right, left, False)):
         named = values.named["V"].get(value)
-        if named is None or "G" in values.named:
+        if named is None or "G" in values.named or not rows:
             continue
         labels = values.atoms.resolved(named.labels)
         lead, (outer, inner) = labels[:-2], labels[-2:] if is_left else labels[:-3:-1]
-        in_one_order = len(values.rows) < 2  # else the product does not say in which its rows are
-        if in_one_order and (outer, inner) == (values.keys, values.atoms.atoms(values.value_dim)):
-            rows = values.query_dim
-            operand(values, "G", other, (*lead, inner, rows) if is_left else (*lead, rows, inner))
+        if (outer, inner) == (values.keys, values.atoms.atoms(values.value_dim)):
+            operand(values, "G", other, (*lead, inner, rows[0]) if is_left else (*lead, rows[0], inner))
             values.push(node)
