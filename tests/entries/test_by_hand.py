@@ -168,7 +168,11 @@ def scaled_mask(q: Tensor, k: Tensor, v: Tensor, heads: Tensor) -> Tensor:
     return ((q @ k.mT + causal(q) / 2) * 0.2).softmax(-1) @ v * heads[:, None, None]
 
 
-@pytest.mark.parametrize("function", [head_mask, temperature, relu_scores, soft_fill, scaled_mask])
+def mixed_heads(q: Tensor, k: Tensor, v: Tensor, heads: Tensor) -> Tensor:
+    return torch.einsum("hg,bhqk->bgqk", torch.diag(heads), q @ k.mT).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("function", [head_mask, temperature, relu_scores, soft_fill, scaled_mask, mixed_heads])
 @pytest.mark.parametrize("trains", [True, False])
 def test_what_stands_in_the_way_is_named(function: Function, trains: bool) -> None:
     inputs = tensors(*QKV, (HEADS,))

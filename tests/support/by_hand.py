@@ -150,6 +150,15 @@ def grouped_biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, sink: Tensor) 
     return torch.einsum("bhgqk,bhkd->bhgqd", weights, v)
 
 
+def windows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """As Swin: [pictures * windows, heads, length, dim], with a bias of heads, and a mask for each of two windows."""
+    place = torch.arange(q.shape[2], device=q.device)
+    numbers = place[:, None] + place + torch.arange(2, device=q.device)[:, None, None]
+    mask = torch.where(numbers % 3 == 0, -100.0, 0.0).to(q.dtype)
+    scores = q @ k.mT * 0.25 + bias
+    return (scores.unflatten(0, (-1, 2)) + mask[:, None]).flatten(0, 1).softmax(-1) @ v
+
+
 def two_biases(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, more: Tensor) -> Tensor:
     return (q @ k.mT * 0.25 + bias + more).softmax(-1) @ v
 
@@ -186,6 +195,7 @@ PROGRAMS = {
     "grouped beside a bias and sinks": Program(
         grouped_biased, "full + bias", ((BATCH, 2, 2, LENGTH, DIM), *GROUPED[1:], (LENGTH, LENGTH), (2, 2))
     ),
+    "windows": Program(windows, "full + bias", (*((2 * BATCH, *QKV[0][1:]),) * 3, PLANE[1:])),
     "tied": Program(tied, "causal", QKV[:1]),
     "math": Program(by_math, "full + bias", (*QKV, (1, *PLANE[1:]))),
 }

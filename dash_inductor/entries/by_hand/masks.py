@@ -10,7 +10,8 @@ import torch
 from torch.fx import Node
 
 from ...graph.drafts import Drafts
-from .labels import Dimension, Labels
+from ...graph.sizes import static
+from .labels import Atom, Dimension, Labels
 from .places import Reader
 from .scores import Stuck, Term
 
@@ -65,8 +66,8 @@ def _with_term(reader: Reader, before: Node | None, term: Term, tensor: Node) ->
     return _call(drafts, aten.where.self, tensor, *chosen)
 
 
-def _call(drafts: Drafts, target: Callable[..., Any], *args: Node) -> Node:
-    return drafts.call(target, *args, like=max(args))
+def _call(drafts: Drafts, target: Callable[..., Any], *args: Any) -> Node:
+    return drafts.call(target, *args, like=max(arg for arg in args if isinstance(arg, Node)))
 
 
 def _in_four(reader: Reader, term: Term) -> Node:
@@ -77,10 +78,26 @@ def _in_four(reader: Reader, term: Term) -> Node:
         return term.tensor
     own = term.own(atoms)
     present = {atom for dimension in own for atom in dimension}
-    for dimension in wanted:
-        if dimension and 0 < len(present & set(dimension)) < len(dimension):
-            raise Stuck(term.tensor, "it broadcasts along some of the leading dimensions")
-    return reader.in_four(term.tensor, own, tuple(_if_present(dimension, present) for dimension in wanted))
+    lacking = [a for d in wanted if present & set(d) for a in d if a not in present]  # as windows of one picture
+    tensor, own = _repeated(reader, term.tensor, own, lacking)
+    present |= set(lacking)
+    return reader.in_four(tensor, own, tuple(_if_present(dimension, present) for dimension in wanted))
+
+
+def _repeated(reader: Reader, tensor: Node, own: Labels, atoms: list[Atom]) -> tuple[Node, Labels]:
+    """A tensor along further atoms in front, and its labels.
+
+    Raises:
+        Stuck: their sizes are dynamic.
+    """
+    shape = [*(static(atom.size) for atom in atoms), *(-1 for _ in own)]
+    if None in shape:
+        raise Stuck(tensor, "it broadcasts along some of the leading dimensions, whose sizes are dynamic")
+    for _ in atoms:
+        tensor = _call(reader.drafts, aten.unsqueeze.default, tensor, 0)
+    if atoms:
+        tensor = _call(reader.drafts, aten.expand.default, tensor, shape)
+    return tensor, (*((atom,) for atom in atoms), *own)
 
 
 def atoms_of(reader: Reader) -> Labels:

@@ -10,7 +10,7 @@ from ...graph.sizes import same_all, static
 from .known import Known
 from .labels import CAST, COPIES, VIEWS, Dimension, Labels, is_float, shape_of
 from .operands import new_dimension, operand
-from .scores import PRODUCTS, NotAttention, constant_factor
+from .scores import PRODUCTS, NotAttention, Stuck, constant_factor
 from .value import Kind, Operand, Value
 
 
@@ -19,6 +19,7 @@ def product_of_scores(values: Known) -> None:
 
     Raises:
         NotAttention: the softmax is not over a dimension of the product.
+        Stuck: it is over a part of one.
     """
     scores = values.scores.product
     assert scores is not None
@@ -36,6 +37,8 @@ def product_of_scores(values: Known) -> None:
         values.query_dim = columns
         operand(values, "K", one, left)
         operand(values, "Q", other, right)
+    elif any(set(key_dim) < set(dimension) for dimension in (rows, columns)):
+        raise Stuck(scores, "a product that mixes heads, or is the same for all of a batch")
     else:
         raise NotAttention
 
