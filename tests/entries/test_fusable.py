@@ -108,16 +108,14 @@ def test_transposed_heads() -> None:
     "bias",
     [(2, 1, 4, 40, 40), (1, 3, 4, 40, 40)],
 )
-def test_what_is_no_view_keeps_its_reason(bias: tuple[int, ...]) -> None:
-    """Nothing is copied for a bias that is no view."""
+def test_a_bias_that_is_no_view_is_repeated(bias: tuple[int, ...]) -> None:
+    """PyTorch's math implementation, which takes it, writes planes that are as large for each head of a row."""
     given = torch.randn(bias)
+    inputs = tensors(*[WIDE] * 3)
     with capture() as graphs:
-        step(graphs.compile(attention(given)), tensors(*[WIDE] * 3))
-    (record,) = sites()
-    assert record.reason is Reason.MATH_PATH
-    assert record.detail.startswith("5 dimensions instead of 4: make all in front of the heads one")
-    assert record.tensors is not None
-    assert len(record.tensors.query) == 5
+        results = step(graphs.compile(attention(given)), inputs)
+    assert [(record.op, record.status) for record in sites()] == [(math_path.OP, "replaced")]
+    assert_as_exact(attention(given), inputs, results)
 
 
 def test_what_is_no_view_is_replaced_as_attention_by_hand() -> None:
