@@ -196,6 +196,11 @@ PROGRAMS = {
         grouped_biased, "full + bias", ((BATCH, 2, 2, LENGTH, DIM), *GROUPED[1:], (LENGTH, LENGTH), (2, 2))
     ),
     "windows": Program(windows, "full + bias", (*((2 * BATCH, *QKV[0][1:]),) * 3, PLANE[1:])),
+    "one query beside biases": Program(
+        two_biases,
+        "full + bias",
+        ((BATCH, HEADS, 1, DIM), *QKV[1:], (HEADS, 1, LENGTH), (BATCH, HEADS, 1, LENGTH)),
+    ),
     "tied": Program(tied, "causal", QKV[:1]),
     "math": Program(by_math, "full + bias", (*QKV, (1, *PLANE[1:]))),
 }

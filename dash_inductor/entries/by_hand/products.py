@@ -45,9 +45,10 @@ def product_of_scores(values: Known) -> None:
 
 def is_outer(node: Node) -> bool:
     """Whether a node multiplies columns by rows, which is how a product over one query or one key is decomposed."""
-    if op_name(node) != "aten::mul" or not all(isinstance(arg, Node) and is_float(arg) for arg in node.args):
+    factors = [arg for arg in node.args if isinstance(arg, Node) and is_float(arg)]
+    if op_name(node) != "aten::mul" or len(factors) != 2:
         return False
-    left, right = (shape_of(arg) for arg in node.args)  # type: ignore[arg-type]
+    left, right = map(shape_of, factors)
     if not len(left) == len(right) == 3 or not same_all(left[:1], right[:1]):
         return False
     inner = static(left[2]) == static(right[1]) == 1
