@@ -6,7 +6,7 @@ import pytest
 
 from ..support.mod_programs import run
 
-PROGRAMS = 300
+PROGRAMS = 200
 """Programs of a seed; one seed is run always, the others when all tests are run."""
 
 

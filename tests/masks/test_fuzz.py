@@ -6,8 +6,8 @@ import pytest
 
 from ..support.mask_programs import run
 
-PROGRAMS = 75
-"""Programs of a seed; two seeds are run always, the others when all tests are run."""
+PROGRAMS = 50
+"""Programs of a seed; one seed is run always, the others when all tests are run."""
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2, 3))])

@@ -186,10 +186,10 @@ def both(
 @pytest.mark.parametrize(
     ("tied", "bias", "dynamic", "dtype", "budget", "on_another_thread"),
     [
-        (False, False, False, torch.bfloat16, 1.0, False),
+        (False, False, True, torch.bfloat16, 1.0, True),
         (True, True, False, torch.float16, 0.5, False),
-        (True, False, True, torch.bfloat16, 0.5, True),
-        (False, True, True, torch.float16, 1.0, True),
+        pytest.param(True, False, True, torch.bfloat16, 0.5, True, marks=pytest.mark.full),
+        pytest.param(False, True, False, torch.float16, 1.0, False, marks=pytest.mark.full),
     ],
 )
 def test_language_model(

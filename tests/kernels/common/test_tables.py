@@ -29,11 +29,11 @@ from ...support.forks import interpreted
 from ...support.table_words import values_of
 
 COUNTS = {
-    "vectors": (2, 3),
+    "vectors": (1, 3),
     "intervals": (2, 12),
-    "dense": (2, 3),
-    "seen_bits": (3, 6),
-    "united": (3, 6),
+    "dense": (1, 3),
+    "seen_bits": (2, 6),
+    "united": (2, 6),
     "bent": (1, 2),
     "extreme": (1, 2),
     "alone": (1, 1),

@@ -207,8 +207,12 @@ def test_the_backward_with_segments_fits(arch: str, schedule: str, dim: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("arch", "dim"), [("sm_80", 64), pytest.param("sm_90", 64, marks=pytest.mark.full), ("sm_90", 128)]
-)
+    ("arch", "dim"),
+    [
+        pytest.param("sm_80", 64, marks=pytest.mark.full), pytest.param("sm_90", 64, marks=pytest.mark.full),
+        ("sm_90", 128),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("kind", ["dense", "bias"])
 def test_a_tile_of_pairs_fits(arch: str, dim: int, kind: str) -> None:
     """A dense mask, and a bias with its gradient."""

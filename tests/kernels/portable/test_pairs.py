@@ -73,7 +73,7 @@ def results(request: pytest.FixtureRequest) -> dict[str, str]:
     return dict(zip(cases, interpreted_results("interpreted_pairs", *cases), strict=True))
 
 
-@some(EXACT, [*EXACT[1:4:2], EXACT[4], EXACT[-2]])
+@some(EXACT, [EXACT[1], EXACT[4], EXACT[-2]])
 def test_against_fp64(results: dict[str, str], case: str) -> None:
     """Output and gradients, the bias's too; rows without keys and keys without rows give zeros."""
     result = results[f"exact,{case}"]
@@ -81,7 +81,7 @@ def test_against_fp64(results: dict[str, str], case: str) -> None:
     assert max(map(float, result.split())) < TOLERANCE[case.split(",")[5]], result
 
 
-@some(POISON, POISON[:2])
+@some(POISON, POISON[:1])
 def test_what_nobody_sees_may_hold_anything(results: dict[str, str], case: str) -> None:
     assert results[f"poison,{case}"] == "unharmed"
 
