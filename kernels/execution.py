@@ -19,10 +19,11 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 """dq, dk and dv."""
 Results = tuple[Tensor, Tensor]
 """Output and log-sum-exp."""
-ReadyForward = Callable[[Tensor, Tensor, Tensor], Results]
-"""(query, key, value) -> results, of tensors with known dtypes, shapes, strides and devices."""
-ReadyBackward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Gradients]
-"""The same of a backward, with the arguments of `Tensors`."""
+ReadyForward = Callable[[Tensor, Tensor, Tensor, Sequence[Tensor]], Results | None]
+"""(query, key, value, extras) -> results, of tensors with known dtypes, shapes, strides and devices; None where their
+addresses, or the current device, are such that only `Execution.forward` can run."""
+ReadyBackward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Sequence[Tensor]], Gradients | None]
+"""The same of a backward, with the arguments of `Tensors` before the extras."""
 Compiled = Callable[[Site, Plan, torch.device], Iterator[Any]]
 """Triton's compiled kernels for a site on a CUDA device, compiled now."""
 
@@ -42,8 +43,8 @@ class Execution:
         templates: Inductor lowers them from templates; else it calls the operator, which runs `backward`.
         q_lens: (site, a usual number of queries) -> numbers of queries for which the site needs different forward
             kernels.
-        ready_forward, ready_backward: the function that runs a call without extras of tensors like these, with as
-            little time of the host as there may be; None where `forward` and `backward` are all there is.
+        ready_forward, ready_backward: the function that runs a call of tensors like these, with as little time of the
+            host as there may be.  They, or what they return, are None where `forward` and `backward` are all there is.
     """
 
     backward: Callable[[Tensors, Sequence[Tensor], Call, Plan, str], Gradients]
@@ -53,5 +54,5 @@ class Execution:
     compiled_forward: Compiled
     templates: bool = False
     q_lens: Callable[[Site, int], tuple[int, ...]] = _usual_q_lens
-    ready_forward: Callable[[Tensor, Tensor, Tensor, Call, Tiles], ReadyForward] | None = None
-    ready_backward: Callable[[Tensors, Call, Plan, str], ReadyBackward] | None = None
+    ready_forward: Callable[[Tensor, Tensor, Tensor, Sequence[Tensor], Call, Tiles], ReadyForward | None] | None = None
+    ready_backward: Callable[[Tensors, Sequence[Tensor], Call, Plan, str], ReadyBackward | None] | None = None

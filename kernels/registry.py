@@ -9,7 +9,7 @@ from torch import Tensor
 from ..errors import ArgumentError
 from ..model.call import Call
 from ..model.plan import Plan
-from .execution import Execution, Gradients, Results, Tensors
+from .execution import Execution, Gradients, ReadyBackward, ReadyForward, Results, Tensors
 from .families import FAMILIES, family
 
 
@@ -52,6 +52,22 @@ def forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor],
     if plan.forward_tiles is None:
         raise ArgumentError("plan.forward_tiles", None, f"tiles, since the forward is {plan.forward!r}")
     return found.forward(query, key, value, extras, call, plan.forward_tiles)
+
+
+def ready_forward(
+    query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, plan: Plan
+) -> ReadyForward | None:
+    """The function that runs `forward` of tensors like these in less time of the host, if the family has one."""
+    ready, tiles = execution(plan.forward, "plan.forward").ready_forward, plan.forward_tiles
+    return None if ready is None or tiles is None else ready(query, key, value, extras, call, tiles)
+
+
+def ready_backward(
+    tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str
+) -> ReadyBackward | None:
+    """The same of `backward`."""
+    ready = execution(plan.kernel, "plan.kernel").ready_backward
+    return None if ready is None else ready(tensors, extras, call, plan, site)
 
 
 def bias_gradient(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, summed: Sequence[int]) -> Tensor:

@@ -10,18 +10,23 @@ from torch import Tensor
 
 from ..config import config
 from ..graph.sizes import dense_order
-from ..kernels.execution import ReadyBackward, ReadyForward, Tensors
+from ..kernels.execution import Gradients, Results, Tensors
 from ..kernels.registry import execution
 from ..model.call import Call, Order
 from ..model.mask import Band, Mask
 from ..model.plan import Kept, Plan
 from ..model.reasons import Reason
 from ..model.site import Site
-from ..operators.attention import attention_backward, attention_forward
+from ..operators.attention import PREPARED_BACKWARD, PREPARED_FORWARD
 from ..planning import decide
 from ..planning.planner import keeping
 from ..rewrites.attention.sites import DTYPES
 from ..upstream import arch, toolchain
+
+Forward = Callable[[Tensor, Tensor, Tensor], Results]
+"""(query, key, value) -> output and log-sum-exp."""
+Backward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Gradients]
+"""The same of a backward, with the arguments of `Tensors`."""
 
 
 @dataclass(frozen=True)
@@ -103,30 +108,22 @@ def planned(asked: Asked) -> Planned | Kept:
     return Planned(site, keeping(plan, asked.op) if config.forward == "keep" else plan, name)
 
 
-def forward_of(found: Planned, tensors: tuple[Tensor, Tensor, Tensor], site: str) -> ReadyForward:
+def forward_of(found: Planned, tensors: tuple[Tensor, Tensor, Tensor], site: str) -> Forward:
     """The function that runs the forward of tensors like these.
 
     Args:
         site: the name of the record.
     """
-    call, plan = replace(found.site.call, orders=_orders(tensors[:1])), found.plan
-    ready, tiles = execution(plan.forward).ready_forward, plan.forward_tiles
-    if ready is not None and tiles is not None:
-        return ready(*tensors, call, tiles)
-    run: Callable[..., tuple[Tensor, Tensor]] = attention_forward.overloadpacket.direct
-    texts = str(call), str(plan), site
-    return lambda query, key, value: run(query, key, value, [], *texts)
+    call = replace(found.site.call, orders=_orders(tensors[:1]))
+    run = PREPARED_FORWARD.of(tensors, (), (str(call), str(found.plan), site))
+    return lambda query, key, value: run(query, key, value, ())
 
 
-def backward_of(found: Planned, tensors: Tensors, site: str) -> ReadyBackward:
+def backward_of(found: Planned, tensors: Tensors, site: str) -> Backward:
     """The function that runs the backward of tensors like these."""
-    call, plan = replace(found.site.call, orders=_orders(tensors[1:4])), found.plan
-    ready = execution(plan.kernel).ready_backward
-    if ready is not None:
-        return ready(tensors, call, plan, site)
-    run: Callable[..., tuple[Tensor, Tensor, Tensor]] = attention_backward.overloadpacket.direct
-    texts = str(call), str(plan), site
-    return lambda *tensors: run(*tensors, [], *texts)
+    call = replace(found.site.call, orders=_orders(tensors[1:4]))
+    run = PREPARED_BACKWARD.of(tensors, (), (str(call), str(found.plan), site))
+    return lambda *tensors: run(*tensors, ())
 
 
 def _orders(tensors: Sequence[Tensor]) -> tuple[Order, ...]:

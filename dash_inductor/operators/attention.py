@@ -48,6 +48,7 @@ from . import index_sums as _index_sums  # noqa: F401  # as `grouped_mm`
 from . import observe as _observe  # noqa: F401  # as `grouped_mm`
 from . import short_sums as _short_sums  # noqa: F401  # as `grouped_mm`
 from .direct import call_directly
+from .prepared import Prepared, Ready, Texts
 
 _lib = torch.library.Library("dash_inductor", "DEF")
 _lib.define(
@@ -364,16 +365,63 @@ def _in_profile(implementation: Callable[..., Any], site: int) -> Callable[..., 
     return run
 
 
+def _ready_forward(tensors: Sequence[Tensor], extras: Sequence[Tensor], texts: Texts) -> Ready[Any] | None:
+    from ..kernels.registry import ready_forward
+
+    parsed = _parsed(texts[0], extras, results=1)
+    query, key, value = heads_first(tensors, parsed)
+    ready = ready_forward(query, key, value, extras, parsed, Plan.parse(texts[1]))
+    if ready is None or not _are_rows_dense(parsed):
+        return None
+    if parsed.mask.placed is None:
+        return ready
+    known = ready
+
+    def run(*args: Any) -> tuple[Tensor, Tensor] | None:
+        results = known(*args)  # of addresses alone: what they are the addresses of may have any shape
+        return None if results is None else (_as_given(results[0], parsed), results[1])
+
+    return run
+
+
+def _ready_backward(tensors: Sequence[Tensor], extras: Sequence[Tensor], texts: Texts) -> Ready[Any] | None:
+    from ..kernels.registry import ready_backward
+
+    parsed = _parsed(texts[0], extras, results=3)
+    grad_out, query, key, value, out = heads_first(tensors[:5], parsed)
+    shown = grad_out, query, key, value, out, tensors[5]
+    ready = ready_backward(shown, extras, parsed, Plan.parse(texts[1]), texts[2])
+    if ready is None or not _are_rows_dense(parsed):
+        return None
+    if parsed.mask.placed is None:
+        return ready
+    known = ready
+
+    def run(*args: Any) -> tuple[Tensor, ...] | None:
+        results = known(*args)
+        return None if results is None else tuple([_as_given(result, parsed) for result in results])
+
+    return run
+
+
+def _are_rows_dense(call: Call) -> bool:
+    """Whether the last dimension of all results comes last in memory, as kernels write them."""
+    return all(order[-1] == 3 for order in call.orders)
+
+
+PREPARED_FORWARD = Prepared(_forward, 3, _ready_forward)
+PREPARED_BACKWARD = Prepared(_backward, 6, _ready_backward)
+
 # Eager calls run what can be launched without Inductor, else the reference executor (see `kernels.registry`); compiled
 # calls on CUDA are lowered to the plan's kernels.
-for _operator, _implementation, _site in (
-    (attention_forward, _forward, 6),
-    (attention_backward, _backward, 9),
-    (attention_backward_with_bias, _backward_with_bias, 9),
-    (attention_backward_with_delta, _backward_with_delta, 9),
+for _operator, _implementation, _direct, _site in (
+    (attention_forward, _forward, PREPARED_FORWARD.call, 6),
+    (attention_backward, _backward, PREPARED_BACKWARD.call, 9),
+    (attention_backward_with_bias, _backward_with_bias, _backward_with_bias, 9),
+    (attention_backward_with_delta, _backward_with_delta, _backward_with_delta, 9),
 ):
     for _device in ("CPU", "CUDA"):
         _lib.impl(_operator._opname, _in_profile(_implementation, _site), _device)
-    call_directly(_operator, _implementation)
+    call_directly(_operator, _direct)
 for _device in ("CPU", "CUDA"):
     _lib.impl("dropout_seed", _seed, _device)

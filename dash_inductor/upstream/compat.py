@@ -165,11 +165,10 @@ def reads_only() -> dict[str, bool]:
     return {"read_only": True} if "read_only" in inspect.signature(store_wait).parameters else {}
 
 
-def empty_cuda(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Uninitialised memory on the current CUDA device, as Inductor's own code allocates it.
+empty_cuda: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor] = (
+    torch._C._dynamo.guards._empty_strided_cuda  # type: ignore[attr-defined]  # Inductor's code takes it from there
+)
+"""(shape, strides, dtype) -> uninitialised memory on the current CUDA device, as Inductor's own code allocates it.
 
-    `torch.empty` fills memory with NaN while deterministic algorithms are on; every element here is written anyway.
-    """
-    guards: Any = torch._C._dynamo.guards  # where Inductor's code takes it from
-    tensor: torch.Tensor = guards._empty_strided_cuda(shape, strides, dtype)
-    return tensor
+`torch.empty` fills memory with NaN while deterministic algorithms are on; every element here is written anyway.
+"""

@@ -71,18 +71,28 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor]
     )  # the operator copies where another order is asked for
 
 
-def _ready_forward(query: Tensor, key: Tensor, value: Tensor, call: Call, tiles: Tiles) -> ReadyForward:
+def _ready_forward(
+    query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, tiles: Tiles
+) -> ReadyForward | None:
+    if not query.is_cuda:
+        return None
+    _check_data(call)
     from .forward.build import check_tiles, tile_dims
     from .forward.launch import ready
 
     check_tiles(tile_dims(query.shape[3], value.shape[3]), tiles)
-    return ready(query, key, value, call)
+    return ready(query, key, value, extras, call)
 
 
-def _ready_backward(tensors: Tensors, call: Call, plan: Plan, site: str) -> ReadyBackward:
+def _ready_backward(
+    tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str
+) -> ReadyBackward | None:
+    if not tensors[0].is_cuda:
+        return None
+    _check_data(call)
     from .backward.launch import ready
 
-    return ready(*tensors, call, plan, site)
+    return ready(*tensors, extras, call, plan, site)
 
 
 def _check_data(call: Call) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from ....schedule.table_walk import TILE_BITS
 from ....schedule.walk import ClosedForm
 from ...common.relations import layout
 from ...common.strides import dense_strides
+from ..shared.tensors import Places, taken
 from . import arguments
 
 Described = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
@@ -52,7 +54,19 @@ class BackwardData(NamedTuple):
 
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> BackwardData | None:
-        """From the operator's extras: first the operands of the call, then the mask's vectors, if any, and its tables.
+        """From the operator's extras, see `places`; None for a band alone.
+
+        Raises:
+            ArgumentError: another number of extras.
+        """
+        places = BackwardData.places(call, len(extras))
+        return None if places is None else BackwardData(*taken(extras, places))
+
+    @staticmethod
+    @functools.lru_cache(maxsize=1024)
+    def places(call: Call, count: int) -> Places | None:
+        """Which of the operator's extras each tensor is: behind the operands of the call are the mask's vectors, if
+        any, and its tables.
 
         Raises:
             ArgumentError: another number of extras.
@@ -60,17 +74,15 @@ class BackwardData(NamedTuple):
         mask, operands = call.mask, len(call.operands)
         if not mask.operands:
             return None
-        given, vectors = list(extras[operands:]), layout(call.traits)
+        given, vectors = list(range(operands, count)), layout(call.traits)
         wanted = 4 + bool(vectors.QUERIES) + bool(vectors.KEYS)
         if len(given) != wanted:
-            raise ArgumentError("extras", len(extras), f"{operands} operands and {wanted} vectors and tables: {call}")
-        q_vectors, kv_vectors = (given.pop(0) if count else None for count in (vectors.QUERIES, vectors.KEYS))
-        pairs = [extras[o.index] for term in mask.others if term.RELATION.pairs for o in term.operands]
-        data = BackwardData(q_vectors, kv_vectors, *given, *pairs)
-        if mask.placed is None:
-            return data
-        place, count = mask.placed.place, mask.placed.count
-        return data._replace(row_place=extras[place.index], row_count=extras[count.index])
+            raise ArgumentError("extras", count, f"{operands} operands and {wanted} vectors and tables: {call}")
+        of_vectors = [given.pop(0) if some else None for some in (vectors.QUERIES, vectors.KEYS)]
+        pairs = [o.index for term in mask.others if term.RELATION.pairs for o in term.operands]
+        dense = pairs[0] if pairs else None
+        placed = (None, None) if mask.placed is None else (mask.placed.place.index, mask.placed.count.index)
+        return (*of_vectors, *given, dense, *placed)
 
     def addresses(self) -> tuple[int, ...]:
         """The address of every tensor, 0 for a missing one."""

@@ -7,7 +7,7 @@ calls with the same addresses are packed once.  A call allocates four tensors an
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from ....upstream import compat
 from ....upstream.cuda import current_device, raw_stream
 from ...common import launcher, score
 from ...common.strides import dense_strides
+from ...execution import ReadyBackward
 from ..family import FAMILY
 from ..shared.arguments import target_values
 from ..shared.device.operations import DQ_ROW
@@ -30,6 +31,7 @@ from ..shared.tensors import (
     PACKED,
     DropoutArguments,
     SeenRows,
+    addresses_at,
     check_tokens,
     describe,
     has_readable_strides,
@@ -45,6 +47,8 @@ _Strides = tuple[int, ...]
 _Gradients = tuple[Tensor, Tensor, Tensor]
 _Operands = tuple[int, int, int, int, int]
 """Addresses of query, key, value, grad_out and out."""
+_Drops = tuple[int, int, float]
+"""The address of the seed, and threshold and rescale of a `DropoutArguments`."""
 _PackKey = tuple[Any, ...]
 """The arguments of `_State._pack`."""
 _ALIGNMENT = 128  # bytes between the parts of the workspace
@@ -117,7 +121,11 @@ def _call(
     operands = query.data_ptr(), key.data_ptr(), value.data_ptr(), grad_out.data_ptr(), out.data_ptr()
     q, k, v, do, o = operands
     if state is not None and not (q | k | v | do | o) % 16:
-        return state.run(operands, logsumexp, data, dropout, site, grad_logsumexp, asks_delta)
+        return state.run(
+            operands, logsumexp.data_ptr(), None if data is None else data.addresses(),
+            None if dropout is None else (dropout[0].data_ptr(), *dropout[1:]), site,
+            None if grad_logsumexp is None else grad_logsumexp.data_ptr(), asks_delta,
+        )  # fmt: skip
     if not query.shape[3] % 8 == value.shape[3] % 8 == 0:  # not even copies could be read
         raise ArgumentError("head dims", (query.shape[3], value.shape[3]), "multiples of 8")
     query, key, value, grad_out, out = map(readable, (query, key, value, grad_out, out))
@@ -127,38 +135,55 @@ def _call(
 
 
 def ready(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, call: Call,
-    plan: Plan, site: str = "",
-) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], _Gradients]:  # fmt: skip
-    """`backward` without data, dropout and a gradient of the log-sum-exp, for tensors with the dtypes, shapes, strides
-    and device of these, under the present value of `config.profile`.
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
+    extras: Sequence[Tensor], call: Call, plan: Plan, site: str = "",
+) -> ReadyBackward | None:  # fmt: skip
+    """`backward` for tensors with the dtypes, shapes, strides and device of these, under the present value of
+    `config.profile`; None where it copies tensors first.
 
-    The function asks about nothing but addresses and the current device, which takes less time of the host.  It raises
-    as `backward` does, and so does this function.
+    The function asks about nothing but addresses and the current device, which takes less time of the host.  It does
+    nothing, and returns None, where these are such that only `backward` can run.
+
+    Args:
+        extras: the operator's, see `BackwardData.places`.
+
+    Raises:
+        ArgumentError: as `backward`.
     """
-
-    def general(
-        grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor
-    ) -> _Gradients:
-        return backward(grad_out, query, key, value, out, logsumexp, call, plan, site=site)
-
-    device = query.device.index
+    device, places = query.device.index, BackwardData.places(call, len(extras))
+    data, dropout = BackwardData.of(call, extras), DropoutArguments.of(call.dropout, extras)
+    of_gradient = None if call.grad_logsumexp is None else call.grad_logsumexp.index
+    gradient = None if of_gradient is None else extras[of_gradient]
+    if dropout is not None:
+        _check_dropout(call, dropout, query.device)
+    if gradient is not None:
+        _check_gradient(call, gradient, query)
     with torch.cuda.device(device):
         state = _state(
             call, plan, query.dtype, device, query.shape, query.stride(), key.shape, key.stride(), value.shape,
-            value.stride(), grad_out.stride(), out.stride(), logsumexp.stride(), None, None, config.profile, None,
+            value.stride(), grad_out.stride(), out.stride(), logsumexp.stride(),
+            None if data is None else data.described(), None if data is None else data.rows, config.profile,
+            None if gradient is None else gradient.stride(),
         )  # fmt: skip
     if state is None:
-        return general
+        return None
     launch = state.run
+    drops = None if call.dropout is None else (call.dropout.seed.index, call.dropout.threshold, call.dropout.rescale)
 
-    def run(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor) -> _Gradients:
+    def run(
+        grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
+        extras: Sequence[Tensor],
+    ) -> _Gradients | None:  # fmt: skip
         operands = q, k, v, do, o = (
             query.data_ptr(), key.data_ptr(), value.data_ptr(), grad_out.data_ptr(), out.data_ptr()
         )  # fmt: skip
         if (q | k | v | do | o) % 16 or current_device() != device:
-            return general(grad_out, query, key, value, out, logsumexp)
-        return launch(operands, logsumexp, None, None, site, None, False)[0]
+            return None
+        return launch(
+            operands, logsumexp.data_ptr(), None if places is None else addresses_at(extras, places),
+            None if drops is None else (extras[drops[0]].data_ptr(), drops[1], drops[2]), site,
+            None if of_gradient is None else extras[of_gradient].data_ptr(), False,
+        )[0]  # fmt: skip
 
     return run
 
@@ -224,7 +249,7 @@ class _State:
         queries, keys = walk.seen_rows, walk.seen_keys
         if rows is not None:  # every token sees itself
             queries = keys = 0, q_shape[2]
-        self.device = torch.device("cuda", device)
+        self.device, self.index = torch.device("cuda", device), device
         self.shapes = (q_shape, k_shape, v_shape)
         self.strides = [dense_strides(shape, order) for shape, order in zip(self.shapes, orders, strict=True)]
         self.dq, self.dk, self.dv = (
@@ -289,20 +314,21 @@ class _State:
         return min(walk.tickets, sms)
 
     def run(
-        self, operands: _Operands, logsumexp: Tensor, data: BackwardData | None, dropout: DropoutArguments | None, site:
-        str, grad_logsumexp: Tensor | None, asks_delta: bool,
+        self, operands: _Operands, logsumexp: int, data: tuple[int, ...] | None, drops: _Drops | None, site: str,
+        grad_logsumexp: int | None, asks_delta: bool,
     ) -> tuple[_Gradients, Tensor | None]:  # fmt: skip
+        """dq, dk, dv, and delta if it is asked for, from addresses: of operands, log-sum-exp, data, seed and the
+        gradient of the log-sum-exp.
+        """
         empty = compat.empty_cuda
         dq, dk, dv = empty(*self.dq), empty(*self.dk), empty(*self.dv)
         workspace = empty(*self.workspace)
         # Before the kernels, so that nothing comes between two of them that overlap.
         profile = None if self.profiles is None else self.profiles.begin(site, self.device)
         facts = (
-            raw_stream(self.device.index), operands, logsumexp.data_ptr(), dq.data_ptr(),
-            dk.data_ptr(), dv.data_ptr(), workspace.data_ptr(), None if data is None else data.addresses(),
-            None if dropout is None else (dropout[0].data_ptr(), *dropout[1:]),
-            None if profile is None else (profile.table.data_ptr(), profile.heads),
-            None if grad_logsumexp is None else grad_logsumexp.data_ptr(),
+            raw_stream(self.index), operands, logsumexp, dq.data_ptr(), dk.data_ptr(), dv.data_ptr(),
+            workspace.data_ptr(), data, drops, None if profile is None else (profile.table.data_ptr(), profile.heads),
+            grad_logsumexp,
         )  # fmt: skip
         launches = self._packed.get(facts)
         if launches is None:
@@ -324,7 +350,7 @@ class _State:
 
     def _pack(
         self, stream: int, operands: _Operands, logsumexp: int, dq: int, dk: int, dv: int, workspace: int,
-        data: tuple[int, ...] | None, drops: tuple[float, ...] | None, profile: tuple[int, int] | None,
+        data: tuple[int, ...] | None, drops: _Drops | None, profile: tuple[int, int] | None,
         grad_lse: int | None,
     ) -> tuple[launcher.Launch, ...]:  # fmt: skip
         """The three launches of a call with these addresses: of tensors, and of the table of its stamps."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from ....errors import ArgumentError
 from ....model.call import Call
 from ....model.mask import ROW_BLOCK
 from ...common.relations import layout
+from ..shared.tensors import Places, taken
 
 
 class ForwardData(NamedTuple):
@@ -52,26 +54,33 @@ class ForwardData(NamedTuple):
 
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> ForwardData | None:
-        """From the operator's extras: the operands of the call, the mask's vectors, keys_seen, counts and steps.
-
-        If there is a dense mask, its bits are in place of the vectors, at the end.
+        """From the operator's extras, see `places`; None for a band alone.
 
         Raises:
             ArgumentError: a mask that is data, without its tables.
         """
+        places = ForwardData.places(call, len(extras))
+        return None if places is None else ForwardData(*taken(extras, places))
+
+    @staticmethod
+    @functools.lru_cache(maxsize=1024)
+    def places(call: Call, count: int) -> Places | None:
+        """Which of the operator's extras each tensor is: behind the operands of the call are the mask's vectors,
+        keys_seen, counts and steps.  If there is a dense mask, its bits are in place of the vectors, at the end.
+
+        Raises:
+            ArgumentError: another number of extras.
+        """
         mask, operands = call.mask, len(call.operands)
         if not mask.operands:
             return None
-        of_pairs, vectors, made = call.traits.of_pairs, layout(call.traits), list(extras[operands:])
+        of_pairs, vectors, made = call.traits.of_pairs, layout(call.traits), list(range(operands, count))
         wanted = 4 if of_pairs else 3 + bool(vectors.QUERIES) + bool(vectors.KEYS)
         if len(made) != wanted:
             allowed = f"the {operands} operands of {call}, then {wanted} tensors made from them"
-            raise ArgumentError("extras", f"{len(extras)} tensors", allowed)
+            raise ArgumentError("extras", f"{count} tensors", allowed)
         if of_pairs:
-            return ForwardData(None, None, *made)
-        q_vectors, kv_vectors = (made.pop(0) if count else None for count in (vectors.QUERIES, vectors.KEYS))
-        data = ForwardData(q_vectors, kv_vectors, *made)
-        if mask.placed is None:
-            return data
-        place, count = mask.placed.place, mask.placed.count
-        return data._replace(row_place=extras[place.index], row_count=extras[count.index])
+            return (None, None, *made, None, None)
+        of_vectors = [made.pop(0) if some else None for some in (vectors.QUERIES, vectors.KEYS)]
+        placed = (None, None) if mask.placed is None else (mask.placed.place.index, mask.placed.count.index)
+        return (*of_vectors, *made, None, *placed)

@@ -116,7 +116,7 @@ class State:
         self._packed: dict[tuple[int, ...], tuple[launcher.Launch, ...]] = {}
 
     def run(
-        self, operands: tuple[int, int, int], data: object = None, dropout: object = None, sinks: object = None
+        self, operands: tuple[int, int, int], data: object = None, seed: object = None, sinks: object = None
     ) -> tuple[Tensor, Tensor]:
         """(out, log-sum-exp) from the addresses of query, key and value; there is nothing else."""
         empty = compat.empty_cuda

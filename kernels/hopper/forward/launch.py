@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from ....upstream import compat
 from ....upstream.cuda import current_device, raw_stream
 from ...common import launcher, score
 from ...common.strides import dense_strides
+from ...execution import ReadyForward
 from ..kernel_configs import suits_parts
 from ..shared.arguments import target_values
 from ..shared.tensors import (
@@ -30,6 +31,7 @@ from ..shared.tensors import (
     PACKED,
     DropoutArguments,
     SeenRows,
+    addresses_at,
     check_tokens,
     describe,
     has_readable_strides,
@@ -106,42 +108,64 @@ def forward(
     operands = query.data_ptr(), key.data_ptr(), value.data_ptr()
     q, k, v = operands
     if state is not None and not (q | k | v) % 16:
-        return state.run(operands, data, dropout, sinks)
+        return state.run(
+            operands, None if data is None else data.addresses(), None if dropout is None else dropout.seed.data_ptr(),
+            None if sinks is None else sinks.data_ptr(),
+        )  # fmt: skip
     if not query.shape[3] % 8 == value.shape[3] % 8 == 0:  # not even copies could be read
         raise ArgumentError("head dims", (query.shape[3], value.shape[3]), "multiples of 8")
     query, key, value = readable(query), readable(key), readable(value)
     return forward(query, key, value, call, data, dropout, sinks, ctas=ctas)
 
 
-def ready(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Callable[[Tensor, Tensor, Tensor], _Results]:
-    """`forward` of a call without data, dropout and sinks, for tensors with the dtypes, shapes, strides and device of
-    these.
+def ready(
+    query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call
+) -> ReadyForward | None:  # fmt: skip
+    """`forward` for tensors with the dtypes, shapes, strides and device of these; None where it copies tensors first.
 
-    The function asks about nothing but addresses and the current device, which takes less time of the host.  It raises
-    as `forward` does, and so does this function.
+    The function asks about nothing but addresses and the current device, which takes less time of the host.  It does
+    nothing, and returns None, where these are such that only `forward` can run.
+
+    Args:
+        extras: the operator's, see `ForwardData.places`.
+
+    Raises:
+        ArgumentError: as `forward`.
     """
-
-    def general(query: Tensor, key: Tensor, value: Tensor) -> _Results:
-        return forward(query, key, value, call)
-
     if not call.scale > _LEAST:
-        return general
+        return None
+    places, seed = ForwardData.places(call, len(extras)), None if call.dropout is None else call.dropout.seed.index
+    sinks = None if call.sinks is None else call.sinks.index
+    data, dropout = ForwardData.of(call, extras), DropoutArguments.of(call.dropout, extras)
     with torch.cuda.device(query.device):  # into which kernels are loaded
         state = _state(
             call, None, query.dtype, key.dtype, value.dtype, query.device, key.device, value.device,
-            query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), None, None, None,
+            query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(),
+            None if data is None else _DescribedData.of(data),
+            None if dropout is None else _DescribedDropout.of(dropout),
+            None if sinks is None else _describe(extras[sinks]),
         )  # fmt: skip
     if state is None:
-        return general
+        return None
     launch, device = state.run, query.device.index
 
-    def run(query: Tensor, key: Tensor, value: Tensor) -> _Results:
+    def run(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor]) -> _Results | None:
         q, k, v = operands = query.data_ptr(), key.data_ptr(), value.data_ptr()
         if (q | k | v) % 16 or current_device() != device:
-            return forward(query, key, value, call)
+            return None
         return launch(operands)
 
-    return run
+    def run_with_extras(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor]) -> _Results | None:
+        q, k, v = operands = query.data_ptr(), key.data_ptr(), value.data_ptr()
+        data = None if places is None else addresses_at(extras, places)
+        if (q | k | v) % 16 or current_device() != device or (data and any(address % 16 for address in data)):
+            return None
+        return launch(
+            operands, data, None if seed is None else extras[seed].data_ptr(),
+            None if sinks is None else extras[sinks].data_ptr(),
+        )  # fmt: skip
+
+    return run if places is None and seed is None and sinks is None else run_with_extras
 
 
 def _with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
@@ -255,7 +279,7 @@ class _State:
         seen_rows, seen_keys = walk.seen_rows, walk.seen_keys
         if rows is not None:  # every token sees itself
             seen_rows = seen_keys = 0, tokens
-        self.device, self.traits = q_device, call.traits
+        self.device, self.index, self.traits = q_device, q_device.index, call.traits
         shape = (*q_shape[:3], value_dim)
         self.out = shape, dense_strides(shape, order if order[-1] == 3 else (0, 1, 2, 3)), q_dtype
         sums = batch, q_heads, q_len
@@ -289,16 +313,22 @@ class _State:
         self._packed: dict[_PackKey, tuple[launcher.Launch, ...]] = {}
 
     def run(
-        self, operands: tuple[int, int, int], data: ForwardData | None = None, dropout: DropoutArguments | None = None,
-        sinks: Tensor | None = None,
+        self, operands: tuple[int, int, int], data: tuple[int, ...] | None = None, seed: int | None = None,
+        sinks: int | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """(out, log-sum-exp) from addresses: of query, key and value, of the data, the seed and the sinks."""
         empty = compat.empty_cuda
         out, lse, counter = empty(*self.out), empty(*self.lse), empty(*_COUNTER)
         facts = (
-            raw_stream(self.device.index), operands, out.data_ptr(), lse.data_ptr(),
-            counter.data_ptr(), None if data is None else data.addresses(),
-            None if dropout is None else dropout.seed.data_ptr(), None if sinks is None else sinks.data_ptr(),
-        )  # fmt: skip
+            raw_stream(self.index),
+            operands,
+            out.data_ptr(),
+            lse.data_ptr(),
+            counter.data_ptr(),
+            data,
+            seed,
+            sinks,
+        )
         launches = self._packed.get(facts)
         if launches is None:
             launches = self._pack(*facts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,20 @@ from ....model.site import DType
 PACKED = 256
 """So many launches are kept packed, for calls with the same addresses: training steps repeat the addresses."""
 DTYPES: dict[torch.dtype, DType] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+Places = tuple[int | None, ...]
+"""Which of an operator's extras each tensor of a group is; None for one that is not there."""
+
+
+def taken(extras: Sequence[Tensor], places: Places) -> list[Any]:
+    """The extras at these places, None where there is none."""
+    return [None if place is None else extras[place] for place in places]
+
+
+def addresses_at(extras: Sequence[Tensor], places: Places) -> tuple[int, ...]:
+    """The address of the extra at every place, 0 where there is none."""
+    return tuple([0 if place is None else extras[place].data_ptr() for place in places])
 
 
 def check_tokens(q_shape: torch.Size, k_shape: torch.Size) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.common import launcher, score
 from dash_inductor.kernels.hopper.backward import launch
+from dash_inductor.kernels.hopper.shared.tensors import DropoutArguments
 from dash_inductor.model import Band, Call, Dropout, Operand, Plan
 from dash_inductor.upstream import compat
 
@@ -298,3 +299,66 @@ def _states(given: dict[str, Tensor]) -> list[Any]:
         patch.setattr(launch._State, "run", spy)
         run(given)
     return found
+
+
+def _launches(device: Device, run: Callable[[], object]) -> list[Any]:
+    """What a call launches, its results in the same memory every time."""
+    device.launched.clear()
+    launch._state.cache_clear()
+    device.devices.clear()
+    run()
+    return list(device.launched)
+
+
+READY_CALLS = {
+    "plain": CALL,
+    "dropout": WITH_DROPOUT,
+    "gradient": replace(CALL, grad_logsumexp=Operand(0)),
+    "both": replace(CALL, dropout=Dropout(0.1, Operand(0)), grad_logsumexp=Operand(1)),
+}
+
+
+@pytest.mark.parametrize("name", READY_CALLS)
+def test_a_function_for_a_layout_launches_the_same(device: Device, name: str) -> None:
+    given, call = tensors(), READY_CALLS[name]
+    seed, gradient = torch.zeros(1, dtype=torch.int64), torch.zeros(2, 4, 300)
+    extras = ([seed] if call.dropout else []) + ([gradient] if call.grad_logsumexp else [])
+    dropout = DropoutArguments.of(call.dropout, extras)
+    found = launch.ready(**given, extras=extras, call=call, plan=PLAN)
+    assert found is not None
+
+    def plainly() -> object:
+        return launch.backward(
+            **given, call=call, plan=PLAN, dropout=dropout, grad_logsumexp=gradient if call.grad_logsumexp else None
+        )
+
+    wanted = _launches(device, plainly)
+    assert _launches(device, lambda: found(*given.values(), extras)) == wanted
+    other = [torch.ones_like(extra) for extra in extras]
+    assert (_launches(device, lambda: found(*given.values(), other)) == wanted) == (not extras)
+
+
+def test_a_function_for_a_layout_leaves_other_addresses_and_devices_to_the_other(device: Device) -> None:
+    given = tensors()
+    found = launch.ready(**given, extras=(), call=CALL, plan=PLAN)
+    assert found is not None
+    for name in ("grad_out", "query", "key", "value", "out"):
+        shifted = torch.zeros(given[name].numel() + 1, dtype=torch.bfloat16)[1:].view_as(given[name])
+        assert found(*(given | {name: shifted}).values(), ()) is None
+    device.current = 5
+    assert found(*given.values(), ()) is None
+    assert not device.launched
+
+
+def test_there_is_no_function_where_tensors_are_copied_first(device: Device) -> None:
+    given = tensors()
+    given["query"] = given["query"].mT.contiguous().mT
+    assert launch.ready(**given, extras=(), call=CALL, plan=PLAN) is None
+
+
+def test_a_function_for_a_layout_refuses_what_the_other_refuses(device: Device) -> None:
+    with pytest.raises(ArgumentError, match=r"an int64 seed \[1\]"):
+        launch.ready(**tensors(), extras=[torch.zeros(1)], call=WITH_DROPOUT, plan=PLAN)
+    call = replace(CALL, grad_logsumexp=Operand(0))
+    with pytest.raises(ArgumentError, match="grad_logsumexp"):
+        launch.ready(**tensors(), extras=[torch.zeros(2, 4, 299)], call=call, plan=PLAN)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -19,6 +21,7 @@ from dash_inductor.kernels.hopper.forward.data import ForwardData
 from dash_inductor.kernels.hopper.forward.device import entry
 from dash_inductor.kernels.hopper.shared.tensors import DropoutArguments
 from dash_inductor.model import Band, Call, Dropout, Mask, Operand, Site
+from dash_inductor.model.terms import Segments
 from dash_inductor.schedule import Problem
 from dash_inductor.upstream import compat
 
@@ -95,7 +98,11 @@ def run(q: Tensor, k: Tensor, v: Tensor, band: Band = FULL, scale: float = 0.1, 
         how.get("v_device", device), q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(),
         described(how.get("data")), drops(how.get("dropout")),
     )  # fmt: skip
-    return state.run((q.data_ptr(), k.data_ptr(), v.data_ptr()), how.get("data"), how.get("dropout"))
+    data, dropout = how.get("data"), how.get("dropout")
+    return state.run(
+        (q.data_ptr(), k.data_ptr(), v.data_ptr()), None if data is None else data.addresses(),
+        None if dropout is None else dropout.seed.data_ptr(),
+    )  # fmt: skip
 
 
 def described(data: ForwardData | None) -> Any:
@@ -509,3 +516,93 @@ def test_the_control_differs_in_the_results_alone() -> None:
     for instruction in ("wgmma.mma_async", "ex2.approx", "cp.async.bulk.tensor", "mbarrier.arrive"):
         assert control.count(instruction) == plain.count(instruction)
     assert build.Kernels(case.problem()).main.asm["ptx"] == plain, "the control leaked"
+
+
+WAYS = ["plain", "data", "dropout", "sinks", "all"]
+
+
+def _given(way: str) -> tuple[Call, list[Tensor]]:
+    """A call, and its extras."""
+    has = {name for name in WAYS[1:] if way in (name, "all")}
+    data = some_data(100, 90, (64, 64), FULL, None)
+    places = itertools.count()
+    segments = Segments(Operand(next(places)), Operand(next(places))) if "data" in has else None
+    dropout = Dropout(0.5, Operand(next(places))) if "dropout" in has else None
+    sinks = Operand(next(places)) if "sinks" in has else None
+    call = Call(Mask(FULL, segments=segments), 0.1, (BSHD,), dropout=dropout, sinks=sinks)
+    extras = [
+        *([torch.zeros(2, 100), torch.zeros(2, 90)] if segments else []),
+        *([torch.zeros(1, dtype=torch.int64)] if dropout else []), *([torch.zeros(1, 4, 1)] if sinks else []),
+        *([t for t in data if t is not None] if segments else []),
+    ]  # fmt: skip
+    return call, extras
+
+
+@pytest.fixture
+def on_a_cpu(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> Launches:
+    """The same, where the current device is the CPU, and results have the same memory in every call."""
+    memory: dict[Any, Tensor] = {}
+
+    def empty(*facts: Any) -> Tensor:
+        return memory.setdefault(facts, torch.empty_strided(*facts[:2], dtype=facts[2]))
+
+    monkeypatch.setattr(compat, "empty_cuda", empty)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(launch, "current_device", lambda: None)
+    launch._state.cache_clear()
+    return launches
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_function_for_a_layout_launches_the_same(on_a_cpu: Launches, way: str) -> None:
+    operands, (call, extras) = tensors(), _given(way)
+    data, dropout = ForwardData.of(call, extras), DropoutArguments.of(call.dropout, extras)
+    sinks = None if call.sinks is None else extras[call.sinks.index]
+    state = launch._State(
+        call, None, *(t.dtype for t in operands), *(t.device for t in operands), *facts(operands),
+        None if data is None else launch._DescribedData.of(data),
+        None if dropout is None else launch._DescribedDropout.of(dropout), None if sinks is None else
+        launch._describe(sinks),
+    )  # fmt: skip
+    q, k, v = (t.data_ptr() for t in operands)
+    state.run(
+        (q, k, v), None if data is None else data.addresses(), None if dropout is None else dropout.seed.data_ptr(),
+        None if sinks is None else sinks.data_ptr(),
+    )  # fmt: skip
+    found = launch.ready(*operands, extras, call)
+    assert found is not None
+    found(*operands, extras)
+    first, second = on_a_cpu.calls[:2], on_a_cpu.calls[2:]
+    assert first == second
+    moved = [torch.empty_like(extra) for extra in extras]
+    found(*operands, moved)
+    assert (on_a_cpu.calls[4:] == first) == (way == "plain")
+
+
+def facts(operands: Sequence[Tensor]) -> list[Any]:
+    return [fact for t in operands for fact in (t.shape, t.stride())]
+
+
+def test_a_function_for_a_layout_leaves_other_addresses_and_devices_to_the_other(
+    on_a_cpu: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operands, (call, extras) = tensors(), _given("data")
+    found = launch.ready(*operands, extras, call)
+    assert found is not None
+
+    def shifted(t: Tensor) -> Tensor:
+        return torch.zeros(t.numel() + 1, dtype=t.dtype)[1:].view_as(t)
+
+    for place in range(3):
+        assert found(*(shifted(t) if i == place else t for i, t in enumerate(operands)), extras) is None
+    assert found(*operands, [*extras[:-1], shifted(extras[-1])]) is None
+    monkeypatch.setattr(launch, "current_device", lambda: 3)
+    assert found(*operands, extras) is None
+    assert not on_a_cpu.calls
+
+
+def test_there_is_no_function_where_tensors_are_changed_first(on_a_cpu: Launches) -> None:
+    q, k, v = tensors()
+    call, extras = _given("plain")
+    assert launch.ready(q, k, v.mT.contiguous().mT, extras, call) is None
+    assert launch.ready(q, k, v, extras, replace(call, scale=-0.1)) is None
