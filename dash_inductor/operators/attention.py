@@ -414,14 +414,14 @@ PREPARED_BACKWARD = Prepared(_backward, 6, _ready_backward)
 
 # Eager calls run what can be launched without Inductor, else the reference executor (see `kernels.registry`); compiled
 # calls on CUDA are lowered to the plan's kernels.
-for _operator, _implementation, _direct, _site in (
+for _operator, _implementation, _prepared, _site in (
     (attention_forward, _forward, PREPARED_FORWARD.call, 6),
     (attention_backward, _backward, PREPARED_BACKWARD.call, 9),
-    (attention_backward_with_bias, _backward_with_bias, _backward_with_bias, 9),
-    (attention_backward_with_delta, _backward_with_delta, _backward_with_delta, 9),
+    (attention_backward_with_bias, _backward_with_bias, None, 9),
+    (attention_backward_with_delta, _backward_with_delta, None, 9),
 ):
     for _device in ("CPU", "CUDA"):
         _lib.impl(_operator._opname, _in_profile(_implementation, _site), _device)
-    call_directly(_operator, _direct)
+    call_directly(_operator, _implementation, _prepared)
 for _device in ("CPU", "CUDA"):
     _lib.impl("dropout_seed", _seed, _device)

@@ -43,20 +43,19 @@ class Prepared:
     def __init__(self, implementation: Callable[..., Results], tensors: int, make: Make[Results]) -> None:
         self._implementation, self._make = implementation, make
         known: dict[Any, Callable[..., Results]] = {}
-        extras_place, texts_place = tensors, tensors + 1
+        extras_place, texts_place, layouts_place = tensors, tensors + 1, tensors + 4
 
         def call(*args: Any) -> Results:
-            """As the implementation."""
+            """As the implementation, which may be given one text more: the layouts of all tensors, if that is known."""
             of_call, extras = args[:extras_place], args[extras_place]
-            layout = (
-                args[texts_place:], config.profile, of_call[0].device,
-                *[(t.dtype, t.shape, t.stride()) for t in (*of_call, *extras)],
-            )  # fmt: skip
-            run = known.get(layout)
+            key: tuple[Any, ...] = args[texts_place:], config.profile
+            if len(args) == layouts_place:
+                key = *key, of_call[0].device, *[(t.dtype, t.shape, t.stride()) for t in (*of_call, *extras)]
+            run = known.get(key)
             if run is None:
                 if len(known) >= _KEPT:
                     known.clear()
-                run = known[layout] = self.of(of_call, extras, args[texts_place:])
+                run = known[key] = self.of(of_call, extras, args[texts_place:layouts_place])
             return run(*of_call, extras)
 
         self.call = call

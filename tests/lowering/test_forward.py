@@ -56,4 +56,5 @@ def test_other_forwards_are_called() -> None:
         )
     )
     assert ".direct(" in without_comments(code)
-    assert without_comments(code).replace(".direct(", ".default(") == without_comments(fallback)
+    plainly = re.sub(r", 'cuda:0 bfloat16 [^']*'\)", ")", without_comments(code)).replace(".direct(", ".default(")
+    assert plainly == without_comments(fallback)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -37,13 +39,13 @@ def tensors() -> list[Tensor]:
     return [torch.randn(1, 40, 2, 16, generator=generator).transpose(1, 2) for _ in range(4)]
 
 
-def code_of(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[str, Compiled]:
+def code_of(monkeypatch: pytest.MonkeyPatch, dynamic: bool = False, **settings: Any) -> tuple[str, Compiled]:
     """The code of `attend`, and a call of it."""
     lowering.register()
     codes: list[str] = []
     monkeypatch.setattr(GraphLowering, "save_output_code", staticmethod(codes.append))
     torch._dynamo.reset()
-    given, compiled = tensors(), torch.compile(attend, dynamic=False)
+    given, compiled = tensors(), torch.compile(attend, dynamic=dynamic)
     with inductor_config.patch(fx_graph_cache=False, **settings):
         compiled(*given)
     return codes[-1], lambda: compiled(*given)
@@ -55,6 +57,31 @@ def test_code_in_python_calls_the_implementations(monkeypatch: pytest.MonkeyPatc
         assert code.count(f"torch.ops.dash_inductor.attention_{name}.direct(") == 1
         assert f"attention_{name}.default(" not in code
     assert all(map(torch.equal, run(), attend(*tensors())))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_code_tells_the_layouts_that_the_graph_knows(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of tensors: gradient of the output, query, key, value, output, log-sum-exp."""
+    code, run = code_of(monkeypatch, dynamic)
+    (backward,) = re.findall(r"attention_backward\.direct\(.*\)", code)
+    *_, last = ast.parse(f"torch.{backward}", mode="eval").body.args  # type: ignore[attr-defined]  # a call
+    if dynamic:
+        assert last.value == "a site"
+    else:
+        tensor = "cpu float32 [1, 2, 40, 16] [1280, 16, 32, 1]"
+        assert last.value.split("; ")[:4] == [tensor] * 4
+        assert last.value.split("; ")[5] == "cpu float32 [1, 2, 40] [80, 40, 1]"
+        assert len(last.value.split("; ")) == 6
+    assert all(map(torch.equal, run(), attend(*tensors())))
+
+
+def test_a_mode_sees_no_layouts() -> None:
+    given = tensors()
+    plain = torch.ops.dash_inductor.attention_forward.direct(*given[:3], [], *OF_FORWARD)
+    with Seen() as seen:
+        found = torch.ops.dash_inductor.attention_forward.direct(*given[:3], [], *OF_FORWARD, "layouts")
+    assert FORWARD in seen.names
+    assert all(map(torch.equal, found, plain))
 
 
 def test_the_dispatcher_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,18 @@ def test_what_tells_calls_apart(change: str) -> None:
     assert len(seen.made) == 2
 
 
+def test_layouts_that_are_told_are_not_asked() -> None:
+    seen = Recorded()
+    for layouts in ("first", "first", "second"):
+        assert seen.prepared.call(*tensors(), [torch.zeros(5)], *TEXTS, layouts) == ("site", 1)
+    assert seen.made == [TEXTS] * 2
+    seen.prepared.call(*tensors(), [torch.zeros(5)], *TEXTS)
+    assert len(seen.made) == 3  # nobody knows that they are the same
+    with config.patch(profile=True):
+        seen.prepared.call(*tensors(), [torch.zeros(5)], *TEXTS, "first")
+    assert len(seen.made) == 4
+
+
 def test_times_within_kernels_are_another_call() -> None:
     seen = Recorded()
     seen.prepared.call(*tensors(), [], *TEXTS)
