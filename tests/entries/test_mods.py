@@ -6,7 +6,7 @@ import pytest
 
 from ..support.mod_programs import run
 
-PROGRAMS = 200
+PROGRAMS = 120
 """Programs of a seed; one seed is run always, the others when all tests are run."""
 
 
