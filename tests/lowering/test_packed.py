@@ -60,7 +60,8 @@ def test_layers_share_rows_and_tables(name: str, compiled: dict[str, Any]) -> No
     assert "bucketize" not in body  # of ATen, which would be a kernel of its own
     assert "cumsum" not in body
     before, behind = body.split("torch.ops.dash_inductor.mask_tables", 1)
-    # A sum over documents, two kernels around it, one for the numbers of rows, and one for row blocks; fewer with torch 2.11.
+    # A sum over documents, two kernels around it, one for the numbers of rows, and one for row blocks; torch 2.11 makes
+    # fewer.
     assert len(re.findall(r"\.run\(", before)) + len(re.findall(r"\.run\(", _until_forward(behind))) <= 5
     assert ".item()" not in body
 
