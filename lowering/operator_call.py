@@ -28,7 +28,7 @@ class _OperatorCall(FallbackKernel):
         args: list[str] = super().codegen_args()
         assert isinstance(self.op_overload, OpOverload)
         if _is_python() and getattr(self.op_overload.overloadpacket.direct, TAKES_LAYOUTS):
-            layouts = [_layout(tensor) for tensor in self.inputs if isinstance(tensor, IRNode)]
+            layouts = [_layout(tensor) for tensor in self.inputs]
             if None not in layouts:
                 args.append(repr("; ".join(map(str, layouts))))
         return args
@@ -39,8 +39,10 @@ def _is_python() -> bool:
     return not (V.graph.cpp_wrapper or V.graph.fx_wrapper)
 
 
-def _layout(tensor: IRNode) -> str | None:
+def _layout(tensor: IRNode | Sequence[IRNode]) -> str | None:
     """Device, dtype, size and strides of a tensor; None if the graph does not know them all."""
+    if not isinstance(tensor, IRNode):
+        return None
     size, stride = tensor.get_size(), tensor.get_stride()
     if not all(isinstance(each, (int, sympy.Integer)) for each in (*size, *stride)):
         return None

@@ -32,7 +32,7 @@ from ..upstream.dispatch import OpOverload
 from .determinism import DETERMINISTIC
 from .lines import line_of_program
 from .packed import OPERATORS, Classes, Packed
-from .planned import Asked, Forward, Planned, backward_of, forward_of, planned
+from .planned import Asked, Planned, RunForward, backward_of, forward_of, planned
 
 _aten = torch.ops.aten
 _KINDS = 4096
@@ -239,7 +239,7 @@ class _Forward(_Kernel):
         run, more = found
         return run(query, key, value) + more
 
-    def _made(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Forward, tuple[Any, ...]] | None:
+    def _made(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[RunForward, tuple[Any, ...]] | None:
         """What launches the forward, and the results behind its own."""
         asked = self._asked(args, kwargs)
         tensors = asked.query, asked.key, asked.value

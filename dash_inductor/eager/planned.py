@@ -23,9 +23,9 @@ from ..planning.planner import keeping
 from ..rewrites.attention.sites import DTYPES
 from ..upstream import arch, toolchain
 
-Forward = Callable[[Tensor, Tensor, Tensor], Results]
+RunForward = Callable[[Tensor, Tensor, Tensor], Results]
 """(query, key, value) -> output and log-sum-exp."""
-Backward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Gradients]
+RunBackward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Gradients]
 """The same of a backward, with the arguments of `Tensors`."""
 
 
@@ -108,7 +108,7 @@ def planned(asked: Asked) -> Planned | Kept:
     return Planned(site, keeping(plan, asked.op) if config.forward == "keep" else plan, name)
 
 
-def forward_of(found: Planned, tensors: tuple[Tensor, Tensor, Tensor], site: str) -> Forward:
+def forward_of(found: Planned, tensors: tuple[Tensor, Tensor, Tensor], site: str) -> RunForward:
     """The function that runs the forward of tensors like these.
 
     Args:
@@ -119,7 +119,7 @@ def forward_of(found: Planned, tensors: tuple[Tensor, Tensor, Tensor], site: str
     return lambda query, key, value: run(query, key, value, ())
 
 
-def backward_of(found: Planned, tensors: Tensors, site: str) -> Backward:
+def backward_of(found: Planned, tensors: Tensors, site: str) -> RunBackward:
     """The function that runs the backward of tensors like these."""
     call = replace(found.site.call, orders=_orders(tensors[1:4]))
     run = PREPARED_BACKWARD.of(tensors, (), (str(call), str(found.plan), site))

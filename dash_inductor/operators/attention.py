@@ -369,16 +369,16 @@ def _ready_forward(tensors: Sequence[Tensor], extras: Sequence[Tensor], texts: T
     from ..kernels.registry import ready_forward
 
     parsed = _parsed(texts[0], extras, results=1)
+    if not _are_rows_dense(parsed):
+        return None
     query, key, value = heads_first(tensors, parsed)
     ready = ready_forward(query, key, value, extras, parsed, Plan.parse(texts[1]))
-    if ready is None or not _are_rows_dense(parsed):
-        return None
-    if parsed.mask.placed is None:
+    if ready is None or parsed.mask.placed is None:
         return ready
     known = ready
 
     def run(*args: Any) -> tuple[Tensor, Tensor] | None:
-        results = known(*args)  # of addresses alone: what they are the addresses of may have any shape
+        results = known(*args)  # It reads addresses alone, so the tensors may be shaped as the operator's.
         return None if results is None else (_as_given(results[0], parsed), results[1])
 
     return run
@@ -388,12 +388,12 @@ def _ready_backward(tensors: Sequence[Tensor], extras: Sequence[Tensor], texts: 
     from ..kernels.registry import ready_backward
 
     parsed = _parsed(texts[0], extras, results=3)
+    if not _are_rows_dense(parsed):
+        return None
     grad_out, query, key, value, out = heads_first(tensors[:5], parsed)
     shown = grad_out, query, key, value, out, tensors[5]
     ready = ready_backward(shown, extras, parsed, Plan.parse(texts[1]), texts[2])
-    if ready is None or not _are_rows_dense(parsed):
-        return None
-    if parsed.mask.placed is None:
+    if ready is None or parsed.mask.placed is None:
         return ready
     known = ready
 
@@ -409,8 +409,8 @@ def _are_rows_dense(call: Call) -> bool:
     return all(order[-1] == 3 for order in call.orders)
 
 
-PREPARED_FORWARD = Prepared(_forward, 3, _ready_forward)
-PREPARED_BACKWARD = Prepared(_backward, 6, _ready_backward)
+PREPARED_FORWARD = Prepared(_in_profile(_forward, 6), 3, _ready_forward)
+PREPARED_BACKWARD = Prepared(_in_profile(_backward, 9), 6, _ready_backward)
 
 # Eager calls run what can be launched without Inductor, else the reference executor (see `kernels.registry`); compiled
 # calls on CUDA are lowered to the plan's kernels.

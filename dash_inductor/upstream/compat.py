@@ -12,7 +12,7 @@ import operator
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -165,8 +165,13 @@ def reads_only() -> dict[str, bool]:
     return {"read_only": True} if "read_only" in inspect.signature(store_wait).parameters else {}
 
 
-empty_cuda: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor] = (
-    torch._C._dynamo.guards._empty_strided_cuda  # type: ignore[attr-defined]  # Inductor's code takes it from there
+def _missing(*_: object) -> NoReturn:
+    raise RuntimeError("this torch has no torch._C._dynamo.guards._empty_strided_cuda")
+
+
+_guards: Any = torch._C._dynamo.guards  # where Inductor's code takes it from
+empty_cuda: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor] = getattr(
+    _guards, "_empty_strided_cuda", _missing
 )
 """(shape, strides, dtype) -> uninitialised memory on the current CUDA device, as Inductor's own code allocates it.
 

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+import torch
 
 from .test_data_masks import PROGRAM as BASE
 from .test_data_masks import compiled_cases
@@ -60,9 +61,10 @@ def test_layers_share_rows_and_tables(name: str, compiled: dict[str, Any]) -> No
     assert "bucketize" not in body  # of ATen, which would be a kernel of its own
     assert "cumsum" not in body
     before, behind = body.split("torch.ops.dash_inductor.mask_tables", 1)
-    # A sum over documents, two kernels around it, one for the numbers of rows, and one for row blocks; torch 2.11 makes
-    # fewer.
-    assert len(re.findall(r"\.run\(", before)) + len(re.findall(r"\.run\(", _until_forward(behind))) <= 5
+    kernels = 3 if torch.__version__.startswith("2.11.") else 5
+    # A sum over documents, two kernels around it, one for the numbers of rows, and one for row blocks.  Torch 2.11
+    # makes one of the first three.
+    assert len(re.findall(r"\.run\(", before)) + len(re.findall(r"\.run\(", _until_forward(behind))) == kernels
     assert ".item()" not in body
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dash_inductor.config import config
-from dash_inductor.model import Band, Call, Mask, Plan
+from dash_inductor.model import Band, Call, Mask, Plan, Tiles
 from dash_inductor.model.terms import Operand, Placed, Segments
 from dash_inductor.operators import attention, prepared
 from dash_inductor.operators.prepared import Prepared, Texts
@@ -141,3 +141,18 @@ def test_results_of_packed_tokens_are_shaped_as_the_tokens(monkeypatch: pytest.M
 def test_results_that_kernels_cannot_lay_out_are_copied_by_the_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ready_of(monkeypatch, Call(Mask(Band()), 0.1, ((0, 1, 2, 3),))) is not None
     assert ready_of(monkeypatch, Call(Mask(Band()), 0.1, ((0, 1, 3, 2),))) is None
+
+
+def test_a_profile_names_the_site_of_a_call_that_only_the_implementation_can_run() -> None:
+    """As programs that are not compiled call it on the CPU."""
+    query = torch.randn(1, 2, 16, 16)
+    tiles = Tiles(16, 32, 1, 1)
+    texts = (
+        str(Call(Mask(Band()), 0.1, ((0, 1, 2, 3),))),
+        str(Plan("reference", "two_pass", "reference", tiles, tiles, forward_tiles=tiles)),
+        "a site",
+    )
+    run = attention.PREPARED_FORWARD.of([query] * 3, (), texts)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run(query, query, query, ())
+    assert [event.count for event in profile.key_averages() if event.key == "dash_inductor a site"] == [1]

@@ -24,6 +24,7 @@ from dash_inductor.install import installation
 from dash_inductor.upstream import compat, probe
 
 from ..support.names_used import names_used
+from ..support.processes import run_python
 
 TABLES = (*probe.TORCH, *probe.TRITON, *(probe.CUDA if torch.version.cuda else ()))
 NAMES = [(module, name, purpose) for module, names, purpose in TABLES for name in names.split()]
@@ -267,3 +268,21 @@ def test_output_of_the_only_choice(result: object, monkeypatch: pytest.MonkeyPat
 def test_templates_keep_their_layouts() -> None:
     template = compat.make_template(name="dash_test", grid=lambda meta: (1, 1, 1), source="")
     assert getattr(template, "always_freeze_layout", True) is True
+
+
+def test_a_name_that_is_missing_from_the_beginning_is_told_by_the_probe() -> None:
+    """What launches take from torch once, at import, fails no import."""
+    found = run_python("""
+        import torch
+        del torch._C._dynamo.guards._empty_strided_cuda
+        torch.version.cuda = "13.0"  # builds without CUDA are not asked for it
+        from dash_inductor.upstream import compat, probe
+        print(*[each for each in probe.probe() if "_empty_strided_cuda" in str(each)])
+        try:
+            compat.empty_cuda((1,), (1,), torch.int32)
+        except RuntimeError as error:
+            print(error)
+    """, TORCH_DEVICE_BACKEND_AUTOLOAD="0")  # fmt: skip
+    first, second = found.stdout.splitlines()
+    assert "launching the Hopper kernel" in first
+    assert second == "this torch has no torch._C._dynamo.guards._empty_strided_cuda"

@@ -80,7 +80,7 @@ class BackwardData(NamedTuple):
             raise ArgumentError("extras", count, f"{operands} operands and {wanted} vectors and tables: {call}")
         of_vectors = [given.pop(0) if some else None for some in (vectors.QUERIES, vectors.KEYS)]
         pairs = [o.index for term in mask.others if term.RELATION.pairs for o in term.operands]
-        dense = pairs[0] if pairs else None
+        (dense,) = pairs or (None,)
         placed = (None, None) if mask.placed is None else (mask.placed.place.index, mask.placed.count.index)
         return (*of_vectors, *given, dense, *placed)
 

@@ -320,15 +320,8 @@ class _State:
         empty = compat.empty_cuda
         out, lse, counter = empty(*self.out), empty(*self.lse), empty(*_COUNTER)
         facts = (
-            raw_stream(self.index),
-            operands,
-            out.data_ptr(),
-            lse.data_ptr(),
-            counter.data_ptr(),
-            data,
-            seed,
-            sinks,
-        )
+            raw_stream(self.index), operands, out.data_ptr(), lse.data_ptr(), counter.data_ptr(), data, seed, sinks,
+        )  # fmt: skip
         launches = self._packed.get(facts)
         if launches is None:
             launches = self._pack(*facts)
