@@ -5,7 +5,8 @@ that nothing has written sees the same everywhere.  In a compiled graph only ope
 allocate in that way, and those of PyTorch write all of what they return, with few exceptions.  While a graph of such
 operators runs, the fill is off.  A graph with any other operator, such as one of the program's own, keeps it.
 
-Zeros for results without a gradient, which autograd hands to the backward of any graph, are not filled first either.
+Zeros for results without a gradient, which autograd hands to the backward of any graph, are not filled first either,
+and where the graph only reads them, many zeros take no memory.
 """
 
 from __future__ import annotations
@@ -64,10 +65,17 @@ def _supplying(post_compile: Callable[..., Any], active: Callable[[], bool]) -> 
         if _is_off() and active():
             from ..upstream.tangents import supply_zeros
 
-            supply_zeros(compiled)
+            supply_zeros(compiled, _only_reads)
         return post_compile(self, compiled, *args, **kwargs)
 
     return finish
+
+
+def _only_reads(backward: Any) -> bool:
+    """Whether a graph has only operators of which it is known what they write, and none of them writes to an input."""
+    from ..upstream.inductor import writes_inputs
+
+    return getattr(backward, ALL_WRITTEN, False) and not writes_inputs(backward)
 
 
 def _is_off() -> bool:

@@ -1,5 +1,7 @@
 """The parts of lowerings: Inductor's IR, its tables of lowerings, templates and workspaces.  Imports Inductor."""
 
+from typing import Any
+
 from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
 from torch._inductor.ir import BaseView, ExternKernel, FallbackKernel, FixedLayout, IRNode, Pointwise, TensorBox
 from torch._inductor.lowering import empty_strided, fallback_handler, fallbacks, lowerings, register_lowering
@@ -25,9 +27,15 @@ __all__ = [
     "lowerings",
     "ops",
     "register_lowering",
+    "writes_inputs",
 ]
 
 
 def is_generated(operator: OpOverload) -> bool:
     """Whether Inductor generates the kernel of an operator of PyTorch, or makes a view of its argument."""
     return operator in lowerings and operator not in fallbacks and operator.namespace in ("aten", "prims")
+
+
+def writes_inputs(compiled: Any) -> bool:
+    """Whether a compiled graph has kernels that write to one of its inputs."""
+    return bool(compiled.mutated_inputs)

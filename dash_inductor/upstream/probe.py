@@ -51,6 +51,7 @@ TORCH = (
         "the fill of memory in compiled graphs",
     ),
     ("torch.autograd.graph", "Node._input_metadata", "zeros without fill"),
+    ("torch._C", "_construct_storage_from_data_pointer", "zeros without memory"),
     ("torch._inductor.select_algorithm", "TritonTemplate SymbolicGridFn autotune_select_algorithm", "templates"),
     ("torch._inductor.codegen.common", "WorkspaceArg.unique_name WorkspaceZeroMode.ZERO_ON_CALL", "semaphores"),
     ("torch._inductor.config", "benchmark_fusion", "semaphores"),

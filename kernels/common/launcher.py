@@ -31,8 +31,12 @@ _ATTRIBUTE = "=I4xi60x"  # CUlaunchAttribute whose value is an int
 _COOPERATIVE, _PROGRAMMATIC_STREAM_SERIALIZATION = 2, 6  # CUlaunchAttributeID
 _NO_INTERLEAVE, _L2_PROMOTION_128B, _FILL_ZEROS = 0, 2, 0
 _MAP, _MAP_BYTES, _MAP_ALIGNMENT = "map", 128, 64  # CUtensorMap
-_ENCODED = 1024
-"""So many descriptors of an argument are kept."""
+_ADDRESS_ALIGNMENT = 16
+"""Bytes by which the address in a descriptor is aligned."""
+_ADDRESS_BYTES = 8
+_DESCRIPTOR = f"=Q{_MAP_BYTES - _ADDRESS_BYTES}s"
+_TRIED = 0x5555_5555_5550, 0x2AAA_AAAA_AAA0
+"""Two addresses that differ in every bit that an address has."""
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 
 Described = tuple[Sequence[int], Sequence[int]]
@@ -55,7 +59,7 @@ class Launch(NamedTuple):
     kernel: KernelLauncher
     stream: int
     arguments: tuple[Any, ...]
-    memory: tuple[Any, ...]
+    memory: Any
 
 
 class KernelLauncher:
@@ -97,6 +101,7 @@ class KernelLauncher:
         numbered = itertools.count(ctypes.addressof(self._described), 8)
         self._leading = [0 if code == _MAP else next(numbered) for code in wanted]
         self._map_places = [i for i, code in enumerate(wanted) if code == _MAP]
+        self._map_room = len(self._maps) * _MAP_BYTES + _MAP_ALIGNMENT
         own = codes[len(wanted) :]
         values = "".join(f"{code}{8 - struct.calcsize(code)}x" for code in own)
         self._packer = struct.Struct(f"={_CONFIG}{len(codes)}Q{values}")
@@ -118,20 +123,21 @@ class KernelLauncher:
         """
         if 0 in self.grid:
             return ()
-        maps = [map_.at(address) for map_, address in zip(self._maps, addresses, strict=True)]
-        leading = self._leading.copy()
-        for place, (_memory, start) in zip(self._map_places, maps, strict=True):
-            leading[place] = start
-        metadata = self.compiled.metadata
-        memory = ctypes.create_string_buffer(self._packer.size)
+        memory = ctypes.create_string_buffer(self._packer.size + self._map_room)
         start = ctypes.addressof(memory)
+        leading, at = self._leading.copy(), -(-(start + self._packer.size) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
+        for place, map_, address in zip(self._map_places, self._maps, addresses, strict=True):
+            map_.write(memory, at - start, address)
+            leading[place] = at
+            at += _MAP_BYTES
+        metadata = self.compiled.metadata
         self._packer.pack_into(
             memory, 0, *self.grid, 32 * metadata.num_warps, 1, 1, metadata.shared, stream, *self._attribute_facts,
             *leading, *[start + place for place in self._own_places],
             *itertools.compress(flat(arguments), self._are_arguments), *(0,) * _SCRATCH,
         )  # fmt: skip
         parameters = start + struct.calcsize(f"={_CONFIG}")
-        return (Launch(start, self.compiled.function, parameters, self, stream, arguments, (memory, maps)),)
+        return (Launch(start, self.compiled.function, parameters, self, stream, arguments, memory),)
 
 
 def launch(launches: Iterable[Launch]) -> None:
@@ -208,6 +214,9 @@ def _parameter_codes(ptx: str) -> list[str]:
 class _Map:
     """TMA descriptors of one argument, which differ in their addresses.
 
+    CUDA says nothing of the bytes of a descriptor, and to encode one takes microseconds.  So the driver is asked at the
+    first addresses: where it only puts the address in front of the same bytes, descriptors are made in that way.
+
     Args:
         meta: Triton's description of the tile that the kernel reads.
         device: the index of the device.
@@ -222,31 +231,43 @@ class _Map:
         self._sizes, self._strides = (ctypes.c_uint64 * rank)(*shape[::-1]), (ctypes.c_uint64 * rank)(*bytes_)
         self._box = (ctypes.c_uint32 * rank)(*meta["block_size"][::-1])
         self._steps = (ctypes.c_uint32 * rank)(*(1,) * rank)
-        self._encoded: dict[int, tuple[Any, int]] = {}
+        self._behind_address: bytes | None = None  # not known yet; empty if there is no such thing
 
-    def at(self, address: int) -> tuple[Any, int]:
-        """The descriptor of a tensor at `address`: the memory that holds it, and where it begins."""
-        found = self._encoded.get(address)
-        if found is None:
-            found = self._encode(address)
-            if len(self._encoded) >= _ENCODED:  # most of them of addresses that are not used any more
-                self._encoded.clear()
-            self._encoded[address] = found
-        return found
+    def write(self, memory: Any, place: int, address: int) -> None:
+        """Write the descriptor of a tensor at `address` to a place in memory, counted in bytes."""
+        if self._behind_address and not address % _ADDRESS_ALIGNMENT:
+            struct.pack_into(_DESCRIPTOR, memory, place, address, self._behind_address)
+            return
+        self._encode(ctypes.addressof(memory) + place, address)
+        if self._behind_address is None:
+            self._behind_address = self._learned(memory[place : place + _MAP_BYTES], address)
 
-    def _encode(self, address: int) -> tuple[Any, int]:
-        memory = ctypes.create_string_buffer(_MAP_BYTES + _MAP_ALIGNMENT)
-        start = -(-ctypes.addressof(memory) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
-        arguments = (
+    def _encode(self, start: int, address: int) -> None:
+        code = self._ask(start, address)
+        if code:  # whatever the driver calls it: a thread may have no context yet
+            _bind(self._device)
+            code = self._ask(start, address)
+        _check(code, f"a TMA descriptor of {[*self._sizes]}, {[*self._strides]} bytes, at {address:#x}")
+
+    def _ask(self, start: int, address: int) -> int:
+        """Let the driver encode; its error."""
+        code: int = _driver().cuTensorMapEncodeTiled(
             start, self._dtype, self._rank, address, self._sizes, self._strides, self._box, self._steps,
             _NO_INTERLEAVE, self._swizzle, _L2_PROMOTION_128B, _FILL_ZEROS,
         )  # fmt: skip
-        code = _driver().cuTensorMapEncodeTiled(*arguments)
-        if code:  # whatever the driver calls it: a thread may have no context yet
-            _bind(self._device)
-            code = _driver().cuTensorMapEncodeTiled(*arguments)
-        _check(code, f"a TMA descriptor of {[*self._sizes]}, {[*self._strides]} bytes, at {address:#x}")
-        return memory, start
+        return code
+
+    def _learned(self, encoded: bytes, address: int) -> bytes:
+        """What is behind the address in a descriptor, if those at other addresses have the same there, else nothing."""
+        behind = encoded[_ADDRESS_BYTES:]
+        memory = ctypes.create_string_buffer(_MAP_BYTES + _MAP_ALIGNMENT)
+        start = ctypes.addressof(memory) + -ctypes.addressof(memory) % _MAP_ALIGNMENT
+        found = {address: encoded}
+        for tried in _TRIED:
+            if self._ask(start, tried):
+                return b""
+            found[tried] = ctypes.string_at(start, _MAP_BYTES)
+        return behind if all(struct.pack(_DESCRIPTOR, at, behind) == each for at, each in found.items()) else b""
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from dash_inductor.config import config
+from dash_inductor.upstream import zero_pages
+
+from ..support.mapped_memory import CpuPage
 
 Results = tuple[Tensor, ...]
 
@@ -106,3 +110,116 @@ def test_kept_graph_and_second_derivatives() -> None:
     torch.testing.assert_close(other, -x.sin())
     with pytest.raises(RuntimeError, match="double backward"):
         torch.autograd.grad(other.sum(), x)
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Zeros of any size are on pages that cannot be written: for each that is asked for, whether it was."""
+    asked: list[bool] = []
+    plain = zero_pages.zeros
+
+    def counted(*about: Any) -> Tensor | None:
+        found = plain(*about)
+        asked.append(found is not None)
+        return found
+
+    monkeypatch.setitem(zero_pages.PAGES, "cpu", CpuPage)
+    monkeypatch.setattr(zero_pages, "LEAST", 1)
+    assert plain((4096,), torch.uint8, torch.device("cpu")) is not None
+    monkeypatch.setattr(zero_pages, "zeros", counted)
+    return asked
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradients_by_zeros_that_take_no_memory(dynamic: bool, pages: list[bool]) -> None:
+    """Where a backward is compiled when it is called first, the zeros of that call are there already."""
+    cases = [(used, rows) for used in (2, 3) for rows in ((8, 12) if dynamic else (8,))]
+    found = {}
+    for fill in ("on", "off"):
+        torch._dynamo.reset()
+        with config.patch(fill=fill), torch._inductor.config.patch(force_disable_caches=True):
+            function = torch.compile(several, dynamic=dynamic)
+            step(function, 0)
+            assert dynamic or not pages
+            pages.clear()
+            found[fill] = [step(function, *case) for case in cases]
+    missing = len(DIFFERENTIABLE) - 1
+    assert pages == [True] * missing * len(cases)
+    for (theirs, _), (ours, counts) in zip(found["on"], found["off"], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        assert counts == {"fill_": 0, "zero_": 0}
+
+
+def test_gradients_that_are_zeros_belong_to_the_program(pages: list[bool]) -> None:
+    """A backward may hand on what it is given, as a whole, as a view, or several times."""
+
+    def handed_on(x: Tensor, y: Tensor, z: Tensor) -> Results:
+        return x + 1, y.view(4, 16) - 2, z.expand(3, 8, 8) + 0.5, (x * y).sin()
+
+    function = torch.compile(handed_on)
+    leaves = [torch.randn(8, 8, requires_grad=True) for _ in range(3)]
+    for again in range(3):
+        found = torch.autograd.grad(function(*leaves)[again // 2 * 3].sum(), leaves)
+        assert len({gradient.data_ptr() for gradient in found}) == len(found)
+        for gradient in found:
+            before = gradient.clone()
+            gradient += 1
+            assert torch.equal(gradient, before + 1)
+        assert not found[2].sub(1).any()
+    assert pages == [True] * 6
+
+
+def test_accumulated_gradients(pages: list[bool]) -> None:
+    x, y = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
+    function = torch.compile(lambda x, y: (x + 1, (y * 2).sin()))
+    for _ in range(3):
+        function(x, y)[1].sum().backward()
+    assert x.grad is not None
+    assert not x.grad.any()
+    assert pages == [True, True]
+
+
+class Counts(torch.autograd.Function):
+    """A backward that writes to a tensor of the program."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, count: Tensor) -> Tensor:
+        ctx.save_for_backward(count)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        with torch.no_grad():
+            ctx.saved_tensors[0].add_(1)
+        return gradient * 2, None
+
+
+def test_backwards_that_write_to_an_argument_get_memory(pages: list[bool]) -> None:
+    """Which one they write to is not asked."""
+    x, count = torch.randn(8, 8, requires_grad=True), torch.zeros(())
+    function = torch.compile(lambda x, count: (Counts.apply(x, count), x.sin()))
+    for _ in range(3):
+        (found,) = torch.autograd.grad(function(x, count)[1].sum(), x)
+    torch.testing.assert_close(found, x.cos())
+    assert count == 3
+    assert not pages
+
+
+def test_backwards_with_operators_of_the_program_get_memory(pages: list[bool]) -> None:
+    """What they write is known to nobody."""
+    library = torch.library.Library("of_the_program", "FRAGMENT")
+    library.define("doubled(Tensor x) -> Tensor")
+    library.impl("doubled", lambda x: x.mul_(2).clone(), "CPU")  # which its schema does not say
+    library.impl("doubled", torch.empty_like, "Meta")
+    doubled = torch.library.custom_op(
+        "of_the_program::twice", lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor"
+    )
+    doubled.register_fake(torch.empty_like)
+    doubled.register_autograd(lambda ctx, gradient: torch.ops.of_the_program.doubled(gradient))
+    x = torch.randn(8, 8, requires_grad=True)
+    function = torch.compile(lambda x: (torch.ops.of_the_program.twice(x), x.sin()))
+    for _ in range(3):
+        (found,) = torch.autograd.grad(function(x)[1].sum(), x)
+    torch.testing.assert_close(found, x.cos())
+    assert not pages
+    library._destroy()

@@ -5,6 +5,7 @@ python -m tests.support.launched
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import struct
@@ -86,7 +87,10 @@ def main() -> None:
         stubcuda.expect(stub, sizes)
         addresses = [(1 << 44) + 4096 * i for i, _ in enumerate(descriptors)]
         arguments = distinct_arguments(compiled, len(descriptors))
+        kernel.pack(STREAM, [3 * address for address in addresses], *arguments)
+        before = stubcuda.number(stub, "stub_encoded")
         launcher.launch(kernel.pack(STREAM, addresses, *arguments))
+        encoded = stubcuda.number(stub, "stub_encoded") - before
         ours = stubcuda.last_launch(stub, sizes)
         given = [Descriptor(address, *described) for address, described in zip(addresses, descriptors, strict=True)]
         head = *GRID, STREAM, compiled.function, compiled.packed_metadata, None, None, None
@@ -101,6 +105,7 @@ def main() -> None:
             "parameters": len(sizes),
             "nonzero": sum(map(any, ours[2])),
             "attributes": any(ours[1]),
+            "encoded again": encoded,
         }
 
     backward = build.kernels(Case((64, 64), Band(0), "spt", codes=True, dropout=True).specialisation(), 0)
@@ -110,7 +115,11 @@ def main() -> None:
         "prepare": backward.prepare, "main": backward.main, "finish": backward.finish, "resident": resident.main,
         "forward": forward.main, "draws": forward.prepare,
     }  # fmt: skip
-    found: dict[str, Any] = {name: both(compiled) for name, compiled in kernels.items()}
+    stub_mixes = ctypes.c_int.in_dll(stub, "stub_mixes")
+    stub_mixes.value = 1
+    found: dict[str, Any] = {"mixed": both(forward.main)}
+    stub_mixes.value = 0
+    found |= {name: both(compiled) for name, compiled in kernels.items()}
 
     kernel = launcher.KernelLauncher(backward.finish, GRID, [])
     arguments = distinct_arguments(backward.finish, 0)
@@ -122,6 +131,12 @@ def main() -> None:
     stub.stub_fail(201, 1)
     encoding.pack(STREAM, [(1 << 44) + 4096 * i for i in range(4)], *distinct_arguments(forward.main, 4))
     found["contexts bound to encode"] = stubcuda.number(stub, "stub_bound") - found["contexts bound"]
+    misaligned = launcher.KernelLauncher(forward.main, GRID, DESCRIPTORS["hopper_forward"])
+    for address in (1 << 44, (1 << 44) + 8):
+        try:
+            misaligned.pack(STREAM, [address] * 4, *distinct_arguments(forward.main, 4))
+        except LaunchError as error:
+            found["misaligned"] = hex(address), str(error)
     stub.stub_fail(720, 1)
     try:
         launcher.launch(launches)

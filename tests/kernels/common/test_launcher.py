@@ -36,6 +36,23 @@ def test_the_driver_is_given_what_triton_gives_it(name: str, launched: dict[str,
     assert found["attributes"] == (name not in ("prepare", "draws"))
 
 
+@pytest.mark.parametrize("name", KERNELS)
+def test_descriptors_at_other_addresses_are_made_without_the_driver(name: str, launched: dict[str, Any]) -> None:
+    assert launched[name]["encoded again"] == 0
+
+
+def test_a_driver_that_puts_addresses_elsewhere_encodes_all(launched: dict[str, Any]) -> None:
+    assert launched["mixed"]["equal"]
+    assert launched["mixed"]["encoded again"] == 4
+
+
+def test_a_misaligned_address_is_refused(launched: dict[str, Any]) -> None:
+    """By the driver, as the first one would be."""
+    address, error = launched["misaligned"]
+    assert address == "0x100000000008"
+    assert "at 0x100000000008: CUDA error 1" in error
+
+
 def test_a_thread_without_a_context_is_given_one(launched: dict[str, Any]) -> None:
     assert launched["contexts bound"] == launched["contexts bound to encode"] == 1
 

@@ -4,7 +4,8 @@
 
 enum { CONFIG = 56, ATTRIBUTE = 72, ATTRIBUTES = 4, PARAMETERS = 256, BYTES = 128 };
 
-int stub_launches, stub_bound;                // launches, and calls of cuCtxSetCurrent
+int stub_launches, stub_bound, stub_encoded;  // launches, calls of cuCtxSetCurrent, descriptors
+int stub_mixes;                               // whether descriptors have their addresses in other bytes, too
 static int sizes[PARAMETERS], count;          // what to keep of each parameter of a launch
 static int failure, failures;                 // the code that the next launches, or encoded descriptors, return
 unsigned char stub_config[CONFIG];            // CUlaunchConfig
@@ -33,10 +34,12 @@ int cuTensorMapEncodeTiled(unsigned char *map, int dtype, uint32_t rank, void *a
                            const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
                            int swizzle, int promotion, int fill) {
   if (failures > 0) return failures--, failure;
-  if ((uintptr_t)map % 64) return 1;
+  if ((uintptr_t)map % 64 || (uintptr_t)address % 16) return 1;
+  stub_encoded++;
   memset(map, 0, BYTES);
+  if (stub_mixes) map[BYTES - 1] = (uintptr_t)address >> 4;
   int facts[] = {dtype, rank, interleave, swizzle, promotion, fill};
-  memcpy(map, facts, 24), memcpy(map + 24, &address, 8);
+  memcpy(map, &address, 8), memcpy(map + 8, facts, 24);
   for (uint32_t i = 0; i < rank; i++) {       // numbers below 2**32 are all that tests use
     uint32_t kept[] = {shape[i], i + 1 < rank ? strides[i] : 0, box[i], steps[i]};
     memcpy(map + 32 + 16 * i, kept, 16);
