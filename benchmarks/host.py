@@ -5,9 +5,9 @@
 Calls on a shape so small that the GPU is never behind, in rounds of 100, each followed by a wait that is not timed.
 Rows, all of a backward where nothing else is said:
 
-    direct                   the Hopper kernels without PyTorch's dispatcher, with addresses that have been seen before
+    direct                   the Hopper kernels without PyTorch's dispatcher
     allocations, launches    parts of it: its four tensors, and its three kernels as the driver takes them
-    direct, new addresses    the same where every call has addresses that must be packed
+    direct, two queries      the same where an address differs from that of the call before
     operator                 an eager call of the operator, which passes through PyTorch's dispatcher
     generated code           Inductor's code of a graph of this operator alone: checks of sizes, and the call
     whole compiled function  what `torch.compile` gives for such a function: guards, AOTAutograd and the generated code
@@ -34,7 +34,7 @@ import argparse
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -50,6 +50,7 @@ from dash_inductor.eager import attention
 from dash_inductor.eager import flash as flash_operators
 from dash_inductor.eager.determinism import DETERMINISTIC
 from dash_inductor.kernels.common import launcher
+from dash_inductor.kernels.common.call_launches import CallLaunches
 from dash_inductor.kernels.hopper.backward import launch
 from dash_inductor.kernels.hopper.forward import launch as forward_launch
 from dash_inductor.model import Call, Mask
@@ -102,7 +103,10 @@ def parts(direct: Run) -> dict[str, Run]:
         tensors.append(allocate(*of_tensor))
         return tensors[-1]
 
-    with mock.patch.object(compat, "empty_cuda", empty), mock.patch.object(launcher, "launch", launches.extend):
+    def pack(calls: CallLaunches, stream: int, addresses: Sequence[int]) -> None:
+        launches.extend(calls.packed(stream, addresses))
+
+    with mock.patch.object(compat, "empty_cuda", empty), mock.patch.object(CallLaunches, "run", pack):
         direct()
 
     def launch_again(memory: list[Tensor] = tensors) -> None:  # the memory that the launches write to stays alive
@@ -195,10 +199,9 @@ def compiled(measure: Callable[[dict[str, Run]], None]) -> None:
     whole = dash(SHAPE, tensors)
     of_code = generated(whole, *operands)
     measure({"direct": direct, **parts(direct)})
-    with mock.patch.object(launch, "PACKED", 1):
-        measure({"direct, new addresses": lambda: direct(next(queries))})
     measure(
         {
+            "direct, two queries": lambda: direct(next(queries)),
             "operator": lambda: ops.attention_backward(*operands, [], *texts),
             "generated code": of_code,
             "whole compiled function": whole,

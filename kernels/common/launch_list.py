@@ -7,71 +7,53 @@ of the time.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ...upstream import compat
 from ...upstream.cuda import current_device, raw_stream
-from .launcher import KernelLauncher, Launch, launch
+from .call_launches import Address, Asked, CallLaunches
+from .launcher import KernelLauncher
 
 Allocated = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Shape, strides, dtype."""
-Argument = int | tuple[int, int]
-"""A number, or the number of a tensor and the bytes from its first element: operands come first, then what was
-allocated."""
+Argument = int | Address
+"""Of the tensors of a call operands come first, then what was allocated."""
 
-
-_PACKED = 64
-"""So many calls of a list, with the addresses that they had, are kept ready; a training step repeats its addresses."""
 _ALIGNMENT = 128
 """Bytes between tensors that share an allocation."""
 
 
-@dataclass(frozen=True)
 class LaunchList:
     """What one call does.
 
-    Attributes:
+    Args:
         results: tensors that the call returns, in order.
         scratch: bytes of memory that the call needs beside them.
         launches: kernels with their arguments, in order; behind the operands come the results, then scratch memory.
-        packed: launches that are ready, by stream and addresses.
     """
 
-    results: tuple[Allocated, ...]
-    scratch: int
-    launches: tuple[tuple[KernelLauncher, tuple[Argument, ...]], ...]
-    packed: dict[tuple[int, ...], tuple[Launch, ...]] = field(default_factory=dict, compare=False)
+    def __init__(
+        self,
+        results: Sequence[Allocated],
+        scratch: int,
+        launches: Sequence[tuple[KernelLauncher, tuple[Argument, ...]]],
+    ) -> None:
+        self._results, self._scratch = results, scratch
+        self._launches = CallLaunches([Asked(kernel, (), arguments) for kernel, arguments in launches])
 
     def run(self, operands: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         """Do it for operands that have the key of those of the first call, on the current device."""
         empty = compat.empty_cuda
-        results = [empty(*each) for each in self.results]
+        results = [empty(*each) for each in self._results]
         addresses = [tensor.data_ptr() for tensor in (*operands, *results)]
-        if self.scratch:
-            memory = empty((self.scratch,), (1,), torch.uint8)  # until all is launched
+        if self._scratch:
+            memory = empty((self._scratch,), (1,), torch.uint8)  # until all is launched
             addresses.append(memory.data_ptr())
-        facts = raw_stream(device.index), *addresses
-        launches = self.packed.get(facts)
-        if launches is None:
-            launches = self._pack(*facts)
-            if len(self.packed) >= _PACKED:
-                self.packed.clear()
-            self.packed[facts] = launches
-        launch(launches)
+        self._launches.run(raw_stream(device.index), addresses)
         return results
-
-    def _pack(self, stream: int, *addresses: int) -> tuple[Launch, ...]:
-        return tuple(
-            itertools.chain.from_iterable(
-                launcher.pack(stream, (), *[a if isinstance(a, int) else addresses[a[0]] + a[1] for a in arguments])
-                for launcher, arguments in self.launches
-            )
-        )
 
 
 class Notes:
@@ -113,15 +95,15 @@ class Notes:
         if not self._is_complete or any(id(result) not in numbers for result in results):
             return None
         returned = [numbers[id(result)] for result in results]
-        places = {number: (number, 0) for number in range(self._operands)}
-        places |= {number: (self._operands + place, 0) for place, number in enumerate(returned)}
+        places = {number: Address(number) for number in range(self._operands)}
+        places |= {number: Address(self._operands + place) for place, number in enumerate(returned)}
         scratch = 0
         for number, allocated in enumerate(self._allocated, self._operands):
             if number not in places:
-                places[number] = self._operands + len(returned), scratch
+                places[number] = Address(self._operands + len(returned), scratch)
                 scratch += -(-_bytes(*allocated) // _ALIGNMENT) * _ALIGNMENT
         launches = tuple(
-            (launcher, tuple(a if isinstance(a, int) else _moved(a, places[a[0]]) for a in arguments))
+            (launcher, tuple(a if isinstance(a, int) else places[a.number] + a.offset for a in arguments))
             for launcher, arguments in self._launches
         )
         return LaunchList(tuple(self._allocated[number - self._operands] for number in returned), scratch, launches)
@@ -132,19 +114,14 @@ class Notes:
             return 0
         for number, tensor in enumerate(self._tensors):
             if tensor is argument:
-                return number, 0
+                return Address(number)
         storage = argument.untyped_storage().data_ptr()
         for number, tensor in enumerate(self._tensors):
             allocated = number >= self._operands
             if (self._views or allocated) and tensor.untyped_storage().data_ptr() == storage:
-                return number, address - tensor.data_ptr()
+                return Address(number, address - tensor.data_ptr())
         self.refuse()
         return 0
-
-
-def _moved(argument: tuple[int, int], place: tuple[int, int]) -> Argument:
-    """The argument of a tensor that has its place in another one."""
-    return place[0], place[1] + argument[1]
 
 
 def _bytes(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> int:

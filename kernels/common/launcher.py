@@ -2,7 +2,8 @@
 
 Triton's own launcher takes a kernel's arguments apart, and encodes its TMA descriptors, on every launch, which takes
 longer than the driver needs.  Here `KernelLauncher.pack` does that work for given arguments, and `launch` hands its
-results to the driver as often as one likes.  How a kernel's arguments lie in memory is read from its PTX.
+results to the driver as often as one likes; `call_launches` changes addresses in between.  How a kernel's arguments lie
+in memory is read from its PTX.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _CODES = {"u64": "q", "u32": "i", "u16": "h", "u8": "b", "f32": "f", "f64": "d"}
 _SCRATCH = 2
 """The last parameters of every kernel are two addresses of scratch memory, which ours do not use."""
 
-_CONFIG = "7I4xQQI4x"  # CUlaunchConfig
+_CONFIG, _STREAM = "7I4xQQI4x", 32  # CUlaunchConfig, and where the stream is in it
 _ATTRIBUTE = "=I4xi60x"  # CUlaunchAttribute whose value is an int
 _COOPERATIVE, _PROGRAMMATIC_STREAM_SERIALIZATION = 2, 6  # CUlaunchAttributeID
 _NO_INTERLEAVE, _L2_PROMOTION_128B, _FILL_ZEROS = 0, 2, 0
@@ -43,8 +44,18 @@ Described = tuple[Sequence[int], Sequence[int]]
 """Shape and strides of a TMA descriptor, in elements."""
 
 
+class Places(NamedTuple):
+    """Where in a launch's memory, in words of 8 bytes, are its stream, the addresses of its descriptors, and its other
+    arguments, one by one and without constants.
+    """
+
+    stream: int
+    descriptors: Sequence[int]
+    arguments: Sequence[int]
+
+
 class Launch(NamedTuple):
-    """A launch that is ready: nothing in it is ever changed, so that threads may share it.
+    """A launch that is ready.
 
     Attributes:
         config, parameters: where the driver finds the launch's configuration and addresses of its arguments.
@@ -65,6 +76,9 @@ class Launch(NamedTuple):
 class KernelLauncher:
     """Packs launches of a compiled kernel whose first arguments are TMA descriptors of fixed shapes and strides.
 
+    Attributes:
+        are_arguments: which of a launch's other arguments, one by one, are no compile-time constants.
+
     Args:
         compiled: Triton's compiled kernel; it is loaded into the current device.
         grid: number of programs, or numbers along up to three axes.
@@ -83,11 +97,11 @@ class KernelLauncher:
         self.grid = (*((grid,) if isinstance(grid, int) else grid), 1, 1)[:3]
         self.device = torch.cuda.current_device()
         types = list(compiled.src.signature.values())[len(descriptors) :]
-        self._are_arguments = [kind != "constexpr" for kind in flat(types)]
+        self.are_arguments = [kind != "constexpr" for kind in flat(types)]
         codes = _parameter_codes(compiled.asm["ptx"])
         # Behind the address of a descriptor a kernel is told its shape and strides.
         wanted = [code for shape, _ in descriptors for code in (_MAP, *"i" * len(shape), *"q" * len(shape))]
-        expected = len(wanted) + sum(self._are_arguments) + _SCRATCH
+        expected = len(wanted) + sum(self.are_arguments) + _SCRATCH
         if len(codes) != expected or codes[: len(wanted)] != wanted or _MAP in codes[len(wanted) :]:
             raise DashError(
                 f"{metadata.name} has {len(codes)} parameters, {''.join(codes)}, of which its source explains "
@@ -125,19 +139,43 @@ class KernelLauncher:
             return ()
         memory = ctypes.create_string_buffer(self._packer.size + self._map_room)
         start = ctypes.addressof(memory)
-        leading, at = self._leading.copy(), -(-(start + self._packer.size) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
-        for place, map_, address in zip(self._map_places, self._maps, addresses, strict=True):
-            map_.write(memory, at - start, address)
-            leading[place] = at
-            at += _MAP_BYTES
+        leading = self._leading.copy()
+        for number, (place, map_, address) in enumerate(zip(self._map_places, self._maps, addresses, strict=True)):
+            at = self._map_at(start, number)
+            map_.write(memory, at, address)
+            leading[place] = start + at
         metadata = self.compiled.metadata
         self._packer.pack_into(
             memory, 0, *self.grid, 32 * metadata.num_warps, 1, 1, metadata.shared, stream, *self._attribute_facts,
             *leading, *[start + place for place in self._own_places],
-            *itertools.compress(flat(arguments), self._are_arguments), *(0,) * _SCRATCH,
+            *itertools.compress(flat(arguments), self.are_arguments), *(0,) * _SCRATCH,
         )  # fmt: skip
         parameters = start + struct.calcsize(f"={_CONFIG}")
         return (Launch(start, self.compiled.function, parameters, self, stream, arguments, memory),)
+
+    def places(self, launch: Launch) -> Places:
+        """Where in the memory of a launch of this kernel is what may change from call to call."""
+        descriptors = [self._map_at(launch.config, number) // 8 for number in range(len(self._maps))]
+        return Places(_STREAM // 8, descriptors, [place // 8 for place in self._own_places[:-_SCRATCH]])
+
+    def is_moved(self, number: int) -> bool:
+        """Whether a descriptor of a launch has another address once that is written to its place."""
+        return bool(self._maps[number].behind_address)
+
+    def encode(self, launch: Launch, number: int, address: int) -> None:
+        """Let the driver write a descriptor of a launch for another address."""
+        self._maps[number].write(launch.memory, self._map_at(launch.config, number), address)
+
+    def _map_at(self, start: int, number: int) -> int:
+        """Where in memory that starts there a descriptor is, in bytes."""
+        return -(-(start + self._packer.size) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT - start + number * _MAP_BYTES
+
+
+def is_hooked() -> bool:
+    """Whether a profiler has registered functions to call before and after launches."""
+    runtime = knobs.runtime
+    before, after = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(getattr(before, "calls", before) or getattr(after, "calls", after))  # as `_calls`, in less time
 
 
 def launch(launches: Iterable[Launch]) -> None:
@@ -146,9 +184,7 @@ def launch(launches: Iterable[Launch]) -> None:
     Raises:
         LaunchError: the driver refuses.
     """
-    runtime = knobs.runtime
-    before, after = runtime.launch_enter_hook, runtime.launch_exit_hook
-    if getattr(before, "calls", before) or getattr(after, "calls", after):  # as `_is_hooked`, in less time
+    if is_hooked():
         _launch_with_hooks(launches)
         return
     launch_kernel = _driver().cuLaunchKernelEx
@@ -163,16 +199,16 @@ def _launch_with_hooks(launches: Iterable[Launch]) -> None:
     runtime = knobs.runtime
     for config, function, parameters, kernel, stream, arguments, _ in launches:
         about = kernel.compiled.launch_metadata(kernel.grid, stream, *arguments)
-        if _is_hooked(runtime.launch_enter_hook):
+        if _calls(runtime.launch_enter_hook):
             runtime.launch_enter_hook(about)
         code = _driver().cuLaunchKernelEx(config, function, parameters, None)
         if code:
             _launch_again(code, config, function, parameters, kernel)
-        if _is_hooked(runtime.launch_exit_hook):
+        if _calls(runtime.launch_exit_hook):
             runtime.launch_exit_hook(about)
 
 
-def _is_hooked(hook: Any) -> bool:
+def _calls(hook: Any) -> bool:
     """Whether anybody has registered a function."""
     return hook is not None and bool(getattr(hook, "calls", True))
 
@@ -220,6 +256,10 @@ class _Map:
     Args:
         meta: Triton's description of the tile that the kernel reads.
         device: the index of the device.
+
+    Attributes:
+        behind_address: what is behind the address in every descriptor; empty if the driver writes others there, None as
+            long as it has not been asked.
     """
 
     def __init__(self, shape: Sequence[int], strides: Sequence[int], meta: dict[str, Any], device: int) -> None:
@@ -231,16 +271,16 @@ class _Map:
         self._sizes, self._strides = (ctypes.c_uint64 * rank)(*shape[::-1]), (ctypes.c_uint64 * rank)(*bytes_)
         self._box = (ctypes.c_uint32 * rank)(*meta["block_size"][::-1])
         self._steps = (ctypes.c_uint32 * rank)(*(1,) * rank)
-        self._behind_address: bytes | None = None  # not known yet; empty if there is no such thing
+        self.behind_address: bytes | None = None
 
     def write(self, memory: Any, place: int, address: int) -> None:
         """Write the descriptor of a tensor at `address` to a place in memory, counted in bytes."""
-        if self._behind_address and not address % _ADDRESS_ALIGNMENT:
-            struct.pack_into(_DESCRIPTOR, memory, place, address, self._behind_address)
+        if self.behind_address and not address % _ADDRESS_ALIGNMENT:
+            struct.pack_into(_DESCRIPTOR, memory, place, address, self.behind_address)
             return
         self._encode(ctypes.addressof(memory) + place, address)
-        if self._behind_address is None:
-            self._behind_address = self._learned(memory[place : place + _MAP_BYTES], address)
+        if self.behind_address is None:
+            self.behind_address = self._learned(memory[place : place + _MAP_BYTES], address)
 
     def _encode(self, start: int, address: int) -> None:
         code = self._ask(start, address)

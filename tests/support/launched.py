@@ -16,6 +16,8 @@ from typing import Any
 from . import stubcuda
 
 GRID, STREAM = (33, 2, 5), 77
+POINTERS = 1 << 40
+"""All addresses among arguments are behind it."""
 FOUR = [2, 4, 300, 64], [76800, 64, 256, 1]
 DESCRIPTORS = {
     "hopper_backward": [*[FOUR] * 6, ([4096, 32], [32, 1]), ([512], [1]), ([512], [1])],
@@ -48,7 +50,7 @@ def distinct_arguments(compiled: Any, descriptors: int) -> list[Any]:
         if isinstance(kind, tuple):
             return tuple(map(argument, kind))
         i = next(counted)
-        return numbers[kind](i) if kind in numbers else (1 << 40) + 16 * i
+        return numbers[kind](i) if kind in numbers else POINTERS + 16 * i
 
     return [*map(argument, kinds)]
 
@@ -58,6 +60,16 @@ def changed(arguments: Any, number: float) -> Any:
     if isinstance(arguments, (list, tuple)):
         return type(arguments)(changed(argument, number) for argument in arguments)
     return number + 1 if arguments == number else arguments
+
+
+def with_addresses(arguments: Any, number: int) -> Any:
+    """The arguments with an `Address` of this tensor in the place of each address."""
+    from dash_inductor.kernels.common.call_launches import Address
+
+    if isinstance(arguments, (list, tuple)):
+        return tuple(with_addresses(argument, number) for argument in arguments)
+    is_address = isinstance(arguments, int) and arguments >= POINTERS
+    return Address(number, arguments - POINTERS) if is_address else arguments
 
 
 def main() -> None:
@@ -70,6 +82,8 @@ def main() -> None:
     from dash_inductor.errors import DashError, LaunchError
     from dash_inductor.kernels.common import launcher
     from dash_inductor.kernels.common.arguments import flat
+    from dash_inductor.kernels.common.call_launches import Asked, CallLaunches
+    from dash_inductor.kernels.common.call_launches import addresses as symbols
     from dash_inductor.kernels.hopper.forward import build as forward_build
     from dash_inductor.model import Band
 
@@ -96,6 +110,20 @@ def main() -> None:
         head = *GRID, STREAM, compiled.function, compiled.packed_metadata, None, None, None
         compiled.run(*head, *given, *arguments)
         theirs = stubcuda.last_launch(stub, sizes)
+        calls = CallLaunches(
+            [Asked(kernel, tuple(symbols(len(descriptors))), with_addresses(arguments, len(addresses)))]
+        )
+        calls.run(STREAM + 1, [16 * n for n in range(1, len(addresses) + 2)])
+        before, moved = stubcuda.number(stub, "stub_encoded"), []
+        for held in (False, True, False):  # a block that another thread has is not changed
+            block = calls._free.pop() if held else None
+            calls.run(STREAM, [*addresses, POINTERS])
+            moved.append(stubcuda.last_launch(stub, sizes) == ours)
+            if block is not None:
+                calls._free.append(block)
+            calls.run(STREAM + 2, [48 * n for n in range(1, len(addresses) + 2)])
+            moved.append(stubcuda.last_launch(stub, sizes) != ours)
+        encoded_to_move = stubcuda.number(stub, "stub_encoded") - before
         *_, last = (number for number in flat(arguments) if number is not None)
         others = changed(arguments, last)
         launcher.launch(kernel.pack(STREAM, addresses, *others))
@@ -106,6 +134,9 @@ def main() -> None:
             "nonzero": sum(map(any, ours[2])),
             "attributes": any(ours[1]),
             "encoded again": encoded,
+            "moved": moved,
+            "encoded to move": encoded_to_move,
+            "blocks": len(calls._free),
         }
 
     backward = build.kernels(Case((64, 64), Band(0), "spt", codes=True, dropout=True).specialisation(), 0)
@@ -147,7 +178,7 @@ def main() -> None:
     before = stubcuda.number(stub, "stub_launches")
     for name, hook in hooks.items():
         hook.add(lambda about, name=name: seen.append(f"{name} {about.get()['name']} {about.get()['stream']}"))
-    launcher.launch(launches)
+    CallLaunches([Asked(kernel, (), with_addresses(arguments, 0))]).run(STREAM, [POINTERS])
     found["hooks"], found["launches"] = seen, stubcuda.number(stub, "stub_launches") - before
     found["empty"] = launcher.KernelLauncher(backward.finish, (3, 0), []).pack(STREAM, (), *arguments)
     ptx = backward.finish.asm["ptx"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from ....model.call import Call
 from ....model.mask import ROW_BLOCK
 from ....schedule.table_walk import TILE_BITS
 from ....schedule.walk import ClosedForm
+from ...common.call_launches import Address
 from ...common.relations import layout
 from ...common.strides import dense_strides
 from ..shared.tensors import Places, taken
@@ -150,7 +151,7 @@ class Arguments(NamedTuple):
         named = dict(zip(("dense_b", "dense_h", "dense_i", "dense_j"), strides, strict=True))
         return Arguments({"table_b": table_b, "table_h": table_h}, named)
 
-    def of_call(self, addresses: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def of_call(self, addresses: Sequence[Address]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """The arguments `DATA` of the main kernel and `CONTRIBUTIONS` of `finish`, for `BackwardData.addresses`."""
         q_vectors, kv_vectors, keys_seen, visits, steps, contributions, dense, *_of_rows = addresses
         main = arguments.DATA.values(

@@ -1,7 +1,7 @@
 """The host side of the Hopper kernel: checks tensors, lays out the workspace, launches prepare, main and finish.
 
-Everything that depends on shapes and strides alone is computed once per combination (`_State`), and the launches of
-calls with the same addresses are packed once.  A call allocates four tensors and launches three kernels.
+Everything that depends on shapes and strides alone is computed once per combination (`_State`).  A call allocates four
+tensors and launches three kernels.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ....schedule.walk import ClosedForm, Problem
 from ....upstream import compat
 from ....upstream.cuda import current_device, raw_stream
 from ...common import launcher, score
+from ...common.call_launches import Asked, CallLaunches, addresses
 from ...common.strides import dense_strides
 from ...execution import ReadyBackward
 from ..family import FAMILY
@@ -28,7 +29,6 @@ from ..shared.arguments import target_values
 from ..shared.device.operations import DQ_ROW
 from ..shared.tensors import (
     DTYPES,
-    PACKED,
     DropoutArguments,
     SeenRows,
     addresses_at,
@@ -47,10 +47,10 @@ _Strides = tuple[int, ...]
 _Gradients = tuple[Tensor, Tensor, Tensor]
 _Operands = tuple[int, int, int, int, int]
 """Addresses of query, key, value, grad_out and out."""
-_Drops = tuple[int, int, float]
-"""The address of the seed, and threshold and rescale of a `DropoutArguments`."""
-_PackKey = tuple[Any, ...]
-"""The arguments of `_State._pack`."""
+_Drops = tuple[int, float]
+"""Threshold and rescale of a `DropoutArguments`."""
+_FIXED = 14
+"""Addresses that every call has, 0 for what is not there; those of the data follow."""
 _ALIGNMENT = 128  # bytes between the parts of the workspace
 
 
@@ -117,13 +117,14 @@ def _call(
         query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), grad_out.stride(),
         out.stride(), logsumexp.stride(), None if data is None else data.described(), None if data is None else
         data.rows, config.profile, None if grad_logsumexp is None else grad_logsumexp.stride(),
+        None if dropout is None else dropout[1:],
     )  # fmt: skip
     operands = query.data_ptr(), key.data_ptr(), value.data_ptr(), grad_out.data_ptr(), out.data_ptr()
     q, k, v, do, o = operands
     if state is not None and not (q | k | v | do | o) % 16:
         return state.run(
             operands, logsumexp.data_ptr(), None if data is None else data.addresses(),
-            None if dropout is None else (dropout[0].data_ptr(), *dropout[1:]), site,
+            None if dropout is None else dropout[0].data_ptr(), site,
             None if grad_logsumexp is None else grad_logsumexp.data_ptr(), asks_delta,
         )  # fmt: skip
     if not query.shape[3] % 8 == value.shape[3] % 8 == 0:  # not even copies could be read
@@ -163,12 +164,12 @@ def ready(
             call, plan, query.dtype, device, query.shape, query.stride(), key.shape, key.stride(), value.shape,
             value.stride(), grad_out.stride(), out.stride(), logsumexp.stride(),
             None if data is None else data.described(), None if data is None else data.rows, config.profile,
-            None if gradient is None else gradient.stride(),
+            None if gradient is None else gradient.stride(), None if dropout is None else dropout[1:],
         )  # fmt: skip
     if state is None:
         return None
     launch = state.run
-    drops = None if call.dropout is None else (call.dropout.seed.index, call.dropout.threshold, call.dropout.rescale)
+    seed = None if call.dropout is None else call.dropout.seed.index
 
     def run(
         grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
@@ -181,7 +182,7 @@ def ready(
             return None
         return launch(
             operands, logsumexp.data_ptr(), None if places is None else addresses_at(extras, places),
-            None if drops is None else (extras[drops[0]].data_ptr(), drops[1], drops[2]), site,
+            None if seed is None else extras[seed].data_ptr(), site,
             None if of_gradient is None else extras[of_gradient].data_ptr(), False,
         )[0]  # fmt: skip
 
@@ -223,7 +224,7 @@ class _State:
     def __init__(
         self, call: Call, plan: Plan, dtype: torch.dtype, device: int, q_shape: torch.Size, q: _Strides,
         k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides, do: _Strides, out: _Strides, lse: _Strides,
-        data: DescribedData | None, rows: int | None, stamped: bool, grad_lse: _Strides | None,
+        data: DescribedData | None, rows: int | None, stamped: bool, grad_lse: _Strides | None, drops: _Drops | None,
     ) -> None:  # fmt: skip
         if plan.kernel != FAMILY.name:
             raise ArgumentError("plan", str(plan), "a plan of the hopper kernel")
@@ -282,7 +283,7 @@ class _State:
         )  # fmt: skip
         self.finish_sizes = (self.strides[0][:3], self.q_heads, self.q_len, self.kv_len, lo, hi, work.n_q, scale)
         self.dims = head_dim, value_dim
-        self.grad_lse = grad_lse
+        self.grad_lse, self.drops = grad_lse, drops
         self.profiles = None
         if stamped:
             self.profiles = CallProfiles.of(call, plan, DTYPES[dtype], walk, self.kv_heads, dims, self.device)
@@ -293,7 +294,7 @@ class _State:
         self.prepare = launcher.KernelLauncher(built.prepare, q_tiles)
         self.main = launcher.KernelLauncher(built.main, ctas, descriptors)
         self.finish = launcher.KernelLauncher(built.finish, finish_programs)
-        self._packed: dict[_PackKey, tuple[launcher.Launch, ...]] = {}
+        self.launches = CallLaunches(self._asked())
 
     def _lay_out_workspace(self, *elements: int) -> None:
         """Byte offsets: dq accumulator, lse, delta, sums of groups, counters; 4 bytes an element."""
@@ -314,7 +315,7 @@ class _State:
         return min(walk.tickets, sms)
 
     def run(
-        self, operands: _Operands, logsumexp: int, data: tuple[int, ...] | None, drops: _Drops | None, site: str,
+        self, operands: _Operands, logsumexp: int, data: tuple[int, ...] | None, seed: int | None, site: str,
         grad_logsumexp: int | None, asks_delta: bool,
     ) -> tuple[_Gradients, Tensor | None]:  # fmt: skip
         """dq, dk, dv, and delta if it is asked for, from addresses: of operands, log-sum-exp, data, seed and the
@@ -325,18 +326,14 @@ class _State:
         workspace = empty(*self.workspace)
         # Before the kernels, so that nothing comes between two of them that overlap.
         profile = None if self.profiles is None else self.profiles.begin(site, self.device)
-        facts = (
-            raw_stream(self.index), operands, logsumexp, dq.data_ptr(), dk.data_ptr(), dv.data_ptr(),
-            workspace.data_ptr(), data, drops, None if profile is None else (profile.table.data_ptr(), profile.heads),
-            grad_logsumexp,
+        stamps = NO_STAMPS if profile is None else (profile.table.data_ptr(), profile.heads)
+        self.launches.run(
+            raw_stream(self.index),
+            (
+                *operands, logsumexp, dq.data_ptr(), dk.data_ptr(), dv.data_ptr(), workspace.data_ptr(), seed or 0,
+                *stamps, grad_logsumexp or 0, *(data or ()),
+            ),
         )  # fmt: skip
-        launches = self._packed.get(facts)
-        if launches is None:
-            launches = self._pack(*facts)
-            if len(self._packed) >= PACKED:  # most of them of addresses that are not used any more
-                self._packed.clear()
-            self._packed[facts] = launches
-        launcher.launch(launches)
         if profile is not None:
             profile.end()
         return (dq, dk, dv), self._delta(workspace) if asks_delta else None
@@ -348,12 +345,9 @@ class _State:
         delta = delta.view(self.batch, self.q_heads, rows // heads if heads else 0)
         return delta[:, :, : self.q_len].contiguous()
 
-    def _pack(
-        self, stream: int, operands: _Operands, logsumexp: int, dq: int, dk: int, dv: int, workspace: int,
-        data: tuple[int, ...] | None, drops: _Drops | None, profile: tuple[int, int] | None,
-        grad_lse: int | None,
-    ) -> tuple[launcher.Launch, ...]:  # fmt: skip
-        """The three launches of a call with these addresses: of tensors, and of the table of its stamps."""
+    def _asked(self) -> tuple[Asked, ...]:
+        """The three launches, of the addresses in the order of `run`: of tensors, and of the table of stamps."""
+        *operands, logsumexp, dq, dk, dv, workspace, seed, table, heads, grad_lse = addresses(_FIXED)
         *_, do, out = operands
         accumulator, lse2, delta, sums, semaphores = [workspace + offset for offset in self.offsets]
         group_semaphores, ticket = [semaphores + offset for offset in self.after_semaphores]
@@ -361,26 +355,29 @@ class _State:
             semaphores=semaphores, ticket_ptr=ticket, group_sums=sums, group_semaphores=group_semaphores
         )
         main_data = finish_data = of_placement = None
-        targets: tuple[tuple[int, ...] | None, ...] = (None, None)
-        if data is not None and self.about_data is not None:
+        targets: tuple[tuple[Any, ...] | None, ...] = (None, None)
+        if self.about_data is not None:
+            data = addresses(_FIXED + len(BackwardData._fields))[_FIXED:]
             main_data, finish_data = self.about_data.of_call(data)
             if self.placed:
-                of_placement = data[-2:]
+                of_placement = tuple(data[-2:])
                 targets = tuple(map(target_values, (dk, dv), self.strides[1:], self.dims))
-        stamps = None
-        if self.profiles is not None:
-            stamps = NO_STAMPS if profile is None else profile
+        drops = None if self.drops is None else (seed, *self.drops)
+        stamps = None if self.profiles is None else (table, heads)  # a number among addresses
         rows = [start + skipped for start, skipped in zip(operands, self.skipped, strict=False)]
         return (
-            *self.prepare.pack(
-                stream, (), out, do, logsumexp, lse2, delta, semaphores, *self.prepare_sizes, of_placement,
-                None if grad_lse is None or self.grad_lse is None else (grad_lse, *self.grad_lse),
+            Asked(
+                self.prepare, (),
+                (
+                    out, do, logsumexp, lse2, delta, semaphores, *self.prepare_sizes, of_placement,
+                    None if self.grad_lse is None else (grad_lse, *self.grad_lse),
+                ),
             ),
-            *self.main.pack(
-                stream, (*rows, dk, dv, accumulator, lse2, delta), shared, self.problem, main_data, drops, of_placement,
-                targets, stamps, self.bound,
+            Asked(
+                self.main, (*rows, dk, dv, accumulator, lse2, delta),
+                (shared, self.problem, main_data, drops, of_placement, targets, stamps, self.bound),
             ),
-            *self.finish.pack(
-                stream, (), accumulator, semaphores, dq, *self.finish_sizes, finish_data, of_placement
+            Asked(
+                self.finish, (), (accumulator, semaphores, dq, *self.finish_sizes, finish_data, of_placement)
             ),
         )  # fmt: skip

@@ -14,10 +14,11 @@ from ....upstream import compat
 from ....upstream.cuda import raw_stream
 from ....upstream.triton_compiler import ASTSource
 from ...common import launcher, score
+from ...common.call_launches import Asked, CallLaunches, addresses
 from ...common.compiling import TYPES, compile_kernel
 from ...common.strides import dense_strides
 from ..kernel_configs import FEW_LEAST_ROWS, MOST_PARTS, has_few, part_of
-from ..shared.tensors import DTYPES, PACKED
+from ..shared.tensors import DTYPES
 from . import arguments
 from .device.few import attend, combine
 
@@ -113,7 +114,7 @@ class State:
         self.combine_sizes = self.out[1][:3], q_heads, group, q_len, parts
         self.attend = launcher.KernelLauncher(built.attend, programs)
         self.combine = launcher.KernelLauncher(built.combine, batch * q_heads * q_len)
-        self._packed: dict[tuple[int, ...], tuple[launcher.Launch, ...]] = {}
+        self.launches = CallLaunches(self._asked())
 
     def run(
         self, operands: tuple[int, int, int], data: object = None, seed: object = None, sinks: object = None
@@ -121,21 +122,16 @@ class State:
         """(out, log-sum-exp) from the addresses of query, key and value; there is nothing else."""
         empty = compat.empty_cuda
         out, lse, acc = empty(*self.out), empty(*self.lse), empty(*self.acc)
-        facts = raw_stream(self.device.index), *operands, out.data_ptr(), lse.data_ptr(), acc.data_ptr()
-        launches = self._packed.get(facts)
-        if launches is None:
-            launches = self._pack(*facts)
-            if len(self._packed) >= PACKED:
-                self._packed.clear()
-            self._packed[facts] = launches
-        launcher.launch(launches)
+        self.launches.run(
+            raw_stream(self.device.index), (*operands, out.data_ptr(), lse.data_ptr(), acc.data_ptr())
+        )  # fmt: skip
         return out, lse
 
-    def _pack(
-        self, stream: int, q: int, k: int, v: int, out: int, lse: int, acc: int
-    ) -> tuple[launcher.Launch, ...]:  # fmt: skip
+    def _asked(self) -> tuple[Asked, ...]:
+        """The two launches, of the addresses in the order of `run`."""
+        q, k, v, out, lse, acc = addresses(6)
         sums = acc + self.behind_acc
         return (
-            *self.attend.pack(stream, (), q, k, v, acc, sums, *self.sizes),
-            *self.combine.pack(stream, (), acc, sums, out, lse, *self.combine_sizes),
+            Asked(self.attend, (), (q, k, v, acc, sums, *self.sizes)),
+            Asked(self.combine, (), (acc, sums, out, lse, *self.combine_sizes)),
         )

@@ -22,13 +22,13 @@ from ....schedule.walk import ClosedForm, Problem
 from ....upstream import compat
 from ....upstream.cuda import current_device, raw_stream
 from ...common import launcher, score
+from ...common.call_launches import Asked, CallLaunches, addresses
 from ...common.strides import dense_strides
 from ...execution import ReadyForward
 from ..kernel_configs import suits_parts
 from ..shared.arguments import target_values
 from ..shared.tensors import (
     DTYPES,
-    PACKED,
     DropoutArguments,
     SeenRows,
     addresses_at,
@@ -44,8 +44,8 @@ from .device.tile_work import ROWS
 
 _Strides = tuple[int, ...]
 _Results = tuple[Tensor, Tensor]
-_PackKey = tuple[Any, ...]
-"""The arguments of `_State._pack`."""
+_FIXED = 8
+"""Addresses that every call has, 0 for what is not there; those of the data follow."""
 
 LAST_TILES = 512
 """Tiles of the last section of heads: some for every CTA, on any Hopper GPU."""
@@ -310,7 +310,7 @@ class _State:
             raise ArgumentError("ctas", ctas, "None or an integer >= 1")
         self.prepare = launcher.KernelLauncher(built.prepare, 1)
         self.main = launcher.KernelLauncher(built.main, grid, descriptors)
-        self._packed: dict[_PackKey, tuple[launcher.Launch, ...]] = {}
+        self.launches = CallLaunches(self._asked(data is not None))
 
     def run(
         self, operands: tuple[int, int, int], data: tuple[int, ...] | None = None, seed: int | None = None,
@@ -319,26 +319,19 @@ class _State:
         """(out, log-sum-exp) from addresses: of query, key and value, of the data, the seed and the sinks."""
         empty = compat.empty_cuda
         out, lse, counter = empty(*self.out), empty(*self.lse), empty(*_COUNTER)
-        facts = (
-            raw_stream(self.index), operands, out.data_ptr(), lse.data_ptr(), counter.data_ptr(), data, seed, sinks,
-        )  # fmt: skip
-        launches = self._packed.get(facts)
-        if launches is None:
-            launches = self._pack(*facts)
-            if len(self._packed) >= PACKED:
-                self._packed.clear()
-            self._packed[facts] = launches
-        launcher.launch(launches)
+        self.launches.run(
+            raw_stream(self.index),
+            (*operands, out.data_ptr(), lse.data_ptr(), counter.data_ptr(), seed or 0, sinks or 0, *(data or ())),
+        )
         return out, lse
 
-    def _pack(
-        self, stream: int, operands: tuple[int, int, int], out: int, lse: int, counter: int,
-        data: tuple[int, ...] | None, seed: int | None, sinks: int | None,
-    ) -> tuple[launcher.Launch, ...]:  # fmt: skip
-        """The two launches of a call with these addresses; `operands` are the addresses of query, key and value."""
+    def _asked(self, has_data: bool) -> tuple[Asked, ...]:
+        """The two launches, of the addresses in the order of `run`."""
+        *operands, out, lse, counter, seed, sinks = addresses(_FIXED)
         rows = [start + skipped for start, skipped in zip(operands, self.skipped, strict=True)]
         about_data = of_placement = target = drops = of_sinks = None
-        if data is not None:
+        if has_data:
+            data = addresses(_FIXED + len(ForwardData._fields))[_FIXED:]
             q_vectors, kv_vectors, keys_seen, counts, steps, seen_bits, *of_mask = data
             about_data = arguments.DATA.values(
                 counts_ptr=counts, steps_ptr=steps, tables=self.tables, q_vectors=q_vectors, kv_vectors=kv_vectors,
@@ -346,16 +339,16 @@ class _State:
             )  # fmt: skip
             if self.traits.placed:
                 of_placement, target = tuple(of_mask), target_values(out, self.out[1], self.value_dim)
-        if seed is not None and self.drops is not None:
+        if self.drops is not None:
             threshold, rescale = self.drops
             drops = arguments.DROPOUT.values(seed=seed, threshold=threshold, rescale=rescale)
-        if sinks is not None and self.sinks is not None:
+        if self.sinks is not None:
             of_sinks = arguments.SINKS.values(ptr=sinks, **self.sinks)
         return (
-            *self.prepare.pack(stream, (), counter),
-            *self.main.pack(
-                stream, (*rows, out), lse, counter, self.problem, about_data, drops, of_placement, target, self.bound,
-                of_sinks,
+            Asked(self.prepare, (), (counter,)),
+            Asked(
+                self.main, (*rows, out),
+                (lse, counter, self.problem, about_data, drops, of_placement, target, self.bound, of_sinks),
             ),
         )  # fmt: skip
 

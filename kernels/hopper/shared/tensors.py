@@ -12,8 +12,6 @@ from ....errors import ArgumentError
 from ....model.dropout import Dropout
 from ....model.site import DType
 
-PACKED = 256
-"""So many launches are kept packed, for calls with the same addresses: training steps repeat the addresses."""
 DTYPES: dict[torch.dtype, DType] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 

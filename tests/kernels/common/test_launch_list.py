@@ -12,6 +12,8 @@ from torch import Tensor
 from dash_inductor.kernels.common import launch_list
 from dash_inductor.kernels.common.launch_list import LaunchLists, Notes, key_of
 
+from ...support.call_launches import packing
+
 CPU = torch.device("cpu")
 
 
@@ -26,7 +28,7 @@ class Kernel:
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
-    monkeypatch.setattr(launch_list, "launch", found.extend)
+    packing(monkeypatch, found.extend)
     monkeypatch.setattr(launch_list, "raw_stream", lambda index: 7)
     monkeypatch.setattr(launch_list, "current_device", lambda: None)  # the index of the CPU
     monkeypatch.setattr(launch_list.compat, "empty_cuda", lambda *what: torch.empty_strided(*what[:2], dtype=what[2]))
@@ -100,21 +102,14 @@ def test_operands_that_share_memory() -> None:
 
 
 def test_what_is_not_returned_shares_an_allocation(launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """And launches with the same addresses are packed once."""
     asked: list[Any] = []
     memory = [torch.zeros(2, 4, dtype=torch.int32), torch.zeros(1024, dtype=torch.uint8)]
-    packed: list[Any] = []
-
-    class Packing(Kernel):
-        def pack(self, stream: int, addresses: Sequence[int], *arguments: int) -> tuple[tuple[int, ...], ...]:
-            packed.append(arguments)
-            return super().pack(stream, addresses, *arguments)
 
     def first(notes: Notes) -> list[Tensor]:
         a = notes.allocate((3, 5), (8, 1), torch.int64)  # 21 elements
         result = notes.allocate((2, 4), (4, 1), torch.int32)
         b = notes.allocate((7,), (1,), torch.float32)
-        notes.launched(Packing(), (a, b, b[2:], result, x))  # type: ignore[arg-type]
+        notes.launched(Kernel(), (a, b, b[2:], result, x))  # type: ignore[arg-type]
         return [result]
 
     def again(*what: Any) -> Tensor:
@@ -129,7 +124,6 @@ def test_what_is_not_returned_shares_an_allocation(launched: list[Any], monkeypa
     assert asked == 2 * [((2, 4), (4, 1), torch.int32), ((256 + 128,), (1,), torch.uint8)]
     start = memory[1].data_ptr()
     arguments = start, start + 256, start + 256 + 8, memory[0].data_ptr(), x.data_ptr()
-    assert packed == [arguments]
     assert launched == 2 * [(7, *arguments)]
 
 

@@ -36,6 +36,15 @@ def test_the_driver_is_given_what_triton_gives_it(name: str, launched: dict[str,
     assert found["attributes"] == (name not in ("prepare", "draws"))
 
 
+@pytest.mark.parametrize("name", [*KERNELS, "mixed"])
+def test_launches_that_are_moved(name: str, launched: dict[str, Any]) -> None:
+    """To other addresses and another stream, in memory that no other thread has: the driver is given the same."""
+    assert launched[name]["moved"] == [True] * 6
+    assert launched[name]["blocks"] == 2
+    encoded = launched[name]["encoded to move"]
+    assert encoded == (6 * 4 if name == "mixed" else 0)
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_descriptors_at_other_addresses_are_made_without_the_driver(name: str, launched: dict[str, Any]) -> None:
     assert launched[name]["encoded again"] == 0

@@ -23,6 +23,7 @@ from dash_inductor.planning import plan
 from dash_inductor.records import profiles
 from dash_inductor.upstream import compat
 
+from ....support.call_launches import packing
 from ....support.calls import backward_call, call_of
 from ....support.hopper_builds import TILES
 
@@ -60,7 +61,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
         return SimpleNamespace(of=of, prepare="prepare", main="main", finish="finish", columns=64, value_columns=64)
 
     monkeypatch.setattr(launcher, "KernelLauncher", kernel)
-    monkeypatch.setattr(launcher, "launch", seen.calls.extend)
+    packing(monkeypatch, seen.calls.extend)
     monkeypatch.setattr(launch, "kernels", kernels)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: PROPERTIES)
     monkeypatch.setattr(launch, "current_device", lambda: None)

@@ -19,6 +19,7 @@ from dash_inductor.kernels.hopper.shared.tensors import DropoutArguments
 from dash_inductor.model import Band, Call, Dropout, Operand, Plan
 from dash_inductor.upstream import compat
 
+from ....support.call_launches import packing
 from ....support.calls import backward_call
 from ....support.hopper_builds import TILES
 
@@ -78,7 +79,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         found.current = before
 
     monkeypatch.setattr(launcher, "KernelLauncher", kernel)
-    monkeypatch.setattr(launcher, "launch", found.launched.extend)
+    packing(monkeypatch, found.launched.extend)
     monkeypatch.setattr(launch, "kernels", kernels)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found.properties)
     monkeypatch.setattr(torch.cuda, "device", on)
@@ -100,12 +101,12 @@ def run(given: dict[str, Tensor], call: Call = CALL, plan: Plan = PLAN, **more: 
     return launch.backward(**given, call=call, plan=plan, **more)
 
 
-def test_a_call_with_the_same_addresses_is_packed_once(device: Device) -> None:
+def test_a_call_launches_three_kernels(device: Device) -> None:
     given = tensors()
     for _ in range(3):
         run(given)
     assert [name for name, *_ in device.launched] == ["prepare", "main", "finish"] * 3
-    assert [name for name, *_ in device.packed] == ["prepare", "main", "finish"]
+    assert device.launched[:3] == device.launched[3:6] == device.launched[6:]
 
 
 @pytest.mark.parametrize("length", [256, 300])
@@ -195,14 +196,13 @@ CHANGES: dict[str, Callable[[Device, dict[str, Any]], None]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_a_call_is_given_anew_is_packed_anew(device: Device, change: str) -> None:
+def test_what_a_call_is_given_anew_is_what_it_launches_with(device: Device, change: str) -> None:
     given: dict[str, Any] = tensors() | {"dropout": DROPOUT}
     run(given, WITH_DROPOUT)
     CHANGES[change](device, given)
     run(given, WITH_DROPOUT)
-    assert len(device.packed) == 6
-    assert device.packed[:3] != device.packed[3:]
-    assert device.launched[3:] == device.packed[3:]
+    assert len(device.launched) == 6
+    assert device.launched[:3] != device.launched[3:]
 
 
 def addresses(device: Device) -> list[tuple[int, ...]]:
@@ -226,7 +226,7 @@ def test_calls_and_plans_are_told_apart(device: Device, other: dict[str, Any]) -
     given = tensors()
     for how in ({}, other, {}, other, {"call": replace(CALL), "plan": replace(PLAN)}):
         run(given, **how)
-    assert len(device.packed) == 6  # equal ones are one
+    assert len(device.compiled_for) == 2  # equal ones are one
     mains = [arguments for name, *_, arguments in device.launched if name == "main"]
     assert mains[0] == mains[2] == mains[4]
     assert mains[1] == mains[3]
@@ -274,31 +274,6 @@ def test_a_call_on_another_device(device: Device) -> None:
     run(tensors())
     assert device.devices == [None] * 4
     assert device.current == 3
-
-
-def test_few_launches_are_kept(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "PACKED", 4)
-    many = [tensors() for _ in range(9)]
-    for given in many:
-        run(given)
-    (state,) = _states(many[0])
-    assert 0 < len(state._packed) <= 4
-    assert addresses(device)[-2:] == [addresses(device)[8], addresses(device)[0]]
-    assert addresses(device)[8][0] == many[8]["query"].data_ptr()
-
-
-def _states(given: dict[str, Tensor]) -> list[Any]:
-    found: list[Any] = []
-    original = launch._State.run
-
-    def spy(self: Any, *arguments: Any) -> Any:
-        found.append(self)
-        return original(self, *arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch._State, "run", spy)
-        run(given)
-    return found
 
 
 def _launches(device: Device, run: Callable[[], object]) -> list[Any]:

@@ -19,6 +19,7 @@ from dash_inductor.planning.prediction import predicted_forward_us
 from dash_inductor.upstream import compat
 
 from ....support import sass
+from ....support.call_launches import packing
 from ....support.forks import interpreted_results
 
 BSHD = (0, 2, 1, 3)
@@ -100,7 +101,7 @@ def test_launches(monkeypatch: pytest.MonkeyPatch) -> None:
         return SimpleNamespace(pack=lambda stream, addresses, *given: ((compiled, grid, given),))
 
     monkeypatch.setattr(launcher, "KernelLauncher", kernel)
-    monkeypatch.setattr(launcher, "launch", seen.extend)
+    packing(monkeypatch, seen.extend)
     monkeypatch.setattr(few, "raw_stream", lambda device: 7)
     monkeypatch.setattr(
         compat, "empty_cuda", lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)

@@ -27,6 +27,7 @@ from dash_inductor.upstream import compat
 
 from ....support import forward_tables, hopper_forward
 from ....support.attention import Attention
+from ....support.call_launches import packing
 from ....support.calls import BSHD, forward_call_of, traits_of
 from ....support.dropout import dense as attention_with
 from ....support.dropout import kept_pairs
@@ -71,7 +72,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
 
     properties = SimpleNamespace(multi_processor_count=SMS)
     monkeypatch.setattr(launcher, "KernelLauncher", kernel)
-    monkeypatch.setattr(launcher, "launch", seen.calls.extend)
+    packing(monkeypatch, seen.calls.extend)
     monkeypatch.setattr(launch, "kernels", kernels)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(launch, "raw_stream", lambda device: 7)

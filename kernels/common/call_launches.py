@@ -1,0 +1,134 @@
+"""The launches of a call, made ready once, and moved to the addresses of every call.
+
+What a kernel is launched with follows from the layouts of a call's tensors, all but their addresses, which a program
+may never repeat: an allocator gives what is free.  So arguments hold `Address` in their places, and the memory that the
+driver reads is written once.  Later calls write addresses into it, a few words for a kernel.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .arguments import flat
+from .launcher import KernelLauncher, Launch, is_hooked, launch
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The address of a call's tensor with this number, and so many bytes behind it, in the place of an integer."""
+
+    number: int
+    offset: int = 0
+
+    def __add__(self, more: int) -> Address:
+        return Address(self.number, self.offset + more)
+
+
+class Asked(NamedTuple):
+    """A launch of a call: `KernelLauncher.pack` takes these arguments, with integers in the places of addresses."""
+
+    kernel: KernelLauncher
+    descriptors: tuple[Address, ...]
+    arguments: tuple[Any, ...]
+
+
+def addresses(count: int) -> list[Address]:
+    """One for every tensor of a call."""
+    return [Address(number) for number in range(count)]
+
+
+class _Block(NamedTuple):
+    """Launches whose memory belongs to one call at a time.
+
+    Attributes:
+        streams: the words of the memory of each, and where among them its stream is.
+        moved: words, the place of an address among them, and number and offset of the `Address` that it has.
+        encoded: the same for addresses in descriptors that only the driver can write.
+    """
+
+    launches: tuple[Launch, ...]
+    streams: list[tuple[memoryview, int]]
+    moved: list[tuple[memoryview, int, int, int]]
+    encoded: list[tuple[KernelLauncher, Launch, int, Address]]
+
+    def move(self, stream: int, addresses: Sequence[int]) -> None:
+        for words, place in self.streams:
+            words[place] = stream
+        for words, place, number, offset in self.moved:
+            words[place] = addresses[number] + offset
+        for kernel, made, number, address in self.encoded:
+            kernel.encode(made, number, addresses[address.number] + address.offset)
+
+
+class CallLaunches:
+    """The launches of a call, for any addresses of its tensors.
+
+    Args:
+        asked: in their order.  Addresses of descriptors are multiples of 16 bytes in every call.
+    """
+
+    def __init__(self, asked: Sequence[Asked]) -> None:
+        self._asked = tuple(asked)
+        self._free: list[_Block] = []  # as many as there were threads at once
+
+    def run(self, stream: int, addresses: Sequence[int]) -> None:
+        """Launch them on a raw stream for tensors with these addresses, on the device they were made for.
+
+        Raises:
+            LaunchError: the driver refuses.
+        """
+        if is_hooked():  # by a profiler, which is told the arguments
+            launch(self.packed(stream, addresses))
+            return
+        try:
+            block = self._free.pop()
+        except IndexError:
+            block = self._block(stream, addresses)
+        else:
+            block.move(stream, addresses)
+        launch(block.launches)  # the driver has copied what it needs
+        self._free.append(block)
+
+    def packed(self, stream: int, addresses: Sequence[int]) -> tuple[Launch, ...]:
+        """The launches with these addresses, in memory of their own."""
+        return tuple(itertools.chain.from_iterable(self._pack(asked, stream, addresses) for asked in self._asked))
+
+    @staticmethod
+    def _pack(asked: Asked, stream: int, addresses: Sequence[int]) -> tuple[Launch, ...]:
+        descriptors = [addresses[each.number] + each.offset for each in asked.descriptors]
+        return asked.kernel.pack(stream, descriptors, *_filled_in(asked.arguments, addresses))
+
+    def _block(self, stream: int, addresses: Sequence[int]) -> _Block:
+        block = _Block((), [], [], [])
+        launches: list[Launch] = []
+        for asked in self._asked:
+            for made in self._pack(asked, stream, addresses):  # none where the grid is empty
+                launches.append(made)
+                words, places = memoryview(made.memory).cast("B").cast("Q"), asked.kernel.places(made)
+                block.streams.append((words, places.stream))
+                for number, (place, address) in enumerate(zip(places.descriptors, asked.descriptors, strict=True)):
+                    if asked.kernel.is_moved(number):
+                        block.moved.append((words, place, address.number, address.offset))
+                    else:
+                        block.encoded.append((asked.kernel, made, number, address))
+                arguments = itertools.compress(flat(asked.arguments), asked.kernel.are_arguments)
+                block.moved.extend(
+                    (words, place, argument.number, argument.offset)
+                    for place, argument in zip(places.arguments, arguments, strict=True)
+                    if isinstance(argument, Address)
+                )
+        return block._replace(launches=tuple(launches))
+
+
+def _filled_in(arguments: tuple[Any, ...], addresses: Sequence[int]) -> tuple[Any, ...]:
+    """The arguments with integers in the places of addresses."""
+    return tuple([_with(argument, addresses) for argument in arguments])
+
+
+def _with(argument: Any, addresses: Sequence[int]) -> Any:
+    if isinstance(argument, tuple):
+        return _filled_in(argument, addresses)
+    return addresses[argument.number] + argument.offset if isinstance(argument, Address) else argument
