@@ -32,7 +32,7 @@ def test_descriptors(shape: list[int], strides: list[int], tile: list[int], swiz
         "fp4_padded": False, "elem_size": 2, "elem_type": 10, "swizzle": swizzle, "block_size": tile,
     }  # fmt: skip
     made, encoded = [launcher._Map(shape, strides, meta, torch.cuda.current_device()) for _ in range(2)]
-    encoded._behind_address = b""  # always by the driver
+    encoded.behind_address = b""  # always by the driver
     base = torch.empty(1 << 24, dtype=torch.uint8, device="cuda").data_ptr()
     for address in [
         base,
@@ -48,5 +48,5 @@ def test_descriptors(shape: list[int], strides: list[int], tile: list[int], swiz
             map_.write(memory, place, address)
             found.append(memory.raw[place : place + 128])
         assert found[0] == found[1]
-    assert made._behind_address is not None
-    assert len(made._behind_address) == 120  # so that the driver was asked only at first
+    assert made.behind_address is not None
+    assert len(made.behind_address) == 120  # so that the driver was asked only at first
