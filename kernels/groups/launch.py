@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
-import torch
 from torch import Tensor
 
+from ..common.launch_list import LaunchLists, Notes
 from ..common.launching import launch_kernel
 from .device import behind
 
@@ -27,9 +25,21 @@ def fill_behind(out: Tensor, offsets: Tensor, dim: int) -> None:
     if not offsets.numel():
         out.fill_(float("nan"))
         return
-    device = torch.cuda.device(out.device) if out.is_cuda else nullcontext()  # Triton uses the current one
-    with device:
-        launch_kernel(
-            behind.fill_behind, out.device, (PROGRAMS,), out, offsets, out.stride(0), offsets.numel(), *out.shape,
-            DIM=dim, PROGRAMS=PROGRAMS, BLOCK=BLOCK,
-        )  # fmt: skip
+    operands = out, offsets
+
+    def first(notes: Notes) -> tuple[()]:
+        arguments = *operands, out.stride(0), offsets.numel(), *out.shape
+        launched = launch_kernel(
+            behind.fill_behind, out.device, (PROGRAMS,), *arguments, DIM=dim, PROGRAMS=PROGRAMS, BLOCK=BLOCK
+        )
+        notes.launched(launched, arguments)
+        return ()
+
+    if out.is_cuda:
+        CALLS.call(dim, operands, first)
+    else:
+        first(Notes(operands))
+
+
+CALLS = LaunchLists(views=False)
+"""The calls that have filled what is behind groups."""
