@@ -115,8 +115,8 @@ class Config:
         blocks: "on" chooses blocks of generated kernels by a rule where Inductor would time them
             (DASH_INDUCTOR_BLOCKS).
         fill: "off" runs compiled graphs without PyTorch's fill of uninitialized memory, where all operators of a graph
-            are known to write their results, and makes zeros for results without a gradient without it; "on" leaves the
-            fill as the program has set it (DASH_INDUCTOR_FILL).
+            are known to write their results, and makes zeros for results without a gradient without it, many of them
+            without memory; "on" leaves the fill as the program has set it (DASH_INDUCTOR_FILL).
         dump: a folder that gets pages about every graph that is compiled, see `explanations.dump`; "" for none.  While
             it is set, no graph is taken from a cache (DASH_INDUCTOR_DUMP).
         profile: the Hopper backward writes down when it computes and adds what, see `records.profiles`.  It is read at

@@ -127,6 +127,8 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
 
 def is_read_only(tensor: Tensor) -> bool:
     """Whether a tensor lies in such zeros."""
+    if tensor.layout is not torch.strided:  # which has no address
+        return False
     address = tensor.data_ptr()
     return any(start <= address < end for start, end in _RANGES)
 

@@ -49,6 +49,7 @@ def test_zeros(dtype: torch.dtype) -> None:
     assert zero_pages.is_read_only(found[1:, 5:].transpose(0, 1))
     assert not zero_pages.is_read_only(found.clone())
     assert not zero_pages.is_read_only(torch.zeros(3))
+    assert not zero_pages.is_read_only(torch.zeros(3).to_sparse())
 
 
 def test_a_few_zeros_are_written() -> None:
