@@ -130,7 +130,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return asked
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_gradients_by_zeros_that_take_no_memory(dynamic: bool, pages: list[bool]) -> None:
     """Where a backward is compiled when it is called first, the zeros of that call are there already."""
     cases = [(used, rows) for used in (2, 3) for rows in ((8, 12) if dynamic else (8,))]
