@@ -37,5 +37,5 @@ def is_generated(operator: OpOverload) -> bool:
 
 
 def writes_inputs(compiled: Any) -> bool:
-    """Whether a compiled graph has kernels that write to one of its inputs."""
-    return bool(compiled.mutated_inputs)
+    """Whether a compiled graph has kernels that write to one of its inputs, or does not say so."""
+    return bool(getattr(compiled, "mutated_inputs", True))

@@ -27,7 +27,7 @@ class Address:
         return Address(self.number, self.offset + more)
 
 
-class Asked(NamedTuple):
+class CallLaunch(NamedTuple):
     """A launch of a call: `KernelLauncher.pack` takes these arguments, with integers in the places of addresses."""
 
     kernel: KernelLauncher
@@ -35,8 +35,8 @@ class Asked(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-def addresses(count: int) -> list[Address]:
-    """One for every tensor of a call."""
+def unknown_addresses(count: int) -> list[Address]:
+    """One for every tensor of a call, in their order."""
     return [Address(number) for number in range(count)]
 
 
@@ -70,7 +70,7 @@ class CallLaunches:
         asked: in their order.  Addresses of descriptors are multiples of 16 bytes in every call.
     """
 
-    def __init__(self, asked: Sequence[Asked]) -> None:
+    def __init__(self, asked: Sequence[CallLaunch]) -> None:
         self._asked = tuple(asked)
         self._free: list[_Block] = []  # as many as there were threads at once
 
@@ -97,7 +97,7 @@ class CallLaunches:
         return tuple(itertools.chain.from_iterable(self._pack(asked, stream, addresses) for asked in self._asked))
 
     @staticmethod
-    def _pack(asked: Asked, stream: int, addresses: Sequence[int]) -> tuple[Launch, ...]:
+    def _pack(asked: CallLaunch, stream: int, addresses: Sequence[int]) -> tuple[Launch, ...]:
         descriptors = [addresses[each.number] + each.offset for each in asked.descriptors]
         return asked.kernel.pack(stream, descriptors, *_filled_in(asked.arguments, addresses))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...upstream import compat
 from ...upstream.cuda import current_device, raw_stream
-from .call_launches import Address, Asked, CallLaunches
+from .call_launches import Address, CallLaunch, CallLaunches
 from .launcher import KernelLauncher
 
 Allocated = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -42,7 +42,7 @@ class LaunchList:
         launches: Sequence[tuple[KernelLauncher, tuple[Argument, ...]]],
     ) -> None:
         self._results, self._scratch = results, scratch
-        self._launches = CallLaunches([Asked(kernel, (), arguments) for kernel, arguments in launches])
+        self._launches = CallLaunches([CallLaunch(kernel, (), arguments) for kernel, arguments in launches])
 
     def run(self, operands: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         """Do it for operands that have the key of those of the first call, on the current device."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -39,12 +40,12 @@ def logits_beside_the_loss(x: Tensor, weight: Tensor, labels: Tensor) -> tuple[T
     return F.cross_entropy(logits.float(), labels), logits
 
 
-def step_of(rows: int = ROWS, **options: object) -> Step:
+def step_of(rows: int = ROWS, **options: Any) -> Step:
     torch.manual_seed(0)
     x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(VOCABULARY, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     labels = torch.randint(0, VOCABULARY, (rows,), device="cuda")
-    run = torch.compile(logits_beside_the_loss, **options)  # type: ignore[call-overload]
+    run = torch.compile(logits_beside_the_loss, **options)
 
     def step() -> list[Tensor]:
         loss, logits = run(x, weight, labels)
@@ -118,7 +119,7 @@ def test_steps(dynamic: bool) -> None:
             if fill == "off":
                 assert differing_runs(step, 100, poisoned=True) == 0
     assert all(map(torch.equal, map(bits, found["on"]), map(bits, found["off"])))
-    assert memory["off"] <= memory["on"] - LOGITS // 2  # where logits without a gradient are not what is most
+    assert memory["off"] <= memory["on"] - LOGITS // 2  # the smaller peak may be at another place of the step
 
 
 def test_cuda_graphs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from dash_inductor.config import config
+from dash_inductor.install.fill import ALL_WRITTEN, _only_reads
 from dash_inductor.upstream import zero_pages
 
 from ..support.mapped_memory import CpuPage
@@ -223,3 +225,30 @@ def test_backwards_with_operators_of_the_program_get_memory(pages: list[bool]) -
     torch.testing.assert_close(found, x.cos())
     assert not pages
     library._destroy()
+
+
+def test_a_kept_graph_with_zeros_that_take_no_memory(pages: list[bool]) -> None:
+    """Other results are without a gradient every time."""
+    x = torch.randn(8, 8, requires_grad=True)
+    function = torch.compile(lambda x: (x.sin(), x.cos(), x * 3))
+    for _ in range(2):
+        results = function(x)
+        found = [torch.autograd.grad(result.sum(), x, retain_graph=True)[0] for result in (*results, results[0])]
+    for gradient, expected in zip(found, (x.cos(), -x.sin(), torch.full_like(x, 3), x.cos()), strict=True):
+        torch.testing.assert_close(gradient, expected)
+    assert pages == [True] * 2 * 7
+
+
+@pytest.mark.parametrize(
+    ("about", "found"),
+    [
+        ({}, False),
+        ({ALL_WRITTEN: True}, False),  # it does not say what it writes
+        ({ALL_WRITTEN: True, "mutated_inputs": {"primals_1"}}, False),
+        ({"mutated_inputs": set()}, False),
+        ({ALL_WRITTEN: True, "mutated_inputs": set()}, True),
+    ],
+)
+def test_what_is_known_to_write_to_no_input(about: dict[str, Any], found: bool) -> None:
+    assert _only_reads(SimpleNamespace(**about)) is found
+    assert not _only_reads(None)  # a backward that has not been compiled yet

@@ -82,8 +82,7 @@ def main() -> None:
     from dash_inductor.errors import DashError, LaunchError
     from dash_inductor.kernels.common import launcher
     from dash_inductor.kernels.common.arguments import flat
-    from dash_inductor.kernels.common.call_launches import Asked, CallLaunches
-    from dash_inductor.kernels.common.call_launches import addresses as symbols
+    from dash_inductor.kernels.common.call_launches import CallLaunch, CallLaunches, unknown_addresses
     from dash_inductor.kernels.hopper.forward import build as forward_build
     from dash_inductor.model import Band
 
@@ -111,7 +110,7 @@ def main() -> None:
         compiled.run(*head, *given, *arguments)
         theirs = stubcuda.last_launch(stub, sizes)
         calls = CallLaunches(
-            [Asked(kernel, tuple(symbols(len(descriptors))), with_addresses(arguments, len(addresses)))]
+            [CallLaunch(kernel, tuple(unknown_addresses(len(descriptors))), with_addresses(arguments, len(addresses)))]
         )
         calls.run(STREAM + 1, [16 * n for n in range(1, len(addresses) + 2)])
         before, moved = stubcuda.number(stub, "stub_encoded"), []
@@ -178,7 +177,7 @@ def main() -> None:
     before = stubcuda.number(stub, "stub_launches")
     for name, hook in hooks.items():
         hook.add(lambda about, name=name: seen.append(f"{name} {about.get()['name']} {about.get()['stream']}"))
-    CallLaunches([Asked(kernel, (), with_addresses(arguments, 0))]).run(STREAM, [POINTERS])
+    CallLaunches([CallLaunch(kernel, (), with_addresses(arguments, 0))]).run(STREAM, [POINTERS])
     found["hooks"], found["launches"] = seen, stubcuda.number(stub, "stub_launches") - before
     found["empty"] = launcher.KernelLauncher(backward.finish, (3, 0), []).pack(STREAM, (), *arguments)
     ptx = backward.finish.asm["ptx"]

@@ -93,7 +93,7 @@ def test_what_the_driver_refuses_takes_memory_from_then_on(pages: list[int], cap
 def test_without_a_driver() -> None:
     device = torch.device("cuda", 0)
     if torch.cuda.is_available():
-        pytest.skip("there is one")
+        pytest.skip("this machine has a GPU with its driver")
     with pytest.raises(OSError, match="libcuda"):
         zero_pages.PAGES["cuda"](device.index)
 

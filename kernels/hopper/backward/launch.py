@@ -21,7 +21,7 @@ from ....schedule.walk import ClosedForm, Problem
 from ....upstream import compat
 from ....upstream.cuda import current_device, raw_stream
 from ...common import launcher, score
-from ...common.call_launches import Asked, CallLaunches, addresses
+from ...common.call_launches import CallLaunch, CallLaunches, unknown_addresses
 from ...common.strides import dense_strides
 from ...execution import ReadyBackward
 from ..family import FAMILY
@@ -294,7 +294,7 @@ class _State:
         self.prepare = launcher.KernelLauncher(built.prepare, q_tiles)
         self.main = launcher.KernelLauncher(built.main, ctas, descriptors)
         self.finish = launcher.KernelLauncher(built.finish, finish_programs)
-        self.launches = CallLaunches(self._asked())
+        self.launches = CallLaunches(self._launches_of_call())
 
     def _lay_out_workspace(self, *elements: int) -> None:
         """Byte offsets: dq accumulator, lse, delta, sums of groups, counters; 4 bytes an element."""
@@ -345,9 +345,9 @@ class _State:
         delta = delta.view(self.batch, self.q_heads, rows // heads if heads else 0)
         return delta[:, :, : self.q_len].contiguous()
 
-    def _asked(self) -> tuple[Asked, ...]:
+    def _launches_of_call(self) -> tuple[CallLaunch, ...]:
         """The three launches, of the addresses in the order of `run`: of tensors, and of the table of stamps."""
-        *operands, logsumexp, dq, dk, dv, workspace, seed, table, heads, grad_lse = addresses(_FIXED)
+        *operands, logsumexp, dq, dk, dv, workspace, seed, table, heads, grad_lse = unknown_addresses(_FIXED)
         *_, do, out = operands
         accumulator, lse2, delta, sums, semaphores = [workspace + offset for offset in self.offsets]
         group_semaphores, ticket = [semaphores + offset for offset in self.after_semaphores]
@@ -357,7 +357,7 @@ class _State:
         main_data = finish_data = of_placement = None
         targets: tuple[tuple[Any, ...] | None, ...] = (None, None)
         if self.about_data is not None:
-            data = addresses(_FIXED + len(BackwardData._fields))[_FIXED:]
+            data = unknown_addresses(_FIXED + len(BackwardData._fields))[_FIXED:]
             main_data, finish_data = self.about_data.of_call(data)
             if self.placed:
                 of_placement = tuple(data[-2:])
@@ -366,18 +366,18 @@ class _State:
         stamps = None if self.profiles is None else (table, heads)  # a number among addresses
         rows = [start + skipped for start, skipped in zip(operands, self.skipped, strict=False)]
         return (
-            Asked(
+            CallLaunch(
                 self.prepare, (),
                 (
                     out, do, logsumexp, lse2, delta, semaphores, *self.prepare_sizes, of_placement,
                     None if self.grad_lse is None else (grad_lse, *self.grad_lse),
                 ),
             ),
-            Asked(
+            CallLaunch(
                 self.main, (*rows, dk, dv, accumulator, lse2, delta),
                 (shared, self.problem, main_data, drops, of_placement, targets, stamps, self.bound),
             ),
-            Asked(
+            CallLaunch(
                 self.finish, (), (accumulator, semaphores, dq, *self.finish_sizes, finish_data, of_placement)
             ),
         )  # fmt: skip

@@ -14,7 +14,7 @@ from ....upstream import compat
 from ....upstream.cuda import raw_stream
 from ....upstream.triton_compiler import ASTSource
 from ...common import launcher, score
-from ...common.call_launches import Asked, CallLaunches, addresses
+from ...common.call_launches import CallLaunch, CallLaunches, unknown_addresses
 from ...common.compiling import TYPES, compile_kernel
 from ...common.strides import dense_strides
 from ..kernel_configs import FEW_LEAST_ROWS, MOST_PARTS, has_few, part_of
@@ -114,7 +114,7 @@ class State:
         self.combine_sizes = self.out[1][:3], q_heads, group, q_len, parts
         self.attend = launcher.KernelLauncher(built.attend, programs)
         self.combine = launcher.KernelLauncher(built.combine, batch * q_heads * q_len)
-        self.launches = CallLaunches(self._asked())
+        self.launches = CallLaunches(self._launches_of_call())
 
     def run(
         self, operands: tuple[int, int, int], data: object = None, seed: object = None, sinks: object = None
@@ -127,11 +127,11 @@ class State:
         )  # fmt: skip
         return out, lse
 
-    def _asked(self) -> tuple[Asked, ...]:
+    def _launches_of_call(self) -> tuple[CallLaunch, ...]:
         """The two launches, of the addresses in the order of `run`."""
-        q, k, v, out, lse, acc = addresses(6)
+        q, k, v, out, lse, acc = unknown_addresses(6)
         sums = acc + self.behind_acc
         return (
-            Asked(self.attend, (), (q, k, v, acc, sums, *self.sizes)),
-            Asked(self.combine, (), (acc, sums, out, lse, *self.combine_sizes)),
+            CallLaunch(self.attend, (), (q, k, v, acc, sums, *self.sizes)),
+            CallLaunch(self.combine, (), (acc, sums, out, lse, *self.combine_sizes)),
         )

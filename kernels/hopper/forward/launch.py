@@ -22,7 +22,7 @@ from ....schedule.walk import ClosedForm, Problem
 from ....upstream import compat
 from ....upstream.cuda import current_device, raw_stream
 from ...common import launcher, score
-from ...common.call_launches import Asked, CallLaunches, addresses
+from ...common.call_launches import CallLaunch, CallLaunches, unknown_addresses
 from ...common.strides import dense_strides
 from ...execution import ReadyForward
 from ..kernel_configs import suits_parts
@@ -310,7 +310,7 @@ class _State:
             raise ArgumentError("ctas", ctas, "None or an integer >= 1")
         self.prepare = launcher.KernelLauncher(built.prepare, 1)
         self.main = launcher.KernelLauncher(built.main, grid, descriptors)
-        self.launches = CallLaunches(self._asked(data is not None))
+        self.launches = CallLaunches(self._launches_of_call(data is not None))
 
     def run(
         self, operands: tuple[int, int, int], data: tuple[int, ...] | None = None, seed: int | None = None,
@@ -325,13 +325,13 @@ class _State:
         )
         return out, lse
 
-    def _asked(self, has_data: bool) -> tuple[Asked, ...]:
+    def _launches_of_call(self, has_data: bool) -> tuple[CallLaunch, ...]:
         """The two launches, of the addresses in the order of `run`."""
-        *operands, out, lse, counter, seed, sinks = addresses(_FIXED)
+        *operands, out, lse, counter, seed, sinks = unknown_addresses(_FIXED)
         rows = [start + skipped for start, skipped in zip(operands, self.skipped, strict=True)]
         about_data = of_placement = target = drops = of_sinks = None
         if has_data:
-            data = addresses(_FIXED + len(ForwardData._fields))[_FIXED:]
+            data = unknown_addresses(_FIXED + len(ForwardData._fields))[_FIXED:]
             q_vectors, kv_vectors, keys_seen, counts, steps, seen_bits, *of_mask = data
             about_data = arguments.DATA.values(
                 counts_ptr=counts, steps_ptr=steps, tables=self.tables, q_vectors=q_vectors, kv_vectors=kv_vectors,
@@ -345,8 +345,8 @@ class _State:
         if self.sinks is not None:
             of_sinks = arguments.SINKS.values(ptr=sinks, **self.sinks)
         return (
-            Asked(self.prepare, (), (counter,)),
-            Asked(
+            CallLaunch(self.prepare, (), (counter,)),
+            CallLaunch(
                 self.main, (*rows, out),
                 (lse, counter, self.problem, about_data, drops, of_placement, target, self.bound, of_sinks),
             ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ...common.arguments import Group
 from ...common.call_launches import Address
@@ -23,7 +24,7 @@ def target(dtype: str) -> Group:
     return Group(types, dict.fromkeys(("head_stride", "row_stride", "dim"), 8))
 
 
-def target_values(address: Address, strides: Sequence[int], dim: int) -> tuple[int, ...]:
+def target_values(address: Address, strides: Sequence[int], dim: int) -> tuple[Any, ...]:
     """The arguments about a `target` at this address, with these strides."""
     return target("i8").values(ptr=address, head_stride=strides[1], row_stride=strides[2], dim=dim)
 
