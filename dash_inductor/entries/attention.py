@@ -24,7 +24,6 @@ from ..model.mask import Band
 from ..model.plan import Kept
 from ..model.reasons import Reason
 from ..records.records import Tensors
-from .pulls import Pull
 
 Axes = Literal["bhsd", "bshd", "thd"]
 """The dimensions of query, key, value, output and their gradients: [batch, heads, length, head dim], [batch, length,
@@ -250,6 +249,17 @@ class Gradient:
     factor: float = 1.0
 
 
+class TensorGradient(Protocol):
+    """The gradient of a tensor that a bias is computed from, as a function of the gradient of the bias."""
+
+    @property
+    def gradient(self) -> Node:
+        """The gradient in the graph."""
+
+    def put(self, emitter: Emitter, of_bias: Node, before: Node) -> tuple[Node, Node]:
+        """The gradient in the graph, and the node that takes its place, made of the gradient of the bias."""
+
+
 @dataclass(frozen=True)
 class Backward:
     """A backward.
@@ -268,7 +278,11 @@ class Backward:
         grad_logsumexp: of the log-sum-exp; None where it has none.
         merged: the forwards of the graph from whose results `out` and `logsumexp` are computed; empty where these are
             results of one forward, or come from elsewhere.
-        pulls: says, when it is asked, which gradients of tensors from which `inputs.bias` is computed the graph uses.
+        tensor_gradients: gives, when it is called, the gradients of tensors from which `inputs.bias` is computed, as
+            far as the graph uses them.
+
+            Raises:
+                NotReadable: one of them does not follow from the gradient of the bias.
     """
 
     node: Node
@@ -282,7 +296,7 @@ class Backward:
     random_state: tuple[Argument, ...] = ()
     grad_logsumexp: Gradient | None = None
     merged: tuple[Node, ...] = ()
-    pulls: Callable[[], tuple[Pull, ...]] = tuple
+    tensor_gradients: Callable[[], tuple[TensorGradient, ...]] = tuple
 
 
 def _none() -> None:

@@ -19,8 +19,7 @@ from ..graph import sizes
 from ..graph.emit import Emitter
 from ..graph.nodes import Argument, bind, op_name
 from ..graph.sizes import Dim
-from .attention import Sink
-from .pulls import Pull
+from .attention import Sink, TensorGradient
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -38,7 +37,7 @@ class FoundBias:
         summed: over which dimensions of these the operator's result is summed.
         rest: over which others that result has to be summed to be `gradient`.
         slopes: the tensor has the slopes of ALiBi, of which the bias is made.
-        pulls: the gradients of tensors that the bias is computed from, where the graph has them in place of the bias's;
+        tensor_gradients: of tensors that the bias is computed from, where the graph has them in place of the bias's;
             `gradient` is one of them then.
     """
 
@@ -48,7 +47,7 @@ class FoundBias:
     summed: tuple[int, ...] = ()
     rest: tuple[int, ...] = ()
     slopes: bool = False
-    pulls: tuple[Pull, ...] = ()
+    tensor_gradients: tuple[TensorGradient, ...] = ()
 
     @property
     def tensor(self) -> Node:
@@ -70,8 +69,8 @@ class FoundBias:
         if self.rest:
             arguments = (result, list(self.rest), True)
             result = emitter.call(aten.sum.dim_IntList, arguments, before=before, like=self.total)
-        if self.pulls:
-            return [pull.put(emitter, result, before) for pull in self.pulls]
+        if self.tensor_gradients:
+            return [found.put(emitter, result, before) for found in self.tensor_gradients]
         dtype = self.total.meta["val"].dtype
         if result.meta["val"].dtype != dtype:
             result = emitter.call(prims.convert_element_type.default, (result, dtype), before=before, like=self.total)
@@ -94,12 +93,12 @@ def find_bias(mask: Argument, gradient: Sink | None, plane: Sequence[Dim]) -> Fo
     return _with_sum(found[-1], gradient)
 
 
-def bias_of(place: Argument, pulls: tuple[Pull, ...], plane: Sequence[Dim]) -> FoundBias:
+def bias_of(place: Argument, gradients: tuple[TensorGradient, ...], plane: Sequence[Dim]) -> FoundBias:
     """A bias of four dimensions with the gradients of tensors that it is computed from; `plane` as for `find_bias`."""
     size = place.value.meta["val"].shape
     one = [dim for dim in range(4) if sizes.static(size[dim]) == 1 and sizes.static(plane[dim]) != 1]
     summed, rest = (tuple(dim for dim in one if dim in dims) for dims in ((0, 1), (2, 3)))
-    return FoundBias(place, total=pulls[0].gradient, summed=summed, rest=rest, pulls=pulls)
+    return FoundBias(place, total=gradients[0].gradient, summed=summed, rest=rest, tensor_gradients=gradients)
 
 
 def may_broadcast(mask: Node, plane: Sequence[Dim]) -> bool:

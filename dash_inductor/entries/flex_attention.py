@@ -2,7 +2,7 @@
 
 What `mask_mod` computes is written into the graph as a mask, which is read as any other, and the tensors of the block
 mask are not looked at.  Of `score_mod`, the forms of `scores` are read; what it adds is written into the graph as a
-bias.
+bias.  Its gradients are those of PyTorch's joint graph of it (`score_gradients`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from ..graph.drafts import Drafts
@@ -27,7 +26,7 @@ from .attention import Attention, Backward, Forward, Found, Gradient, Inputs, No
 from .logsumexp import LogSumExp
 from .mods import Mod, Plane, scalar, unread
 from .operators import Pair, calls
-from .pulls import Pull
+from .score_gradients import TensorGradient, check_gradient_of_score
 from .scores import Score, read_score
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -118,6 +117,8 @@ class _Call:
         self.args: Mapping[str, Any] = FLEX.arguments(node)
         self._plane = Plane(self.args["query"], self.args["key"])
         self._score_mod: Any = self.args["fw_graph" if FLEX.is_backward(node) else "score_mod"]
+        self._joint_graph: Any = self.args.get("joint_graph")
+        self._tokens: dict[object, int] = {}
         self._given: Sequence[Any] = [_plain(x) for x in self.args["score_mod_other_buffers"]]
         self._mask_given: Sequence[Any] = [_plain(x) for x in self.args["mask_mod_other_buffers"]]
         *_, self._q_block, self._kv_block, self._mask_mod = self.args["block_mask"]
@@ -141,7 +142,7 @@ class _Call:
             logsumexp=None,
             gradients=FLEX.gradients(self.node),
             grad_logsumexp=None if self.args["grad_logsumexp"] is None else self._grad_logsumexp,
-            pulls=self._pulls,
+            tensor_gradients=self._tensor_gradients,
         )
 
     @property
@@ -162,11 +163,28 @@ class _Call:
             return f"score_mod: {self._scores.text()} multiplies the score, and the scale is {self.args['scale']}"
         if mask is not None and mask.result.meta["val"].dtype != torch.bool:
             return f"mask_mod: {mask.text()} is not bool"
+        return self._cause_of_gradients()
+
+    def _cause_of_gradients(self) -> str:
+        """Why the gradients of a backward are not those that ours computes; "" if they are."""
+        if not FLEX.is_backward(self.node):
+            return ""
+        try:
+            if any(sink.used is not None for sink in FLEX.gradients(self.node)[:2]):
+                check_gradient_of_score(self._scores, self._joint, self._score)
+        except NotReadable as error:
+            return error.kept.detail
         return ""
 
     @functools.cached_property
     def _scores(self) -> Mod:
-        return Mod("score_mod", self._module(self._score_mod), self._given)
+        return Mod("score_mod", self._module(self._score_mod), self._given, tokens=self._tokens)
+
+    @functools.cached_property
+    def _joint(self) -> Mod:
+        """PyTorch's joint graph of the score_mod of a backward."""
+        module = self._module(self._joint_graph)
+        return Mod("the joint graph of score_mod", module, self._given, is_joint=True, tokens=self._tokens)
 
     @functools.cached_property
     def _score(self) -> Score:
@@ -244,28 +262,31 @@ class _Call:
     def _call(self, target: Any, *args: Any) -> Node:
         return self._drafts.call(target, *args, like=self.node)
 
-    def _pulls(self) -> tuple[Pull, ...]:
-        """The gradients of tensors that score_mod reads, as far as something uses them."""
+    def _tensor_gradients(self) -> tuple[TensorGradient, ...]:
+        """The gradients of tensors that score_mod reads, as far as something uses them.
+
+        Raises:
+            NotReadable: one of them is not that of what is added to the score.
+        """
         used = [
             (result.args[1], result)
             for results in Output(self.node, 3).readers
             for result in results.users
             if result.target is operator.getitem and result.users
         ]
-        of_bias = {place for part in self._score.added for place in self._scores.places(part.node)}
-        pulls = []
+        seen = [(self._scores.token(part.node), not part.where) for part in self._score.hidden]
+        found = []
         for number, gradient in used:
             assert isinstance(number, int)
-            source = functools.partial(self._source, number)
-            given = source()
-            if number not in of_bias or not isinstance(given.meta["val"], Tensor):
-                raise unread(f"{self._scores.text()}: the gradient of {given} is not that of a bias")
-            pulls.append(Pull(source, self._written_bias, gradient))
-        return tuple(pulls)
+            if not self._score.added:
+                raise unread(f"{self._scores.text()}: nothing is added that has a gradient")
+            found.append(TensorGradient.of(self._joint, number, gradient, seen, self._written_bias, self._write_factor))
+        return tuple(found)
 
-    def _source(self, number: int) -> Any:
-        """What score_mod reads as one of its tensors now; replacing another attention may put a new node there."""
-        return _plain(FLEX.arguments(self.node)["score_mod_other_buffers"][number])
+    def _write_factor(self, node: Node) -> Node:
+        """A node of the joint graph that does not depend on the gradient, as a draft."""
+        written = self._joint.write(node, self._plane, self._drafts, self.node, floats=True)
+        return self._drafts.call(aten.alias.default, written, like=written)
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ on an index: an operator that is not elementwise, and does not read a tensor at 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from torch.fx import GraphModule, Node
 from ..graph import sizes
 from ..graph.drafts import Drafts
 from ..graph.nodes import bind, is_elementwise, op_name
+from ..graph.numbers import rounded
 from ..model.reasons import Reason
 from ..upstream.dispatch import HigherOrderOperator, OpOverload, disable_current_modes
 from ..upstream.fake import is_fake
@@ -70,35 +71,85 @@ class Plane:
 
 
 class Mod:
-    """A mod of a call.
+    """A mod of a call, or the joint graph of one.
 
     Args:
         name: "mask_mod" or "score_mod".
-        module: its graph: the score if it has one, the four indices, then the tensors and numbers of the program.
+        module: its graph: the score if it has one, the four indices, the gradient of the result if it is a joint graph,
+            then the tensors and numbers of the program.
         given: those tensors and numbers, in the graph around.
+        is_joint: whether it is a joint graph, whose results are the gradients of all its arguments but the gradient.
+        tokens: numbers of what nodes compute, the same for mods whose tokens are compared.
     """
 
-    def __init__(self, name: str, module: GraphModule, given: Sequence[Any]) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, module: GraphModule, given: Sequence[Any], *, is_joint: bool = False,
+        tokens: dict[object, int] | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self.graph = name, module.graph
         places = module.graph.find_nodes(op="placeholder")
         own = places[: len(places) - len(given)]
+        if len(own) not in ((6,) if is_joint else (4, 5)):
+            raise unread(f"{name} has {len(places)} arguments, {len(given)} of them of the program")
+        self.gradient: Node | None = own.pop() if is_joint else None
         self.score: Node | None = own[0] if len(own) == 5 else None
         self.indices: tuple[Node, ...] = tuple(own[-4:])
-        self.given: dict[Node, Any] = dict(zip(places[len(own) :], given, strict=True))
-        if len(own) not in (4, 5):
-            raise unread(f"{name} has {len(places)} arguments, {len(given)} of them of the program")
-        results = [leaf for leaf in tree_leaves(module.graph.output_node().args) if isinstance(leaf, Node)]
-        if len(results) != 1 or not isinstance(results[0].meta.get("val"), Tensor) or results[0].meta["val"].dim():
-            raise unread(f"{name} gives something else than one number: {self}")
-        self.result = results[0]
+        self.given: dict[Node, Any] = dict(zip(places[len(places) - len(given) :], given, strict=True))
+        self.results: list[Any] = list(tree_leaves(module.graph.output_node().args, is_leaf=lambda x: x is None))
         self.moved = self._reached(self.indices)
         self.scored = self._reached(() if self.score is None else (self.score,))
+        self.of_gradient = self._reached(() if self.gradient is None else (self.gradient,))
+        self._tokens: dict[Node, int] = {}
+        self._numbers: dict[object, int] = {} if tokens is None else tokens
+        if is_joint:
+            if len(self.results) != 5 + len(given):
+                raise unread(f"the joint graph of {name} has {len(self.results)} results")
+            return
+        found = [leaf for leaf in self.results if isinstance(leaf, Node)]
+        if len(found) != 1 or not isinstance(found[0].meta.get("val"), Tensor) or found[0].meta["val"].dim():
+            raise unread(f"{name} gives something else than one number: {self}")
+        self.result = found[0]
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the score, which is that of the query; None without a score."""
+        dtype: torch.dtype | None = None if self.score is None else self.score.meta["val"].dtype
+        return dtype
+
+    def name_of(self, number: int) -> str:
+        """The name of tensor `number` of the program in the graph around."""
+        return str(list(self.given.values())[number])
+
+    def behind(self, node: Node) -> list[Node]:
+        """A node and all that it depends on, in the order of the graph."""
+        return sorted(_behind([node]))
+
+    def token(self, value: Any) -> object:
+        """Equal for two values that mods of the same arguments compute in the same way, and only then."""
+        if not isinstance(value, Node):
+            return _token(value, self.token)
+        for node in self.behind(value) if value not in self._tokens else ():
+            self._tokens[node] = self._numbers.setdefault(self._token_of(node), len(self._numbers))
+        return "node", self._tokens[value]
+
+    def _token_of(self, node: Node) -> object:
+        if node in self.indices:
+            return "index", self.indices.index(node)
+        if node in self.given:
+            return "given", list(self.given).index(node)
+        if node is self.score:
+            return ("score",)
+        if node.op == "get_attr" and _held(node) is not None:
+            return "held", _held(node), node.meta["val"].dtype
+        if node.op != "call_function":
+            return "node", node
+        return node.target, self.token(node.args), self.token(node.kwargs)
 
     def _reached(self, sources: Sequence[Node]) -> frozenset[Node]:
         """The nodes that depend on one of these, themselves included."""
         found = set(sources)
-        for node in self.result.graph.nodes:
-            if not found.isdisjoint(node.all_input_nodes):
+        for node in self.graph.nodes:
+            if node.op != "output" and not found.isdisjoint(node.all_input_nodes):
                 found.add(node)
         return frozenset(found)
 
@@ -125,13 +176,12 @@ class Mod:
         return writer.write(wanted)
 
     def text(self, node: Node | None = None) -> str:
-        """A node of the mod as an expression; its result by default."""
-        text = self._in_words(self.result if node is None else node)
+        """A node of the mod as an expression; its results by default."""
+        text = ", ".join(map(self._in_words, self.results if node is None else [node]))
         return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
 
     def __str__(self) -> str:
-        results = tree_leaves(self.indices[0].graph.output_node().args)
-        return f"{self.name}: {', '.join(map(self._in_words, results))}"[:_LONGEST]
+        return f"{self.name}: {', '.join(map(self._in_words, self.results))}"[:_LONGEST]
 
     def _in_words(self, value: Any, inside: bool = False) -> str:
         if not isinstance(value, Node):
@@ -140,6 +190,8 @@ class Mod:
             return INDICES[self.indices.index(value)]
         if value is self.score:
             return "score"
+        if value is self.gradient:
+            return "gradient"
         if value in self.given:
             return str(self.given[value])
         name, args = (
@@ -156,6 +208,15 @@ class Mod:
         if value.op == "get_attr":
             return str(value.target if _held(value) is None else _held(value))
         return f"{name}({', '.join(map(self._in_words, args))})"
+
+
+def _token(value: Any, inner: Callable[[Any], object]) -> object:
+    """What tells two arguments of operators apart: 1, 1.0 and True are three of them."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(inner, value))
+    if isinstance(value, dict):
+        return tuple((name, inner(item)) for name, item in value.items())
+    return type(value), repr(value)
 
 
 def _behind(nodes: Sequence[Node]) -> Iterator[Node]:
@@ -179,7 +240,7 @@ class _Writer:
 
     def write(self, wanted: Node) -> Node:
         needed = set(_behind([wanted]))
-        for node in self._mod.result.graph.nodes:
+        for node in self._mod.graph.nodes:
             if node in needed and node not in self._values:
                 self._values[node] = self._written(node)
         found = self._values[wanted]
@@ -313,13 +374,14 @@ def scalar(mod: Mod, value: Any) -> float | None:
         return float(mod.given[value]) if is_number(mod.given[value]) else None
     name = op_name(value)
     if name in _FILLED:
-        return scalar(mod, bind(value)["fill_value"])
-    if name in _CONSTANT:
-        return float(_CONSTANT[name])
-    if name in ("prims::convert_element_type", "aten::lift_fresh_copy", "aten::alias"):
-        return scalar(mod, value.args[0])
-    held = _held(value)
-    return None if held is None else float(held)
+        found = scalar(mod, bind(value)["fill_value"])
+    elif name in _CONSTANT:
+        found = float(_CONSTANT[name])
+    elif name in ("prims::convert_element_type", "aten::lift_fresh_copy", "aten::alias"):
+        found = scalar(mod, value.args[0])
+    else:
+        found = _held(value)
+    return None if found is None else rounded(found, value.meta["val"].dtype)
 
 
 def _held(node: Node) -> float | None:

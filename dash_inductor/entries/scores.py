@@ -10,15 +10,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch.fx import Node
 
 from ..graph.nodes import bind, op_name
+from .attention import NotReadable
 from .mods import Mod, scalar, unread
 
-_CLOSE = 1e-6
+CLOSE = 1e-6
 """Relative difference below which c * (1 / c) is one: floats have no exact 1 / c."""
 
-_CASTS = ("prims::convert_element_type", "aten::_to_copy", "aten::alias", "aten::clone")
+CASTS = ("prims::convert_element_type", "aten::_to_copy", "aten::alias", "aten::clone", "aten::detach")
+"""Conversions and copies.  What a `detach` does to gradients is read from the joint graph (`score_gradients`)."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,13 @@ class Score:
     Attributes:
         factor: of the scaled score.
         softcap: the bound; None without one.
+        tanh: the node of the softcap's hyperbolic tangent.
         added, hidden: parts that do not depend on the score.
     """
 
     factor: float = 1.0
     softcap: float | None = None
+    tanh: Node | None = None
     added: tuple[Added, ...] = ()
     hidden: tuple[Hidden, ...] = ()
 
@@ -69,16 +74,26 @@ def read_score(mod: Mod) -> Score:
     Raises:
         NotReadable: it has another one.
     """
+    _check_dtypes(mod)
     hidden, node = _hidden(mod, mod.result)
     added = list[Added]()
     while (found := _sum(mod, node)) is not None:
         node, part = found
         added.append(part)
-    factor, softcap = _bounded(mod, node)
-    return Score(factor, softcap, tuple(reversed(added)), tuple(hidden))
+    factor, tanh, softcap = _bounded(mod, node)
+    return Score(factor, softcap, tanh, tuple(reversed(added)), tuple(hidden))
 
 
-def _refused(mod: Mod, what: str) -> Exception:
+def _check_dtypes(mod: Mod) -> None:
+    """Raise where a score is rounded to another dtype than that of the query, or computed in float64."""
+    for node in mod.scored:
+        dtype = node.meta["val"].dtype
+        if dtype.is_floating_point and dtype not in (mod.dtype, torch.float32):
+            raise refused(mod, f"computes scores in {dtype}, where the query is {mod.dtype}")
+
+
+def refused(mod: Mod, what: str) -> NotReadable:
+    """What is raised where a mod, or its joint graph, cannot be read."""
     return unread(f"{mod.name}: {mod.text()} {what}")
 
 
@@ -89,7 +104,7 @@ def _hidden(mod: Mod, node: Node) -> tuple[list[Hidden], Node]:
         condition, then, other = (bind(node)[name] for name in ("condition", "self", "other"))
         sides = [(side, where) for side, where in ((then, True), (other, False)) if scalar(mod, side) == -math.inf]
         if condition in mod.scored or len(sides) != 1:
-            raise _refused(mod, "chooses otherwise than between the score and minus infinity")
+            raise refused(mod, "chooses otherwise than between the score and minus infinity")
         found.append(Hidden(condition, sides[0][1]))
         node = other if sides[0][1] else then
     return found, node
@@ -97,7 +112,7 @@ def _hidden(mod: Mod, node: Node) -> tuple[list[Hidden], Node]:
 
 def _uncast(node: Node) -> Node:
     """The node behind conversions to floats, which kernels compute in float32."""
-    while op_name(node) in _CASTS and node.meta["val"].dtype.is_floating_point:
+    while op_name(node) in CASTS and node.meta["val"].dtype.is_floating_point:
         source = node.args[0]
         assert isinstance(source, Node)
         node = source
@@ -114,35 +129,35 @@ def _sum(mod: Mod, node: Node) -> tuple[Node, Added] | None:
     left, right = args["self"], args["other"]
     scored = [side in mod.scored for side in (left, right)]
     if all(scored) or args.get("alpha", 1) != 1 or not isinstance(left if scored[1] else right, Node):
-        raise _refused(mod, "adds otherwise than a number that does not depend on the score")
+        raise refused(mod, "adds otherwise than a number that does not depend on the score")
     if name == "aten::sub" and scored[1]:
-        raise _refused(mod, "subtracts the score")
+        raise refused(mod, "subtracts the score")
     part = Added(left if scored[1] else right, -1 if name == "aten::sub" else 1)
     return (right if scored[1] else left), part
 
 
-def _bounded(mod: Mod, node: Node) -> tuple[float, float | None]:
-    """The factor of the score and its bound."""
+def _bounded(mod: Mod, node: Node) -> tuple[float, Node | None, float | None]:
+    """The factor of the score, the hyperbolic tangent around it, and its bound."""
     outer, node = _factors(mod, node)
     if node is mod.score:
-        return _positive(mod, outer), None
+        return _positive(mod, outer), None, None
     if op_name(node) != "aten::tanh":
-        raise _refused(mod, "is none of the forms that are read")
-    source = node.args[0]
+        raise refused(mod, "is none of the forms that are read")
+    tanh, source = node, node.args[0]
     assert isinstance(source, Node)
     inner, node = _factors(mod, source)
     if node is not mod.score:
-        raise _refused(mod, "is none of the forms that are read")
+        raise refused(mod, "is none of the forms that are read")
     factor = outer * inner
     bound = abs(outer)
     if not 0.0 < bound < math.inf:
-        raise _refused(mod, f"multiplies by {outer}")
-    return _positive(mod, 1.0 if math.isclose(factor, 1.0, rel_tol=_CLOSE) else factor), bound
+        raise refused(mod, f"multiplies by {outer}")
+    return _positive(mod, 1.0 if math.isclose(factor, 1.0, rel_tol=CLOSE) else factor), tanh, bound
 
 
 def _positive(mod: Mod, factor: float) -> float:
     if not 0.0 < factor < math.inf:
-        raise _refused(mod, f"multiplies by {factor}")
+        raise refused(mod, f"multiplies by {factor}")
     return factor
 
 
@@ -159,15 +174,15 @@ def _factors(mod: Mod, node: Node) -> tuple[float, Node]:
             continue
         args = bind(node)
         if args.get("rounding_mode") is not None:
-            raise _refused(mod, "divides otherwise than by a known number")
+            raise refused(mod, "divides otherwise than by a known number")
         left, right = args["self"], args["other"]
         if right in mod.scored:
             left, right = right, left
             if name == "aten::div":
-                raise _refused(mod, "divides by the score")
+                raise refused(mod, "divides by the score")
         number = scalar(mod, right)
         if number is None or (name == "aten::div" and number == 0.0):
-            raise _refused(mod, "multiplies the score by something else than a known number")
+            raise refused(mod, "multiplies the score by something else than a known number")
         product, node = product * number if name == "aten::mul" else product / number, left
 
 

@@ -28,7 +28,7 @@ from ...model.reasons import Reason
 from .. import math_path
 from ..attention import Attention, Backward, Forward, Found, Inputs, Refusal, Sink, View
 from ..repeat_kv import Unused
-from .labels import is_float, shape_of
+from .labels import CAST, is_float, keeps_precision, shape_of
 from .masks import ONLY_READ, mask_of, must_be_read
 from .places import Reader, Result, Roles
 from .scores import PRODUCTS, NotAttention, Stuck, find_scores
@@ -40,7 +40,6 @@ log = logging.getLogger("dash_inductor")
 OP = "softmax by hand"
 NOTE = "computed by hand: ours does not round scores and probabilities in between, and is more precise for it"
 WIDE = "computed by hand, in float32: ours multiplies the 16-bit numbers that were converted, as fused attention does"
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def _read(softmax: _Softmax, known: _Known, of_math: dict[Node, Refusal]) -> _Ma
     if isinstance(match, Kept):
         return None if own is not None else _refusal(softmax, match, known)
     if own is not None:
-        if match.reader.dtype() not in _DTYPES:
+        if match.values.dtype is None:
             return None
         match.of_math = of_math.pop(own)
     return match
@@ -161,7 +160,7 @@ class _Match:
             Stuck: a result is not what it should be.
         """
         values, reader, scores = self.values, self.reader, self.values.scores
-        dtype = reader.dtype()
+        dtype = values.dtype
         query, key, value = (reader.operand(kind, dtype) for kind in ("Q", "K", "V"))
         of_query, of_key = reader.factor("Q", query), reader.factor("K", key)
         scale = scores.outer * scores.inner / (of_query * of_key)
@@ -309,6 +308,7 @@ def _match(softmax: _Softmax, known: _Known) -> _Match | Kept:
     double = next((node for node in values.known if is_float(node) and node.meta["val"].dtype == torch.float64), None)
     if double is not None:
         return Kept(Reason.DTYPE, f"computed in float64 ({_name(double)})")
+    _check_roundings(values)
     asked = set(_asked(values))
     strangers = [(node, user) for node, user in values.strangers() if user not in asked]
     if any(term.kind == "add" for term in scores.terms):  # a mask or bias may have a gradient
@@ -326,6 +326,23 @@ def _match(softmax: _Softmax, known: _Known) -> _Match | Kept:
             f"in the backward, {_words(values.known[node])} ({node.name}) is read by {_name(user)}",
         )
     return _Match(softmax, values, reader)
+
+
+def _check_roundings(values: Values) -> None:
+    """Raise at a conversion between the products that loses more than kernels do.
+
+    Mixed precision rounds scores, probabilities and their gradients to the dtype of the operands.
+
+    Raises:
+        Stuck: a conversion rounds to another dtype.
+    """
+    own = values.dtype
+    for node in values.known:
+        if op_name(node) != CAST or not is_float(node) or not is_float(node.args[0]):
+            continue
+        dtype = node.meta["val"].dtype
+        if own is not None and not keeps_precision(dtype, own):
+            raise Stuck(node, f"rounds to {str(dtype).removeprefix('torch.')}, where the operands are {own}")
 
 
 def _asked(values: Values) -> Iterator[Node]:

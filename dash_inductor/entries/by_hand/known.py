@@ -6,12 +6,16 @@ import heapq
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
+import torch
 from torch.fx import Node
 
 from ...graph.drafts import users
 from .labels import Atoms, Dimension
 from .scores import Scores
 from .value import PUBLIC, RESULTS, Kind, Operand, Value
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+"""The dtypes of query, key and value that kernels read."""
 
 
 @dataclass
@@ -61,6 +65,15 @@ class Known:
     def rows(self) -> Dimension:
         """The dimension of the queries."""
         return self.atoms.atoms(self.query_dim)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The narrowest dtype of kernels in which query, key and value all are somewhere, as far as these are known;
+        None if there is none.
+        """
+        found = [{node.meta["val"].dtype for node in self.chains[kind]} for kind in self.chains if kind != "G"]
+        common = set(DTYPES).intersection(*found)
+        return min(common, key=lambda dtype: (dtype.itemsize, str(dtype)), default=None)
 
     def strangers(self) -> Iterator[tuple[Node, Node]]:
         """The readers without a value of nodes that are attention's own, with these nodes."""

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 from torch.fx import Node
 
@@ -55,6 +56,18 @@ def is_float(value: object) -> bool:
     return isinstance(value, Node) and is_tensor(value) and value.meta["val"].dtype.is_floating_point
 
 
+def shows_bits(node: Node) -> bool:
+    """Whether a node shows the bits of a tensor as numbers of another dtype, as ``x.view(torch.float16)`` does."""
+    return node.target is torch.ops.aten.view.dtype
+
+
+def keeps_precision(dtype: torch.dtype, of: torch.dtype) -> bool:
+    """Whether all numbers of the dtype `of` are numbers of a dtype, so that rounding to it is the rounding of mixed
+    precision at most.
+    """
+    return torch.promote_types(dtype, of) == dtype
+
+
 class Atoms:
     """The atoms of one attention."""
 
@@ -86,6 +99,8 @@ class Atoms:
         source, name = node.args[0], op_name(node)
         if not isinstance(source, Node) or not is_tensor(source) or not is_tensor(node):
             return None
+        if shows_bits(node) or len(labels) != len(shape_of(source)):
+            return None
         if name in VIEWS:
             return self._viewed(labels, node)
         if name in COPIES or (name == "aten::expand" and same_all(shape_of(source), shape_of(node))):
@@ -98,7 +113,7 @@ class Atoms:
     def back(self, node: Node, labels: Labels) -> Labels | None:
         """The labels of the first argument of a node that has these labels; None if it is no view or copy of it."""
         source, name = node.args[0] if node.args else None, op_name(node)
-        if not isinstance(source, Node) or not is_tensor(source):
+        if not isinstance(source, Node) or not is_tensor(source) or shows_bits(node):
             return None
         if name in VIEWS:
             return self._viewed(labels, source)

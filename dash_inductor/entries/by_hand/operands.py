@@ -10,7 +10,7 @@ from torch.fx import Node
 from ...graph.nodes import op_name
 from ...graph.sizes import static
 from .known import Known
-from .labels import CAST, Atom, Dimension, Labels, is_float, shape_of
+from .labels import CAST, Atom, Dimension, Labels, is_float, keeps_precision, shape_of
 from .scores import constant_factor
 from .value import Operand, Value
 
@@ -45,7 +45,7 @@ def _before(values: Known, kind: Operand, node: Node, labels: Labels) -> tuple[N
 def name_operand(values: Known, kind: Operand, node: Node) -> None:
     """Name a node if it has an operand, by a view, a cast or a constant factor of another one that has it."""
     named = values.named[kind]
-    if node in named:
+    if node in named or (op_name(node) == CAST and not _keeps_operands(values, node)):
         return
     first = named.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
     labels = None if first is None else values.atoms.through(node, first.labels)
@@ -55,6 +55,12 @@ def name_operand(values: Known, kind: Operand, node: Node) -> None:
     elif factor is not None and factor[0] in named:
         value = named[factor[0]]
         values.set_operand(node, replace(value, factor=value.factor * factor[1]))
+
+
+def _keeps_operands(values: Known, node: Node) -> bool:
+    """Whether a conversion of an operand loses nothing that kernels have."""
+    own = values.dtype
+    return own is not None and is_float(node) and keeps_precision(node.meta["val"].dtype, own)
 
 
 def new_dimension(node: object, dim: int) -> Dimension:

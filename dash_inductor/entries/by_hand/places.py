@@ -19,7 +19,7 @@ from ...graph.nodes import Argument, op_name
 from ...model.call import Order
 from ..attention import Axes
 from ..repeat_kv import find_repeat
-from .labels import Atom, Atoms, Dimension, Labels, broadcast, shape_of, stride_of, strides
+from .labels import CAST, Atom, Atoms, Dimension, Labels, broadcast, keeps_precision, shape_of, stride_of, strides
 from .scores import Stuck, constant_factor
 from .value import Kind, Operand, Value
 from .values import Values
@@ -274,12 +274,6 @@ class Reader:
     roles: Roles
     avoid: set[Node]
 
-    def dtype(self) -> torch.dtype | None:
-        """The narrowest dtype in which query, key and value all are somewhere; None if there is none."""
-        found = [[node.meta["val"].dtype for node in self.values.chains[kind]] for kind in ("Q", "K", "V")]
-        common = set(found[0]) & set(found[1]) & set(found[2])
-        return min(common, key=lambda dtype: (dtype.itemsize, str(dtype)), default=None)
-
     def operand(self, kind: Operand, dtype: torch.dtype | None) -> Node:
         """The node to read: the first of the chain in the four dimensions; else a permutation of them; else any."""
         whole = [node for node in self.values.chains[kind] if node not in self.avoid] or self.values.chains[kind]
@@ -347,13 +341,15 @@ class Reader:
 
     def _after(self, node: Node) -> Iterator[tuple[Node, Value]]:
         """A result and what is made of it alone, by views, casts and factors."""
-        value = self.values.known[node]
+        value, own = self.values.known[node], self.values.dtype
         while True:
             yield node, value
             readers = users(node)
             if len(readers) != 1:
                 return
             (user,) = readers
+            if op_name(user) == CAST and (own is None or not keeps_precision(user.meta["val"].dtype, own)):
+                return
             labels = self.values.atoms.through(user, value.labels) if user.op == "call_function" else None
             factor = constant_factor(user) if user.op == "call_function" else None
             if labels is not None:

@@ -44,10 +44,11 @@ def result_of_maximum(values: Known, node: Node) -> Value | None:
 def _flag(values: Known, node: Node) -> Value | None:
     known = [values.is_kind(arg, "score", "row", "flag") or number_of(arg) is not None for arg in node.args[:2]]
     name, first = op_name(node), values.of(node)[0]
-    if name == "aten::eq" and values.is_kind(node.args[0], "score") and number_of(node.args[1]) == -math.inf:
-        return Value("hidden")
+    if name == "aten::eq" and first is not None and first.kind == "score" and number_of(node.args[1]) == -math.inf:
+        return Value("hidden", first.labels)
     if first is not None and (first.kind, name) in _EMPTY:
-        return Value(_EMPTY[first.kind, name])
+        labels = _row_labels(values, node, first.labels) if name in ("aten::any", "aten::all") else first.labels
+        return None if labels is None else Value(_EMPTY[first.kind, name], labels)
     tests = name in ("aten::eq", "aten::ne")
     return Value("flag") if all(known if tests else known[:1]) else None
 
@@ -79,13 +80,13 @@ def _times(values: Known, a: Value, b: Value) -> Value | None:
     pair = a.kind, b.kind
     if pair == ("flag", "flag"):
         return a
-    if pair == ("tanh", "tanh"):
+    if pair == ("tanh", "tanh") and alike:
         return Value("tanh squared", a.labels)
     if pair == ("dD", "keep") and alike:
         return Value("dP", a.labels, factor * (1 - values.dropout))
     if pair == ("dP", "P") and alike:
         return Value("P dP", a.labels, factor)
-    if pair == ("P", "rowsum"):
+    if pair == ("P", "rowsum") and _fits_rows(values, b.labels, a.labels):
         return Value("P rowsum", a.labels, factor)
     if pair == ("dP - rowsum", "P") and alike:
         return Value("dS", a.labels, factor)
@@ -134,7 +135,7 @@ def _sub(values: Known, node: Node) -> Value | None:
         return None
     if (one.kind, other.kind) == ("P dP", "P rowsum") and values.atoms.same(one.labels, other.labels):
         return replace(one, kind="dS")
-    if (one.kind, other.kind) == ("dP", "rowsum"):
+    if (one.kind, other.kind) == ("dP", "rowsum") and _fits_rows(values, other.labels, one.labels):
         return replace(one, kind="dP - rowsum")
     return None
 
@@ -162,7 +163,8 @@ def _fma(values: Known, node: Node) -> Value | None:
     a, b, c = values.of(node)
     if a is None or b is None or c is None or (a.kind, b.kind, c.kind) != ("P", "rowsum", "P dP"):
         return None
-    fits = values.atoms.same(a.labels, c.labels) and _close(a.factor * b.factor, -c.factor)
+    fits = values.atoms.same(a.labels, c.labels) and _fits_rows(values, b.labels, a.labels)
+    fits = fits and _close(a.factor * b.factor, -c.factor)
     return replace(c, kind="dS") if fits else None
 
 
@@ -172,12 +174,30 @@ def _sum(values: Known, node: Node) -> Value | None:
         return None
     if value.kind == "flag":
         return value
-    if value.kind not in ("P dP", "dS") or len(args["dim"]) != 1 or not args["keepdim"]:
+    labels = _row_labels(values, node, value.labels)
+    if value.kind not in ("P dP", "dS") or labels is None:
         return None
-    labels = values.atoms.resolved(value.labels)
-    if labels[args["dim"][0]] != values.atoms.atoms(values.scores.wide_dim):
+    return Value("rowsum", labels, value.factor) if value.kind == "P dP" else Value("zero")
+
+
+def _row_labels(values: Known, node: Node, labels: Labels) -> Labels | None:
+    """The labels of a reduction over the keys alone, whose dimension is kept; None if the node is another reduction."""
+    args, labels = bind(node), values.atoms.resolved(labels)
+    dims = args.get("dim")
+    dims = [dims] if isinstance(dims, int) else dims
+    if not dims or len(dims) != 1 or not args.get("keepdim") or not labels:
         return None
-    return Value("rowsum", (), value.factor) if value.kind == "P dP" else Value("zero")
+    dim = dims[0] % len(labels)
+    if labels[dim] != values.atoms.atoms(values.scores.wide_dim):
+        return None
+    return (*labels[:dim], (), *labels[dim + 1 :])
+
+
+def _fits_rows(values: Known, row: Labels, plane: Labels) -> bool:
+    """Whether a tensor has one number for each row of a plane, where the plane has the row."""
+    wide = values.atoms.atoms(values.scores.wide_dim)
+    of_rows = tuple(() if dim == wide else dim for dim in values.atoms.resolved(plane))
+    return values.atoms.same(row, of_rows)
 
 
 def _where(values: Known, node: Node) -> Value | None:
@@ -189,7 +209,7 @@ def _where(values: Known, node: Node) -> Value | None:
             continue
         if value.kind == "zero":
             return value
-        if value.kind == "P" and values.is_kind(condition, "hidden", "empty") and place == 2:
+        if value.kind == "P" and place == 2 and _hides_nothing_else(values, condition, value.labels):
             return value
         if value.kind in ("dS", "capped dS") and any(
             term.kind == "hide" and term.tensor is condition and term.hidden_if == (place == 2)
@@ -197,6 +217,15 @@ def _where(values: Known, node: Node) -> Value | None:
         ):
             return value
     return None
+
+
+def _hides_nothing_else(values: Known, condition: object, labels: Labels) -> bool:
+    """Whether a condition holds only where probabilities are 0, or where a row has none."""
+    found = values.known.get(condition) if isinstance(condition, Node) else None
+    if found is None:
+        return False
+    of_pairs = found.kind == "hidden" and values.atoms.same(found.labels, labels)
+    return of_pairs or (found.kind == "empty" and _fits_rows(values, found.labels, labels))
 
 
 def _scatter(values: Known, node: Node) -> Value | None:

@@ -10,8 +10,21 @@ import torch
 from torch.fx import Node
 
 from ...graph.nodes import bind, op_name
+from ...graph.numbers import rounded
 from ...graph.sizes import same_all, static
-from .labels import CAST, COPIES, VIEWS, Atoms, Dimension, Labels, broadcast, is_float, shape_of
+from .labels import (
+    CAST,
+    COPIES,
+    VIEWS,
+    Atoms,
+    Dimension,
+    Labels,
+    broadcast,
+    is_float,
+    is_tensor,
+    shape_of,
+    shows_bits,
+)
 
 PRODUCTS = ("aten::bmm", "aten::mm")
 _ADDED = "aten::baddbmm"
@@ -92,18 +105,21 @@ class Scores:
 
 
 def number_of(value: object) -> float | None:
-    """A number, or the one that a tensor without dimensions is filled with."""
+    """A number, or the one that all elements of a tensor are, as the dtype of the tensor has it."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
-    if not isinstance(value, Node):
+    if not is_tensor(value):
         return None
-    if op_name(value) in (*COPIES, CAST, *VIEWS, "aten::expand"):
-        return number_of(value.args[0])
-    if op_name(value) == "aten::full" and isinstance(value.args[1], (int, float)):
-        return float(value.args[1])
-    if op_name(value) == "aten::scalar_tensor" and isinstance(value.args[0], (int, float)):
-        return float(value.args[0])
-    return None
+    assert isinstance(value, Node)
+    name = op_name(value)
+    if name in (*COPIES, CAST, *VIEWS, "aten::expand") and not shows_bits(value):
+        found = number_of(value.args[0])
+    elif name in ("aten::full", "aten::scalar_tensor"):
+        given = value.args[1 if name == "aten::full" else 0]
+        found = float(given) if isinstance(given, (int, float)) else None
+    else:
+        return None
+    return None if found is None else rounded(found, value.meta["val"].dtype)
 
 
 def find_scores(exponent: Node, dim: int) -> Scores:
@@ -126,6 +142,8 @@ def constant_factor(node: Node) -> tuple[Node, float] | None:
     if name == "aten::neg":
         return (args[0], -1.0) if isinstance(args[0], Node) else None
     if name not in ("aten::mul", "aten::div") or len(args) != 2 or node.kwargs:
+        return None
+    if not is_float(node):
         return None
     one, other = args
     number = number_of(other)
@@ -271,8 +289,15 @@ def _either(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels] | 
 
 
 def _alike(a: Scores, b: Scores) -> bool:
+    """Whether two ways lead to one product by the same factors, masks and dimensions."""
     factors = math.isclose(a.outer, b.outer, rel_tol=1e-6) and math.isclose(a.inner, b.inner, rel_tol=1e-6)
-    own, others = ([(t.kind, t.tensor, t.hidden_if, t.fill) for t in found.terms] for found in (a, b))
+    common = a.labels.keys() & b.labels.keys()
+    if any(a.atoms.resolved(a.labels[node]) != a.atoms.resolved(b.labels[node]) for node in common):
+        return False
+    own, others = (
+        [(t.kind, t.tensor, found.atoms.resolved(t.labels), t.hidden_if, t.fill) for t in found.terms]
+        for found in (a, b)
+    )
     return factors and own == others and (a.product, a.tanh, a.sink) == (b.product, b.tanh, b.sink)
 
 

@@ -363,8 +363,8 @@ def _terms(attention: Attention, facts: SiteFacts) -> tuple[Terms, FoundBias | N
             raise NotReadable(
                 *_why_no_bias(inputs.bias.value, plane, Kept(Reason.SHAPE, "the bias is no tensor of floats"))
             )
-        pulls = () if attention.backward is None else attention.backward.pulls()
-        bias = bias_of(inputs.bias, pulls, plane) if pulls else bias
+        gradients = () if attention.backward is None else attention.backward.tensor_gradients()
+        bias = bias_of(inputs.bias, gradients, plane) if gradients else bias
     if inputs.slopes is not None:
         bias = FoundBias(inputs.slopes, slopes=True)
     band = intersect([terms.band for terms in found], layout.static(q_len), layout.static(kv_len))

@@ -1,0 +1,307 @@
+"""Gradients of a `score_mod`, read from PyTorch's joint graph of it, so that they are those of the program.
+
+FlexAttention differentiates a score_mod by autograd.  Its backward has the result as a graph of single numbers: given a
+score, its indices and the gradient of the changed score, it gives the gradient of the score and of each tensor that the
+score_mod reads.  A `detach`, `no_grad` or an autograd function with a derivative of its own shows only there.
+
+The gradient of the score must be the derivative of the form that `scores` has read.  The gradients of tensors are
+linear in the gradient of the changed score.  They are written into the graph around for all scores at once, and read
+the gradient of the bias, which the backward of attention gives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from ..graph import sizes
+from ..graph.emit import Emitter
+from ..graph.nodes import bind, op_name
+from ..upstream.pytree import tree_map_only
+from .mods import Mod, scalar
+from .scores import CASTS, CLOSE, Score, refused
+
+aten = torch.ops.aten
+
+SCATTER = "flex_lib::zeros_and_scatter"
+"""PyTorch's operator for the gradient of a tensor that is read at one place for each score."""
+
+_TENSORWISE = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("view", "reshape", "_unsafe_view", "permute", "transpose"),
+        *("t", "unsqueeze", "squeeze", "expand", "sum"),
+    )
+)
+"""Linear operators on what a scatter has made, besides elementwise ones."""
+
+
+def check_gradient_of_score(forward: Mod, joint: Mod, score: Score) -> None:
+    """Check that the gradient of the score is the derivative of the form of a score_mod.
+
+    Raises:
+        NotReadable: it is something else.
+    """
+    words = f"the gradient of the score is not the derivative of {forward.text()}"
+    node = joint.results[0]
+    if not isinstance(node, Node):
+        raise refused(joint, words)
+    factor, slopes, shown = 1.0, 0, set[tuple[object, bool]]()
+    tanh = None if score.tanh is None else forward.token(score.tanh)
+    while node is not joint.gradient:
+        name, inner = op_name(node), [source for source in node.all_input_nodes if source in joint.of_gradient]
+        if len(inner) != 1:
+            raise refused(joint, words)
+        if name in CASTS and _is_exact(joint, node):
+            pass
+        elif name == "aten::neg":
+            factor = -factor
+        elif name == "aten::where" and (kept := _kept_where(joint, node)) is not None:
+            shown.add(kept)
+        elif tanh is not None and _multiplied_by_slope(joint, node, inner[0]) == tanh:
+            slopes += 1
+        elif name in ("aten::mul", "aten::div") and _number(joint, node, inner[0]):
+            number = _number(joint, node, inner[0])
+            factor = factor * number if name == "aten::mul" else factor / number
+        else:
+            raise refused(joint, words)
+        node = inner[0]
+    hidden = {(forward.token(part.node), not part.where) for part in score.hidden}
+    if shown != hidden or slopes != (score.tanh is not None):
+        raise refused(joint, words)
+    if not math.isclose(factor, score.factor, rel_tol=CLOSE):
+        raise refused(joint, words)
+
+
+@dataclass(frozen=True)
+class TensorGradient:
+    """The gradient of one tensor that a score_mod reads, as a function of the gradient of the bias.
+
+    Attributes:
+        joint: the joint graph of the score_mod.
+        output: its gradient of the tensor.
+        gradient: the gradient of the tensor in the graph around, which this one takes the place of.
+        given: nodes of the graph around by the nodes of the joint graph that do not depend on the gradient.
+        hidden: nodes that clear gradients of hidden scores, whose bias has a gradient of 0 already.
+    """
+
+    joint: Mod
+    output: Node
+    gradient: Node
+    given: Mapping[Node, Node]
+    hidden: frozenset[Node]
+
+    @staticmethod
+    def of(
+        joint: Mod, number: int, gradient: Node, conditions: Sequence[tuple[object, bool]], bias: Node,
+        write: Callable[[Node], Node],
+    ) -> TensorGradient:  # fmt: skip
+        """Read the gradient of tensor `number` of a score_mod.
+
+        Args:
+            conditions: by which scores are hidden, as tokens, with their values for scores that are seen.
+            bias: what is added to the scores, four dimensions.
+            write: writes a node of the joint graph for all scores into the graph around.
+
+        Raises:
+            NotReadable: it is not linear in the gradient of the score, or depends on more than the bias does.
+        """
+        output = joint.results[5 + number]
+        words = f"the gradient of {joint.name_of(number)}"
+        if not isinstance(output, Node) or output not in joint.of_gradient:
+            raise refused(joint, f"{words} is not that of what is added to the score")
+        path = [node for node in joint.behind(output) if node in joint.of_gradient and node is not joint.gradient]
+        scattered = _after_scatter(path)
+        hidden, given = set[Node](), dict[Node, Node]()
+        for node in path:
+            if op_name(node) == "aten::where" and _kept_where(joint, node) in conditions:
+                hidden.add(node)
+                continue
+            if not _is_linear(joint, node, node in scattered):
+                raise refused(joint, f"{words} is computed by {op_name(node)} ({joint.text(node)})")
+            for source in _free(joint, node):
+                given[source] = write(source)
+            if node not in scattered:
+                _check_axes(joint, node, given, bias, words)
+        value: Tensor = output.meta["val"]
+        if output not in scattered and value.dim():
+            raise refused(joint, f"{words} is a tensor for each score")
+        return TensorGradient(joint, output, gradient, given, frozenset(hidden))
+
+    def put(self, emitter: Emitter, of_bias: Node, before: Node) -> tuple[Node, Node]:
+        """The gradient that the graph reads, and the node that takes its place.
+
+        Args:
+            of_bias: the gradient of the bias, [B or 1, H or 1, Q or 1, K or 1], of the bias's size.
+        """
+        free = list(self.given)
+        path = [node for node in self.joint.behind(self.output) if node in self.joint.of_gradient]
+        dtype = self.gradient.meta["val"].dtype
+        scattered = _after_scatter(path)
+
+        def computed(of_bias: Tensor, *tensors: Tensor) -> Tensor:
+            values: dict[Node, Any] = dict(zip(free, tensors, strict=True))
+            for node in path:
+                if node is self.joint.gradient:
+                    values[node] = of_bias
+                elif node in self.hidden:
+                    (source,) = (source for source in node.all_input_nodes if source in self.joint.of_gradient)
+                    values[node] = values[source]
+                else:
+                    args, kwargs = tree_map_only(Node, values.__getitem__, (node.args, node.kwargs))
+                    values[node] = _computed(node, args, kwargs)
+            found: Tensor = values[self.output]
+            if self.output not in scattered:
+                found = found.sum()
+            return found.to(dtype).contiguous()
+
+        given = (of_bias, *(self.given[node] for node in free))
+        return self.gradient, emitter.inline(computed, given, before=before, like=self.gradient)
+
+
+def _computed(node: Node, args: Any, kwargs: Any) -> Tensor:
+    """One step, for all scores at once; conversions of single gradients to 16 bits are left out."""
+    if op_name(node) == SCATTER:
+        return scattered(*args)
+    if op_name(node) in CASTS and not node.meta["val"].dim():
+        found: Tensor = args[0]
+        return found
+    assert callable(node.target)
+    result: Tensor = node.target(*args, **kwargs)
+    return result
+
+
+def scattered(shape: Sequence[int], indices: Sequence[Tensor], values: Tensor) -> Tensor:
+    """Sums of the values of all scores by the places at which their score_mod reads a tensor.
+
+    Args:
+        shape: of the tensor.
+        indices: one for each of its dimensions: integers of four dimensions, which broadcast together.
+        values: of four dimensions, which broadcast to the scores.
+    """
+    size = torch.broadcast_shapes(*(index.shape for index in indices))
+    along = [dim for dim in range(4) if not _is_one(size[dim])]
+    rest = [dim for dim in range(4) if dim not in along and not _is_one(values.shape[dim])]
+    if rest:
+        values = values.sum(rest, keepdim=True)
+    places = []
+    for index, n in zip(indices, shape, strict=True):
+        inside = torch.where(index < 0, index + n, index).clamp(0, n - 1)  # hidden scores may name any place
+        places.append(inside)
+    zeros = values.new_zeros(list(shape))
+    return zeros.index_put(tuple(places), values, accumulate=True)
+
+
+def _is_one(size: Any) -> bool:
+    return sizes.static(size) == 1
+
+
+def _after_scatter(path: Sequence[Node]) -> frozenset[Node]:
+    """The nodes of a path that are, or are computed from, sums over all scores."""
+    found = set[Node]()
+    for node in path:
+        if op_name(node) == SCATTER or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return frozenset(found)
+
+
+def _is_linear(joint: Mod, node: Node, is_sum: bool) -> bool:
+    """Whether a node is linear in the gradients that it reads, and of one number, or of sums over all scores."""
+    name, read = op_name(node), [source for source in node.all_input_nodes if source in joint.of_gradient]
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor) or not value.dtype.is_floating_point or (value.dim() and not is_sum):
+        return False
+    if name == SCATTER:
+        return read == [node.args[2]]
+    if name in CASTS:
+        return _is_exact(joint, node)
+    if name in _TENSORWISE:
+        return is_sum and len(read) == 1
+    if name in ("aten::add", "aten::sub"):
+        args = bind(node)
+        return args["self"] in joint.of_gradient and args["other"] in joint.of_gradient
+    if name == "aten::mul":
+        return len(read) == 1 and node.args[0] is not node.args[1]
+    if name == "aten::div":
+        return read == [node.args[0]] and bind(node).get("rounding_mode") is None
+    if name == "aten::where":
+        return _kept_where(joint, node) is not None
+    return name == "aten::neg"
+
+
+def _free(joint: Mod, node: Node) -> Iterator[Node]:
+    """The nodes that a node reads and that do not depend on the gradient."""
+    return (source for source in node.all_input_nodes if source not in joint.of_gradient)
+
+
+def _check_axes(joint: Mod, node: Node, given: Mapping[Node, Node], bias: Node, words: str) -> None:
+    """Raise where a factor of a gradient differs along a dimension along which the bias does not."""
+    own = bias.meta["val"].shape
+    for source in _free(joint, node):
+        value = given[source].meta["val"]
+        if isinstance(value, Tensor) and value.dim() == 4:
+            wide = [dim for dim in range(4) if _is_one(own[dim]) and not _is_one(value.shape[dim])]
+            if wide:
+                raise refused(joint, f"{words} depends on more than what is added to the score")
+
+
+def _is_exact(joint: Mod, node: Node) -> bool:
+    """Whether a conversion keeps what kernels compute: to the dtype of the query, to float32, or no conversion."""
+    own, dtype = joint.dtype, node.meta["val"].dtype
+    return dtype in (own, torch.float32)
+
+
+def _others(node: Node, source: Node) -> list[Any]:
+    return [arg for arg in node.args if arg is not source]
+
+
+def _number(joint: Mod, node: Node, inner: Node) -> float:
+    """The number by which a gradient is multiplied or divided; 0 where that is not known."""
+    by = _others(node, inner)
+    if len(by) != 1 or node.kwargs or (op_name(node) == "aten::div" and inner is not node.args[0]):
+        return 0.0
+    return scalar(joint, by[0]) or 0.0
+
+
+def _kept_where(joint: Mod, node: Node) -> tuple[object, bool] | None:
+    """The condition of a choice between a gradient and 0, as a token, and its value where the gradient is kept."""
+    args = bind(node)
+    condition, then, other = (args[name] for name in ("condition", "self", "other"))
+    sides = [(then in joint.of_gradient, other), (other in joint.of_gradient, then)]
+    zero = [scalar(joint, rest) == 0.0 for is_gradient, rest in sides if is_gradient]
+    if condition in joint.of_gradient or zero != [True]:
+        return None
+    return joint.token(condition), sides[0][0]
+
+
+def _multiplied_by_slope(joint: Mod, node: Node, source: Node) -> object:
+    """The hyperbolic tangent t, as a token, where a node multiplies its source by 1 - t * t; None for other nodes."""
+    if op_name(node) == "aten::tanh_backward":
+        return joint.token(node.args[1]) if source is node.args[0] else None
+    by = _others(node, source)
+    return _slope_of(joint, by[0]) if op_name(node) == "aten::mul" and len(by) == 1 else None
+
+
+def _slope_of(joint: Mod, node: Any) -> object:
+    """The hyperbolic tangent t of 1 - t * t, as a token; None where a node is something else."""
+    if not isinstance(node, Node):
+        return None
+    if op_name(node) == "aten::sub" and not node.kwargs:
+        one, square = node.args
+    elif op_name(node) == "aten::rsub" and not node.kwargs:
+        square, one = node.args[:2]
+    else:
+        return None
+    if scalar(joint, one) != 1.0 or not isinstance(square, Node):
+        return None
+    if op_name(square) == "aten::mul" and square.args[0] is square.args[1]:
+        return joint.token(square.args[0])
+    if op_name(square) == "aten::pow" and square.args[1] == 2:
+        return joint.token(square.args[0])
+    return None
