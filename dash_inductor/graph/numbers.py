@@ -19,3 +19,11 @@ def rounded(number: float, dtype: torch.dtype) -> float | None:
             return float(torch.tensor(number, dtype=torch.float64, device="cpu").to(dtype).item())
         except (RuntimeError, OverflowError):
             return None
+
+
+def holds_all(dtype: torch.dtype, of: torch.dtype) -> bool:
+    """Whether every number of the floating-point dtype `of` is a number of a dtype; no integer dtype has all."""
+    if not dtype.is_floating_point:
+        return False
+    have, want = torch.finfo(dtype), torch.finfo(of)
+    return have.eps <= want.eps and have.max >= want.max and have.smallest_normal <= want.smallest_normal

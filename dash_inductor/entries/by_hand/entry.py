@@ -22,13 +22,14 @@ from ...errors import described
 from ...graph import sizes
 from ...graph.drafts import Drafts, users
 from ...graph.nodes import Argument, bind, op_name
+from ...graph.numbers import holds_all
 from ...model.mask import Band
 from ...model.plan import Kept
 from ...model.reasons import Reason
 from .. import math_path
 from ..attention import Attention, Backward, Forward, Found, Inputs, Refusal, Sink, View
 from ..repeat_kv import Unused
-from .labels import CAST, is_float, keeps_precision, shape_of
+from .labels import CAST, is_float, shape_of
 from .masks import ONLY_READ, mask_of, must_be_read
 from .places import Reader, Result, Roles
 from .scores import PRODUCTS, NotAttention, Stuck, find_scores
@@ -341,7 +342,7 @@ def _check_roundings(values: Values) -> None:
         if op_name(node) != CAST or not is_float(node) or not is_float(node.args[0]):
             continue
         dtype = node.meta["val"].dtype
-        if own is not None and not keeps_precision(dtype, own):
+        if own is not None and not holds_all(dtype, own):
             raise Stuck(node, f"rounds to {str(dtype).removeprefix('torch.')}, where the operands are {own}")
 
 

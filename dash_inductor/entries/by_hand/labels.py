@@ -61,13 +61,6 @@ def shows_bits(node: Node) -> bool:
     return node.target is torch.ops.aten.view.dtype
 
 
-def keeps_precision(dtype: torch.dtype, of: torch.dtype) -> bool:
-    """Whether all numbers of the dtype `of` are numbers of a dtype, so that rounding to it is the rounding of mixed
-    precision at most.
-    """
-    return torch.promote_types(dtype, of) == dtype
-
-
 class Atoms:
     """The atoms of one attention."""
 

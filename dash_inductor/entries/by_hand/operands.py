@@ -8,9 +8,10 @@ import torch
 from torch.fx import Node
 
 from ...graph.nodes import op_name
+from ...graph.numbers import holds_all
 from ...graph.sizes import static
 from .known import Known
-from .labels import CAST, Atom, Dimension, Labels, is_float, keeps_precision, shape_of
+from .labels import CAST, Atom, Dimension, Labels, is_float, shape_of
 from .scores import constant_factor
 from .value import Operand, Value
 
@@ -60,7 +61,7 @@ def name_operand(values: Known, kind: Operand, node: Node) -> None:
 def _keeps_operands(values: Known, node: Node) -> bool:
     """Whether a conversion of an operand loses nothing that kernels have."""
     own = values.dtype
-    return own is not None and is_float(node) and keeps_precision(node.meta["val"].dtype, own)
+    return own is not None and is_float(node) and holds_all(node.meta["val"].dtype, own)
 
 
 def new_dimension(node: object, dim: int) -> Dimension:

@@ -16,10 +16,11 @@ from ...graph import sizes
 from ...graph.drafts import Drafts, users
 from ...graph.emit import Emitter
 from ...graph.nodes import Argument, op_name
+from ...graph.numbers import holds_all
 from ...model.call import Order
 from ..attention import Axes
 from ..repeat_kv import find_repeat
-from .labels import CAST, Atom, Atoms, Dimension, Labels, broadcast, keeps_precision, shape_of, stride_of, strides
+from .labels import CAST, Atom, Atoms, Dimension, Labels, broadcast, shape_of, stride_of, strides
 from .scores import Stuck, constant_factor
 from .value import Kind, Operand, Value
 from .values import Values
@@ -348,7 +349,7 @@ class Reader:
             if len(readers) != 1:
                 return
             (user,) = readers
-            if op_name(user) == CAST and (own is None or not keeps_precision(user.meta["val"].dtype, own)):
+            if op_name(user) == CAST and (own is None or not holds_all(user.meta["val"].dtype, own)):
                 return
             labels = self.values.atoms.through(user, value.labels) if user.op == "call_function" else None
             factor = constant_factor(user) if user.op == "call_function" else None
