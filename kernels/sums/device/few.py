@@ -57,7 +57,7 @@ def sum_chunks(
                 for r in range(rows):
                     of_row = tl.sum(tl.where((key == r)[:, None], rest, 0.0), 0)
                     total += tl.where(row[:, None] == r, of_row[None, :], 0.0)
-    part = PARTS + (b * chunks + chunk) * rows * columns + row[:, None] * columns + column[None, :]
+    part = PARTS + ((b * chunks + chunk) * rows + row[:, None]) * columns + column[None, :]
     tl.store(part, total, mask=(row < rows)[:, None] & inside[None, :])
 
 
