@@ -31,7 +31,9 @@ MOST = 2**31 - 2**11
 
 def check_sizes(rows: int, values: Tensor, keys: Tensor) -> None:
     """Raise ArgumentError for more rows, values [batch, n, columns] or keys [n] than the kernels can number."""
-    for name, number in (("rows", rows), ("values", values.shape[1]), ("keys", keys.shape[0])):
+    batch, count, columns = values.shape
+    numbers = {"rows": rows, "batch": batch, "values": count, "columns": columns, "keys": keys.shape[0]}
+    for name, number in numbers.items():
         if number > MOST:
             raise ArgumentError(name, number, f"at most {MOST}")
 

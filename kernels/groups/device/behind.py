@@ -23,4 +23,4 @@ def fill_behind(
         for start in range(first_column, columns, BLOCK):
             column = start + tl.arange(0, BLOCK)
             nothing = tl.full([BLOCK], float("nan"), tl.float32).to(OUT.dtype.element_ty)
-            tl.store(OUT + row * out_rows + column, nothing, mask=column < columns)
+            tl.store(OUT + tl.cast(row, tl.int64) * out_rows + column, nothing, mask=column < columns)
