@@ -1,4 +1,4 @@
-"""Tensors whose elements lie far apart in memory that is reserved, and taken page by page where something is written."""
+"""Tensors whose elements lie far apart in reserved memory, of which pages are taken where something is written."""
 
 from __future__ import annotations
 
