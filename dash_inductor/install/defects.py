@@ -38,6 +38,11 @@ class _Compile:
             node = match.output_nodes()[0]
             self.met[defects.UNCHECKED_ATTENTION, node.name] = str(node.target), ""
 
+    def accept(self, match: Any) -> None:
+        """Take the last match for what it seems to be, whatever its place was compared with before."""
+        self.open = None
+        self.met.pop((defects.UNCHECKED_ATTENTION, match.output_nodes()[0].name), None)
+
 
 _HERE: ContextVar[_Compile | None] = ContextVar("dash_inductor_defects", default=None)
 
@@ -145,7 +150,7 @@ def _comparing(register: Callable[..., bool], active: Callable[[], bool]) -> Cal
         def compared(match: Any) -> bool:
             found = _HERE.get()
             if found is not None:
-                found.open = None  # all numbers are the same
+                found.accept(match)
             return bool(check(match))
 
         def matched(match: Any) -> None:
