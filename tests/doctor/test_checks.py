@@ -91,7 +91,7 @@ def unknown_torch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch, "__version__", "2.99.0")
 
 
-@breaks(machine.pytorch_defects, OK, "(pytorch#17). It loses sums. Under deterministic algorithms")
+@breaks(machine.pytorch_defects, OK, "has a silent error (pytorch#17). It loses sums.")
 def a_defect(patch: pytest.MonkeyPatch) -> None:
     known = Defect("lost", ((2, 10), (2, 99)), (17,), "It loses sums.", "They are kept.")
     patch.setattr(machine, "DEFECTS", (known, replace(known, versions=((2, 0), (2, 1)))))
