@@ -21,6 +21,7 @@ import _dash_inductor_state as state
 from .. import _switch
 from ..model.architectures import SAME_AS, WORKERS
 from ..upstream import compat, probe
+from ..upstream.defects import DEFECTS
 from ..upstream.seams import SEAMS
 from ..version import __version__
 from .findings import Check, Seen, Severity
@@ -218,7 +219,18 @@ def caches() -> Iterator[Seen]:
             yield OK, f"{folder}, {free / 2**30:.0f} GiB free", ""
 
 
+def pytorch_defects() -> Iterator[Seen]:
+    """Silent errors of the installed PyTorch's compiler, and what is done about them."""
+    found = [defect for defect in DEFECTS if defect.applies]
+    if not found:
+        yield OK, f"no silent error is known of the compiler of torch {torch.__version__}", ""
+    for defect in found:
+        reports = ", ".join(f"pytorch#{number}" for number in defect.reports)
+        what = f"torch {torch.__version__} has a silent error ({reports}). {defect.what}"
+        yield OK, what, f"Nothing: under deterministic algorithms dash_inductor keeps out of it. {defect.remedy}"
+
+
 CHECKS: tuple[Check, ...] = (
-    package, torch_version, triton_version, probes, entry_point, hook, gpu, compilers, caches,
+    package, torch_version, triton_version, pytorch_defects, probes, entry_point, hook, gpu, compilers, caches,
     attention_libraries,
 )  # fmt: skip

@@ -6,7 +6,7 @@ allocate in that way, and those of PyTorch write all of what they return, with f
 operators runs, the fill is off.  A graph with any other operator, such as one of the program's own, keeps it.
 
 Zeros for results without a gradient, which autograd hands to the backward of any graph, are not filled first either,
-and where the graph only reads them, many zeros take no memory.
+and where kernels of their own device alone read them, many zeros take no memory.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from ..upstream import seams
 
 ALL_WRITTEN = "dash_inductor_all_written"
 """An attribute of a compiled graph: all operators in it are known to write all of their results."""
+ONE_DEVICE = "dash_inductor_one_device"
+"""An attribute of a compiled graph: only kernels of its own device are known to read a tensor."""
 
 
 def install(active: Callable[[], bool]) -> None:
@@ -29,17 +31,20 @@ def install(active: Callable[[], bool]) -> None:
 
 
 def _reading(generate: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
-    """Reads the operators of a graph before its code is generated, and notes the answer in the compiled graph."""
+    """Reads the operators of a graph before its code is generated, and notes the answers in the compiled graph."""
 
     def generate_and_note(gm: Any, *args: Any, **kwargs: Any) -> Any:
-        written = False
+        known: list[str] = []
         if _is_off() and active():
             from ..graph.fully_written import all_written
+            from ..graph.one_device import stays_on_its_device
 
-            written = all_written(gm)
+            known = [
+                name for name, holds in ((ALL_WRITTEN, all_written), (ONE_DEVICE, stays_on_its_device)) if holds(gm)
+            ]
         compiled = generate(gm, *args, **kwargs)
-        if written:
-            setattr(compiled, ALL_WRITTEN, True)
+        for name in known:
+            setattr(compiled, name, True)
         return compiled
 
     return generate_and_note
@@ -72,10 +77,13 @@ def _supplying(post_compile: Callable[..., Any], active: Callable[[], bool]) -> 
 
 
 def _only_reads(backward: Any) -> bool:
-    """Whether a graph has only operators of which it is known what they write, and none of them writes to an input."""
+    """Whether a graph has only operators of which it is known what they write, and that read on one device, and none
+    of them writes to an input.
+    """
     from ..upstream.inductor import writes_inputs
 
-    return getattr(backward, ALL_WRITTEN, False) and not writes_inputs(backward)
+    is_known = getattr(backward, ALL_WRITTEN, False) and getattr(backward, ONE_DEVICE, False)
+    return is_known and not writes_inputs(backward)
 
 
 def _is_off() -> bool:

@@ -25,7 +25,7 @@ from ..errors import UnsupportedVersionError
 from ..graph import arguments
 from ..observers import active
 from ..upstream import compat, partitioner, probe, seams
-from . import alerts, barriers, blocks, cache_key, carried_records, clockless, embeddings, fill
+from . import alerts, barriers, blocks, cache_key, carried_records, clockless, defects, embeddings, fill
 
 log = logging.getLogger("dash_inductor")
 
@@ -87,6 +87,7 @@ def install() -> None:
     barriers.install(lambda: rewriter() is not None)
     alerts.install(lambda: rewriter() is not None)
     fill.install(lambda: rewriter() is not None)
+    defects.install(lambda: rewriter() is not None)
     embeddings.install(lambda: rewriter() is not None)
     partitioner.install()
     cache_key.install(lambda: rewriter() is not None)

@@ -14,6 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .index_sums import check_sizes
+
 _lib = torch.library.Library("dash_inductor", "FRAGMENT")
 _lib.define(
     "few_sums(Tensor? base, Tensor values, Tensor keys, SymInt rows) -> Tensor", tags=(torch.Tag.flexible_layout,)
@@ -35,6 +37,7 @@ def _on_cpu(base: Tensor | None, values: Tensor, keys: Tensor, rows: int) -> Ten
 def _on_cuda(base: Tensor | None, values: Tensor, keys: Tensor, rows: int) -> Tensor:
     from ..kernels.sums.few import add_few
 
+    check_sizes(rows, values, keys)
     return add_few(base, values, keys, rows)
 
 

@@ -25,8 +25,17 @@ _lib.define(
 )
 index_sums = torch.ops.dash_inductor.index_sums.default
 
-MOST = 2**31 - 2
-"""Rows at most, and entries: keys and places are 32 bits wide."""
+MOST = 2**31 - 2**11
+"""Rows at most, and entries: keys and places are 32 bits wide, also those behind the last entry of a chunk."""
+
+
+def check_sizes(rows: int, values: Tensor, keys: Tensor) -> None:
+    """Raise ArgumentError for more rows, values [batch, n, columns] or keys [n] than the kernels can number."""
+    batch, count, columns = values.shape
+    numbers = {"rows": rows, "batch": batch, "values": count, "columns": columns, "keys": keys.shape[0]}
+    for name, number in numbers.items():
+        if number > MOST:
+            raise ArgumentError(name, number, f"at most {MOST}")
 
 
 def _fake(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:
@@ -45,9 +54,7 @@ def _on_cpu(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, ro
 def _on_cuda(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:
     from ..kernels.sums.launch import add_segments
 
-    for name, number in (("rows", rows), ("values", values.shape[1]), ("keys", keys.shape[0])):
-        if number > MOST:
-            raise ArgumentError(name, number, f"at most {MOST}")
+    check_sizes(rows, values, keys)
     return add_segments(base, values, keys, order, rows)
 
 

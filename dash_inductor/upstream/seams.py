@@ -111,6 +111,12 @@ FINISH_FUNCTION = Seam(f"{_AUTOGRAD}.runtime_wrappers", "RuntimeWrapper.post_com
 """Puts the outermost wrapper around what runs a graph, an autograd function where that has a backward."""
 LOAD_PACKAGE = Seam("torch._dynamo.package", "CompilePackage.initialize", "the precompile cache")
 STORE_PACKAGE = Seam("torch._dynamo.package", "CompilePackage.cache_entry", "the precompile cache")
+FUSE_MIXED_ORDER = Seam("torch._inductor.scheduler", "MixOrderReduction.can_fuse", "sums that Inductor would lose")
+"""Whether two reductions of the scheduler become one kernel, along rows and along columns."""
+FUSE_MORE = Seam("torch._inductor.scheduler", "FusedMixOrderReductions.can_fuse_with", FUSE_MIXED_ORDER.purpose)
+"""Whether a node joins such a kernel."""
+REGISTER_PATTERN = Seam("torch._inductor.pattern_matcher", "register_replacement", "attention that Inductor mistakes")
+"""Registers what Inductor searches for in graphs, and what it puts there."""
 PARTITIONED_TARGET = Seam("torch._functorch.partitioners", "get_aten_target", "what a backward computes again")
 """The operator of a node, by which the partitioner decides."""
 PARTITIONED_SIZE = Seam("torch._functorch.partitioners", "_size_of", "what a backward computes again")
@@ -119,6 +125,6 @@ PARTITIONED_SIZE = Seam("torch._functorch.partitioners", "_size_of", "what a bac
 SEAMS = (
     JOINT_PASSES, RUN_JOINT_PASSES, RUN_PRE_GRAD_PASSES, GENERATE, SCAN_SPLITS, GENERATE_KERNEL, READ_BUFFER,
     ALERT, DEFINE_USER_KERNEL, KERNEL_META, TIME_CONFIGURATIONS, COMPILE_GRAPH, DECOMPOSITIONS, CACHE_DETAILS,
-    MAKE_ENTRY, LOAD_ENTRY, FINISH_GRAPH, FINISH_FUNCTION, LOAD_PACKAGE, STORE_PACKAGE, PARTITIONED_TARGET,
-    PARTITIONED_SIZE,
+    MAKE_ENTRY, LOAD_ENTRY, FINISH_GRAPH, FINISH_FUNCTION, LOAD_PACKAGE, STORE_PACKAGE, FUSE_MIXED_ORDER,
+    FUSE_MORE, REGISTER_PATTERN, PARTITIONED_TARGET, PARTITIONED_SIZE,
 )  # fmt: skip

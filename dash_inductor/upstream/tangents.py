@@ -24,7 +24,8 @@ def supply_zeros(compiled: Callable[..., Any], only_reads: Callable[[Any], bool]
     plain ones.
 
     Args:
-        only_reads: whether a compiled backward, None before its first call, is known to write to none of its inputs.
+        only_reads: whether a compiled backward, None before its first call, is known to do no more with its inputs than
+            to read them on their device.
     """
     function = getattr(compiled, "__self__", None)
     if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):

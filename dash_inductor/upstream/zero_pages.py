@@ -1,6 +1,7 @@
 """Zeros that take no memory: one page of them, which the CUDA driver maps to address after address.
 
-Such zeros can be read and not written.  All addresses lead to the same page, so reads come from the L2 cache.
+Such zeros can be read and not written, and by their own device alone.  All addresses lead to the same page, so reads
+come from the L2 cache.
 """
 
 from __future__ import annotations

@@ -236,11 +236,13 @@ def _render(
     values = templates.compile_time_values(
         plan, tiles, site.call, sizes, even=even, interpret=interpret, sums_keys=extra.get("ORDERED", True)
     )
-    constants = {"INDEX_DTYPE": "tl.int32"} | extra | values
     arguments: list[str] = []
 
     def def_kernel(*names: str) -> str:
-        arguments.extend((*names, output, *(["ws_ptr"] if "ws_ptr" in text else [])))
+        tensors = (*names, output)
+        arguments.extend((*tensors, *(["ws_ptr"] if "ws_ptr" in text else [])))
+        is_wide = any(_last(shapes[name][0], strides.get(name)) >= 1 << 31 for name in tensors)
+        constants = {"INDEX_DTYPE": f"tl.int{64 if is_wide else 32}"} | extra | values
         head = f"import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef kernel({', '.join(arguments)}):\n"
         return head + "".join(f"    {name}: tl.constexpr = {value}\n" for name, value in constants.items())
 
@@ -264,6 +266,11 @@ def _render(
     )
     types = tuple("*i32" if name == "ws_ptr" else shapes[name][1] for name in arguments)
     return Rendered(rendered, tuple(arguments), types, programs, tiles)
+
+
+def _last(shape: Sequence[int], strides: Sequence[int] | None) -> int:
+    """The offset of a tensor's last element, by which Inductor too chooses the dtype of indices."""
+    return sum((size - 1) * step for size, step in zip(shape, strides or _contiguous(shape), strict=True))
 
 
 def _contiguous(shape: Sequence[int]) -> list[int]:

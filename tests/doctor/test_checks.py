@@ -11,6 +11,7 @@ import sys
 import types
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from dash_inductor.doctor.libraries import attention_libraries
 from dash_inductor.doctor.machine import Gpu
 from dash_inductor.eager.determinism import DETERMINISTIC
 from dash_inductor.upstream import compat, probe
+from dash_inductor.upstream.defects import Defect
 
 OK, NOTE, WARNING, ERROR = Severity
 H100 = Gpu("NVIDIA H100", "sm_90")
@@ -87,6 +89,12 @@ def stale_metadata(patch: pytest.MonkeyPatch) -> None:
 @breaks(machine.torch_version, WARNING, "torch 2.99.0 is not tested")
 def unknown_torch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch, "__version__", "2.99.0")
+
+
+@breaks(machine.pytorch_defects, OK, "has a silent error (pytorch#17). It loses sums.")
+def a_defect(patch: pytest.MonkeyPatch) -> None:
+    known = Defect("lost", ((2, 10), (2, 99)), (17,), "It loses sums.", "They are kept.")
+    patch.setattr(machine, "DEFECTS", (known, replace(known, versions=((2, 0), (2, 1)))))
 
 
 @breaks(machine.triton_version, ERROR, "triton is not installed")

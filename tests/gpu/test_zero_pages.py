@@ -188,3 +188,23 @@ def test_threads() -> None:
         thread.join()
     assert len(found) == 15
     assert all(torch.equal(bits(a), bits(b)) for each in found for a, b in zip(each, expected, strict=True))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_backward_on_two_gpus_gets_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tangents go from the one to the other, which may not read the page."""
+    monkeypatch.setattr(zero_pages, "_RANGES", ranges := list[tuple[int, int]]())
+
+    def program(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        logits = (x.sin() * 2).to("cuda:0")
+        return logits, (y * y).sum() + logits.cos().sum()
+
+    x = torch.randn(4096, 4096, device="cuda:1", requires_grad=True)
+    y = torch.randn(64, device="cuda:0", requires_grad=True)
+    function = torch.compile(program)
+    found = [torch.autograd.grad(function(x, y)[1], [x, y]) for _ in range(3)]
+    expected = torch.autograd.grad(program(x, y)[1], [x, y])
+    for gradients in found:
+        assert all(torch.equal(a, b) for a, b in zip(gradients, found[0], strict=True))
+        torch.testing.assert_close(gradients, expected)
+    assert not ranges

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from dash_inductor.config import config
-from dash_inductor.install.fill import ALL_WRITTEN, _only_reads
+from dash_inductor.graph import one_device
+from dash_inductor.install.fill import ALL_WRITTEN, ONE_DEVICE, _only_reads
 from dash_inductor.upstream import zero_pages
 
 from ..support.mapped_memory import CpuPage
@@ -227,6 +228,17 @@ def test_backwards_with_operators_of_the_program_get_memory(pages: list[bool]) -
     library._destroy()
 
 
+def test_backwards_that_read_elsewhere_get_memory(pages: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a backward on two devices does."""
+    monkeypatch.setattr(one_device, "stays_on_its_device", lambda gm: False)
+    x = torch.randn(8, 8, requires_grad=True)
+    function = torch.compile(lambda x: (x.sin(), x.cos()))
+    for _ in range(3):
+        (found,) = torch.autograd.grad(function(x)[1].sum(), x)
+    torch.testing.assert_close(found, -x.sin())
+    assert not pages
+
+
 def test_a_kept_graph_with_zeros_that_take_no_memory(pages: list[bool]) -> None:
     """Other results are without a gradient every time."""
     x = torch.randn(8, 8, requires_grad=True)
@@ -239,14 +251,19 @@ def test_a_kept_graph_with_zeros_that_take_no_memory(pages: list[bool]) -> None:
     assert pages == [True] * 2 * 7
 
 
+KNOWN = {ALL_WRITTEN: True, ONE_DEVICE: True}
+
+
 @pytest.mark.parametrize(
     ("about", "found"),
     [
         ({}, False),
-        ({ALL_WRITTEN: True}, False),  # it does not say what it writes
-        ({ALL_WRITTEN: True, "mutated_inputs": {"primals_1"}}, False),
+        ({**KNOWN}, False),  # it does not say what it writes
+        ({**KNOWN, "mutated_inputs": {"primals_1"}}, False),
         ({"mutated_inputs": set()}, False),
-        ({ALL_WRITTEN: True, "mutated_inputs": set()}, True),
+        ({ALL_WRITTEN: True, "mutated_inputs": set()}, False),
+        ({ONE_DEVICE: True, "mutated_inputs": set()}, False),
+        ({**KNOWN, "mutated_inputs": set()}, True),
     ],
 )
 def test_what_is_known_to_write_to_no_input(about: dict[str, Any], found: bool) -> None:

@@ -103,7 +103,7 @@ def write_walks(
 def _kinds_of(kinds, block, kv, blocks, n_kv):
     """The kinds of the kv tiles for a row block; EMPTY if there is no such row block."""
     inside = (kv >= 0) & (kv < n_kv) & (block >= 0) & (block < blocks)
-    return tl.load(kinds + kv * blocks + block, mask=inside, other=0).to(tl.int32)
+    return tl.load(kinds + kv.to(tl.int64) * blocks + block, mask=inside, other=0).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["kv_len", "blocks", "n_kv", "q_tiles"])

@@ -15,10 +15,10 @@ def fill_behind(
     """
     last = tl.load(OFFSETS + groups - 1)
     if DIM == 0:
-        first_row, first_column = last.to(tl.int32), 0
+        first_row, first_column = last.to(tl.int64), tl.cast(0, tl.int64)
     else:
-        first_column = last.to(tl.int32)
-        first_row = tl.where(first_column < columns, 0, rows)
+        first_column = last.to(tl.int64)
+        first_row = tl.where(first_column < columns, 0, rows).to(tl.int64)
     for row in range(first_row + tl.program_id(0), rows, PROGRAMS):
         for start in range(first_column, columns, BLOCK):
             column = start + tl.arange(0, BLOCK)

@@ -124,6 +124,9 @@ class Arguments(NamedTuple):
         if tables * p.n_q * p.n_kv >= 1 << 31 or max(p.n_q, p.n_kv) > 1 << TILE_BITS:
             raise ArgumentError("tables, q tiles, kv tiles", (tables, p.n_q, p.n_kv), "fewer: a table has no room")
         vectors, placed = layout(call.traits), call.traits.placed
+        numbers = p.batch * max(vectors.QUERIES * p.q_len, vectors.KEYS * p.kv_len)
+        if numbers >= 1 << 31:
+            raise ArgumentError("numbers of queries or keys", numbers, "fewer than 2**31: offsets have 32 bits")
         shapes = (
             (p.batch, vectors.QUERIES, p.q_len),
             (p.batch, vectors.KEYS, p.kv_len),

@@ -259,6 +259,8 @@ class _State:
         built = self.kernels
         q_tiles = self.batch * self.q_heads * work.n_q
         self.tile_rows = tile_rows = q_tiles * tiles.block_q
+        if tile_rows >= 1 << 31:
+            raise ArgumentError("query", tuple(q_shape), "fewer than 2**31 rows: TMA counts them in 32 bits")
         kv_tiles = self.batch * self.kv_heads * work.n_kv if group > 1 else 0
         counters = q_tiles + kv_tiles + 1
         accumulator = tile_rows * built.columns

@@ -34,9 +34,10 @@ def add_to_sum(
     if ADDS:
         places = tl.arange(0, BLOCK_Q * BLOCK_KV)
         row = sums.SUMS + q_tile.to(tl.int64) * tl.cdiv(kv_len, BLOCK_KV) * (BLOCK_Q * BLOCK_KV)
-        tile = row + kv * (BLOCK_Q * BLOCK_KV)
+        tile = row + tl.cast(kv, keys.numbers.dtype) * (BLOCK_Q * BLOCK_KV)
         if wanted & (sums.begins == 0):
-            prefetch(row + later * (BLOCK_Q * BLOCK_KV) + tl.arange(0, BLOCK_Q * BLOCK_KV // 16) * 16, BUILD.INTERPRET)
+            ahead = row + tl.cast(later, keys.numbers.dtype) * (BLOCK_Q * BLOCK_KV)
+            prefetch(ahead + tl.arange(0, BLOCK_Q * BLOCK_KV // 16) * 16, BUILD.INTERPRET)
         before = tl.load(tile + places, mask=(places >= 0) & (sums.begins == 0), other=0.0)
         total = tl.math.fma(p, dp, by_pairs(before, BLOCK_Q, BLOCK_KV))
         if sums.ends:

@@ -37,12 +37,18 @@ def head_of(operand, b, h):
 
 
 @triton.jit
+def columns_of(rows, BLOCK: tl.constexpr):
+    """0 .. BLOCK - 1 in the dtype of the numbers of rows, which holds every offset: columns may be far apart."""
+    return tl.arange(0, BLOCK).to(rows.numbers.dtype)
+
+
+@triton.jit
 def load_tile(matrix, rows, DIM: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
     """`rows` of a matrix with DIM columns as a [rows, BLOCK] tile; their tokens are the rows themselves.
 
     Zeros stand for rows outside first .. end-1, which are not read (EVEN: there are none), and for further columns.
     """
-    cols = tl.arange(0, BLOCK)
+    cols = columns_of(rows, BLOCK)
     inside = (rows.numbers >= rows.first) & (rows.numbers < rows.end)
     ptrs = matrix.start + rows.numbers[:, None] * matrix.strides[0] + cols[None, :] * matrix.strides[1]
     if EVEN and DIM == BLOCK:
@@ -58,7 +64,7 @@ def load_tile(matrix, rows, DIM: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.con
 @triton.jit
 def load_chosen(matrix, rows, chosen, DIM: tl.constexpr, BLOCK: tl.constexpr):
     """As `load_tile`, the tokens of the rows that are `chosen` (booleans, one per row); no other is read."""
-    cols = tl.arange(0, BLOCK)
+    cols = columns_of(rows, BLOCK)
     ptrs = matrix.start + rows.tokens[:, None] * matrix.strides[0] + cols[None, :] * matrix.strides[1]
     if DIM == BLOCK:
         return tl.load(ptrs, mask=chosen[:, None], other=0.0)
@@ -285,7 +291,7 @@ def load_sums(lse, queries, q_len, TILE: tl.constexpr, SCORE: tl.constexpr):
     sums = load_rows(lse, queries, float("inf"), TILE.EVEN_Q)
     if SCORE.HAS_BIAS:
         sums = tl.where(sums == float("-inf"), float("inf"), sums)
-        second = Operand(lse.start + q_len * lse.strides[0], lse.strides)
+        second = Operand(lse.start + tl.cast(q_len, queries.numbers.dtype) * lse.strides[0], lse.strides)
         return sums, load_rows(second, queries, 0.0, TILE.EVEN_Q)
     else:
         return sums * 1.4426950408889634, sums

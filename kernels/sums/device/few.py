@@ -57,7 +57,7 @@ def sum_chunks(
                 for r in range(rows):
                     of_row = tl.sum(tl.where((key == r)[:, None], rest, 0.0), 0)
                     total += tl.where(row[:, None] == r, of_row[None, :], 0.0)
-    part = PARTS + (b * chunks + chunk) * rows * columns + row[:, None] * columns + column[None, :]
+    part = PARTS + ((b * chunks + chunk) * rows + row[:, None]) * columns + column[None, :]
     tl.store(part, total, mask=(row < rows)[:, None] & inside[None, :])
 
 
@@ -71,9 +71,10 @@ def add_parts(
     """
     program = tl.program_id(0)
     group, other = program % groups, program // groups
+    size = tl.cast(size, tl.int64)
     blocks = tl.cdiv(size, BLOCK)
     at = other % blocks * BLOCK + tl.arange(0, BLOCK)
-    b = (other // blocks).to(tl.int64)
+    b = other // blocks
     inside = at < size
     total = tl.zeros([BLOCK], tl.float32)
     for i in range(group * GROUP, tl.minimum((group + 1) * GROUP, count)):

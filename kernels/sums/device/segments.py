@@ -89,7 +89,7 @@ def _entry(VALUES, KEYS, ORDER, n, count, rows, values_n, values_c, column, insi
     place = tl.cast(n, tl.int64)
     if HAS_ORDER:
         place = tl.load(ORDER + n, mask=there, other=0).to(tl.int64)
-    value = tl.load(VALUES + place * values_n + column * values_c, mask=inside & (key < rows), other=0)
+    value = tl.load(VALUES + place * values_n + column.to(tl.int64) * values_c, mask=inside & (key < rows), other=0)
     return key, value
 
 

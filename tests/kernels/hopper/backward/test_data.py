@@ -161,6 +161,14 @@ def test_tables_without_room_are_refused() -> None:
             Arguments.of(Call(MASKS["codes"], 1.0), data.described(), closed("spt", Band(0), q_len, 200, batch), CPU)
 
 
+def test_vectors_whose_offsets_need_more_than_32_bits_are_refused() -> None:
+    data, _ = sample(MASKS["codes"])
+    for q_len, kv_len in (64, 16 << 10), (16 << 10, 64):
+        walk = closed("spt", Band(0), q_len, kv_len, 1 << 17)
+        with pytest.raises(ArgumentError, match="numbers of queries or keys"):
+            Arguments.of(Call(MASKS["codes"], 1.0), data.described(), walk, CPU)
+
+
 @pytest.mark.parametrize("drops", [False, True])
 def test_extras(drops: bool) -> None:
     """Operands first, in the order in which the call names them; then codes and tables."""
