@@ -19,10 +19,11 @@ import torch
 
 import _dash_inductor_state as _state
 
-from .. import _switch
+from .. import _switch, failures
 from ..config import config
-from ..errors import UnsupportedVersionError
+from ..errors import SiteKeptError, UnsupportedVersionError
 from ..graph import arguments
+from ..graph.undo import Undo
 from ..observers import active
 from ..upstream import compat, partitioner, probe, seams
 from . import alerts, barriers, blocks, cache_key, carried_records, clockless, embeddings, fill
@@ -43,12 +44,20 @@ class JointPass:
         runner = rewriter()
         if runner is None:
             return 0
-        with _dumped(graph):
-            changed = runner.rewrite_graph(graph)
-            if active.watching_graphs():
-                from ..observers.in_graphs import insert
+        undo = Undo(graph)
+        try:
+            with _dumped(graph):
+                changed = runner.rewrite_graph(graph)
+                if active.watching_graphs():
+                    from ..observers.in_graphs import insert
 
-                changed = insert(graph) or changed
+                    changed = insert(graph) or changed
+        except SiteKeptError:
+            raise
+        except Exception as error:
+            failures.caught(seams.JOINT_PASSES.purpose, error)
+            undo.restore()
+            changed = True
         return int(changed)
 
 
@@ -77,6 +86,7 @@ def install() -> None:
         )
     from . import precompile  # derives from a class that the probe has just found
 
+    failures.recorders.append(_record)
     seams.JOINT_PASSES.value().append(JointPass())
     seams.RUN_PRE_GRAD_PASSES.wrap(_making_calls_fusable)
     seams.RUN_JOINT_PASSES.wrap(_recording_what_no_pass_sees)
@@ -97,6 +107,15 @@ def install() -> None:
         lower_operators()
 
 
+def _record(what: str, error: str) -> None:
+    """Leave a record of an error outside of rewrites, in the graph that is being compiled."""
+    from ..model.reasons import Reason
+    from ..records.publication import publish
+    from ..records.records import Record
+
+    publish([Record("install", what, "", "kept", Reason.INTERNAL_ERROR, error)], "")
+
+
 def lower_operators() -> None:
     """Let Inductor lower our operators: a saved graph may hold them in a process in which no graph was rewritten."""
     _loaded()
@@ -107,14 +126,25 @@ def _making_calls_fusable(run: Callable[..., Any]) -> Callable[..., Any]:
 
     def run_on_fusable_calls(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> torch.fx.GraphModule:
         if rewriter() is not None:
-            from ..entries.fusable import make_fusable
-
-            if make_fusable(gm.graph):
-                gm.recompile()
+            _make_fusable(gm)
         result: torch.fx.GraphModule = run(gm, *args, **kwargs)
         return result
 
     return run_on_fusable_calls
+
+
+def _make_fusable(gm: torch.fx.GraphModule) -> None:
+    from ..entries.fusable import make_fusable
+
+    undo = Undo(gm.graph)
+    try:
+        changed = make_fusable(gm.graph)
+    except Exception as error:
+        undo.restore()
+        changed = True
+        failures.caught(seams.RUN_PRE_GRAD_PASSES.purpose, error)
+    if changed:
+        gm.recompile()
 
 
 def _recording_what_no_pass_sees(run: Callable[..., Any]) -> Callable[..., Any]:
