@@ -1,6 +1,6 @@
-"""Unexpected errors of our own: a program compiles and runs as with plain PyTorch, and one warning says what to report.
+"""Unexpected errors of our own: a program compiles and runs as with plain PyTorch, and a record and a warning tell of it.
 
-Whoever catches such an error leaves the graph as it was, and leaves a record with the reason `internal_error`.
+Whoever catches such an error leaves the graph as it was.  The log line of a record is the warning (`records.publication`).
 """
 
 from __future__ import annotations
@@ -15,22 +15,8 @@ from .errors import described
 
 log = logging.getLogger("dash_inductor")
 
-_REPORT = (
-    "dash_inductor has met an unexpected error in %s, and leaves to plain PyTorch what it was doing: %s. This is a defect "
-    "of dash_inductor, and this warning is the only one of the process. Please report it with its traceback, the output "
-    "of `dash-inductor doctor` and, if you may share it, the folder that DASH_INDUCTOR_DUMP=<folder> writes. "
-    "DASH_INDUCTOR_STRICT=1 raises the error instead."
-)
-
-
 recorders: list[Callable[[str, str], None]] = []
 """Called with what was being done and with the error, where nobody else leaves a record: `install` has one."""
-
-
-class _Warned:
-    """Whether this process has been warned."""
-
-    yet = False
 
 
 def is_strict() -> bool:
@@ -38,21 +24,10 @@ def is_strict() -> bool:
     return config.strict or _state.strict_by_environment()
 
 
-def warn(what: str, about: str, error: Exception | None = None) -> None:
-    """Warn, for the first time in this process; later errors are logged at level DEBUG.
-
-    Args:
-        what: what was being done, in words.
-        about: the error, in words.
-        error: the error itself, for its traceback; None where it is gone.
-    """
-    level = logging.DEBUG if _Warned.yet else logging.WARNING
-    _Warned.yet = True
-    log.log(level, _REPORT, what, about, exc_info=error)
-
-
 def caught(what: str, error: Exception, *, recorded: bool = False) -> str:
     """Take note of an unexpected error while it is being handled; return it in words.
+
+    The log has its traceback at level DEBUG.
 
     Args:
         what: what was being done, in words.
@@ -64,10 +39,11 @@ def caught(what: str, error: Exception, *, recorded: bool = False) -> str:
     if is_strict():
         raise error
     text = described(error)
-    warn(what, text, error)
-    for record in () if recorded else recorders:
+    log.debug("an unexpected error in %s", what, exc_info=error)
+    if not recorded:
         try:
-            record(what, text)
+            for record in recorders:
+                record(what, text)
         except Exception as another:
-            log.debug("an error without a record: %s", text, exc_info=another)
+            log.warning("an unexpected error in %s: %s; please report it", what, text, exc_info=another)
     return text

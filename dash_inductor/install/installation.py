@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
@@ -30,6 +31,9 @@ from . import alerts, barriers, blocks, cache_key, carried_records, clockless, e
 
 log = logging.getLogger("dash_inductor")
 
+_recorded: weakref.WeakKeyDictionary[object, set[tuple[str, str]]] = weakref.WeakKeyDictionary()
+"""The errors of each compile that have a record: what was being done, and the error."""
+
 
 class JointPass:
     """The entry in Inductor's list of joint-graph passes.
@@ -41,11 +45,12 @@ class JointPass:
 
     def apply(self, graph: torch.fx.Graph) -> int:
         """Rewrite the graph; not 0 if it changed: Inductor sorts and recompiles it then."""
-        runner = rewriter()
-        if runner is None:
-            return 0
-        undo = Undo(graph)
+        undo = None
         try:
+            runner = rewriter()
+            if runner is None:
+                return 0
+            undo = Undo(graph)
             with _dumped(graph):
                 changed = runner.rewrite_graph(graph)
                 if active.watching_graphs():
@@ -56,8 +61,9 @@ class JointPass:
             raise
         except Exception as error:
             failures.caught(seams.JOINT_PASSES.purpose, error)
-            undo.restore()
-            changed = True
+            changed = undo is not None
+            if undo is not None:
+                undo.restore()
         return int(changed)
 
 
@@ -108,11 +114,17 @@ def install() -> None:
 
 
 def _record(what: str, error: str) -> None:
-    """Leave a record of an error outside of rewrites, in the graph that is being compiled."""
+    """Leave a record of an error outside of rewrites, in the graph that is being compiled; once, if it comes again."""
     from ..model.reasons import Reason
     from ..records.publication import publish
     from ..records.records import Record
+    from ..upstream.compilation import TracingContext
 
+    context = TracingContext.try_get()
+    known = set() if context is None else _recorded.setdefault(context, set())
+    if (what, error) in known:
+        return
+    known.add((what, error))
     publish([Record("install", what, "", "kept", Reason.INTERNAL_ERROR, error)], "")
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 
 from torch.fx import Node
 
-from .. import failures
 from ..errors import described
 from ..graph.emit import Emitter, erase_dead
 from ..graph.model_line import model_line
 from ..graph.nodes import op_name
 from ..records.records import Record
+
+log = logging.getLogger("dash_inductor")
+
 
 def has_failed(rewrite: str, node: Node) -> bool:
     """Whether an error has left the operator as it was."""
@@ -35,10 +38,10 @@ def replaced(
     try:
         made = make(emitter)
     except Exception as raised:
+        log.debug("%s", node, exc_info=raised)
         emitter.discard()
         node.meta[_mark(rewrite)] = True
         error = described(raised)
-        failures.warn(f"the rewrite {rewrite!r} of {node}", error, raised)
     else:
         for result, new in made.items():
             result.replace_all_uses_with(new)

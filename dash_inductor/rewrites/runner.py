@@ -82,9 +82,6 @@ def _publish(graph: Graph, results: Sequence[Result]) -> None:
         publish([result.record for result in results], "joint" if is_joint(graph) else "inference")
     except Exception as error:
         failures.caught("the publication of records", error)
-    for result in results:
-        if result.record.reason is Reason.INTERNAL_ERROR:
-            failures.warn(f"the rewrite {result.record.rewrite!r}", str(result.record))
 
 
 def _refuse(results: Sequence[Result]) -> None:

@@ -11,7 +11,6 @@ from typing import ClassVar
 import torch
 from torch.fx import Graph, Node
 
-from ... import failures
 from ...config import Config, config
 from ...entries.all import attentions
 from ...entries.attention import Attention, Found, NotReadable, Refusal
@@ -191,9 +190,8 @@ class _Reading:
         return self.reason in _ASKED_FOR
 
     def fail(self, error: Exception) -> None:
-        text = described(error)
-        failures.warn(f"the rewrite of attention {self.name}", text, error)
-        self.keep(Reason.INTERNAL_ERROR, text)
+        log.debug("site %s", self.name, exc_info=error)
+        self.keep(Reason.INTERNAL_ERROR, described(error))
 
     def record(self) -> SiteRecord:
         plan, facts, graph = self.match.plan if self.match else None, self.facts, self.graph
