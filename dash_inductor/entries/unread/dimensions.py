@@ -31,6 +31,11 @@ def relabelled(dim: Dim, labels: Labels) -> Dim:
     return tuple((size, own | labels) for size, own in dim)
 
 
+def only(dim: Dim, labels: Labels) -> Dim:
+    """A dimension with these of its labels alone."""
+    return tuple((size, own & labels) for size, own in dim)
+
+
 def plain_dims(node: Node, known: dict[Any, int]) -> Dims:
     """The dimensions of a tensor without labels."""
     found = (number_of(size, known) for size in shape_of(node))
@@ -129,7 +134,7 @@ def _expand(node: Node, dims: Dims, known: dict[Any, int]) -> Dims:
     )  # the new ones have no labels
 
 
-def _cut(node: Node, dims: Dims, known: dict[Any, int]) -> Dims:
+def cut(node: Node, dims: Dims, known: dict[Any, int]) -> Dims:
     """Some elements along dimensions whose sizes change."""
     own = plain_dims(node, known)
     return tuple(
@@ -159,7 +164,7 @@ _RULES: Mapping[str, Callable[[Node, Dims, dict[Any, int]], Dims]] = {
     "aten::squeeze": _squeeze,
     "aten::expand": _expand,
     "aten::select": _select,
-    **dict.fromkeys(("aten::slice", "aten::constant_pad_nd", "aten::index_select", "aten::narrow"), _cut),
+    **dict.fromkeys(("aten::slice", "aten::constant_pad_nd", "aten::index_select", "aten::narrow"), cut),
     **dict.fromkeys(("aten::view", "aten::_unsafe_view", "aten::reshape"), _view),
     **dict.fromkeys(("aten::clone", "aten::alias", "aten::detach", "aten::contiguous", "aten::flip", "aten::roll"), _same),
 }

@@ -33,28 +33,25 @@ def find(graph: Graph, known: Set[Node]) -> Iterator[Refusal]:
         known: the nodes of what entries have found.
     """
     of_backward = backward.of_backward(graph)
-    planes, constants, found = Planes(), set[Node](), set[Node]()
+    planes, found = Planes(), set[Node]()
     for node in graph.nodes:
         if node in of_backward or node.op != "call_function":
             continue
-        if all(source in constants for source in node.all_input_nodes):
-            constants.add(node)
-            continue
         planes.read(node)
-        for way in _ways(planes, node, constants):
-            nodes = {*way.after, way.normaliser, way.second}
+        for way in _ways(planes, node):
+            nodes = {*way.before, *way.after, way.normaliser, way.second}
             if nodes.isdisjoint(known) and found.isdisjoint({way.normaliser, way.second}):
                 yield _refusal(way, of_backward)
             found |= {way.normaliser, way.second}
 
 
-def _ways(planes: Planes, node: Node, constants: Set[Node]) -> Iterator[Way]:
+def _ways(planes: Planes, node: Node) -> Iterator[Way]:
     """The attentions that end at a node."""
     product = planes.products.get(node)
     if product is not None:
         for side, operand in enumerate(product.operands):
             plane = planes.of.get(operand)
-            if plane is not None and product.operands[1 - side] not in constants:
+            if plane is not None and product.operands[1 - side] not in planes.constants:
                 for label in _contracted(plane, product, side):
                     yield _way(planes, operand, label, plane.normal[label], node)
                     return
@@ -80,7 +77,7 @@ def _contracted(plane: Plane, product: Product, side: int) -> Iterator[Label]:
     batch = labels([pair for pair in product.kept if None not in pair])
     free = labels([pair for pair in product.kept if pair[1 - side] is None])
     summed = labels([pair for pair in product.contracted if None not in pair])
-    for label in sorted(summed & plane.normal.keys(), key=lambda label: (label[0], label[1])):
+    for label in sorted(summed & plane.normal.keys(), key=lambda label: (label[0], label[1]), reverse=True):  # the closest product
         rows = [other for other in batch | free if other[0] is label[0] and other[1] != label[1]]
         if not any(row in batch for row in rows) or any(row in free for row in rows):
             yield label

@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from ...graph.nodes import bind, is_elementwise, op_name
 from .dimensions import (
-    NO_LABELS, Dims, Label, Labels, broadcast, labels_of, plain_dims, relabelled, through,
+    NO_LABELS, Dims, Label, Labels, broadcast, cut, labels_of, only, plain_dims, relabelled, through,
 )  # fmt: skip
 from .products import Product, product_of, shape_of
 
@@ -56,16 +56,21 @@ class Planes:
         products: the products.
         contracted: the labels of the dimensions that products contract.
         divided: quotients of products by sums along what the products contract, with the labels of these.
+        constants: nodes that depend on no input of the graph.
     """
 
     of: dict[Node, Plane] = field(default_factory=dict)
     products: dict[Node, Product] = field(default_factory=dict)
     divided: dict[Node, Labels] = field(default_factory=dict)
+    constants: set[Node] = field(default_factory=set)
     contracted: dict[Node, Labels] = field(default_factory=dict)
     _numbers: dict[Any, int] = field(default_factory=dict)
 
     def read(self, node: Node) -> None:
         """Find out what a node is; those before it are known."""
+        if all(source in self.constants for source in node.all_input_nodes):
+            self.constants.add(node)
+            return
         name = op_name(node)
         planes = [self.of[source] for source in node.all_input_nodes if source in self.of]
         product = product_of(node)
@@ -101,14 +106,16 @@ class Planes:
             given = self.of.get(operand)
             if given is None:
                 continue
-            places = [pair[side] for pair in product.kept]
-            dims = [() if place is None else given.dims[place] for place in places]
+            shared = product.operands[1 - side] in self.of  # a matrix of weights may be repeated for a batch
+            alone = [None if shared and pair[1 - side] is not None else pair[side] for pair in product.kept]
+            dims = [() if place is None else given.dims[place] for place in alone]
             kept = labels_of(dims)
-            axes = {label[0] for label in kept if any(other[0] is label[0] and other != label for other in kept)}
-            if axes:
+            mixed = {label[0] for label in kept if any(other[0] is label[0] and other != label for other in kept)}
+            if mixed:
+                kept = frozenset(label for label in kept if label[0] in mixed)
                 plane = replace(
                     plane,
-                    dims=tuple(dim or own for dim, own in zip(dims, plane.dims, strict=True)),
+                    dims=tuple(only(dim, kept) or own for dim, own in zip(dims, plane.dims, strict=True)),
                     logs=given.logs & kept,
                     normal={label: by for label, by in given.normal.items() if label in kept},
                 )
@@ -126,15 +133,35 @@ class Planes:
         if given is not None and isinstance(node.meta.get("val"), Tensor):
             dims = through(node, given.dims, self._numbers)
             if dims is not None:
-                return replace(given, dims=dims)
+                return replace(given, dims=dims, **self._column(name, given, dims))
         if name == "" and given is not None:  # a result of several
             same = len(given.dims) == len(shape_of(node))
-            return given if same else None
+            return replace(given, dims=cut(node, given.dims, self._numbers)) if same else None
         if name in _SEVERAL:
             return given
         if not is_elementwise(node) or not isinstance(node.meta.get("val"), Tensor):
             return None
         return self._elementwise(name.removeprefix("aten::"), node)
+
+    def _column(self, name: str, given: Plane, dims: Dims) -> dict[str, Any]:
+        """The sum that one column of a product is, if the product multiplies a column of ones."""
+        if name not in ("aten::slice", "aten::select"):
+            return {}
+        sums = {
+            label: given.terms
+            for product, _ in given.labels - labels_of(dims)
+            if product in self.products and any(map(self._has_constants, self.products[product].operands))
+            for label in self.contracted.get(product, ())
+        }
+        return {"sums": sums} if sums else {}
+
+    def _has_constants(self, node: Node) -> bool:
+        """Whether a part of a tensor, or of the tensor of which it is a view, depends on no input."""
+        while op_name(node) in _VIEWS:
+            (node, *_) = node.all_input_nodes
+        return op_name(node) in ("aten::cat", "aten::constant_pad_nd") and (
+            len(node.all_input_nodes) < 2 or any(source in self.constants for source in node.all_input_nodes)
+        )
 
     def _elementwise(self, name: str, node: Node) -> Plane | None:
         operands = [self.of.get(arg) if isinstance(arg, Node) else None for arg in node.args]
@@ -202,12 +229,14 @@ class Planes:
         """A plane divided by a sum."""
         if one is None or by is None:
             return whole
-        outside = {label: terms for label, terms in by.sums.items() if label not in by.labels}
+        rank = max(len(one.dims), len(by.dims))
+        wide, narrow = (((),) * (rank - len(plane.dims)) + plane.dims for plane in (one, by))
+        along = labels_of([dim for dim, divisor in zip(wide, narrow, strict=True) if not divisor])
+        normal = {label: node for label, terms in by.sums.items() if label in along and terms & one.terms}
         labels = one.labels
-        normal = {label: node for label, terms in outside.items() if label in labels and terms & one.terms}
         after = NO_LABELS
-        for product in {label[0] for label in labels}:
-            after |= self.contracted.get(product, NO_LABELS) & outside.keys()
+        for product in {label[0] for label in labels - by.labels}:
+            after |= self.contracted.get(product, NO_LABELS) & by.sums.keys()
         if after:
             self.divided[node] = after
         return replace(whole, normal={**whole.normal, **normal})
@@ -318,4 +347,5 @@ _TRANSPARENT = frozenset({
 _SOFTMAXES = ("aten::_softmax", "aten::_safe_softmax", "aten::softmax", "aten::_log_softmax", "aten::log_softmax")
 _SUMS: Mapping[str, Form] = {"aten::sum": "sum", "aten::logsumexp": "log"}
 _REDUCTIONS = (*_SUMS, "aten::amax", "aten::amin", "aten::max", "aten::mean", "aten::prod")
+_VIEWS = ("aten::view", "aten::reshape", "aten::expand", "aten::clone", "aten::permute", "aten::unsqueeze")
 _SEVERAL = ("aten::native_dropout", "aten::split", "aten::split_with_sizes")

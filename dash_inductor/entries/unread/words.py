@@ -85,13 +85,13 @@ class Way:
             return "log_softmax and exp"
         if self.normaliser in (self.second, *self.after[-1:]) or self.second < self.normaliser:
             return "divided after the second product"
-        sums = [node for node in self.before if op_name(node) == "aten::sum"]
-        for node in sums:
-            for user in node.users:
-                if op_name(user) == "aten::add" and user in self.before:
-                    return ONE_MORE
         exponentials = [node for node in self.before if op_name(node) == "aten::exp"]
-        if exponentials and sums and any(source is not exponentials[-1] for node in sums for source in node.all_input_nodes):
+        behind = exponentials[-1:] or self.before[:1]
+        sums = [node for node in self.before if op_name(node) == "aten::sum" and not node < behind[0]]
+        for user in (user for node in sums for user in node.users if user in self.before):
+            if op_name(user) == "aten::add" and not _is_small(user.args[1]):
+                return ONE_MORE
+        if exponentials and any(source is not exponentials[-1] for node in sums for source in node.all_input_nodes):
             return "masked exponentials divided by their sum"
         return ""
 
@@ -99,6 +99,11 @@ class Way:
 def _divides(nodes: Sequence[Node]) -> bool:
     """Whether what follows is only the quotient of a softmax."""
     return not any(op_name(node) in ("aten::mul", "aten::div") and len(node.all_input_nodes) == 1 for node in nodes)
+
+
+def _is_small(added: object) -> bool:
+    """Whether a number only keeps a sum from being zero."""
+    return isinstance(added, (int, float)) and abs(added) < 0.01
 
 
 def _is_constant(node: Node) -> bool:
