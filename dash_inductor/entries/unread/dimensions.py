@@ -19,6 +19,8 @@ Dim = tuple[tuple[int, Labels], ...]
 Dims = tuple[Dim, ...]
 
 NO_LABELS: Labels = frozenset()
+_MOST = 16
+"""Labels of a part of a dimension."""
 
 
 def labels_of(dims: Sequence[Dim]) -> Labels:
@@ -28,7 +30,14 @@ def labels_of(dims: Sequence[Dim]) -> Labels:
 
 def relabelled(dim: Dim, labels: Labels) -> Dim:
     """A dimension with further labels."""
-    return tuple((size, own | labels) for size, own in dim)
+    return tuple((size, _latest(own | labels)) for size, own in dim)
+
+
+def _latest(labels: Labels) -> Labels:
+    """The labels of the latest products: sums of many layers would have those of all of them."""
+    if len(labels) <= _MOST:
+        return labels
+    return frozenset(sorted(labels)[-_MOST:])
 
 
 def only(dim: Dim, labels: Labels) -> Dim:
@@ -55,7 +64,7 @@ def _joined(one: Dim, other: Dim) -> Dim:
     if not one or not other or one == other:
         return one or other
     if [size for size, _ in one] == [size for size, _ in other]:
-        return tuple((size, a | b) for (size, a), (_, b) in zip(one, other, strict=True))
+        return tuple((size, _latest(a | b)) for (size, a), (_, b) in zip(one, other, strict=True))
     fine, coarse = (one, other) if len(one) >= len(other) else (other, one)
     return relabelled(fine, labels_of([coarse]))
 

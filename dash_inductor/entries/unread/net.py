@@ -103,6 +103,6 @@ def _way(planes: Planes, start: Node, label: Label, normaliser: Node, second: No
 
 
 def _refusal(way: Way, of_backward: Set[Node]) -> Refusal:
-    has_backward = backward.has_backward([way.normaliser, *way.after, way.second], of_backward)
+    has_backward = backward.has_backward([*way.before, way.normaliser, *way.after, way.second], of_backward)
     kept = Kept(Reason.UNSUPPORTED_OP, way.in_words())
     return Refusal(way.normaliser, OP, kept, has_backward, None, place=way.second)

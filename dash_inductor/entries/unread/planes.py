@@ -68,10 +68,10 @@ class Planes:
 
     def read(self, node: Node) -> None:
         """Find out what a node is; those before it are known."""
-        if all(source in self.constants for source in node.all_input_nodes):
+        name = op_name(node)
+        if name in _FILLED or all(source in self.constants for source in node.all_input_nodes):
             self.constants.add(node)
             return
-        name = op_name(node)
         planes = [self.of[source] for source in node.all_input_nodes if source in self.of]
         product = product_of(node)
         found = self._plane(name, node) if planes else None
@@ -347,5 +347,7 @@ _TRANSPARENT = frozenset({
 _SOFTMAXES = ("aten::_softmax", "aten::_safe_softmax", "aten::softmax", "aten::_log_softmax", "aten::log_softmax")
 _SUMS: Mapping[str, Form] = {"aten::sum": "sum", "aten::logsumexp": "log"}
 _REDUCTIONS = (*_SUMS, "aten::amax", "aten::amin", "aten::max", "aten::mean", "aten::prod")
+_FILLED = ("aten::full", "aten::full_like", "aten::ones", "aten::new_ones", "aten::new_full", "prims::iota")
+"""Operators of which inputs decide the sizes alone."""
 _VIEWS = ("aten::view", "aten::reshape", "aten::expand", "aten::clone", "aten::permute", "aten::unsqueeze")
 _SEVERAL = ("aten::native_dropout", "aten::split", "aten::split_with_sizes")
