@@ -1,6 +1,7 @@
-"""Unexpected errors of our own: a program compiles and runs as with plain PyTorch, and a record and a warning tell of it.
+"""Unexpected errors of our own: programs run as with plain PyTorch, and a record and a warning tell of the error.
 
-Whoever catches such an error leaves the graph as it was.  The log line of a record is the warning (`records.publication`).
+Whoever catches such an error leaves the graph as it was.  The log line of a record is the warning, see
+`records.publication`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A net for what no entry knows: attention by the names of operators and arguments, so that none is without a record."""
+"""A net for operators that no entry knows: attention by their names, their arguments and their shapes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ _WORD = re.compile(
     r"attn|attention|(?<![a-z])(sdpa|mha|mqa|gqa|mla|fmha|flash|flashmla|flashinfer)(?![a-z])", re.IGNORECASE
 )
 """What the name of an operator says that is attention."""
-_BESIDE = re.compile("norm|rope|rotary|mask|bias|cache|metadata|plan|schedule|quant|slope|alibi|padd?ing", re.IGNORECASE)
+_BESIDE = re.compile(
+    "norm|rope|rotary|mask|bias|cache|metadata|plan|schedule|quant|slope|alibi|padd?ing", re.IGNORECASE
+)
 """What the name of an operator says that works for attention, and is none."""
 _OF_MODULE = re.compile(r"attn|attention", re.IGNORECASE)
 _PYTORCH = frozenset({

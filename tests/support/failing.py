@@ -28,7 +28,13 @@ from dash_inductor.config import config
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import all_records, clear_sites
 from dash_inductor.rewrites import (
-    index_sums, indices, known_masks, pad_gemm, short_sums, sorted_values, tied_embeddings,
+    index_sums,
+    indices,
+    known_masks,
+    pad_gemm,
+    short_sums,
+    sorted_values,
+    tied_embeddings,
 )  # fmt: skip
 
 from .graphs import partition_with

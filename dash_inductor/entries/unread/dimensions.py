@@ -175,5 +175,7 @@ _RULES: Mapping[str, Callable[[Node, Dims, dict[Any, int]], Dims]] = {
     "aten::select": _select,
     **dict.fromkeys(("aten::slice", "aten::constant_pad_nd", "aten::index_select", "aten::narrow"), cut),
     **dict.fromkeys(("aten::view", "aten::_unsafe_view", "aten::reshape"), _view),
-    **dict.fromkeys(("aten::clone", "aten::alias", "aten::detach", "aten::contiguous", "aten::flip", "aten::roll"), _same),
+    **dict.fromkeys(
+        ("aten::clone", "aten::alias", "aten::detach", "aten::contiguous", "aten::flip", "aten::roll"), _same
+    ),
 }

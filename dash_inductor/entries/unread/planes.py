@@ -1,4 +1,4 @@
-"""What nodes of a graph are of the products before them: their dimensions, and along which of these they are normalised.
+"""What nodes of a graph are of the products before them: dimensions, and along which of these they are normalised.
 
 A plane is normalised along a dimension of a product if it is a quotient by a sum of itself along that dimension, or the
 exponential of a difference by the logarithm of such a sum.  Sums of squares, as norms of layers have them, are none.
@@ -15,7 +15,17 @@ from torch.fx import Node
 
 from ...graph.nodes import bind, is_elementwise, op_name
 from .dimensions import (
-    NO_LABELS, Dims, Label, Labels, broadcast, cut, labels_of, only, plain_dims, relabelled, through,
+    NO_LABELS,
+    Dims,
+    Label,
+    Labels,
+    broadcast,
+    cut,
+    labels_of,
+    only,
+    plain_dims,
+    relabelled,
+    through,
 )  # fmt: skip
 from .products import Product, product_of, shape_of
 
@@ -222,7 +232,7 @@ class Planes:
         if name not in _SUMS:
             return Plane(left)
         labels = labels_of([given.dims[dim] for dim in gone])
-        sums = {label: given.terms for label in labels} | ({} if given.form != "sum" else dict(given.sums))
+        sums = dict.fromkeys(labels, given.terms) | ({} if given.form != "sum" else dict(given.sums))
         return Plane(left, frozenset({node}), sums=sums, form=_SUMS[name])
 
     def quotient(self, node: Node, whole: Plane, one: Plane | None, by: Plane | None) -> Plane:
@@ -321,9 +331,8 @@ def _div(planes: Planes, node: Node, whole: Plane, operands: Operands) -> Plane:
     whole = replace(whole, normal=normal, **{"sums": {}, "form": "sum", **sums})
     if by.form != "sum":
         return whole
-    if one is None or not one.labels & by.sums.keys():
-        if one is None:
-            whole = replace(whole, sums=by.sums, form="inverse")
+    if one is None:
+        whole = replace(whole, sums=by.sums, form="inverse")
     return planes.quotient(node, whole, one, by)
 
 

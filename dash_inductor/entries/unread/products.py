@@ -1,4 +1,4 @@
-"""Products of two tensors, in whichever operator a graph has them: which dimensions they keep, and which they contract."""
+"""Products of two tensors, whichever operators compute them: which dimensions they keep, and which they contract."""
 
 from __future__ import annotations
 

@@ -20,7 +20,14 @@ _SIMPLE = frozenset({
 })  # fmt: skip
 _LOGS = ("aten::_log_softmax", "aten::log_softmax", "aten::log", "aten::logsumexp")
 _JOINED = ("aten::cat", "aten::constant_pad_nd")
-_CONSTANTS = ("aten::full", "aten::zeros", "aten::full_like", "aten::zeros_like", "aten::new_zeros", "aten::scalar_tensor")
+_CONSTANTS = (
+    "aten::full",
+    "aten::zeros",
+    "aten::full_like",
+    "aten::zeros_like",
+    "aten::new_zeros",
+    "aten::scalar_tensor",
+)
 
 
 @dataclass(frozen=True)
