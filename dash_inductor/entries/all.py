@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from torch.fx import Graph, Node
 
-from . import by_hand, flash_attn, flex_attention, sdpa, unknown, varlen
-from .attention import Entry, Found
+from .. import failures
+from ..graph.nodes import is_joint
+from ..model.plan import Kept
+from ..model.reasons import Reason
+from . import by_hand, flash_attn, flex_attention, sdpa, unknown, unread, varlen
+from .attention import Entry, Found, Refusal
 
 ENTRIES: tuple[Entry, ...] = (
     sdpa.find,
@@ -21,8 +26,26 @@ ENTRIES: tuple[Entry, ...] = (
 def attentions(graph: Graph) -> Iterator[Found]:
     """Every attention of a graph, by its entry; last what no entry knows."""
     known: set[Node] = set()
-    for find in ENTRIES:
-        for found in find(graph):
-            known.add(found.node)
-            yield found
-    yield from unknown.find(graph, known)
+    for find in (*ENTRIES, partial(unknown.find, known=known), partial(unread.find, known=known)):
+        try:
+            for found in find(graph):
+                known.update(_nodes(found))
+                yield found
+        except Exception as error:
+            yield _failure(graph, getattr(find, "func", find).__module__, error)
+
+
+def _nodes(found: Found) -> Iterator[Node]:
+    """The nodes that tell an attention from all others."""
+    yield found.node
+    if found.place is not None:
+        yield found.place
+    if isinstance(found, Refusal):
+        yield from found.of_line
+
+
+def _failure(graph: Graph, name: str, error: Exception) -> Refusal:
+    """The refusal of all that an entry would have found, had it not failed."""
+    text = failures.caught(f"{name}.find", error, recorded=True)
+    kept = Kept(Reason.INTERNAL_ERROR, text)
+    return Refusal(graph.output_node(), name, kept, is_joint(graph), None, everywhere=True)

@@ -24,6 +24,7 @@ from torch.fx import Graph, Node
 from ..config import config
 from ..graph import sizes
 from ..upstream.attention import scaled_dot_product_attention
+from ..upstream.tensors import is_functorch_wrapped
 
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 CALLS = (F.scaled_dot_product_attention, scaled_dot_product_attention)
@@ -41,9 +42,16 @@ def make_fusable(graph: Graph) -> bool:
 
 
 def _is_replaced_on(call: Node) -> bool:
-    """Whether calls on its device are replaced, and all of its tensors are known."""
+    """Whether calls on its device are replaced, and all of its tensors are known.
+
+    Those of a transform of `torch.func` (`vmap`, `grad`) are not: they have the sizes and strides that the transform
+    shows, and nothing can be computed of them once it has ended.
+    """
     tensors = _tensors(call)
-    if len(tensors) < 3 or not all(isinstance(_value(node), Tensor) for node in (*tensors.values(), call)):
+    values = [_value(node) for node in (*tensors.values(), call)]
+    if len(tensors) < 3 or not all(isinstance(value, Tensor) for value in values):
+        return False
+    if any(is_functorch_wrapped(value) for value in values):
         return False
     device = _value(call).device.type
     return device == "cuda" or (device == "cpu" and config.cpu != "off")

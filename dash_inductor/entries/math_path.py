@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from ..graph import sizes
+from ..graph import backward, sizes
 from ..graph.nodes import op_name
 from ..model.plan import Kept
 from ..model.reasons import Reason
@@ -45,12 +45,14 @@ def find(graph: Graph) -> Iterator[Found]:
             with_backward.add(number)
         forward.setdefault(_call(node, "source_fn_stack"), []).append(node)
         with_backward.add(_call(node, "fwd_source_fn_stack"))
+    of_backward = backward.of_backward(graph) if softmax else frozenset()
     for number, nodes in softmax.items():
         call = _call(nodes[0], "source_fn_stack")
         value = nodes[0].meta.get("val")
         if isinstance(value, Tensor):
             same = nodes if call is None else forward[call]
-            has_backward = number in with_backward or (call is not None and call in with_backward)
+            by_name = number in with_backward or (call is not None and call in with_backward)
+            has_backward = by_name or backward.has_backward(nodes, of_backward)
             yield _refusal(nodes, value, same, has_backward)
 
 

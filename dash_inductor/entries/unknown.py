@@ -1,13 +1,16 @@
-"""A net for what no entry knows: backwards of attention by name or arguments, so that none is without a record."""
+"""A net for operators that no entry knows: attention by their names, their arguments and their shapes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
+from torch import Tensor
 from torch.fx import Graph, Node
 
+from ..graph import sizes
+from ..graph.model_line import model_line
 from ..graph.nodes import bind, called, op_name
 from ..model.plan import Kept
 from ..model.reasons import Reason
@@ -20,24 +23,110 @@ _GRADIENTS = {"do", "dout", "d_out", "dO", "grad_out", "grad_output", "grad"}
 _LOGSUMEXPS = {"lse", "softmax_lse", "logsumexp", "log_sum_exp", "L", "M"}
 """Arguments of a backward whose name says nothing: besides query, key and value, it reads one of each."""
 
+_WORD = re.compile(
+    r"attn|attention|(?<![a-z])(sdpa|mha|mqa|gqa|mla|fmha|flash|flashmla|flashinfer)(?![a-z])", re.IGNORECASE
+)
+"""What the name of an operator says that is attention."""
+_BESIDE = re.compile(
+    "norm|rope|rotary|mask|bias|cache|metadata|plan|schedule|quant|slope|alibi|padd?ing", re.IGNORECASE
+)
+"""What the name of an operator says that works for attention, and is none."""
+_OF_MODULE = re.compile(r"attn|attention", re.IGNORECASE)
+_PYTORCH = frozenset({
+    "aten", "prims", "prim", "inductor", "inductor_prims", "rngprims", "higher_order", "_c10d_functional",
+    "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem", "_dtensor", "torchvision", "quantized",
+    "quantized_decomposed", "dash_inductor", "profiler", "debugprims", "mkldnn", "onednn", "streams", "fsdp",
+})  # fmt: skip
+"""Namespaces of which entries know all operators of attention."""
+
 
 def find(graph: Graph, known: Set[Node]) -> Iterator[Refusal]:
-    """The calls of operators that are backwards of attention by their names or arguments, but those that are known."""
+    """The calls of operators that are attention by their names, arguments or shapes, but those that are known.
+
+    A forward beside its backward has no refusal of its own.
+    """
+    backwards = [node for node in graph.nodes if node not in known and _is_backward(node)]
+    for node in backwards:
+        yield _refusal(node, op_name(node), has_backward=True)
+    read = {_source(source) for node in (*backwards, *known) for source in node.all_input_nodes}
     for node in graph.nodes:
-        name = op_name(node)
-        if not name or node in known or name.startswith(OURS) or not (_by_name(name) or _by_arguments(node)):
+        if node in known or not _is_forward(node):
             continue
-        yield Refusal(node, name, Kept(Reason.UNSUPPORTED_OP, name), True, tensors_of(_operands(node)))
+        shared = sum(_source(source) in read for source in node.all_input_nodes)
+        if shared < 3 and node not in read and read.isdisjoint(node.users):
+            yield _refusal(node, f"unknown operator: {op_name(node)}", has_backward=False)
 
 
-def _by_name(name: str) -> bool:
-    return bool(_ATTENTION.search(name) and _BACKWARD.search(name))
+def _refusal(node: Node, detail: str, *, has_backward: bool) -> Refusal:
+    kept = Kept(Reason.UNSUPPORTED_OP, detail)
+    return Refusal(node, op_name(node), kept, has_backward, tensors_of(_operands(node)))
 
 
-def _by_arguments(node: Node) -> bool:
+def _is_backward(node: Node) -> bool:
+    name = op_name(node)
+    if not name or name.startswith(OURS):
+        return False
+    by_name = bool(_ATTENTION.search(name) and _BACKWARD.search(name))
+    return by_name or _reads_of_backward(node)
+
+
+def _reads_of_backward(node: Node) -> bool:
     names = _arguments(node)
-    reads = any(names >= set(qkv) for qkv in _NAMES)
-    return reads and not names.isdisjoint(_GRADIENTS) and not names.isdisjoint(_LOGSUMEXPS)
+    return _reads_qkv(names) and not names.isdisjoint(_GRADIENTS) and not names.isdisjoint(_LOGSUMEXPS)
+
+
+def _is_forward(node: Node) -> bool:
+    """Whether an operator of no namespace of PyTorch's is attention.
+
+    Its own name says so, or the names of its arguments, the module that calls it, or shapes that are those of nothing
+    else.  A name of a norm, a rotation or a cache says that it is none.
+    """
+    namespace, _, name = op_name(node).partition("::")
+    operator = called(node)
+    if operator is None or namespace in _PYTORCH or _BESIDE.search(name) or _BACKWARD.search(name):
+        return False
+    if _WORD.search(name) or _reads_qkv(_arguments(node)):
+        return bool(_tensors(node))
+    length_of_keys = _by_shapes(node)
+    in_attention = bool(_OF_MODULE.search(model_line([node])[1]))
+    return length_of_keys is not None and (in_attention or length_of_keys)
+
+
+def _by_shapes(node: Node) -> bool | None:
+    """Whether shapes are [.., L, D], [.., S, D], [.., S, Dv] to [.., L, Dv] with other keys than queries; None if not.
+
+    The same tensors in all places are False: elementwise operators have these, too.
+    """
+    found, result = _tensors(node), node.meta.get("val")
+    result = result[0] if isinstance(result, (tuple, list)) and result else result
+    if len(found) < 3 or not isinstance(result, Tensor):
+        return None
+    query, key, value = (tensor.shape for tensor in found[:3])
+    if not len(query) == len(key) == len(value) == result.dim() >= 3:
+        return None
+    fits = (
+        sizes.same(query[-1], key[-1])
+        and sizes.same(key[-2], value[-2])
+        and sizes.same_all(result.shape, (*query[:-1], value[-1]))
+    )
+    return not sizes.same(query[-2], key[-2]) if fits else None
+
+
+def _tensors(node: Node) -> Sequence[Tensor]:
+    """The tensors of floats among an operator's arguments, in their order."""
+    values = [source.meta.get("val") for source in node.all_input_nodes]
+    return [value for value in values if isinstance(value, Tensor) and value.dtype.is_floating_point]
+
+
+def _reads_qkv(names: Set[str]) -> bool:
+    return any(names >= set(qkv) for qkv in _NAMES)
+
+
+def _source(node: Node) -> Node:
+    """The node of which another one is a copy or a view."""
+    while op_name(node) in ("aten::clone", "aten::alias", "aten::detach", "aten::view", "aten::permute"):
+        (node, *_) = node.all_input_nodes
+    return node
 
 
 def _operands(node: Node) -> list[Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
@@ -19,15 +20,19 @@ import torch
 
 import _dash_inductor_state as _state
 
-from .. import _switch
+from .. import _switch, failures
 from ..config import config
-from ..errors import UnsupportedVersionError
+from ..errors import SiteKeptError, UnsupportedVersionError
 from ..graph import arguments
+from ..graph.undo import Undo
 from ..observers import active
 from ..upstream import compat, partitioner, probe, seams
 from . import alerts, barriers, blocks, cache_key, carried_records, clockless, defects, embeddings, fill
 
 log = logging.getLogger("dash_inductor")
+
+_recorded: weakref.WeakKeyDictionary[object, set[tuple[str, str]]] = weakref.WeakKeyDictionary()
+"""The errors of each compile that have a record: what was being done, and the error."""
 
 
 class JointPass:
@@ -40,15 +45,25 @@ class JointPass:
 
     def apply(self, graph: torch.fx.Graph) -> int:
         """Rewrite the graph; not 0 if it changed: Inductor sorts and recompiles it then."""
-        runner = rewriter()
-        if runner is None:
-            return 0
-        with _dumped(graph):
-            changed = runner.rewrite_graph(graph)
-            if active.watching_graphs():
-                from ..observers.in_graphs import insert
+        undo = None
+        try:
+            runner = rewriter()
+            if runner is None:
+                return 0
+            undo = Undo(graph)
+            with _dumped(graph):
+                changed = runner.rewrite_graph(graph)
+                if active.watching_graphs():
+                    from ..observers.in_graphs import insert
 
-                changed = insert(graph) or changed
+                    changed = insert(graph) or changed
+        except SiteKeptError:
+            raise
+        except Exception as error:
+            failures.caught(seams.JOINT_PASSES.purpose, error)
+            changed = undo is not None
+            if undo is not None:
+                undo.restore()
         return int(changed)
 
 
@@ -77,6 +92,7 @@ def install() -> None:
         )
     from . import precompile  # derives from a class that the probe has just found
 
+    failures.recorders.append(_record)
     seams.JOINT_PASSES.value().append(JointPass())
     seams.RUN_PRE_GRAD_PASSES.wrap(_making_calls_fusable)
     seams.RUN_JOINT_PASSES.wrap(_recording_what_no_pass_sees)
@@ -98,6 +114,21 @@ def install() -> None:
         lower_operators()
 
 
+def _record(what: str, error: str) -> None:
+    """Leave a record of an error outside of rewrites, in the graph that is being compiled; once, if it comes again."""
+    from ..model.reasons import Reason
+    from ..records.publication import publish
+    from ..records.records import Record
+    from ..upstream.compilation import TracingContext
+
+    context = TracingContext.try_get()
+    known = set() if context is None else _recorded.setdefault(context, set())
+    if (what, error) in known:
+        return
+    known.add((what, error))
+    publish([Record("install", what, "", "kept", Reason.INTERNAL_ERROR, error)], "")
+
+
 def lower_operators() -> None:
     """Let Inductor lower our operators: a saved graph may hold them in a process in which no graph was rewritten."""
     _loaded()
@@ -108,14 +139,25 @@ def _making_calls_fusable(run: Callable[..., Any]) -> Callable[..., Any]:
 
     def run_on_fusable_calls(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> torch.fx.GraphModule:
         if rewriter() is not None:
-            from ..entries.fusable import make_fusable
-
-            if make_fusable(gm.graph):
-                gm.recompile()
+            _make_fusable(gm)
         result: torch.fx.GraphModule = run(gm, *args, **kwargs)
         return result
 
     return run_on_fusable_calls
+
+
+def _make_fusable(gm: torch.fx.GraphModule) -> None:
+    from ..entries.fusable import make_fusable
+
+    undo = Undo(gm.graph)
+    try:
+        changed = make_fusable(gm.graph)
+    except Exception as error:
+        undo.restore()
+        changed = True
+        failures.caught(seams.RUN_PRE_GRAD_PASSES.purpose, error)
+    if changed:
+        gm.recompile()
 
 
 def _recording_what_no_pass_sees(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -55,8 +55,9 @@ class CompiledUnder(SystemInfo):
 
 def install() -> None:
     """Let packages of compiled functions note under which state they were compiled, and check it when loaded."""
-    seams.LOAD_PACKAGE.wrap(_checking)  # every load goes through this one,
-    seams.STORE_PACKAGE.wrap(_noting)  # and every store through this one
+    # every load goes through this one, where an error is a miss,
+    seams.LOAD_PACKAGE.wrap(_checking, let_through=Exception)
+    seams.STORE_PACKAGE.wrap(_noting, let_through=Exception)  # and every store through this one
 
 
 def _checking(initialize: Callable[..., None]) -> Callable[..., None]:

@@ -228,5 +228,8 @@ class Reason(Enum):
     INTERNAL_ERROR = (
         "internal_error",
         "Replacing this site failed unexpectedly: please report it.",
-        "Please report it.",
+        (
+            "Please report it with the traceback that the log has at level DEBUG, and with the output of "
+            "`dash-inductor doctor`. What the record names stays as PyTorch has it."
+        ),
     )

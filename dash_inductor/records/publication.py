@@ -26,10 +26,11 @@ _open: weakref.WeakKeyDictionary[TracingContext, GraphRecord] = weakref.WeakKeyD
 `torch.compiler.nested_compile_region`, are read one after another."""
 
 
-def publish(records: Sequence[AnyRecord], kind: Literal["joint", "inference"], origin: str = "compiled") -> None:
+def publish(records: Sequence[AnyRecord], kind: Literal["joint", "inference", ""], origin: str = "compiled") -> None:
     """Make the records of one graph visible everywhere, or of one that is nested in the graph being compiled.
 
-    `origin` is "eager" for a call in a program that is not compiled, which stands alone.
+    `kind` is "" where it is not known.  `origin` is "eager" for a call in a program that is not compiled, which stands
+    alone.
 
     `counters["dash_inductor"]` counts "replaced", "kept" and "kept_<reason>" of attention, and the same of other
     rewrites behind their name, as "embeddings_replaced"; the artifact "dash_sites" is JSON.

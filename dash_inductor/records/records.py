@@ -304,7 +304,7 @@ class GraphRecord:
     def joined(self, later: GraphRecord) -> GraphRecord:
         """`later` with the records of this graph, which is nested in it, in front of its own."""
         sites, others = (*self.sites, *later.sites), (*self.others, *later.others)
-        return dataclasses.replace(later, sites=sites, others=others)
+        return dataclasses.replace(later, kind=later.kind or self.kind, sites=sites, others=others)
 
     def as_dict(self) -> dict[str, object]:
         """Plain lists, strings and numbers only, for JSON; `from_dict` reads it back."""

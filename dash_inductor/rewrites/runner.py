@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch.fx import Graph
 
-from .. import _switch
+from .. import _switch, failures
 from ..config import config
 from ..graph.nodes import is_joint
 from ..model.reasons import Reason
 from ..records.publication import graph_text, publish, trace_text
 from ..records.records import SiteRecord
+from . import isolated
 from .all import REWRITES
 from .kept_error import kept_error
 from .rewrite import Result, Rewrite
@@ -28,6 +29,7 @@ def rewrite_graph(graph: Graph, rewrites: Sequence[Rewrite] = REWRITES) -> bool:
         Whether the graph was changed.
 
     Raises:
+        Exception: what a rewrite has raised, if `config.strict` is set.
         SiteKeptError: `config.strict` is set and a site was kept.  Sites that the program asked to keep do not count: a
             site on the CPU with ``config.cpu="off"``, where PyTorch's kernels are deterministic, and a forward without
             a backward with ``config.forward="keep"``.
@@ -35,7 +37,7 @@ def rewrite_graph(graph: Graph, rewrites: Sequence[Rewrite] = REWRITES) -> bool:
     if not _looks_at_graphs():
         return False
     before, nodes = graph_text(graph), list(graph.nodes)
-    results = [result for rewrite in rewrites if rewrite.is_on(config) for result in rewrite.apply(graph)]
+    results = list(isolated.apply(graph, rewrites))
     changed = nodes != list(graph.nodes)
     if results:
         trace_text("dash_graph_before", before)
@@ -62,7 +64,7 @@ def record_unseen(graphs: Sequence[Graph], cause: str, rewrites: Sequence[Rewrit
         return False
     found: list[Result] = []
     for graph in graphs:
-        results = [result for rewrite in rewrites if rewrite.is_on(config) for result in rewrite.leave(graph, cause)]
+        results = list(isolated.leave(graph, cause, rewrites))
         _publish(graph, results)
         found += results
     _refuse(found)
@@ -74,8 +76,12 @@ def _looks_at_graphs() -> bool:
 
 
 def _publish(graph: Graph, results: Sequence[Result]) -> None:
-    if results:
+    if not results:
+        return
+    try:
         publish([result.record for result in results], "joint" if is_joint(graph) else "inference")
+    except Exception as error:
+        failures.caught("the publication of records", error)
 
 
 def _refuse(results: Sequence[Result]) -> None:

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from .. import failures
 from .patches import replaced
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -45,10 +46,18 @@ class Seam:
         """The function or table, as PyTorch finds it now."""
         return getattr(*self._place())
 
-    def wrap(self, around: Around) -> None:
-        """Put `around(function)` in the place of the function, for good."""
+    def wrap(self, around: Around, *, let_through: type[Exception] | tuple[()] = ()) -> None:
+        """Put `around(function)` in the place of the function, for good.
+
+        An error of ours around PyTorch's function changes nothing: a call gives what PyTorch's function gives (see
+        `failures`).
+
+        Args:
+            let_through: errors that ours raises on purpose.
+        """
         owner, name = self._place()
-        setattr(owner, name, _like(inspect.getattr_static(owner, name), around(getattr(owner, name))))
+        guarded = _guarded(getattr(owner, name), around, self.purpose, let_through)
+        setattr(owner, name, _like(inspect.getattr_static(owner, name), guarded))
 
     def wrapped(self, around: Around) -> AbstractContextManager[None]:
         """Put `around(function)` in the place of the function inside a block."""
@@ -59,6 +68,45 @@ class Seam:
         path, _, name = self.attribute.rpartition(".")
         owner: Any = importlib.import_module(self.module)
         return operator.attrgetter(path)(owner) if path else owner, name
+
+
+class _Plain:
+    """A function of PyTorch, and what its last call has given."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.has_run = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            self.result = self.function(*args, **kwargs)
+        except BaseException as error:
+            self.error = error
+            raise
+        self.has_run = True
+        return self.result
+
+
+def _guarded(
+    function: Callable[..., Any], around: Around, purpose: str, let_through: type[Exception] | tuple[()]
+) -> Callable[..., Any]:
+    """`around(function)`, and after an error of ours the function alone."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        plain = _Plain(function)
+        try:
+            return around(plain)(*args, **kwargs)
+        except Exception as error:
+            if plain.error is not None and plain.error is not error:
+                raise plain.error from error
+            if plain.error is error or isinstance(error, let_through):
+                raise
+            failures.caught(purpose, error)
+            return plain.result if plain.has_run else function(*args, **kwargs)
+
+    return run
 
 
 def _like(plain: Any, ours: Callable[..., Any]) -> Any:

@@ -13,7 +13,7 @@ from torch.fx import Graph
 from dash_inductor.entries.all import attentions
 from dash_inductor.graph.nodes import op_name
 from dash_inductor.model.reasons import Reason
-from dash_inductor.records.records import FULL, sites
+from dash_inductor.records.records import FORWARD_ONLY, FULL, sites
 
 from ..support.graphs import Shape, capture, flash, joint_graph, rewrite_on, rewritten, step, tensors, trace
 
@@ -169,7 +169,73 @@ def test_what_an_entry_knows_is_found_once() -> None:
     assert list(attentions(graph)) == []
 
 
-def test_other_operators_of_such_libraries() -> None:
-    with capture(strict=True) as graphs, torch.no_grad():
+def test_a_forward_alone() -> None:
+    with capture() as graphs, torch.no_grad():
         graphs.compile(lambda q: forward(q, q, q))(torch.randn(2, 4, 40, 16))
-    assert list(sites()) == []
+    (record,) = sites()
+    assert (record.op, record.status, record.reason) == ("some_library::fused_attn_fwd", "kept", Reason.UNSUPPORTED_OP)
+    assert (record.detail, record.kind) == ("unknown operator: some_library::fused_attn_fwd", FORWARD_ONLY)
+
+
+QKV = [(2, 4, 40, 16)] * 3
+CROSS = [(2, 4, 40, 16), (2, 4, 24, 16), (2, 4, 24, 16)]
+LIBRARY = torch.library.Library("a_library", "DEF")
+
+
+class SelfAttention(torch.nn.Module):
+    def forward(self, operator: Any, *given: Tensor) -> Tensor:
+        found: Tensor = operator(*given)
+        return found
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.add_module(name, SelfAttention())
+        self.name = name
+
+    def forward(self, *given: Any) -> Tensor:
+        found: Tensor = getattr(self, self.name)(*given)
+        return found
+
+
+@pytest.mark.parametrize("graph_kind", ["inference", "training"])
+@pytest.mark.parametrize(
+    ("name", "arguments", "shapes", "module", "expected"),
+    [
+        ("sage_attn", "a b c", QKV, "block", True),
+        ("run_flash", "a b c", QKV, "block", True),
+        ("unified_attention", "x w", QKV[:2], "block", True),
+        ("mla_decode", "a b", QKV[:2], "block", True),
+        ("fused", "q k v", QKV, "block", True),
+        ("fused", "query key value scale", [*QKV, (1,)], "block", True),
+        ("fused", "a b c", CROSS, "block", True),
+        ("fused", "a b c", QKV, "self_attn", True),
+        ("fused", "a b c", QKV, "block", False),
+        ("fused", "a b c", [(40, 16), (24, 16), (24, 16)], "self_attn", False),  # a layer of two weights
+        ("flashy", "a b", QKV[:2], "block", False),
+        ("layer_norm", "x weight bias", [(2, 40, 16), (16,), (16,)], "self_attn", False),
+        ("apply_rotary", "q k cos sin", [*QKV, (2, 4, 40, 16)], "self_attn", False),
+        ("rope_attn", "q k v", QKV, "self_attn", False),
+        ("attn_norm", "q k v", QKV, "self_attn", False),
+        ("reshape_and_cache", "key value slots", QKV, "self_attn", False),
+        ("silu_mul", "gate up", QKV[:2], "block", False),
+        ("scan", "x dt a b", [(2, 40, 16)] * 4, "mixer", False),
+    ],
+)
+def test_forwards(
+    name: str, arguments: str, shapes: Any, module: str, expected: bool, graph_kind: str, request: Any
+) -> None:
+    """By the words of names, the names of arguments, shapes, and the modules that call them."""
+    own = f"{name}_{abs(hash(request.node.callspec.id)) % 1000000007}x"
+    made = f"{own}({', '.join(f'Tensor {each}' for each in arguments.split())}) -> Tensor"
+    LIBRARY.define(made)
+    torch.library.impl(LIBRARY, own, "CompositeExplicitAutograd")(lambda *given: given[0].clone())
+    torch.library.register_fake(f"a_library::{own}", lambda *given: torch.empty_like(given[0]), lib=LIBRARY)
+    operator = getattr(torch.ops.a_library, own)
+    given = [torch.randn(shape) for shape in shapes]
+    weight = torch.randn(16, requires_grad=graph_kind == "training")
+    layer = Layer(module)
+    with capture() as graphs, torch.set_grad_enabled(graph_kind == "training"):
+        graphs.compile(lambda *given: (layer(operator, *given) * weight).sum())(*given)
+    assert [record.op for record in sites()] == ([f"a_library::{own}"] if expected else [])

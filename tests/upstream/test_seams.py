@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from dash_inductor import failures
+from dash_inductor.config import config
 from dash_inductor.doctor import machine
 from dash_inductor.doctor.findings import Severity
 from dash_inductor.upstream.seams import SEAMS, Seam
@@ -98,3 +100,61 @@ def test_the_doctor_prints_them() -> None:
     _, (severity, text, _) = machine.hook()
     assert severity is Severity.OK
     assert text == f"takes part in PyTorch at {', '.join(seam.attribute for seam in SEAMS)}"
+
+
+@pytest.mark.parametrize("when", ["before", "behind", "around"])
+def test_an_error_of_ours_leaves_what_pytorch_gives(module: Any, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, told = [], []
+    monkeypatch.setattr(failures, "recorders", [lambda what, error: told.append((what, error))])
+    module.function = lambda value: calls.append(value) or value
+
+    def around(plain: Callable[..., int]) -> Callable[..., int]:
+        if when == "around":
+            raise ZeroDivisionError("on purpose")
+
+        def ours(value: int) -> int:
+            if when == "behind":
+                plain(value)
+            raise ZeroDivisionError("on purpose")
+
+        return ours
+
+    Seam(MODULE, "function", "a test").wrap(around)
+    assert module.function(3) == 3
+    assert calls == [3]
+    assert [(what, error.split(" at ")[0]) for what, error in told] == [("a test", "ZeroDivisionError: on purpose")]
+    with config.patch(strict=True), pytest.raises(ZeroDivisionError):
+        module.function(3)
+
+
+def test_errors_of_pytorch_are_raised(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "recorders", [])
+
+    def fail(value: int) -> int:
+        raise KeyError(value)
+
+    def around(plain: Callable[..., int]) -> Callable[..., int]:
+        def ours(value: int) -> int:
+            try:
+                return plain(value)
+            finally:
+                raise ZeroDivisionError("on purpose")
+
+        return ours
+
+    module.function = fail
+    Seam(MODULE, "function", "a test").wrap(around)
+    with pytest.raises(KeyError):
+        module.function(3)
+
+
+def test_errors_that_are_meant(module: Any) -> None:
+    def around(plain: Callable[..., int]) -> Callable[..., int]:
+        def ours(value: int) -> int:
+            raise ZeroDivisionError("meant")
+
+        return ours
+
+    Seam(MODULE, "function", "a test").wrap(around, let_through=ZeroDivisionError)
+    with pytest.raises(ZeroDivisionError):
+        module.function(3)

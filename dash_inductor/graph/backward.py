@@ -1,0 +1,40 @@
+"""Which nodes of a joint graph are of the backward, and which of the forward they read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+
+from torch.fx import Graph, Node
+
+from .nodes import op_name
+
+_PRODUCTS = frozenset({"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::matmul"})
+
+
+def of_backward(graph: Graph) -> Set[Node]:
+    """The nodes that depend on gradients of outputs, and these gradients."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        is_tangent = node.op == "placeholder" and str(node.target).startswith("tangents_")
+        if is_tangent or (node.op == "call_function" and any(source in found for source in node.all_input_nodes)):
+            found.add(node)
+    return found
+
+
+def has_backward(nodes: Iterable[Node], backward: Set[Node]) -> bool:
+    """Whether the backward reads one of these nodes, or what the forward makes of them up to the next products.
+
+    Args:
+        nodes: of the forward, such as the probabilities of an attention.
+        backward: the result of `of_backward`.
+    """
+    left, seen = list(nodes), set(nodes)
+    while left:
+        node = left.pop()
+        for user in node.users:
+            if user in backward:
+                return True
+            if user not in seen and op_name(user) not in _PRODUCTS:
+                seen.add(user)
+                left.append(user)
+    return False
