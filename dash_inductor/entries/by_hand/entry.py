@@ -19,7 +19,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ...errors import described
-from ...graph import sizes
+from ...graph import backward, sizes
 from ...graph.drafts import Drafts, users
 from ...graph.nodes import Argument, bind, op_name
 from ...graph.numbers import holds_all
@@ -61,7 +61,7 @@ def find(graph: Graph) -> Iterator[Found]:
         yield from of_math.values()
         return
     places = {node: number for number, node in enumerate(graph.nodes)}
-    known = _Known(places, _of_backward(graph), set(), Drafts(graph))
+    known = _Known(places, backward.of_backward(graph), set(), Drafts(graph))
     found = [_read(softmax, known, of_math) for softmax in softmaxes]
     yield from of_math.values()
     matches = [match for match in found if isinstance(match, _Match)]
@@ -111,16 +111,6 @@ def _softmaxes(graph: Graph) -> Iterator[_Softmax]:
         args = bind(total)
         if args["self"] is exponential and args.get("dim") and len(args["dim"]) == 1 and args["keepdim"]:
             yield _Softmax(exponential, total, node, args["dim"][0] % len(shape_of(node)))
-
-
-def _of_backward(graph: Graph) -> Set[Node]:
-    """The nodes that depend on gradients."""
-    found: set[Node] = set()
-    for node in graph.nodes:
-        is_tangent = node.op == "placeholder" and str(node.target).startswith("tangents_")
-        if is_tangent or (node.op == "call_function" and any(source in found for source in node.all_input_nodes)):
-            found.add(node)
-    return found
 
 
 def _is_of(node: Node, softmax: _Softmax) -> bool:
@@ -372,8 +362,8 @@ def _words(value: Value) -> str:
 
 
 def _refusal(softmax: _Softmax, kept: Kept, known: _Known) -> Refusal:
-    readers = [user for reader in softmax.quotient.users for user in (reader, *reader.users)]
-    has_backward = any(user in known.of_backward for user in readers)
+    own = [softmax.exponential, softmax.total, softmax.quotient]
+    has_backward = backward.has_backward(own, known.of_backward)
     return Refusal(softmax.quotient, OP, kept, has_backward, None, place=softmax.quotient)
 
 
