@@ -157,6 +157,8 @@ def is_iota(node: Node) -> bool:
     """Whether a node, in the order of rows, is 0, 1, 2 and so on."""
     node = source(node)
     name, args = op_name(node), node.args
+    if not _is_integer(node) or not (node.meta["val"].dtype == torch.int64 or _holds_places(node)):
+        return False
     if name == "prims::iota":
         return bool(node.kwargs.get("start") == 0 and node.kwargs.get("step") == 1)
     if name == "aten::arange" and str(node.target) != "aten.arange.default":
