@@ -30,7 +30,7 @@ NUMBERS = frozenset({
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
 })  # fmt: skip
-"""Dtypes that what replaces an operator moves, adds and sorts as ATen does.  Booleans are only moved: ATen's sum of them
+"""Dtypes that what replaces an operator moves, adds and sorts as ATen does.  Booleans are only moved: their sum in ATen
 is true where any of them is, and a kernel that adds bits would count modulo two."""
 
 _ROWS = ("aten::index_put", "aten::_unsafe_index_put")
