@@ -101,7 +101,21 @@ def is_elementwise(node: Node) -> bool:
 
 def is_joint(graph: Graph) -> bool:
     """Whether the graph is a forward with its backward, which PyTorch will take apart."""
-    return any(str(node.target).startswith("tangents_") for node in graph.find_nodes(op="placeholder"))
+    return any(map(is_tangent, graph.find_nodes(op="placeholder")))
+
+
+def is_tangent(node: Node) -> bool:
+    """Whether the node is an input of a joint graph that only the backward gets: the gradient of a result."""
+    return node.op == "placeholder" and str(node.target).startswith("tangents_")
+
+
+def backward_nodes(graph: Graph) -> set[Node]:
+    """The nodes of a joint graph that depend on a tangent, tangents included; none of another graph."""
+    found = set[Node]()
+    for node in graph.nodes:
+        if is_tangent(node) or any(source in found for source in node.all_input_nodes):
+            found.add(node)
+    return found - {graph.output_node()}
 
 
 def bind(node: Node) -> dict[str, Any]:

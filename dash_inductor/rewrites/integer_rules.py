@@ -71,11 +71,15 @@ def fits(known: Values, dtype: torch.dtype) -> bool:
     return statically_known_true(known.low >= info.min) and statically_known_true(known.high - 1 <= info.max)
 
 
+def integer_of(dtype: torch.dtype, number: Any) -> int | None:
+    """A number with which an operator computes in a dtype of indices; None if it is no integer of that dtype."""
+    info = DTYPES.get(dtype)
+    is_integer = isinstance(number, int) and not isinstance(number, bool)
+    return number if is_integer and info is not None and info.min <= number <= info.max else None
+
+
 def _number(node: Node, given: Any) -> int | None:
-    """A number that a node computes with, as an integer of its dtype; None if it is none."""
-    info = DTYPES[node.meta["val"].dtype]
-    is_integer = isinstance(given, int) and not isinstance(given, bool)
-    return given if is_integer and info.min <= given <= info.max else None
+    return integer_of(node.meta["val"].dtype, given)
 
 
 def _same(node: Node, args: dict[str, Any], facts: Facts) -> Known:

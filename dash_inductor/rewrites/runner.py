@@ -15,6 +15,7 @@ from ..records.publication import graph_text, publish, trace_text
 from ..records.records import SiteRecord
 from .all import REWRITES
 from .kept_error import kept_error
+from .results import Results
 from .rewrite import Result, Rewrite
 
 
@@ -34,9 +35,11 @@ def rewrite_graph(graph: Graph, rewrites: Sequence[Rewrite] = REWRITES) -> bool:
     """
     if not _looks_at_graphs():
         return False
-    before, nodes = graph_text(graph), list(graph.nodes)
+    before, nodes, shown = graph_text(graph), list(graph.nodes), Results(graph)
     results = [result for rewrite in rewrites if rewrite.is_on(config) for result in rewrite.apply(graph)]
     changed = nodes != list(graph.nodes)
+    if changed:
+        shown.restore()
     if results:
         trace_text("dash_graph_before", before)
     if changed:
