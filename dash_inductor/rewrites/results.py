@@ -16,7 +16,6 @@ import logging
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
@@ -27,7 +26,6 @@ from ..graph.views import base, chain
 from ..upstream.pytree import tree_leaves, tree_map_only
 
 log = logging.getLogger("dash_inductor")
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -132,13 +130,14 @@ class _Copies:
                 break
             views.append(view)
             copied, like = source, old[view]
-        if not _spans_same(like, before.base):
+        if not _spans_same(like, before.base) or sizes.dense_order(*_layout(like)) is None:
             log.warning("%s is a part of memory that a rewrite has replaced: its memory is another one", like)
             return now.views[0]
         key: tuple[Node, ...] = before.base, copied
         found = self.made.get(key)
         if found is None:
-            found = self.made[key] = self._copy(copied, like)
+            place = self._emitter.behind(copied)
+            found = self.made[key] = self._emitter.copied(copied, before=place, like=like)
         for view in reversed(views):
             key = *key, view
             if key not in self.made:
@@ -148,20 +147,6 @@ class _Copies:
                 self.made[key] = self._emitter.call(view.target, args, view.kwargs, before=place, like=view)
             found = self.made[key]
         return found
-
-    def _copy(self, node: Node, like: Node) -> Node:
-        """A copy of a node with the strides of another one: Inductor keeps the order of contiguous tensors alone, and
-        takes no clone for one that changes nothing.
-        """
-        value: Tensor = like.meta["val"]
-        order = sizes.dense_order(value.shape, value.stride())
-        place, call = self._emitter.behind(node), self._emitter.call
-        if order is None:
-            order = tuple(range(value.dim()))
-        inverse = [order.index(dim) for dim in range(len(order))]
-        found = call(aten.permute.default, (node, list(order)), before=place, like=like)
-        found = call(aten.lift_fresh_copy.default, (found,), before=place, like=like)
-        return call(aten.permute.default, (found, inverse), before=place, like=like)
 
 
 def _results(graph: Graph) -> list[Node]:
@@ -173,3 +158,8 @@ def _results(graph: Graph) -> list[Node]:
 def _spans_same(one: Node, other: Node) -> bool:
     """Whether tensors span as much memory."""
     return sizes.same(*(sizes.spanned(node.meta["val"]) for node in (one, other)))
+
+
+def _layout(node: Node) -> tuple[Sequence[sizes.Dim], Sequence[sizes.Dim]]:
+    value: Tensor = node.meta["val"]
+    return value.shape, value.stride()

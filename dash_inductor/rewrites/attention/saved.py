@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -30,8 +29,6 @@ from ...graph.nodes import is_joint
 from ...graph.views import base, chain
 from ...operators.attention import BACKWARDS
 from ...upstream.pytree import tree_map_only
-
-aten = torch.ops.aten
 
 _UNWATCHED = "dash_inductor_unwatched"
 
@@ -68,7 +65,7 @@ def watch(graph: Graph) -> None:
 
 
 def _return_copies(graph: Graph, outputs: set[Any], sums: set[Any]) -> None:
-    """Return views of copies in the place of views of these nodes, outputs and log-sum-exps.
+    """Return copies in the place of views of these nodes, outputs and log-sum-exps, and views of copies for parts.
 
     An output of packed attention may be a view where a template has made it, so that it counts as one.
     """
@@ -82,21 +79,12 @@ def _return_copies(graph: Graph, outputs: set[Any], sums: set[Any]) -> None:
         if places[0] == 0 and _UNWATCHED not in node.meta and (node in sums or node.meta["val"].dim() == 4):
             return node
         views, shown = behind[: places[0]], behind[places[0]]
-        found = _copy(emitter, shown, results)
+        if sizes.same(*(sizes.spanned(each.meta["val"]) for each in (node, shown))):
+            return emitter.copied(node, before=results, like=node)
+        found = emitter.copied(shown, before=results, like=shown)
         for view in reversed(views):
             assert callable(view.target)
             found = emitter.call(view.target, (found, *view.args[1:]), view.kwargs, before=results, like=view)
         return found
 
     results.args = tree_map_only(Node, returned, results.args)
-
-
-def _copy(emitter: Emitter, node: Node, before: Node) -> Node:
-    """A copy with the same strides: Inductor keeps the order of dimensions of contiguous tensors alone."""
-    value = node.meta["val"]
-    order = sizes.dense_order(value.shape, value.stride())
-    assert order is not None  # only such forwards are replaced
-    inverse = [order.index(dim) for dim in range(len(order))]
-    found = emitter.call(aten.permute.default, (node, list(order)), before=before, like=node)
-    found = emitter.call(aten.clone.default, (found,), before=before, like=node)
-    return emitter.call(aten.permute.default, (found, inverse), before=before, like=node)
