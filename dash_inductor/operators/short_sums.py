@@ -2,7 +2,7 @@
 
     short_sum(self, dim) -> Tensor
 
-Without `dim`, the result has the shape of `self`, a tensor of floating point.  The elements along `dim`, of which the
+Without `dim`, the result has the shape of `self`, a tensor of floating point or of integers.  The elements along `dim`, of which the
 size is known when a graph is compiled, are added in their order, in fp32 where they have fewer bits.  Inductor makes
 the additions part of a pointwise kernel, which computes or gathers what it adds (`lowering.short_sums`).
 
