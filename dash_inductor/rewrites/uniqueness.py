@@ -23,6 +23,9 @@ from .integer_rules import DTYPES, RULES, Facts, Known, Values, fits, inverse_of
 MOST = 1024
 """Nodes that a proof reads at most; nothing is proved of a node that needs more."""
 
+MOST_TIMES = 1 << 31
+"""An integer that may occur more often counts as one of which that is not known: counts grow with every operator."""
+
 
 def values_of(node: Any) -> Known:
     """What the graph proves about the integers of a node."""
@@ -46,7 +49,7 @@ def _facts(node: Any) -> Facts:
         else:
             found = RULES[op_name(each)](each, bind(each), facts)
         if found is not None and fits(found, each.meta["val"].dtype):
-            facts[each] = found
+            facts[each] = found if (found.times or 0) <= MOST_TIMES else Values(found.low, found.high)
     return facts
 
 

@@ -30,9 +30,9 @@ def resampled(r: random.Random) -> Case:
     if r.random() < 0.5:
         options["size"] = [r.choice([*SIZES, 20, 33]) for _ in range(dims)]
     else:
-        factor = r.choice([0.34, 0.5, 0.7, 1.0, 1.5, 2.0, 2.3, 4.0])
-        options["scale_factor"] = factor
-        if all(int(n * factor) for n in size) and r.random() < 0.3:
+        factors = [f for f in (0.34, 0.5, 0.7, 1.0, 1.5, 2.0, 2.3, 4.0) if all(int(n * f) for n in size)]
+        options["scale_factor"] = r.choice(factors)
+        if r.random() < 0.3:
             options["recompute_scale_factor"] = True
     dtype = r.choice([torch.float32, torch.float32, torch.float64, torch.bfloat16])
     x = torch.randn(r.choice([1, 2]), r.choice([1, 3]), *size).to(dtype)

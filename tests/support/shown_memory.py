@@ -1,4 +1,4 @@
-"""What a program sees of the memory of a compiled graph's results, and what becomes of gradients when it writes there."""
+"""What a program sees of the memory of a graph's results, and what becomes of gradients when it writes there."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def layouts(program: Program, tensors: Sequence[Tensor]) -> list[Layout]:
     """The layouts of a program's results."""
     given = copies(tensors)
     results = results_of(program, given)
-    places = {number: tensor for number, tensor in enumerate(results)}
+    places = dict(enumerate(results))
     places |= {-1 - number: tensor for number, tensor in enumerate(given)}
     return [
         Layout(
