@@ -16,6 +16,7 @@ import logging
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
@@ -26,6 +27,7 @@ from ..graph.views import base, chain
 from ..upstream.pytree import tree_leaves, tree_map_only
 
 log = logging.getLogger("dash_inductor")
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ class Results:
         found: dict[Node, list[Node]] = {}
         for before, now in zip(self._shown, shown, strict=True):
             kept = not self._shows_more(before, now) and owners.setdefault(now.base, before.base) is before.base
-            found.setdefault(now.views[0], []).append(now.views[0] if kept else copies.of(before, now))
+            result = copies.of(before, now) if not kept else copies.of_no_view(before, now)
+            found.setdefault(now.views[0], []).append(result)
         if copies.made:
             results = self._graph.output_node()
             results.args = tree_map_only(Node, lambda node: found[node].pop(0) if node in found else node, results.args)
@@ -147,6 +150,21 @@ class _Copies:
                 self.made[key] = self._emitter.call(view.target, args, view.kwargs, before=place, like=view)
             found = self.made[key]
         return found
+
+    def of_no_view(self, before: _Shown, now: _Shown) -> Node:
+        """A result itself; where it has become a view, of memory that no one else reads, one that is none to autograd,
+        which refuses writes to views that graphs return.
+        """
+        node, key = now.views[0], (now.views[0],)
+        if len(before.views) > 1 or len(now.views) == 1 or now.needed:
+            return node
+        if key not in self.made:
+            value: Tensor = node.meta["val"]
+            place, emitter = self._emitter.behind(node), self._emitter
+            shape = [emitter.size(node, dim, before=place, like=node) for dim in range(value.dim())]
+            place = emitter.behind(max([node, *(size for size in shape if isinstance(size, Node))]))
+            self.made[key] = emitter.call(aten._unsafe_view.default, (node, shape), before=place, like=node)
+        return self.made[key]
 
 
 def _results(graph: Graph) -> list[Node]:

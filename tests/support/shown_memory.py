@@ -17,8 +17,8 @@ Write = Callable[[Tensor], None]
 
 
 def _in_place(tensor: Tensor) -> None:
-    with torch.no_grad():
-        _fill(tensor)
+    """Autograd counts the write; it does not ask whether the result is a view, which depends on who runs a graph."""
+    _fill(tensor.detach())
 
 
 def _past_autograd(tensor: Tensor) -> None:
@@ -40,7 +40,10 @@ WRITES: dict[str, Write] = {"in place": _in_place, "through .data": _past_autogr
 
 @dataclass(frozen=True)
 class Layout:
-    """What is seen of one result: it, and the numbers of the results and inputs (negative) that share its memory."""
+    """What is seen of one result: it, and the numbers of the results and inputs (negative) that share its memory.
+
+    Strides of dimensions of one element count as 0.
+    """
 
     shape: torch.Size
     stride: tuple[int, ...]
@@ -51,7 +54,7 @@ class Layout:
 
 def results_of(program: Program, tensors: Sequence[Tensor]) -> list[Tensor]:
     found = program(*tensors)
-    return [each for each in (found if isinstance(found, tuple) else (found,)) if isinstance(each, Tensor)]
+    return [each for each in (found if isinstance(found, (tuple, list)) else (found,)) if isinstance(each, Tensor)]
 
 
 def layouts(program: Program, tensors: Sequence[Tensor]) -> list[Layout]:
@@ -63,7 +66,7 @@ def layouts(program: Program, tensors: Sequence[Tensor]) -> list[Layout]:
     return [
         Layout(
             result.shape,
-            result.stride(),
+            tuple(stride if size > 1 else 0 for size, stride in zip(result.shape, result.stride(), strict=True)),
             result.storage_offset(),
             result.untyped_storage().nbytes(),
             frozenset(n for n, other in places.items() if _memory(other) == _memory(result) and other.numel()),
