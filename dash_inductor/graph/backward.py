@@ -6,7 +6,7 @@ from collections.abc import Iterable, Set
 
 from torch.fx import Graph, Node
 
-from .nodes import op_name
+from .nodes import is_tangent, op_name
 
 _PRODUCTS = frozenset({"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::matmul"})
 
@@ -15,8 +15,8 @@ def of_backward(graph: Graph) -> Set[Node]:
     """The nodes that depend on gradients of outputs, and these gradients."""
     found: set[Node] = set()
     for node in graph.nodes:
-        is_tangent = node.op == "placeholder" and str(node.target).startswith("tangents_")
-        if is_tangent or (node.op == "call_function" and any(source in found for source in node.all_input_nodes)):
+        reads = node.op == "call_function" and any(source in found for source in node.all_input_nodes)
+        if reads or is_tangent(node):
             found.add(node)
     return found
 

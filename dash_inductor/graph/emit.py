@@ -107,6 +107,22 @@ class Emitter:
                 return self.call(aten.clone.default, (result,), {"memory_format": layout}, before=like, like=like)
         return result
 
+    def copied(self, node: Node, *, before: Node, like: Node) -> Node:
+        """A copy of a node in front of `before`, with the strides and the metadata of `like`, a dense tensor.
+
+        Inductor keeps the order of dimensions of contiguous tensors alone; and it takes a clone with the strides of its
+        argument for one that changes nothing, and may return the argument.
+        """
+        value: torch.Tensor = like.meta["val"]
+        order = sizes.dense_order(value.shape, value.stride())
+        assert order is not None, f"{like.format_node()} is not dense"
+        if order == tuple(range(len(order))):
+            return self.call(aten.lift_fresh_copy.default, (node,), before=before, like=like)
+        inverse = [order.index(dim) for dim in range(len(order))]
+        found = self.call(aten.permute.default, (node, list(order)), before=before, like=like)
+        found = self.call(aten.lift_fresh_copy.default, (found,), before=before, like=like)
+        return self.call(aten.permute.default, (found, inverse), before=before, like=like)
+
     @staticmethod
     def behind(node: Node) -> Node:
         """The node in front of which a new node stands directly behind `node`."""

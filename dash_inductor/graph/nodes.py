@@ -101,7 +101,12 @@ def is_elementwise(node: Node) -> bool:
 
 def is_joint(graph: Graph) -> bool:
     """Whether the graph is a forward with its backward, which PyTorch will take apart."""
-    return any(str(node.target).startswith("tangents_") for node in graph.find_nodes(op="placeholder"))
+    return any(map(is_tangent, graph.find_nodes(op="placeholder")))
+
+
+def is_tangent(node: Node) -> bool:
+    """Whether the node is an input of a joint graph that only the backward gets: the gradient of a result."""
+    return node.op == "placeholder" and str(node.target).startswith("tangents_")
 
 
 def bind(node: Node) -> dict[str, Any]:

@@ -69,6 +69,16 @@ def same_all(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
     return len(a) == len(b) and all(map(same, a, b))
 
 
+def spanned(value: torch.Tensor) -> Dim:
+    """The bytes from a tensor's first element to its last one, those between them included."""
+    span: Dim = 1
+    for size, stride in zip(value.shape, value.stride(), strict=True):
+        if static(size) == 0:
+            return 0
+        span = span + (size - 1) * stride
+    return span * value.element_size()
+
+
 def dense_order(size: Sequence[Dim], stride: Sequence[Dim]) -> tuple[int, ...] | None:
     """The dimensions from the largest stride to the smallest, if the tensor is dense; else None.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 
 from torch.fx import Node
 
@@ -22,6 +23,19 @@ def viewed(node: Node) -> Node | None:
     if node.target is operator.getitem:  # of several views, as `split` gives them
         return source if _is_view(source.target) else None
     return source if _is_view(node.target) else None
+
+
+def chain(node: Node) -> Iterator[Node]:
+    """The views behind a node, itself included, and the node whose memory they all show, last."""
+    yield node
+    while (source := viewed(node)) is not None:
+        yield (node := source)
+
+
+def base(node: Node) -> Node:
+    """The node whose memory this one shows, behind all views."""
+    *_, last = chain(node)
+    return last
 
 
 def _is_view(target: object) -> bool:

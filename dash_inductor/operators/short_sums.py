@@ -2,9 +2,10 @@
 
     short_sum(self, dim) -> Tensor
 
-Without `dim`, the result has the shape of `self`, a tensor of floating point.  The elements along `dim`, of which the
-size is known when a graph is compiled, are added in their order, in fp32 where they have fewer bits.  Inductor makes
-the additions part of a pointwise kernel, which computes or gathers what it adds (`lowering.short_sums`).
+Without `dim`, the result has the shape of `self`, a tensor of floating point or of integers.  The elements along `dim`,
+of which the size is known when a graph is compiled, are added in their order, in fp32 where they are floating point of
+fewer bits.  Inductor makes the additions part of a pointwise kernel, which computes or gathers what it adds
+(`lowering.short_sums`).
 
 Importing this module imports torch and defines the operator.
 """

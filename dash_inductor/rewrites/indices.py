@@ -26,6 +26,13 @@ aten = torch.ops.aten
 DEVICES = ("cuda",)
 """Types of devices whose stores are rewritten."""
 
+NUMBERS = frozenset({
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+})  # fmt: skip
+"""Dtypes that what replaces an operator moves, adds and sorts as ATen does.  Booleans are only moved: their sum in ATen
+is true where any of them is, and a kernel that adds bits would count modulo two."""
+
 _ROWS = ("aten::index_put", "aten::_unsafe_index_put")
 _ELEMENTS = {
     "aten::scatter_add": True,
@@ -100,11 +107,12 @@ def store_of(node: Node) -> Store | None:
     if not (name in _ROWS or name in _ELEMENTS) or _KEPT in node.meta or node.kwargs.get("reduce") is not None:
         return None
     value = node.meta.get("val")
-    if not isinstance(value, Tensor) or value.dim() == 0 or value.dtype.is_complex:
+    if not isinstance(value, Tensor) or value.dim() == 0 or value.dtype not in NUMBERS | {torch.bool}:
         return None
     if value.device.type not in DEVICES or not arch.is_supported(value.device):
         return None
-    return _of_rows(node, name) if name in _ROWS else _of_elements(node, name, value)
+    store = _of_rows(node, name) if name in _ROWS else _of_elements(node, name, value)
+    return store if store is None or not store.adds or value.dtype in NUMBERS else None
 
 
 def _of_rows(node: Node, name: str) -> Store | None:
@@ -157,6 +165,8 @@ def is_iota(node: Node) -> bool:
     """Whether a node, in the order of rows, is 0, 1, 2 and so on."""
     node = source(node)
     name, args = op_name(node), node.args
+    if not _is_integer(node) or not (node.meta["val"].dtype == torch.int64 or _holds_places(node)):
+        return False
     if name == "prims::iota":
         return bool(node.kwargs.get("start") == 0 and node.kwargs.get("step") == 1)
     if name == "aten::arange" and str(node.target) != "aten.arange.default":

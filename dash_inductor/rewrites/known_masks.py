@@ -21,9 +21,10 @@ from ..config import Config
 from ..graph import sizes
 from ..graph.emit import erase_dead
 from ..graph.model_line import model_line
-from ..graph.nodes import bind, op_name
-from ..graph.views import viewed
+from ..graph.nodes import bind, is_joint, is_tangent, op_name
+from ..graph.views import base
 from ..records.records import Record
+from .integer_rules import integer_of
 from .rewrite import Result
 from .uniqueness import values_of
 
@@ -51,7 +52,7 @@ class KnownMasksRewrite:
             value = node.meta.get("val")
             if not isinstance(value, Tensor) or value.device.type not in DEVICES:
                 continue
-            mask = _behind_views(node.args[0])
+            mask = base(node.args[0])
             if mask not in masks:
                 masks[mask] = outcome(mask)
             known = masks[mask]
@@ -71,8 +72,9 @@ def outcome(mask: Node) -> bool | None:
     if compare is None:
         return None
     args = bind(mask)
-    known, number = values_of(args["self"]), args["other"]
-    if known is None or not isinstance(number, int):
+    number = integer_of(args["self"].meta["val"].dtype, args["other"])
+    known = None if number is None else values_of(args["self"])
+    if known is None:
         return None
     ends = compare(known.low, number), compare(known.high - 1, number)
     if all(map(statically_known_true, ends)):
@@ -80,22 +82,22 @@ def outcome(mask: Node) -> bool | None:
     return False if all(statically_known_true(torch.sym_not(end)) for end in ends) else None
 
 
-def _behind_views(node: Any) -> Any:
-    while isinstance(node, Node) and (source := viewed(node)) is not None:
-        node = source
-    return node
-
-
 def _can_stand_for(chosen: Node, node: Node) -> bool:
-    """Whether a node has the layout of another one, and the program would not see that they share memory."""
+    """Whether a node has the layout of another one and takes no more memory, and no program sees that they share it: a
+    result of a graph, or an input that is written to before a backward.
+    """
     have, want = chosen.meta.get("val"), node.meta["val"]
     if not isinstance(have, Tensor) or have.dtype != want.dtype or have.device != want.device:
         return False
     if not sizes.same_all(have.shape, want.shape) or not sizes.same_all(have.stride(), want.stride()):
         return False
-    shown = {_behind_views(result) for result in node.graph.output_node().all_input_nodes}
-    base = _behind_views(chosen)
-    return node not in shown or (base.op == "call_function" and base not in shown)
+    source = base(chosen)
+    if not sizes.same(sizes.spanned(have), sizes.spanned(source.meta["val"])):
+        return False
+    shown = {base(result) for result in node.graph.output_node().all_input_nodes}
+    if source.op == "call_function":
+        return node not in shown or source not in shown
+    return node not in shown and (is_tangent(source) or not is_joint(node.graph))
 
 
 def _replaced(node: Node, mask: Node, chosen: Node, known: bool) -> Record:

@@ -32,11 +32,9 @@ from ..errors import described
 from ..graph import sizes
 from ..graph.emit import Emitter, erase_dead
 from ..graph.model_line import model_line
-from ..graph.views import viewed
 from ..model.site import NOMINAL_BATCH, NOMINAL_LEN
 from ..records.records import Record
 from ..upstream import arch
-from ..upstream.pytree import tree_map_only
 from .attention.saved import shows_input
 from .rewrite import Result
 from .wider import NotWider, Wider, read_padded
@@ -360,39 +358,15 @@ def _pad(node: Node, padded: dict[str, int], copies: _Copies) -> str:
                 end = node.meta["val"].shape[dim]
                 axis = node.meta["val"].dim() + dim
                 result = emitter.call(aten.slice.Tensor, (result, axis, 0, end), before=node, like=node)
-        same = result.meta["val"].stride() == node.meta["val"].stride()
-        shown_copies = {} if same else _copies_of_results(emitter, node)
     except Exception as error:
         log.debug("%s", node, exc_info=error)
         copies.forget(emitter)
         emitter.discard()
         node.meta[_RECORDED] = True
         return described(error)
-    node.graph.output_node().args = tree_map_only(
-        Node, lambda shown: shown_copies.get(shown, shown), node.graph.output_node().args
-    )
     node.replace_all_uses_with(result)
     erase_dead(node.graph, [node])
     return ""
-
-
-def _copies_of_results(emitter: Emitter, node: Node) -> dict[Node, Node]:
-    """Copies of the graph's results that show a product: they have the layout of a product that is not padded."""
-    shown = [result for result in node.graph.output_node().all_input_nodes if _shows(result, node)]
-    return {
-        result: emitter.call(aten.clone.default, (result,), {}, before=emitter.behind(result), like=result)
-        for result in shown
-    }
-
-
-def _shows(node: Node, product: Node) -> bool:
-    """Whether a node is a product or a view of it."""
-    while node is not product:
-        source = viewed(node)
-        if source is None:
-            return False
-        node = source
-    return True
 
 
 def _padded(

@@ -16,6 +16,7 @@ from ..records.records import SiteRecord
 from . import isolated
 from .all import REWRITES
 from .kept_error import kept_error
+from .results import Results
 from .rewrite import Result, Rewrite
 
 
@@ -36,9 +37,11 @@ def rewrite_graph(graph: Graph, rewrites: Sequence[Rewrite] = REWRITES) -> bool:
     """
     if not _looks_at_graphs():
         return False
-    before, nodes = graph_text(graph), list(graph.nodes)
+    before, nodes, shown = graph_text(graph), list(graph.nodes), Results(graph)
     results = list(isolated.apply(graph, rewrites))
     changed = nodes != list(graph.nodes)
+    if changed:
+        shown.restore()
     if results:
         trace_text("dash_graph_before", before)
     if changed:

@@ -171,9 +171,15 @@ class Alike:
 
     def __init__(self) -> None:
         self._first: dict[object, Node] = {}
+        self._known: dict[Node, Node] = {}
 
     def node(self, node: Node) -> Node:
         """The first one of those that were asked for and compute the same."""
+        for each in _behind(node, self._known):
+            self._known[each] = self._read(each)
+        return self._known[node]
+
+    def _read(self, node: Node) -> Node:
         if node.op != "call_function" or node.is_impure() or not isinstance(node.target, OpOverload):
             return node
         if torch.Tag.nondeterministic_seeded in node.target.tags:
@@ -183,12 +189,23 @@ class Alike:
 
     def _key(self, argument: object) -> object:
         if isinstance(argument, Node):
-            return self.node(argument)
+            return self._known[argument]
         if isinstance(argument, (list, tuple)):
             return tuple(map(self._key, argument))
         if isinstance(argument, dict):
             return tuple((name, self._key(value)) for name, value in argument.items())
         return type(argument), argument
+
+
+def _behind(node: Node, known: Mapping[Node, Node]) -> list[Node]:
+    """The nodes that a node is computed from, itself included, without those that are known, in the graph's order."""
+    found, waiting = set[Node](), [node]
+    while waiting:
+        each = waiting.pop()
+        if each not in found and each not in known:
+            found.add(each)
+            waiting += each.all_input_nodes
+    return sorted(found)
 
 
 def factorized(terms: Mapping[tuple[Part, ...], int]) -> list[Mapping[Part, int]] | None:

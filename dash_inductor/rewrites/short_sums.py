@@ -24,6 +24,7 @@ from ..operators.short_sums import MOST, short_sum
 from ..records.records import Record
 from ..upstream.partitioner import stand_for
 from . import operators
+from .indices import NUMBERS
 from .rewrite import Result
 
 OPERATOR = torch.ops.aten.sum.dim_IntList
@@ -68,8 +69,8 @@ def summed(node: Node) -> int | None:
     ):
         return None
     given: Tensor = args["self"].meta["val"]
-    dims = args["dim"]
-    if not value.dtype.is_floating_point or given.dtype != value.dtype or not dims or len(dims) != 1:
+    dims, dtype = args["dim"], value.dtype
+    if not dtype.is_floating_point or dtype not in NUMBERS or given.dtype != dtype or not dims or len(dims) != 1:
         return None
     dim = dims[0] % given.dim()
     behind = [sizes.static(size) for size in given.shape[dim + 1 :]]

@@ -22,6 +22,7 @@ from ..graph.emit import Emitter
 from ..graph.nodes import bind
 from ..records.records import Record
 from . import operators
+from .indices import NUMBERS
 from .rewrite import Result
 
 aten = torch.ops.aten
@@ -52,7 +53,9 @@ def takes_sort(node: Node) -> bool:
     """Whether a sort gives the results of an operator: of a line whose length is known, or between two bounds."""
     args = bind(node)
     given = args["self"].meta["val"]
-    if given.device.type not in DEVICES or operators.has_failed(SortedValuesRewrite.name, node):
+    if given.device.type not in DEVICES or given.dtype not in NUMBERS:
+        return False
+    if operators.has_failed(SortedValuesRewrite.name, node):
         return False
     if node.target is aten.histc.default:  # without bounds PyTorch looks for them, and for numbers that are not finite
         return bool(given.dtype.is_floating_point and args["min"] < args["max"])

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx import Node
 
-from dash_inductor.rewrites.uniqueness import RULES, Lists, distinct_along, inverted, lists_of, values_of
+from dash_inductor.rewrites.uniqueness import RULES, Lists, lists_of
+
+from ..support.integer_claims import check, traced, values_in
 
 Step = Callable[[Tensor, random.Random], Tensor]
 
@@ -76,56 +75,6 @@ def program(seed: int) -> Callable[[Tensor], Tensor]:
     return run
 
 
-def traced(function: Callable[[Tensor], Tensor], x: Tensor) -> GraphModule:
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        return make_fx(function)(mode.from_tensor(x))
-
-
-def check(node: Node, value: Tensor) -> tuple[bool, bool]:
-    """Hold what is said of a node against its value; whether its integers were said to differ, and to be lists."""
-    flat = value.reshape(-1).tolist()
-    known = values_of(node)
-    if known is not None:
-        counts = Counter(flat)
-        assert all(known.low <= number < known.high for number in flat), known
-        if known.times is not None:
-            assert max(counts.values(), default=0) <= known.times, (known, flat)
-        if known.exact:
-            assert counts == Counter({n: known.times for n in range(int(known.low), int(known.high)) if known.times})
-    for dim in range(value.dim()):
-        if distinct_along(node, dim):
-            lines = value.movedim(dim, -1).reshape(-1, value.shape[dim]).tolist() if value.numel() else []
-            assert all(len(set(line)) == len(line) for line in lines)
-    order = inverted(node)
-    if order is not None:
-        of = VALUES[order].reshape(-1)
-        row = value.reshape(-1)
-        assert of[row].tolist() == row[of].tolist() == list(range(len(flat)))
-    found = False
-    for rows in {len(flat) // times for times in (1, 2, 3, 4, 6)}:
-        lists = lists_of(node, rows)
-        found |= lists is not None
-        if lists is not None:
-            numbers = torch.arange(len(flat)) if lists.order is None else VALUES[lists.order].reshape(-1)
-            assert sorted(numbers.tolist()) == list(range(len(flat)))
-            assert flat == (numbers % rows if lists.strided else numbers // lists.times).tolist()
-            assert rows * lists.times == len(flat)
-    return known is not None and known.differ, found
-
-
-VALUES: dict[Node, Tensor] = {}
-
-
-class Watched(torch.fx.Interpreter):
-    """Runs a graph and keeps the value of each node."""
-
-    def run_node(self, n: Node) -> object:
-        result = super().run_node(n)
-        if isinstance(result, Tensor):
-            VALUES[n] = result
-        return result
-
-
 def test_nothing_is_said_that_is_not_so() -> None:
     """Every node of random programs, on inputs with equal numbers, negative ones and numbers beyond all bounds."""
     torch.manual_seed(0)
@@ -134,11 +83,10 @@ def test_nothing_is_said_that_is_not_so() -> None:
         r = random.Random(seed)
         x = torch.randint(-3, 9, (r.choice([1, 2, 12, 13]),))
         module = traced(program(seed), x)
-        VALUES.clear()
-        Watched(module).run(x)
-        for node, value in VALUES.items():
+        values = values_in(module, x)
+        for node, value in values.items():
             if node.op == "call_function" and value.dtype in (torch.int64, torch.int32, torch.int16):
-                a, b = check(node, value)
+                a, b = check(node, values)
                 differ, lists = differ + a, lists + b
     assert differ > 150, "the rules say too little for this test to mean anything"
     assert lists > 60

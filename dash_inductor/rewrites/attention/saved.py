@@ -18,21 +18,17 @@ returned as a copy in any case.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ...graph import sizes
 from ...graph.emit import Emitter
 from ...graph.nodes import is_joint
-from ...graph.views import viewed
+from ...graph.views import base, chain
 from ...operators.attention import BACKWARDS
 from ...upstream.pytree import tree_map_only
-
-aten = torch.ops.aten
 
 _UNWATCHED = "dash_inductor_unwatched"
 
@@ -49,8 +45,7 @@ def unwatched(node: Node) -> None:
 
 def shows_input(node: Node) -> bool:
     """Whether the node is an input of the graph, or a view of one."""
-    *_, base = _views(node)
-    return base.op != "call_function"
+    return base(node).op != "call_function"
 
 
 def watch(graph: Graph) -> None:
@@ -62,50 +57,34 @@ def watch(graph: Graph) -> None:
     for node in backwards:
         grad_out = node.args[0]
         for read in node.all_input_nodes:
-            *views, base = _views(read)
-            if read is not grad_out and (shows_input(base) or base in returned):
+            *views, shown = chain(read)
+            if read is not grad_out and (shows_input(shown) or shown in returned):
                 for view in views:
                     view.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
     _return_copies(graph, {node.args[4] for node in backwards}, {node.args[5] for node in backwards})
 
 
 def _return_copies(graph: Graph, outputs: set[Any], sums: set[Any]) -> None:
-    """Return views of copies in the place of views of these nodes, outputs and log-sum-exps.
+    """Return copies in the place of views of these nodes, outputs and log-sum-exps, and views of copies for parts.
 
     An output of packed attention may be a view where a template has made it, so that it counts as one.
     """
     results, emitter = graph.output_node(), Emitter(graph)
 
     def returned(node: Node) -> Node:
-        chain = list(_views(node))
-        places = [place for place, view in enumerate(chain) if view in outputs | sums]
+        behind = list(chain(node))
+        places = [place for place, view in enumerate(behind) if view in outputs | sums]
         if not places:
             return node
         if places[0] == 0 and _UNWATCHED not in node.meta and (node in sums or node.meta["val"].dim() == 4):
             return node
-        views, shown = chain[: places[0]], chain[places[0]]
-        found = _copy(emitter, shown, results)
+        views, shown = behind[: places[0]], behind[places[0]]
+        if sizes.same(*(sizes.spanned(each.meta["val"]) for each in (node, shown))):
+            return emitter.copied(node, before=results, like=node)
+        found = emitter.copied(shown, before=results, like=shown)
         for view in reversed(views):
             assert callable(view.target)
             found = emitter.call(view.target, (found, *view.args[1:]), view.kwargs, before=results, like=view)
         return found
 
     results.args = tree_map_only(Node, returned, results.args)
-
-
-def _copy(emitter: Emitter, node: Node, before: Node) -> Node:
-    """A copy with the same strides: Inductor keeps the order of dimensions of contiguous tensors alone."""
-    value = node.meta["val"]
-    order = sizes.dense_order(value.shape, value.stride())
-    assert order is not None  # only such forwards are replaced
-    inverse = [order.index(dim) for dim in range(len(order))]
-    found = emitter.call(aten.permute.default, (node, list(order)), before=before, like=node)
-    found = emitter.call(aten.clone.default, (found,), before=before, like=node)
-    return emitter.call(aten.permute.default, (found, inverse), before=before, like=node)
-
-
-def _views(node: Node) -> Iterator[Node]:
-    """The views behind a node, itself included, and the node whose memory they all show, last."""
-    yield node
-    while (source := viewed(node)) is not None:
-        yield (node := source)

@@ -1,0 +1,215 @@
+"""Random programs that are compiled with rewrites and without them: results, gradients, errors and memory beside.
+
+A program goes through autograd's tracing, Inductor's passes over joint graphs and its partitioner, and its graphs then
+run as they are, on the CPU, where rewrites are let loose.  `DASH_FUZZ_CASES` gives the number of cases of each family.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from functorch.compile import aot_function, make_boxed_func
+from torch import Tensor
+from torch._inductor import compile_fx
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.virtualized import V
+from torch.fx import GraphModule
+
+import dash_inductor
+import dash_inductor.rewrites.runner  # before single rewrites: what imports torch's compiler imports all of them
+from dash_inductor.records.records import Record, all_records, clear_sites
+from dash_inductor.rewrites import (
+    embeddings,
+    index_sums,
+    indices,
+    known_masks,
+    pad_gemm,
+    short_sums,
+    sorted_values,
+    tied_embeddings,
+)
+
+from .shown_memory import Layout, Program, copies, layouts, results_of
+
+aten = torch.ops.aten
+
+
+def cases(of_the_suite: int) -> range:
+    """The seeds of a family: so many in the suite, or as many as `DASH_FUZZ_CASES` says."""
+    return range(int(os.environ.get("DASH_FUZZ_CASES", of_the_suite)))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program and the tensors that it is called with.
+
+    Attributes:
+        name: what it is, for messages.
+        program: takes the tensors; gives a tensor or a tuple of them.
+        dynamic: whether sizes are dynamic.
+        exact: whether results are bit for bit those without rewrites; else they are as near to those of fp64.
+    """
+
+    name: str
+    program: Program
+    tensors: Sequence[Tensor]
+    dynamic: bool = False
+    exact: bool = False
+
+
+class _Hopper:
+    """A device that all kernels of ours support."""
+
+    is_supported = staticmethod(lambda device: True)
+    allow_tf32 = staticmethod(lambda device: True)
+
+
+@contextlib.contextmanager
+def everything_on_the_cpu(few_products: int = 0) -> Iterator[None]:
+    """Rewrites take place on the CPU, and programs of any size are worth it."""
+    with contextlib.ExitStack() as stack:
+
+        def put(module: Any, **values: object) -> None:
+            for name, value in values.items():
+                stack.enter_context(mock.patch.object(module, name, value))
+
+        for module in (indices, index_sums, known_masks, pad_gemm, short_sums, sorted_values):
+            put(module, DEVICES=("cpu",))
+        put(index_sums, LEAST=0, FEW_LEAST=few_products)
+        put(tied_embeddings, LEAST=0)
+        put(short_sums, LEAST=0, LEAST_COLUMNS=1)
+        put(pad_gemm, LEAST_OPERATIONS=0, OPERATIONS_PER_BYTE=0, OF_AN_ODD_RESULT=0, arch=_Hopper)
+        put(embeddings, _is_new=lambda node: embeddings._RECORDED not in node.meta)
+        yield
+
+
+def compiled(program: Program, dynamic: bool = False) -> Program:
+    """A program as graphs that have gone through Inductor's joint passes, ours among them, and its partitioner."""
+
+    def run(part: GraphModule, _: Any) -> Any:
+        return make_boxed_func(part.forward)
+
+    def infer(part: GraphModule, inputs: Any) -> Any:
+        with V.set_fake_mode(torch._guards.detect_fake_mode(inputs)):
+            return run(compile_fx._recursive_joint_graph_passes(part), inputs)
+
+    def partition(joint: GraphModule, inputs: Any, **options: Any) -> Any:
+        with V.set_fake_mode(torch._guards.detect_fake_mode(inputs)):
+            return compile_fx.partition_fn(joint, inputs, **options)
+
+    table = {**select_decomp_table()}
+    table.pop(aten.embedding_dense_backward.default, None)  # as graphs on CUDA have it
+    found: Program = aot_function(
+        program, fw_compiler=run, bw_compiler=run, inference_compiler=infer, partition_fn=partition,
+        decompositions=table, keep_inference_input_mutations=True, dynamic=dynamic,
+    )  # fmt: skip
+    return found
+
+
+def rewritten() -> list[str]:
+    """The names of the rewrites that have replaced something since the records were cleared."""
+    return [r.rewrite for r in all_records() if isinstance(r, Record) and r.status == "replaced"]
+
+
+Outcome = list[Tensor] | str
+"""Results and gradients, or the kind of the error that was raised."""
+
+
+def outcome(program: Program, tensors: Sequence[Tensor]) -> Outcome:
+    given = copies(tensors)
+    try:
+        results = results_of(program, given)
+        wanted, ends = ([t for t in of if t.requires_grad] for of in (given, results))
+        if not ends:
+            return results
+        grads = [
+            torch.linspace(0.5, 1.5, end.numel(), dtype=torch.float64).reshape(end.shape).to(end.dtype) for end in ends
+        ]
+        found = torch.autograd.grad(ends, wanted, grads, allow_unused=True)
+    except Exception as error:
+        return type(error).__name__
+    return [t.detach() for t in (*results, *found) if t is not None]
+
+
+def compare(case: Case) -> list[str]:
+    """Compare a program with rewrites and without them; returns the names of the rewrites.
+
+    Raises:
+        AssertionError: with rewrites the program differs.
+    """
+    with dash_inductor.disabled():
+        plain = compiled(case.program, case.dynamic)
+        expected = outcome(plain, case.tensors)
+        shown = layouts(plain, case.tensors) if not isinstance(expected, str) else []
+    clear_sites()
+    ours = compiled(case.program, case.dynamic)
+    found = outcome(ours, case.tensors)
+    names = rewritten()
+    kept = [r for r in all_records() if isinstance(r, Record) and r.status != "replaced"]
+    assert not kept, (case.name, kept)
+    _assert_same(case, found, expected)
+    if names and not isinstance(expected, str):
+        _assert_layouts(case, layouts(ours, case.tensors), shown)
+    return names
+
+
+def _assert_layouts(case: Case, found: list[Layout], expected: list[Layout]) -> None:
+    assert found == expected, (case.name, found, expected)
+
+
+def _assert_same(case: Case, found: Outcome, expected: Outcome) -> None:
+    if isinstance(found, str) or isinstance(expected, str):
+        assert type(found) is type(expected), (case.name, found, expected)
+        return
+    true = None if case.exact else outcome(case.program, [_wide(t) for t in case.tensors])
+    assert not isinstance(true, str), (case.name, true)
+    assert len(found) == len(expected), case.name
+    for number, (ours, plain) in enumerate(zip(found, expected, strict=True)):
+        where = case.name, number
+        assert (ours.shape, ours.dtype) == (plain.shape, plain.dtype), where
+        if ours.numel() and all(size > 1 for size in ours.shape):
+            assert ours.stride() == plain.stride(), (*where, ours.stride(), plain.stride())
+        if true is None or not ours.is_floating_point():
+            assert torch.equal(ours.nan_to_num(7.0), plain.nan_to_num(7.0)), (*where, ours, plain)
+            continue
+        exact = true[number].double()
+        assert torch.equal(ours.isfinite(), plain.isfinite()), (*where, ours, plain)
+        assert torch.equal(ours.isnan(), plain.isnan()), (*where, ours, plain)
+        a, b, c = (torch.where(plain.isfinite(), t.double(), 0) for t in (ours, plain, exact))
+        floor = 8 * torch.finfo(ours.dtype).eps * max(float(c.abs().max()) if c.numel() else 0.0, 1e-3)
+        assert (a - c).abs().max() <= 2 * (b - c).abs().max() + floor if a.numel() else True, (*where, a, b)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    wide = tensor.double() if tensor.is_floating_point() else tensor
+    return wide.detach().requires_grad_(tensor.requires_grad)
+
+
+def drawn(seed: int, family: str) -> random.Random:
+    """The random choices of a case, the same in every run; tensors get theirs from the same seed."""
+    torch.manual_seed(seed)
+    return random.Random(f"{family} {seed}")
+
+
+def check(make: Callable[[random.Random], Case], family: str, seeds: range, least: float) -> None:
+    """Compare the cases of a family.
+
+    Args:
+        least: the part of the cases in which something must have been rewritten, for the family to mean anything.
+    """
+    some = 0
+    with everything_on_the_cpu():
+        for seed in seeds:
+            case = make(drawn(seed, family))
+            try:
+                some += bool(compare(case))
+            except AssertionError as error:
+                raise AssertionError(f"{family} {seed}: {case.name}: {error}") from error
+    assert some >= least * len(seeds), f"{some} of {len(seeds)} cases were rewritten"
