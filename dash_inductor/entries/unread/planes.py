@@ -326,9 +326,10 @@ def _div(planes: Planes, node: Node, whole: Plane, operands: Operands) -> Plane:
     one, by = (*operands, None, None)[:2]
     if by is None:
         return whole
-    sums = {} if one is None else {"sums": one.sums, "form": one.form}
-    normal = {} if one is None else one.normal
-    whole = replace(whole, normal=normal, **{"sums": {}, "form": "sum", **sums})
+    if one is None:
+        whole = replace(whole, normal={}, sums={}, form="sum")
+    else:
+        whole = replace(whole, normal=one.normal, sums=one.sums, form=one.form)
     if by.form != "sum":
         return whole
     if one is None:

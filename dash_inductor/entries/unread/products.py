@@ -130,7 +130,7 @@ def _outer(node: Node, *, any_shape: bool = False) -> Product | None:
     for factor in factors:
         shape = shape_of(factor)
         missing = rank - len(shape)
-        own.append([None] * missing + [None if sizes.static(n) == 1 else dim for dim, n in enumerate(shape)])
+        own.append([None if dim < 0 or sizes.static(shape[dim]) == 1 else dim for dim in range(-missing, len(shape))])
     kept = tuple(zip(*own, strict=True))
     alone = {pair[0] is None for pair in kept if (pair[0] is None) != (pair[1] is None)}
     if not any_shape and alone != {True, False}:
