@@ -74,7 +74,7 @@ class _Plain:
     """A function of PyTorch, and what its last call has given."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
+        self.function = self.__wrapped__ = function  # the latter for `inspect.signature`
         self.has_run = False
         self.result: Any = None
         self.error: BaseException | None = None
