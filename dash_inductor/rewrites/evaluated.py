@@ -118,7 +118,7 @@ def _with_number(operation: Callable[[Tensor, float], Tensor], *names: str) -> C
     """
 
     def rule(args: Mapping[str, Any], value: Tensor, given: Bounds, *others: Bounds) -> Bounds | None:
-        number = next((args[name] for name in names if args.get(name) is not None), None)
+        number: Any = next((args[name] for name in names if args.get(name) is not None), None)
         if others or not _is_held(number, value.dtype) or args.get("alpha", 1) != 1:
             return None
         if operation is torch.mul and number < 0:

@@ -272,8 +272,11 @@ def _put(node: Node, function: Callable[..., Tensor], tensors: tuple[Node, ...])
         if have.dtype != want.dtype or not sizes.same_all(have.shape, want.shape):
             raise ValueError(f"{have.dtype} {list(have.shape)} in the place of {want.dtype} {list(want.shape)}")
         if not sizes.same_all(have.stride(), want.stride()):
-            kwargs = {"memory_format": torch.contiguous_format}
-            result = emitter.call(aten.clone.default, (result,), kwargs, before=node, like=node)
+            if want.is_contiguous() or sizes.dense_order(want.shape, want.stride()) is None:
+                kwargs = {"memory_format": torch.contiguous_format}
+                result = emitter.call(aten.clone.default, (result,), kwargs, before=node, like=node)
+            else:
+                result = emitter.copied(result, before=node, like=node)
             if not sizes.same_all(result.meta["val"].stride(), want.stride()):
                 raise ValueError(f"strides {list(have.stride())} in the place of {list(want.stride())}")
     except Exception as error:

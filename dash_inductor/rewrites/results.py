@@ -47,7 +47,8 @@ class _Saved:
     @classmethod
     def of(cls, graph: Graph) -> _Saved:
         backward, read, needed, wanted = of_backward(graph), set[Node](), set[Node](), set[Node]()
-        for node in reversed(graph.nodes if backward else ()):
+        nodes: list[Node] = list(graph.nodes) if backward else []
+        for node in reversed(nodes):
             if node in backward:
                 sources = [source for source in node.all_input_nodes if source not in backward]
                 wanted.update(sources)

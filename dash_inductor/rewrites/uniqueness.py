@@ -66,14 +66,16 @@ def distinct_along(node: Node, dim: int) -> bool:
     while True:
         value: Tensor = node.meta["val"]
         known = facts.get(node)
-        if value.dim() == 0 or sizes.static(value.shape[dim]) == 1 or (known is not None and known.differ):
+        if value.dim() == 0 or sizes.static(value.shape[dim]) == 1:
+            return True
+        if known is not None and known.differ:
             return True
         name, before = op_name(node), node.args[0] if node.args else None
         if not isinstance(before, Node):
             return False
         if node.target is operator.getitem:
             is_order = node.args[1] == 1 and op_name(before) in ("aten::sort", "aten::topk")
-            return is_order and bool(bind(before)["dim"] % value.dim() == dim)
+            return bool(is_order and bind(before)["dim"] % value.dim() == dim)
         if name not in _LINES or (known is None and name.endswith(("_to_copy", "convert_element_type"))):
             return False
         node = before
