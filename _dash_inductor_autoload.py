@@ -97,7 +97,8 @@ def _offer_operators() -> None:
         __module__ = torch_ops._OpNamespace.__module__  # generated code names operators by it
 
         def __getattr__(self, name: str) -> Any:
-            if not name.startswith("_") and "dash_inductor.operators.attention" not in sys.modules:
+            is_known = "dash_inductor.operators.attention" in sys.modules or _is_defining()
+            if not name.startswith("_") and not is_known:
                 importlib.import_module("dash_inductor.operators.attention")
                 installed: Any = sys.modules.get("dash_inductor.install.installation")
                 if installed is not None:
@@ -107,6 +108,12 @@ def _offer_operators() -> None:
             return super().__getattr__(name)
 
     torch_ops.ops.dash_inductor = Operators("dash_inductor")
+
+
+def _is_defining() -> bool:
+    """Whether a module of operators is being imported right now, which asks for the operators that it defines."""
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("dash_inductor.operators.")]
+    return any(getattr(module.__spec__, "_initializing", False) for module in modules)
 
 
 def _after_import(name: str, step: Callable[[], None]) -> None:

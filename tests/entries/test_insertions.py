@@ -27,6 +27,8 @@ KINDS = {
     "bits of another dtype": Case("plain", "scaled", "bits", "none"),
     "rows with the scores of another product": Case("plain", "scaled", "rows of the transposed", "none"),
     "rows with the scores of other heads": Case("biased", "scaled", "rows of the swapped", "value"),
+    "maximum that is subtracted inside a softcap": Case("capped", "product", "less its maximum", "all"),
+    "maximum that is subtracted before a sink": Case("sink", "scaled", "less its own maximum, detached", "none"),
     "numbers of a mask that wrap": Case("window in by hand", "rows", "to torch.int8 and back", "all"),
     "numbers of a mask that are rounded": Case("causal in flex", "columns", "to torch.bfloat16 and back", "all"),
 }

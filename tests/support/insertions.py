@@ -494,7 +494,13 @@ def cases() -> Iterator[Case]:
     """Every case."""
     for name, form in FORMS.items():
         for edge, wanted in itertools.product(form.edges, WANTED):
-            yield from (Case(name, edge, operator, wanted) for operator in form.inserted(edge))
+            for operator in form.inserted(edge):
+                if operator != "columns hidden" or edge in _SCORES:
+                    yield Case(name, edge, operator, wanted)
+
+
+_SCORES = ("product", "scaled", "capped", "biased", "scores")
+"""Edges at which numbers may be hidden: elsewhere results depend on how numbers of 1e9 are rounded."""
 
 
 def sample(count: int, seed: int) -> list[Case]:

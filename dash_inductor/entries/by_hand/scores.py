@@ -161,6 +161,11 @@ def _keeps_shape(source: Any, node: Node) -> bool:
     return same_all(shape_of(source), shape_of(node))
 
 
+def _takes_shifts(found: Scores) -> bool:
+    """Whether a number may be subtracted from all scores of a query: not inside a softcap, nor before a sink."""
+    return found.tanh is None and found.sink is None
+
+
 def _is_row_bound(found: Scores, node: object, labels: Labels) -> bool:
     """Whether a node is a maximum that is the same for all keys of a query, so that a softmax does not depend on it."""
     while isinstance(node, Node) and op_name(node) in (CAST, *COPIES):
@@ -218,7 +223,8 @@ def _step(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
         else:
             found.inner *= factor[1]
         return factor[0], labels
-    if name == "aten::sub" and len(args) == 2 and not node.kwargs and _is_row_bound(found, args[1], labels):
+    is_difference = name == "aten::sub" and len(args) == 2 and not node.kwargs
+    if is_difference and _takes_shifts(found) and _is_row_bound(found, args[1], labels):
         source = args[0]
         if isinstance(source, Node) and _keeps_shape(source, node):
             return source, labels

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.fx import Node
 
+from ...graph import sizes
 from ...graph.nodes import bind, is_elementwise, op_name
 from .dimensions import (
     NO_LABELS,
@@ -150,8 +151,18 @@ class Planes:
         if name in _SEVERAL:
             return given
         if not is_elementwise(node) or not isinstance(node.meta.get("val"), Tensor):
-            return None
+            return self._of_its_size(node)
         return self._elementwise(name.removeprefix("aten::"), node)
+
+    def _of_its_size(self, node: Node) -> Plane | None:
+        """An operator that is not known, such as a sort: its result has the dimensions of a tensor of its sizes."""
+        value = node.meta.get("val")
+        first = value[0] if isinstance(value, (list, tuple)) and value else value
+        for source in node.all_input_nodes:
+            plane = self.of.get(source)
+            if plane is not None and isinstance(first, Tensor) and sizes.same_all(shape_of(source), first.shape):
+                return replace(plane, terms=plane.terms | {node})
+        return None
 
     def _column(self, name: str, given: Plane, dims: Dims) -> dict[str, Any]:
         """The sum that one column of a product is, if the product multiplies a column of ones."""
