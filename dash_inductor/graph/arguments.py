@@ -2,22 +2,26 @@
 
 AOTAutograd names the inputs of a joint graph anew, and leaves with each its place among the inputs of the graph that
 Dynamo captured.  Only Dynamo's graph knows where these come from; so its names are noted while Inductor compiles it.
+So is which of them wants a gradient that this graph does not give, as inside of an autograd function.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Graph, Node
 
 from ..upstream import seams
 
 _captured: ContextVar[tuple[str, ...]] = ContextVar("dash_inductor_arguments", default=())
 """Names of the inputs of the graph that is being compiled, in the order of Dynamo's graph."""
+_wanting: ContextVar[str] = ContextVar("dash_inductor_wanting", default="")
+"""The first of these inputs that is computed from what wants gradients, where the graph is compiled without any."""
 
 
 def install() -> None:
@@ -27,13 +31,31 @@ def install() -> None:
 
 def _noting(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
     def compile_and_note(model_: Any, *args: Any, **kwargs: Any) -> Any:
-        token = _captured.set(names_of(model_.graph) if isinstance(model_, torch.fx.GraphModule) else ())
+        names = names_of(model_.graph) if isinstance(model_, torch.fx.GraphModule) else ()
+        token, wanting = _captured.set(names), _wanting.set(_first_wanting(names, args[0] if args else ()))
         try:
             return compile_graph(model_, *args, **kwargs)
         finally:
             _captured.reset(token)
+            _wanting.reset(wanting)
 
     return compile_and_note
+
+
+def _first_wanting(names: Sequence[str], inputs: Sequence[Any]) -> str:
+    if torch.is_grad_enabled():
+        return ""
+    pairs = zip(names, inputs, strict=False)
+    return next((name for name, x in pairs if isinstance(x, Tensor) and x.requires_grad and not x.is_leaf), "")
+
+
+def wanting_a_gradient() -> str:
+    """The name of an input of the graph that is being compiled that wants a gradient which this graph does not give;
+    "" if there is none.
+
+    The forward of an autograd function that Dynamo does not trace is such a graph: its backward runs outside of it.
+    """
+    return _wanting.get()
 
 
 def names_of(graph: Graph) -> tuple[str, ...]:

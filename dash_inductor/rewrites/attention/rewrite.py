@@ -193,6 +193,13 @@ class _Reading:
         log.debug("site %s", self.name, exc_info=error)
         self.keep(Reason.INTERNAL_ERROR, described(error))
 
+    def _backward_elsewhere(self) -> str:
+        """A note on a forward whose backward no graph has."""
+        wanting = "" if self.has_backward else arguments.wanting_a_gradient()
+        if not wanting:
+            return ""
+        return f"{wanting} wants a gradient and the graph gives none: a backward of it runs outside of compiled graphs"
+
     def record(self) -> SiteRecord:
         plan, facts, graph = self.match.plan if self.match else None, self.facts, self.graph
         return SiteRecord(
@@ -200,7 +207,7 @@ class _Reading:
             op=self.op,
             status="kept" if self.reason else "replaced",
             reason=self.reason,
-            detail=arguments.in_words(self.detail, graph),
+            detail=arguments.in_words("; ".join(filter(None, (self.detail, self._backward_elsewhere()))), graph),
             site=facts.site,
             plan=plan,
             forward=plan.forward if plan and not self.forward_kept else f"kept: {self.forward_kept}".removesuffix(": "),

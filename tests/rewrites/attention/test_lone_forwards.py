@@ -196,3 +196,33 @@ def test_checkpoints_around_a_compiled_function(reentrant: bool) -> None:
     assert torch.equal(outputs, plain)
     assert {record.kind for record in sites()} == ({FULL, FORWARD_ONLY} if reentrant else {FULL})
     assert config.forward == "auto"
+
+
+class OutsideOfGraphs(torch.autograd.Function):
+    """Attention whose forward is compiled by itself, and whose backward is not."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        compiled: Callable[..., Tensor] = torch.compile(F.scaled_dot_product_attention)
+        return compiled(q, k, v)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        leaves = [t.detach().requires_grad_() for t in ctx.saved_tensors]
+        with torch.enable_grad():
+            out = F.scaled_dot_product_attention(*leaves)
+        return torch.autograd.grad(out, leaves, grad)
+
+
+def test_a_backward_outside_of_graphs_is_told() -> None:
+    inputs = [torch.randn(1, 2, 16, 8, requires_grad=True) for _ in range(3)]
+    with capture():
+        OutsideOfGraphs.apply(*(2 * t for t in inputs)).sum().backward()
+    (record,) = sites()
+    assert (record.kind, record.status) == (FORWARD_ONLY, "replaced")
+    assert "query wants a gradient and the graph gives none" in record.detail
+    with capture(), torch.no_grad():
+        torch.compile(F.scaled_dot_product_attention)(*inputs)
+    (record,) = sites()
+    assert "wants a gradient" not in record.detail
