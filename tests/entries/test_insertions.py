@@ -29,6 +29,8 @@ KINDS = {
     "rows with the scores of other heads": Case("biased", "scaled", "rows of the swapped", "value"),
     "maximum that is subtracted inside a softcap": Case("capped", "product", "less its maximum", "all"),
     "maximum that is subtracted before a sink": Case("sink", "scaled", "less its own maximum, detached", "none"),
+    "gradient of a bias in other dimensions": Case("biased", "scores", "transposed in its shape", "bias"),
+    "gradient of a sink in other dimensions": Case("sink", "sink", "batch and heads swapped", "bias"),
     "numbers of a mask that wrap": Case("window in by hand", "rows", "to torch.int8 and back", "all"),
     "numbers of a mask that are rounded": Case("causal in flex", "columns", "to torch.bfloat16 and back", "all"),
 }

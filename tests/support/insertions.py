@@ -585,7 +585,7 @@ def outcome(case: Case) -> Outcome:
             eager = results(case.function(reference=True), inputs)
         except Exception as raised:
             return Outcome("kept", f"eager raises {type(raised).__name__}")
-        bound = 2 * error_of(eager, exact) + 2e-5
+        bound = 4 * error_of(eager, exact) + 2e-5
         if bound > 1e-2 or any(x is not None and x.isnan().any() for x in exact):
             return Outcome("no numbers")
         status = {record.status for record in records}

@@ -81,7 +81,7 @@ def put_sink_gradient(emitter: Emitter, sink: Sink, column: Node, before: Node) 
     """Swaps of the nodes that the program reads; its sum of the gradient becomes one of fp32 numbers."""
     users, used = sink.users, sink.used
     assert used is not None
-    if len(users) == 1 and op_name(users[0]) == "aten::sum" and used.meta["val"].dim() == column.meta["val"].dim():
+    if len(users) == 1 and op_name(users[0]) == "aten::sum" and sink.axes == "bhsd":
         (total,) = users
         args = bind(total)
         if args.get("dim") and args.get("dtype") is None:
