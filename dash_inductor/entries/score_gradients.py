@@ -300,8 +300,10 @@ def _slope_of(joint: Mod, node: Any) -> object:
         return None
     if scalar(joint, one) != 1.0 or not isinstance(square, Node):
         return None
-    if op_name(square) == "aten::mul" and square.args[0] is square.args[1]:
-        return joint.token(square.args[0])
-    if op_name(square) == "aten::pow" and square.args[1] == 2:
-        return joint.token(square.args[0])
-    return None
+    is_square = op_name(square) == "aten::mul" and square.args[0] is square.args[1]
+    if not is_square and not (op_name(square) == "aten::pow" and square.args[1] == 2):
+        return None
+    tanh = square.args[0]
+    while isinstance(tanh, Node) and op_name(tanh) in CASTS and _is_exact(joint, tanh):  # derivatives are in float32
+        tanh = tanh.args[0]
+    return joint.token(tanh)

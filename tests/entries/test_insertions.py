@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ..support.insertions import FORMS, Case, outcome, run, sample
+from ..support.insertions import FORMS, ROUNDING, Case, outcome, run, sample
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 
@@ -50,8 +50,9 @@ def test_a_sample() -> None:
     assert kinds["kept"] >= 0.1 * CASES, kinds
 
 
+@pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("name", FORMS)
-def test_forms_alone_are_replaced(name: str) -> None:
+def test_forms_alone_are_replaced(name: str, dtype: str) -> None:
     edge = FORMS[name].edges[0]
-    found = outcome(Case(name, edge, "clone", "all"))
+    found = outcome(Case(name, edge, "clone", "all", dtype))
     assert found.kind == "replaced", found

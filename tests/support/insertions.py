@@ -469,12 +469,13 @@ WANTED = {"all": (0, 1, 2, 3), "none": (), "value": (2,), "query": (0,), "query 
 
 @dataclass(frozen=True)
 class Case:
-    """One program: a form with an operator at an edge, and which tensors want gradients."""
+    """One program: a form with an operator at an edge, which tensors want gradients, and the dtype of all of them."""
 
     form: str
     edge: str
     operator: str
     wanted: str
+    dtype: str = "float32"
 
     def function(self, *, reference: bool = False) -> Callable[..., Tensor]:
         form, operator = FORMS[self.form], FORMS[self.form].inserted(self.edge)[self.operator]
@@ -496,9 +497,11 @@ def cases() -> Iterator[Case]:
         for edge, wanted in itertools.product(form.edges, WANTED):
             for operator in form.inserted(edge):
                 if operator != "columns hidden" or edge in _SCORES:
-                    yield Case(name, edge, operator, wanted)
+                    yield from (Case(name, edge, operator, wanted, dtype) for dtype in ROUNDING)
 
 
+ROUNDING = {"float32": (2e-5, 1e-2), "bfloat16": (8e-3, 0.3)}
+"""By dtype: an error that is allowed beside four times that of eager, and a bound from which on nothing is compared."""
 _SCORES = ("product", "scaled", "capped", "biased", "scores")
 """Edges at which numbers may be hidden: elsewhere results depend on how numbers of 1e9 are rounded."""
 
@@ -575,7 +578,8 @@ def _run(case: Case, inputs: Sequence[Tensor]) -> Results | Exception:
 
 def outcome(case: Case) -> Outcome:
     """Compile a case and compare it."""
-    inputs = tensors(WANTED[case.wanted], torch.float32)
+    inputs = tensors(WANTED[case.wanted], getattr(torch, case.dtype))
+    allowed, largest = ROUNDING[case.dtype]
     exact_inputs = [x.detach().double().requires_grad_(x.requires_grad) for x in inputs]
     with training_on_the_cpu():
         ours = _run(case, inputs)
@@ -585,8 +589,8 @@ def outcome(case: Case) -> Outcome:
             eager = results(case.function(reference=True), inputs)
         except Exception as raised:
             return Outcome("kept", f"eager raises {type(raised).__name__}")
-        bound = 4 * error_of(eager, exact) + 2e-5
-        if bound > 1e-2 or any(x is not None and x.isnan().any() for x in exact):
+        bound = 4 * error_of(eager, exact) + allowed
+        if bound > largest or any(x is not None and x.isnan().any() for x in exact):
             return Outcome("no numbers")
         status = {record.status for record in records}
         kind = "no record" if not records else "replaced" if status == {"replaced"} else "kept"
