@@ -109,11 +109,14 @@ class JointGraphs:
         self.parts.append(graph)
 
 
-def partition_with(see: Callable[[Graph], object]) -> Callable[[GraphModule, list[Any]], Any]:
+def partition_with(
+    see: Callable[[Graph], object], decompositions: dict[Any, Callable[..., Any]] | None = None
+) -> Callable[[GraphModule, list[Any]], Any]:
     """A backend of `torch.compile` with Inductor's joint passes and partitioner, where the graphs then run as they are.
 
     Args:
         see: called with every forward, backward and inference graph.
+        decompositions: None for Inductor's.
     """
 
     def run(part: GraphModule, _: Any) -> Any:
@@ -129,7 +132,7 @@ def partition_with(see: Callable[[Graph], object]) -> Callable[[GraphModule, lis
             bw_compiler=run,
             inference_compiler=infer,
             partition_fn=compile_fx.partition_fn,
-            decompositions=select_decomp_table(),
+            decompositions=select_decomp_table() if decompositions is None else decompositions,
             keep_inference_input_mutations=True,
         )
         with V.set_fake_mode(torch._guards.detect_fake_mode(inputs)):

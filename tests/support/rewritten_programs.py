@@ -75,7 +75,7 @@ def _inverses(x: Tensor, scores: Tensor) -> Results:
 
 def _stored(x: Tensor, scores: Tensor) -> Tensor:
     order = torch.argsort(x[:, 0], stable=True)
-    return torch.zeros(6, 32).index_put((order // 2,), x, accumulate=True)
+    return torch.zeros(6, 32, dtype=x.dtype).index_put((order // 2,), x, accumulate=True)
 
 
 def _few(x: Tensor, scores: Tensor) -> Results:
@@ -85,7 +85,7 @@ def _few(x: Tensor, scores: Tensor) -> Results:
 
 def _added(x: Tensor, scores: Tensor) -> Results:
     index = (scores.reshape(-1) * 5).long().abs() % 7
-    added = torch.zeros(7, 32).index_add(0, index[:12], x)
+    added = torch.zeros(7, 32, dtype=x.dtype).index_add(0, index[:12], x)
     return added, added.view(-1), x.cos().index_put((index[:12],), x, accumulate=True)
 
 

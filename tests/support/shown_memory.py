@@ -80,7 +80,20 @@ def _memory(tensor: Tensor) -> int:
 
 
 def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
+    """Tensors with the same elements, strides, and gaps, in memory of their own."""
+    return [_copy(tensor).requires_grad_(tensor.requires_grad) for tensor in tensors]
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """`clone` would close gaps, and write out what is expanded."""
+    storage = tensor.untyped_storage().clone()
+    with torch.no_grad():
+        return tensor.new_empty(0).set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload, no-any-return]
+
+
+def has_overlaps(tensor: Tensor) -> bool:
+    """Whether a dimension of a tensor is expanded."""
+    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def after(program: Program, tensors: Sequence[Tensor], place: int, write: Write) -> list[Tensor] | str:
