@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import _dash_inductor_state as _state
 
-from .config import config
 from .errors import described
 
 log = logging.getLogger("dash_inductor")
@@ -22,6 +21,8 @@ recorders: list[Callable[[str, str], None]] = []
 
 def is_strict() -> bool:
     """Whether errors are raised instead."""
+    from .config import config  # raises where a variable has a bad value, which the doctor wants to tell
+
     return config.strict or _state.strict_by_environment()
 
 
