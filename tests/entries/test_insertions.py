@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from ..support.insertions import FORMS, ROUNDING, Case, outcome, run, sample
+from ..support.inserted_forms import FORMS
+from ..support.insertions import ROUNDING, Case, outcome, run, sample
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 
