@@ -2,8 +2,10 @@
 
     pip install --no-deps --target trees/a .    # in a checkout, and the same for every other one
     python -m benchmarks.trees trees/a trees/b [--forward] [--only regular:d64 window] [--rounds 3]
+    python -m benchmarks.trees trees/a trees/a=.venv-torch2.15    # one copy with two versions of torch and triton
 
-Every copy runs in a process of its own, which imports it from its folder.  They build the kernels of all shapes at the
+Every copy runs in a process of its own, which imports it from its folder, with the interpreter of the virtual
+environment behind a ``=``, or with the one that runs this program.  They build the kernels of all shapes at the
 same time, and measure one after the other: direct calls without PyTorch's dispatcher, backwards with the planner's
 plan.  The table has rates in TFLOP/s, the median of the rounds, and in brackets the rate relative to the first copy's.
 "other bits" stands behind a rate if the results are not equal to the first copy's, where zeros of both signs count as
@@ -29,6 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 
 from dash_inductor.model import Call, Mask
@@ -41,7 +44,8 @@ from .forward import shapes as forwards
 from .shapes import SHAPES, Shape
 
 ROOT = Path(__file__).resolve().parents[1]
-WORKER = (sys.executable, "-c", "import sys; from benchmarks import trees; trees.work(sys.argv[1])")
+WORKER = ("-c", "import sys; from benchmarks import trees; trees.work(sys.argv[1])")
+"""What the process of a copy runs, as arguments of its interpreter."""
 
 
 class Kind(NamedTuple):
@@ -78,7 +82,7 @@ KINDS = {
 def work(kind: str) -> None:
     """Build the shapes whose names come as lines, and measure those that come again.
 
-    A line of JSON answers each line: {"digest"}, {"digest", "ms"} or {"error"}.
+    A line of JSON answers each line: {"digest", "triton"}, the same with "ms", or {"error"}.
 
     Args:
         kind: one of `KINDS`.
@@ -90,7 +94,7 @@ def work(kind: str) -> None:
         name = line.strip()
         try:
             if name not in answers:
-                answers[name] = {"digest": digest(prepare(shapes[name])())}
+                answers[name] = {"digest": digest(prepare(shapes[name])()), "triton": triton.__version__}
             elif "error" not in answers[name]:
                 if name != current:
                     call = None  # its tensors go before others come
@@ -110,17 +114,38 @@ def digest(results: Sequence[Tensor]) -> str:
     return found.hexdigest()
 
 
-class Copy:
-    """A process that measures the copy of the package in a folder."""
+class Place(NamedTuple):
+    """Where a copy of the package is, and the virtual environment that runs it, none for this process's."""
 
-    def __init__(self, folder: Path, kind: str, patience: float, command: Sequence[str] = WORKER) -> None:
-        self.name, self.patience = folder.name, patience
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(folder.resolve()), str(ROOT)]))
-        self.cache = tempfile.TemporaryDirectory(prefix=f"trees-{folder.name}-")
+    folder: Path
+    environment: Path | None = None
+
+    @classmethod
+    def named(cls, text: str) -> Place:
+        folder, _, environment = text.partition("=")
+        return cls(Path(folder), Path(environment) if environment else None)
+
+    @property
+    def name(self) -> str:
+        return self.folder.name + (f"={self.environment.name}" if self.environment else "")
+
+    @property
+    def python(self) -> str:
+        return str(self.environment.absolute() / "bin" / "python") if self.environment else sys.executable
+
+
+class Copy:
+    """A process that measures a copy of the package."""
+
+    def __init__(self, place: Place, kind: str, patience: float, arguments: Sequence[str] = WORKER) -> None:
+        self.name, self.patience = place.name, patience
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(place.folder.resolve()), str(ROOT)]))
+        self.cache = tempfile.TemporaryDirectory(prefix=f"trees-{place.name}-")
         environment["TRITON_CACHE_DIR"] = self.cache.name
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         # Elsewhere, because the folder in which Python starts would come before the copy's folder.
-        self.process = subprocess.Popen([*command, kind], env=environment, cwd=self.cache.name, **pipes)
+        command = [place.python, *arguments, kind]
+        self.process = subprocess.Popen(command, env=environment, cwd=self.cache.name, **pipes)
         self.answers: queue.Queue[str] = queue.Queue()
         self.over = ""
         threading.Thread(target=self._listen, daemon=True).start()
@@ -196,7 +221,10 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("copies", nargs="+", type=Path, help="folders with a package dash_inductor each")
+    parser.add_argument(
+        "copies", nargs="+", type=Place.named, metavar="FOLDER[=ENVIRONMENT]",
+        help="folders with a package dash_inductor each, and the virtual environments that run them",
+    )  # fmt: skip
     parser.add_argument("--forward", action="store_true", help="measure the forward, not the backward")
     parser.add_argument(
         "--only", nargs="+", default=["regular"], help="words, one of which a shape's name must contain"
@@ -205,17 +233,21 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=120, help="seconds that an answer may take")
     parser.add_argument("--name", default="trees", help="name of the results file")
     options = parser.parse_args()
-    for folder in options.copies:
-        if not (folder / "dash_inductor" / "kernels").is_dir():
-            parser.error(f"copies: {folder} has no dash_inductor/kernels; install a checkout there (--help says how)")
+    for place in options.copies:
+        if not (place.folder / "dash_inductor" / "kernels").is_dir():
+            parser.error(
+                f"copies: {place.folder} has no dash_inductor/kernels; install a checkout there (--help says how)"
+            )
+        if not Path(place.python).exists():
+            parser.error(f"copies: {place.environment} has no bin/python; make a virtual environment there")
     if options.rounds < 1:
         parser.error(f"--rounds: {options.rounds} should be at least 1")
-    if len({folder.name for folder in options.copies}) < len(options.copies):
-        parser.error(f"copies: {[str(folder) for folder in options.copies]} should end in different names")
+    if len({place.name for place in options.copies}) < len(options.copies):
+        parser.error(f"copies: {[place.name for place in options.copies]} should be different names")
     kind = "forward" if options.forward else "backward"
     shapes, flops, _ = KINDS[kind]
     chosen = turns.chosen(shapes.values(), options.only)
-    copies = [Copy(folder, kind, options.patience) for folder in options.copies]
+    copies = [Copy(place, kind, options.patience) for place in options.copies]
     try:
         rows = measure(copies, chosen, flops, options.rounds)
     finally:

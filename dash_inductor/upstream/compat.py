@@ -43,8 +43,8 @@ def triton_version() -> str | None:
     return str(triton.__version__)
 
 
-def keeps_descriptors() -> bool:
-    """Whether Triton computes descriptors of operands of matmuls before a loop, where they take its registers."""
+def descriptors_come_early() -> bool:
+    """Whether Triton computes all descriptors of an operand before its first matmul, see `assembling`."""
     return _triton_since(3, 9)
 
 

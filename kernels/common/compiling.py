@@ -7,12 +7,12 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-import triton
 from triton.experimental.gluon import language as gl
 
 from ...model.mask import Band
 from ...schedule import codegen
 from ...upstream import toolchain
+from ...upstream.assembling import compile_hopper
 from ...upstream.caches import PyCodeCache
 from ...upstream.triton_compiler import GPUTarget
 from . import arguments
@@ -72,11 +72,8 @@ def compile_kernel(
                     continue
                 for j, (argument, type_) in enumerate(group.types.items()):
                     attributes |= _divisible((*path, j), type_, group.multiples.get(argument))
-    return triton.compile(
-        source(fn=function, signature=signature, constexprs=constexprs, attrs=attributes),
-        target=TARGET,
-        options={**toolchain.OPTIONS, **options},
-    )
+    made = source(fn=function, signature=signature, constexprs=constexprs, attrs=attributes)
+    return compile_hopper(made, TARGET, {**toolchain.OPTIONS, **options})
 
 
 def _divisible(path: tuple[int, ...], kind: str, multiple: int | None = None) -> dict[tuple[int, ...], list[list[Any]]]:

@@ -40,7 +40,7 @@ for line in sys.stdin:
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("first", "slow", "wrong", "broken", "ends", "hangs"):
         (tmp_path / name / "dash_inductor" / "kernels").mkdir(parents=True)
-    monkeypatch.setattr(trees.Copy.__init__, "__defaults__", ((sys.executable, "-c", WORKER),))
+    monkeypatch.setattr(trees.Copy.__init__, "__defaults__", (("-c", WORKER),))
     monkeypatch.setattr(common, "RESULTS", tmp_path / "results")
     return tmp_path
 
@@ -75,12 +75,20 @@ def test_forwards(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows[0]["table"]["first"] == f"{operations / 4 / 1e9:.1f} (1.000)"
 
 
+def test_one_copy_in_two_environments(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = folders / "another"
+    (here / "bin").mkdir(parents=True)
+    (here / "bin" / "python").symlink_to(sys.executable)
+    rows = run(monkeypatch, folders, "first", f"first={here}")["rows"]
+    assert rows[0]["table"]["first=another"] == rows[0]["table"]["first"]
+
+
 def test_a_copy_that_hangs(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other copy may take its time, as on a machine that does something else too."""
     init = trees.Copy.__init__
 
-    def patient(self: trees.Copy, folder: Path, kind: str, patience: float) -> None:
-        init(self, folder, kind, patience if folder.name == "hangs" else HANGS)
+    def patient(self: trees.Copy, place: trees.Place, kind: str, patience: float) -> None:
+        init(self, place, kind, patience if place.name == "hangs" else HANGS)
 
     monkeypatch.setattr(trees.Copy, "__init__", patient)
     rows = run(monkeypatch, folders, "first", "hangs", more=("--patience", "5"))["rows"]
@@ -93,6 +101,7 @@ def test_a_copy_that_hangs(folders: Path, monkeypatch: pytest.MonkeyPatch) -> No
     [
         (("nothing",), (), "has no dash_inductor/kernels"),
         (("first", "first"), (), "different names"),
+        (("first", "first=nowhere"), (), "has no bin/python"),
         (("first",), ("--rounds", "0"), "--rounds: 0 should be at least 1"),
         (("first",), ("--only", "nowhere"), "no shape has one of"),
     ],

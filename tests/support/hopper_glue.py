@@ -841,7 +841,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
     renamed = SimpleNamespace(
         BARRIER=(meet,), COPY=(copy_in_threads,), REINTERPRET=(Tile.reinterpret,), TMA_LOAD=(copy_in,),
         TMA_STORE=(copy_out("store"),),
-        resolve=same, reads_only=dict, keeps_descriptors=lambda: False, waits_meet=lambda: False,
+        resolve=same, reads_only=dict, waits_meet=lambda: False,
     )  # fmt: skip
     return {
         "math": math, "ir": None, "compat": renamed, "builtin": same, "store_wait": store_wait,

@@ -16,7 +16,6 @@ from ....model.plan import Tiles
 from ....model.site import DType, Site
 from ....model.traits import Traits
 from ....schedule.table_walk import from_the_end
-from ....upstream import compat
 from ....upstream.gluon import GluonASTSource
 from ....upstream.triton_compiler import ASTSource
 from ...common import score
@@ -162,9 +161,8 @@ class Specialisation:
 
     @property
     def exact_sums(self) -> bool:
-        """Sums have to be those of P in fp32: for the program, because dropout comes between P and its product, or
-        because descriptors of one more operand would spill."""
-        return self.traits.logsumexp or self.traits.dropout or compat.keeps_descriptors()
+        """Sums have to be those of P in fp32: for the program, or because dropout comes between P and its product."""
+        return self.traits.logsumexp or self.traits.dropout
 
     @property
     def half_tiles(self) -> bool:

@@ -22,7 +22,7 @@ from dash_inductor.model.traits import Traits
 from ...support import sass
 from ...support.calls import traits_of
 from ...support.hopper_builds import TILES
-from ...support.triton_version import PINNED, UNTUNED
+from ...support.triton_version import PINNED
 from .backward.test_budgets import SHARED_BYTES
 
 FULL, CAUSAL, WINDOW = Band(), Band(0), Band(0, 1023)
@@ -137,7 +137,6 @@ def check(used: Built, powers: int, spilled: int, beside: int, others: int) -> N
         assert sum(operations.values()) <= (1 + others) * powers
 
 
-@UNTUNED
 @cases
 def test_the_forward_fits(case: Case) -> None:
     block_kv = forward.FORWARD_CONFIGS[forward.tile_dims(*case.dims)].block_kv
@@ -146,7 +145,6 @@ def test_the_forward_fits(case: Case) -> None:
     check(of_forward(case), block_kv // 2, 768 if narrow else 160, beside, 5)
 
 
-@UNTUNED
 @cases
 def test_the_backward_fits(case: Case) -> None:
     tiles = TILES[case.dims]

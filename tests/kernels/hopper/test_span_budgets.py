@@ -10,14 +10,13 @@ from dash_inductor.model.traits import Traits
 
 from ...support.hopper_builds import TILES
 from ...support.sass import compile_with_report
-from ...support.triton_version import DESCRIPTORS_LIVE_THROUGH_THE_LOOP, UNTUNED
 from .backward.test_budgets import SHARED_BYTES
 
 STARTS = Traits(has_lo=True, terms=("interval",))
 COMPARED = Traits(terms=("interval",), numbers=True)
 BOTH = Traits(has_lo=True, terms=("interval", "segments"))
 CASES = [((64, 64), BOTH), ((128, 128), STARTS), ((192, 128), COMPARED), ((256, 256), STARTS)]
-SPILLED = 600 if DESCRIPTORS_LIVE_THROUGH_THE_LOOP else 420
+SPILLED = 420
 """Bytes per thread."""
 
 
@@ -31,7 +30,6 @@ def test_the_backward_fits(dims: tuple[int, int], traits: Traits) -> None:
     assert max(report.spill_stores, report.spill_loads) <= SPILLED, report
 
 
-@UNTUNED
 @pytest.mark.parametrize(("dims", "traits"), CASES, ids=str)
 def test_the_forward_fits(dims: tuple[int, int], traits: Traits) -> None:
     of = forward.Specialisation("bfloat16", *dims, traits, True)

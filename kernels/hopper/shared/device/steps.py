@@ -14,12 +14,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
-from .....upstream import compat
 from .operations import DQ_ROW, hold_back, role_barrier, wait_for_matmuls, wait_for_own_stores
 from .step_signals import DQ_COMPLETE, NOTED, ROOM, signal
-
-READS_AHEAD = gl.constexpr(not compat.keeps_descriptors())
-"""Halves have registers for a delta that is read before it is used."""
 
 
 @gluon.constexpr_function
@@ -249,12 +245,12 @@ def halved_step(
     if AHEAD:
         begin_drops(drops)
     p, slope = probabilities(mask, drops, score, s0, shared.lse.index(tile), word, slot, 0, CUT)
-    if AHEAD and READS_AHEAD:
+    if AHEAD:
         delta = deltas(shared, tile, p)
     dv = add_product(drops.rounded(p, do0.dtype), do0, dv, WARPS)
     p = score.through(p, slope)
     dp0 = wait_for_matmuls(2 if AHEAD else 1, deps=(dp0,))
-    if not (AHEAD and READS_AHEAD):
+    if not AHEAD:
         delta = deltas(shared, tile, p)
     ds0 = gradient_of_scores(shared, drops, p, dp0, delta)
     dk = add_product(ds0, shared.q.index(tile), dk, WARPS)
@@ -268,12 +264,12 @@ def halved_step(
     if AHEAD:
         begin_drops(drops)
     p, slope = probabilities(mask, drops, score, s1, shared.lse.index(tile + 1), word, slot, 1, CUT)
-    if AHEAD and READS_AHEAD:
+    if AHEAD:
         delta = deltas(shared, tile + 1, p)
     dv = add_product(drops.rounded(p, do1.dtype), do1, dv, WARPS)
     p = score.through(p, slope)
     dp1 = wait_for_matmuls(1, deps=(dp1,))
-    if not (AHEAD and READS_AHEAD):
+    if not AHEAD:
         delta = deltas(shared, tile + 1, p)
     ds1 = gradient_of_scores(shared, drops, p, dp1, delta)
     dk = add_product(ds1, shared.q.index(tile + 1), dk, WARPS)

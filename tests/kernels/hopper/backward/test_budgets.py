@@ -17,7 +17,7 @@ from ....support import kernel_code, sass
 from ....support.cases import some
 from ....support.hopper_builds import TILES, Built, Case, built
 from ....support.ptx import following
-from ....support.triton_version import DESCRIPTORS_LIVE_THROUGH_THE_LOOP, PINNED
+from ....support.triton_version import PINNED
 
 FULL, CAUSAL, WINDOW = Band(), Band(0), Band(0, 1023)
 HALF = "float16"
@@ -131,25 +131,11 @@ def spill_bounds(case: Case) -> tuple[int, int]:
 
     A step has over a thousand instructions, and an accumulator hundreds of bytes per thread: with these bounds none is
     spilled.  With head dims of 192 and 128, dk and dv alone take 160 of 240 registers.
-
-    Triton 3.9 computes the descriptor of every slice of a matmul's operands by itself and before the loop, where older
-    versions add constants to one of them: 64-bit scalars that live through the loop, about fifty of them where a step
-    has two halves.
     """
     if case.dims == (256, 256) or (case.mask.is_full and case.dims == (128, 128)):
-        return (220, 20) if DESCRIPTORS_LIVE_THROUGH_THE_LOOP else (40, 0)  # between the walks
-    if DESCRIPTORS_LIVE_THROUGH_THE_LOOP and case.dims != (128, 128):
-        if case.mask.is_full:
-            return (160, 30) if case.dims == (64, 64) else (240, 30)
-        if case.dims == (192, 128):
-            return 360, 60
-        return (1024, 180) if case.schedule == "symmetric_shift" else (512, 90)
+        return 40, 0  # between the walks
     if case.dims == (192, 128):
         return (120, 8) if case.mask.is_full else (160, 30)
-    if DESCRIPTORS_LIVE_THROUGH_THE_LOOP and not case.mask.is_full:
-        if case.group > 1:
-            return 300, 20  # most of it between the walks
-        return (170, 26) if case.schedule == "symmetric_shift" else (80, 10)
     if case.group > 1 and case.dims == (128, 128):
         return 16, 0  # between the walks
     if case.step_texts > 1:

@@ -11,7 +11,7 @@ from dash_inductor.model import Band
 from ....support import kernel_code, sass
 from ....support.cases import some
 from ....support.hopper_builds import TILES, Case, built
-from ....support.triton_version import DESCRIPTORS_LIVE_THROUGH_THE_LOOP, PINNED
+from ....support.triton_version import PINNED
 from .test_budgets import HALF, SHARED_BYTES, dependent_launches, is_ordered
 
 FULL, CAUSAL, WINDOW = Band(), Band(0), Band(0, 1023)
@@ -36,9 +36,6 @@ LATER = [
 ]
 cases = some([*SOON, *LATER], SOON)
 
-SPILL_BOUNDS_OF_DESCRIPTORS = {(64, 64): (420, 50), (128, 128): (280, 10), (192, 128): (560, 60), (256, 256): (300, 12)}
-"""By head dims, where descriptors live through the loop: spilled bytes, and spill instructions that every step runs."""
-
 
 @cases
 def test_fits(case: Case) -> None:
@@ -61,8 +58,6 @@ def test_fits(case: Case) -> None:
 
 def spill_bounds(case: Case) -> tuple[int, int]:
     """Spilled bytes per thread, and spill instructions that every step runs."""
-    if DESCRIPTORS_LIVE_THROUGH_THE_LOOP:
-        return SPILL_BOUNDS_OF_DESCRIPTORS[case.dims]
     return (200, 1) if case.dims == (256, 256) else (420, 28) if case.dense else (300, 18)
 
 

@@ -12,7 +12,7 @@ from dash_inductor.model import Band
 
 from ....support import kernel_code
 from ....support.hopper_builds import TILES, Case, built
-from ....support.triton_version import DESCRIPTORS_LIVE_THROUGH_THE_LOOP, PINNED
+from ....support.triton_version import PINNED
 from .test_budgets import HALF, SHARED_BYTES, is_ordered
 
 FULL, CAUSAL = Band(), Band(0)
@@ -50,8 +50,6 @@ def test_fits(case: Case) -> None:
 
 def spill_bounds(case: Case) -> tuple[int, int]:
     """Spilled bytes per thread, and spill instructions that every step runs."""
-    if DESCRIPTORS_LIVE_THROUGH_THE_LOOP:
-        return {(64, 64): (430, 160), (128, 128): (320, 80), (192, 128): (480, 95), (256, 256): (130, 2)}[case.dims]
     if case.dims == (256, 256):
         return 40, 0
     if case.dims == (192, 128):

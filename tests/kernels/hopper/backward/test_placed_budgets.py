@@ -13,9 +13,8 @@ from ....support import hopper_forward_builds as forward_builds
 from ....support import kernel_code, sass
 from ....support.cases import some
 from ....support.hopper_builds import TILES, Case, built
-from ....support.triton_version import DESCRIPTORS_LIVE_THROUGH_THE_LOOP, PINNED, UNTUNED
+from ....support.triton_version import PINNED
 from .test_budgets import HALF, SHARED_BYTES, dependent_launches, is_ordered
-from .test_data_budgets import SPILL_BOUNDS_OF_DESCRIPTORS
 
 PART = r"@%p\d+ st\.global\.v4\.b32"
 """The store of 16 bytes of a tile that is stored in part."""
@@ -44,8 +43,6 @@ def test_backwards_fit(case: Case) -> None:
     assert used.report.registers <= 168
     assert not used.report.serialised
     spilled, in_loop = {(192, 128): (300, 30), (256, 256): (164, 0), (64, 64): (176, 10)}.get(case.dims, (152, 10))
-    if DESCRIPTORS_LIVE_THROUGH_THE_LOOP:
-        spilled, in_loop = SPILL_BOUNDS_OF_DESCRIPTORS[case.dims]
     assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
     assert used.loops.spills <= in_loop, str(used)
     assert used.loops.barriers == case.barriers, "Triton lets warps meet where it is not sure"
@@ -61,7 +58,6 @@ def test_code_is_that_of_the_golden_file(case: Case) -> None:
     assert kernel_code.digest(built(case).ptx) == kernel_code.golden()[str(case)]
 
 
-@UNTUNED
 @some(FORWARDS, FORWARDS[1:3])
 def test_forwards_fit(case: forward_builds.Case) -> None:
     used = forward_builds.built(case)

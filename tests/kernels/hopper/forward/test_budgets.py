@@ -12,10 +12,11 @@ from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.hopper.forward import build
 from dash_inductor.model import Band
 from dash_inductor.model.traits import Traits
+from dash_inductor.upstream import compat
 
 from ....support import sass
 from ....support.hopper_forward_builds import Case, built, steps
-from ....support.triton_version import DESCRIPTORS_LIVE_THROUGH_THE_LOOP, PINNED, UNTUNED
+from ....support.triton_version import PINNED
 
 FULL, CAUSAL, WINDOW, LOOK_AHEAD = Band(), Band(0), Band(0, 1023), Band(None, 10)
 HALF = "float16"
@@ -67,7 +68,7 @@ CASES = [*SOON, *LATER]
 
 def marks(*cases: Case) -> list[pytest.MarkDecorator]:
     """The marks of a test that compiles these cases."""
-    return [UNTUNED] * any(case.data for case in cases) + [pytest.mark.full] * any(case in LATER for case in cases)
+    return [pytest.mark.full] * any(case in LATER for case in cases)
 
 
 cases = pytest.mark.parametrize("case", [pytest.param(case, id=str(case), marks=marks(case)) for case in CASES])
@@ -99,11 +100,7 @@ def spilled_bytes(case: Case) -> int:
     """Per thread, outside the steps: scalars, once per tile, where the accumulators leave no room for them.
 
     A producer, which has few registers, spills while it clears rows that take no part.
-
-    Triton 3.9 computes the descriptor of every slice of a matmul's operands by itself, and before the loops.
     """
-    if DESCRIPTORS_LIVE_THROUGH_THE_LOOP:
-        return 0 if case.mask.is_full and case.even_kv and case.dims != (256, 256) else 400
     if case.codes:
         return 72 if case.mask.is_full and case.dims == (64, 64) else 132
     if case.dense:
@@ -118,8 +115,6 @@ def test_a_step_is_what_it_was_written_as(case: Case) -> None:
 
     Where the mask is data the kinds are tiles whose scores are tested one by one, and tiles that are seen whole.
 
-    From Triton 3.9 on, a few registers are spilled in the steps of ragged full masks.
-
     Barriers among the warps of a consumer: when K and V are left, and before the wait for K (Triton's own, one more
     from Triton 3.9 on).
     """
@@ -127,15 +122,14 @@ def test_a_step_is_what_it_was_written_as(case: Case) -> None:
     kinds = 2 if case.data else 1 + (case.mask.lo is not None) + (case.mask.hi is not None)
     assert len(used.steps) == kinds * v.consumers, str(used)
     head_dim, _value_dim = build.tile_dims(*case.dims)
-    spills = 12 if DESCRIPTORS_LIVE_THROUGH_THE_LOOP and case.mask.is_full and not case.even_kv else 0
     for step in used.steps:
-        assert step.spills <= spills
+        assert not step.spills
         products = 2 if case.problem().sums_by_matmul else 1
         assert step.operations["HGMMA"] == head_dim // 16 + products * v.block_kv // 16
         assert step.operations["MUFU"] == v.block_kv // 2 + 2  # a probability per score, a factor per row
         assert step.operations["F2FP"] == v.block_kv // 4  # two probabilities each
         assert step.operations["PRMT"] <= 1
-        assert step.operations["BAR"] <= 3 + DESCRIPTORS_LIVE_THROUGH_THE_LOOP
+        assert step.operations["BAR"] <= 3 + compat.waits_meet()
 
 
 @PINNED
