@@ -3,23 +3,23 @@
 Two things are new in Triton 3.9, and each costs registers, of which a kernel around matrix instructions has none to
 spare:
 
-* PTX for sm_90 is assembled by the ptxas of CUDA 13.4, which Triton has for Blackwell GPUs; earlier versions use the one
-  that ``TRITON_PTXAS_PATH`` names, or the ptxas of CUDA 12.8 in their wheel.  3.9 still has that one, of CUDA 12.9.
+* PTX for sm_90 is assembled by the ptxas of CUDA 13.4, which Triton has for Blackwell GPUs.  Earlier versions use the
+  one that ``TRITON_PTXAS_PATH`` names, or the ptxas of CUDA 12.8 in their wheel; 3.9 still has one of CUDA 12.9.
 * The descriptor of every slice of an operand of ``wgmma`` is a sum of 32 bits, which is extended to 64, and all of them
   are computed before the first matrix instruction.  Earlier versions compute the descriptor of the first slice, and add
   a constant to it in front of every other one.
 
-Together they spill 21 to 60 instructions into a step of a backward (docs/log, "Triton 3.9 on a GPU").  `compile_hopper`
-gives the older assembler PTX in which the sums are written as before.
+Together they spill 16 to 50 instructions into a step of a backward, which then has 0.87 of its rate at D=64.
+`compile_hopper` gives the older assembler PTX in which the sums are written as before (`plain_descriptors`).
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 from triton import knobs
@@ -28,10 +28,10 @@ from . import compat
 from .seams import Seam
 
 PTX_VERSION = 87
-"""The version of PTX for it, which the ptxas of CUDA 12.8 and newer read."""
+"""The version of PTX for the older assembler: what Triton 3.6 writes."""
 
 REVISION = "1"
-"""Names in Triton's cache what becomes of PTX here: raise it with a change of `late_descriptors`."""
+"""Names in Triton's cache what becomes of PTX here: raise it with a change of `plain_descriptors`."""
 
 _HOPPER: ContextVar[bool] = ContextVar("dash_inductor_assembling", default=False)
 """Whether this thread compiles by `compile_hopper`."""
@@ -48,11 +48,10 @@ def compile_hopper(source: Any, target: Any, options: dict[str, Any]) -> Any:
 
     _install()
     variables = {**get_cache_invalidating_env_vars(), "dash_inductor_assembling": REVISION}
+    options = {"ptx_version": PTX_VERSION, **options}
     token = _HOPPER.set(True)
     try:
-        return triton.compile(
-            source, target=target, options={"ptx_version": PTX_VERSION, **options}, _env_vars=variables
-        )
+        return triton.compile(source, target=target, options=options, _env_vars=variables)
     finally:
         _HOPPER.reset(token)
 
@@ -60,7 +59,7 @@ def compile_hopper(source: Any, target: Any, options: dict[str, Any]) -> Any:
 @functools.cache
 def _install() -> None:
     _PTXAS.wrap(_with_older_ptxas)
-    _PTX.wrap(_with_late_descriptors)
+    _PTX.wrap(_with_plain_descriptors)
 
 
 def _with_older_ptxas(get_ptxas: Callable[[int], Any]) -> Callable[[int], Any]:
@@ -70,94 +69,124 @@ def _with_older_ptxas(get_ptxas: Callable[[int], Any]) -> Callable[[int], Any]:
     return get_ptxas_for
 
 
-def _with_late_descriptors(make_ptx: Callable[..., str]) -> Callable[..., str]:
+def _with_plain_descriptors(make_ptx: Callable[..., str]) -> Callable[..., str]:
     def make_ptx_for(*args: Any, **kwargs: Any) -> str:
         text = make_ptx(*args, **kwargs)
-        return late_descriptors(text) if _HOPPER.get() else text
+        return plain_descriptors(text) if _HOPPER.get() else text
 
     return make_ptx_for
 
 
-_DEFINITION = re.compile(r"\s*(or\.b64|cvt\.u64\.u32|add\.s32|bfe\.u32|and\.b32)\s+(%\w+), ([^;]*);")
-_WRITTEN = re.compile(r"(?:@!?%\w+ )?[a-z][\w.:]*\s+(?:\{([^}]*)\}|(%\w+))")
+class _Written(NamedTuple):
+    """The one instruction that writes a register: its line, operation and operands."""
+
+    line: int
+    operation: str
+    operands: list[str]
+
+
+_DEFINITION = re.compile(r"\s*(or\.b64|cvt\.u64\.u32|add\.s32|or\.b32|bfe\.u32|and\.b32)\s+(%\w+), ([^;]*);")
+_ANY_DEFINITION = re.compile(r"\s*(?:@!?%\w+ )?[a-z][\w.:]*\s+(?:\{([^}]*)\}|(%\w+))")
+_BRANCH = re.compile(r"\s*(?:@!?%\w+ )?bra[.\w]*\s+(\$L__BB\w+)")
+_LOW = 0xFFFF
+"""The bits of a descriptor in which the address is."""
 _ADDRESS_BITS = 15
-"""Bits of an address in shared memory as a descriptor has it, in units of 16 bytes."""
+"""Bits of an address in shared memory, in units of 16 bytes."""
 
 
-def late_descriptors(ptx: str) -> str:
-    """PTX in which a descriptor is the sum of that of the first slice and a constant, in front of its use.
+def plain_descriptors(ptx: str) -> str:
+    """PTX in which the descriptors of an operand are sums of 64 bits, each in front of its use.
 
-    A descriptor of the form ``(base + constant in 32 bits, extended) | bits`` becomes ``base, extended + (constant +
-    bits)``, which is equal where the sum on the left has less than 16 bits, and ``bits`` none there.  Others stay.
+    ``(base + constant, in 32 bits, extended to 64) | bits`` becomes ``(base, extended) + constant``.  What is not
+    proved to be of this form and equal stays.  A descriptor that does not change in the loop of its use stays outside.
     """
     lines = ptx.splitlines()
-    defined = _definitions(lines)
+    written, loops = _written(lines), _loops(lines)
     bases: dict[str, str] = {}
-    rewritten: list[str] = []
+    in_front: dict[int, list[str]] = {}
     late = 0
-    for line in lines:
-        head, brace, operands = line.partition("}") if "wgmma.mma_async" in line else (line, "", "")
+    for use, line in enumerate(lines):
+        if "wgmma.mma_async" not in line:
+            continue
+        matrix, brace, operands = line.partition("}")
         for register in dict.fromkeys(re.findall(r"%rd\d+", operands)):
-            found = _slice(register, defined)
+            found = _sum(register, written)
             if found is None:
                 continue
             base, constant = found
-            extended = bases.setdefault(base, f"%rdbase{len(bases)}")
-            rewritten.append(f"\tadd.s64 \t%rdlate{late}, {extended}, {constant};")
-            operands = re.sub(rf"{register}\b", f"%rdlate{late}", operands)
+            extended = bases.setdefault(base, f"%dash_base{len(bases)}")
+            place = written[register].line
+            if loops[place] != loops[use]:
+                lines[place] = f"\tadd.s64 \t{register}, {extended}, {constant};"
+                continue
+            in_front.setdefault(use, []).append(f"\tadd.s64 \t%dash_late{late}, {extended}, {constant};")
+            operands = re.sub(rf"{register}\b", f"%dash_late{late}", operands)
             late += 1
-        rewritten.append(head + brace + operands)
-    if not late:
+        lines[use] = matrix + brace + operands
+    if not bases:
         return ptx
-    return _declared(_extended(rewritten, bases), len(bases), late)
-
-
-def _definitions(lines: list[str]) -> dict[str, tuple[str, list[str]]]:
-    """(operation, operands) by register, of those that one instruction writes, without a predicate."""
-    written: dict[str, int] = {}
-    found: dict[str, tuple[str, list[str]]] = {}
-    for line in lines:
-        if some := _WRITTEN.match(line.strip()):
-            for register in (some[1] or some[2]).split(","):
-                written[register.strip()] = written.get(register.strip(), 0) + 1
-        if one := _DEFINITION.match(line):
-            found[one[2]] = one[1], [operand.strip() for operand in one[3].split(",")]
-    return {register: value for register, value in found.items() if written.get(register) == 1}
-
-
-def _slice(register: str, defined: dict[str, tuple[str, list[str]]]) -> tuple[str, int] | None:
-    """(the address of the first slice, what is added to it) of a descriptor; None where it is of no known form."""
-    operation, operands = defined.get(register, ("", []))
-    if operation != "or.b64" or not operands[1].isdecimal():
-        return None
-    bits = int(operands[1])
-    operation, operands = defined.get(operands[0], ("", []))
-    if operation != "cvt.u64.u32" or bits & 0xFFFF:
-        return None
-    base, ahead = operands[0], 0
-    operation, operands = defined.get(base, ("", []))
-    if operation == "add.s32" and operands[1].isdecimal():
-        base, ahead = operands[0], int(operands[1])
-        operation, operands = defined.get(base, ("", []))
-    cut = (operation == "bfe.u32" and int(operands[2]) <= _ADDRESS_BITS) or (
-        operation == "and.b32" and operands[1].isdecimal() and int(operands[1]) < 1 << _ADDRESS_BITS
-    )
-    return (base, ahead + bits) if cut and ahead < 1 << _ADDRESS_BITS else None
-
-
-def _extended(lines: list[str], bases: dict[str, str]) -> list[str]:
-    """The lines with an instruction behind the one that writes an address, which extends it to 64 bits."""
-    found = []
-    for line in lines:
-        found.append(line)
-        one = _DEFINITION.match(line)
-        if one and one[2] in bases:
-            found.append(f"\tcvt.u64.u32 \t{bases[one[2]]}, {one[2]};")
-    return found
-
-
-def _declared(lines: list[str], bases: int, late: int) -> str:
-    """The text with its new registers declared beside the others."""
+    extensions = {written[base].line: f"\tcvt.u64.u32 \t{name}, {base};" for base, name in bases.items()}
+    registers = f"\t.reg .b64 \t%dash_base<{len(bases)}>;", f"\t.reg .b64 \t%dash_late<{late + 1}>;"
     first = next(i for i, line in enumerate(lines) if line.lstrip().startswith(".reg "))
-    lines[first:first] = [f"\t.reg .b64 \t%rdbase<{bases}>;", f"\t.reg .b64 \t%rdlate<{late}>;"]
-    return "\n".join(lines) + "\n"
+    made: list[str] = []
+    for i, line in enumerate(lines):
+        made += registers if i == first else ()
+        made += (*in_front.get(i, ()), line, *([extensions[i]] if i in extensions else ()))
+    return "\n".join(made) + "\n"
+
+
+def _sum(register: str, written: dict[str, _Written]) -> tuple[str, int] | None:
+    """(base, constant) of a descriptor that is their sum, the base extended to 64 bits; None where that is not known.
+
+    The base is an address of less than 16 bits, and the constant's low bits leave room for it.  So there is no carry,
+    and an ``or`` with bits above is a sum.
+    """
+    last = written.get(register)
+    if last is None or last.operation != "or.b64" or not last.operands[1].isdecimal():
+        return None
+    bits, extension = int(last.operands[1]), written.get(last.operands[0])
+    if extension is None or extension.operation != "cvt.u64.u32" or bits & _LOW:
+        return None
+    base, constant = extension.operands[0], 0
+    address = written.get(base)
+    if address is not None and address.operation in ("add.s32", "or.b32") and address.operands[1].isdecimal():
+        constant = int(address.operands[1])
+        if address.operation == "or.b32" and constant & _LOW:
+            return None
+        base = address.operands[0]
+        address = written.get(base)
+    if address is None or not _is_address(address) or constant & _LOW >= 1 << _ADDRESS_BITS:
+        return None
+    return base, (bits | constant & ~_LOW) + (constant & _LOW)
+
+
+def _is_address(value: _Written) -> bool:
+    """Whether a value has no bits beyond those of an address."""
+    if value.operation == "bfe.u32":
+        return value.operands[2].isdecimal() and int(value.operands[2]) <= _ADDRESS_BITS
+    bits = value.operands[1]
+    return value.operation == "and.b32" and bits.isdecimal() and int(bits) < 1 << _ADDRESS_BITS
+
+
+def _written(lines: Sequence[str]) -> dict[str, _Written]:
+    """What writes a register, of registers that are written once, by an operation that a descriptor is made of."""
+    times: dict[str, int] = {}
+    found: dict[str, _Written] = {}
+    for i, line in enumerate(lines):
+        if some := _ANY_DEFINITION.match(line):
+            for register in (some[1] or some[2]).split(","):
+                times[register.strip()] = times.get(register.strip(), 0) + 1
+        if one := _DEFINITION.match(line):
+            found[one[2]] = _Written(i, one[1], [operand.strip() for operand in one[3].split(",")])
+    return {register: value for register, value in found.items() if times[register] == 1}
+
+
+def _loops(lines: Sequence[str]) -> list[frozenset[int]]:
+    """The loops around each line, by their first lines: each goes from a label to the last branch back to it."""
+    labels = {line.split(":")[0]: i for i, line in enumerate(lines) if line.startswith("$L__BB")}
+    ends: dict[int, int] = {}
+    for i, line in enumerate(lines):
+        branch = _BRANCH.match(line)
+        if branch and labels[branch[1]] <= i:
+            ends[labels[branch[1]]] = i
+    return [frozenset(start for start, end in ends.items() if start <= i <= end) for i in range(len(lines))]

@@ -49,10 +49,12 @@ def descriptors_come_early() -> bool:
 
 
 def waits_meet() -> bool:
-    """Whether all warps of a role meet after a wait for matmuls, unless the operation says `warpGroupLocal`.
+    """Whether all warps of a role meet after a wait for matmuls, unless the operation says `warpGroupLocal`."""
+    return _triton_since(3, 9)
 
-    Triton's pull request 11056 made both.
-    """
+
+def arrivals_meet() -> bool:
+    """Whether all warps of a role meet before one of them arrives at an mbarrier."""
     return _triton_since(3, 9)
 
 

@@ -22,12 +22,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
+from .....upstream import compat
 from ...shared.device.operations import role_barrier
 from ...shared.device.relations import keep_between
 from ...shared.device.steps import accumulator_layout, left_operand
 from .seen import ask, hide
 from .sums import begin_sums
 from .tile_work import ROWS
+
+ARRIVALS_MEET = gl.constexpr(compat.arrivals_meet())
 
 LOWEST = gl.constexpr(-3.4028234663852886e38)
 """The lowest finite fp32."""
@@ -56,7 +59,8 @@ def wait_for(full, it, STAGES: gl.constexpr):
 @gluon.jit
 def release(empty):
     """Say that all warps of this consumer have read a tile."""
-    role_barrier()
+    if not ARRIVALS_MEET:
+        role_barrier()
     mbarrier.arrive(empty, count=1)
 
 
