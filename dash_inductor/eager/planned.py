@@ -99,7 +99,7 @@ def planned(asked: Asked) -> Planned | Kept:
         allow_tf32=dtype == "float32" and arch.allow_tf32(device),
     )
     name = arch.arch_of(device)
-    plan = decide(site, name, config.schedule, compiler=toolchain.settings())
+    plan = decide(site, name, config.schedule, compiler=toolchain.numerics())
     if isinstance(plan, Kept):
         return plan
     if execution(plan.kernel).templates or execution(plan.forward).templates:

@@ -67,11 +67,11 @@ def _explained(record: SiteRecord, arch: str | None) -> SiteExplanation:
     else:
         site = None if record.site is None else _moved(record.site, arch)
         if site is not None and (record.reason is None or record.reason in OF_THE_PLANNER):
-            decision = decide(site, arch, config.schedule, compiler=toolchain.settings())
+            decision = decide(site, arch, config.schedule, compiler=toolchain.numerics())
     if site is None or not arch:
         return SiteExplanation(record, decision, arch, site, ())
     named = config.schedule if isinstance(decision, Plan) and decision.schedule == config.schedule else None
-    candidates = _ranked(site, arch, named, toolchain.settings())
+    candidates = _ranked(site, arch, named, toolchain.numerics())
     if isinstance(decision, Kept):
         candidates = tuple(replace(candidate, chosen=False) for candidate in candidates)
     return SiteExplanation(record, decision, arch, site, candidates)

@@ -85,7 +85,7 @@ def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = 
 
     Args:
         schedule: take this schedule instead of choosing one; it must support the mask.
-        compiler: settings of the compiler that may change bits (`toolchain.settings`); part of the numerics key.
+        compiler: what may change bits of the compiler (`toolchain.numerics`); part of the numerics key.
 
     An architecture of `SAME_AS` gets the plan of its relative, under a numerics key of its own.
 

@@ -53,6 +53,11 @@ def waits_meet() -> bool:
     return _triton_since(3, 9)
 
 
+def sums_in_new_order() -> bool:
+    """Whether Triton adds the elements of an axis in the order that it has since 3.9."""
+    return _triton_since(3, 9)
+
+
 def arrivals_meet() -> bool:
     """Whether all warps of a role meet before one of them arrives at an mbarrier."""
     return _triton_since(3, 9)

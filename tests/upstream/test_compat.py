@@ -241,7 +241,9 @@ def test_installing_again_changes_nothing() -> None:
     assert joint_graph.pass_patterns == before
 
 
-@pytest.mark.parametrize("asked", [compat.descriptors_come_early, compat.waits_meet])
+@pytest.mark.parametrize(
+    "asked", [compat.descriptors_come_early, compat.waits_meet, compat.arrivals_meet, compat.sums_in_new_order]
+)
 @pytest.mark.parametrize(
     ("version", "is_so"),
     [(None, False), ("3.6.0", False), ("3.8.2", False), ("3.9.0", True), ("3.10.0+git1a2b", True), ("4.0.0", True)],

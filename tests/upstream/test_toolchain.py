@@ -13,7 +13,7 @@ from dash_inductor.kernels.hopper.backward import build
 from dash_inductor.kernels.portable import standalone
 from dash_inductor.model import Band, Site
 from dash_inductor.planning import plan
-from dash_inductor.upstream import toolchain
+from dash_inductor.upstream import compat, toolchain
 from tests.support.calls import call_of
 
 SITE = Site("cuda", "bfloat16", 1, 2, 2, 256, 256, 64, 64, call_of(Band(0), 0.125))
@@ -46,6 +46,17 @@ def test_settings_are_named_with_their_values() -> None:
     used = toolchain.settings({"PTXAS_OPTIONS": "--fmad=false, -O1", "DISABLE_LLVM_OPT": "1"})
     assert used == "DISABLE_LLVM_OPT=1,PTXAS_OPTIONS=--fmad%3Dfalse%2C%20-O1"
     assert re.fullmatch(r"[^/ ]*", used)
+
+
+@pytest.mark.parametrize(("version", "order"), [("3.6.0", ""), ("3.8.1", ""), ("3.9.0", "sums=triton3.9")])
+@pytest.mark.parametrize("options", ["", "-O1"])
+def test_numerics_keys_name_the_order_of_sums(
+    version: str, order: str, options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "triton_version", lambda: version)
+    monkeypatch.setenv("PTXAS_OPTIONS", options)
+    named = [f"PTXAS_OPTIONS={options}"] * bool(options) + [order] * bool(order)
+    assert toolchain.numerics() == ",".join(named)
 
 
 @pytest.mark.parametrize("name", toolchain.VARIABLES)

@@ -167,7 +167,7 @@ def analyse(found: Found, facts: SiteFacts) -> Match:
     for name, gradient in zip(("dq", "dk", "dv"), operands.gradients, strict=True):
         if gradient.order is None:
             raise NotReadable(Reason.LAYOUT, f"{name} is not dense")
-    decision = decide(site, facts.arch, config.schedule, compiler=toolchain.settings())
+    decision = decide(site, facts.arch, config.schedule, compiler=toolchain.numerics())
     if isinstance(decision, Kept):
         if decision.reason is Reason.MASK_UNSUPPORTED and cause is not None:
             raise NotReadable(cause.reason, cause.detail)
