@@ -1,4 +1,6 @@
-"""Models whose training steps pay for determinism outside of attention: few layers of realistic width.
+"""Models whose training steps are measured: few layers of realistic width.
+
+Those of `long` spend much of a step in attention, the others pay for determinism elsewhere.
 
 Batches are so large that the GPU is what a step waits for: with 8 rows, T5 and Whisper wait for the host, which takes
 50 us for a call of cuBLAS.
@@ -13,6 +15,7 @@ from collections.abc import Callable
 
 from .experts import Titan, deepseek_v3, gpt_oss, mixtral, qwen3_moe, titan_moe
 from .language import bert, gemma3, gpt2, llama, mamba2, t5, whisper
+from .long import LONG
 from .made import Made
 from .others import Graph, Preferences, Recommender, graph, preferences, recommender
 from .vision import Deformable, DiT, UNet, deformable, dit, llava, segmentation, unet, vit
@@ -24,7 +27,8 @@ MODELS: dict[str, Callable[[], Made]] = {
         *(mixtral, qwen3_moe, gpt_oss, deepseek_v3, titan_moe),
         *(unet, segmentation, deformable, vit, dit, llava),
         *(graph, preferences, recommender),
+        *LONG,
     )
 }
 
-__all__ = ["MODELS", "Deformable", "DiT", "Graph", "Made", "Preferences", "Recommender", "Titan", "UNet"]
+__all__ = ["LONG", "MODELS", "Deformable", "DiT", "Graph", "Made", "Preferences", "Recommender", "Titan", "UNet"]
