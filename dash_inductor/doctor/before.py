@@ -7,7 +7,7 @@ import enum
 import functools
 import os
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +20,8 @@ from ..guard.kept import Kept
 from ..guard.micro_batch import MicroBatch, Random
 from ..observers.fingerprints.fingerprint import local
 from ..upstream.eager import has_cuda_graphs, versions_kept
+from ..upstream.pytree import tree_leaves
+from ..upstream.tensors import is_functorch_wrapped
 from .flag import Flag
 
 _SHARED = (
@@ -64,6 +66,8 @@ class Before:
         """
         if any(is_lazy(tensor) for tensor in (*root.parameters(), *root.buffers())):
             raise CannotRepeat("it makes its parameters in its first call")
+        if any(isinstance(leaf, Tensor) and is_functorch_wrapped(leaf) for leaf in tree_leaves((args, kwargs))):
+            raise CannotRepeat("it runs inside a transformation of functions")
         random, generators = Random.now(), _generators()
         try:
             batch = MicroBatch.of(root, args, kwargs)

@@ -1,4 +1,4 @@
-"""Whether attention of other libraries was told to be deterministic: they do not ask for PyTorch's flag when they run."""
+"""Whether attention of other libraries was told to be deterministic: when it runs, none asks for PyTorch's flag."""
 
 from __future__ import annotations
 
@@ -56,6 +56,14 @@ class Foreign:
             self._heard[name] = None
         else:
             self._deaf[name, line, made] = None
+
+    def at(self, module: str) -> list[str]:
+        """The attention that has run in a module, and what it was told."""
+        return [
+            f"{name} at {place.line} ({' and '.join(f'deterministic={value}' for value in sorted(values))})"
+            for (name, place), values in self._told.items()
+            if place.inside(module)
+        ]
 
     def flag_at_attention(self) -> Iterator[Seen]:
         """Whether attention of other libraries was told to be deterministic."""

@@ -96,7 +96,7 @@ class Heard:
         return [
             f"{ran.operator.listed} at {ran.place.line} (the flag was {ran.flag.value})"
             for ran in self._reading.ran
-            if _inside(ran.place.module, module)
+            if ran.place.inside(module)
         ]
 
 
@@ -105,8 +105,8 @@ def _cudnn() -> str:
     if not torch.backends.cudnn.deterministic:
         return ""
     return (
-        ". It sets torch.backends.cudnn.deterministic, which reaches cuDNN's convolutions and its CTC loss, and nothing "
-        "else: no attention, no index_add, scatter or interpolation, no other operator of PyTorch and no compiled graph"
+        ". It sets torch.backends.cudnn.deterministic, which reaches cuDNN's convolutions and its CTC loss, and "
+        "nothing else: no attention, no index_add, scatter or interpolation, no other operator and no compiled graph"
     )
 
 
@@ -154,9 +154,3 @@ def _times(count: int) -> str:
 
 def _counted(names: Counter[str]) -> str:
     return ", ".join(f"{name} ({count} places)" if count > 1 else name for name, count in names.items())
-
-
-def _inside(module: str, outer: str) -> bool:
-    """Whether a module, by what `frames.name_of` calls it, is another one or inside of it."""
-    inner_path, outer_path = module.split(" (")[0], outer.split(" (")[0]
-    return bool(inner_path) and (inner_path == outer_path or inner_path.startswith(f"{outer_path}."))

@@ -42,6 +42,11 @@ class Place:
     def __str__(self) -> str:
         return f"at {self.line}, in {self.module}" if self.module else f"at {self.line}"
 
+    def inside(self, module: str) -> bool:
+        """Whether it is in a module, by what `frames.name_of` calls that, or in one inside of it."""
+        here, there = self.module.split(" (")[0], module.split(" (")[0]
+        return bool(here) and (here == there or here.startswith(f"{there}."))
+
 
 @dataclass(frozen=True)
 class Ran:
@@ -136,12 +141,12 @@ class Reading(DispatchMode):
             return
         number = backward_sequence_number()
         if torch.is_grad_enabled():  # a node was just made, if the operator has a gradient
-            self._forwards.setdefault(next_sequence_number() - 1, _here())
+            self._forwards.setdefault(next_sequence_number() - 1, here())
         entry = listed(operator, args, kwargs, _device)
         other = operator.namespace != "aten" and any(a.name == "deterministic" for a in operator._schema.arguments)
         if entry is None and not other:
             return
-        place = _here() if number is None else self._forwards.get(number) or _here()
+        place = here() if number is None else self._forwards.get(number) or here()
         if place.line.startswith(cache_dir()):
             return  # code that Inductor has written, whose graph was read
         if entry is not None:
@@ -166,7 +171,13 @@ def looked_at(reading: Reading, operator: OpOverload, args: Any, kwargs: Any) ->
     reading.look(operator, args, kwargs)
 
 
-def _here() -> Place:
+def foreign_modes() -> bool:
+    """Whether other modes than the doctor's see operators, as where a program is traced."""
+    return any(not isinstance(mode, Reading) for mode in mode_stack())
+
+
+def here() -> Place:
+    """Where the program is, in a function that it calls in place of one of PyTorch (`frames.LOOKING`)."""
     around = frames.modules()
     return Place(frames.line()[0], frames.name_of(around[0], around[-1]) if around else "")
 
