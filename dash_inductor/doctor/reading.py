@@ -5,7 +5,6 @@ The mode sees eager code of the first step, its backward included; graphs are re
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -79,7 +78,7 @@ class Reading(DispatchMode):
         self.flagged: Callable[[str, Place, bool], object] = lambda name, place, value: None
         self.seen = 0
         self._entered = False
-        self._quiet = threading.local()
+        self._quiet = 0
         self._forwards: dict[int, Place] = {}  # by the numbers of the nodes that they have made
         self._stepped: set[int] = set()
 
@@ -100,13 +99,12 @@ class Reading(DispatchMode):
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Look at nothing on this thread in a block: it is no part of the program."""
-        before = getattr(self._quiet, "on", False)
-        self._quiet.on = True
+        """Look at nothing in a block, on no thread: it is no part of the program."""
+        self._quiet += 1
         try:
             yield
         finally:
-            self._quiet.on = before
+            self._quiet -= 1
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step: with the second time, the first step of the program has been seen."""
@@ -126,7 +124,7 @@ class Reading(DispatchMode):
         """Look at an operator, and run it; subclasses of tensors first turn it into operators of plain ones."""
         if any(kind not in _PLAIN for kind in types):
             return NotImplemented
-        if self.seen <= LIMIT and isinstance(func, OpOverload) and not getattr(self._quiet, "on", False):
+        if self.seen <= LIMIT and not self._quiet and isinstance(func, OpOverload):
             try:
                 looked_at(self, func, args, kwargs or {})
             except Exception as error:  # within an operator of the program, to which nothing may happen

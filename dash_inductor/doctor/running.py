@@ -85,19 +85,29 @@ class Running:
             },
             torch.cuda: dict.fromkeys(("manual_seed", "manual_seed_all", "set_rng_state"), self._seed),
         }
+        layers = {"forward": self._once(self._layer), "__init__": self._once(self._made)}
         _let_dynamo_know_the_originals()
         generators = _Generators()
         with ExitStack() as stack:
-            stack.enter_context(functions_looked_at(self._function))
-            stack.enter_context(layers_looked_at({"forward": self._layer, "__init__": self._made}))
+            stack.enter_context(functions_looked_at(self._once(self._function)))
+            stack.enter_context(layers_looked_at(layers))
             for owner, looks in functions.items():
-                changed = {name: looking(getattr(owner, name), look) for name, look in looks.items()}
+                changed = {name: looking(getattr(owner, name), self._once(look)) for name, look in looks.items()}
                 stack.enter_context(replaced(owner, changed))
             stack.enter_context(self.step.watched())
             try:
                 yield
             finally:
                 self._drawn = generators.drew_without_a_seed()
+
+    def _once(self, look: Callable[..., None]) -> Callable[..., None]:
+        """Looks at what the program does, and not at what the doctor repeats of that."""
+
+        def look_once(*args: Any, **kwargs: Any) -> None:
+            if not self.step.repeats:
+                look(*args, **kwargs)
+
+        return look_once
 
     def _attention(self, query: Tensor, *args: Any, **kwargs: Any) -> None:
         if _trains(query, *args, *kwargs.values()):

@@ -31,6 +31,9 @@ class Step(Observer):
 
     Args:
         repeat: whether its forwards and backwards are run again.
+
+    Attributes:
+        repeats: whether what runs now is a repetition.
     """
 
     def __init__(self, repeat: bool = True) -> None:
@@ -39,9 +42,9 @@ class Step(Observer):
         self.heard = Heard(self.reading)
         self.foreign = Foreign()
         self.reading.flagged = self.foreign.told
-        self._twice = Twice(self.reading.quiet)
+        self._twice = Twice(self._again)
         self._twice.began = self._began
-        self._trained = False
+        self.repeats = self._trained = False
         self.checks: tuple[Check, ...] = (*self.heard.checks, *self.foreign.checks, self.two_runs)
 
     @contextmanager
@@ -57,6 +60,16 @@ class Step(Observer):
             self._twice.end()
             for observer in observers:
                 active.observers.remove(observer)
+
+    @contextmanager
+    def _again(self) -> Iterator[None]:
+        """A block that is a repetition."""
+        before, self.repeats = self.repeats, True
+        try:
+            with self.reading.quiet():
+                yield
+        finally:
+            self.repeats = before
 
     def not_looking(self) -> AbstractContextManager[None]:
         """A block that is no part of the program, such as a compile."""
