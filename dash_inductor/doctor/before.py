@@ -7,7 +7,7 @@ import enum
 import functools
 import os
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -150,7 +150,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(first, second)
 
 
-def _write(tensors: list[Tensor], values: list[Tensor]) -> None:
+def _write(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     for tensor, value in zip(tensors, values, strict=True):
         if not same_bits(tensor, value):
             local(tensor).data.copy_(value)

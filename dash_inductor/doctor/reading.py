@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from ..eager.determinism import DETERMINISTIC
 from ..errors import described
 from ..graph.model_line import model_line
 from ..upstream.caches import cache_dir
@@ -134,6 +135,8 @@ class Reading(DispatchMode):
 
     def look(self, operator: OpOverload, args: Any, kwargs: Any) -> None:
         """Note an operator that is about to run."""
+        if DETERMINISTIC.switched_on:
+            return  # within attention of ours, for whose time the flag is on
         self.seen += 1
         if self.seen > LIMIT:
             self.complete = False
@@ -145,9 +148,11 @@ class Reading(DispatchMode):
         other = operator.namespace != "aten" and any(a.name == "deterministic" for a in operator._schema.arguments)
         if entry is None and not other:
             return
-        place = here() if number is None else self._forwards.get(number) or here()
+        place = here()
         if place.line.startswith(cache_dir()):
             return  # code that Inductor has written, whose graph was read
+        if number is not None:
+            place = self._forwards.get(number, place)
         if entry is not None:
             self.ran[Ran(entry, place, Flag.now())] += 1
         else:

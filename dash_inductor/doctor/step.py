@@ -15,7 +15,7 @@ from ..observers import active, hooks
 from ..observers.names import unwrapped
 from ..observers.observer import Observer
 from ..upstream.dynamo import skip_code
-from ..upstream.eager import in_backward
+from ..upstream.eager import in_backward, not_compiled
 from ..upstream.patches import replaced
 from .findings import Check, Seen, Severity
 from .foreign import Foreign
@@ -88,7 +88,7 @@ class Step(Observer):
         self.heard.happened(f"{type(unwrapped(module)).__name__} was called")
 
     def _backward(self) -> Callable[..., Any]:
-        plain = torch.autograd.backward
+        plain: Any = torch.autograd.backward
 
         @functools.wraps(plain)
         def backward(*args: Any, **kwargs: Any) -> None:
@@ -97,10 +97,11 @@ class Step(Observer):
             if outermost and not torch.compiler.is_compiling():
                 self._ended()
 
-        skip_code(backward.__code__)
+        ours: Any = backward
+        skip_code(ours.__code__)
         return backward
 
-    @torch.compiler.disable
+    @not_compiled
     def _ended(self) -> None:
         self._trained = True
         self.heard.trained()
@@ -121,9 +122,10 @@ class Step(Observer):
         if equal:
             tensors = sum(outcome.tensors for outcome in equal)
             names = ", ".join(dict.fromkeys(outcome.root for outcome in equal))
+            without = f", nor were {self._twice.dropped} calls before them" if self._twice.dropped else ""
             what = (
                 f"{RUNS} runs of the first step's forward and backward give equal bits: {names} ({tensors} outputs and "
-                "gradients). What is outside of these modules, such as data and optimizer, was not run again"
+                f"gradients). What is outside of these modules, such as data and optimizer, was not run again{without}"
             )
             yield OK, what, ""
         if not outcomes:

@@ -37,7 +37,7 @@ from .reading import foreign_modes
 
 RUNS = 3
 """How often each call is made again: with each more, chance hides less of what adds in no fixed order."""
-MOST = 64
+MOST = 32
 """Calls of outermost modules whose backward is waited for."""
 
 
@@ -129,8 +129,10 @@ class Twice(Observer):
         if self._done or self._depth or not self._calls or self._calls[-1].root is not module:
             return
         self._forget_hooks()
-        call = self._calls[-1]
-        for number, tensor in results_of(result):
+        call, results = self._calls[-1], results_of(result)
+        if not results:
+            self._calls.pop()  # no backward goes through it
+        for number, tensor in results:
             tensor.register_hook(lambda gradient, number=number: _keep(call, number, gradient))
 
     def _forget_hooks(self) -> None:

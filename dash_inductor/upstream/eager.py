@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch._C import _current_autograd_node, _current_graph_task_id
 from torch._C import _set_deterministic_algorithms as set_deterministic_algorithms
+from torch._C._autograd import _get_sequence_nr as next_sequence_number
 from torch._compile import _disable_dynamo as not_compiled
 from torch.autograd import Variable
-from torch.autograd import _get_sequence_nr as next_sequence_number
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as versions_kept
 
 __all__ = [
