@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 
 class Under(enum.Enum):
     """What an operator does under the flag."""
@@ -71,6 +73,18 @@ def _has(name: str) -> Callable[[Arguments], bool]:
     return lambda given: given.get(name) is not None
 
 
+_VARIANTS, _, _RAISING = str(torch.use_deterministic_algorithms.__doc__).partition("will throw a")
+"""The two lists of the installed PyTorch: from version to version, operators go from the second to the first one."""
+
+
+def _by_version(entry: str) -> Under:
+    return Under.VARIANT if f"{entry}`" in _VARIANTS else Under.RAISES
+
+
+def _if_listed(entry: str) -> Callable[[Arguments], bool]:
+    return lambda given: f"{entry}`" in _VARIANTS + _RAISING
+
+
 _CPU, _CUDA, _ALL = ("cpu",), ("cuda",), ()
 _MAX = 2  # `mode` of EmbeddingBag
 
@@ -98,7 +112,7 @@ OPERATORS = (
     Operator(("scatter",), "scatter of a tensor", Under.VARIANT, _CUDA, _has("src")),
     Operator(("scatter_reduce",), "scatter_reduce", Under.VARIANT, _CUDA, _reduces("sum", "mean")),
     Operator(("scatter_reduce",), "scatter_reduce with reduce='prod'", Under.RAISES, _CUDA, _reduces("prod")),
-    Operator(("max_pool3d_with_indices_backward",), "backward of MaxPool3d", Under.VARIANT),
+    Operator(("max_pool3d_with_indices_backward",), "backward of MaxPool3d", _by_version("torch.nn.MaxPool3d")),
     Operator(("avg_pool3d_backward",), "backward of AvgPool3d", Under.RAISES),
     Operator(
         ("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward"), "backward of AdaptiveAvgPool", Under.RAISES
@@ -117,6 +131,10 @@ OPERATORS = (
     Operator(("nll_loss2d_forward",), "NLLLoss of images", Under.RAISES),
     Operator(("_ctc_loss_backward",), "backward of CTCLoss", Under.RAISES),
     Operator(
+        ("embedding_dense_backward",), "backward of Embedding", _by_version("torch.nn.Embedding"), _CUDA,
+        _if_listed("torch.nn.Embedding"),
+    ),
+    Operator(
         ("_embedding_bag_dense_backward",), "backward of EmbeddingBag with mode='max'", Under.RAISES, _CUDA,
         lambda given: given.get("mode") == _MAX,
     ),
@@ -124,7 +142,7 @@ OPERATORS = (
     Operator(("bincount",), "bincount with weights", Under.RAISES, _CUDA, _has("weights")),
     Operator(("median", "nanmedian"), "median with indices", Under.RAISES, _CUDA, _has("dim")),
     Operator(("grid_sampler_2d_backward", "grid_sampler_3d_backward"), "backward of grid_sample", Under.RAISES),
-    Operator(("cumsum",), "cumsum", Under.RAISES, _CUDA, _is_floating),
+    Operator(("cumsum",), "cumsum", _by_version("torch.cumsum"), _CUDA, _is_floating),
     Operator(
         ("_scaled_dot_product_flash_attention_backward", "_flash_attention_backward"), "backward of FlashAttention",
         Under.STRICT,
