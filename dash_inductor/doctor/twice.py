@@ -254,13 +254,16 @@ class _Inputs:
                 return leaf
             number += 1
             label, observe = f"input {number}", self._execution.observe_in_step
-            leaf.register_hook(lambda gradient: observe(phases.LOCAL_GRADIENT, [(label, gradient)]))
+            leaf.register_hook(lambda g: None if g is None else observe(phases.LOCAL_GRADIENT, [(label, g)]))
             return leaf.clone()
 
         return tree_map(handed_on, (args, kwargs))
 
 
-def _keep(call: _Call, number: int, gradient: Tensor) -> None:
+def _keep(call: _Call, number: int, gradient: Tensor | None) -> None:
+    """Note the gradient of a result; None where a graph gives several results, and this one gets no gradient."""
+    if gradient is None:
+        return
     if not call.gradients:
         call.flag = Flag.now()
     call.gradients.setdefault(number, gradient.detach().clone())

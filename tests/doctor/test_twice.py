@@ -247,6 +247,19 @@ RESULT = [*train(Model(False), X), *train(Model(True), X.clone().requires_grad_(
         "Model",
     ),
     "compiled": ("RESULT = train(torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3))), X)", "Sequential"),
+    "compiled, with a result that is not used": (
+        """
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+    def forward(self, x):
+        y = self.layer(x)
+        return y.exp(), y.tanh()
+RESULT = train(torch.compile(Two()), X)
+""",
+        "Two",
+    ),
     "compiled part": (
         "RESULT = train(nn.Sequential(nn.Linear(4, 4), torch.compile(nn.Linear(4, 4)), nn.Dropout(0.3)), X)",
         "Sequential",
