@@ -67,10 +67,13 @@ class Foreign:
 
     def flag_at_attention(self) -> Iterator[Seen]:
         """Whether attention of other libraries was told to be deterministic."""
+        functions = {(place, *values) for (name, place), values in self._told.items() if "::" not in name}
         for (name, place), values in self._told.items():
+            if "::" in name and (place, *values) in functions:
+                continue  # the operator that the function calls
             if False in values:
                 what = f"{name} {place} was given deterministic=False: PyTorch's flag does not reach it"
-                yield WARNING, what, "Give it deterministic=True, or compile what calls it: then it is replaced."
+                yield WARNING, what, "Give it deterministic=True, or compile what calls it, where it is replaced."
             else:
                 what = f"{name} {place} was given deterministic=True; whether its kernel heeds that, two runs tell"
                 yield OK, what, ""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from .findings import Check, Seen, Severity
 from .flag import Flag
@@ -56,6 +57,8 @@ class Heard:
     def switched(self, line: str, on: bool) -> None:
         """The program has called a function that sets the flag."""
         if on and self._set is None:
+            if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+                self.happened("a process group was made")
             self._set = _Set(line, tuple(self._before))
 
     def flag(self) -> Iterator[Seen]:

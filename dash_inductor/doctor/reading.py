@@ -133,6 +133,11 @@ class Reading(DispatchMode):
                 self.failed, self.seen = described(error), LIMIT + 1
         return func(*args, **(kwargs or {}))
 
+    def function(self, place: Place) -> None:
+        """An autograd function with gradients is about to run, which makes the next node."""
+        if self.seen <= LIMIT:
+            self._forwards[next_sequence_number()] = place
+
     def look(self, operator: OpOverload, args: Any, kwargs: Any) -> None:
         """Note an operator that is about to run."""
         if DETERMINISTIC.switched_on:

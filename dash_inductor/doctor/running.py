@@ -114,8 +114,10 @@ class Running:
             self._tell("", _PYTORCH)
 
     def _function(self, function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> None:
-        if is_attention(function) and _has_gradients(*args, *kwargs.values()):
-            self.step.foreign.function(function, args, kwargs, here())
+        if _has_gradients(*args, *kwargs.values()):
+            self.step.reading.function(place := here())
+            if is_attention(function):
+                self.step.foreign.function(function, args, kwargs, place)
         if is_attention(function) and _trains(*args, *kwargs.values()):
             module, name = function.__module__, function.__name__
             of_operator = name.removeprefix(_OF_OPERATORS)

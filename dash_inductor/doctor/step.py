@@ -81,7 +81,8 @@ class Step(Observer):
         self.reading.compiled(graph)
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step."""
+        """An optimizer is about to step: gradients are there, by whatever backward."""
+        self._ended()
         self.reading.before_step(optimizer)
 
     def _began(self, module: nn.Module) -> None:
@@ -140,6 +141,8 @@ class Step(Observer):
         what = f"runs of {outcome.root} from the same state differ: {difference.what}"
         if difference.operator:
             what += f". The operator {difference.operator}"
+        else:
+            what += ". It, or state that the program keeps outside of modules and that cannot be put back, is the cause"
         there = self.heard.at(difference.module)
         attentions = self.foreign.at(difference.module)
         if there or attentions:

@@ -20,16 +20,15 @@ from torch import Tensor, nn
 
 from ..errors import described
 from ..guard.checks.replay import differs
-from ..guard.execution import Digest, Execution
+from ..guard.execution import Digest
 from ..guard.micro_batch import results_of
 from ..guard.operators import Operator, OperatorLog
-from ..observers import phases
 from ..observers.hook import Hook
 from ..observers.names import Names, unwrapped
 from ..observers.observer import Observer
 from ..upstream.eager import in_backward, is_compiled, not_compiled
-from ..upstream.pytree import tree_map
 from . import frames
+from .again import Again, Inputs
 from .before import Before, CannotRepeat
 from .difference import Difference, first_operator
 from .flag import Flag, kept
@@ -140,10 +139,6 @@ class Twice(Observer):
             handle.remove()
         self._handles.clear()
 
-    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step."""
-        self.backward_ended()
-
     @not_compiled
     def backward_ended(self) -> None:
         """A backward has ended: if it has gone through calls of modules, make them again."""
@@ -186,8 +181,8 @@ class Twice(Observer):
             raise CannotRepeat(call.cannot)
         before, batch = call.before, call.before.again()
         batch.gradients = dict(call.gradients)
-        execution = _Again(Names(), call.flag)
-        hook = _Inputs(execution)
+        execution = Again(Names(), call.flag)
+        hook = Inputs(execution)
 
         def around() -> AbstractContextManager[Any]:
             stack = ExitStack()
@@ -221,43 +216,6 @@ class Twice(Observer):
                 if found := first_operator(logs[0].operators, log.operators):
                     return found
         return None
-
-
-class _Again(Execution):
-    """Observes a repetition, and lets the flag of its backward be what it was."""
-
-    def __init__(self, names: Names, flag: Flag) -> None:
-        super().__init__(names)
-        self._flag = flag
-
-    def returned(self, result: Any) -> None:
-        """The outermost module has returned."""
-        super().returned(result)
-        self._flag.put()
-
-
-class _Inputs:
-    """Hashes the gradients of arguments, and hands them on as what they were: results of something before."""
-
-    def __init__(self, execution: Execution) -> None:
-        self._execution = execution
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Called by the module."""
-        if torch.compiler.is_compiling():
-            return None
-        number = 0
-
-        def handed_on(leaf: Any) -> Any:
-            nonlocal number
-            if not isinstance(leaf, Tensor) or not leaf.requires_grad:
-                return leaf
-            number += 1
-            label, observe = f"input {number}", self._execution.observe_in_step
-            leaf.register_hook(lambda g: None if g is None else observe(phases.LOCAL_GRADIENT, [(label, g)]))
-            return leaf.clone()
-
-        return tree_map(handed_on, (args, kwargs))
 
 
 def _keep(call: _Call, number: int, gradient: Tensor | None) -> None:

@@ -274,6 +274,59 @@ RESULT = [model.weight.grad]
 """,
         "Linear",
     ),
+    "a closure": (
+        """
+model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2))
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+def closure():
+    optimizer.zero_grad()
+    loss = model(X).square().sum()
+    loss.backward()
+    return loss
+optimizer.step(closure)
+RESULT = list(model.parameters())
+""",
+        "Sequential",
+    ),
+    "gradients without a backward": (
+        """
+model = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(2):
+    for p, g in zip(model.parameters(), torch.autograd.grad(model(X).square().sum(), list(model.parameters()))):
+        p.grad = g
+    optimizer.step()
+RESULT = list(model.parameters())
+""",
+        "Linear",
+    ),
+    "gradients of gradients": (
+        """
+model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+X.requires_grad_()
+(slope,) = torch.autograd.grad(model(X).sum(), X, create_graph=True)
+slope.square().sum().backward()
+RESULT = [p.grad for p in model.parameters() if p.grad is not None]
+""",
+        "Sequential",
+    ),
+    "a written result, a scaler and clipping": (
+        """
+model = nn.Sequential(nn.Dropout(0.1), nn.Linear(4, 4))
+optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu")
+for _ in range(3):
+    optimizer.zero_grad()
+    result = model(X)
+    result.mul_(2)
+    scaler.scale(result.square().sum()).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+RESULT = list(model.parameters())
+""",
+        "Sequential",
+    ),
     "evaluation first": (
         """
 model = nn.Linear(4, 4)
@@ -334,6 +387,17 @@ train(nn.Sequential(nn.Linear(4, 4), Jitter()), X)
 """,
         "the output of Sequential.1 (Jitter) differs",
     ),
+    "state outside of modules": (
+        """
+calls = []
+class Counts(nn.Module):
+    def forward(self, x):
+        calls.append(1)
+        return x * len(calls)
+train(nn.Sequential(nn.Linear(4, 4), Counts()), X)
+""",
+        "the output of Sequential.1 (Counts) differs",
+    ),
     "compiled": (
         """
 class Model(nn.Module):
@@ -357,7 +421,9 @@ def test_what_is_not_is_named(name: str, tmp_path: Path, capsys: pytest.CaptureF
     program, words = DIFFERENT[name]
     (what,) = found(tmp_path, capsys, program.replace("RESULT = ", ""))["warning"]
     assert words in what
-    if name not in ("compiled", "numpy"):
+    if name == "compiled":
+        assert "or state that the program keeps outside of modules" in what
+    else:
         assert "is given something else, which no operator of PyTorch has computed" in what
 
 
