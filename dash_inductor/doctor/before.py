@@ -139,10 +139,6 @@ class Parameters:
             finally:
                 _write(self._parameters, now)
 
-    def rewrite(self) -> None:
-        """Put these values back, inside of `put`."""
-        _write(self._parameters, self._values)
-
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors of equal dtype and shape have equal bits; the second one is on the host."""

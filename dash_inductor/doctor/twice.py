@@ -187,7 +187,6 @@ class Twice(Observer):
         def around() -> AbstractContextManager[Any]:
             stack = ExitStack()
             stack.enter_context(before.put())
-            before.parameters.rewrite()
             if log is not None:
                 log.module = execution.module
                 stack.enter_context(log)

@@ -79,8 +79,9 @@ def found(
     results = [tmp_path / "with", tmp_path / "without"]
     cli.main(["doctor", "--json", str(script), str(results[0])])
     document = json.loads(capsys.readouterr().out)
+    if "raise" not in program:
+        assert [one["what"] for one in document["findings"] if one["check"] == "program"] == []  # it ran to its end
     if "RESULT" in program:
-        assert "program" not in {one["check"] for one in document["findings"]}
         torch.use_deterministic_algorithms(False)
         argv, sys.argv = sys.argv, [str(script), str(results[1])]
         try:
@@ -503,3 +504,48 @@ RESULT = [*train(Drops(), X), torch.tensor(random.random())]
     state = random.getstate()
     assert list(found(tmp_path, capsys, program)) == ["ok"]
     random.setstate(state)
+
+
+def test_the_flag_is_what_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = """
+seen = []
+class Looks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return x * 2
+    @staticmethod
+    def backward(ctx, g):
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return g * 2
+loss = Noise(Looks)(X.requires_grad_()).sum()
+torch.use_deterministic_algorithms(False)
+loss.backward()
+assert seen == [True, False] * (len(seen) // 2) and len(seen) > 4
+assert not torch.are_deterministic_algorithms_enabled()
+"""
+    assert list(found(tmp_path, capsys, program)) == ["ok"]
+
+
+def test_a_repetition_begins_with_the_state_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = """
+seen = []
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.calls = nn.Parameter(torch.ones(4)), 0
+        self.register_buffer("total", torch.zeros(()))
+    def forward(self, x):
+        self.calls += 1
+        self.total += 1
+        seen.append((self.calls, int(self.total), float(self.weight.detach()[0])))
+        return x * self.weight
+model = Counts()
+optimizer = torch.optim.SGD(model.parameters(), 0.5)
+for _ in range(2):
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+first = (1, 1, 1.0)
+assert seen == [first] * (len(seen) - 1) + [(2, 2, 0.5)] and len(seen) > 3, seen
+"""
+    assert list(found(tmp_path, capsys, program)) == ["ok"]
