@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from ..guard.kept import Kept
 from ..guard.micro_batch import MicroBatch, Random
-from ..observers.fingerprints.fingerprint import local
+from ..observers.fingerprints.fingerprint import local, why_unseen
 from ..upstream.eager import has_cuda_graphs, versions_kept
 from ..upstream.pytree import tree_leaves
 from ..upstream.tensors import is_functorch_wrapped
@@ -66,8 +66,6 @@ class Before:
         """
         if any(is_lazy(tensor) for tensor in (*root.parameters(), *root.buffers())):
             raise CannotRepeat("it makes its parameters in its first call")
-        if any(isinstance(leaf, Tensor) and is_functorch_wrapped(leaf) for leaf in tree_leaves((args, kwargs))):
-            raise CannotRepeat("it runs inside a transformation of functions")
         random, generators = Random.now(), _generators()
         try:
             batch = MicroBatch.of(root, args, kwargs)
@@ -138,6 +136,14 @@ class Parameters:
                 yield
             finally:
                 _write(self._parameters, now)
+
+
+def computes(root: nn.Module, args: Any, kwargs: Any) -> bool:
+    """Whether a call has tensors with data, and is not traced: one of fake tensors computes nothing."""
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)] + list(root.parameters())
+    if any(map(is_functorch_wrapped, tensors)):
+        return False
+    return any(is_lazy(tensor) or not why_unseen(local(tensor)) for tensor in tensors)
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

@@ -30,7 +30,7 @@ LIMIT = 300_000
 """Operators that are looked at, in a program whose optimizer never steps twice."""
 
 _NO_DISPATCH = Tensor.__torch_dispatch__
-"""What subclasses of tensors have that do not turn operators into others, such as parameters."""
+"""What subclasses of tensors have that leave operators alone, such as parameters."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,11 @@ class Reading(DispatchMode):
             self.__exit__(None, None, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at an operator, and run it; subclasses of tensors first turn it into operators of plain ones."""
-        if any(kind.__torch_dispatch__ is not _NO_DISPATCH for kind in types):
+        """Look at an operator, and run it; wrappers of tensors, such as DTensor, turn it into operators of those."""
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented
+        if any(kind.__torch_dispatch__ is not _NO_DISPATCH for kind in types):
+            return func(*args, **(kwargs or {}))  # of fake tensors and the like, which compute nothing
         if self.seen <= LIMIT and not self._quiet and isinstance(func, OpOverload):
             try:
                 looked_at(self, func, args, kwargs or {})

@@ -29,13 +29,15 @@ from ..observers.observer import Observer
 from ..upstream.eager import in_backward, is_compiled, not_compiled
 from . import frames
 from .again import Again, Inputs
-from .before import Before, CannotRepeat
+from .before import Before, CannotRepeat, computes
 from .difference import Difference, first_operator
 from .flag import Flag, kept
 from .reading import foreign_modes
 
 RUNS = 3
 """How often each call is made again: with each more, chance hides less of what adds in no fixed order."""
+TRIES = 3
+"""Backwards that are waited for, where no call of the first one can be made again."""
 MOST = 32
 """Calls of outermost modules whose backward is waited for."""
 
@@ -80,6 +82,8 @@ class Twice(Observer):
         self._thread = threading.get_ident()
         self._depth = 0
         self._done = not repeat
+        self._tries = 0
+        self._unknown: list[Outcome] = []  # of the first backwards, if none of their calls can be made again
         self._calls: list[_Call] = []
         self._copies: dict[tuple[int, int], Tensor] = {}
         self._handles: list[Any] = []
@@ -99,11 +103,13 @@ class Twice(Observer):
         self.began(module)
         if self._done:
             return
+        given = frames.arguments(module)
+        if given is not None and not computes(module, *given):
+            return
         self._calls.append(call := _Call(module))
         if len(self._calls) > MOST:
             self._calls.pop(0)
             self.dropped += 1
-        given = frames.arguments(module)
         try:
             if given is None:
                 raise CannotRepeat("its arguments are not seen")
@@ -147,12 +153,18 @@ class Twice(Observer):
         calls = [call for call in self._calls if call.gradients]
         if not calls:
             return
+        self._tries += 1
+        if self._tries < TRIES and all(call.before is None for call in calls):
+            self._unknown, self._calls = [self._outcome(call) for call in calls], []
+            return
+        self._unknown.clear()
         self.end()
         self.outcomes += [self._outcome(call) for call in calls]
 
     def end(self) -> None:
         """Wait for no backward any more."""
-        self._done = True
+        self.outcomes += self._unknown
+        self._unknown, self._done = [], True
         self._forget_hooks()
         self._calls, self._copies = [], {}
 

@@ -204,6 +204,11 @@ class Named(torch.Tensor):
     pass
 step(Take(), X.as_subclass(Named))
 step(nn.LazyLinear(4), X)
+from torch._subclasses.fake_tensor import FakeTensorMode
+with FakeTensorMode():
+    step(nn.Linear(4, 4), torch.ones(2, 4))
+with torch.device("meta"):
+    step(nn.Linear(4, 4), torch.ones(2, 4))
 two = TwoTensor(X, X.clone())
 take = Take()
 (take(two) * 2).sum()

@@ -328,6 +328,31 @@ RESULT = list(model.parameters())
 """,
         "Sequential",
     ),
+    "lazy, after its first call": (
+        """
+model = nn.LazyLinear(4)
+for _ in range(2):
+    model(X).square().sum().backward()
+RESULT = [model.weight.grad]
+""",
+        "Linear",
+    ),
+    "traced, transformed and without data before": (
+        """
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+model = nn.Linear(4, 4)
+with FakeTensorMode():
+    nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
+with torch.device("meta"):
+    nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
+make_fx(lambda x: model(x).sin())(X)
+torch.vmap(model)(X)
+torch.func.grad(lambda p: torch.func.functional_call(model, p, (X,)).sum())(dict(model.named_parameters()))
+RESULT = train(model, X)
+""",
+        "Linear",
+    ),
     "evaluation first": (
         """
 model = nn.Linear(4, 4)
