@@ -14,6 +14,11 @@ from ..errors import ArgumentError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "--once",
+        action="store_true",
+        help="do not run the first step of the program again to see whether it computes the same bits",
+    )
+    parser.add_argument(
         "script",
         nargs=argparse.REMAINDER,
         help="a program and its arguments: it is run, and the settings that it makes are looked at when it compiles; "
@@ -29,7 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.script:
         if not Path(arguments.script[0]).is_file():
             raise ArgumentError("script", arguments.script[0], "the path of a Python file")
-        findings = doctor.diagnose_program(lambda: _run_script(arguments.script), arguments.script[0])
+        findings = doctor.diagnose_program(
+            lambda: _run_script(arguments.script), arguments.script[0], not arguments.once
+        )
     else:
         findings = doctor.diagnose()
     code = doctor.exit_code(findings)

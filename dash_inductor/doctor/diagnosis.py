@@ -18,16 +18,19 @@ def diagnose() -> tuple[Finding, ...]:
     return tuple(run((*machine.CHECKS, *settings.CHECKS)))
 
 
-def diagnose_program(run_program: Callable[[], object], name: str = "the program") -> tuple[Finding, ...]:
+def diagnose_program(
+    run_program: Callable[[], object], name: str = "the program", repeat: bool = True
+) -> tuple[Finding, ...]:
     """As `diagnose`, and what there is to say about a program: its settings whenever it compiles, and what it does.
 
     Args:
         run_program: runs the program, in this thread.  No graph is taken from a cache.  An exception that ends it is a
             finding, and its traceback goes to the standard error.
         name: what findings call the program, for example its file.
+        repeat: run the forwards and backwards of its first step again, to see whether they compute the same bits.
     """
     found: dict[Finding, None] = dict.fromkeys(run(machine.CHECKS))
-    running = Running(name)
+    running = Running(name, repeat)
     with running.watched(), program.watching(found, running):
         try:
             run_program()

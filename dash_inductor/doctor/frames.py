@@ -32,6 +32,21 @@ def frames() -> Iterator[types.FrameType]:
         frame = frame.f_back
 
 
+def arguments(module: nn.Module) -> tuple[tuple[object, ...], dict[str, object]] | None:
+    """What a module that is being called was given, before any of its hooks has changed that; None if it is not seen.
+
+    Hooks that PyTorch calls for all modules get no arguments by name.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == nn.modules.module.__file__ and frame.f_code.co_name == "_call_impl":
+            found = frame.f_locals
+            if found.get("self") is module and "args" in found and "kwargs" in found:
+                return found["args"], found["kwargs"]
+        frame = frame.f_back
+    return None
+
+
 def called_by_pytorch() -> bool:
     """Whether PyTorch itself calls a function, for example to put back what it has found."""
     return next(frames()).f_code.co_filename.startswith(_LIBRARIES)

@@ -36,15 +36,17 @@ class Library:
 
 _FLASH = "Its backward adds in no fixed order, unless it is given deterministic=True."
 
+TRANSFORMER_ENGINE = Library(
+    r"transformer_engine\b",
+    "Its backward is deterministic only if NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 was set or, in newer versions, if "
+    "deterministic algorithms were on when the module was made.",
+    f"Dynamo never compiles it. Set the flag before the model is made; or call {_SDPA}, in what is compiled.",
+    frozenset({"DotProductAttention", "MultiheadAttention", "TransformerLayer"}),
+    "transformer_engine",
+)
+
 LIBRARIES = (
-    Library(
-        r"transformer_engine\b",
-        "Its backward is deterministic only if NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 was set or, in newer versions, if "
-        "deterministic algorithms were on when the module was made.",
-        f"Dynamo never compiles it. Set the flag before the model is made; or call {_SDPA}, in what is compiled.",
-        frozenset({"DotProductAttention", "MultiheadAttention", "TransformerLayer"}),
-        "transformer_engine",
-    ),
+    TRANSFORMER_ENGINE,
     Library(
         r"flash_attn\.cute\b",
         _FLASH,

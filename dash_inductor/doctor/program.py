@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -103,7 +103,7 @@ def watching(found: dict[Finding, None], running: Running) -> Iterator[None]:
     No graph is taken from a cache meanwhile, because it would not be compiled.
 
     Args:
-        running: is told of graphs in which the flag changes.
+        running: is told of graphs, and of those in which the flag changes.
     """
 
     def look_at_dynamo(graph: Any, *args: Any, **kwargs: Any) -> None:
@@ -111,21 +111,26 @@ def watching(found: dict[Finding, None], running: Running) -> Iterator[None]:
             running.toggled(line, "", value)
 
     def look_at_part(graph: Any, *args: Any, **kwargs: Any) -> None:
+        running.step.compiled(graph.graph)
         backward = [draws_in(graph.graph)] if kwargs.get("is_backward") else []
         found.update(dict.fromkeys(run([*COMPILING, *backward])))
 
-    whole = seams.COMPILE_GRAPH.wrapped(lambda function: _after(look_at_dynamo, function))
-    part = seams.GENERATE.wrapped(lambda function: _after(look_at_part, function))
+    not_looking = running.step.not_looking
+    whole = seams.COMPILE_GRAPH.wrapped(lambda function: _after(look_at_dynamo, function, not_looking))
+    part = seams.GENERATE.wrapped(lambda function: _after(look_at_part, function, not_looking))
     with whole, part, every_graph_compiled():
         yield
 
 
-def _after(look: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, called after something has looked at its arguments."""
+def _after(
+    look: Callable[..., None], function: Callable[..., Any], around: Callable[[], AbstractContextManager[None]]
+) -> Callable[..., Any]:
+    """The function, called after something has looked at its arguments, and within a context."""
 
     def look_and_call(*args: Any, **kwargs: Any) -> Any:
-        look(*args, **kwargs)
-        return function(*args, **kwargs)
+        with around():
+            look(*args, **kwargs)
+            return function(*args, **kwargs)
 
     return look_and_call
 

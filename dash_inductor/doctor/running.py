@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import varlen
 
-from ..upstream.dispatch import mode_count
-from ..upstream.dynamo import skip_code
 from ..upstream.patches import replaced
 from . import frames
 from .findings import Check, Seen, Severity
-from .libraries import UNKNOWN, Library, is_attention, is_layer, library_of
+from .libraries import TRANSFORMER_ENGINE, UNKNOWN, Library, is_attention, library_of
+from .looking import functions_looked_at, layers_looked_at, looking
+from .reading import foreign_modes, here
+from .step import Step
 
 OK, NOTE, WARNING, ERROR = Severity
 
@@ -31,7 +30,6 @@ _PYTORCH = Library(
 _FLEX = Library("", "In eager mode it computes the scores of all pairs, and is deterministic as matmuls are.", "")
 _OF_OPERATORS = "GeneratedBackwardFor_"
 """The beginning of the name of the function that PyTorch makes of a custom operator; behind it are all of its names."""
-_LOOKS = "_dash_inductor_looks_at"
 
 
 @dataclass(frozen=True)
@@ -57,14 +55,21 @@ class Running:
 
     Args:
         name: what the program is called, for example its file.
+        repeat: whether the first step is run again.
+
+    Attributes:
+        step: looks at the first step.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, repeat: bool = True) -> None:
         self._name = name
+        self.step = Step(repeat)
         self._eager: dict[_Call, _Told] = {}
         self._toggled: dict[tuple[str, str, bool], None] = {}  # line, the module whose forward runs, and the new value
         self._seeded = self._drawn = False
-        self.checks: tuple[Check, ...] = (self.eager_attention, self.flag_inside_a_forward, self.seed)
+        self.checks: tuple[Check, ...] = (
+            self.eager_attention, self.flag_inside_a_forward, self.seed, *self.step.checks,
+        )  # fmt: skip
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -74,29 +79,45 @@ class Running:
             varlen: {"varlen_attn": self._attention},
             torch: {
                 "use_deterministic_algorithms": self._flag,
+                "set_deterministic_debug_mode": self._debug_mode,
                 "manual_seed": self._seed,
                 "set_rng_state": self._seed,
             },
             torch.cuda: dict.fromkeys(("manual_seed", "manual_seed_all", "set_rng_state"), self._seed),
         }
+        layers = {"forward": self._once(self._layer), "__init__": self._once(self._made)}
         _let_dynamo_know_the_originals()
         generators = _Generators()
         with ExitStack() as stack:
-            stack.enter_context(_functions_looked_at(self._function))
-            stack.enter_context(_layers_looked_at(self._layer))
+            stack.enter_context(functions_looked_at(self._once(self._function)))
+            stack.enter_context(layers_looked_at(layers))
             for owner, looks in functions.items():
-                changed = {name: _looked_at(getattr(owner, name), look) for name, look in looks.items()}
+                changed = {name: looking(getattr(owner, name), self._once(look)) for name, look in looks.items()}
                 stack.enter_context(replaced(owner, changed))
+            stack.enter_context(self.step.watched())
             try:
                 yield
             finally:
                 self._drawn = generators.drew_without_a_seed()
+
+    def _once(self, look: Callable[..., None]) -> Callable[..., None]:
+        """Looks at what the program does, and not at what the doctor repeats of that."""
+
+        def look_once(*args: Any, **kwargs: Any) -> None:
+            if not self.step.repeats:
+                look(*args, **kwargs)
+
+        return look_once
 
     def _attention(self, query: Tensor, *args: Any, **kwargs: Any) -> None:
         if _trains(query, *args, *kwargs.values()):
             self._tell("", _PYTORCH)
 
     def _function(self, function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> None:
+        if _has_gradients(*args, *kwargs.values()):
+            self.step.reading.function(place := here())
+            if is_attention(function):
+                self.step.foreign.function(function, args, kwargs, place)
         if is_attention(function) and _trains(*args, *kwargs.values()):
             module, name = function.__module__, function.__name__
             of_operator = name.removeprefix(_OF_OPERATORS)
@@ -107,7 +128,13 @@ class Running:
             elif of_operator != name and not of_operator.startswith("torch_attn"):  # whose function is looked at
                 self._tell(of_operator, library_of(of_operator) or UNKNOWN)
 
+    def _made(self, layer: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if not frames.in_a_layer() and library_of(type(layer).__module__) is TRANSFORMER_ENGINE:
+            self.step.foreign.made(layer, frames.line()[0])
+
     def _layer(self, layer: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if not frames.in_a_layer() and _has_gradients(*args, *kwargs.values(), *layer.parameters()):
+            self.step.foreign.ran(layer, frames.line()[0])
         if _trains(*args, *kwargs.values(), *layer.parameters()):
             library = library_of(type(layer).__module__)
             assert library is not None
@@ -125,7 +152,12 @@ class Running:
             named = "" if module is None else frames.name_of(module, around[-1] if around else module)
             self._eager[call] = _Told(text, named, library)
 
+    def _debug_mode(self, debug_mode: int | str) -> None:
+        self._flag(debug_mode not in (0, "default"))
+
     def _flag(self, mode: bool, *args: Any, **kwargs: Any) -> None:
+        if not frames.called_by_pytorch():
+            self.step.heard.switched(frames.line()[0], bool(mode))
         around = [] if frames.called_by_pytorch() else frames.modules()
         if around and bool(mode) is not torch.are_deterministic_algorithms_enabled():
             self.toggled(frames.line()[0], type(around[0]).__name__, bool(mode))
@@ -173,67 +205,14 @@ class Running:
 
 def _trains(*values: object) -> bool:
     """Whether a call with these arguments gets gradients, in eager mode under deterministic algorithms."""
-    if not torch.is_grad_enabled() or not torch.are_deterministic_algorithms_enabled() or mode_count():
+    return torch.are_deterministic_algorithms_enabled() and _has_gradients(*values)
+
+
+def _has_gradients(*values: object) -> bool:
+    """Whether a call with these arguments gets gradients, in eager mode."""
+    if not torch.is_grad_enabled() or foreign_modes():
         return False
     return any(isinstance(value, Tensor) and value.requires_grad for value in values)
-
-
-def original(function: Any) -> Any:
-    """The function that a program would call if nobody looked."""
-    return getattr(function, _LOOKS, function)
-
-
-def _looked_at(function: Callable[..., Any], look: Callable[..., None]) -> Callable[..., Any]:
-    """The same function, whose eager calls are looked at; in compiled code it is the function itself."""
-    look = torch.compiler.disable(look)  # behind a graph break Dynamo sees what runs
-
-    @functools.wraps(function)
-    def looked_at(*args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            look(*args, **kwargs)
-        return function(*args, **kwargs)
-
-    looking: Any = looked_at
-    setattr(looking, _LOOKS, function)
-    # Dynamo compiles no call of eager code on its own; into what it compiles it is inlined.
-    skip_code(looking.__code__)
-    return looked_at
-
-
-def _functions_looked_at(look: Callable[..., None]) -> AbstractContextManager[None]:
-    """Look at the calls of autograd functions, of those that are there and of those that the block makes."""
-    of_class = inspect.getattr_static(torch.autograd.Function, "apply")  # of Python or, from torch 2.15 on, of C
-
-    def apply(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-        return of_class.__get__(None, function)(*args, **kwargs)
-
-    return replaced(torch.autograd.Function, {"apply": classmethod(_looked_at(apply, look))})
-
-
-@contextmanager
-def _layers_looked_at(look: Callable[..., None]) -> Iterator[None]:
-    """Look at the forwards of layers of libraries: of classes that are there, and of those that the block makes."""
-    with ExitStack() as stack:
-
-        def look_at(layer: type) -> None:
-            if is_layer(layer) and "forward" in vars(layer):
-                stack.enter_context(replaced(layer, {"forward": _looked_at(vars(layer)["forward"], look)}))
-
-        def made(layer: type[Any], /, **kwargs: Any) -> None:
-            super(nn.Module, layer).__init_subclass__(**kwargs)
-            look_at(layer)
-
-        for layer in _subclasses(nn.Module):
-            look_at(layer)
-        stack.enter_context(replaced(nn.Module, {"__init_subclass__": classmethod(made)}))
-        yield
-
-
-def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
-    found: list[type[Any]] = cls.__subclasses__()
-    for one in found:
-        yield one
-        yield from _subclasses(one)
 
 
 def _let_dynamo_know_the_originals() -> None:

@@ -21,7 +21,7 @@ from ..upstream.attention import scaled_dot_product_attention
 from ..upstream.cuda import has_tunable_op
 from . import machine
 from .findings import Check, Seen, Severity
-from .running import original
+from .looking import original
 
 OK, NOTE, WARNING, ERROR = Severity
 

@@ -1,7 +1,7 @@
 """Silent errors of PyTorch's compiler, by version, and the parts of it in which they are.
 
-One table, for three readers: `install.defects` keeps compiles out of the faulty parts, records name the defect that a
-graph would have met, and the doctor prints what applies to the installed version.
+One table, for three readers: `install.defects`, and `install.barriers` for one of them, keep compiles out of the faulty
+parts, records name the defect that a graph would have met, and the doctor prints what applies to the installed version.
 """
 
 from __future__ import annotations
@@ -56,7 +56,15 @@ UNCHECKED_ATTENTION = Defect(
     "Each match is traced again with its shapes, and compared with all numbers, as PyTorch 2.15 does; what differs is "
     "not fused.",
 )
-DEFECTS = (MIXED_ORDER, UNCHECKED_ATTENTION)
+NO_BARRIER = Defect(
+    "no_barrier",
+    ((2, 10), (2, 14)),
+    (190519,),
+    "A kernel that Inductor generates for a GPU may write a tensor in one loop and read it in the next, by other "
+    "threads, for which nothing waits: what was there before is read, if it is fast enough.",
+    "Such a read waits (`install.barriers`); it leaves no record.",
+)
+DEFECTS = (MIXED_ORDER, UNCHECKED_ATTENTION, NO_BARRIER)
 
 
 def lost_sums(node1: Any, node2: Any) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch._C import _current_autograd_node, _current_graph_task_id
 from torch._C import _set_deterministic_algorithms as set_deterministic_algorithms
+from torch._C._autograd import _get_sequence_nr as next_sequence_number
 from torch._compile import _disable_dynamo as not_compiled
 from torch.autograd import Variable
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as versions_kept
@@ -18,11 +19,13 @@ __all__ = [
     "at_end_of_backward",
     "backward_node",
     "backward_number",
+    "backward_sequence_number",
     "compiled_from",
     "compiler_is_loaded",
     "has_cuda_graphs",
     "in_backward",
     "is_compiled",
+    "next_sequence_number",
     "not_compiled",
     "set_deterministic_algorithms",
     "versions_kept",
@@ -77,6 +80,12 @@ def backward_node() -> str:
     """The name of the node of the backward that runs on this thread, "" outside of a backward."""
     node = _current_autograd_node()
     return "" if node is None else str(node.name())
+
+
+def backward_sequence_number() -> int | None:
+    """The number that the node of the backward that runs on this thread got in its forward; None outside of one."""
+    node: Any = _current_autograd_node()
+    return None if node is None else int(node._sequence_nr())
 
 
 @contextmanager

@@ -1,5 +1,5 @@
 """Values in nested containers."""
 
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
-__all__ = ["tree_flatten", "tree_leaves", "tree_map_only", "tree_unflatten"]
+__all__ = ["tree_flatten", "tree_leaves", "tree_map", "tree_map_only", "tree_unflatten"]

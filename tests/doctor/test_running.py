@@ -12,7 +12,7 @@ import torch
 
 from dash_inductor import cli
 from dash_inductor.doctor import Severity
-from dash_inductor.doctor.running import original
+from dash_inductor.doctor.looking import original
 
 OPENING = """
 import torch

@@ -1,0 +1,103 @@
+"""Whether attention of other libraries was told to be deterministic: when it runs, none asks for PyTorch's flag."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from .findings import Check, Seen, Severity
+from .flag import Flag
+from .reading import Place
+
+OK, NOTE, WARNING, ERROR = Severity
+
+VARIABLE = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
+"""TransformerEngine's own flag."""
+
+
+class Foreign:
+    """What libraries' attention was told, call by call."""
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[str, Place], set[bool]] = {}
+        self._made: weakref.WeakKeyDictionary[nn.Module, tuple[str, bool]] = weakref.WeakKeyDictionary()
+        self._deaf: dict[tuple[str, str, str], None] = {}
+        self._heard: dict[str, None] = {}
+        self.checks: tuple[Check, ...] = (self.flag_at_attention,)
+
+    def function(self, function: type[torch.autograd.Function], args: Any, kwargs: Any, place: Place) -> None:
+        """An autograd function that is attention is about to run."""
+        value = argument(function, args, kwargs)
+        if value is not None:
+            self.told(f"{function.__module__}.{function.__name__}", place, value)
+
+    def told(self, name: str, place: Place, value: bool) -> None:
+        """Something was given this value as its argument `deterministic`."""
+        self._told.setdefault((name, place), set()).add(value)
+
+    def made(self, layer: nn.Module, line: str) -> None:
+        """A layer of TransformerEngine, which asks for the flag when it is made, is about to be made."""
+        told = Flag.now() is not Flag.OFF or os.environ.get(VARIABLE) == "0"
+        self._made.setdefault(layer, (line, told))
+
+    def ran(self, layer: nn.Module, line: str) -> None:
+        """Such a layer, and none around it, is about to run."""
+        made, told = self._made.get(layer, ("", True))
+        if not made:
+            return
+        name = f"{type(layer).__module__}.{type(layer).__name__}"
+        if told:
+            self._heard[name] = None
+        else:
+            self._deaf[name, line, made] = None
+
+    def at(self, module: str) -> list[str]:
+        """The attention that has run in a module, and what it was told."""
+        return [
+            f"{name} at {place.line} ({' and '.join(f'deterministic={value}' for value in sorted(values))})"
+            for (name, place), values in self._told.items()
+            if place.inside(module)
+        ]
+
+    def flag_at_attention(self) -> Iterator[Seen]:
+        """Whether attention of other libraries was told to be deterministic."""
+        functions = {(place, *values) for (name, place), values in self._told.items() if "::" not in name}
+        for (name, place), values in self._told.items():
+            if "::" in name and (place, *values) in functions:
+                continue  # the operator that the function calls
+            if False in values:
+                what = f"{name} {place} was given deterministic=False: PyTorch's flag does not reach it"
+                yield WARNING, what, "Give it deterministic=True, or compile what calls it, where it is replaced."
+            else:
+                what = f"{name} {place} was given deterministic=True; whether its kernel heeds that, two runs tell"
+                yield OK, what, ""
+        for name, line, made in self._deaf:
+            what = (
+                f"{name}, which runs at {line}, was made at {made} while deterministic algorithms were off and "
+                f"{VARIABLE}=0 was not set: it asks when it is made, if its version asks for PyTorch's flag at all"
+            )
+            yield WARNING, what, f"export {VARIABLE}=0, and set the flag before the model is made."
+        for name in self._heard:
+            yield OK, f"{name} was made after its flag or PyTorch's was set", ""
+
+
+def argument(function: type[torch.autograd.Function], args: Any, kwargs: Any) -> bool | None:
+    """The value of the argument `deterministic` of an autograd function; None if it has none."""
+    try:
+        parameters = dict(inspect.signature(function.forward).parameters)
+    except (TypeError, ValueError):
+        return None
+    parameter = parameters.get("deterministic")
+    if parameter is None:
+        return None
+    names = list(parameters)
+    if function.setup_context is torch.autograd.Function.setup_context:
+        names = names[1:]  # the context
+    value = (dict(zip(names, args, strict=False)) | kwargs).get("deterministic", parameter.default)
+    return None if value is inspect.Parameter.empty else bool(value)

@@ -1,0 +1,159 @@
+"""What there is to say about the flag: whether a program has set it, and when, and whether operators have heard it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from .findings import Check, Seen, Severity
+from .flag import Flag
+from .listed import CONVOLUTION, Under
+from .reading import Ran, Reading
+
+OK, NOTE, WARNING, ERROR = Severity
+
+MOST = 12
+"""Operators and places of one kind that are told one by one."""
+
+_SET = "Call torch.use_deterministic_algorithms(True) before the model is made"
+
+
+@dataclass
+class _Set:
+    """The first time that a program switches the flag on: its line, and what there was before."""
+
+    line: str
+    before: tuple[str, ...]
+
+
+class Heard:
+    """Follows the flag of a program.
+
+    Args:
+        reading: the operators that have run.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._before: dict[str, None] = {}
+        self._set: _Set | None = None
+        self._on_before = Flag.now() is not Flag.OFF
+        self._trained = False
+        self.checks: tuple[Check, ...] = (self.flag, self.flag_at_operators)
+
+    def happened(self, what: str) -> None:
+        """Something has happened for which the flag had to be set before, in words that follow "after"."""
+        if self._set is None:
+            self._before.setdefault(what)
+
+    def trained(self) -> None:
+        """A backward has run."""
+        self._trained = True
+
+    def switched(self, line: str, on: bool) -> None:
+        """The program has called a function that sets the flag."""
+        if on and self._set is None:
+            if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+                self.happened("a process group was made")
+            self._set = _Set(line, tuple(self._before))
+
+    def flag(self) -> Iterator[Seen]:
+        """Whether the program has set the flag at all, and whether it did so before what reads it."""
+        if self._set is not None:
+            if self._set.before and not self._on_before:
+                what = f"deterministic algorithms were set at {self._set.line}, after {' and '.join(self._set.before)}"
+                yield WARNING, what, f"{_SET}: what was made, compiled or run before has not heard it."
+        elif self._trained and not self._on_before:
+            yield WARNING, f"the program trains and never sets deterministic algorithms{_cudnn()}", f"{_SET}."
+
+    def flag_at_operators(self) -> Iterator[Seen]:
+        """Whether the flag has reached each operator that PyTorch lists as nondeterministic."""
+        reading = self._reading
+        if reading.failed:
+            yield NOTE, f"whether operators have heard the flag is unknown: {reading.failed}", "Please report it."
+        deaf = [(ran, said) for ran in reading.ran if (said := _deaf(ran))]
+        for ran, (what, advice) in deaf[:MOST]:
+            yield WARNING, f"{_named(ran)} {what}{_times(reading.ran[ran])}", advice
+        if len(deaf) > MOST:
+            rest = Counter(ran.operator.listed for ran, _ in deaf[MOST:])
+            what = f"there are {len(deaf) - MOST} more places at which the flag was not heard: {_counted(rest)}"
+            yield WARNING, what, "Mend the others first."
+        unsure = [ran for ran in reading.ran if not _deaf(ran) and _unsure(ran)]
+        for ran in unsure[:MOST]:
+            what = f"{_named(ran)} was compiled under the flag; whether the generated code is deterministic is unknown"
+            yield NOTE, what, "dash_inductor.all_records() tells whether it was rewritten; running it twice tells more."
+        reached = Counter(ran.operator.listed for ran in reading.ran if not _deaf(ran) and not _unsure(ran))
+        seen = "" if reading.complete else f" (of the first {reading.seen} that ran)"
+        if reached:
+            what = f"operators that PyTorch lists as nondeterministic, and that the flag has reached{seen}"
+            yield OK, f"{what}: {_counted(reached)}", ""
+        elif not reading.ran and not reading.failed and self._trained:
+            yield OK, f"no operator that PyTorch lists as nondeterministic was seen in the first step{seen}", ""
+
+    def at(self, module: str) -> list[str]:
+        """The operators of the list that have run in a module or in those inside, and what the flag was there."""
+        return [
+            f"{ran.operator.listed} at {ran.place.line} (the flag was {ran.flag.value})"
+            for ran in self._reading.ran
+            if ran.place.inside(module)
+        ]
+
+
+def _cudnn() -> str:
+    """What `torch.backends.cudnn.deterministic` does in its place."""
+    if not torch.backends.cudnn.deterministic:
+        return ""
+    return (
+        ". It sets torch.backends.cudnn.deterministic, which reaches cuDNN's convolutions and its CTC loss, and "
+        "nothing else: no attention, no index_add, scatter or interpolation, no other operator and no compiled graph"
+    )
+
+
+def _deaf(ran: Ran) -> tuple[str, str] | None:
+    """What there is to say of an operator that has not heard the flag, and what to do; None if it has."""
+    operator, done = ran.operator, "was compiled" if ran.compiled else "ran"
+    if ran.flag is Flag.OFF:
+        if operator is CONVOLUTION and torch.backends.cudnn.deterministic:
+            return None
+        known = "its kernel does not ask for the flag" if operator.under is Under.NOTHING else operator.under.value
+        return f"{done} without deterministic algorithms; under them {known}", f"{_SET}."
+    if operator.under is Under.NOTHING and not ran.compiled:
+        what = f"{done} with the flag {ran.flag.value}, which it does not hear: its backward adds in no fixed order"
+        advice = "torch.use_deterministic_algorithms(True), without warn_only, makes PyTorch choose another kernel; "
+        return what, f"{advice}torch.backends.cuda.enable_cudnn_sdp(False) switches this one off."
+    keeps = operator.under is Under.STRICT or (operator.under is Under.RAISES and not ran.compiled)
+    if ran.flag is Flag.WARN_ONLY and keeps:
+        what = f"{done} with warn_only=True and kept its nondeterministic kernel"
+        return what, "torch.use_deterministic_algorithms(True), without warn_only, or another operator."
+    if operator.under is Under.STRICT and uses_composable_kernel():
+        what = f"{done} by Composable Kernel, which PyTorch does not tell of the flag"
+        return what, 'torch.backends.cuda.preferred_rocm_fa_library("aotriton")'
+    return None
+
+
+def _unsure(ran: Ran) -> bool:
+    """Whether a compiled operator would have raised in eager code: its kernel is Inductor's, or a rewrite of ours."""
+    return ran.compiled and ran.operator.under in (Under.RAISES, Under.NOTHING)
+
+
+def uses_composable_kernel() -> bool:
+    """Whether PyTorch's FlashAttention is Composable Kernel's, on ROCm."""
+    if torch.version.hip is None:
+        return False
+    return "ck" in str(torch.backends.cuda.preferred_rocm_fa_library()).lower().split(".")[-1]
+
+
+def _named(ran: Ran) -> str:
+    return f"{ran.operator.listed} {ran.place}"
+
+
+def _times(count: int) -> str:
+    return f" ({count} times)" if count > 1 else ""
+
+
+def _counted(names: Counter[str]) -> str:
+    return ", ".join(f"{name} ({count} places)" if count > 1 else name for name, count in names.items())

@@ -1,0 +1,77 @@
+"""Functions of the doctor in place of others: eager calls of a program go through them, and compiled code does not."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..upstream.dynamo import skip_code
+from ..upstream.patches import replaced
+from .libraries import is_layer
+
+_LOOKS = "_dash_inductor_looks_at"
+
+
+def original(function: Any) -> Any:
+    """The function that a program would call if nobody looked."""
+    return getattr(function, _LOOKS, function)
+
+
+def looking(function: Callable[..., Any], look: Callable[..., None]) -> Callable[..., Any]:
+    """The same function, whose eager calls are looked at; in compiled code it is the function itself."""
+    look = torch.compiler.disable(look)  # behind a graph break Dynamo sees what runs
+
+    @functools.wraps(function)
+    def looked_at(*args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            look(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    marked: Any = looked_at
+    setattr(marked, _LOOKS, function)
+    # Dynamo compiles no call of eager code on its own; into what it compiles it is inlined.
+    skip_code(marked.__code__)
+    return looked_at
+
+
+def functions_looked_at(look: Callable[..., None]) -> AbstractContextManager[None]:
+    """Look at the calls of autograd functions, of those that are there and of those that the block makes."""
+    of_class = inspect.getattr_static(torch.autograd.Function, "apply")  # of Python or, from torch 2.15 on, of C
+
+    def apply(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        return of_class.__get__(None, function)(*args, **kwargs)
+
+    return replaced(torch.autograd.Function, {"apply": classmethod(looking(apply, look))})
+
+
+@contextmanager
+def layers_looked_at(looks: dict[str, Callable[..., None]]) -> Iterator[None]:
+    """Look at these methods of layers of libraries: of classes that are there, and of those that the block makes."""
+    with ExitStack() as stack:
+
+        def look_at(layer: type) -> None:
+            if is_layer(layer):
+                own = {name: looking(vars(layer)[name], look) for name, look in looks.items() if name in vars(layer)}
+                stack.enter_context(replaced(layer, own))
+
+        def made(layer: type[Any], /, **kwargs: Any) -> None:
+            super(nn.Module, layer).__init_subclass__(**kwargs)
+            look_at(layer)
+
+        for layer in _subclasses(nn.Module):
+            look_at(layer)
+        stack.enter_context(replaced(nn.Module, {"__init_subclass__": classmethod(made)}))
+        yield
+
+
+def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    found: list[type[Any]] = cls.__subclasses__()
+    for one in found:
+        yield one
+        yield from _subclasses(one)

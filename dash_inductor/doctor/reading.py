@@ -1,0 +1,203 @@
+"""Reads, while a program runs, which operators of PyTorch's list run, and what the flag was when they were dispatched.
+
+The mode sees eager code of the first step, its backward included; graphs are read where they are compiled.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from ..eager.determinism import DETERMINISTIC
+from ..errors import described
+from ..graph.model_line import model_line
+from ..upstream.caches import cache_dir
+from ..upstream.dispatch import DispatchMode, OpOverload, mode_stack
+from ..upstream.eager import backward_sequence_number, next_sequence_number
+from ..upstream.pytree import tree_map
+from . import frames
+from .flag import Flag
+from .listed import Operator, listed, named
+
+LIMIT = 300_000
+"""Operators that are looked at, in a program whose optimizer never steps twice."""
+
+_NO_DISPATCH = Tensor.__torch_dispatch__
+"""What subclasses of tensors have that leave operators alone, such as parameters."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a program calls an operator: its line, and the module whose forward runs, "" outside of modules."""
+
+    line: str
+    module: str = ""
+
+    def __str__(self) -> str:
+        return f"at {self.line}, in {self.module}" if self.module else f"at {self.line}"
+
+    def inside(self, module: str) -> bool:
+        """Whether it is in a module, by what `frames.name_of` calls that, or in one inside of it."""
+        here, there = self.module.split(" (")[0], module.split(" (")[0]
+        return bool(here) and (here == there or here.startswith(f"{there}."))
+
+
+@dataclass(frozen=True)
+class Ran:
+    """An operator of the list that has run, or was compiled, at a place, and what the flag was there."""
+
+    operator: Operator
+    place: Place
+    flag: Flag
+    compiled: bool = False
+
+
+class Reading(DispatchMode):
+    """Looks at operators while it is entered.
+
+    Attributes:
+        ran: how often each operator of the list has run; compiled ones count once for each graph.
+        complete: whether the first step was seen to its end, or the program had ended before.
+        seen: how many operators were looked at.
+        failed: why it has stopped looking, "" if it has not.
+        flagged: is told of operators with an argument `deterministic`: the name, the place and the value.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ran: Counter[Ran] = Counter()
+        self.complete = True
+        self.failed = ""
+        self.flagged: Callable[[str, Place, bool], object] = lambda name, place, value: None
+        self.seen = 0
+        self._entered = False
+        self._quiet = 0
+        self._forwards: dict[int, Place] = {}  # by the numbers of the nodes that they have made
+        self._stepped: set[int] = set()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Programs are compiled as without this mode."""
+        return True
+
+    def __enter__(self) -> Reading:
+        self._entered = True
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._entered:
+            self._entered = False
+            super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Look at nothing in a block, on no thread: it is no part of the program."""
+        self._quiet += 1
+        try:
+            yield
+        finally:
+            self._quiet -= 1
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step: with the second time, the first step of the program has been seen."""
+        if id(optimizer) in self._stepped:
+            self.end()
+        self._stepped.add(id(optimizer))
+
+    def end(self) -> None:
+        """Look at nothing any more, and leave if no other mode of the program has been entered since."""
+        self.seen = LIMIT + 1
+        self._forwards.clear()
+        stack = mode_stack()
+        if stack and stack[-1] is self:
+            self.__exit__(None, None, None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at an operator, and run it; wrappers of tensors, such as DTensor, turn it into operators of those."""
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented
+        if any(kind.__torch_dispatch__ is not _NO_DISPATCH for kind in types):
+            return func(*args, **(kwargs or {}))  # of fake tensors and the like, which compute nothing
+        if self.seen <= LIMIT and not self._quiet and isinstance(func, OpOverload):
+            try:
+                looked_at(self, func, args, kwargs or {})
+            except Exception as error:  # within an operator of the program, to which nothing may happen
+                self.failed, self.seen = described(error), LIMIT + 1
+        return func(*args, **(kwargs or {}))
+
+    def function(self, place: Place) -> None:
+        """An autograd function with gradients is about to run, which makes the next node."""
+        if self.seen <= LIMIT:
+            self._forwards[next_sequence_number()] = place
+
+    def look(self, operator: OpOverload, args: Any, kwargs: Any) -> None:
+        """Note an operator that is about to run."""
+        if DETERMINISTIC.switched_on:
+            return  # within attention of ours, for whose time the flag is on
+        self.seen += 1
+        if self.seen > LIMIT:
+            self.complete = False
+            return
+        number = backward_sequence_number()
+        if torch.is_grad_enabled():  # a node was just made, if the operator has a gradient
+            self._forwards.setdefault(next_sequence_number() - 1, here())
+        entry = listed(operator, args, kwargs, _device)
+        other = operator.namespace != "aten" and any(a.name == "deterministic" for a in operator._schema.arguments)
+        if entry is None and not other:
+            return
+        place = here()
+        if place.line.startswith(cache_dir()):
+            return  # code that Inductor has written, whose graph was read
+        if number is not None:
+            place = self._forwards.get(number, place)
+        if entry is not None:
+            self.ran[Ran(entry, place, Flag.now())] += 1
+        else:
+            value = named(operator, args, kwargs).get("deterministic", False)
+            self.flagged(str(operator.name()).split(".")[0], place, bool(value))
+
+    def compiled(self, graph: Graph) -> None:
+        """Note the operators of a graph that Inductor is about to compile."""
+        for node in graph.nodes:
+            if node.op == "call_function" and isinstance(node.target, OpOverload):
+                args, kwargs = tree_map(_value, (node.args, node.kwargs))
+                entry = listed(node.target, args, kwargs, _device, in_graph=True)
+                if entry is not None:
+                    line, module = model_line([node, *node.users])
+                    self.ran[Ran(entry, Place(line or "an unknown line", module), Flag.now(), compiled=True)] += 1
+
+
+def looked_at(reading: Reading, operator: OpOverload, args: Any, kwargs: Any) -> None:
+    """Stands between the program and the doctor, where `frames` begins."""
+    reading.look(operator, args, kwargs)
+
+
+def foreign_modes() -> bool:
+    """Whether other modes than the doctor's see operators, as where a program is traced."""
+    return any(not isinstance(mode, Reading) for mode in mode_stack())
+
+
+def here() -> Place:
+    """Where the program is, in a function that it calls in place of one of PyTorch (`frames.LOOKING`)."""
+    around = frames.modules()
+    return Place(frames.line()[0], frames.name_of(around[0], around[-1]) if around else "")
+
+
+def _device(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return next((found for found in map(_device, value) if found), "")
+    return value.device.type if isinstance(value, Tensor) else ""
+
+
+def _value(argument: Any) -> Any:
+    return argument.meta.get("val") if isinstance(argument, Node) else argument
