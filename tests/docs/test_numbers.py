@@ -43,7 +43,7 @@ def used() -> list[str]:
     found: set[str] = set()
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        found.update(source.name for block in blocks(text) for source in block.sources)
+        found.update(source.name for block in blocks(text) for joined in block.sources for source in joined)
         found.update(name for name in re.findall(r"(\w+)\.json", text) if path_of(name).exists())
     tool = runpy.run_path(str(ROOT / "tools" / "result_tables.py"))
     read = tool["read"]
@@ -85,6 +85,9 @@ def file_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "On an H200 it has 531 and 455. <!-- measured: few -->",
         "On an H200 a step takes 1.24 ms, another one 622 us. <!-- measured: few -->",
         "On an H200 it has 0.91 to 1.11 of its rate. <!-- measured: few: ours / its -->",
+        "On an H200: 0.91 to 1.11. <!-- measured: few: ours / its where full + few: ours / its where causal -->",
+        "On an H200 up to 9 % slower, up to 11 % faster. <!-- measured: few: ours / its -->",
+        "On an H200 up to 2.0 times as fast. <!-- measured: few: step ms / step ms -->",
         "On an H200 it is 9 % slower\nto 11 % faster.\n<!-- measured: few: ours / its -->",
         "On an H200 the first takes 2.0 times as long. <!-- measured: few: step ms / step ms -->",
         "- On an H200: 7.3 GiB. <!-- measured: few: peak * where causal -->\n- nothing",
@@ -117,6 +120,11 @@ def test_numbers_with_a_source(block: str) -> None:
         ("On an H200 it has 531. <!-- measured: few: theirs -->", "nothing is found for few: theirs"),
         ("It has 531. <!-- measured: few -->", "H200: the text does not name this GPU"),
         ("On an H100 it has 531. <!-- measured: few -->", "H200: the text does not name this GPU"),
+        (
+            "On an H200: 0.91 to 1.11. <!-- measured: few: ours / its where full; few: ours / its where causal -->",
+            "0.91 to 1.11: not the smallest and the largest of a source",
+        ),
+        ("On an H200 up to 622 us. <!-- measured: few: step ms -->", "up to 622 us: not the largest of a source"),
         ("On an H200. <!-- measured: few -->", "it has no number that looks measured"),
         ("<!-- not measured: settings -->\n\n- It waits 3 s.\n\nIt takes 5 ms.", "no source is named for 5 ms"),
         ("It takes 3 s, or 5 s. <!-- not measured: 3: a setting -->", "no source is named for 5 s"),

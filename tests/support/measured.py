@@ -7,9 +7,11 @@ at its end, is about this block alone; one between blank lines is about the para
     <!-- not measured: simulated -->
     <!-- not measured: 16, 256: limits -->
 
-The first names sources, one after the other: a file of benchmarks/results; a column of it (in files with many numbers),
-which may have wildcards; a ratio of two columns of one row, or of one column in two rows if both names are equal; and
-texts that a row must have. The second is about all numbers of a block, and the third about those that it lists.
+The first names sources, one after the other: a file of benchmarks/results; a column of it (in files with many
+numbers), which may have wildcards; a ratio of two columns of one row, or of one column in two rows if both names are
+equal; and texts that a row must have. The ends of a range ("0.9 to 1.1") are the smallest and the largest number of
+one source, or of several with " + " between them; "up to 8" is the largest, "up to 8 %" the largest above or below 1.
+The second comment is about all numbers of a block, the third about those it lists.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
-from itertools import permutations
+from itertools import pairwise, permutations
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -78,8 +80,11 @@ class Quantity:
 
     def is_one_of(self, values: Values) -> bool:
         """Is it one of these numbers, at the precision shown?"""
-        half = 0.5 * 10.0 ** -len(self.shown.partition(".")[2]) + 1e-9
-        return any(abs(value - float(self.shown)) <= half for value in self.alike(values))
+        return any(map(self.is_near, self.alike(values)))
+
+    def is_near(self, value: float) -> bool:
+        half = 0.5 * 10.0 ** -len(self.shown.partition(".")[2])
+        return abs(value - float(self.shown)) <= half + 1e-9
 
     def alike(self, values: Values) -> Iterator[float]:
         """Those of the numbers that measure the same, in its unit; what a ratio is above or below 1 for per cents."""
@@ -94,6 +99,21 @@ class Quantity:
 
 Values = list[tuple[float, str]]
 """Numbers of a results file, with their columns; ratios have none."""
+
+
+def are_ends(low: Quantity, high: Quantity, values: Values) -> bool:
+    """Are these two the smallest and the largest of the numbers that measure the same?"""
+    found = list(low.alike(values))
+    return bool(found) and low.is_near(min(found)) and high.is_near(max(found))
+
+
+def is_end(number: Quantity, values: Values) -> bool:
+    """Is this the largest of the numbers that measure the same, or with per cents the farthest above or below 1?"""
+    if number.unit != "%":
+        return number.is_near(max(number.alike(values), default=-1.0))
+    above = [(value, column) for value, column in values if value >= 1]
+    below = [(value, column) for value, column in values if value < 1]
+    return any(number.is_near(max(number.alike(side), default=-1.0)) for side in (above, below))
 
 
 def unit_of(column: str) -> tuple[str, float]:
@@ -138,8 +158,9 @@ class Block:
         return [text for kind, text in self.marks if kind == "measured"]
 
     @property
-    def sources(self) -> list[Source]:
-        return [source for text in self.measured for source in sources(text)]
+    def sources(self) -> list[list[Source]]:
+        """The sources, of which several may be one together."""
+        return [joined for text in self.measured for joined in sources(text)]
 
     def exempt(self) -> set[str] | None:
         """The numbers that are no measurements; None if none of the block's are."""
@@ -288,15 +309,16 @@ def _fits(column: str, pattern: str) -> bool:
     return column.count(".") == pattern.count(".") and fnmatchcase(column, pattern)
 
 
-def sources(mark: str) -> list[Source]:
-    """The sources that a comment names."""
-    found = []
-    for text in " ".join(mark.split()).split("; "):
-        what, _, where = text.partition(" where ")
-        name, _, columns = what.partition(": ")
-        column, _, other = columns.partition(" / ")
-        found.append(Source(name, column, other, tuple(filter(None, where.split(" & ")))))
-    return found
+def sources(mark: str) -> list[list[Source]]:
+    """The sources that a comment names, of which several may be one together."""
+    return [[_source(text) for text in joined.split(" + ")] for joined in " ".join(mark.split()).split("; ")]
+
+
+def _source(text: str) -> Source:
+    what, _, where = text.partition(" where ")
+    name, _, columns = what.partition(": ")
+    column, _, other = columns.partition(" / ")
+    return Source(name, column, other, tuple(filter(None, where.split(" & "))))
 
 
 @dataclass(frozen=True)
@@ -375,17 +397,25 @@ def problems(page: str) -> Iterator[str]:
 
 
 def _unfounded(block: Block, found: list[Quantity], exempt: set[str]) -> Iterator[str]:
-    given = block.sources
+    given = [source for joined in block.sources for source in joined]
     if absent := [source.name for source in given if not path_of(source.name).exists()]:
         yield f"there is no results file {', '.join(absent)}"
         return
-    values = [source.values() for source in given]
-    if empty := [source for source, of_source in zip(given, values, strict=True) if not of_source]:
+    if empty := [source for source in given if not source.values()]:
         yield f"nothing is found for {empty[0]}"
         return
+    values = [[value for source in joined for value in source.values()] for joined in block.sources]
     left = [number for number in found if number.shown not in exempt]
-    if wrong := [number for number in left if not any(number.is_one_of(of_source) for of_source in values)]:
+    if wrong := [number for number in left if not any(number.is_one_of(joined) for joined in values)]:
         yield f"{', '.join(map(str, wrong))}: not in {', '.join(sorted({source.name for source in given}))}"
+        return
+    for low, high in ranges_in(block, left):
+        if not any(are_ends(low, high, joined) for joined in values):
+            yield f"{low.shown} to {high}: not the smallest and the largest of a source"
+    text = " ".join(plain(block.text).split())
+    for number in dict.fromkeys(left):
+        if re.search(rf"up to {number}(?!\w)", text) and not any(is_end(number, joined) for joined in values):
+            yield f"up to {number}: not the largest of a source"
     if not left and block.kind != "row" and _MARK.search(block.text):
         yield "it has no number that looks measured"
     gpus = {row.gpu for source in given for row in source.rows()}
@@ -393,3 +423,9 @@ def _unfounded(block: Block, found: list[Quantity], exempt: set[str]) -> Iterato
     said = next(filter(None, (set(re.findall(r"\b[HAB]\d{3}", plain(text))) for text in texts)), set())
     if left and not gpus <= said:
         yield f"{' and '.join(sorted(gpus - said))}: the text does not name this GPU"
+
+
+def ranges_in(block: Block, found: list[Quantity]) -> list[tuple[Quantity, Quantity]]:
+    """Neighbours among these numbers of a block with "to" between them."""
+    text = " ".join(plain(block.text).split())
+    return [(a, b) for a, b in pairwise(found) if re.search(rf"(?<![\w.]){a.shown} to {b.shown}(?!\.?\d)", text)]
