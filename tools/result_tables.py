@@ -1,4 +1,4 @@
-"""Write the tables of the README and docs/benchmarks.md from benchmarks/results: ``python tools/result_tables.py``."""
+"""Write the tables of numbers in README and docs from benchmarks/results: ``python tools/result_tables.py``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "whole-step.md")
 RESULTS = ROOT / "benchmarks" / "results"
 STEPS = {
     "step": "Llama, 8 layers, 2 x 8192 tokens",
@@ -95,6 +95,52 @@ def _rates(row: dict[str, Any], contender: str) -> str:
     return f"{forward:.0f}, {backward:.0f}"
 
 
+MODELS = {
+    "gpt2": "GPT-2",
+    "bert": "BERT",
+    "whisper": "Whisper",
+    "t5": "T5",
+    "llama": "Llama, 128k tokens",
+    "gemma3": "Gemma 3",
+    "mamba2": "Mamba-2",
+    "mixtral": "Mixtral",
+    "qwen3_moe": "Qwen3-MoE",
+    "gpt_oss": "gpt_oss",
+    "deepseek_v3": "DeepSeek-V3's layers",
+    "titan_moe": "torchtitan's experts",
+    "unet": "a UNet with bilinear upsampling",
+    "segmentation": "Segformer",
+    "deformable": "deformable attention",
+    "vit": "ViT",
+    "dit": "DiT",
+    "llava": "LLaVA",
+    "graph": "a GraphSAGE with a million edges",
+    "preferences": "DPO",
+    "recommender": "DLRM's bags of embeddings",
+}
+"""Models of the results of `benchmarks.step_models` and what they are."""
+
+
+def models() -> str:
+    """The table of steps of models, each beside what it was in the run of all models before."""
+    now, before = (
+        {row["model"]: row for row in read(name)["rows"] if row["variant"] == "dash"}
+        for name in ("step_models", "step_models_earlier")
+    )
+    rows = [
+        [
+            title,
+            f"{now[name]['ms']:.1f}",
+            f"**{now[name]['relative']:.2f}**",
+            f"{before[name]['relative']:.2f}",
+            f"{now[name]['relative_memory']:.2f}",
+            now[name]["commit"],
+        ]
+        for name, title in MODELS.items()
+    ]
+    return table(["model", "step, ms", "of the default's", "in the run before", "memory", "commit"], rows)
+
+
 RIVALS = {
     "FA2 det": "FA2, deterministic",
     "FA3 nondet": "FA3",
@@ -161,6 +207,7 @@ def _beside_others(row: dict[str, Any], columns: Sequence[str], ratios: Sequence
 TABLES: dict[str, Callable[[], str]] = {
     "steps": steps,
     "masks": masks,
+    "models": models,
     "forwards": partial(forwards, "forward_short", "forward", "forward_narrow"),
     "forwards of an H100": partial(forwards, "forward_h100"),
     "rivals": partial(rivals, "backward_rivals", "backward_rivals_also"),

@@ -80,7 +80,7 @@ def test_tables_of_models_name_versions_and_what_differs() -> None:
     assert "| 1 | Llama" not in shown
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md", "docs/whole-step.md"])
 def test_tables_of_results_are_those_of_the_files(page: str) -> None:
     """If this fails, run ``python tools/result_tables.py``."""
     text = text_of(page)
