@@ -42,7 +42,7 @@ _PTX = Seam("triton.backends.nvidia.compiler", "CUDABackend.make_ptx", "descript
 
 def compile_hopper(source: Any, target: Any, options: dict[str, Any]) -> Any:
     """`triton.compile` of a kernel for a Hopper GPU."""
-    if not compat.descriptors_come_early():
+    if not compat.computes_early():
         return triton.compile(source, target=target, options=options)
     from triton.compiler.compiler import get_cache_invalidating_env_vars
 

@@ -43,8 +43,9 @@ def triton_version() -> str | None:
     return str(triton.__version__)
 
 
-def descriptors_come_early() -> bool:
-    """Whether Triton computes all descriptors of an operand before its first matmul, see `assembling`."""
+def computes_early() -> bool:
+    """Whether Triton computes descriptors of operands (see `assembling`) and indices of elements as early as it can,
+    where they take the registers of matmuls."""
     return _triton_since(3, 9)
 
 

@@ -841,7 +841,8 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
     renamed = SimpleNamespace(
         BARRIER=(meet,), COPY=(copy_in_threads,), REINTERPRET=(Tile.reinterpret,), TMA_LOAD=(copy_in,),
         TMA_STORE=(copy_out("store"),),
-        resolve=same, reads_only=dict, waits_meet=lambda: False,
+        resolve=same, reads_only=dict, waits_meet=lambda: False, arrivals_meet=lambda: False,
+        computes_early=lambda: False,
     )  # fmt: skip
     return {
         "math": math, "ir": None, "compat": renamed, "builtin": same, "store_wait": store_wait,
@@ -860,6 +861,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         "_store_first": store_first, "wait_for_turn": wait_for_turn, "_release": release,
         "_begun": lambda s, slope: (s, None), "_powers_and_slopes": powers_and_slopes,
         "arrive_at": arrive_at, "meet_at": meet_at, "wait_for_own_stores": store_wait, "hold_back": same,
+        "not_before": same,
     }  # fmt: skip
 
 

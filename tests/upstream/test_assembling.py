@@ -114,7 +114,7 @@ def test_what_does_not_change_in_a_loop_stays_outside_of_it() -> None:
     assert lines[loop + 1] == "\twgmma.mma_async.sync {%f1}, %rd2, 1;"
 
 
-@pytest.mark.skipif(not compat.descriptors_come_early(), reason="older versions of Triton write them so themselves")
+@pytest.mark.skipif(not compat.computes_early(), reason="older versions of Triton write them so themselves")
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_no_descriptor_of_a_kernel_is_left(direction: str) -> None:
     """Every one is of a form that is known: another spelling of Triton's is seen here."""

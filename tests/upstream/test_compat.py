@@ -242,7 +242,7 @@ def test_installing_again_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [compat.descriptors_come_early, compat.waits_meet, compat.arrivals_meet, compat.sums_in_new_order]
+    "asked", [compat.computes_early, compat.waits_meet, compat.arrivals_meet, compat.sums_in_new_order]
 )
 @pytest.mark.parametrize(
     ("version", "is_so"),

@@ -22,15 +22,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from .....upstream import compat
-from ...shared.device.operations import role_barrier
+from ...shared.device.operations import ARRIVALS_MEET, COMPUTES_EARLY, not_before, role_barrier
 from ...shared.device.relations import keep_between
 from ...shared.device.steps import accumulator_layout, left_operand
 from .seen import ask, hide
 from .sums import begin_sums
 from .tile_work import ROWS
-
-ARRIVALS_MEET = gl.constexpr(compat.arrivals_meet())
 
 LOWEST = gl.constexpr(-3.4028234663852886e38)
 """The lowest finite fp32."""
@@ -108,6 +105,8 @@ def masked(work, data, s, codes, b, rows, kv):
 
     For `codes` see `listed.ListedMask.hide`.
     """
+    if COMPUTES_EARLY:
+        kv = not_before(kv)
     if (work.HAS_LO or work.HAS_HI or not work.EVEN_KV) and not data.MASK.HAS_POSITIONS:
         s = _in_band(work, s, rows, kv)
     if len(data.MASK.FORMS) > 0:

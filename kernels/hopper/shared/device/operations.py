@@ -70,6 +70,8 @@ _reinterpret = compat.resolve(*compat.REINTERPRET)
 
 _READS_ONLY = compat.reads_only()
 _WAITS_MEET = compat.waits_meet()
+ARRIVALS_MEET = gl.constexpr(compat.arrivals_meet())
+COMPUTES_EARLY = gl.constexpr(compat.computes_early())
 
 
 @builtin
@@ -217,6 +219,12 @@ def hold_back(length):
         is_pure=False,
         pack=1,
     )
+
+
+@gluon.jit
+def not_before(number):
+    """An int32 of which the compiler computes nothing before this place, where there are registers for it."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

@@ -132,6 +132,22 @@ def test_a_step_is_what_it_was_written_as(case: Case) -> None:
         assert step.operations["BAR"] <= 3 + compat.waits_meet()
 
 
+@cases
+def test_warps_meet_before_a_tile_is_given_back(case: Case) -> None:
+    """Whoever arrives at a barrier of the ring, all warps of a consumer have read the tile."""
+    last = ""
+    met = []
+    for line in built(case).ptx.splitlines():
+        if "mbarrier.arrive.shared" in line:
+            met.append(last == "meet")
+        elif re.search(r"\bbar(rier)?(\.warp)?\.sync", line):
+            last = "meet"
+        elif re.search(r"wgmma\.(mma_async|wait)|ld\.shared", line):
+            last = "read"
+    assert met
+    assert all(met)
+
+
 @PINNED
 def test_pinned() -> None:
     expecttest.assert_expected_inline(
