@@ -13,7 +13,7 @@ from ....support import hopper_forward_builds as forward_builds
 from ....support import kernel_code, sass
 from ....support.cases import some
 from ....support.hopper_builds import TILES, Case, built
-from ....support.triton_version import PINNED
+from ....support.triton_version import PINNED, TRITON
 from .test_budgets import HALF, SHARED_BYTES, dependent_launches, is_ordered
 
 PART = r"@%p\d+ st\.global\.v4\.b32"
@@ -42,7 +42,11 @@ def test_backwards_fit(case: Case) -> None:
     assert used.shared_memory <= SHARED_BYTES
     assert used.report.registers <= 168
     assert not used.report.serialised
-    spilled, in_loop = {(192, 128): (300, 30), (256, 256): (164, 0), (64, 64): (176, 10)}.get(case.dims, (152, 10))
+    spilled, in_loop = {
+        (192, 128): (300, 30),
+        (256, 256): (176 if TRITON >= (3, 9) else 164, 0),
+        (64, 64): (176, 10),
+    }.get(case.dims, (152, 10))
     assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
     assert used.loops.spills <= in_loop, str(used)
     assert used.loops.barriers == case.barriers, "Triton lets warps meet where it is not sure"

