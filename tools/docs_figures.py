@@ -143,34 +143,28 @@ def _results(name: str) -> Any:
 
 
 def steps() -> str:
-    """The time of every measured training step relative to the default's."""
-    titles: dict[str, str] = runpy.run_path(str(ROOT / "tools" / "result_tables.py"))["STEPS"]
-    x, top, row, full = 570.0, 74.0, 34.0, 320.0
+    """The time of measured training steps relative to the default's, beside the fastest that PyTorch has."""
+    tool = runpy.run_path(str(ROOT / "tools" / "result_tables.py"))
+    conditions, x, top, row, full = _results("step")["conditions"], 440.0, 92.0, 44.0, 320.0
     parts = [text(28, 36, "Time of a training step, relative to PyTorch's default", "big")]
+    parts += [rect(x, 50, 12, 12, "other"), text(x + 18, 61, "fastest of PyTorch, not deterministic", "soft small")]
+    parts += [rect(x + 250, 50, 12, 12, "ours"), text(x + 268, 61, "dash_inductor, deterministic", "soft small")]
+    measured = tool["measured_steps"]()
     for share in (0, 0.25, 0.5, 0.75, 1):
-        parts += [line(x + share * full, top - 12, x + share * full, top + len(titles) * row - 6)]
-        parts += [text(x + share * full, top - 18, f"{share:g}", "mid soft small")]
-    for i, (name, title) in enumerate(titles.items()):
-        default, ours = ({r["variant"]: r["step ms"] for r in _results(name)["rows"]}[v] for v in ("default", "dash"))
-        y, share = top + i * row, ours / default
-        parts += [
-            text(28, y + 15, title.replace("`", ""), ""),
-            rect(x, y, full, 20, "cell"),
-            rect(x, y, share * full, 20, "ours"),
-        ]
-        parts += [
-            text(x + full + 12, y + 15, f"{share:.2f}", "bold"),
-            text(x + full + 52, y + 15, f"{ours:.0f} of {default:.0f} ms", "soft small"),
-        ]
-    height = int(top + len(titles) * row + 24)
-    parts += [
-        text(
-            28,
-            height - 14,
-            "NVIDIA H200, bf16, torch 2.11; unmodified models of transformers, forward, backward and AdamW",
-            "soft small",
-        )
-    ]
+        parts += [line(x + share * full, top - 8, x + share * full, top + len(measured) * row - 10)]
+        parts += [text(x + share * full, top - 14, f"{share:g}", "mid soft small")]
+    for i, (name, variants) in enumerate(measured.items()):
+        y, default = top + i * row, variants["default"]["ms"]
+        parts += [text(28, y + 20, tool["STEPS"][name].replace("`", ""), "")]
+        for at, fill, one in ((0, "other", tool["fastest"](variants)), (16, "ours", variants["dash"])):
+            share = one["ms"] / default
+            parts += [rect(x, y + at, min(share, 1.1) * full, 14, fill)]
+            parts += [
+                text(x + full + 50, y + at + 12, f"{share:.2f}, {one['ms']:.0f} of {default:.0f} ms", "soft small")
+            ]
+    height = int(top + len(measured) * row + 34)
+    where = f"{conditions['gpu']}, bf16, torch {conditions['torch'].split('+')[0]}; forward, backward and AdamW"
+    parts += [text(28, height - 14, where, "soft small")]
     return picture(1030, height, "Training steps relative to PyTorch's default", parts)
 
 

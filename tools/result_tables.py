@@ -13,7 +13,18 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "whole-step.md")
 RESULTS = ROOT / "benchmarks" / "results"
 STEPS = {
-    "step": "Llama, 8 layers, 2 x 8192 tokens",
+    "llama_8k": "Llama, 2 x 8192",
+    "llama_32k": "Llama, 1 x 32768",
+    "llama_ones": "Llama, 2 x 8192, `attention_mask` of ones",
+    "llama_padded": "Llama, 2 x 8192, of which 6000 and 7800 are valid",
+    "llama_packed": "Llama, 1 x 16384, 8 packed documents",
+    "decoder": "decoder that calls SDPA with `is_causal`, 2 x 8192",
+    "gpt2_dropout": "GPT-2 medium width, 8 x 4096, dropout",
+    "bert_padded": "BERT-large width, 64 x 512, padded, dropout",
+    "encoder": "encoder like ViT-L, 8 x 4096",
+}
+"""Models of the results of `benchmarks.step` and what they are."""
+EARLIER_STEPS = {
     "step_32k": "Llama, 4 layers, 1 x 32768 tokens",
     "step_ones": "Llama, 4 layers, 2 x 8192, `attention_mask` of ones",
     "step_padded": "Llama, 4 layers, 2 x 8192 tokens, of which 6000 and 7800 are valid",
@@ -23,7 +34,7 @@ STEPS = {
     "step_gpt2": "GPT-2 medium width, 4 layers, 8 x 4096, dropout",
     "step_encoder_4096": "encoder like ViT-L, 12 layers, 8 x 4096",
 }
-"""Results files and what they measured."""
+"""Results files of steps with torch 2.11 and what they measured."""
 MASKS = {
     "documents:16 in 32k": "16 documents in 32768 tokens, causal, 32 heads on 8",
     "documents:64 in 32k": "64 documents in 32768 tokens, causal, 32 heads on 8",
@@ -58,14 +69,80 @@ def commit(found: dict[str, Any]) -> str:
     return text if re.fullmatch("[0-9a-f]{7,40}", text) else "not recorded"
 
 
+Variants = dict[str, dict[str, Any]]
+"""The rows of a model, by variant."""
+
+
+def measured_steps() -> dict[str, Variants]:
+    """The rows of `benchmarks.step` by model.
+
+    Raises:
+        ValueError: bits are not what the text above the table says of them.
+    """
+    found: dict[str, Variants] = {}
+    for row in read("step")["rows"]:
+        found.setdefault(row["model"], {})[row["variant"]] = row
+    for name, variants in found.items():
+        if variants["default"]["equal"] or not variants["dash"]["equal"]:
+            raise ValueError(f"{name}: the text above the table says that steps of dash_inductor alone are equal")
+    return {name: found[name] for name in STEPS if name in found}
+
+
+def fastest(variants: Variants) -> dict[str, Any]:
+    """The fastest row of a model that is not deterministic."""
+    free = [row for name, row in variants.items() if name in ("default", "flash", "cudnn", "efficient")]
+    return min((row for row in free if "ms" in row), key=lambda row: row["ms"])
+
+
 def steps() -> str:
-    """The table of training steps: a row for each results file."""
+    """The table of training steps: time, beside every choice that PyTorch has, and memory."""
     rows = []
-    for name, title in STEPS.items():
+    for name, variants in measured_steps().items():
+        ours, best = variants["dash"], fastest(variants)
+        times = (variants["default"], best, variants.get("deterministic", {}), variants.get("FA4 deterministic", {}))
+        rows.append(
+            [
+                STEPS[name], *(f"{row['ms']:.1f}" if "ms" in row else "" for row in times), f"**{ours['ms']:.1f}**",
+                f"{ours['ms'] / variants['default']['ms']:.2f}", f"**{ours['ms'] / best['ms']:.2f}**",
+                f"{ours['memory_mib'] / variants['default']['memory_mib']:.2f}",
+            ]
+        )  # fmt: skip
+    head = [
+        "ms a step", "PyTorch's default", "fastest of PyTorch", "PyTorch, deterministic",
+        "FlashAttention-4, deterministic", "dash_inductor", "of the default", "of the fastest", "memory",
+    ]  # fmt: skip
+    return table(head, rows)
+
+
+def step_kernels() -> str:
+    """The table of attention kernels of training steps: what the default ran, and rates in TFLOP/s."""
+    rows = []
+    for name, variants in measured_steps().items():
+        default, ours, best = variants["default"], variants["dash"], fastest(variants)
+        rows.append(
+            [
+                STEPS[name], default["forward"], _both(default), best["forward"], _both(best),
+                _both(ours), f"{default['host']:.0%}, {ours['host']:.0%}",
+            ]
+        )  # fmt: skip
+    head = [
+        "model", "the default ran", "forward, backward", "fastest of PyTorch", "forward, backward",
+        "dash_inductor: forward, backward", "time without a kernel: default, dash_inductor",
+    ]  # fmt: skip
+    return table(head, rows)
+
+
+def _both(row: dict[str, Any]) -> str:
+    """The rates of both directions, as far as they are known."""
+    return ", ".join(f"{row[key]:.0f}" for key in ("forward_tflops", "backward_tflops") if key in row)
+
+
+def earlier_steps() -> str:
+    """The table of training steps with torch 2.11: a row for each results file."""
+    rows = []
+    for name, title in EARLIER_STEPS.items():
         found = read(name)
         default, ours = ({row["variant"]: row for row in found["rows"]}[variant] for variant in ("default", "dash"))
-        if default["bitwise equal"] or not ours["bitwise equal"]:
-            raise ValueError(f"{name}: the text above the table says that only the steps of dash_inductor are equal")
         times = [f"{row['step ms']:.1f} ms" for row in (default, ours)]
         memory = [f"{row['peak GiB']:.1f} GiB" for row in (default, ours)]
         relative = f"**{ours['step ms'] / default['step ms']:.2f}**"
@@ -118,7 +195,7 @@ MODELS = {
     "preferences": "DPO",
     "recommender": "DLRM's bags of embeddings",
 }
-"""Models of the results of `benchmarks.step_models` and what they are."""
+"""Models of the results in `step_models.json` and what they are."""
 
 
 def models() -> str:
@@ -206,6 +283,8 @@ def _beside_others(row: dict[str, Any], columns: Sequence[str], ratios: Sequence
 
 TABLES: dict[str, Callable[[], str]] = {
     "steps": steps,
+    "kernels of steps": step_kernels,
+    "steps with torch 2.11": earlier_steps,
     "masks": masks,
     "models": models,
     "forwards": partial(forwards, "forward_short", "forward", "forward_narrow"),

@@ -15,27 +15,17 @@ from ..support.distribution import ROOT
 from ..support.measured import Source, blocks, found_in, path_of, problems, rows
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-WITHOUT_SOURCES = {"README.md": "its section on costs has ratios of which no results file is named"}
-INCOMPLETE = {"step": "it was measured at a commit that nobody wrote down"}
 
 
 def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-def cases(names: list[str], failing: dict[str, str]) -> list[Any]:
-    """Parameters, of which some are known to fail for a reason."""
-    return [
-        pytest.param(name, marks=pytest.mark.xfail(reason=failing[name], strict=True) if name in failing else [])
-        for name in names
-    ]
-
-
-@pytest.mark.parametrize("name", cases([name_of(page) for page in PAGES], WITHOUT_SOURCES))
-def test_measured_numbers_are_those_of_a_results_file(name: str) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_measured_numbers_are_those_of_a_results_file(page: Path) -> None:
     """If this fails, name the results file of a number in a comment (`tests/support/measured.py` says how), move the
     number to the log, or say in a comment that it is no measurement."""
-    assert not list(problems((ROOT / name).read_text(encoding="utf-8")))
+    assert not list(problems(page.read_text(encoding="utf-8")))
 
 
 def used() -> list[str]:
@@ -58,7 +48,7 @@ def used() -> list[str]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("name", cases(used(), INCOMPLETE))
+@pytest.mark.parametrize("name", used())
 def test_results_files_of_pages_name_their_gpu_and_commit(name: str) -> None:
     assert rows(name)
     assert all(row.gpu and row.commit for row in rows(name))

@@ -41,7 +41,7 @@ def test_included_text_is_that_of_its_heading() -> None:
     shown = SITE["filled"]("above\n<!-- include: README.md#training-step -->\nbelow\n")
     assert shown.startswith("above\n")
     assert shown.endswith("\nbelow\n")
-    assert "| model and inputs | default |" in shown
+    assert "| ms a step | PyTorch's default |" in shown
     assert "## Settings" not in shown
     assert "blob/main/docs/" not in SITE["filled"]("<!-- include: README.md#what-is-replaced -->\n")
 
