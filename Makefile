@@ -6,8 +6,10 @@ TORCH ?= 2.13
 LOCK := torch$(TORCH)
 VENV := $(if $(filter 2.13,$(TORCH)),.venv,.venv-torch$(TORCH))
 
-# A GPU machine may have its own torch and no registry: there the python at hand and the editable install are enough.
-GPU_PYTHON := $(or $(PYTHON),python3)
+# The tests on a GPU: with TORCH=... in the environment of that version, else with the python at hand, because a GPU machine may have
+# its own torch and no registry.
+GIVEN := $(filter-out file,$(origin TORCH))
+GPU_PYTHON := $(or $(PYTHON),$(if $(GIVEN),$(CURDIR)/$(VENV)/bin/python,python3))
 
 PYTEST = $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not full" $(PYTEST_ARGS)
 
@@ -85,9 +87,10 @@ model-table: $(READY) .programs/.ready
 	$(PYTHON) -m pip install -q --no-deps --require-hashes --target .programs --upgrade -r requirements/programs.txt
 	touch $@
 
-# They need nothing but torch, transformers and pytest: a GPU machine may lack what the others import.
-test-gpu:
-	$(GPU_PYTHON) -m pytest -m gpu tests/gpu
+# They need nothing but torch, transformers and pytest: a GPU machine may lack what the others import.  PYTEST_ARGS="-n 8" runs eight at a
+# time, if pytest-xdist is there.
+test-gpu: $(if $(GIVEN),$(READY))
+	$(GPU_PYTHON) -m pytest -m gpu tests/gpu $(PYTEST_ARGS)
 
 # mypy needs the installed layout, where lowering/ and kernels/ lie inside the package.
 lint: $(READY)
