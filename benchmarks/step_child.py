@@ -25,7 +25,9 @@ from .whole_models import MODELS, Made
 from .whole_models.made import padded
 
 STEPS = 8
-"""Steps of a turn."""
+"""Steps of a turn, fewer where they take longer than `TURN`, but three."""
+TURN = 1000.0
+"""ms."""
 WARMUP = 5
 TRAINED = 4
 """Steps of each of two trainings whose bits are compared."""
@@ -89,7 +91,13 @@ def answers(training: Training) -> dict[str, Callable[[], Any]]:
         once, again = training.trained(), training.trained()
         return all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
 
-    return {"turn": lambda: statistics.median(training.step() for _ in range(STEPS)), "kernels": kernels, "bits": bits}
+    def turn() -> float:
+        times: list[float] = []
+        while len(times) < 3 or (len(times) < STEPS and sum(times) < TURN):
+            times.append(training.step())
+        return statistics.median(times)
+
+    return {"turn": turn, "kernels": kernels, "bits": bits}
 
 
 def first_answer(training: Training, device: str) -> dict[str, Any]:
