@@ -19,7 +19,7 @@ from ..eager.determinism import DETERMINISTIC
 from ..errors import described
 from ..graph.model_line import model_line
 from ..upstream.caches import cache_dir
-from ..upstream.dispatch import DispatchMode, OpOverload, mode_stack
+from ..upstream.dispatch import DispatchMode, OpOverload, has_own_dispatch, mode_stack
 from ..upstream.eager import backward_sequence_number, next_sequence_number
 from ..upstream.pytree import tree_map
 from . import frames
@@ -28,9 +28,6 @@ from .listed import Operator, listed, named
 
 LIMIT = 300_000
 """Operators that are looked at, in a program whose optimizer never steps twice."""
-
-_NO_DISPATCH = Tensor.__torch_dispatch__
-"""What subclasses of tensors have that leave operators alone, such as parameters."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,7 @@ class Reading(DispatchMode):
         """Look at an operator, and run it; wrappers of tensors, such as DTensor, turn it into operators of those."""
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented
-        if any(kind.__torch_dispatch__ is not _NO_DISPATCH for kind in types):
+        if any(has_own_dispatch(kind) for kind in types):
             return func(*args, **(kwargs or {}))  # of fake tensors and the like, which compute nothing
         if self.seen <= LIMIT and not self._quiet and isinstance(func, OpOverload):
             try:

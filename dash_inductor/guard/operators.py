@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..observers.fingerprints.fingerprint import add_lanes, description, digest, why_unseen
 from ..observers.fingerprints.sizes import DIGEST, LANES
-from ..upstream.dispatch import DispatchMode
+from ..upstream.dispatch import DispatchMode, has_own_dispatch
 from ..upstream.eager import backward_node
 from ..upstream.pytree import tree_leaves
 
@@ -70,7 +70,7 @@ class OperatorLog(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator; subclasses of tensors first turn it into operators of plain ones."""
-        if any(kind not in (Tensor, torch.nn.Parameter, torch.nn.Buffer) for kind in types):
+        if any(has_own_dispatch(kind) for kind in types):
             return NotImplemented
         name = func.name().removeprefix("aten::")
         where = self._where()

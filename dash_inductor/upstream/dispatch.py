@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from torch import Tensor
 from torch._C import _len_torch_dispatch_stack as mode_count
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
@@ -15,8 +18,14 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "disable_current_modes",
+    "has_own_dispatch",
     "is_traceable_wrapper_subclass",
     "mode_count",
     "mode_stack",
     "transform_subclass",
 ]
+
+
+def has_own_dispatch(kind: type[Any]) -> bool:
+    """Whether a class of tensors implements operators itself; parameters of all kinds leave them to PyTorch."""
+    return kind.__torch_dispatch__ is not Tensor.__torch_dispatch__  # type: ignore[attr-defined]  # tensors have it

@@ -226,5 +226,6 @@ def _has_gradients(execution: Execution) -> bool:
     return execution.has(phases.ACTIVATION_GRADIENT)
 
 
-def _keep(batch: MicroBatch, number: int, gradient: Tensor) -> None:
-    batch.gradients.setdefault(number, gradient.detach())
+def _keep(batch: MicroBatch, number: int, gradient: Tensor | None) -> None:
+    if gradient is not None:  # results of compiled code that the loss does not use
+        batch.gradients.setdefault(number, gradient.detach())
