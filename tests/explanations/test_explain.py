@@ -25,6 +25,7 @@ from dash_inductor.model.plan import Kept
 from dash_inductor.model.reasons import Reason
 from dash_inductor.planning import decide
 from dash_inductor.records.records import GraphRecord
+from dash_inductor.upstream import toolchain
 
 from ..support.graphs import tensors
 
@@ -91,7 +92,7 @@ def test_sites_of_a_gpu_without_one() -> None:
     for site in explanation.sites:
         assert site.site is not None
         assert (site.site.device, site.arch, site.record.inputs) == ("cuda", "sm_90", ("attention_mask",))
-        assert site.decision == decide(site.site, "sm_90")
+        assert site.decision == decide(site.site, "sm_90", compiler=toolchain.numerics())
         (chosen,) = (candidate for candidate in site.candidates if candidate.chosen)
         assert chosen.plan == site.plan
         assert chosen.kernel == "hopper"
