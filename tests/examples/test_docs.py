@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 from dash_inductor.config import SETTINGS, config
 from dash_inductor.kernels.hopper.kernel_configs import CANDIDATES as HOPPER
+from dash_inductor.kernels.hopper.prediction import ARCH
 from dash_inductor.kernels.portable.family import LIMIT, LIMIT_OF_16_BITS
 from dash_inductor.model.architectures import SAME_AS, WORKERS
 from dash_inductor.model.reasons import Reason
 from dash_inductor.rewrites.attention.sites import DTYPES
+from dash_inductor.upstream.compat import TESTED
 
 from ..support.distribution import ROOT
 
@@ -53,6 +55,16 @@ def test_properties_are_the_limits_of_the_code() -> None:
     assert listed["head dimension"].startswith(expected)
     assert all(str(dtype).removeprefix("torch.") in listed["dtype"] for dtype in DTYPES)
     assert set(re.findall(r"sm_\d+", listed["device"])) == {*WORKERS, *SAME_AS} - {"cpu"}
+
+
+def test_versions_and_gpus_are_those_of_the_code() -> None:
+    versions = rows(text_of("README.md"), "### Versions")[2:]
+    assert tuple(cells[0] for cells in versions) == TESTED
+    listed = {cells[0]: cells[2] for cells in rows(text_of("docs/versions.md"), "## GPUs")[2:]}
+    assert listed.keys() == {*WORKERS, *SAME_AS} - {"cpu"}
+    assert {arch for arch, kernels in listed.items() if kernels == "Hopper kernels"} == {ARCH}
+    tables = {arch: kernels.partition(", tables of ")[2] for arch, kernels in listed.items()}
+    assert tables == {arch: SAME_AS.get(arch, "") for arch in listed}
 
 
 def test_the_table_of_models_is_that_of_the_golden_file() -> None:
