@@ -26,7 +26,7 @@ from dash_inductor.upstream.compat import TESTED
 from ..support.distribution import ROOT
 
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")), *sorted(DOCS.rglob("*.md"))]
 
 
 def text_of(name: str) -> str:
