@@ -28,4 +28,4 @@ __all__ = [
 
 def has_own_dispatch(kind: type[Any]) -> bool:
     """Whether a class of tensors implements operators itself; parameters of all kinds leave them to PyTorch."""
-    return kind.__torch_dispatch__ is not Tensor.__torch_dispatch__  # type: ignore[attr-defined]  # tensors have it
+    return kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
