@@ -20,7 +20,7 @@ from ..errors import described
 from ..graph.model_line import model_line
 from ..upstream.caches import cache_dir
 from ..upstream.dispatch import DispatchMode, OpOverload, has_own_dispatch, mode_stack
-from ..upstream.eager import backward_sequence_number, next_sequence_number
+from ..upstream.eager import backward_sequence_number, in_backward, next_sequence_number
 from ..upstream.pytree import tree_map
 from . import frames
 from .flag import Flag
@@ -112,11 +112,14 @@ class Reading(DispatchMode):
         self._stepped.add(id(optimizer))
 
     def end(self) -> None:
-        """Look at nothing any more, and leave if no other mode of the program has been entered since."""
+        """Look at nothing any more, and leave if no other mode of the program has been entered since.
+
+        A backward brings back the modes with which it began, so nothing is left inside one.
+        """
         self.seen = LIMIT + 1
         self._forwards.clear()
         stack = mode_stack()
-        if stack and stack[-1] is self:
+        if stack and stack[-1] is self and not in_backward():
             self.__exit__(None, None, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

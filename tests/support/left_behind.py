@@ -68,6 +68,13 @@ def _default_device(torch: Any) -> Any:
     return None if mode is None else mode.device
 
 
+def _leave(name: str, before: list[Any]) -> None:
+    """Leave the modes of dispatch of a test that has not left them."""
+    dispatch = sys.modules["torch.utils._python_dispatch"]
+    while len(dispatch._get_current_dispatch_mode_stack()) > len(before):
+        dispatch._pop_mode()
+
+
 def _torch() -> dict[str, Part]:
     """The state of torch, if it has been imported: tests of dash_inductor.schedule do not import it."""
     torch = sys.modules.get("torch")
@@ -108,6 +115,13 @@ def _torch() -> dict[str, Part]:
                 lambda config=config: {k: v for k, v in config.get_config_copy().items() if k not in FOLLOWS_A_FLAG},  # type: ignore[misc]
                 lambda key, value, config=config: setattr(config, key, value),  # type: ignore[misc]
             )
+    dispatch = sys.modules["torch.utils._python_dispatch"]
+    parts["modes"] = Part(lambda: {"of dispatch": list(dispatch._get_current_dispatch_mode_stack())}, _leave)
+    profiler = sys.modules["torch.autograd.profiler"]
+    parts["the profiler"] = Part(
+        lambda: {"is on": profiler._is_profiler_enabled},
+        lambda name, value: setattr(profiler, "_is_profiler_enabled", value),
+    )
     return parts
 
 
