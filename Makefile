@@ -28,7 +28,7 @@ endif
 
 setup: $(READY)
 
-$(VENV)/.ready: requirements/$(LOCK).txt requirements/$(LOCK)-cuda.txt requirements/pip.txt pyproject.toml tools/setup.sh
+$(VENV)/.ready: requirements/$(LOCK).txt requirements/$(LOCK)-cuda.txt requirements/pip.txt pyproject.toml guard/pyproject.toml tools/setup.sh
 	tools/setup.sh $(VENV) $(LOCK)
 	touch $@
 
@@ -90,16 +90,16 @@ model-table: $(READY) .programs/.ready
 # They need nothing but torch, transformers and pytest: a GPU machine may lack what the others import.  PYTEST_ARGS="-n 8" runs eight at a
 # time, if pytest-xdist is there.
 test-gpu: $(if $(GIVEN),$(READY))
-	$(GPU_PYTHON) -m pytest -m gpu tests/gpu $(PYTEST_ARGS)
+	$(GPU_PYTHON) -m pytest -m gpu tests/gpu guard/tests/gpu $(PYTEST_ARGS)
 
 # mypy needs the installed layout, where lowering/ and kernels/ lie inside the package.
 lint: $(READY)
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	rm -rf build
-	$(PYTHON) -m pip install -q --no-index --no-build-isolation --no-deps --target build/installed .
+	$(PYTHON) -m pip install -q --no-index --no-build-isolation --no-deps --target build/installed . ./guard
 	cd build/installed && $(PYTHON) -m mypy --strict --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache \
-		-p dash_inductor -m _dash_inductor_autoload -m _dash_inductor_state
+		-p dash_inductor -p dash_guard -m _dash_inductor_autoload -m _dash_inductor_state -m _dash_guard_autoload
 
 format: $(READY)
 	$(PYTHON) -m ruff check --fix .

@@ -35,10 +35,6 @@ def autoload() -> None:
         return
     _armed = True
     _after_import(_OPERATORS, _offer_operators)
-    if os.environ.get("DASH_INDUCTOR_RECORD"):
-        _after_import("torch", _record)
-    if os.environ.get("DASH_INDUCTOR_GUARD"):
-        _after_import("torch", _guard)
     if state.off_by_environment():
         return
     switch = os.environ.get("DASH_INDUCTOR", "")
@@ -46,14 +42,6 @@ def autoload() -> None:
         allowed = ", ".join(map(repr, state.BOOLEANS))
         state.give_up(ValueError(f"DASH_INDUCTOR={switch!r} is not allowed: expected one of {allowed}"))
     _after_import(_INDUCTOR, _install)
-
-
-def _record() -> None:
-    importlib.import_module("dash_inductor.observers.start").from_environment()
-
-
-def _guard() -> None:
-    importlib.import_module("dash_inductor.guard.start").from_environment()
 
 
 def _install() -> None:

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dash_inductor.guard import all_checks
-from dash_inductor.guard.channel import Local
-from dash_inductor.guard.rank import Rank
+from dash_guard.checks import all as all_checks
+from dash_guard.process.rank import Rank
+from dash_guard.transport.channel import Local
 
 from . import common
 

@@ -1,4 +1,4 @@
-"""The cost of `dash_inductor.record` in a training step, of which it changes no bit.
+"""The cost of `dash_guard.record` in a training step, of which it changes no bit.
 
     python -m benchmarks.recording [--hidden 4096 --layers 4 --batch 4 --length 4096] [--steps 6 --rounds 3]
                                    [--device cuda] [--name recording]
@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import dash_inductor
-from dash_inductor.observers.recordings.file import path_of
-from dash_inductor.observers.recordings.recording import Recording
+import dash_guard
+from dash_guard.recordings.file import path_of
+from dash_guard.recordings.recording import Recording
 
 from . import common
 
@@ -68,7 +68,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     off, on = [], []
     for number in range(options.rounds + 1):
         time_off = train_plain(options.steps)
-        with dash_inductor.record(folder / str(number), model=recorded):
+        with dash_guard.record(folder / str(number), model=recorded):
             time_on = train_recorded(options.steps)
         if number:  # the first round compiles
             off.append(time_off)

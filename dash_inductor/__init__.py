@@ -12,8 +12,6 @@ needs no import of this package; importing it does the same where torch does not
     all_records()                                   these, and what became of all else that is rewritten
     explain(fn, *args, **kwargs)                    what would become of every attention of a function, and why
     register()                                      attention for programs that are not compiled
-    guard(folder)                                   which rank computes wrongly, hangs, has died or lags
-    record(folder)                                  fingerprints of a training run, for `dash-inductor compare`
     profile_runs(), write_profiles(),               when kernels computed and added what, see `config.profile`
     clear_profile_runs()
 
@@ -34,14 +32,12 @@ if TYPE_CHECKING:
     from .config import config
     from .eager.registration import register
     from .explanations.explain import explain
-    from .guard.guard import guard
-    from .observers.recorder import record
     from .records.profiles import clear_profile_runs, profile_runs, write_profiles
     from .records.records import all_records, clear_sites, graphs, sites
 
 __all__ = [
     "__version__", "all_records", "clear_profile_runs", "clear_sites", "config", "disable", "disabled", "enable",
-    "explain", "graphs", "guard", "is_enabled", "profile_runs", "record", "register", "sites", "write_profiles",
+    "explain", "graphs", "is_enabled", "profile_runs", "register", "sites", "write_profiles",
 ]  # fmt: skip
 
 _HOMES = {
@@ -50,9 +46,7 @@ _HOMES = {
     "clear_sites": ".records.records",
     "explain": ".explanations.explain",
     "graphs": ".records.records",
-    "guard": ".guard.guard",
     "profile_runs": ".records.profiles",
-    "record": ".observers.recorder",
     "register": ".eager.registration",
     "sites": ".records.records",
     "write_profiles": ".records.profiles",

@@ -6,7 +6,7 @@ import os
 import traceback
 from collections.abc import Iterable
 
-from ._untrusted import printable
+from .untrusted import printable
 
 
 class DashError(Exception):

@@ -111,11 +111,12 @@ def test_commands_of_the_readme_work_from_the_sdist(unpacked: Path) -> None:
     assert "tests/test_package.py::test_commands_of_the_readme_work_from_the_sdist" in collected
 
 
-def test_wheel_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
-    """The environment is empty but for this wheel; torch and what it needs come from this process's environment."""
+def test_wheels_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
+    """The environment is empty but for both wheels; torch and what it needs come from this process's environment."""
+    of_guard = build_wheel(copy_sources(tmp_path / "source") / "guard", tmp_path)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
     python = tmp_path / "venv/bin/python"
-    pip("--python", python, "install", "-q", "--no-index", "--no-deps", wheel)
+    pip("--python", python, "install", "-q", "--no-index", "--no-deps", wheel, of_guard)
     (site,) = (tmp_path / "venv/lib").glob("python*/site-packages")
     places = {sysconfig.get_path("purelib"), *(str(Path(m.__file__).parents[1]) for m in (torch, triton, sympy))}
     (site / "torch.pth").write_text("\n".join(sorted(places)) + "\n")
@@ -127,12 +128,15 @@ def test_wheel_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
         torch.use_deterministic_algorithms(True)
         q = torch.randn(1, 2, 32, 16, requires_grad=True)
         torch.compile(lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True))(q).sum().backward()
+        assert not any(name.startswith("dash_guard") for name in sys.modules)
+        import dash_guard
         import dash_inductor
         import dash_inductor.kernels
         import dash_inductor.lowering
 
-        for module in (dash_inductor, dash_inductor.kernels, dash_inductor.lowering):
+        for module in (dash_guard, dash_inductor, dash_inductor.kernels, dash_inductor.lowering):
             assert module.__file__.startswith(sys.prefix), module.__file__
+        assert callable(dash_guard.guard)
         print(*(site.status for site in dash_inductor.sites()))
     """
     result = run_python(
@@ -155,7 +159,15 @@ def test_editable_install_maps_the_folders() -> None:
     assert found == [ROOT / name for name in ("dash_inductor", "kernels", "lowering")]
 
 
-@pytest.mark.parametrize(("group", "name"), [("torch.backends", "dash_inductor"), ("torch_dynamo_backends", "dash")])
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [
+        ("torch.backends", "dash_inductor"),
+        ("torch_dynamo_backends", "dash"),
+        ("torch.backends", "dash_guard"),
+        ("dash_inductor.doctor", "repeat"),
+    ],
+)
 def test_entry_points(group: str, name: str) -> None:
     (entry_point,) = (e for e in entry_points(group=group) if e.name == name)
     assert callable(entry_point.load())
@@ -217,11 +229,12 @@ def test_what_runs_during_the_import_of_torch_needs_the_standard_library_only(mo
     }
 
 
-NAMES = re.findall(r"^::: (dash_inductor\S+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+PAGES = ROOT / "docs" / "api.md", ROOT / "guard" / "docs" / "guard-api.md"
+NAMES = [name for page in PAGES for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)]
 HELD = {
-    "dash_inductor.observe.records": ("format_table", "SiteRecord", "GraphRecord"),
-    "dash_inductor.observe.explanation": ("Explanation", "SiteExplanation"),
-    "dash_inductor.divergence.compare": ("compare", "Comparison"),
+    "dash_inductor.records.records": ("format_table", "SiteRecord", "GraphRecord"),
+    "dash_inductor.explanations.explanation": ("Explanation",),
+    "dash_inductor.explanations.explained": ("SiteExplanation",),
     "dash_inductor.planning.planner": ("plan",),
     "dash_inductor.model.site": ("Site",),
     "dash_inductor.model.call": ("Call",),

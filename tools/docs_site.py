@@ -3,6 +3,9 @@
 A line ``<!-- include: README.md#training-step -->`` of a page stands for the text under that heading of that file, up
 to the next heading; without a heading, for the file without its title.  The files are those at the root of the
 repository.
+
+The pages of guard/docs are pages of the site, too.  Links between them and those of docs/ are what they are on GitHub,
+such as ``../guard/docs/guard.md``; on the site all pages lie in one folder.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 INCLUDE = re.compile(r"^<!-- include: (?P<file>[\w.]+)(?:#(?P<anchor>[\w-]+))? -->$", re.MULTILINE)
 SNIPPET = re.compile(r"^<!-- snippet: .*?-->\n", re.MULTILINE | re.DOTALL)
 ON_GITHUB = "https://github.com/dash-inductor/dash-inductor/blob/main/"
+BETWEEN = re.compile(r"\]\(((?:\.\./)?)\.\./(?:guard/docs|\.\./docs)/")
+"""Links between the folders of pages, up to the page."""
 REQUESTS = re.compile(
     r"""<(?:script|img|iframe|source|audio|video|embed|object)\b[^>]*\b(?:src|data)\s*=\s*["']?(?:https?:)?//[^"'\s>]*"""
     r"""|<link\b(?![^>]*\brel=["']?(?:canonical|edit|next|prev)\b)[^>]*\bhref=["']?(?:https?:)?//[^"'\s>]*"""
@@ -54,14 +59,25 @@ def filled(markdown: str) -> str:
     def text_of(match: re.Match[str]) -> str:
         text = (ROOT / match["file"]).read_text(encoding="utf-8")
         text = section(text, match["anchor"]) if match["anchor"] else text.split("\n", 1)[1]
-        return re.sub(rf"\]\((?:{re.escape(ON_GITHUB)})?docs/", "](", text)
+        return re.sub(rf"\]\((?:{re.escape(ON_GITHUB)})?(?:guard/)?docs/", "](", text)
 
     return INCLUDE.sub(text_of, markdown)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The page as mkdocs reads it: filled, and without what only tests read."""
-    return SNIPPET.sub("", filled(markdown))
+    """The page as mkdocs reads it: filled, without what only tests read, and with the links of the site."""
+    return BETWEEN.sub(r"](\1", SNIPPET.sub("", filled(markdown)))
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add what is in guard/docs."""
+    from mkdocs.structure.files import File
+
+    folder = ROOT / "guard" / "docs"
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder).as_posix()
+        files.append(File(name, str(folder), config["site_dir"], config["use_directory_urls"]))
+    return files
 
 
 def on_post_build(config: Any) -> None:

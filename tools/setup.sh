@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make a virtual environment, and install what is locked and this package (editable) into it.
+# Make a virtual environment, and install what is locked and both packages (editable) into it.
 #   tools/setup.sh VENV torch2.13                 what requirements/torch2.13.txt names and, for a CUDA build, its libraries
 #   tools/setup.sh VENV newest [REQUIREMENT...]   the newest that the package, requirements/tools.in and these allow
 # Needs Python >= 3.10 with venv and headers, and a C++ compiler, which Inductor uses on CPU.  As root on Debian or Ubuntu
@@ -63,7 +63,7 @@ step "installing pip" locked pip
 
 if [ "$name" = newest ]; then
     step "installing the newest that is allowed: torch is large, and this can take minutes" \
-        pip install -q --upgrade --upgrade-strategy eager -r requirements/tools.in -e . "$@"
+        pip install -q --upgrade --upgrade-strategy eager -r requirements/tools.in -e . -e guard "$@"
 else
     # A CPU build has the version of the lock and a label (2.13.0+cpu).  It has no hash there, because it is not in the registry
     # that the lock was made with; and for pip it is the version that the lock asks for.
@@ -75,5 +75,5 @@ else
     fi
     step "installing what requirements/$name.txt names" locked "$name"
 fi
-step "installing dash_inductor" pip install -qq --no-build-isolation --no-deps -e .
+step "installing dash_inductor and dash_guard" pip install -qq --no-build-isolation --no-deps -e . -e guard
 step "checking that nothing is missing" pip check

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -20,10 +21,10 @@ from ..upstream.patches import replaced
 from .findings import Check, Seen, Severity
 from .foreign import Foreign
 from .heard import Heard
-from .reading import Reading
-from .twice import RUNS, Outcome, Twice
+from .reading import Reading, foreign_modes
+from .repeating import repeating
 
-OK, NOTE, WARNING, ERROR = Severity
+_OK, NOTE, _WARNING, _ERROR = Severity
 
 
 class Step(Observer):
@@ -37,13 +38,13 @@ class Step(Observer):
     """
 
     def __init__(self, repeat: bool = True) -> None:
-        self._repeat = repeat
+        self._wanted = repeat
+        self._thread, self._depth = threading.get_ident(), 0
         self.reading = Reading()
         self.heard = Heard(self.reading)
         self.foreign = Foreign()
         self.reading.flagged = self.foreign.told
-        self._twice = Twice(self._again, repeat)
-        self._twice.began = self._began
+        self._repeat = repeating(self._again) if repeat else None
         self.repeats = self._trained = False
         self.checks: tuple[Check, ...] = (*self.heard.checks, *self.foreign.checks, self.two_runs)
 
@@ -51,13 +52,14 @@ class Step(Observer):
     def watched(self) -> Iterator[None]:
         """Look at what runs in the block."""
         hooks.install()
-        observers: list[Observer] = [self, self._twice]
+        observers: list[Observer] = [self] if self._repeat is None else [self, self._repeat]
         active.observers += observers
         try:
             with replaced(torch.autograd, {"backward": self._backward()}), self.reading:
                 yield
         finally:
-            self._twice.end()
+            if self._repeat is not None:
+                self._repeat.end()
             for observer in observers:
                 active.observers.remove(observer)
 
@@ -85,8 +87,22 @@ class Step(Observer):
         self._ended()
         self.reading.before_step(optimizer)
 
+    def module_begins(self, module: nn.Module) -> None:
+        """The forward of a module begins: what is called with gradients has read the flag, or has not."""
+        if threading.get_ident() == self._thread:
+            self._depth += 1
+            if self._depth == 1 and torch.is_grad_enabled() and not in_backward() and not foreign_modes():
+                self._began(module)
+
+    def module_ended(self, module: nn.Module, result: Any) -> None:
+        """The forward of a module has ended."""
+        if threading.get_ident() == self._thread:
+            self._depth = max(0, self._depth - 1)
+
+    @not_compiled
     def _began(self, module: nn.Module) -> None:
-        self.heard.happened(f"{type(unwrapped(module)).__name__} was called")
+        if not self.repeats:
+            self.heard.happened(f"{type(unwrapped(module)).__name__} was called")
 
     def _backward(self) -> Callable[..., Any]:
         plain: Any = torch.autograd.backward
@@ -106,49 +122,15 @@ class Step(Observer):
     def _ended(self) -> None:
         self._trained = True
         self.heard.trained()
-        self._twice.backward_ended()
+        if self._repeat is not None:
+            self._repeat.backward_ended()
 
     def two_runs(self) -> Iterator[Seen]:
         """Whether the modules of the first step compute the same bits again."""
-        if not self._repeat or not self._trained:
+        if not self._wanted or not self._trained:
             return
-        outcomes = self._twice.outcomes
-        for outcome in outcomes:
-            if outcome.unknown:
-                what = f"whether {outcome.root} computes the same bits twice is unknown: {outcome.unknown}"
-                yield NOTE, what, "Run the program twice and compare: dash-inductor verify train.py"
-            elif outcome.difference is not None:
-                yield self._differing(outcome)
-        equal = [outcome for outcome in outcomes if not outcome.unknown and outcome.difference is None]
-        if equal:
-            tensors = sum(outcome.tensors for outcome in equal)
-            names = ", ".join(dict.fromkeys(outcome.root for outcome in equal))
-            without = f", nor were {self._twice.dropped} calls before them" if self._twice.dropped else ""
-            what = (
-                f"{RUNS} runs of the first step's forward and backward give equal bits: {names} ({tensors} outputs and "
-                f"gradients). What is outside of these modules, such as data and optimizer, was not run again{without}"
-            )
-            yield OK, what, ""
-        if not outcomes:
-            what = (
-                "nothing was run twice: no module that the program calls in eager code, or through torch.compile(model)"
-            )
-            yield NOTE, f"{what}, got a gradient", "dash-inductor verify train.py runs the whole program twice."
-
-    def _differing(self, outcome: Outcome) -> Seen:
-        assert outcome.difference is not None
-        difference = outcome.difference
-        what = f"runs of {outcome.root} from the same state differ: {difference.what}"
-        if difference.operator:
-            what += f". The operator {difference.operator}"
+        if self._repeat is None:
+            what = "the first step was not run again: dash_guard, which does that, is not installed"
+            yield NOTE, what, "python -m pip install 'dash-inductor[guard]'"
         else:
-            what += ". It, or state that the program keeps outside of modules and that cannot be put back, is the cause"
-        there = self.heard.at(difference.module)
-        attentions = self.foreign.at(difference.module)
-        if there or attentions:
-            what += f". In that module ran {', '.join([*there, *attentions])}"
-        advice = (
-            "Make it deterministic: set the flag before the first step, give attention deterministic=True, or replace "
-            "the operator. What a module draws must come from torch's generators."
-        )
-        return WARNING, what, advice
+            yield from self._repeat.shown(lambda module: [*self.heard.at(module), *self.foreign.at(module)])

@@ -36,44 +36,48 @@ _SUFFIXES = (".py", ".json", ".jinja")
 def entry() -> str:
     """Our part of a cache key: version, every source of the package, every setting of it and of the compiler.
 
-    A graph that is compiled while recording has an operator more.
+    A graph that is compiled while an observer watches graphs has operators more, of the package that inserts them.
     """
     settings = f"{config.cache_key()!r} {toolchain.settings()}".rstrip()
-    observed = " recorded" if active.watching_graphs() else ""
+    observed = ""
+    if active.graphs is not None and active.watching_graphs():
+        observed = f" observed by {active.graphs.package} {sources_digest(active.graphs.package)}"
     return f"dash_inductor {__version__} {sources_digest()} {settings}{observed}"
 
 
 @functools.cache
-def sources_digest() -> str:
-    """SHA-256 (hex) of all sources of the package, the same for every kind of installation."""
+def sources_digest(package: str = _PACKAGE) -> str:
+    """SHA-256 (hex) of all sources of a package, the same for every kind of installation."""
     digest = hashlib.sha256()
-    for name, path in sorted(_sources().items()):
+    for name, path in sorted(_sources(package).items()):
         content = path.read_bytes()
         digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 
 
-def _sources() -> dict[str, Path]:
+def _sources(package: str = _PACKAGE) -> dict[str, Path]:
     """Files by their name inside the installed package."""
     files: dict[str, Path] = {}
-    for prefix in ("", *_MAPPED):
-        spec = importlib.util.find_spec(".".join(filter(None, (_PACKAGE, prefix))))
+    for prefix in ("", *(_MAPPED if package == _PACKAGE else ())):
+        name = ".".join(filter(None, (package, prefix)))
+        spec = importlib.util.find_spec(name)
         folders = spec.submodule_search_locations if spec else None
         if not folders:
-            raise DashError(f"the sources of dash_inductor.{prefix} are not found: install the package")
+            raise DashError(f"the sources of {name} are not found: install the package")
         for path in Path(folders[0]).rglob("*"):
             if path.suffix in _SUFFIXES:
                 files["/".join((prefix, *path.relative_to(folders[0]).parts)).lstrip("/")] = path
     if not files:
-        raise DashError("the sources of dash_inductor cannot be read, so its cache keys would not be safe")
+        raise DashError(f"the sources of {package} cannot be read, so its cache keys would not be safe")
     return files
 
 
 def has_our_ops(gm: torch.nn.Module | None) -> bool:
-    """Whether a graph, or one nested in it, calls an operator of the `dash_inductor` namespace."""
+    """Whether a graph, or one nested in it, calls an operator of ours, or of the package that observes graphs."""
     modules = () if gm is None else gm.modules()
+    namespaces = ("dash_inductor.",) if active.graphs is None else ("dash_inductor.", f"{active.graphs.package}.")
     return any(
-        str(node.target).startswith("dash_inductor.")  # dash_inductor.attention_backward.default
+        str(node.target).startswith(namespaces)  # dash_inductor.attention_backward.default
         for module in modules
         if isinstance(module, torch.fx.GraphModule)
         for node in module.graph.nodes

@@ -53,10 +53,8 @@ class JointPass:
             undo = Undo(graph)
             with _dumped(graph):
                 changed = runner.rewrite_graph(graph)
-                if active.watching_graphs():
-                    from ..observers.in_graphs import insert
-
-                    changed = insert(graph) or changed
+                if active.graphs is not None and active.watching_graphs():
+                    changed = active.graphs.show(graph) or changed
         except SiteKeptError:
             raise
         except Exception as error:

@@ -1,7 +1,7 @@
-"""Observers of a training run: the recorder writes fingerprints, from which the first difference of two runs is found.
+"""Events of a training run, for packages that observe training: `active` is the one table of who gets them.
 
-observer, active, hooks    events, and who gets them     fingerprints/    128 bits of a tensor
-recorder, modules, steps   what a recording holds        recordings/      files, and two of them side by side
-in_graphs                  what compiled graphs show     verify           a script, run twice
-replicas, exchange         ranks that must be equal
+observer    what an observer is told                    hooks      the global hooks through which PyTorch tells it
+active      the observers of this process, and how compiled graphs show them tensors
+names       names of modules and parameters             phases     names of the phases of a step
+hook        a hook on a module that Dynamo leaves alone
 """

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import _arguments
+from .. import arguments as _arguments
 
 CALLS = 3
 """How many calls of a site are recorded: the first one finds cold caches, the others tell how times vary."""

@@ -20,8 +20,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from .._untrusted import Refused, parse_json, printable, read_regular, shortened
 from ..errors import ArgumentError
+from ..untrusted import Refused, parse_json, printable, read_regular, shortened
 from .model import MICROSECONDS, Step, Timeline
 
 _FIELDS = ("sm", "ticket", "head", "kv", "q", "start", "wait", "added", "end")

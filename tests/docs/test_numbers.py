@@ -14,7 +14,7 @@ from ..support import measured
 from ..support.distribution import ROOT
 from ..support.measured import Source, blocks, found_in, path_of, problems, rows
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "guard/docs").glob("*.md"))]
 
 
 def name_of(page: Path) -> str:

@@ -14,12 +14,15 @@ from ..support.distribution import ROOT
 DOCS = ROOT / "docs"
 SITE = runpy.run_path(str(ROOT / "tools" / "docs_site.py"))
 FIGURES = runpy.run_path(str(ROOT / "tools" / "docs_figures.py"))
-PAGES = sorted(DOCS.rglob("*.md"))
+FOLDERS = (DOCS, ROOT / "guard" / "docs")
+PAGES = sorted(page for folder in FOLDERS for page in folder.rglob("*.md"))
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
     listed = re.findall(r"[\w/-]+\.md$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(listed) == sorted(page.relative_to(DOCS).as_posix() for page in PAGES)
+    assert sorted(listed) == sorted(
+        page.relative_to(folder).as_posix() for folder in FOLDERS for page in folder.rglob("*.md")
+    )
 
 
 def name_of(page: Path) -> str:
@@ -33,7 +36,7 @@ def test_pages_are_filled(page: Path) -> None:
     assert "<!-- include" not in shown
     assert "<!-- snippet" not in shown
     assert len(shown.splitlines()) >= 10
-    local = re.findall(r"\]\(([^):#]+)[^):]*\)", shown)
+    local = re.findall(r"\]\(([^):#]+)[^):]*\)", SITE["filled"](text))
     assert not [target for target in local if not (page.parent / target).exists()]
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from ..support.snippets import ROOT, Page, Snippet, check, same, snippets
 
-PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+FILES = [path for folder in ("docs", "guard/docs") for path in sorted((ROOT / folder).glob("*.md"))]
+PAGES = {path.stem: path.read_text(encoding="utf-8") for path in FILES}
 WITH_SNIPPETS = [name for name, page in PAGES.items() if "\n```" in page]
 
 
@@ -28,7 +29,7 @@ def go_through(name: str, page: Page) -> None:
         try:
             page.go(snippet)
         except Exception as error:
-            raise AssertionError(f"docs/{name}.md, line {snippet.line}: {error}") from error
+            raise AssertionError(f"{name}.md, line {snippet.line}: {error}") from error
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ import sys
 from ..support.distribution import ROOT
 
 OTHERS = ("expecttest", "hypothesis", "xdist")
-MARKED = [
-    path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"\bmark\.gpu\b|\bMARKS\b", path.read_text())
-]
+TESTS = [path for folder in ("tests", "guard/tests") for path in (ROOT / folder).rglob("test_*.py")]
+MARKED = [path for path in TESTS if re.search(r"\bmark\.gpu\b|\bMARKS\b", path.read_text())]
 COLLECT = f"""
 import sys
 sys.modules |= dict.fromkeys({OTHERS})  # importing them fails
@@ -33,6 +32,6 @@ def test_files_with_gpu_tests_need_no_other_package() -> None:
     ended = subprocess.run(collect, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     files = {line.split("::")[0] for line in ended.stdout.splitlines() if "::" in line}
-    assert arguments[4:] == ["tests/gpu"]
+    assert arguments[4:] == ["tests/gpu", "guard/tests/gpu"]
     assert files == {str(path.relative_to(ROOT)) for path in MARKED}
     assert all("tests/gpu/" in name for name in files)

@@ -25,9 +25,10 @@ def pip(*args: str | Path) -> None:
 
 
 def build_wheel(source: Path, target: Path) -> Path:
-    """The wheel of a source tree or sdist."""
+    """The wheel of a source tree or sdist of dash_inductor or of dash_guard."""
+    before = set(target.glob("*.whl"))
     pip("wheel", "-q", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", target, source)
-    (wheel,) = target.glob("dash_inductor-*.whl")
+    (wheel,) = set(target.glob("*.whl")) - before
     return wheel
 
 

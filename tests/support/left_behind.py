@@ -42,9 +42,12 @@ def _environment(name: str, value: str | None) -> None:
         os.environ[name] = value
 
 
-def _logger() -> dict[str, Any]:
-    logger = logging.getLogger("dash_inductor")
-    return {"level": logger.level, "handlers": list(logger.handlers), "propagate": logger.propagate}
+def _logger(name: str) -> Part:
+    logger = logging.getLogger(name)
+    return Part(
+        lambda: {"level": logger.level, "handlers": list(logger.handlers), "propagate": logger.propagate},
+        lambda name, value: setattr(logger, name, value),
+    )
 
 
 def _sys() -> dict[str, Any]:
@@ -56,9 +59,7 @@ PROCESS = {
     "os.environ": Part(lambda: {n: v for n, v in os.environ.items() if n not in NOT_OURS}, _environment),
     "process": Part(lambda: {"working directory": os.getcwd()}, lambda name, value: os.chdir(value)),
     "sys": Part(_sys, lambda name, value: setattr(sys, name, value)),
-    "the logger dash_inductor": Part(
-        _logger, lambda name, value: setattr(logging.getLogger("dash_inductor"), name, value)
-    ),
+    **{f"the logger {name}": _logger(name) for name in ("dash_inductor", "dash_guard")},
 }
 
 

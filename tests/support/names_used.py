@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 
 from .distribution import ROOT
 
-_FOLDERS = ("dash_inductor", "kernels", "lowering")
+_FOLDERS = ("dash_inductor", "kernels", "lowering", "guard/dash_guard")
 _TEXTS = ("kernels/portable/templates.py", "dash_inductor/schedule/codegen.py")
 """Files that hold Triton code as text."""
-_UPSTREAM = ROOT / "dash_inductor/upstream"
+_UPSTREAM = (ROOT / "dash_inductor/upstream", ROOT / "guard/dash_guard/upstream")
 
 
 def names_used() -> dict[str, set[str]]:
@@ -22,10 +22,10 @@ def names_used() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     passed_on = _passed_on()
     files = [path for folder in _FOLDERS for path in (ROOT / folder).rglob("*.py")]
-    for path in [*files, *ROOT.glob("_dash_inductor_*.py")]:
+    for path in [*files, *ROOT.glob("_dash_inductor_*.py"), ROOT / "guard/_dash_guard_autoload.py"]:
         name = str(path.relative_to(ROOT))
         text = path.read_text(encoding="utf-8")
-        names = set(_names(ast.parse(text), passed_on, is_upstream=_UPSTREAM in path.parents))
+        names = set(_names(ast.parse(text), passed_on, is_upstream=not set(_UPSTREAM).isdisjoint(path.parents)))
         if name in _TEXTS:
             names |= {f"triton.language.{used}" for used in re.findall(r"\btl\.(\w+(?:\.\w+)*)", text)}
         for used in names:
@@ -36,7 +36,7 @@ def names_used() -> dict[str, set[str]]:
 
 def _passed_on() -> dict[str, str]:
     """``module.name`` of `upstream/` -> the dotted name of what it stands for, if that is of torch or triton."""
-    trees = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in _UPSTREAM.glob("*.py")}
+    trees = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for room in _UPSTREAM for path in room.glob("*.py")}
     return {
         f"{module}.{name}": path for module, tree in trees.items() for name, path in _imported(tree.body, {}).items()
     }
@@ -51,12 +51,11 @@ def _imported(nodes: Iterable[ast.AST], passed_on: dict[str, str]) -> dict[str, 
                 found[alias.asname or alias.name.split(".")[0]] = (
                     alias.name if alias.asname else alias.name.split(".")[0]
                 )
+        elif isinstance(node, ast.ImportFrom) and (used := re.search(r"(?:^|\.)upstream\.(\w+)$", node.module or "")):
+            names = {alias.asname or alias.name: f"{used[1]}.{alias.name}" for alias in node.names}
+            found |= {name: passed_on[path] for name, path in names.items() if path in passed_on}
         elif isinstance(node, ast.ImportFrom) and not node.level:
             found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("upstream."):
-            module = node.module.removeprefix("upstream.")
-            names = {alias.asname or alias.name: f"{module}.{alias.name}" for alias in node.names}
-            found |= {name: passed_on[path] for name, path in names.items() if path in passed_on}
     return {name: path for name, path in found.items() if path.split(".")[0] in ("torch", "triton")}
 
 

@@ -156,9 +156,9 @@ def _commands(code: str) -> Iterator[tuple[str, str]]:
 
 
 def _with_this_python(command: str) -> str:
-    """The command with this interpreter, and with the console command of the package as a module of it."""
+    """The command with this interpreter, and with the console commands of the packages as modules of it."""
     python = shlex.quote(sys.executable)
-    command = re.sub(r"(^|\s)dash-inductor(?=\s)", rf"\1{python} -m dash_inductor", command)
+    command = re.sub(r"(^|\s)dash-(inductor|guard)(?=\s)", rf"\1{python} -m dash_\2", command)
     return re.sub(r"(^|\s)python(?=\s)", rf"\1{python}", command)
 
 
@@ -182,9 +182,9 @@ def check(command: str, folder: Path) -> None:
                 re.match(r"(PYTHON|TORCH|PYTEST_ARGS|ONLY|UPGRADE|WITH)=", variable) for variable in variables
             ), variables
         case ["python", "-m", module, *arguments]:
-            check_arguments(f"{module}.__main__" if module == "dash_inductor" else module, arguments)
-        case ["dash-inductor", *arguments]:
-            check_arguments("dash_inductor.__main__", arguments)
+            check_arguments(f"{module}.__main__" if module in ("dash_inductor", "dash_guard") else module, arguments)
+        case ["dash-inductor" | "dash-guard" as name, *arguments]:
+            check_arguments(f"{name.replace('-', '_')}.__main__", arguments)
         case ["python", script, *_]:
             assert (folder / script).exists(), f"{script} is no file of this page"
         case _:
@@ -203,6 +203,8 @@ def _check_variable(name: str, value: str) -> None:
         assert value in BOOLEANS, value
     elif name.startswith("DASH_INDUCTOR"):
         assert known[name].value_of(value) is not None, f"{name}={value}"
+    elif name.startswith("DASH_GUARD"):
+        assert name in ("DASH_GUARD", "DASH_GUARD_SETTINGS", "DASH_GUARD_RECORD", "DASH_GUARD_FIRST_STEP"), name
     elif name.startswith("DASH_"):
         assert name in contenders.LIBRARIES, name
     else:

@@ -121,6 +121,7 @@ VALUES = {
 TOOLS = (
     "dash_inductor/bench/",
     "dash_inductor/doctor/",
+    "guard/",
     "dash_inductor/explanations/elsewhere/",
     "dash_inductor/upstream/breaks.py",
     "dash_inductor/upstream/devices.py",

@@ -17,16 +17,17 @@ EXCEPTIONS = {
     ("_dash_inductor_autoload.py", "torch._inductor.compile_fx"): "as `torch._ops`",
     ("lowering/ahead.py", "torch._inductor.config.benchmark_fusion"): "an error names the setting for its reader",
 }
-UPSTREAM = ROOT / "dash_inductor/upstream"
+UPSTREAM = (ROOT / "dash_inductor/upstream", ROOT / "guard/dash_guard/upstream")
 
 
 def named_elsewhere() -> set[tuple[str, str]]:
-    """File and private name, for every source of the package outside `upstream/`."""
-    files = [path for folder in ("dash_inductor", "kernels", "lowering") for path in (ROOT / folder).rglob("*.py")]
+    """File and private name, for every source of the package of both packages outside `upstream/`."""
+    folders = ("dash_inductor", "kernels", "lowering", "guard/dash_guard")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     return {
         (str(path.relative_to(ROOT)), name)
-        for path in [*files, *ROOT.glob("_dash_inductor_*.py")]
-        if UPSTREAM not in path.parents
+        for path in [*files, *ROOT.glob("_dash_inductor_*.py"), ROOT / "guard/_dash_guard_autoload.py"]
+        if not any(room in path.parents for room in UPSTREAM)
         for _, name in private_names(path.read_text(encoding="utf-8"))
     }
 
@@ -64,7 +65,7 @@ def test_the_reading_of_a_source(source: str, names: list[str]) -> None:
 
 def test_every_seam_is_in_the_table() -> None:
     """A seam that the table lacks would be neither probed nor printed."""
-    tree = ast.parse((UPSTREAM / "seams.py").read_text(encoding="utf-8"))
+    tree = ast.parse((UPSTREAM[0] / "seams.py").read_text(encoding="utf-8"))
     made = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Seam"]
     assert len(made) == len(SEAMS) == len({(seam.module, seam.attribute) for seam in SEAMS})
     assert {seam.probed for seam in SEAMS} <= set(probe.TORCH)

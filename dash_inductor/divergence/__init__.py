@@ -1,1 +1,0 @@
-"""Public names of recordings, where programs import them from."""

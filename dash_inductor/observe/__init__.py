@@ -1,1 +1,0 @@
-"""Public names of records and explanations, where programs import them from."""

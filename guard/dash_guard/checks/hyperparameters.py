@@ -1,0 +1,110 @@
+"""What optimizers are told: learning rates and other settings of their groups of parameters.
+
+All ranks that update parts of the same parameters must have them alike, also where no two ranks have the same part, and
+must update them behind equally many reductions of gradients.  Numbers and texts are hashed here; tensors, such as a
+learning rate that lies on a GPU, as all state is.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import numbers
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..fingerprints.sizes import LANES
+from ..shared.roots import REDUCTIONS, SETTING
+from .state import Entry, Hashed, State
+
+GROUPS = 256
+"""Groups of parameters of an optimizer that are looked at, at most."""
+
+_NOT_TOLD = ("params", "param_names")
+_LONGEST = 16  # parts of a setting
+_LENGTH = 200  # characters of a text
+
+
+class Hyperparameters:
+    """Settings of the optimizers of a rank.
+
+    Args:
+        state: says which ranks must have them alike.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._names: weakref.WeakKeyDictionary[torch.optim.Optimizer, str] = weakref.WeakKeyDictionary()
+        self._kinds: dict[str, int] = {}
+
+    def of(self, check: str, optimizer: torch.optim.Optimizer) -> list[Hashed]:
+        """What is hashed of the settings of an optimizer that has just stepped; never waits for a device.
+
+        Args:
+            check: which one counts what is not looked at.
+        """
+        told, tensors, digests = Hashed(), list[Entry](), list[bytes]()
+        for name, value, ranks in self._settings(check, optimizer):
+            if isinstance(value, Tensor):
+                tensors.append(Entry(SETTING, name, weakref.ref(value), ranks))
+            elif (content := _content(value)) is not None:
+                told.entries.append(Entry(SETTING, name, _nothing, ranks))
+                told.descriptions.append("")
+                digests.append(_digest(content))
+            else:
+                why = "optimizer settings that are no numbers, texts or tensors"
+                self._state.rank.coverage.unseen(check, why)
+        if digests:
+            told.lanes = torch.from_numpy(np.frombuffer(b"".join(digests), np.int64).reshape(-1, LANES).copy())
+        return [told, *self._state.hash(check, tensors)] if digests else self._state.hash(check, tensors)
+
+    def _settings(self, check: str, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
+        """Name, value and the ranks that must have it, of each setting."""
+        kind = self._names.get(optimizer) or self._named(optimizer)
+        groups, holders = optimizer.param_groups, self._state.holders(optimizer)
+        if len(groups) > GROUPS:
+            self._state.rank.coverage.unseen(check, f"settings of groups of parameters beyond {GROUPS}")
+        for number, (group, ranks) in enumerate(zip(groups[:GROUPS], holders, strict=False)):
+            for key in sorted(group, key=str):
+                if key not in _NOT_TOLD:
+                    yield f"{kind}.{number} {key}", group[key], ranks
+        ranks = max(holders, key=len, default=())
+        if count := self._state.reductions[ranks]:
+            yield f"{kind} {REDUCTIONS}", count, ranks
+
+    def _named(self, optimizer: torch.optim.Optimizer) -> str:
+        kind = type(optimizer).__name__
+        count = self._kinds[kind] = self._kinds.get(kind, 0) + 1
+        self._names[optimizer] = name = kind if count == 1 else f"{kind}({count})"
+        return name
+
+
+def _nothing() -> None:
+    """The tensor of a number or a text."""
+
+
+def _content(value: Any) -> str | None:
+    """A setting as a text that is another one for every other value; None for what has no such text."""
+    if value is None or isinstance(value, bool):
+        return str(value)
+    if isinstance(value, (float, int, numbers.Real)):  # the first two are known at once
+        try:
+            return float(value).hex()
+        except OverflowError:
+            return str(value)
+    if isinstance(value, str):
+        return repr(value[:_LENGTH])
+    if isinstance(value, tuple | list) and len(value) <= _LONGEST:
+        parts = [_content(part) for part in value]
+        return None if None in parts else f"({', '.join(map(str, parts))})"
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest(content: str) -> bytes:
+    return hashlib.blake2b(content.encode(), digest_size=8 * LANES).digest()

@@ -1,0 +1,228 @@
+"""What several ranks must have with equal bits: gradients after their reduction, parameters, optimizer state, buffers
+that are broadcast, and what optimizers are told, which is shared where everything else is divided among ranks.
+
+Each step sends one root of each stage and class of ranks, for the last four steps or fewer, below 1 KB.  The monitor
+asks for what is below a root if roots differ.  Classes that a program does not declare are learned by the monitor, from
+short digests of undeclared tensors in the first steps.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from dash_inductor.observers.names import inner
+
+from ..shared.class_names import LEARNED, LENGTH, members, spelled
+from ..shared.roots import SETTING, STAGES, VALUE
+from ..transport.messages import Message
+from .check import Check, Host
+from .classes import broadcast_buffers
+from .digests import Arriving, Labels, Leaves, Queue, Ring, short
+from .hyperparameters import Hyperparameters
+from .state import Entry, Hashed, State
+
+SENT = 4
+"""Steps whose roots each message has, at most."""
+
+ROOTS = 36
+"""Roots of a message at most, if it has those of more than one step: below 1 KB."""
+
+CLASSES = 6
+"""Classes of a rank at most."""
+
+LEARNING = 24
+"""Steps in which digests of undeclared tensors are sent, at most; few of them, because classes are learned before."""
+
+_UNDECLARED = 600  # tensors of a stage whose classes are learned
+_PAGE = 200  # names of a message
+
+
+class Replicas(Check):
+    """Roots of what several ranks have.
+
+    Args:
+        rank: of which this is a check.
+        every: n: of every n-th step; 0: never.
+
+    Attributes:
+        kept: what was hashed since `taken` was called, for `stop.Stop`; None if nobody calls it.
+    """
+
+    name = "bits"
+
+    def __init__(self, rank: Host, every: int = 1, **settings: Any) -> None:
+        super().__init__(rank)
+        self._state, self._every = State.of(rank), every
+        self._hyperparameters, self._queue = Hyperparameters(self._state), Queue()
+        self._parts: list[Hashed] = []  # of the present step
+        self.kept: list[Hashed] | None = None
+        self._ring = Ring()
+        self._labels: dict[Any, Labels] = {}
+        self._broadcast: nn.Module | None = None
+        self._learned: dict[tuple[str, str], str] = {}  # class by stage and name
+        self._told: dict[str, dict[str, None]] = {}  # names that the monitor is told values of, by stage
+        self._pages: dict[tuple[str, int], list[str]] = {}  # those that it has been told
+        self._learning = LEARNING
+
+    def step_began(self, step: int) -> None:
+        """Send what has arrived; what is left of a step that was skipped is not sent."""
+        self._parts = []
+        self._state.reductions.clear()
+        self._queue.poll()
+
+    def module_begins(self, module: nn.Module) -> None:
+        """Behind the beginning of a DDP model, its buffers have been broadcast."""
+        self._state.module_begins(module)
+        replica, ranks = broadcast_buffers(self._broadcast) if self._broadcast is not None else (None, ())
+        if replica is not None and inner(replica) is module and self._on():
+            ignored = {self._state.names.of_buffer(replica.module, name) for name in replica.parameters_to_ignore}
+            buffers = (entry for entry in self._state.buffers(replica.module) if entry.name not in ignored)
+            entries = [replace(entry, ranks=ranks) for entry in buffers]
+            self._keep(self._state.hash(self.name, entries))
+        self._broadcast = module if broadcast_buffers(module)[0] is not None else None
+
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Gradients are reduced."""
+        self._queue.poll()
+        self._state.before_optimizer(optimizer)
+        if self._on():
+            wanted = [entry for entry in self._state.gradients(optimizer) if self._class_of(entry)]
+            self._keep(self._state.hash(self.name, wanted))
+
+    def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Parameters and state are new, by settings that are still there."""
+        if self._on():
+            self._keep(self._state.after(optimizer) + self._hyperparameters.of(self.name, optimizer))
+
+    def step_done(self, step: int) -> None:
+        """All of the step has been hashed; send it as soon as it has arrived."""
+        parts, self._parts = self._parts, []
+        if parts:
+            arriving = [Arriving(part.lanes) for part in parts]
+            described = [(part.entries, part.descriptions) for part in parts]
+            self._queue.put(arriving, functools.partial(self._arrived, step, described, arriving))
+            self._learning -= 1
+        self._queue.poll()
+
+    def order(self, message: Message) -> None:
+        """The monitor wants to know what is below a root, or has learned classes."""
+        body = message.body
+        if "classes" in body:
+            self._learn(str(body.get("stage")), body["classes"])
+            return
+        step, of, stage, path = (body.get(key) for key in ("step", "class", "stage", "path"))
+        leaves = self._ring.get(step, (of, stage)) if isinstance(step, int) else None
+        below = None if leaves is None or not isinstance(path, str) else leaves.below(path)
+        self.send(self.rank.step, of=step, stage=stage, path=path, below=below, **{"class": of})
+
+    def close(self) -> None:
+        """Send what there is of a step that `Stop` has ended; wait for what is on its way."""
+        self.step_done(self.rank.step)
+        self._queue.poll(wait=True)
+
+    def taken(self) -> list[Hashed]:
+        """What was hashed since the last call."""
+        kept, self.kept = self.kept or [], []
+        return kept
+
+    def _keep(self, parts: list[Hashed]) -> None:
+        self._parts += parts
+        if self.kept is not None:
+            self.kept += parts
+
+    def _on(self) -> bool:
+        return self._every > 0 and self.rank.world > 1 and self.rank.step % self._every == 0
+
+    def _learn(self, stage: str, classes: Any) -> None:
+        for name, tensors in classes.items() if isinstance(classes, dict) else ():
+            ranks = members(str(name), self.rank.world)
+            if ranks and self.rank.number in ranks and isinstance(tensors, list):
+                self._learned.update(((stage, str(tensor)), str(name)) for tensor in tensors)
+
+    def _class_of(self, entry: Entry) -> str:
+        """The class of an entry; LEARNED alone while it is not known; "" if it has none."""
+        if len(entry.ranks) > 1:
+            return _spelled(entry.ranks)
+        if entry.ranks or self.rank.world < 2 or entry.stage == SETTING:
+            return ""
+        return self._learned.get((entry.stage, entry.name)) or (LEARNED if self._learning > 0 else "")
+
+    def _arrived(self, step: int, parts: list[tuple[list[Entry], list[str]]], arriving: Sequence[Arriving]) -> None:
+        found: dict[tuple[str, str], dict[str, tuple[str, bytes]]] = {}
+        again: set[tuple[str, str]] = set()
+        for (entries, descriptions), numbers in zip(parts, arriving, strict=True):
+            lanes = numbers.numbers().tobytes()
+            for row, (entry, described) in enumerate(zip(entries, descriptions, strict=True)):
+                of = self._class_of(entry)
+                if of and len(of) <= LENGTH:
+                    table = found.setdefault((of, entry.stage), {})
+                    if entry.name in table:
+                        again.add((of, entry.stage))
+                    table[entry.name] = described, lanes[16 * row : 16 * row + 16]
+                else:
+                    why = "no other rank has it, as far as is declared" if not of else "its ranks take too long to name"
+                    self.rank.coverage.unseen(self.name, f"{entry.stage}: {why}")
+        kept = self._ring.of(step)
+        for (of, stage), table in found.items():
+            if (of, stage) in again:  # optimizers that divide parameters among ranks: their order is that of a rank
+                table = dict(sorted(table.items()))
+            described_, lanes_ = zip(*table.values(), strict=True)
+            leaves = Leaves(self._label((of, stage), Labels(tuple(table), described_)), b"".join(lanes_))
+            if of == LEARNED:
+                self._teach(step, stage, leaves)
+            else:
+                kept[of, stage] = leaves
+        count = sum(len(leaves.labels.names) for leaves in kept.values())
+        self.rank.coverage.count(self.name, steps=1, tensors=count)
+        self._roots(step)
+
+    def _label(self, key: tuple[str, str], labels: Labels) -> Labels:
+        """The same labels as in the step before are kept once."""
+        if self._labels.get(key) != labels:
+            self._labels[key] = labels
+        return self._labels[key]
+
+    def _roots(self, step: int) -> None:
+        """Send the roots of the last steps: by class and step, of all `STAGES`."""
+        kept = self._ring.of(step)
+        for (of, stage), leaves in list(kept.items()):
+            if not isinstance(leaves, str):
+                kept.setdefault(("root", of, stage), leaves.root())
+        classes = sorted({key[0] for key in kept if key[0] != "root"})
+        for of in classes[CLASSES:]:
+            self.rank.coverage.unseen(self.name, f"class {of}: {CLASSES} others are compared")
+        body: dict[str, dict[str, list[str]]] = {}
+        count = sum(key[0] == "root" for key in kept)
+        steps = min(SENT, max(1, ROOTS // max(1, count)))
+        for of in classes[:CLASSES]:
+            for number in range(max(1, step - (steps - 1) * self._every), step + 1, self._every):
+                roots = [self._ring.get(number, ("root", of, stage)) or "" for stage in STAGES]
+                if any(roots):
+                    body.setdefault(of, {})[str(number)] = roots
+        self.send(step, roots=body)
+
+    def _teach(self, step: int, stage: str, leaves: Leaves) -> None:
+        """Send short digests of tensors without a class: their names once."""
+        names = list(leaves.labels.names[:_UNDECLARED])
+        if len(leaves.labels.names) > _UNDECLARED:
+            self.rank.coverage.unseen(self.name, f"{stage}: undeclared tensors beyond {_UNDECLARED}")
+        rows = {name: leaves.lanes[16 * row : 16 * row + 16] for row, name in enumerate(names)}
+        self._told.setdefault(stage, {}).update(dict.fromkeys(names))
+        told = list(self._told[stage])
+        for start in range(0, len(told), _PAGE):
+            page = told[start : start + _PAGE]
+            values = "".join(short(rows[name])[: 2 * VALUE] if name in rows else "-" * 2 * VALUE for name in page)
+            new = {} if self._pages.get((stage, start)) == page else {"names": page}
+            self._pages[stage, start] = page
+            self.send(step, stage=stage, first=start, values=values, **new)
+
+
+@functools.lru_cache(maxsize=256)
+def _spelled(ranks: tuple[int, ...]) -> str:
+    return spelled(ranks)

@@ -1,0 +1,399 @@
+"""Roll call: all ranks run forward and backward of one rank's micro-batch, and must compute the same.
+
+Note [Roll call]
+It finds a defect that repeats, which no repetition on the same rank can show, and needs no stored reference: the
+ranks are each other's.  One of `roll_call` steps has one.  Which one follows from the seed and the step alone, so that
+all ranks hold it at the same place: before the first optimizer of the step, when gradients are complete.  They first
+agree over the guard's own group that all of them can, then the rank whose turn it is sends its inputs.
+
+* Before the first step of training ends, the licence is obtained: the roll call is held twice.  If ranks do not
+  repeat their own bits, or honest ranks differ, the program is not deterministic, and no machine may be blamed.
+* Where ranks differ, they run it again, in eager code, with every operator hashed: an operator whose inputs are equal
+  and whose result differs speaks of the machine, different inputs or other operators speak of the program.
+* Two ranks cannot vote.  So they run it once more with all samples one place further: a rank whose result does not move
+  with its sample contradicts itself, which it does if its defect is at a place of a result.  And once more with a
+  backward that begins with zeros: a rank whose gradients are not all zero contradicts itself too.  What more than one
+  rank does, then or at the licence, is what the program does.  Sums over samples depend on their order, so that local
+  gradients are not looked at in the former.  Neither needs equal parameters, so that it also holds after replicas have
+  parted, and where no other rank does the same work: there every roll call runs both, and it is one fact.
+* A roll call that the monitor orders is held at the next step whose number `AGREE` divides, if all ranks have the order
+  by then: they ask each other, so that none holds it alone.
+* What ranks legitimately compute differently (the shards of tensor parallelism, experts) is compared only with ranks
+  that do the same work, see `execution.Execution.work`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from dash_inductor.errors import described
+from dash_inductor.observers import active, phases
+from dash_inductor.observers.hook import Hook
+from dash_inductor.observers.names import Names
+from dash_inductor.upstream.eager import in_backward, not_compiled
+
+from ..recompute.execution import Digest, Execution, zero
+from ..recompute.micro_batch import MicroBatch, compiled, fit_for_graphs, in_eager_code, run_function
+from ..recompute.operators import Operator, OperatorLog
+from ..shared.votes import classes, first_difference
+from ..transport.messages import Message
+from ..upstream.parallel import is_gathered, why_not_again
+from .check import Check, Host
+from .state import State
+
+LICENCE, SCHEDULED, ORDERED = "licence", "scheduled", "ordered"
+_PURPOSES = (LICENCE, SCHEDULED, ORDERED)
+AGREE = 8
+"""Ranks ask each other every so many steps whether the monitor has ordered a roll call."""
+
+_WINDOW = 8  # digests from the first one that differs, and one before it
+
+
+def place(seed: int, window: int, every: int) -> int:
+    """Which step of a window of `every` steps holds the roll call, from 0; all ranks compute the same."""
+    content = f"{seed} {window} {every}".encode()
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") % every
+
+
+class RollCall(Check):
+    """See Note [Roll call].
+
+    Args:
+        roll_call: one of so many steps has one; 0: only those that are ordered.
+        seed: of the steps that have one, and of random numbers in it.
+    """
+
+    name = "roll_call"
+    together = True
+
+    def __init__(self, rank: Host, roll_call: int = 100, seed: int = 0, **settings: Any) -> None:
+        super().__init__(rank, **settings)
+        self._every, self._seed = roll_call, seed
+        self._function_licensed = False
+        self._function: Callable[[], object] | None = None
+        self._names = Names()
+        self._roots: dict[int, tuple[nn.Module, Any]] = {}  # with the handle of a hook
+        self._depth = 0
+        self._batch: MicroBatch | None = None
+        self._wanted, self._cannot = False, ""
+        self._held = 0  # the last step that has asked itself
+        self._tried = self._licensed = False
+        self._turn = 0
+        self._order = 0  # its number, 0 for none
+        self._excluded: frozenset[str] = frozenset()
+        self._inherent: set[int] = set()  # in what several ranks contradict themselves: the program does
+        self._off = ""
+
+    # What the program does.
+
+    def step_began(self, step: int) -> None:
+        """Inputs are copied in steps that may have a roll call."""
+        self._batch, self._cannot = None, ""
+        self._wanted = not self._off and self._purpose(step) != ""
+
+    @not_compiled
+    def module_begins(self, module: nn.Module) -> None:
+        """The outermost modules are those whose inputs are copied."""
+        if self._depth == 0 and id(module) not in self._roots and next(module.parameters(), None) is not None:
+            handle = module.register_forward_hook(Hook(self._called), with_kwargs=True)
+            self._roots[id(module)] = (module, handle)
+        self._depth += 1
+
+    def module_ended(self, module: nn.Module, result: Any) -> None:
+        """The forward of a module has ended."""
+        self._depth = max(0, self._depth - 1)
+
+    def _called(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        if self._wanted and self._depth == 0 and torch.is_grad_enabled():
+            self._copy(module, args, kwargs)
+
+    @not_compiled
+    def _copy(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not active.is_on(self.rank) or in_backward():
+            return  # this is no training, or a part is computed again
+        try:
+            self._batch, self._cannot = MicroBatch.of(module, args, kwargs), ""
+        except Exception as error:  # within a hook of the program's module, to which nothing may happen
+            self._batch, self._cannot = None, described(error)
+
+    def order(self, message: Message) -> None:
+        """The monitor wants a roll call at the next step at which ranks agree, or no more of them."""
+        if message.body.get("off"):
+            self._off = str(message.body["off"])[:200]
+        else:
+            self._order = int(message.body.get("number", 0))
+
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Gradients are complete: hold a roll call, if this step has one."""
+        step = self.rank.step
+        if self._held == step:
+            return
+        self._held = step
+        wanted = self._purpose(step)
+        if not wanted:
+            return
+        self._tried = True
+        if in_backward():
+            self._unseen("the optimizer steps within the backward")
+            return
+        self._hold(step, wanted)
+
+    def hold(self, function: Callable[[], object]) -> None:
+        """Hold a roll call now, with a function that does the work that ranks must do alike; all ranks call this.
+
+        The function runs forward and backward of the same inputs in all ranks, such as one micro-batch through all
+        stages of a pipeline.  Stages of the same layers are compared with each other.
+        """
+        self._function = function
+        try:
+            self._hold(self.rank.step, SCHEDULED if self._function_licensed else LICENCE)
+        finally:
+            self._function = None
+
+    def close(self) -> None:
+        """Take hooks away."""
+        for _, handle in self._roots.values():
+            handle.remove()
+        self._roots.clear()
+
+    # The roll call.
+
+    def _scheduled(self, step: int) -> bool:
+        return self._every > 0 and (step - 1) % self._every == place(self._seed, (step - 1) // self._every, self._every)
+
+    def _purpose(self, step: int) -> str:
+        if self._scheduled(step) or not self._tried:
+            return SCHEDULED if self._licensed else LICENCE
+        return ORDERED if self._licensed and step % AGREE == 0 else ""
+
+    def _hold(self, step: int, purpose: str) -> None:
+        batch, group = None if self._function is not None else self._batch, self.rank.group
+        why = self._why_not(batch)
+        mine = [step, _PURPOSES.index(purpose), self._order, bool(self._off), bool(why)]
+        mine += [batch.signature(), batch.shapes(), compiled(batch)] if batch is not None else [0, 0, 0]
+        everyone = group.gather(mine)
+        _, _, orders, off, cannot, signatures, shapes, graphs = zip(*everyone, strict=True)
+        if len({tuple(row[:2]) for row in everyone}) > 1:
+            self._unseen("ranks are not in the same step")
+            return
+        if any(off):
+            self._off = self._off or "another rank has switched it off"
+        if self._off or (purpose == ORDERED and not min(orders)):
+            return
+        if purpose == ORDERED:
+            self._order = 0
+        if any(cannot) or len(set(signatures)) > 1:
+            self._unseen(why or ("another rank cannot" if any(cannot) else "ranks do not call the same module"))
+            return
+        if any(graphs) and len(set(shapes)) > 1:
+            self._unseen("ranks have inputs of different shapes, for which graphs would be compiled again")
+            return
+        of = self._turn % len(everyone)
+        self._turn += 1
+        self._call_the_roll(step, purpose, of, batch)
+
+    def _why_not(self, batch: MicroBatch | None) -> str:
+        if self._function is not None:
+            roots = [root for root, _ in self._roots.values()]
+            gathered = any(map(is_gathered, roots))
+            why = "FSDP2 has gathered parameters, as between a forward and its backward" if gathered else ""
+            why = why if roots else "no model has run yet"
+        elif batch is None:
+            roots, why = [], self._cannot or "no module was called with gradients in this step"
+        else:
+            roots, why = [batch.root], batch.why_not_sent()
+        parted = State.of(self.rank).classes.parted
+        if any(not parted.isdisjoint(root.modules()) for root in roots):
+            return "replicas of the model have parted, because it was updated by gradients that were not reduced"
+        return why or next(filter(None, map(why_not_again, roots)), "")
+
+    def _call_the_roll(self, step: int, purpose: str, of: int, batch: MicroBatch | None) -> None:
+        group, refused = self.rank.group, ""
+        if self._function is None:
+            self._licensed = True
+        else:
+            self._function_licensed = True
+        if self._function is None and batch is not None:
+            batch, refused = self._received(batch, of)
+        run = functools.partial(self._run, batch, seed=self._seed * 1_000_003 + step)
+        first, work, failed = run() if not refused else ([], "", refused)
+        second = run()[0] if purpose == LICENCE and not refused else first
+        kept = [d.number() for d in first if _label(d) not in self._excluded]
+        repeats = [d.number() for d in second if _label(d) not in self._excluded] == kept
+        works = group.gather([_hash(work), _hash(kept), repeats, bool(failed)])
+        if any(row[3] for row in works):
+            self._off = failed or "it has failed on another rank"
+            self._unseen(self._off)
+            return
+        body: dict[str, Any] = {"purpose": purpose, "of": of, "work": work, "count": len(kept), "repeats": repeats}
+        peers = classes({rank: str(row[0]) for rank, row in enumerate(works)})
+        alone = len(peers) == len(works) > 1
+        differ = any(len({works[rank][1] for rank in ranks}) > 1 for ranks in peers)
+        if differ or not all(row[2] for row in works):
+            if purpose != LICENCE:
+                second = run()[0]
+            body |= self._compared(first, second, peers)
+            body |= self._operators(run, peers, repeats)
+            body |= self._contradiction(batch, first, purpose, self._seed * 1_000_003 + step, alone)
+            if purpose == LICENCE:
+                self._exclude(first, peers)
+        elif alone or (purpose == LICENCE and len(works) > 1):
+            found = self._contradiction(batch, first, purpose, self._seed * 1_000_003 + step, alone)
+            body |= found if alone else {}
+        self.rank.coverage.count(self.name, calls=1, tensors=len(kept))
+        if len(peers) == len(works):
+            self._unseen("no other rank does the same work")
+        self.send(step, **body)
+
+    def _received(self, batch: MicroBatch, of: int) -> tuple[MicroBatch, str]:
+        """The micro-batch of another rank, and why it is none."""
+        group = self.rank.group
+        mine = batch.encode() if self.rank.number == of else [torch.empty(0, dtype=torch.uint8)] * 2
+        sizes = group.gather([part.numel() for part in mine])[of]
+        if self.rank.number != of:
+            mine = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+        arguments, tensors = (group.broadcast(part, of) if part.numel() else part for part in mine)
+        try:
+            return batch.given(bytes(arguments.tolist()), tensors), ""
+        except Exception as error:  # all ranks are told, and go on training together
+            return batch, f"inputs of rank {of} do not fit: {described(error)}"[:300]
+
+    def _run(
+        self,
+        batch: MicroBatch | None,
+        seed: int,
+        log: OperatorLog | None = None,
+        turned: int = 0,
+        silent: bool = False,
+    ) -> tuple[list[Digest], str, str]:
+        """Digests of one run, the work of this rank, and why the run has failed."""
+        watches = any(observer.watches_graphs for observer in active.observers) and log is None
+        execution = Execution(self._names, watches, turned, silent=silent)
+        around = fit_for_graphs()
+        failed = ""
+        try:
+            with ExitStack() as stack:
+                if log is not None:
+                    log.module = execution.module
+                    around = in_eager_code
+                    stack.enter_context(log)
+                if self._function is not None:
+                    run_function(self._function, [root for root, _ in self._roots.values()], execution, seed, around)
+                elif batch is not None:
+                    batch.run(execution, seed, around)
+        except Exception as error:  # all ranks are told, and go on training together
+            failed = f"it has failed: {described(error)}"[:300]
+        digests = execution.end()
+        failed = failed or execution.failed
+        roots_ = f"{execution.roots} " if self._function is not None else ""
+        return digests, roots_ + execution.work(), failed
+
+    def _compared(self, first: list[Digest], second: list[Digest], peers: list[list[int]]) -> dict[str, Any]:
+        """The digests from the first one in which ranks differ, of both runs."""
+        group = self.rank.group
+        kept = [[d for d in digests if _label(d) not in self._excluded] for digests in (first, second)]
+        rows = dict(enumerate(group.gather_padded([d.number() for d in kept[0]])))
+        found = first_difference(rows, peers)
+        if found is None:  # somebody has not repeated its bits
+            pairs = itertools.zip_longest(*([d.number() for d in digests] for digests in kept))
+            mine = next((n for n, (a, b) in enumerate(pairs) if a != b), len(rows[self.rank.number]))
+            found = min(number for (number,) in group.gather([mine]))
+        start = max(0, found - 1)
+        return {"first": found, "start": start} | {
+            name: [[d.phase, d.tensor[:200], d.value[:8].hex()] for d in digests[start : start + _WINDOW]]
+            for name, digests in zip(("once", "again"), kept, strict=True)
+        }
+
+    def _contradiction(
+        self, batch: MicroBatch | None, first: list[Digest], purpose: str, seed: int, alone: bool
+    ) -> dict[str, Any]:
+        """The first digest in which this rank contradicts itself, and no other rank does.
+
+        Args:
+            alone: no other rank has computed the same, so that by chance rounding may show on one rank only.
+        """
+        found: list[tuple[int, str, Digest]] = []  # place among all digests, and in which execution
+        places = {_label(digest): place for place, digest in enumerate(first)}
+        if batch is not None:
+            silent = self._run(batch.silenced(), seed, silent=True)[0]
+            nothing = zero()
+            found += [(places.get(_label(d), 0), "silent", d) for d in silent if d.value != nothing]
+        if batch is not None and batch.samples() > 1:
+            turned = self._run(batch.turned(), seed, turned=batch.samples())[0]
+            there = [(places.get(_label(d)), d) for d in turned if d.phase != phases.LOCAL_GRADIENT]
+            found += [(n, "turned", d) for n, d in there if n is not None and d.value != first[n].value]
+        found.sort(key=lambda each: each[0])
+        mine = [_hash(f"{how} {_label(digest)}") for _, how, digest in found]
+        rows = self.rank.group.gather_padded(mine)
+        others = {number for rank, row in enumerate(rows) if rank != self.rank.number for number in row}
+        if purpose == LICENCE:
+            by_order = {number for (_, how, _), number in zip(found, mine, strict=True) if how == "turned"}
+            self._inherent = others | by_order if alone else others & set(mine)
+        for (at, _, digest), number in zip(found, mine, strict=True):
+            if number not in others and number not in self._inherent:
+                return {"contradicts": [digest.phase, digest.tensor[:200], str(at)]}
+        return {}
+
+    def _operators(self, run: Callable[..., Any], peers: list[list[int]], repeats: bool) -> dict[str, Any]:
+        """The first operator in which ranks differ, or in which two runs of this rank do."""
+        logs = []
+        for _ in range(2):
+            logs.append(log := OperatorLog())
+            if run(log=log)[2]:
+                log.operators.clear()
+        rows = dict(enumerate(self.rank.group.gather_padded([each.number() for each in logs[0].operators])))
+        body: dict[str, Any] = {}
+        across = first_difference(rows, peers)
+        if across is not None and across < len(logs[0].operators):
+            body["operator"] = _written(logs[0].operators[across])
+        own = first_difference(dict(enumerate([each.number() for each in log.operators] for log in logs)), [[0, 1]])
+        if own is not None and own < min(len(log.operators) for log in logs):
+            body["unrepeated"] = [_written(log.operators[own]) for log in logs]
+        return body
+
+    def _exclude(self, first: list[Digest], peers: list[list[int]]) -> None:
+        """What no majority of ranks agrees on, though they agree again later, is what ranks compute differently.
+
+        If the last digest differs too, nothing is excluded: then ranks do not compute the same at all.
+        """
+        rows = self.rank.group.gather_padded([d.number() for d in first])
+        own: Sequence[int] = next(ranks for ranks in peers if self.rank.number in ranks)
+        if len({len(rows[rank]) for rank in own}) > 1 or len({rows[rank][-1] for rank in own}) > 1:
+            return
+        excluded = set()
+        for number, digest in enumerate(first):
+            values = [rows[rank][number] for rank in own]
+            if 2 * max(values.count(value) for value in values) <= len(values):
+                excluded.add(_label(digest))
+        self._excluded = frozenset(excluded)
+        for label in sorted(excluded)[:20]:
+            self._unseen(f"{label} differs between all ranks of this program")
+
+    def _unseen(self, why: str) -> None:
+        self.rank.coverage.unseen(self.name, why)
+
+
+def _label(digest: Digest) -> str:
+    return f"{digest.phase} {digest.tensor}"
+
+
+def _written(operator: Operator) -> list[str]:
+    return [
+        operator.name[:200],
+        operator.where[:200],
+        operator.inputs.hex(),
+        operator.outputs.hex(),
+        str(operator.strange),
+    ]
+
+
+def _hash(value: object) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "little", signed=True)

@@ -1,0 +1,279 @@
+"""The state of training in this rank: parameters, optimizer state and buffers, hashed once for all checks."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from dash_inductor.observers import phases
+from dash_inductor.observers.names import Names, state_of, unwrapped
+
+from ..fingerprints.fingerprint import add_lanes, description, why_unseen
+from ..fingerprints.fingerprint import local as local
+from ..fingerprints.sizes import LANES
+from .check import Host
+from .classes import Classes, holders
+
+KNOWN = ((-1404056226935107027, 6370743676088349933),) * 4 + ((-7276202848976383095, 3568138712966937863),)
+"""Lanes of the tensors of `known_lanes`, of which the first four are equal."""
+
+ON_CPU = 64 << 20
+"""Bytes of tensors on the CPU that are hashed at a time, for which it takes tens of milliseconds."""
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """A tensor of the state.
+
+    Attributes:
+        stage: `phases.PARAMETER`, `phases.OPTIMIZER_STATE`, `phases.GRADIENT` or `phases.BUFFER`.
+        name: along the module path.
+        tensor: gives it, as long as it is there.
+        ranks: that must have the same bits; () if nobody has declared any.
+        seen: whether it is known that it can be hashed.
+    """
+
+    stage: str
+    name: str
+    tensor: Callable[[], Tensor | None]
+    ranks: tuple[int, ...]
+    seen: bool = False
+
+
+@dataclass
+class Hashed:
+    """Lanes of some entries on one device.
+
+    Attributes:
+        entries: whose lanes these are.
+        descriptions: dtype and shape of each.
+        marks: version and address of each tensor when it was hashed: a write by PyTorch changes the version.
+        lanes: int64 [entries, 2] on the device.
+    """
+
+    entries: list[Entry] = field(default_factory=list)
+    descriptions: list[str] = field(default_factory=list)
+    marks: list[tuple[int, int]] = field(default_factory=list)
+    lanes: Tensor = field(default_factory=lambda: torch.empty(0, LANES, dtype=torch.int64))
+
+
+def mark(plain: Tensor, whole: Tensor) -> tuple[int, int]:
+    """What changes if PyTorch writes a tensor, or puts it elsewhere.
+
+    Args:
+        plain: the part of it that lies in this rank, `local`.
+        whole: the tensor, whose version alone counts what is written by way of a DTensor.
+    """
+    version = sum(0 if each.is_inference() else each._version for each in {id(t): t for t in (plain, whole)}.values())
+    return version, plain.data_ptr()
+
+
+class State:
+    """What checks of bits share: `of` a rank there is one.
+
+    Args:
+        rank: whose state it is.
+
+    Attributes:
+        names: of modules and parameters.
+        classes: of ranks.
+        reductions: of gradients in this step, by the ranks of a DDP model, or of the mesh of a module of FSDP2.
+    """
+
+    def __init__(self, rank: Host) -> None:
+        self._rank = weakref.ref(rank)
+        self.names, self.classes = Names(), Classes()
+        self.reductions: Counter[tuple[int, ...]] = Counter()
+        self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._entries: dict[int, list[Entry]] = {}  # by optimizer
+        self._holders: dict[int, tuple[list[Entry], list[tuple[int, ...]]]] = {}  # by optimizer, with its entries
+        self._after: tuple[int, int, list[Hashed]] | None = None
+
+    @property
+    def rank(self) -> Host:
+        """Whose state it is."""
+        rank = self._rank()
+        assert rank is not None
+        return rank
+
+    @classmethod
+    def of(cls, rank: Host) -> State:
+        """The state that all checks of a rank share."""
+        found = _states.get(rank)
+        if found is None:
+            found = _states[rank] = cls(rank)
+        return found
+
+    def module_begins(self, module: nn.Module) -> None:
+        """A module begins: the first one that belongs to no other is a root of names."""
+        self.classes.begins(module)
+        if module in self._known:
+            return
+        for inside in module.modules():
+            self.classes.add(inside)
+        if unwrapped(module) not in self._known:
+            self.names.add(module)
+            self._roots.add(module)
+        self._known.update(unwrapped(module).modules())
+        self._known.add(module)
+
+    def counts(self, module: nn.Module) -> Callable[[], None]:
+        """What counts a reduction of a model's gradients, also when the check has ended that has asked for it."""
+        if isinstance(module, DistributedDataParallel):
+            ranks = tuple(dist.get_process_group_ranks(module.process_group))
+        else:
+            ranks = next((holders(each) for each in module.parameters() if isinstance(each, DTensor)), ())
+        return functools.partial(self.reductions.update, (ranks,))
+
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step, perhaps by gradients that were not reduced."""
+        if self.classes.part(optimizer):
+            self._entries.clear()
+            self.rank.coverage.unseen("bits", "replicas of a model that is updated by gradients that are not reduced")
+
+    def optimizer_entries(self, optimizer: torch.optim.Optimizer) -> list[Entry]:
+        """Parameters and state of an optimizer; the same entries as before, as long as the tensors are the same."""
+        self.classes.resolve()
+        tensors = [
+            tensor
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            for tensor in (parameter, *state_of(optimizer, parameter).values())
+        ]
+        known = self._entries.get(id(optimizer), [])
+        if len(known) == len(tensors) and all(e.tensor() is t for e, t in zip(known, tensors, strict=True)):
+            return known
+        found: list[Entry] = []
+        for name, parameter in self.names.of_parameters(optimizer):
+            found.append(Entry(phases.PARAMETER, name, weakref.ref(parameter), self.classes.of(parameter)))
+            for key, value in state_of(optimizer, parameter).items():
+                is_counter = key == "step" and value.dim() == 0 and not isinstance(value, DTensor)
+                ranks = self.classes.holders(parameter) if is_counter else self.classes.of(parameter, value)
+                found.append(Entry(phases.OPTIMIZER_STATE, f"{name} {key}", weakref.ref(value), ranks))
+        self._entries[id(optimizer)] = found
+        return found
+
+    def holders(self, optimizer: torch.optim.Optimizer) -> list[tuple[int, ...]]:
+        """For each of an optimizer's groups of parameters, the ranks that update the same ones, or parts of them.
+
+        Call it behind `after`.
+        """
+        entries, groups = self._entries.get(id(optimizer), []), optimizer.param_groups
+        known = self._holders.get(id(optimizer))
+        if known is None or known[0] is not entries or len(known[1]) != len(groups):
+            ranks = [max(map(self.classes.holders, group["params"]), key=len, default=()) for group in groups]
+            known = self._holders[id(optimizer)] = entries, ranks
+        return known[1]
+
+    def gradients(self, optimizer: torch.optim.Optimizer) -> list[Entry]:
+        """Gradients of an optimizer's parameters, where there are any."""
+        self.classes.resolve()
+        return [
+            Entry(phases.GRADIENT, name, weakref.ref(gradient), self.classes.of(parameter, gradient))
+            for name, parameter in self.names.of_parameters(optimizer)
+            if (gradient := parameter.grad) is not None
+        ]
+
+    def buffers(self, of: nn.Module | None = None) -> list[Entry]:
+        """Buffers of a module, or of all models that have run."""
+        return [
+            Entry(phases.BUFFER, self.names.of_buffer(module, name), weakref.ref(buffer), ())
+            for root in ([of] if of is not None else self._roots)
+            for module in unwrapped(root).modules()
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
+
+    def frozen(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[Entry]:
+        """Parameters of all models that have run which none of these optimizers has."""
+        trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        return [
+            Entry(phases.PARAMETER, self.names.of_parameter(parameter), weakref.ref(parameter), ())
+            for root in self._roots
+            for parameter in unwrapped(root).parameters()
+            if id(parameter) not in trained and self.names.knows(parameter)
+        ]
+
+    def after(self, optimizer: torch.optim.Optimizer) -> list[Hashed]:
+        """Parameters and state of an optimizer that has just stepped; hashed once, whoever asks."""
+        key = self.rank.step, id(optimizer)
+        if self._after is None or self._after[:2] != key:
+            self._after = (*key, self.hash("rest", self.optimizer_entries(optimizer)))
+        return self._after[2]
+
+    def hash(self, check: str, entries: Sequence[Entry]) -> list[Hashed]:
+        """Hash entries, device by device; coverage says which of them could not be.
+
+        Args:
+            check: which one counts them.
+        """
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            self.rank.coverage.unseen(check, "what is captured into a CUDA graph")
+            return []
+        by_device: dict[torch.device, Hashed] = {}
+        tensors: dict[torch.device, list[Tensor]] = {}
+        on_cpu = 0
+        for entry, whole, plain in self._seen(check, entries):
+            if plain.device.type == "cpu":
+                on_cpu += plain.numel() * plain.element_size()
+                if on_cpu > ON_CPU:
+                    self.rank.coverage.unseen(check, f"tensors on the CPU beyond {ON_CPU >> 20} MiB")
+                    continue
+            hashed = by_device.setdefault(plain.device, Hashed())
+            hashed.entries.append(entry)
+            hashed.descriptions.append(_description(plain.dtype, plain.shape))
+            hashed.marks.append(mark(plain, whole))
+            tensors.setdefault(plain.device, []).append(plain)
+        for device, hashed in by_device.items():
+            hashed.lanes = lanes_of(tensors[device])
+        return list(by_device.values())
+
+    def _seen(self, check: str, entries: Sequence[Entry]) -> Iterator[tuple[Entry, Tensor, Tensor]]:
+        for entry in entries:
+            tensor = entry.tensor()
+            if tensor is None:
+                continue
+            plain = local(tensor)
+            reason = "" if entry.seen else why_unseen(plain)
+            entry.seen = not reason
+            if reason:
+                self.rank.coverage.unseen(check, f"{entry.stage} {entry.name[:100]} is {reason}")
+            elif plain.numel():
+                yield entry, tensor, plain
+
+
+@functools.lru_cache(maxsize=4096)
+def _description(dtype: torch.dtype, shape: torch.Size) -> str:
+    return description(torch.empty(shape, dtype=dtype, device="meta"))
+
+
+_states: weakref.WeakKeyDictionary[Host, State] = weakref.WeakKeyDictionary()
+
+
+def known_lanes(device: torch.device) -> Tensor:
+    """Lanes of tensors whose lanes are known (`KNOWN`), int64 [5, 2], by the code that hashes everything else."""
+    return lanes_of(_known_tensors(device))
+
+
+@functools.lru_cache(maxsize=16)
+def _known_tensors(device: torch.device) -> list[Tensor]:
+    numbers = torch.arange(1 << 12, dtype=torch.int32)
+    parts = [numbers[start:].clone() for start in (0, 0, 0, 0, 2)]
+    return [part.pin_memory().to(device, non_blocking=True) for part in parts] if device.type == "cuda" else parts
+
+
+def lanes_of(tensors: Sequence[Tensor], firsts: Sequence[int] | None = None) -> Tensor:
+    """Lanes of tensors that lie on one device, int64 [tensors, 2] there."""
+    with torch.inference_mode(False), torch.no_grad():
+        lanes = torch.zeros(len(tensors), LANES, dtype=torch.int64, device=tensors[0].device)
+        add_lanes(tensors, lanes, range(len(tensors)), firsts)
+    return lanes

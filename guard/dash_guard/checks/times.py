@@ -1,0 +1,81 @@
+"""When the steps of a rank begin and end, by its own clock."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from dash_inductor.errors import described
+from dash_inductor.observers import active
+
+from ..recompute.backwards import Backwards
+from .check import Check, Host
+
+
+class Times(Check):
+    """Marks the end of the last backward in front of the first optimizer of a step.
+
+    Gradients have been reduced by then, so that all ranks are there at the same time: this is the common zero of their
+    clocks, which are not compared otherwise.  What a rank does from there on, as to clip gradients, is time of its own.
+    """
+
+    name = "times"
+
+    def __init__(self, rank: Host, **settings: Any) -> None:
+        super().__init__(rank, **settings)
+        self._marks: deque[tuple[int, int]] = deque(maxlen=256)  # step, nanoseconds
+        self._last: tuple[int, int] | None = None
+        self._durations: deque[float] = deque(maxlen=32)
+        self._marked = self._ended = 0
+        self._backwards = Backwards(self._backward_ended, self._failed)
+
+    def module_begins(self, module: nn.Module) -> None:
+        """The forward of a module begins."""
+        self._backwards.module_begins()
+
+    def module_ended(self, module: nn.Module, result: Any) -> None:
+        """The forward of a module has ended."""
+        self._backwards.module_ended(result)
+
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step."""
+        step = self.rank.step
+        if step != self._marked:
+            self._marked = step
+            now, self._ended = self._ended or time.time_ns(), 0
+            if self._marks:
+                self._durations.append((now - self._marks[-1][1]) / 1e9)
+            self._marks.append((step, now))
+
+    def _backward_ended(self) -> None:
+        if active.is_on(self.rank):  # and no roll call
+            self._ended = time.time_ns()  # the clock of the flight recorder
+
+    def _failed(self, error: Exception) -> None:
+        self.rank.coverage.unseen("slow", f"from the end of backwards on: {described(error)}")
+
+    def median(self) -> float:
+        """Seconds of a step, 0.0 as long as none is over."""
+        return round(statistics.median(tuple(self._durations) or (0.0,)), 4)
+
+    def last(self) -> int:
+        """When the last mark was made, in nanoseconds; 0 without one."""
+        return self._marks[-1][1] if self._marks else 0
+
+    def take(self) -> list[tuple[int, int, int]]:
+        """Steps that are over since the last call: step, begin and end in nanoseconds."""
+        marks = list(self._marks)
+        new = [
+            (step, begin, end)
+            for (before, begin), (step, end) in pairwise(marks)
+            if step == before + 1 and (self._last is None or step > self._last[0])
+        ]
+        if marks:
+            self._last = marks[-1]
+        return new

@@ -1,0 +1,63 @@
+"""``dash-guard compare runs/a runs/b``: the first step, rank and tensor in which two recorded runs differ."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dash_inductor.cli import outputs
+from dash_inductor.cli.command import drop_output
+from dash_inductor.errors import DashError
+
+if TYPE_CHECKING:
+    from ..recordings.compare import Comparison
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", type=Path, help="a folder that dash_guard.record has filled")
+    parser.add_argument("b", type=Path, help="another one")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page about the result")
+    parser.epilog = "exit status: 0 equal, 1 diverged, 2 not comparable, or an error"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..recordings.compare import compare
+
+    outputs.check("html", arguments.html)
+    return show(compare(arguments.a, arguments.b), arguments)
+
+
+def show(result: Comparison, arguments: argparse.Namespace) -> int:
+    """Print a comparison, write its page, and return its exit status.
+
+    Raises:
+        DashError: the page or the output cannot be written.
+        BrokenPipeError: nobody reads the output.
+    """
+    from ..recordings import page, report
+
+    if arguments.html is not None:
+        outputs.write(arguments.html, page.html(result))
+    try:
+        print(_shown(_json(result) if arguments.json else report.text(result)), flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        drop_output()
+        raise DashError(f"the result cannot be printed: {error}") from error
+    return result.exit_code
+
+
+def _json(result: Comparison) -> str:
+    return json.dumps(result.to_dict(), indent=2).replace(
+        "\x7f", "\\u007f"
+    )  # the one control character that json leaves
+
+
+def _shown(text: str) -> str:
+    """`text` with escapes for what the standard output cannot encode."""
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)

@@ -1,0 +1,42 @@
+"""``dash-guard report runs/a``: what a guard has found, and what it has checked."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from dash_inductor.cli import outputs
+from dash_inductor.errors import ArgumentError, DashError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, help="a folder of dash_guard.guard, or of dash-guard watch")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page")
+    parser.add_argument(
+        "--pictures", type=Path, metavar="FOLDER", help="also write who waits for whom, and late steps, as SVG"
+    )
+    parser.epilog = (
+        "exit status: 0 if nothing or notes alone were found, 1 after a suspect or a verdict, 2 for an error"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..report import page, pictures, report
+
+    outputs.check("html", arguments.html)
+    if arguments.pictures is not None and arguments.pictures.exists() and not arguments.pictures.is_dir():
+        raise ArgumentError("pictures", str(arguments.pictures), "a folder, which is made if it is not there")
+    found = report.load(arguments.folder)
+    if arguments.html is not None:
+        outputs.write(arguments.html, page.html(found))
+    if arguments.pictures is not None:
+        try:
+            pictures.write(found.findings, arguments.pictures)
+        except OSError as error:
+            raise DashError(f"the pictures cannot be written: {error}") from error
+    shown = json.dumps(found.to_dict(), indent=2).replace("\x7f", "\\u007f") if arguments.json else report.text(found)
+    encoding = sys.stdout.encoding or "utf-8"
+    print(shown.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    return found.exit_code

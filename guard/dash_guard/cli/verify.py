@@ -1,0 +1,39 @@
+"""``dash-guard verify script.py ...``: a script run twice in fresh processes, and the runs compared."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from dash_inductor.cli import outputs
+from dash_inductor.errors import ArgumentError
+
+from . import compare
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--folder", type=Path, help="keep both recordings here; by default only if they differ")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page about the result")
+    parser.add_argument("-m", action="store_true", dest="module", help="run a module, as python -m does")
+    parser.add_argument("script", help="the script, or the name of a module")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    parser.epilog = "exit status: 0 equal, 1 diverged, 2 not comparable, or an error, also of the script"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..recorder.verify import verify
+
+    if not arguments.module and not Path(arguments.script).is_file():
+        raise ArgumentError("script", arguments.script, "a file that exists, or with -m the name of a module")
+    outputs.check("html", arguments.html)
+    if arguments.folder is not None and arguments.folder.exists() and not arguments.folder.is_dir():
+        raise ArgumentError("folder", str(arguments.folder), "a folder, which is made if it is not there")
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="dash-inductor-verify-"))
+    words = [*(["-m"] if arguments.module else []), arguments.script, *arguments.arguments]
+    status = compare.show(verify(words, folder, lambda text: print(text, file=sys.stderr, flush=True)), arguments)
+    if arguments.folder is None and status == 0:
+        shutil.rmtree(folder)
+    return status

@@ -1,0 +1,48 @@
+"""``dash-guard watch -- torchrun ... train.py``: who hangs, has died, is slow or computes wrongly, while it runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from dash_inductor.errors import ArgumentError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--folder", type=Path, default=Path("guard"), help="where findings go (default: guard)")
+    parser.add_argument(
+        "--listen", metavar="HOST:PORT", help="where ranks of other nodes reach this one; needs a secret"
+    )
+    parser.add_argument("--join", metavar="HOST:PORT", help="the wrapper of the first node; needs its secret")
+    parser.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        help="a setting: every, rest, roll_call, replay, doors, on_verdict",
+    )
+    parser.add_argument("--strict", action="store_true", help="end with status 12 if the job could not be watched")
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve metrics there (needs prometheus_client)")
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="the launcher and its arguments"
+    )
+    parser.epilog = (
+        "exit status: that of the program if it is not 0; else 0, 10 after a verdict on a machine, 11 after one on the "
+        "program, 12 with --strict if it could not be watched"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..monitor.wrapper import Wrapper
+
+    program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+    if not program:
+        raise ArgumentError("program", "nothing", "a program with its arguments, behind --")
+    return Wrapper(
+        program,
+        arguments.folder,
+        arguments.listen,
+        arguments.join,
+        arguments.strict,
+        arguments.metrics,
+        arguments.set,
+    ).run()

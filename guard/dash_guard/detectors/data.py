@@ -1,0 +1,87 @@
+"""Ranks that read the same data, although each has its own part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..report.findings import Finding
+from ..transport.messages import Message
+from . import wording
+from .judge import Job, Judge
+
+STEPS = 3
+"""Steps after each other in which inputs must be equal, so that no chance and no padding is a finding."""
+
+_PATIENCE = 2.5
+_KEPT = 64
+
+
+class SameData(Judge):
+    """Compares the digests of inputs that ranks send.
+
+    Ranks of a tensor- or context-parallel group share their inputs, so equal ones are a finding only where the model
+    says which ranks are data-parallel (DDP), or where some ranks share and others do not.
+    """
+
+    kinds = frozenset({"data", "joined"})
+
+    def __init__(self, job: Job, **settings: Any) -> None:
+        super().__init__(job, **settings)
+        self._steps: dict[int, dict[int, tuple[str, tuple[int, ...]]]] = {}
+        self._since: dict[int, float] = {}
+        self._runs: dict[tuple[int, ...], int] = {}
+        self._told: set[tuple[int, ...]] = set()
+
+    def take(self, message: Message, now: float) -> None:
+        """A message has come."""
+        if message.kind == "joined":
+            self._runs.clear()
+            return
+        peers = tuple(int(rank) for rank in message.body["peers"])
+        self._steps.setdefault(message.step, {})[message.rank] = str(message.body["digest"]), peers
+        self._since.setdefault(message.step, now)
+        if len(self._steps) > _KEPT:
+            self._drop(min(self._steps))
+
+    def judge(self, now: float) -> list[Finding]:
+        """What is new."""
+        found: list[Finding] = []
+        for step in sorted(self._steps):
+            if len(self._steps[step]) >= max(2, self.job.world) or now - self._since[step] > _PATIENCE:
+                found += self._step(step, self._steps[step])
+                self._drop(step)
+        return found
+
+    def finish(self, now: float) -> list[Finding]:
+        """What is new."""
+        return self.judge(now + _PATIENCE + 1)
+
+    def _drop(self, step: int) -> None:
+        del self._steps[step], self._since[step]
+
+    def _step(self, step: int, digests: dict[int, tuple[str, tuple[int, ...]]]) -> list[Finding]:
+        by_digest: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        for rank, (digest, peers) in digests.items():
+            by_digest.setdefault((digest, peers), []).append(rank)
+        sets = [(peers, tuple(sorted(ranks))) for (_, peers), ranks in by_digest.items()]
+        alike = len({len(ranks) for peers, ranks in sets if not peers}) == 1  # as tensor parallelism shares them
+        shared = [ranks for peers, ranks in sets if len(ranks) > 1 and (peers or not alike)]
+        self._runs = {ranks: self._runs.get(ranks, 0) + 1 for ranks in shared}
+        found = []
+        for ranks, times in self._runs.items():
+            if times >= STEPS and ranks not in self._told:
+                self._told.add(ranks)
+                found.append(
+                    Finding(
+                        "data",
+                        "suspect",
+                        f"{wording.ranks(ranks)} read the same inputs, in each of the last {times} steps",
+                        "give each data-parallel rank its own part: DistributedSampler, or another seed",
+                        ranks=ranks,
+                        step=step,
+                        stage="input",
+                        cause="program",
+                        evidence={"steps": times},
+                    )
+                )
+        return found

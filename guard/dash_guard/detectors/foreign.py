@@ -1,0 +1,146 @@
+"""Ranks that run something else than the others: other versions, settings, variables or kernels."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dash_inductor.untrusted import printable, shortened
+
+from ..report.findings import Finding
+from ..transport.messages import Message
+from . import wording
+from .judge import Job, Judge
+
+OWN = re.compile(
+    r"rank|settings\.initial_seed|gpu\.memory|"
+    r"environment\.(CUDA_VISIBLE_DEVICES|NVIDIA_VISIBLE_DEVICES|.*_(IFNAME|HCA|SEED|PORT|ADDR|RANK|ID|HOSTID))"
+)
+"""Facts that ranks have for themselves."""
+
+_PATIENCE = 5.0  # seconds that the first facts wait for those of all ranks
+_SHOWN = 16
+
+
+class Foreign(Judge):
+    """Compares facts of all ranks once, and their numerics keys whenever they have not changed for a while."""
+
+    kinds = frozenset({"facts", "keys", "times", "joined"})
+
+    def __init__(self, job: Job, **settings: Any) -> None:
+        super().__init__(job, **settings)
+        self._facts: dict[int, dict[str, str]] = {}
+        self._counts: dict[str, Counter[str]] = {}  # ranks by the value of each fact
+        self._keys: dict[int, str] = {}
+        self._shapes: dict[int, str] = {}
+        self._since: float | None = None
+        self._keys_since: float | None = None
+
+    def take(self, message: Message, now: float) -> None:
+        """A message has come."""
+        if message.kind == "joined":
+            self._keys.pop(message.rank, None)
+        elif message.kind == "facts":
+            self._count(self._facts.pop(message.rank, {}), -1)
+            facts = {sys.intern(name): sys.intern(value) for name, value in _leaves(message.body["facts"])}
+            self._facts[message.rank] = facts
+            self._count(facts, 1)
+            self._since = now
+        elif message.kind == "keys":
+            self._keys[message.rank] = " ".join(map(str, message.body["keys"]))
+            self._keys_since = now
+        elif self._shapes.get(message.rank) != message.body["shape"]:
+            self._shapes[message.rank] = str(message.body["shape"])
+            self._keys_since = now if self._keys else None
+
+    def judge(self, now: float) -> list[Finding]:
+        """What is new."""
+        found: list[Finding] = []
+        if self._since is not None and (len(self._facts) >= self.job.world or now - self._since > _PATIENCE):
+            self._since = None
+            found += self._compare(self._facts, self._counts, "")
+        if self._keys_since is not None and now - self._keys_since > _PATIENCE:
+            self._keys_since = None
+            stages: dict[str, list[int]] = {}  # ranks with the same collectives have the same part of a model
+            for rank, shape in self._shapes.items():
+                stages.setdefault(shape, []).append(rank)
+            for peers in stages.values():
+                keys = {rank: {"numerics keys": self._keys.get(rank, "")} for rank in peers}
+                counts = Counter(of["numerics keys"] for of in keys.values())
+                found += self._compare(keys, {"numerics keys": counts}, "kernels: ")
+        return found
+
+    def finish(self, now: float) -> list[Finding]:
+        """What is new."""
+        return self.judge(now + _PATIENCE + 1)
+
+    def _count(self, facts: Mapping[str, str], times: int) -> None:
+        for name, value in facts.items():
+            self._counts.setdefault(name, Counter())[value] += times
+
+    def _compare(
+        self, facts: Mapping[int, Mapping[str, str]], counts: Mapping[str, Mapping[str, int]], prefix: str
+    ) -> list[Finding]:
+        """A majority must agree on a fact, else ranks have it for themselves."""
+        common: dict[str, str] = {}
+        undecided: dict[str, list[str]] = {}
+        for name in sorted(counts):
+            values = Counter({value: times for value, times in counts[name].items() if times > 0})
+            values["nothing"] += len(facts) - values.total()
+            ((most, times),) = values.most_common(1)
+            values += Counter()  # without those that nobody has
+            if 2 * times > len(facts):
+                if len(values) > 1:
+                    common[name] = most
+            elif len(values) == 2:  # halves: one of them is foreign, and no vote tells which
+                undecided[name] = sorted(values)
+        others: dict[str, list[int]] = {name: [] for name in common}
+        for rank, of in sorted(facts.items()):
+            for name, most in common.items():
+                if of.get(name, "nothing") != most:
+                    others[name].append(rank)
+        apart: dict[tuple[int, ...], dict[str, list[str]]] = {}
+        for name, ranks in others.items():
+            apart.setdefault(tuple(ranks), {})[name] = [facts[ranks[0]].get(name, "nothing"), common[name]]
+        found = [self._finding(ranks, names, len(facts), prefix) for ranks, names in apart.items()]
+        if undecided:
+            found.append(self._halves(undecided, sorted(facts), prefix))
+        return found
+
+    def _finding(self, ranks: tuple[int, ...], names: Mapping[str, list[str]], world: int, prefix: str) -> Finding:
+        shown = [f"{name} is {shortened(theirs)}, not {shortened(ours)}" for name, (theirs, ours) in names.items()]
+        more = f", and {len(shown) - 3} more" if len(shown) > 3 else ""
+        return Finding(
+            "foreign",
+            "suspect",
+            f"{wording.ranks(ranks)} {'differs' if len(ranks) == 1 else 'differ'} from {world - len(ranks)} others: "
+            f"{prefix}{'; '.join(shown[:3])}{more}",
+            "start all ranks with the same environment and versions, else their bits may differ",
+            ranks=ranks,
+            cause="program",
+            evidence=dict(list(names.items())[:_SHOWN]),
+        )
+
+    def _halves(self, names: Mapping[str, list[str]], ranks: list[int], prefix: str) -> Finding:
+        shown = "; ".join(f"{name} is {' or '.join(map(shortened, pair))}" for name, pair in list(names.items())[:3])
+        return Finding(
+            "foreign",
+            "suspect",
+            f"ranks differ from each other, and none are fewer: {prefix}{shown}",
+            "start all ranks with the same environment and versions, else their bits may differ",
+            ranks=tuple(ranks) if len(ranks) == 2 else (),
+            cause="program",
+            evidence=dict(list(names.items())[:_SHOWN]),
+        )
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _leaves(part, f"{path}.{name}" if path else str(name))
+    elif not OWN.fullmatch(path):
+        yield printable(path)[:100], printable(value if isinstance(value, str) else json.dumps(value))[:200]

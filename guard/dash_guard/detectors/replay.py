@@ -1,0 +1,118 @@
+"""Judges steps that a rank has run again with other bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..report.findings import Finding
+from ..transport.messages import Message
+from .judge import Job, Judge
+from .roll_call import BESIDE, DOCTOR
+from .wording import ranks as listed_ranks
+
+_REMEMBERED = 256  # steps
+TRANSIENT = "One such fault is no proof of a defect; look at this machine's ECC counters, and watch whether it repeats."
+
+
+class ReplayJudge(Judge):
+    """Each message is a difference; equal repetitions send none.
+
+    Where several ranks differ in the same place, they share what has changed between the step and its repetition, such
+    as parameters that one rank owns and all gather.  Then state at rest, or a collective, says whom it is about.
+    """
+
+    kinds = frozenset({"replay"})
+
+    def __init__(self, job: Job, **settings: Any) -> None:
+        super().__init__(job, **settings)
+        self._found: list[Finding] = []
+        self._off = self._finished = False
+        self._alike: dict[int, tuple[float, list[Message]]] = {}  # by step, of ranks that differ in the same place
+        self._accused: dict[int, set[int]] = {}  # by step
+
+    def take(self, message: Message, now: float) -> None:
+        """A rank has computed something else when it ran a step again."""
+        body = message.body
+        if not all(
+            isinstance(body.get(name, ""), str) for name in ("off", "phase", "tensor", "once", "again", "third")
+        ):
+            return
+        if body.get("off"):
+            if not self._off:
+                sentence = (
+                    f"a step that is run again computes something else on most ranks, first in step {message.step}: "
+                    "the program is not deterministic, or it cannot be run again"
+                )
+                self._found.append(
+                    Finding("nondeterminism", "note", sentence, DOCTOR, step=message.step, cause="program")
+                )
+            self._off = True
+        elif body.get("phase") and not self._off:
+            alike = body.get("alike", 1)
+            if type(alike) is int and alike > 1:
+                self._alike.setdefault(message.step, (now, []))[1].append(message)
+            else:
+                self._found.append(_finding(message, body))
+
+    def heed(self, finding: Finding, now: float) -> None:
+        """State at rest or a collective accuses ranks."""
+        if finding.kind in ("rest", "door") and finding.severity != "note" and finding.step is not None:
+            self._accused.setdefault(finding.step, set()).update(finding.ranks)
+            while len(self._accused) > _REMEMBERED:
+                del self._accused[min(self._accused)]
+
+    def judge(self, now: float) -> list[Finding]:
+        """What is new."""
+        return self._judged(now, wait=not self._finished)
+
+    def finish(self, now: float) -> list[Finding]:
+        """What is new; what ranks share waits for `judge`, after other checks have spoken."""
+        self._finished = True
+        return self._judged(now, wait=True)
+
+    def _judged(self, now: float, wait: bool) -> list[Finding]:
+        found, self._found = self._found, []
+        for step, (since, messages) in sorted(self._alike.items()):
+            accused = self._accused.get(step)
+            if accused is None and wait and (self._finished or now - since < BESIDE):
+                continue
+            del self._alike[step]
+            if accused is None:
+                found.append(_shared(step, messages))
+                continue
+            self.job.coverage.unseen("replay", "ranks that share what has changed on another one")
+            found += [_finding(message, message.body) for message in messages if message.rank in accused]
+        return found
+
+
+def _shared(step: int, messages: list[Message]) -> Finding:
+    ranks, body = sorted({message.rank for message in messages}), messages[0].body
+    sentence = (
+        f"{listed_ranks(ranks)} compute {body['phase']} {body['tensor']} differently when they run the step again: "
+        "something that they share has changed meanwhile, and nothing says whose it is"
+    )
+    return Finding(
+        "replay", "note", sentence, step=step, stage=body["phase"], tensor=body["tensor"], groups=(tuple(ranks),)
+    )
+
+
+def _finding(message: Message, body: dict[str, Any]) -> Finding:
+    rank, what = message.rank, f"{body['phase']} {body['tensor']}"
+    if body.get("third") == body["again"]:
+        meaning = "two repetitions agree with each other, and not with the step: a fault that struck once"
+    elif body.get("third") == body["once"]:
+        meaning = "one of three runs differs: a fault that struck once, in the repetition"
+    else:
+        meaning = "three runs differ: this machine is unstable"
+    return Finding(
+        "replay",
+        "suspect",
+        f"rank {rank} computes {what} differently when it runs the step again; {meaning}",
+        TRANSIENT,
+        (rank,),
+        message.step,
+        body["phase"],
+        body["tensor"],
+        cause="machine",
+        evidence={"micro-batch": body.get("call"), "repeated": body.get("third") == body["again"]},
+    )

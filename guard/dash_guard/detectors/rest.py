@@ -1,0 +1,179 @@
+"""Who has changed state at rest: one rank is accused, and what all of them did is the program's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from dash_inductor.observers import phases
+
+from ..report.findings import Finding
+from ..transport.messages import Message
+from .judge import Job, Judge
+from .wording import named
+from .wording import ranks as ranks_in_words
+
+PATIENCE = 3.0
+"""Seconds after which ranks that have said nothing of a step are not waited for."""
+
+RECURRENT = 3
+"""Steps in which a lone rank may find the same tensor changed before the program is taken to write it."""
+
+SINCE = "compared with the update of step"
+"""In the evidence: the digest behind this update was not what was found later; None: another digest."""
+
+_FINDINGS = 32  # of a rank and kind at most
+_WHEN = {
+    "begin": "between two steps",
+    "gradients": "between the backward and the optimizer",
+    "update": "before the optimizer used it",
+    "end": "after the last step",
+}
+
+_OWN = frozenset({("update", phases.PARAMETER), ("gradients", phases.GRADIENT)})
+"""Moments and stages of comparisons with a digest of the same step, which nobody else uses."""
+
+Tensor = tuple[str, str]  # stage and name
+
+
+@dataclass
+class _Report:
+    """What ranks said of one moment of a step."""
+
+    since: float
+    changed: dict[int, tuple[list[Tensor], int]] = field(default_factory=dict)
+    updates: dict[int, int] = field(default_factory=dict)
+    written: dict[int, tuple[list[Tensor], int]] = field(default_factory=dict)
+    tensors: int = 0
+
+
+class Rest(Judge):
+    """Takes flags of state that was not what it had been."""
+
+    kinds = frozenset({"rest"})
+
+    def __init__(self, job: Job, **settings: Any) -> None:
+        super().__init__(job)
+        self._reports: dict[tuple[int, str], _Report] = {}
+        self._hashes: list[tuple[int, int]] = []  # ranks and steps in which their hash was wrong
+        self._heard: dict[int, int] = {}  # the last moment that each rank has spoken of
+        self._told: dict[Any, int] = {}
+
+    def take(self, message: Message, now: float) -> None:
+        """A rank has compared."""
+        body, when = message.body, str(message.body.get("when"))
+        if when == "hash":
+            self._hashes.append((message.rank, message.step))
+        if when not in _WHEN:
+            return
+        moment = 2 * message.step + (when != "begin") + (when == "end")
+        self._heard[message.rank] = max(moment, self._heard.get(message.rank, 0))
+        for kind, count in (("changed", "changes"), ("written", "writes")):
+            tensors, number = _tensors(body.get(kind)), body.get(count)
+            if tensors and type(number) is int:
+                report = self._reports.setdefault((message.step, when), _Report(now))
+                getattr(report, kind)[message.rank] = tensors, number
+                if type(body.get("since")) is int:
+                    report.updates[message.rank] = body["since"]
+                total = body.get("tensors")
+                report.tensors = max(report.tensors, total if type(total) is int else 0)
+
+    def judge(self, now: float) -> list[Finding]:
+        """What is new."""
+        return self._judged(now, last=False)
+
+    def finish(self, now: float) -> list[Finding]:
+        """What is new, when nobody will say more."""
+        return self._judged(now, last=True)
+
+    def _judged(self, now: float, last: bool) -> list[Finding]:
+        found = [self._hash(rank, step) for rank, step in self._hashes if not self._often(rank, "hash")]
+        self._hashes.clear()
+        for (step, when), report in sorted(self._reports.items()):
+            moment = 2 * step + (when != "begin") + (when == "end")
+            waiting = len(self._heard) < self.job.world or min(self._heard.values()) < moment
+            if waiting and not last and now - report.since < PATIENCE:
+                continue
+            del self._reports[step, when]
+            found += self._changed(step, when, report)
+            found += self._written(step, when, report)
+        return found
+
+    def _hash(self, rank: int, step: int) -> Finding:
+        return Finding(
+            "guard",
+            "suspect",
+            f"rank {rank} hashes a known tensor wrongly, so that nothing it says of bits counts",
+            "Test this machine.",
+            ranks=(rank,), step=step, cause="machine",
+        )  # fmt: skip
+
+    def _changed(self, step: int, when: str, report: _Report) -> Iterator[Finding]:
+        by_all = self.job.world > 1 and len(report.changed) > self.job.world / 2
+        for rank, (tensors, number) in report.changed.items():
+            stage, name = tensors[0]
+            times = self._told["changed", rank, name] = self._told.get(("changed", rank, name), 0) + 1
+            bulk = number > 8 and 2 * number > report.tensors
+            if by_all or (self.job.world == 1 and (times >= RECURRENT or bulk)):
+                yield from self._note(step, tensors, "written past PyTorch's version counters, such as by `.data`")
+                if by_all:
+                    return
+                continue
+            if self._often(rank, "changed"):
+                continue
+            shared = (when, stage) not in _OWN and stage != phases.BUFFER
+            yield Finding(
+                "rest",
+                "suspect",
+                f"{stage} {name} of rank {rank} changed {_WHEN[when]}, and nothing wrote it",
+                "If it happens again on this machine, test its memory.",
+                ranks=(rank,), step=step, stage="rest", tensor=named(stage, name), cause="machine",
+                evidence={
+                    "when": when, "tensors changed": number, "tensors compared": report.tensors,
+                    SINCE: report.updates.get(rank) if shared else None,
+                },
+            )  # fmt: skip
+
+    def _written(self, step: int, when: str, report: _Report) -> Iterator[Finding]:
+        if not report.written:
+            return
+        writers = sorted(report.written)
+        tensors, number = report.written[writers[0]]
+        stage, name = tensors[0]
+        if self.job.world == 1 or len(writers) > self.job.world / 2:
+            yield from self._note(step, tensors, "written by the program between two steps, on all ranks")
+        elif not self._often(writers[0], "written"):
+            what = f"{stage} {name}" + (f" and {number - 1} more" if number > 1 else "")
+            yield Finding(
+                "desync",
+                "suspect",
+                f"{ranks_in_words(writers)} alone wrote {what} {_WHEN[when]}, of {self.job.world} ranks",
+                "Look for code that runs on some ranks only.",
+                ranks=tuple(writers), step=step, stage="rest", tensor=named(stage, name), cause="program",
+                evidence={"when": when, "tensors written": number},
+            )  # fmt: skip
+
+    def _note(self, step: int, tensors: list[Tensor], how: str) -> Iterator[Finding]:
+        stage, name = tensors[0]
+        if self._told.setdefault(("note", how, stage), step) == step and not self._often(-1, how):
+            yield Finding(
+                "rest", "note", f"{stage} {name} is {how}; such tensors are not checked at rest",
+                step=step, stage="rest", tensor=named(stage, name), cause="program",
+            )  # fmt: skip
+
+    def _often(self, rank: int, kind: str) -> bool:
+        times = self._told["times", rank, kind] = self._told.get(("times", rank, kind), 0) + 1
+        return times > _FINDINGS
+
+
+def _tensors(raw: Any) -> list[Tensor]:
+    if not isinstance(raw, list):
+        return []
+    return [
+        (stage, name)
+        for pair in raw
+        if isinstance(pair, list) and len(pair) == 2
+        for stage, name in [pair]
+        if isinstance(stage, str) and isinstance(name, str)
+    ]

@@ -1,0 +1,161 @@
+"""What the monitor knows of every rank: its last beat, its farewell and its process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..report.findings import LENGTH
+from ..shared.beating import unpacked
+from ..transport.messages import Message
+from .judge import Job
+
+KINDS = frozenset({"joined", "left", "beat", "groups", "process", "facts"})
+
+STALL, STALL_STEPS = 3.0, 4.0
+"""A rank makes no progress after so many seconds, and so many times the median step."""
+START = 60.0
+"""Seconds that a rank may stand still before its second step: it compiles, and reads its first data."""
+
+_GROUPS = 4096  # of one rank
+_WAITS = 1 << 16  # that are remembered, to be shared
+
+
+class Place(NamedTuple):
+    """A collective: its group by name and set of members (`Roster.sets`), and its number; 0 for sends and receives."""
+
+    group: str
+    members: int
+    number: int
+
+    def words(self, operation: str) -> str:
+        """For people."""
+        return f"{operation or 'collective'} {self.number or ''} of group {self.group}".replace("  ", " ")
+
+
+Waits = tuple[tuple[Place, str, str], ...]
+"""The first open collective of each group of a rank, with its operation and operands."""
+
+
+@dataclass(slots=True)
+class State:
+    """One rank.
+
+    Attributes:
+        beat: when the last beat came.
+        changed: when the last beat came that showed progress: another step, or a collective entered or completed.
+        limit: seconds without progress after which it stands still.
+        groups: by process group, as `flight.waits` gives them.
+        open: what it waits in; ranks that wait in the same things share one object.
+        pairs: open sends and receives, as `flight.pairs` gives them.
+        members: of process groups, numbers of `Roster.sets`.
+        left: whether it has said that it ends.
+        process: "", "stopped", "waiting for a disk" or "ended", as far as a wrapper on its node tells.
+        status: of a process that has ended, as `os.waitpid` gives it.
+        gone: when it left, or its process ended.
+    """
+
+    rank: int
+    host: str = ""
+    node: str = ""
+    pid: int = 0
+    step: int = 0
+    beat: float = 0.0
+    changed: float = 0.0
+    frame: str = ""
+    phase: str = ""
+    limit: float = START
+    open: Waits = ()
+    groups: dict[str, list[Any]] = field(default_factory=dict)
+    pairs: list[list[Any]] = field(default_factory=list)
+    members: dict[str, int] = field(default_factory=dict)
+    left: bool = False
+    process: str = ""
+    status: int | None = None
+    gone: float | None = None
+
+    def there(self) -> bool:
+        """Whether it has not left, and its process has not ended."""
+        return not self.left and self.process != "ended"
+
+
+class Roster:
+    """All ranks that have ever been there, by number.
+
+    Attributes:
+        sets: of ranks that are process groups; each is kept once.
+        ending: whether the wrapper has been asked to end the job.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.states = job, dict[int, State]()
+        self.sets, self.ending = list[tuple[int, ...]](), False
+        self._processes: dict[tuple[str, int], int] = {}
+        self._numbers: dict[tuple[int, ...], int] = {}  # of sets, by what they are packed into
+        self._waits: dict[Waits, Waits] = {}
+
+    def take(self, message: Message, now: float) -> None:
+        """One of `KINDS` has come."""
+        body = message.body
+        if message.kind == "process":
+            self._process(body, now)
+            return
+        if message.kind == "joined":
+            self._join(message.rank, body, now)
+        state = self.states.get(message.rank)
+        if state is None:
+            return
+        if message.kind == "facts":
+            self.job.gpus[message.rank] = str(body.get("device", ""))[:LENGTH]
+        elif message.kind == "left":
+            state.left = True
+            state.gone = now if state.gone is None else state.gone
+        elif message.kind == "groups" and len(state.members) < _GROUPS:
+            packed = tuple(int(rank) for rank in body["ranks"])
+            if packed not in self._numbers:
+                self.sets.append(unpacked(packed))
+                self._numbers[packed] = len(self.sets) - 1
+            state.members[str(body["name"])] = self._numbers[packed]
+        elif message.kind == "beat":
+            self._beat(state, message, now)
+
+    def _join(self, rank: int, body: dict[str, Any], now: float) -> None:
+        state = State(rank, str(body.get("host", ""))[:LENGTH], str(body.get("node", "")), int(body.get("pid", 0)))
+        state.beat = state.changed = now
+        self.states[rank] = state
+        self._processes[state.node, state.pid] = rank
+        self.job.world = max(self.job.world, int(body.get("world", 1)))
+        self.job.hosts[rank] = state.host
+
+    def _process(self, body: dict[str, Any], now: float) -> None:
+        if body.get("ending"):
+            self.ending = True
+        state = self.states.get(self._processes.get((str(body.get("node")), int(body.get("pid", 0))), -1))
+        if state is None or state.pid != body.get("pid"):
+            return
+        state.process = str(body.get("state", ""))
+        if state.process == "ended":
+            status = body.get("status")
+            state.status = status if isinstance(status, int) else None
+            state.gone = now if state.gone is None else min(state.gone, now)
+
+    def _beat(self, state: State, message: Message, now: float) -> None:
+        """A beat of a rank."""
+        body = message.body
+        groups: dict[str, list[Any]] = {
+            str(name): [int(of[0]), int(of[1]), str(of[2]), str(of[3])] for name, of in body["groups"].items()
+        }
+        if message.step != state.step or groups != state.groups:
+            state.changed = max(state.beat, now - max(0.0, float(body["idle"])))  # it has moved since its last beat
+            waits = tuple(
+                (Place(name, members, of[1] + 1), of[2], of[3])
+                for name, of in groups.items()
+                if of[0] > of[1] and (members := state.members.get(name)) is not None
+            )
+            if len(self._waits) > _WAITS:
+                self._waits.clear()
+            state.open = self._waits.setdefault(waits, waits)
+        state.beat, state.step, state.groups = now, message.step, groups
+        state.pairs = [[str(group), str(way), int(peer)] for group, way, peer in body["pairs"]]
+        state.frame, state.phase = str(body["frame"])[:LENGTH], str(body["phase"])[:LENGTH]
+        state.limit = START if state.step < 2 else max(STALL, STALL_STEPS * float(body["median"]))

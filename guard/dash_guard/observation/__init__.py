@@ -1,0 +1,1 @@
+"""What recordings and checks observe: modules, step numbers, the environment, and exchanges between ranks."""

@@ -1,0 +1,161 @@
+"""The parts of modules that a recording sees: inputs, results, gradients of the outermost one and of those inside."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from dash_inductor.observers import phases
+from dash_inductor.observers.hook import Hook
+from dash_inductor.observers.names import Names, inner
+from dash_inductor.upstream.eager import not_compiled
+from dash_inductor.upstream.pytree import tree_leaves
+
+
+class Sink(Protocol):
+    """The recording, to which everything goes."""
+
+    names: Names
+
+    def is_on(self) -> bool:
+        """Whether it records."""
+
+    def prepare(self, device: torch.device) -> None:
+        """Allocate what a device needs."""
+
+    def replicate(self, model: DistributedDataParallel) -> None:
+        """Tell other observers of a model that has equal parameters on all of its ranks."""
+
+    def place(self) -> int:
+        """The place of the next entry of this step."""
+
+    def observe_in_step(self, phase: str, tensors: Sequence[tuple[str, Tensor]], place: int | None = None) -> None:
+        """Add fingerprints of tensors to the present step."""
+
+
+class Modules:
+    """The modules and parameters that one recording watches.
+
+    Args:
+        sink: gets what there is to see.
+        activations: whether it gets inputs and results of modules, and gradients of results.
+        local_gradients: whether it gets gradients as they are accumulated; None: of models wrapped in DDP.
+    """
+
+    def __init__(self, sink: Sink, activations: bool, local_gradients: bool | None) -> None:
+        self._sink, self._activations, self._local_gradients = sink, activations, local_gradients
+        self._handles: list[RemovableHandle] = []
+        self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        # running: modules, outermost first, with the place of the next entry when they began; left: the last of them
+        # that ended; last: the last result, as a weak reference, and its version.
+        self._calls = threading.local()
+
+    def remove(self) -> None:
+        """Take away what was put on modules and parameters."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def buffers(self) -> list[tuple[str, Tensor]]:
+        """The buffers of all outermost modules that have run, with their paths."""
+        found: dict[int, tuple[str, Tensor]] = {}
+        for root in self._roots:
+            for module in root.modules():
+                for name, buffer in module.named_buffers(recurse=False):
+                    found.setdefault(id(buffer), (self._sink.names.of_buffer(module, name), buffer))
+        return sorted(found.values(), key=lambda pair: pair[0])
+
+    def add(self, model: nn.Module) -> None:
+        """Name the modules and parameters of a model that is about to run, and watch what has to be watched on them."""
+        names = self._sink.names
+        names.add(model)
+        for device in {parameter.device for parameter in model.parameters()}:
+            self._sink.prepare(device)
+        self._handles.append(model.register_forward_hook(Hook(self._after_root), with_kwargs=True))
+        wrapper: nn.Module | None = model
+        while wrapper is not None and not isinstance(wrapper, DistributedDataParallel):
+            wrapper = inner(wrapper)
+        if wrapper is not None:
+            self._sink.replicate(wrapper)
+        reduced = wrapper is not None and dist.get_world_size(wrapper.process_group) > 1
+        if reduced if self._local_gradients is None else self._local_gradients:
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    self._watch_gradient(names.of_parameter(parameter), parameter)
+
+    def _watch_gradient(self, name: str, parameter: Tensor) -> None:
+        def accumulated(parameter: Tensor) -> None:
+            self._observe(phases.LOCAL_GRADIENT, name, parameter.grad)
+
+        self._handles.append(parameter.register_post_accumulate_grad_hook(accumulated))
+
+    def _after_root(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        self._inputs(module, args, kwargs)
+
+    @not_compiled
+    def enter(self, module: nn.Module) -> None:
+        """A module begins."""
+        calls = self._calls
+        if not hasattr(calls, "running"):
+            calls.running, calls.last = [], None
+        if not calls.running and module not in self._roots:
+            self._roots.add(module)
+            self.add(module)
+        calls.running.append((module, self._sink.place()))
+
+    @not_compiled
+    def leave(self, module: nn.Module, result: Any) -> None:
+        """A module ends."""
+        running = getattr(self._calls, "running", [])
+        if not any(module is each for each, _ in running):
+            return  # the recording has begun inside of it
+        while running[-1][0] is not module:  # what has raised an exception is not running any more
+            running.pop()
+        self._calls.left = running.pop()
+        wrapped = bool(running) and inner(running[-1][0]) is module  # then the wrapper tells
+        if self._activations and not wrapped:
+            for label, tensor in _labelled(self._sink.names.of_module(module), result):
+                self._result(label, tensor)
+
+    def innermost(self) -> str:
+        """The name of the module that runs on this thread, "" for none."""
+        running = getattr(self._calls, "running", [])
+        return self._sink.names.of_module(running[-1][0]) if running else ""
+
+    def _result(self, label: str, tensor: Tensor) -> None:
+        version = 0 if tensor.is_inference() else tensor._version
+        if self._calls.last is not None and self._calls.last[0]() is tensor and self._calls.last[1] == version:
+            return  # a module hands on the result of its last part
+        self._calls.last = weakref.ref(tensor), version
+        self._observe(phases.ACTIVATION, label, tensor)
+        if tensor.requires_grad and tensor.grad_fn is not None:
+            tensor.register_hook(lambda gradient: self._observe(phases.ACTIVATION_GRADIENT, label, gradient))
+
+    @not_compiled
+    def _inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """The tensors that a module was given; the place is from before it ran."""
+        left, place = self._calls.left
+        if not self._activations or self._calls.running or left is not module:
+            return
+        for label, tensor in _labelled(self._sink.names.of_module(module), (args, kwargs)):
+            self._observe(phases.INPUT, label, tensor, place)
+            place += 1
+
+    def _observe(self, phase: str, name: str, tensor: Tensor | None, place: int | None = None) -> None:
+        if tensor is None or not self._sink.is_on():
+            return
+        self._sink.observe_in_step(phase, [(name, tensor)], place)
+
+
+def _labelled(name: str, value: Any) -> list[tuple[str, Tensor]]:
+    """The tensors in a result or in arguments, numbered if there are several."""
+    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return [(name if len(tensors) == 1 else f"{name}[{number}]", tensor) for number, tensor in enumerate(tensors)]

@@ -1,0 +1,63 @@
+"""The numbers of training steps, for recordings and for the guard: a resumed run goes on where the first one was.
+
+A step is what lies between two steps of the same optimizer, or what a scaler of losses made optimizers skip.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dash_inductor.errors import ArgumentError
+
+VARIABLE = "DASH_GUARD_FIRST_STEP"
+_MOST = (1 << 32) - 1  # what a recording can say
+
+
+class StepNumbers:
+    """Counts steps from the first one, which is known as soon as its optimizer is about to step.
+
+    Args:
+        first: the number of the first step; None: of the environment variable DASH_GUARD_FIRST_STEP, else one more
+            than the steps that the state of the first optimizer has counted, else 1.
+
+    Attributes:
+        number: of the present step.
+    """
+
+    def __init__(self, first: int | None = None) -> None:
+        if first is None and os.environ.get(VARIABLE):
+            text = os.environ[VARIABLE]
+            if not text.isdecimal() or not 1 <= int(text) <= _MOST:
+                raise ArgumentError(VARIABLE, text, f"a whole number from 1 to {_MOST}")
+            first = int(text)
+        elif first is not None and not (type(first) is int and 1 <= first <= _MOST):
+            raise ArgumentError("first_step", first, f"a whole number from 1 to {_MOST}")
+        self._known = first is not None
+        self.number = first or 1
+
+    def see(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step: the first of all says where training is.  Waits for its device, once."""
+        if not self._known:
+            self._known = True
+            done = _done(optimizer)
+            if done is not None:
+                self.number = min(done + 1, _MOST)
+
+    def advance(self) -> None:
+        """The next step begins."""
+        self.number += 1
+
+
+def _done(optimizer: torch.optim.Optimizer) -> int | None:
+    """How many steps the state of an optimizer has counted, None if it counts none."""
+    counts: list[Any] = [
+        state["step"] for state in optimizer.state.values() if isinstance(state, dict) and "step" in state
+    ]
+    if not counts:
+        return None
+    count = counts[0].item() if isinstance(counts[0], Tensor) and counts[0].numel() == 1 else counts[0]
+    return int(count) if isinstance(count, (int, float)) and 0 <= count < _MOST else None

@@ -1,0 +1,194 @@
+"""The guard in the process of one rank: counts steps, and shows the events of training to its checks."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from dash_inductor.errors import GuardVerdict, described
+from dash_inductor.observers import active, hooks
+from dash_inductor.observers.observer import Observer
+
+from ..checks.check import Check
+from ..observation.step_numbers import StepNumbers
+from ..report.coverage import Coverage
+from ..transport.channel import Channel
+from ..transport.messages import Message
+from ..upstream.parallel import has_uneven_inputs
+from .group import Group
+from .lonely import Lonely
+
+log = logging.getLogger("dash_guard")
+
+
+class Rank(Observer):
+    """Shows events to checks, and keeps their errors away from training.
+
+    A step is what lies between two steps of the same optimizer; several optimizers may take turns.
+
+    Args:
+        number: of this rank.
+        world: ranks of the job.
+        channel: to the monitor.
+        first_step: the number of the present step of training; see `observers.step_numbers`.
+
+    Attributes:
+        checks: in the order in which they get events.
+    """
+
+    def __init__(self, number: int, world: int, channel: Channel, first_step: int | None = None) -> None:
+        self.number, self.world, self.channel = number, world, channel
+        self._numbers = StepNumbers(first_step)
+        self.coverage, self.group = Coverage(), Group()
+        self.checks: list[Check] = []
+        self._stepped: set[int] = set()
+        self._begun = self._met = False
+        self._lonely, self._depth = Lonely(self.group), 0
+
+    @property
+    def step(self) -> int:
+        """The present step of training."""
+        return self._numbers.number
+
+    def start(self, instead: Observer | None = None) -> None:
+        """Get events from now on.
+
+        Args:
+            instead: who has got them up to now; no event comes to both or to none of them.
+        """
+        hooks.install()
+        observers = active.observers
+        others = [each for each in observers if each is not instead]
+        place = next((number for number, each in enumerate(observers) if each is instead), len(others))
+        observers[:] = [*others[:place], self, *others[place:]]
+
+    def close(self) -> None:
+        """Get no events any more, and tell the monitor what was checked."""
+        if self in active.observers:
+            active.observers.remove(self)
+            self._finish_step()
+            self._lonely.close()
+            for check in self.checks:
+                self._safely(check, check.close)
+            self.group.close()
+            self.channel.send(Message("coverage", self.number, self.step, self.coverage.news()))
+            self.channel.close()
+
+    def module_begins(self, module: nn.Module) -> None:
+        """The forward of a module begins: if an optimizer has stepped, the step is over."""
+        self._finish_step()
+        if has_uneven_inputs(module):
+            self._go_alone("a model trains with uneven inputs, so that ranks make different numbers of steps")
+        self._begin()
+        if self._depth == 0 and torch.is_grad_enabled():
+            self._lonely.forward_begins()
+        self._depth += 1
+        self._lonely.event()
+        self._show(lambda check: check.module_begins(module))
+
+    def module_ended(self, module: nn.Module, result: Any) -> None:
+        """The forward of a module has ended."""
+        self._depth = max(0, self._depth - 1)
+        self._lonely.event()
+        self._show(lambda check: check.module_ended(module, result))
+
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step."""
+        if id(optimizer) in self._stepped:
+            self._finish_step()
+        self._lonely.updates()
+        self._numbers.see(optimizer)
+        self._begin()
+        self._meet()
+        self._show(lambda check: check.before_optimizer(optimizer))
+
+    def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped."""
+        self._stepped.add(id(optimizer))
+        self._lonely.step_done()
+        self._show(lambda check: check.after_optimizer(optimizer))
+
+    def scaler_updated(self) -> None:
+        """A scaler of losses ends a step: if no optimizer has stepped, it was skipped, and nothing of it is checked."""
+        self._show(lambda check: check.scaler_updated())
+        if not self._stepped and self._begun:
+            self._lonely.step_done()
+            self._numbers.advance()
+            self._begun = False
+
+    def _begin(self) -> None:
+        """The first event of a step begins it."""
+        if not self._begun:
+            self._begun = True
+            self._show(lambda check: check.step_began(self.step))
+
+    def hold(self, check: Check, call: Callable[[], None]) -> bool:
+        """Something that all ranks do now, for a check that is on; whether it is on still."""
+        self._meet()
+        if check in self.checks:
+            self._safely(check, call)
+        return check in self.checks
+
+    def _meet(self) -> None:
+        """All ranks find each other once, if any check needs it, and go on without these checks if they cannot."""
+        together = [check for check in self.checks if check.together]
+        if self._met:
+            return
+        self._met = True
+        if not together:
+            return
+        self.group.settings = f"{self.group.settings} {[check.name for check in together]}"
+        why = self.group.open()
+        if why:
+            self._go_alone(why)
+        elif self.world > 1:
+            self._lonely.start()
+
+    def _go_alone(self, why: str) -> None:
+        """Ranks cannot meet any more: whatever needs that is off, and others that may wait are told."""
+        together = [check for check in self.checks if check.together]
+        if not together:
+            return
+        self.group.end(why)
+        self.checks[:] = [check for check in self.checks if not check.together]
+        for check in together:
+            self._safely(check, check.close)
+            self.coverage.unseen(check.name, f"off, because ranks cannot agree: {why}")
+        log.warning("checks of the guard are off (%s): %s", ", ".join(check.name for check in together), why)
+
+    def _finish_step(self) -> None:
+        if not self._stepped:
+            return
+        self._show(lambda check: check.step_done(self.step))
+        self._depth = 0
+        self._stepped.clear()
+        self._numbers.advance()
+        self._begun = False
+        for message in self.channel.orders():
+            self._show(
+                lambda check, message=message: check.order(message),  # type: ignore[misc]
+                [check for check in self.checks if check.name == message.kind],
+            )
+
+    def _show(self, event: Callable[[Check], None], checks: Sequence[Check] | None = None) -> None:
+        for check in tuple(self.checks if checks is None else checks):
+            self._safely(check, functools.partial(event, check))
+
+    def _safely(self, check: Check, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except GuardVerdict:
+            raise
+        except Exception as error:  # a check never ends the training: it ends itself
+            why = f"switched off in step {self.step}: {described(error)}"
+            if check in self.checks:
+                self.checks.remove(check)
+                if check.together:  # others must not wait for this rank
+                    self.group.end(f"the check {check.name} was {why}")
+            self.coverage.unseen(check.name, why)
+            log.warning("the check %s of the guard is off: %s", check.name, why)

@@ -1,0 +1,63 @@
+"""Tells when a backward has ended: gradients are reduced by then, and nobody has used them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dash_inductor.upstream.eager import at_end_of_backward, backward_number, in_backward, not_compiled
+from dash_inductor.upstream.pytree import tree_leaves
+
+_LAST = 2
+"""How often what waits for the end lines up again, behind what others have lined up: DDP and FSDP2 do so."""
+
+
+class Backwards:
+    """The backwards of what outermost modules give.
+
+    Args:
+        ended: is called at the end of each, on the thread and the streams that have called the backward, or on a thread
+            of autograd meanwhile.
+        failed: is called with an error in place of the program.
+    """
+
+    def __init__(self, ended: Callable[[], None], failed: Callable[[Exception], None]) -> None:
+        self._ended, self._failed = ended, failed
+        self._depth, self._number = 0, -1
+
+    def module_begins(self) -> None:
+        """The forward of a module begins."""
+        self._depth += 1
+
+    @not_compiled
+    def module_ended(self, result: Any) -> None:
+        """The forward of a module has ended: the outermost one's result begins a backward."""
+        self._depth = max(0, self._depth - 1)
+        if self._depth or in_backward() or not torch.is_grad_enabled():
+            return
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and leaf.requires_grad and leaf.grad_fn is not None:
+                leaf.register_hook(self._begins)
+
+    @not_compiled
+    def _begins(self, gradient: Tensor) -> None:
+        number = backward_number()
+        if number != self._number:
+            self._number = number
+            self._safely(functools.partial(at_end_of_backward, functools.partial(self._wait, _LAST)))
+
+    def _wait(self, times: int) -> None:
+        then = self._ended
+        if times:
+            then = functools.partial(at_end_of_backward, functools.partial(self._wait, times - 1))
+        self._safely(then)
+
+    def _safely(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self._failed(error)

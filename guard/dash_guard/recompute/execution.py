@@ -1,0 +1,235 @@
+"""What one forward and backward computes: digests of results of modules, their gradients and local gradients."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Replicate
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from dash_inductor.errors import described
+from dash_inductor.observers import active, phases
+from dash_inductor.observers.names import Names
+from dash_inductor.observers.observer import Observer
+from dash_inductor.upstream.dispatch import disable_current_modes
+from dash_inductor.upstream.eager import not_compiled
+from dash_inductor.upstream.pytree import tree_leaves
+
+from ..fingerprints.fingerprint import description, digest, fingerprint, local, why_unseen
+from ..fingerprints.lane_buffer import LaneBuffer
+from ..observation.modules import Modules
+
+
+def zero() -> bytes:
+    """The value of a digest of a gradient that is zero, in an execution that is silent."""
+    return bytes.fromhex(fingerprint(torch.zeros(1, dtype=torch.bool)))
+
+
+class Digest(NamedTuple):
+    """What was hashed, and the hash, 16 bytes."""
+
+    phase: str
+    tensor: str
+    value: bytes
+
+    def number(self) -> int:
+        """Half of the hash as a number of 64 bits with a sign, which process groups can carry."""
+        return int.from_bytes(self.value[:8], "little", signed=True)
+
+
+class Execution(Observer):
+    """Hashes what is computed between `begin` and `end`, in the order in which it is computed.
+
+    Args:
+        names: of modules and parameters, for all executions of a program.
+        watches_graphs: whether graphs that are compiled meanwhile show gradients of attention.
+        turned: the size of the first dimension of a micro-batch whose samples have been turned by one place; what has
+            this size is hashed with its samples in their old order.  0: nothing is turned.
+        owner: hash only while this one is among the active observers; by default, while the execution itself is.
+        silent: the backward begins with zeros, so that all gradients must be zero: it is hashed only whether they are.
+
+    An error of hashing never reaches the program: the execution ends there, and says why.
+
+    Attributes:
+        begins: is told of each outermost module before it runs.
+        roots: the names of the outermost modules.
+        failed: why it has ended too early, "" if it has not.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        watches_graphs: bool = False,
+        turned: int = 0,
+        owner: object | None = None,
+        silent: bool = False,
+    ) -> None:
+        self.names, self.watches_graphs, self._turned, self._silent = names, watches_graphs, turned, silent
+        self._owner = self if owner is None else owner
+        self.begins: Callable[[nn.Module], object] = lambda root: None
+        self.roots: list[str] = []
+        self.failed = ""
+        self._buffers: dict[torch.device, LaneBuffer] = {}
+        self._modules = Modules(self, activations=True, local_gradients=False)
+        self._lock = threading.RLock()  # hooks of the backward run on threads of autograd
+        self._on = True
+        self._hashed: list[tuple[str, str, str, torch.device, int]] = []  # phase, name, description, device, row
+        self._digests: list[Digest] = []
+        self._calls: dict[tuple[str, str], int] = {}
+        self._handles: list[RemovableHandle] = []
+        self._watched: set[int] = set()  # ids of parameters
+        self._inside: list[Tensor] = []  # parameters as modules see them
+        self._outside: list[Tensor] = []
+        self._sharded = False
+        self._known: set[int] = set()  # ids of modules
+
+    def module_begins(self, module: nn.Module) -> None:
+        """The forward of a module begins."""
+        if id(module) not in self._known:  # an outermost one
+            self._add(module)
+        self._modules.enter(module)
+
+    @not_compiled
+    def _add(self, root: nn.Module) -> None:
+        self.begins(root)
+        self._known.update(map(id, root.modules()))
+        self.names.add(root)
+        self.roots.append(self.names.of_module(root))
+        self._sharded |= any(isinstance(module, FSDPModule) for module in root.modules())
+        for parameter in root.parameters():
+            self._outside.append(parameter)
+            self._watch(self.names.of_parameter(parameter), parameter)
+
+    def module_ended(self, module: nn.Module, result: Any) -> None:
+        """The forward of a module has ended; its parameters are those that it has computed with."""
+        if self._sharded:
+            self._watch_inside(module)
+        if isinstance(module, DistributedDataParallel) and module.static_graph:
+            result = None  # in the first step alone it gives copies of what its module gives
+        self._modules.leave(module, result)
+
+    @not_compiled
+    def _watch_inside(self, module: nn.Module) -> None:
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in self._watched:
+                self._inside.append(parameter)
+                self._watch(f"{self.names.of_module(module)}.{name}", parameter)
+
+    def returned(self, result: Any) -> None:
+        """The outermost module has returned; hooks of the program run behind ours and may have changed its result."""
+        leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self.observe_in_step(phases.ACTIVATION, [("result", leaf) for leaf in leaves])
+
+    def _watch(self, name: str, parameter: Tensor) -> None:
+        self._watched.add(id(parameter))
+        if parameter.requires_grad:
+            observe = functools.partial(self._observe_gradient, name)
+            self._handles.append(parameter.register_hook(observe))
+
+    def _observe_gradient(self, name: str, gradient: Tensor) -> None:
+        self.observe_in_step(phases.LOCAL_GRADIENT, [(name, gradient)])
+
+    def attention_gradients(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
+        """A compiled graph has computed gradients of one attention."""
+        self.observe_in_step(phases.ATTENTION_GRADIENT, gradients)
+
+    def is_on(self) -> bool:
+        """Whether it hashes."""
+        return self._on and active.is_on(self._owner)
+
+    def replicate(self, model: DistributedDataParallel) -> None:
+        """A model has equal parameters on all of its ranks, which does not matter here."""
+
+    def place(self) -> int:
+        """The place of what comes next."""
+        return len(self._hashed)
+
+    def prepare(self, device: torch.device) -> None:
+        """Allocate what a device needs."""
+        with self._lock:
+            if device not in self._buffers:
+                with disable_current_modes(), torch.inference_mode(False):
+                    self._buffers[device] = LaneBuffer(device)
+
+    def observe_in_step(self, phase: str, tensors: Sequence[tuple[str, Tensor]], place: int | None = None) -> None:
+        """Hash tensors; inputs of modules are no results, and what has no bytes of its own is left out."""
+        if phase == phases.INPUT or not self.is_on() or (self._silent and phase == phases.ACTIVATION):
+            return
+        try:
+            self._observe(phase, tensors)
+        except Exception as error:
+            self.failed = self.failed or described(error)
+            self._on = False
+
+    def _observe(self, phase: str, tensors: Sequence[tuple[str, Tensor]]) -> None:
+        with self._lock, disable_current_modes():
+            for name, tensor in tensors:
+                plain = local(tensor)
+                if why_unseen(plain):
+                    continue
+                if self._silent:
+                    plain = plain.detach().ne(0).any().view(1)
+                if self._turned and plain.dim() and plain.shape[0] == self._turned:
+                    plain = plain.detach().roll(-1, 0)
+                self.prepare(plain.device)
+                buffer = self._buffers[plain.device]
+                if not buffer.room():
+                    self._collect()
+                (row,) = buffer.add([plain])
+                calls = self._calls[phase, name] = self._calls.get((phase, name), 0) + 1
+                label = name if calls == 1 else f"{name} (call {calls})"
+                self._hashed.append((phase, label, description(plain), plain.device, row))
+
+    def module(self) -> str:
+        """The name of the module that runs on this thread, "" for none."""
+        return self._modules.innermost()
+
+    def detach(self) -> None:
+        """See no more gradients of parameters."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def end(self) -> list[Digest]:
+        """Take hooks away, wait for the device, and give all digests."""
+        self._on = False
+        self.detach()
+        self._modules.remove()
+        with self._lock:
+            self._collect()
+        return self._digests
+
+    def has(self, phase: str) -> bool:
+        """Whether anything of a phase was hashed."""
+        return any(hashed == phase for hashed, _ in self._calls)
+
+    def work(self) -> str:
+        """Which part of each product this rank computes where modules are split over ranks; "" where all compute all.
+
+        Ranks with the same text compute the same on the same inputs.
+        """
+        parts = set()
+        for parameter in self._inside if self._sharded else self._outside:
+            if isinstance(parameter, DTensor):
+                mesh = parameter.device_mesh
+                parts |= {
+                    f"{mesh.get_local_rank(dimension)} of {mesh.size(dimension)}"
+                    for dimension, placement in enumerate(parameter.placements)
+                    if not isinstance(placement, Replicate)
+                }
+        return ", ".join(sorted(parts))
+
+    def _collect(self) -> None:
+        rows = {device: buffer.take() for device, buffer in self._buffers.items()}
+        values = {device: wait() for device, wait in rows.items()}
+        for phase, label, what, device, row in self._hashed:
+            low, high = values[device][row]
+            self._digests.append(Digest(phase, label, digest(low, high, what)))
+        self._hashed.clear()

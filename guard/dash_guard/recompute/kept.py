@@ -1,0 +1,122 @@
+"""What modules keep beside their parameters, so that it can come back after they have run again.
+
+That is their buffers, and the attributes of modules that PyTorch does not define: numbers, tensors, generators of
+random numbers, and what lists, dictionaries and sets hold of them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dash_inductor.upstream.eager import compiled_from
+
+_DEPTH = 3  # of containers in containers
+_LENGTH = 1 << 10  # of a container of which each element is looked at
+_CONTAINERS = (dict, OrderedDict, defaultdict, list, deque, set)
+_PYTORCHS = frozenset(vars(nn.Module())) - {"training"}
+_MISSING = object()
+
+
+class Kept:
+    """What the modules of a model keep, as it was when this was made.
+
+    Args:
+        root: the model.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self._back: list[Callable[[], object]] = []
+        self.tensors: list[Tensor] = []
+        for module in root.modules():
+            for name, tensor in module.named_buffers(recurse=False):
+                self._keep_buffer(module, name, tensor)
+            if _is_the_programs(module):
+                self._keep_attributes(module)
+
+    def put(self) -> None:
+        """Put everything back, with its values; some operators write into buffers without saying so.
+
+        Versions of tensors stay, because to training nothing was written.
+        """
+        for back in self._back:
+            back()
+
+    def _keep_buffer(self, module: nn.Module, name: str, tensor: Tensor) -> None:
+        def back() -> None:
+            if getattr(module, name) is not tensor:
+                setattr(module, name, tensor)
+
+        self._back.append(back)
+        self._keep_values(tensor, always=not _repeats(tensor))
+
+    def _keep_values(self, tensor: Tensor, always: bool = False) -> None:
+        """Values of a tensor, which are written if PyTorch knows that there are others, or always."""
+        values, version = tensor.detach().clone(), -1 if tensor.is_inference() else tensor._version
+
+        def back() -> None:
+            if always or (version >= 0 and tensor._version != version):
+                tensor.data.copy_(values)
+
+        self._back.append(back)
+        if version >= 0:
+            self.tensors.append(tensor)
+
+    def _keep_attributes(self, module: nn.Module) -> None:
+        attributes = {name: value for name, value in vars(module).items() if name not in _PYTORCHS}
+
+        def back() -> None:
+            now = vars(module)
+            for name in [name for name in now if name not in _PYTORCHS and name not in attributes]:
+                del now[name]
+            for name, value in attributes.items():
+                if now.get(name, _MISSING) is not value:
+                    now[name] = value
+
+        self._back.append(back)
+        for value in attributes.values():
+            self._keep(value, _DEPTH)
+
+    def _keep(self, value: Any, depth: int) -> None:
+        """What is inside of a value that can change."""
+        if type(value) is Tensor and not (value.requires_grad and value.is_leaf):
+            self._keep_values(value)
+        elif isinstance(value, torch.Generator):
+            state = value.get_state()
+            self._back.append(lambda: value.set_state(state))
+        elif type(value) in _CONTAINERS and depth:
+            inside = dict(value) if isinstance(value, dict) else list(value)
+            self._back.append(lambda: _fill(value, inside))
+            if len(inside) <= _LENGTH:
+                for each in inside.values() if isinstance(inside, dict) else inside:
+                    self._keep(each, depth - 1)
+
+
+def _is_the_programs(module: nn.Module) -> bool:
+    """Whether a class of the program stands behind a module; wrappers keep what is none of training."""
+    if isinstance(module, DistributedDataParallel) or compiled_from(module) is not None:
+        return False
+    kinds = (kind for kind in type(module).__mro__ if issubclass(kind, nn.Module))
+    return any(kind.__module__.split(".")[0] != "torch" for kind in kinds)
+
+
+def _repeats(tensor: Tensor) -> bool:
+    """Whether elements share a place, so that nothing can be written into it."""
+    return tensor.layout == torch.strided and any(
+        s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)
+    )
+
+
+def _fill(container: Any, inside: dict[Any, Any] | list[Any]) -> None:
+    """Let a container have these elements, if it has others."""
+    same = len(inside) == len(container) and all(a is b for a, b in zip(container, inside, strict=True))
+    if isinstance(inside, dict):
+        same = same and all(container[key] is value for key, value in inside.items())
+    if not same:
+        container.clear()
+        (container.extend if isinstance(container, list | deque) else container.update)(inside)

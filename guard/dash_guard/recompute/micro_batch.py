@@ -1,0 +1,429 @@
+"""One call of an outermost module, as it can be made again: on the same rank, or on all ranks with one rank's inputs.
+
+Running it again changes nothing that training reads: no gradient is accumulated (`backward.differentiate`), buffers,
+attributes of modules (`kept.Kept`) and the states of random numbers come back, and `DistributedDataParallel` runs
+without its reducer.  FSDP2 gathers parameters as always, so that all of its ranks must run at the same place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from dash_inductor.observers import active
+from dash_inductor.untrusted import Refused, parse_json
+from dash_inductor.upstream.eager import (  # fmt: skip
+    compiler_is_loaded,
+    has_cuda_graphs,
+    is_compiled,
+    versions_kept,
+    without_accumulation_hooks,
+)
+from dash_inductor.upstream.pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from ..upstream.parallel import not_reduced, why_not_again
+from .backward import differentiate, traceless
+from .execution import Execution
+from .kept import Kept
+
+_PLAIN = (int, float, bool, str, type(None))
+_LEAVES = 1 << 12
+_FIELDS = 64
+"""JSON values of one leaf at most."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What of PyTorch's state decides how a module computes, at the call that is made again."""
+
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    attention: tuple[bool, bool, bool, bool]
+
+    @classmethod
+    def now(cls, devices: Iterable[str]) -> Settings:
+        """Those of the present."""
+        on = tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in sorted(devices))
+        return cls(on, _attention())
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Put them in place for a block."""
+        before = _attention()
+        with ExitStack() as stack:
+            for device, enabled, dtype in self.autocast:
+                stack.enter_context(torch.autocast(device, dtype, enabled))
+            _set_attention(self.attention)
+            try:
+                yield
+            finally:
+                _set_attention(before)
+
+
+def _attention() -> tuple[bool, bool, bool, bool]:
+    cuda = torch.backends.cuda
+    return (
+        cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled(),
+    )  # fmt: skip
+
+
+def _set_attention(flags: tuple[bool, bool, bool, bool]) -> None:
+    cuda = torch.backends.cuda
+    if flags != _attention():
+        cuda.enable_flash_sdp(flags[0])
+        cuda.enable_mem_efficient_sdp(flags[1])
+        cuda.enable_math_sdp(flags[2])
+        cuda.enable_cudnn_sdp(flags[3])
+
+
+@dataclass
+class Random:
+    """The states of random numbers: of PyTorch on the CPU and the present GPU, of Python, and of numpy if loaded."""
+
+    cpu: Tensor
+    gpu: Tensor | None
+    python: Any
+    numpy: Any
+
+    @classmethod
+    def now(cls) -> Random:
+        """Those of the present."""
+        on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+        numpy = sys.modules.get("numpy.random")
+        return cls(
+            torch.get_rng_state(),
+            torch.cuda.get_rng_state() if on_gpu else None,
+            random.getstate(),
+            None if numpy is None else numpy.get_state(),
+        )
+
+    def restore(self) -> None:
+        """Put them in place."""
+        torch.set_rng_state(self.cpu)
+        if self.gpu is not None:
+            torch.cuda.set_rng_state(self.gpu)
+        random.setstate(self.python)
+        if self.numpy is not None:
+            sys.modules["numpy.random"].set_state(self.numpy)
+
+
+def seed_all(seed: int) -> None:
+    """Let all ranks draw the same random numbers, on the CPU and the present GPU."""
+    seed %= 1 << 63
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.manual_seed(seed)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        numpy.seed(seed % (1 << 32))
+
+
+@dataclass
+class MicroBatch:
+    """A call of an outermost module.
+
+    Attributes:
+        root: the module, as the program calls it.
+        leaves: its arguments, flat; tensors are copies.
+        structure: how they were nested.
+        settings: of the call.
+        random: as it was before the call, if it is to be made again on this rank.
+        kept: what modules kept before the call, in the same case.
+        gradients: of the tensors in its result, by their numbers, as the backward has given them, in the same case.
+        turns: whether samples have been turned, and random numbers in the place of gradients must be.
+        silent: whether the backward begins with zeros.
+    """
+
+    root: nn.Module
+    leaves: list[Any]
+    structure: Any
+    settings: Settings
+    random: Random | None = None
+    kept: Kept | None = None
+    gradients: dict[int, Tensor] = field(default_factory=dict)
+    turns: bool = False
+    silent: bool = False
+
+    @classmethod
+    def of(cls, root: nn.Module, args: Any, kwargs: Any) -> MicroBatch:
+        """Copy the arguments of a call."""
+        leaves, structure = tree_flatten((args, kwargs))
+        copies = [_copied(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        devices = {p.device.type for p in root.parameters()} | {t.device.type for t in copies if isinstance(t, Tensor)}
+        return cls(root, copies, structure, Settings.now(devices - {"meta"}))
+
+    def why_not_again(self) -> str:
+        """Why the call cannot be made again, in words; "" if it can."""
+        return why_not_again(self.root)
+
+    def why_not_sent(self) -> str:
+        """Why other ranks cannot make this call, in words; "" if they can."""
+        if why := self.why_not_again():
+            return why
+        if len(self.leaves) > _LEAVES:
+            return f"{len(self.leaves)} arguments"
+        for leaf in self.leaves:
+            if isinstance(leaf, Tensor):
+                if isinstance(leaf, DTensor) or leaf.layout != torch.strided or leaf.is_quantized:
+                    return f"an argument that is a {type(leaf).__name__} of layout {leaf.layout}"
+            elif not isinstance(leaf, _PLAIN):
+                return f"an argument of type {type(leaf).__name__}"
+        return ""
+
+    def signature(self) -> int:
+        """What ranks must have in common: how arguments are nested, and their kinds; 64 bits with a sign."""
+        kinds = [str(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in self.leaves]
+        return _number(f"{type(self.root).__name__} {self.structure} {kinds}")
+
+    def shapes(self) -> int:
+        """Sizes and strides of tensors, and other arguments; 64 bits with a sign."""
+        return _number(json.dumps([_described(leaf) for leaf in self.leaves]))
+
+    def encode(self) -> list[Tensor]:
+        """The inputs: descriptions as JSON, and the bytes of all tensors, both as uint8 [n] on the CPU."""
+        tensors = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
+        parts = [t.detach().contiguous().view(-1).view(torch.uint8).cpu() for t in tensors if t.numel()]
+        payload = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+        text = json.dumps([_described(leaf) for leaf in self.leaves]).encode()
+        return [torch.frombuffer(bytearray(text), dtype=torch.uint8), payload]
+
+    def given(self, described: bytes, payload: Tensor) -> MicroBatch:
+        """This call with the inputs that another rank has encoded, on this rank's devices.
+
+        Raises:
+            Refused: they do not fit.
+        """
+        found = parse_json(described, _FIELDS * (len(self.leaves) + 1))
+        if not isinstance(found, list) or len(found) != len(self.leaves):
+            raise Refused(f"{len(self.leaves)} arguments here, and others there")
+        leaves, start = list[Any](), 0
+        for ours, theirs in zip(self.leaves, found, strict=True):
+            if isinstance(ours, Tensor):
+                size, stride, needs_gradient = theirs
+                tensor = torch.empty(size, dtype=ours.dtype)
+                end = start + tensor.nbytes
+                if tensor.numel():
+                    tensor.view(-1).view(torch.uint8).copy_(payload[start:end])
+                start = end
+                leaves.append(_laid_out(tensor, stride, ours.device).requires_grad_(needs_gradient))
+            else:
+                leaves.append(theirs)
+        return MicroBatch(self.root, leaves, self.structure, self.settings)
+
+    def samples(self) -> int:
+        """The size of the first dimension that all tensors have, 0 if they have none in common."""
+        sizes = {leaf.shape[0] if leaf.dim() else 0 for leaf in self.leaves if isinstance(leaf, Tensor)}
+        return sizes.pop() if len(sizes) == 1 else 0
+
+    def turned(self) -> MicroBatch:
+        """The same call with every sample one place further."""
+        leaves = [
+            leaf.detach().roll(1, 0).requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+            for leaf in self.leaves
+        ]
+        return MicroBatch(self.root, leaves, self.structure, self.settings, turns=True)
+
+    def silenced(self) -> MicroBatch:
+        """The same call with a backward that begins with zeros, whose gradients are all zero."""
+        return replace(self, silent=True)
+
+    def run(self, execution: Execution, seed: int | None, around: Callable[[], Any] | None = None) -> None:
+        """Make the call, and its backward, again.
+
+        The backward begins with what `gradients` has.  Without it, it begins with the loss, if the module gives one,
+        or else with random numbers.
+
+        Args:
+            execution: observes it.
+            seed: of random numbers; None draws the same as the call did.
+            around: gives a context manager for the block.
+        """
+        args, kwargs = tree_unflatten([_fresh(leaf) for leaf in self.leaves], self.structure)
+        with ExitStack() as stack:
+            stack.enter_context(undisturbed([self.root], self.root.parameters(), execution))
+            if self.kept is not None:
+                self.kept.put()
+            if seed is not None:
+                seed_all(seed)
+            elif self.random is not None:
+                self.random.restore()
+            stack.enter_context(self.settings.again())
+            if around is not None:
+                stack.enter_context(around())
+            with torch.enable_grad():
+                result = self.root(*args, **kwargs)
+            execution.returned(result)
+            pairs = _gradients(result, self.gradients, seed, self.samples() if self.turns else 0)
+            if pairs:
+                tensors, gradients = zip(*pairs, strict=True)
+                differentiate(
+                    self.root, tensors, [torch.zeros_like(g) for g in gradients] if self.silent else gradients
+                )
+
+
+@contextmanager
+def undisturbed(roots: Sequence[nn.Module], parameters: Iterable[Tensor], execution: Execution) -> Iterator[None]:
+    """Let a block run modules and backwards of which training sees nothing, and `execution` everything.
+
+    Args:
+        roots: the modules that keep what they have now, and whose gradients are not reduced.
+        parameters: whose gradients are set aside.
+        execution: the only observer meanwhile.
+    """
+    before = Random.now()
+    kept = [Kept(root) for root in roots]
+    gradients = [(parameter, parameter.grad) for parameter in parameters]
+    with versions_kept(tuple({id(tensor): tensor for each in kept for tensor in each.tensors}.values())):
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(active.instead([execution]))
+                for module in (module for root in roots for module in root.modules()):
+                    stack.enter_context(not_reduced(module))
+                stack.enter_context(without_accumulation_hooks(parameter for parameter, _ in gradients))
+                for parameter, _ in gradients:
+                    parameter.grad = None
+                yield
+        finally:
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+            for each in kept:
+                each.put()
+            before.restore()
+
+
+def run_function(
+    function: Callable[[], object],
+    roots: Sequence[nn.Module],
+    execution: Execution,
+    seed: int,
+    around: Callable[[], Any] | None = None,
+) -> None:
+    """Run a function of the program, with backwards of its own, of which training sees nothing.
+
+    Args:
+        function: does what a program does in a step, up to its gradients.
+        roots: models that have run before; others that the function runs are looked after from there on.
+        execution: observes it.
+        seed: of random numbers.
+        around: gives a context manager for the block.
+    """
+    models, inside = list(roots), {id(module) for root in roots for module in root.modules()}
+    with ExitStack() as stack:
+        parameters = {id(p): p for root in roots for p in root.parameters()}.values()
+        stack.enter_context(undisturbed(roots, parameters, execution))
+        stack.enter_context(traceless(models))
+
+        def begins(root: nn.Module) -> None:
+            if id(root) not in inside:
+                inside.update(map(id, root.modules()))
+                models.append(root)
+                stack.enter_context(undisturbed([root], root.parameters(), execution))
+
+        execution.begins = begins
+        if around is not None:
+            stack.enter_context(around())
+        seed_all(seed)
+        function()
+
+
+def _gradients(result: Any, gradients: dict[int, Tensor], seed: int | None, turned: int) -> list[tuple[Tensor, Tensor]]:
+    """What the backward of a result begins with; see `MicroBatch.run`."""
+    results = results_of(result)
+    if gradients:
+        return [(tensor, gradients[number]) for number, tensor in results if number in gradients]
+    if (loss := _loss(result)) is not None:
+        return [(loss, torch.ones_like(loss))]
+    return [(tensor, _noise(tensor, (seed or 0) + number, turned)) for number, tensor in results]
+
+
+def results_of(result: Any) -> list[tuple[int, Tensor]]:
+    """The tensors in a result that have gradients, with their numbers."""
+    leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    return [(n, leaf) for n, leaf in enumerate(leaves) if leaf.requires_grad and leaf.grad_fn is not None]
+
+
+def in_eager_code() -> AbstractContextManager[Any]:
+    """A context in which nothing that was compiled runs; it loads no compiler if nothing was."""
+    return torch.compiler.set_stance("force_eager") if compiler_is_loaded() else nullcontext()
+
+
+def fit_for_graphs() -> Callable[[], AbstractContextManager[Any]] | None:
+    """A context in which nothing overwrites results of CUDA graphs that the program may still read; None if needless.
+
+    A CUDA graph computes into the same memory again, so its module runs in eager code here.
+    """
+    return in_eager_code if has_cuda_graphs() else None
+
+
+def compiled(batch: MicroBatch) -> bool:
+    """Whether the call runs graphs, which new shapes would compile again."""
+    return is_compiled(batch.root)
+
+
+def _loss(result: Any) -> Tensor | None:
+    """The loss in a result: the result itself, what it has under this name, or the first of several."""
+    candidates = [result, getattr(result, "loss", None)]
+    if isinstance(result, dict):
+        candidates.append(result.get("loss"))
+    if isinstance(result, (tuple, list)) and result:
+        candidates.append(result[0])
+    for found in candidates:
+        if isinstance(found, Tensor) and found.numel() == 1 and found.requires_grad and found.is_floating_point():
+            return found
+    return None
+
+
+def _noise(tensor: Tensor, seed: int, turned: int) -> Tensor:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    generator = torch.Generator(local.device).manual_seed(seed % (1 << 63))
+    noise = torch.randn(local.shape, generator=generator, dtype=torch.float32, device=local.device).to(local.dtype)
+    if turned and noise.dim() and noise.shape[0] == turned:
+        noise = noise.roll(1, 0)
+    if isinstance(tensor, DTensor):
+        return DTensor.from_local(
+            noise, tensor.device_mesh, tensor.placements, shape=tensor.shape, stride=tensor.stride()
+        )
+    return noise
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    plain = tensor.detach()
+    whole = isinstance(tensor, DTensor) or tensor.layout != torch.strided
+    copy = plain.clone() if whole else _laid_out(plain, tensor.stride(), tensor.device)
+    return copy.requires_grad_(tensor.requires_grad)
+
+
+def _fresh(leaf: Any) -> Any:
+    """An argument that the call may write into."""
+    return _copied(leaf) if isinstance(leaf, Tensor) else leaf
+
+
+def _described(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return [list(leaf.shape), list(leaf.stride()), leaf.requires_grad]
+    return leaf if isinstance(leaf, _PLAIN) else type(leaf).__name__
+
+
+def _laid_out(tensor: Tensor, stride: Sequence[int], device: torch.device) -> Tensor:
+    """A copy with these strides, as graphs ask for, where no two elements share a place; else a contiguous one."""
+    steps = sorted((step, size) for step, size in zip(stride, tensor.shape, strict=True) if size > 1)
+    overlaps = any(step < before * size for (before, size), (step, _) in itertools.pairwise([(1, 1), *steps]))
+    dtype = tensor.dtype
+    if overlaps:
+        return torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor)
+    return torch.empty_strided(tensor.shape, stride, dtype=dtype, device=device).copy_(tensor)
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)

@@ -1,0 +1,439 @@
+"""`record`: fingerprints of what a training program computes, step by step, in a file for each rank."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dash_inductor import arguments as _arguments
+from dash_inductor.errors import ArgumentError, DashError, described
+from dash_inductor.observers import active, hooks, phases
+from dash_inductor.observers.names import Names, state_of
+from dash_inductor.observers.observer import Observer, Seen
+from dash_inductor.upstream.dispatch import disable_current_modes
+
+from ..fingerprints.fingerprint import description, local, why_unseen
+from ..fingerprints.lane_buffer import CAPACITY, LaneBuffer
+from ..observation import environment
+from ..observation.modules import Modules
+from ..observation.step_numbers import StepNumbers
+from ..recordings.file import Name
+from ..recordings.limits import TEXT
+from ..recordings.writer import Writer
+from . import in_graphs
+from .replicas import Replicas
+from .steps import Observed, StepWriter
+
+log = logging.getLogger("dash_guard")
+
+OnReplicas = Literal["off", "warn", "raise"]
+_ON_REPLICAS = ("off", "warn", "raise")
+
+
+def record(
+    folder: str | os.PathLike[str],
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
+    every: int = 1,
+    activations: bool = True,
+    local_gradients: bool | None = None,
+    replicas: OnReplicas = "warn",
+    optimizer_state: bool = False,
+    first_step: int | None = None,
+) -> Recorder:
+    """Record fingerprints of everything that training computes, in this process, within a ``with`` block.
+
+    The environment variable DASH_GUARD_RECORD=folder does so for a whole program, without a change of it.
+
+        with dash_guard.record("runs/a"):
+            train()
+
+    A step is what lies between two steps of the same optimizer; so all optimizers of a program may take turns.  A step
+    that a scaler of losses skips, because gradients overflow, counts too.  The recording has, in this order,
+
+    * the parameters before the first step, as its optimizer has them;
+    * tensors that are given to the outermost module, results of modules, and gradients of these results;
+    * gradients of attention (dQ, dK, dV) of every site that dash_inductor replaces in a graph compiled while recording;
+    * with DDP, each parameter's gradient of this rank, as it is before gradients are reduced;
+    * each parameter's gradient as the optimizer gets it, and the parameter after the step;
+    * tensors of the optimizer's state after the step, if they are asked for, and buffers of modules.
+
+    Code in a compiled graph is not disturbed: of modules inside, neither results nor gradients are recorded, because
+    a graph in which they had to exist would round differently.  Of a model compiled by ``torch.compile(model)`` the
+    inputs, results and their gradients are, of one compiled by ``model.compile()`` not even these.  Parameters and
+    their gradients are always recorded, and so are gradients of attention under CUDA graphs.  No recording waits for
+    the device or changes a bit.  Results of modules inside a graph become visible with ``torch.compiler.set_stance(
+    "force_eager")``, which however computes other bits than the graph.
+
+    A recording never ends a training run.  If its file cannot be written, or if it fails in any other way, one warning
+    says so, the recording of this rank ends there, and `compare` says that it was cut off.
+
+    Args:
+        folder: where the file of every rank goes.  If a rank has one there already, it goes on in a new segment, as it
+            should after a restart; a warning says so.
+        model: whose parameters and modules the names are taken from; by default, the first outermost module called or
+            else the modules that have the optimizer's parameters.
+        optimizer: whose steps count; by default, all.
+        every: record the first of so many steps.
+        activations: record inputs and results of modules, and gradients of results.
+        local_gradients: record gradients before they are reduced; by default where DDP reduces them.
+        replicas: what happens if ranks that DDP keeps equal are not, in a gradient or a parameter of a recorded step:
+            "warn" logs it, "raise" raises `ReplicasDiffer` in every rank before the optimizer's next recorded step, or
+            at the end; both write it to the file.  With "off" they are not compared.
+        optimizer_state: record tensors of the optimizer's state.  That reads as much memory again as the state takes:
+            with AdamW, twice the parameters.
+        first_step: the number of the first step; by default the environment variable DASH_GUARD_FIRST_STEP, else one
+            more than the optimizer's state has counted (AdamW does, SGD does not), else 1.
+
+    Raises:
+        ArgumentError: a bad argument.
+    """
+    _arguments.whole("every", every, 1, 1 << 31)
+    flags = {"activations": activations, "optimizer_state": optimizer_state, "local_gradients": local_gradients}
+    for name, flag in flags.items():
+        if name != "local_gradients" or flag is not None:
+            _arguments.truth(name, flag)
+    if replicas not in _ON_REPLICAS:
+        raise ArgumentError("replicas", replicas, _ON_REPLICAS)
+    if model is not None and not isinstance(model, nn.Module):
+        raise ArgumentError("model", model, "a torch.nn.Module, or None")
+    optimizers = _optimizers(optimizer)
+    recorder = Recorder(
+        _arguments.path("folder", folder), every, optimizers, replicas, optimizer_state, StepNumbers(first_step)
+    )
+    recorder.modules = Modules(recorder, activations, local_gradients)
+    if model is not None:
+        recorder.names.add(model)
+    return recorder
+
+
+def _optimizers(given: object) -> list[torch.optim.Optimizer] | None:
+    """The optimizers that an argument gives.
+
+    Raises:
+        ArgumentError: it gives something else.
+    """
+    if given is None:
+        return None
+    found: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    if not found or not all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in found):
+        raise ArgumentError("optimizer", given, "a torch.optim.Optimizer, several of them, or None")
+    return found
+
+
+class Recorder(Observer):
+    """A recording; see `record`.
+
+    Attributes:
+        folder: where the files of all ranks are.
+        names: of modules and parameters.
+        modules: the parts of modules that are watched.
+    """
+
+    watches_graphs = True
+    modules: Modules
+
+    def __init__(
+        self,
+        folder: Path,
+        every: int,
+        optimizers: Iterable[torch.optim.Optimizer] | None,
+        replicas: OnReplicas,
+        optimizer_state: bool,
+        numbers: StepNumbers,
+    ) -> None:
+        self.folder, self.names = folder, Names()
+        self._numbers, self._optimizer_state = numbers, optimizer_state
+        self._every = every
+        self._optimizers = None if optimizers is None else {id(optimizer) for optimizer in optimizers}
+        self._beside: list[Observer] = [] if replicas == "off" else [Replicas(replicas, self._open)]
+        self._lock = threading.RLock()  # hooks of the backward run on threads of autograd
+        self._process = os.getpid()
+        self._writer: Writer | None = None
+        self._lanes: dict[torch.device, LaneBuffer] = {}
+        self._entries: list[Observed] = []  # of the present step, those that were not handed to the writer yet
+        self._steps = StepWriter()
+        self._unseen: set[str] = set()
+        self._calls: dict[tuple[str, str], int] = {}  # how often something has been observed in the present step
+        self._initial: set[int] = set()  # optimizers whose parameters were recorded before their first step
+        self._stepped: set[int] = set()  # optimizers that have stepped in the present step
+        self._keys: tuple[str, ...] = ()
+        self._failed = False
+        self._wanted = True  # whether the present step is recorded; the first one always is
+
+    @property
+    def step_number(self) -> int:
+        """The number of the present step."""
+        return self._numbers.number
+
+    def __enter__(self) -> Recorder:
+        for observer in active.observers:
+            if isinstance(observer, Recorder):
+                raise DashError(f"a recording is on already, into {observer.folder}: end it first")
+        for journal in in_graphs.journals():
+            journal.clear()
+        active.observers += [self, *self._beside]
+        hooks.install()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the recording: write what was observed, and take hooks away from modules and parameters.
+
+        Raises:
+            ReplicasDiffer: ranks that must be equal are not, if the recording was asked to raise it.
+        """
+        if not self.is_on():
+            return
+        others = self._others()
+        for observer in (self, *self._beside):
+            active.observers.remove(observer)
+        self.modules.remove()
+        if os.getpid() != self._process:
+            return
+        with self._lock:
+            try:
+                self._safely(self._flush)
+                if self._writer is not None:
+                    self._writer.close()
+                    for observer in others:
+                        observer.check()
+            finally:
+                for observer in self._beside:
+                    observer.close()
+
+    def is_on(self) -> bool:
+        """Whether the recording has begun, and has not ended."""
+        return self in active.observers
+
+    def module_begins(self, module: nn.Module) -> None:
+        """The forward of a module begins."""
+        self._safely(lambda: self.modules.enter(module))
+
+    def module_ended(self, module: nn.Module, result: Any) -> None:
+        """The forward of a module has ended."""
+        self._safely(lambda: self.modules.leave(module, result))
+
+    def attention_gradients(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
+        """A compiled graph has computed gradients of one attention."""
+        self.observe_in_step(phases.ATTENTION_GRADIENT, gradients)
+
+    def step(self) -> None:
+        """End a step, in programs whose parameters no optimizer of PyTorch changes."""
+        with self._lock:
+            self.begin()
+            self._advance()
+
+    def recording(self) -> bool:
+        """Whether the present step is recorded, in this process and not in one that it has forked."""
+        return self._wanted and os.getpid() == self._process
+
+    def begin(self) -> None:
+        """Something happens that is no step of an optimizer: if there was one, the next step of training begins."""
+        if self._stepped:
+            with self._lock:
+                self._advance()
+
+    def scaler_updated(self) -> None:
+        """A scaler of losses ends a step: if no optimizer has stepped, it was skipped."""
+        with self._lock:
+            if os.getpid() == self._process and not self._stepped:
+                self._advance()
+
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step."""
+        with self._lock:
+            if not self._counts(optimizer):
+                return
+            if id(optimizer) in self._stepped:
+                self._advance()
+            self._safely(lambda: self._numbers.see(optimizer))
+            if not self.recording():
+                return
+            for observer in self._others():
+                observer.check()
+            parameters = self.names.of_parameters(optimizer)
+            if id(optimizer) not in self._initial:
+                self._initial.add(id(optimizer))
+                self._safely(lambda: self.observe(phases.INITIAL, parameters, place=0))
+            gradients = [(name, parameter.grad) for name, parameter in parameters if parameter.grad is not None]
+            self._observe_parameters(phases.GRADIENT, parameters, gradients)
+
+    def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped."""
+        with self._lock:
+            if not self._counts(optimizer):
+                return
+            self._stepped.add(id(optimizer))
+            if not self.recording():
+                return
+            parameters = self.names.of_parameters(optimizer)
+            self._observe_parameters(phases.PARAMETER, parameters, parameters)
+            self._safely(lambda: self._observe_state(optimizer, parameters))
+            self._safely(self._flush)
+            for observer in self._others():
+                observer.step_ended(self.step_number)
+
+    def _observe_state(self, optimizer: torch.optim.Optimizer, parameters: list[tuple[str, Tensor]]) -> None:
+        if self._optimizer_state:
+            state = [
+                (f"{name} {key}", value)
+                for name, parameter in parameters
+                for key, value in state_of(optimizer, parameter).items()
+            ]
+            self.observe(phases.OPTIMIZER_STATE, state)
+        buffers = self.modules.buffers()
+        if buffers:
+            self.observe(phases.BUFFER, buffers)
+
+    def prepare(self, device: torch.device) -> None:
+        """Allocate what a device needs: before a CUDA graph is warmed up, whose memory is no place for it."""
+        with self._lock:
+            in_graphs.prepare(device)
+            if device not in self._lanes:
+                with disable_current_modes(), torch.inference_mode(False):
+                    self._lanes[device] = LaneBuffer(device)
+
+    def replicate(self, model: DistributedDataParallel) -> None:
+        """Tell other observers of a model that has equal parameters on all of its ranks."""
+        for observer in self._others():
+            observer.replicated(model)
+
+    def observe(
+        self,
+        phase: str,
+        tensors: Sequence[tuple[str, Tensor]],
+        place: int | None = None,
+        copies: list[tuple[list[str], Tensor]] | None = None,
+    ) -> None:
+        """Add fingerprints of tensors to the present step.
+
+        Args:
+            phase: one of `phases.STAGES`.
+            tensors: with their names.
+            place: where they stand among the entries of the step, by default behind all.
+            copies: gets names and lanes, int64 [names, 2] on the device, of the tensors that could be hashed.
+        """
+        with self._lock:
+            by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
+            for name, tensor in tensors:
+                plain = local(tensor)
+                if self._can_be_seen(f"{phase} {name}", plain):
+                    by_device.setdefault(plain.device, []).append((name, plain))
+            for device, group in by_device.items():
+                for start in range(0, len(group), CAPACITY):
+                    part = group[start : start + CAPACITY]
+                    lanes = self._observe(phase, device, part, place, copy=copies is not None)
+                    if copies is not None and lanes is not None:
+                        copies.append(([name for name, _ in part], lanes))
+
+    def observe_in_step(self, phase: str, tensors: Sequence[tuple[str, Tensor]], place: int | None = None) -> None:
+        """`observe`, as something that happens during a step, if it is recorded."""
+        with self._lock:
+            self.begin()
+            if self.recording():
+                self._safely(lambda: self.observe(phase, tensors, place))
+
+    def _safely(self, work: Callable[[], None]) -> None:
+        """Do a part of the recording; the first that raises ends it, and training goes on."""
+        if self._failed:
+            return
+        try:
+            work()
+        except Exception as error:
+            self._failed = True
+            self._entries.clear()
+            why = f"the recorder has failed: {described(error)}"[:TEXT]
+            log.warning("the recording of this rank ends in step %d, and training goes on: %s", self.step_number, why)
+            self._open().leave(f"anything from step {self.step_number} on", why)
+
+    def place(self) -> int:
+        """The place of the next entry of this step, for `observe`."""
+        return len(self._entries)
+
+    def _observe(
+        self, phase: str, device: torch.device, tensors: list[tuple[str, Tensor]], place: int | None, copy: bool
+    ) -> Tensor | None:
+        self.prepare(device)
+        rows = self._lanes[device]
+        if len(tensors) > rows.room():
+            self._flush()
+        added = rows.add([tensor for _, tensor in tensors])
+        where = len(self._entries) if place is None else min(place, len(self._entries))
+        self._entries[where:where] = [
+            (Name(phase, self._called(phase, name), description(tensor)), device, row)
+            for (name, tensor), row in zip(tensors, added, strict=True)
+        ]
+        return rows.copy(added) if copy else None
+
+    def _observe_parameters(
+        self, phase: str, parameters: list[tuple[str, Tensor]], tensors: list[tuple[str, Tensor]]
+    ) -> None:
+        """Observe gradients or values of parameters, and show their lanes to other observers of the phase."""
+        shown = [observer for observer in self._others() if phase in observer.phases]
+        lanes: list[tuple[list[str], Tensor]] = []
+        self._safely(lambda: self.observe(phase, tensors, copies=lanes if shown else None))
+        for observer in shown:
+            observer.seen(Seen(phase, parameters, lanes, self._failed))
+
+    def _others(self) -> list[Observer]:
+        return [observer for observer in active.observers if observer is not self]
+
+    def _can_be_seen(self, name: str, tensor: Tensor) -> bool:
+        reason = why_unseen(tensor)
+        if reason and name not in self._unseen:
+            self._unseen.add(name)
+            self._open().put(lambda file: file.json({"type": "unseen", "name": name, "reason": f"it is {reason}"}))
+        return not reason
+
+    def _called(self, phase: str, name: str) -> str:
+        calls = self._calls[phase, name] = self._calls.get((phase, name), 0) + 1
+        return name if calls == 1 else f"{name} (call {calls})"
+
+    def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
+        return os.getpid() == self._process and (self._optimizers is None or id(optimizer) in self._optimizers)
+
+    def _advance(self) -> None:
+        self._safely(self._flush)
+        self._numbers.advance()
+        self._wanted = (self.step_number - 1) % self._every == 0
+        self._stepped.clear()
+        self._calls.clear()
+
+    def _flush(self) -> None:
+        """Send the present step to the writer, as far as it has been observed."""
+        if os.getpid() != self._process:
+            return
+        from_graphs = [taken for journal in in_graphs.journals() if (taken := journal.take()) is not None]
+        if not self.recording() or not (self._entries or from_graphs):
+            return
+        entries, self._entries = self._entries, []
+        ready = {device: rows.take() for device, rows in self._lanes.items()}
+        step = self.step_number
+        self._tell_of_new_keys()
+        self._open().put(lambda file: self._steps.write(file, step, entries, ready, from_graphs))
+
+    def _open(self) -> Writer:
+        if self._writer is None:
+            rank, world = environment.rank_and_world()
+            self._writer = Writer(self.folder, rank, environment.facts(rank, world, self._every))
+        return self._writer
+
+    def _tell_of_new_keys(self) -> None:
+        keys = environment.numerics_keys()
+        if keys != self._keys:
+            self._keys = keys
+            self._open().put(lambda file: file.json({"type": "facts", "numerics_keys": list(keys)}))

@@ -1,0 +1,149 @@
+"""An observer beside a recording: it checks that the ranks that DDP keeps equal are equal.
+
+All ranks of a process group gather the lanes of their gradients and parameters, 32 bytes of each parameter.  Every rank
+then compares all of them, on the thread that writes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from dash_inductor.errors import DashError
+from dash_inductor.observers import phases
+from dash_inductor.observers.observer import Observer, Seen
+
+from ..fingerprints.arriving import Arriving
+from ..fingerprints.lane_buffer import Ready
+from ..fingerprints.sizes import LANES
+from ..observation.exchange import Exchange
+from ..recordings.agreement import find, sentence
+from ..recordings.writer import File, Job, Writer
+
+log = logging.getLogger("dash_guard")
+
+
+GONE = -(1 << 63)
+"""In place of all lanes of a rank that cannot hash any more, so that the others need not wait for it in vain."""
+
+
+class ReplicasDiffer(DashError, RuntimeError):
+    """Ranks that must have equal gradients and parameters have different ones."""
+
+
+class Replicas(Observer):
+    """The tensors on which the ranks of each process group must agree in the present step.
+
+    Args:
+        found: "warn" logs the first difference, "raise" lets `check` raise it.
+        writer: gives the writer of the recording, into whose file every difference goes.
+    """
+
+    def __init__(self, found: Literal["warn", "raise"], writer: Callable[[], Writer]) -> None:
+        self._raises, self._told, self._writer = found == "raise", "", writer
+        self._groups = WeakTensorKeyDictionary()  # process groups by parameter
+        self._taken: dict[dist.ProcessGroup, list[tuple[str, list[str], Tensor]]] = {}
+        self._compared: list[threading.Event] = []  # set as soon as a job is done
+        self._exchange = Exchange()
+
+    def replicated(self, model: DistributedDataParallel) -> None:
+        """The parameters of this model are equal on all ranks of its process group."""
+        self.phases = frozenset({phases.GRADIENT, phases.PARAMETER})
+        for name, parameter in model.module.named_parameters():
+            if name not in model.parameters_to_ignore:
+                self._groups[parameter] = model.process_group
+
+    def seen(self, event: Seen) -> None:
+        """Keep the lanes of tensors that ranks must agree on."""
+        for group, names in self._split(event.parameters).items():
+            if event.failed:
+                device = event.parameters[0][1].device
+                gone = torch.full((len(names), LANES), GONE, dtype=torch.int64, device=device)
+                self._taken.setdefault(group, []).append((event.phase, names, gone))
+            else:
+                self._keep(group, names, event)
+
+    def step_ended(self, step: int) -> None:
+        """Exchange what was kept, and leave the rest to the thread that writes."""
+        taken, self._taken = self._taken, {}
+        for group, parts in taken.items():
+            everyone = self._exchange.gather(torch.cat([lanes for *_, lanes in parts]), group)
+            labels = [(phase, name) for phase, names, _ in parts for name in names]
+            ranks = dist.get_process_group_ranks(group)
+            self._writer().put(self._job(step, ranks, labels, Arriving(everyone.flatten(1)).rows))
+
+    def _split(self, parameters: Sequence[tuple[str, Tensor]]) -> dict[dist.ProcessGroup, list[str]]:
+        """The names of those parameters that ranks must agree on, by process group."""
+        groups: dict[dist.ProcessGroup, list[str]] = {}
+        for name, parameter in parameters:
+            group = self._groups.get(parameter)
+            if group is not None and dist.get_world_size(group) > 1:
+                groups.setdefault(group, []).append(name)
+        return groups
+
+    def _keep(self, group: dist.ProcessGroup, names: list[str], event: Seen) -> None:
+        """Keep the lanes of these names; those that were not seen count as zeros, so that all ranks send as many."""
+        parts = [(seen, lanes) for seen, lanes in event.lanes if not set(names).isdisjoint(seen)]
+        if not parts:
+            return
+        if len(parts) == 1 and parts[0][0] == names:
+            kept = parts[0][1]
+        else:
+            kept = parts[0][1].new_zeros(len(names), LANES)
+            for seen, lanes in parts:
+                rows = {name: row for row, name in enumerate(seen)}
+                pairs = [(place, rows[name]) for place, name in enumerate(names) if name in rows]
+                places, sources = torch.tensor(pairs, device=lanes.device).unbind(1)
+                kept[places] = lanes[sources]
+        self._taken.setdefault(group, []).append((event.phase, names, kept))
+
+    def check(self) -> None:
+        """With "raise", wait until all that was exchanged has been compared.
+
+        All ranks have compared the same and call this at the same places, so that all of them raise or none.
+
+        Raises:
+            ReplicasDiffer: ranks differed, once.
+        """
+        if not self._raises:
+            return
+        while self._compared:
+            self._compared[0].wait()
+            self._compared.pop(0)
+        text, self._told = self._told, ""
+        if text:
+            self._raises = False
+            raise ReplicasDiffer(text)
+
+    def close(self) -> None:
+        """Wait until no process group holds what was exchanged."""
+        self._exchange.close()
+
+    def _job(self, step: int, ranks: list[int], labels: list[tuple[str, str]], ready: Ready) -> Job:
+        done = threading.Event()
+        if self._raises:
+            self._compared.append(done)
+
+        def job(file: File) -> None:
+            try:
+                present = {rank: row for rank, row in zip(ranks, ready(), strict=True) if GONE not in row}
+                finding = find(list(present), labels, list(present.values())) if present else None
+                if finding is None:
+                    return
+                if not self._told:
+                    self._told = f"step {step}: {sentence(finding)}"
+                    if not self._raises and dist.get_rank() == min(present):
+                        log.warning("%s", self._told)
+                file.json({"type": "finding", "step": step, **finding})
+            finally:
+                done.set()
+
+        return job

@@ -1,0 +1,17 @@
+"""Starts a recording in a program that knows nothing of it: DASH_GUARD_RECORD=folder."""
+
+from __future__ import annotations
+
+import atexit
+import os
+
+VARIABLE = "DASH_GUARD_RECORD"
+
+
+def from_environment() -> None:
+    """Record this process from now to its end; the file is made when there is something to record."""
+    from .recorder import record
+
+    recorder = record(os.environ[VARIABLE])
+    recorder.__enter__()
+    atexit.register(recorder.close)

@@ -1,0 +1,85 @@
+"""Turns what came from the devices into the frames of a step, on the thread that writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from dash_inductor.observers import phases
+
+from ..fingerprints.fingerprint import digest
+from ..fingerprints.lane_buffer import Ready
+from ..recordings.file import Name
+from ..recordings.limits import NAMES_AT_ONCE
+from ..recordings.writer import File
+
+Observed = tuple[Name, torch.device, int]
+"""The name of what was hashed, the device and the row of its lanes there."""
+
+_AFTER_GRAPHS = (phases.LOCAL_GRADIENT, phases.GRADIENT)
+
+
+@dataclass(frozen=True)
+class FromGraphs:
+    """The hashes of CUDA graphs: the names that their entries are numbered by, and the journal on its way."""
+
+    names: Sequence[tuple[str, str]]  # with descriptions
+    ready: Ready
+
+
+@dataclass
+class StepWriter:
+    """Numbers names, and writes steps."""
+
+    _numbers: dict[Name, int] = field(default_factory=dict)
+    _calls: dict[str, int] = field(default_factory=dict)  # of the present step
+    _step: int = 0
+
+    def write(
+        self,
+        file: File,
+        step: int,
+        observed: Sequence[Observed],
+        ready: Mapping[torch.device, Ready],
+        from_graphs: Sequence[FromGraphs],
+    ) -> None:
+        """Wait for the rows of a step and write it, or a part of it."""
+        rows = {device: wait() for device, wait in ready.items()}
+        entries = []
+        for name, device, row in observed:
+            low, high = rows[device][row]
+            entries.append((name, digest(low, high, name.description)))
+        # A graph tells nothing of what is between its parts: gradients of attention come before those of parameters.
+        place = next((n for n, (name, _) in enumerate(entries) if name.phase in _AFTER_GRAPHS), len(entries))
+        if step != self._step:
+            self._step = step
+            self._calls.clear()
+        entries[place:place] = [entry for journal in from_graphs for entry in self._read(file, step, journal)]
+        if not entries:  # what graphs append to was empty
+            return
+        self._name(file, [name for name, _ in entries])
+        file.step(step, [(self._numbers[name], value) for name, value in entries])
+
+    def _read(self, file: File, step: int, journal: FromGraphs) -> list[tuple[Name, bytes]]:
+        ((count, *numbers),) = journal.ready()
+        if 3 * count > len(numbers):
+            reason = f"in step {step}, CUDA graphs computed {count} of them, and {len(numbers) // 3} have room"
+            file.json({"type": "unseen", "name": f"every {phases.ATTENTION_GRADIENT}", "reason": reason})
+        entries = []
+        for start in range(0, min(3 * count, len(numbers)), 3):
+            number, low, high = numbers[start : start + 3]
+            tensor, description = journal.names[number]
+            calls = self._calls[tensor] = self._calls.get(tensor, 0) + 1
+            label = tensor if calls == 1 else f"{tensor} (call {calls})"
+            name = Name(phases.ATTENTION_GRADIENT, label, description)
+            entries.append((name, digest(low, high, description)))
+        return entries
+
+    def _name(self, file: File, names: Sequence[Name]) -> None:
+        new = [name for name in dict.fromkeys(names) if name not in self._numbers]
+        for start in range(0, len(new), NAMES_AT_ONCE):
+            part = new[start : start + NAMES_AT_ONCE]
+            self._numbers.update({name: len(self._numbers) + n for n, name in enumerate(part)})
+            file.json({"type": "names", "names": part})

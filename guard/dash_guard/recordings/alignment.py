@@ -1,0 +1,100 @@
+"""Which step of one recording is which of another: a resumed run, or one that was numbered otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dash_inductor.observers import phases
+
+from .file import Entry, Name
+from .segments import Segments
+
+Values = dict[str, bytes]
+"""Fingerprints of parameters, by name."""
+
+
+@dataclass
+class Step:
+    """A step of one rank; None where a run does not have it.
+
+    before: whether the run that does not have it had not begun then.
+    """
+
+    number: int
+    rank: int
+    a: list[Entry] | None
+    b: list[Entry] | None
+    before: bool = False
+
+
+def shift(a: Segments, b: Segments) -> int:
+    """What has to be added to the numbers of b.
+
+    It follows from the parameters that a run begins with: the other one begins with them too, or has them after one of
+    its steps.  Otherwise, numbers stand as they are.
+    """
+    first_a, first_b = (next(Segments(run.paths).steps(), None) for run in (a, b))
+    if first_a is None or first_b is None:
+        return 0
+    (of_a, entries_a), (of_b, entries_b) = first_a, first_b
+    begins_a, begins_b = _values(entries_a, phases.INITIAL), _values(entries_b, phases.INITIAL)
+    if not begins_a or not begins_b:
+        return 0
+    if begins_a == begins_b:
+        return of_a - of_b
+    if (found := _after(a, begins_b)) is not None:
+        return found + 1 - of_b
+    if (found := _after(b, begins_a)) is not None:
+        return of_a - (found + 1)
+    return 0
+
+
+def aligned(rank: int, a: Segments, b: Segments, shifted: int) -> Iterator[Step]:
+    """The steps of two recordings of a rank, side by side, by the numbers of a.
+
+    What a run begins with stands beside the parameters that the other one had after the step before.
+    """
+    streams = a.steps(), ((number + shifted, entries) for number, entries in b.steps())
+    heads = [next(each, None) for each in streams]
+    begun, parameters = [False, False], [Values(), Values()]
+    while heads[0] is not None or heads[1] is not None:
+        number = min(head[0] for head in heads if head is not None)
+        present = [head[1] if head is not None and head[0] == number else None for head in heads]
+        for which in (0, 1):
+            mine, theirs = present[which], present[1 - which]
+            if mine is not None and theirs is not None and not begun[which] and begun[1 - which]:
+                present[which], present[1 - which] = _beside(mine, theirs, parameters[1 - which])
+        waits = not all(begun[which] or present[which] is not None for which in (0, 1))
+        yield Step(number, rank, present[0], present[1], waits)
+        for which in (0, 1):
+            entries = present[which]
+            if entries is not None:
+                begun[which] = True
+                parameters[which] = _values(entries, phases.PARAMETER) if waits else Values()
+                heads[which] = next(streams[which], None)
+
+
+def _beside(mine: list[Entry], theirs: list[Entry], before: Values) -> tuple[list[Entry], list[Entry]]:
+    """The first step of a run and the same step of the other, in which initial parameters stand beside `before`."""
+    initial = [entry for entry in mine if entry.name.phase == phases.INITIAL]
+    known = [
+        Entry(Name(phases.INITIAL, entry.name.tensor, entry.name.description), before[entry.name.tensor])
+        for entry in initial
+        if entry.name.tensor in before
+    ]
+    names = {entry.name.tensor for entry in known}
+    rest = [entry for entry in mine if entry.name.phase != phases.INITIAL or entry.name.tensor in names]
+    return rest, known + theirs
+
+
+def _values(entries: list[Entry], phase: str) -> Values:
+    return {entry.name.tensor: entry.fingerprint for entry in entries if entry.name.phase == phase}
+
+
+def _after(run: Segments, values: Values) -> int | None:
+    """The first step behind which a run has these parameters."""
+    for number, entries in Segments(run.paths).steps():
+        if _values(entries, phases.PARAMETER) == values:
+            return number
+    return None

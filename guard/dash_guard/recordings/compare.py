@@ -1,0 +1,320 @@
+"""Two recordings side by side: the first step, rank and tensor that differs.  Holds one step of each at a time."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dash_inductor import arguments as _arguments
+from dash_inductor.errors import RecordingError
+from dash_inductor.observers import phases
+
+from .alignment import Step, aligned, shift
+from .file import Entry
+from .limits import FINDINGS
+from .run import Run
+from .segments import Segments
+
+Verdict = Literal["equal", "diverged", "not comparable"]
+EXIT_CODES: dict[Verdict, int] = {"equal": 0, "diverged": 1, "not comparable": 2}
+_LISTED = 20  # differences beside the first
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A tensor that differs.
+
+    Attributes:
+        step, rank: where, from 1 and from 0.
+        phase: one of `phases.STAGES`.
+        tensor: its name.
+        a, b: dtype, shape and fingerprint (hexadecimal) in either run.
+        before: what this rank observed just before it, which is equal; "" for the first tensor of a step.
+    """
+
+    step: int
+    rank: int
+    phase: str
+    tensor: str
+    a: str
+    b: str
+    before: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}, rank {self.rank}: {self.phase} {self.tensor}"
+
+
+@dataclass
+class Comparison:
+    """The result of `compare`.
+
+    Attributes:
+        a, b: the folders.
+        verdict: "diverged" if any tensor that both have differs, or if one run has more steps than the other; "not
+            comparable" if what they have in common is equal, but does not suffice to call the runs equal, as where a
+            rank has no file, or a file was cut off.
+        reasons: in words, why the runs are not comparable, or what their recordings lack beside the difference.
+        first: the first difference; None without one.
+        conclusion: in words, what the first difference tells about where it arose.
+        others: further tensors that differ in the same step, in order, at most 20; others_count: all of them.
+        steps: how many steps were compared, the one that differs included; last_step: the last of them, 0 for none.
+        ranks: how many ranks have a file in both.
+        facts: facts about the runs that differ, as (name, in a, in b).
+        findings: what either run has found itself about ranks that must be equal, as ("a" or "b", finding); the first
+            100 of each run.
+    """
+
+    a: str
+    b: str
+    verdict: Verdict = "equal"
+    reasons: list[str] = field(default_factory=list)
+    first: Difference | None = None
+    conclusion: str = ""
+    others: list[Difference] = field(default_factory=list)
+    others_count: int = 0
+    steps: int = 0
+    last_step: int = 0
+    ranks: int = 0
+    facts: list[tuple[str, Any, Any]] = field(default_factory=list)
+    findings: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """0 equal, 1 diverged, 2 not comparable."""
+        return EXIT_CODES[self.verdict]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        content = vars(self) | {"exit_code": self.exit_code}
+        content["first"] = None if self.first is None else vars(self.first)
+        content["others"] = [vars(difference) for difference in self.others]
+        content["facts"] = [{"name": name, "a": a, "b": b} for name, a, b in self.facts]
+        content["findings"] = [{"run": run, **finding} for run, finding in self.findings]
+        return content
+
+
+def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Comparison:
+    """Find the first tensor in which two recordings differ.
+
+    Within a step, what comes before gradients are exchanged between ranks counts as earlier than what comes after.
+
+    Args:
+        a, b: folders that `dash_guard.record` has filled.
+
+    Raises:
+        ArgumentError: a folder is no path, or has no recording.
+        RecordingError: a file cannot be read, or is not what a recorder of this version writes, within what `limits`
+            allows; or the files of a folder do not belong to one run.
+    """
+    first, second = _arguments.path("a", a), _arguments.path("b", b)
+    result = Comparison(str(first), str(second))
+    try:
+        _compare(result, Run(first), Run(second))
+    except MemoryError as error:
+        raise RecordingError(result.a, f"it and {result.b} do not fit into memory", "more memory") from error
+    return result
+
+
+def _compare(result: Comparison, *runs: Run) -> None:
+    sizes = [run.world_size for run in runs]
+    if None not in sizes and len(set(sizes)) > 1:
+        result.reasons.append(f"a is a run of {_ranks(sizes[0])}, b of {_ranks(sizes[1])}")
+        result.verdict = "not comparable"
+        return
+    for label, run in zip("ab", runs, strict=True):
+        if gaps := run.missing():
+            of = "" if run.world_size is None else f", of {_ranks(run.world_size)}"
+            result.reasons.append(f"{label} has no file of {_listed(gaps)}{of}")
+    a, b = (run.recordings for run in runs)
+    pairs = {rank: (a[rank], b[rank]) for rank in a if rank in b}
+    result.ranks = len(pairs)
+    _Walk(result, pairs, complete=not result.reasons).run()
+
+
+@dataclass
+class _Walk:
+    result: Comparison
+    pairs: dict[int, tuple[Segments, Segments]]
+    complete: bool  # every rank has a file in both runs
+    unmatched: dict[str, str] = field(default_factory=dict)
+    later: dict[str, int] = field(default_factory=dict)  # the first step before a run has begun
+    missing: dict[tuple[int, str], int] = field(default_factory=dict)  # the first step that a run of a rank lacks
+
+    def run(self) -> None:
+        shifted = shift(*next(iter(self.pairs.values()))) if self.pairs else 0
+        if shifted:
+            later, sooner = ("b", "a") if shifted > 0 else ("a", "b")
+            self.result.reasons.append(
+                f"by the parameters that runs begin with, step 1 of {later} is step {1 + abs(shifted)} of {sooner}"
+            )
+        streams = [aligned(rank, *pair, shifted) for rank, pair in self.pairs.items()]
+        merged = heapq.merge(*streams, key=lambda step: step.number)
+        for number, of_ranks in itertools.groupby(merged, key=lambda step: step.number):
+            steps = list(of_ranks)
+            differences = [found for step in steps for found in self._differences(step)]
+            if all(step.a is not None and step.b is not None for step in steps):
+                self.result.steps += 1
+                self.result.last_step = number
+            if differences:
+                self._diverged(steps, sorted(differences, key=lambda found: found[0]))
+                break
+        self._look_at_runs()
+
+    def _differences(self, step: Step) -> Iterator[tuple[tuple[int, int, int], Difference]]:
+        """The differences in a step of a rank, with their places in the order of all ranks."""
+        if step.before:
+            self.later.setdefault("a" if step.a is None else "b", step.number)
+            return
+        if step.a is None or step.b is None:
+            self.missing.setdefault((step.rank, "a" if step.a is None else "b"), step.number)
+            return
+        if step.a == step.b:
+            return
+        of_b = dict(_told_apart(step.b))
+        before = ""
+        for place, (key, entry) in enumerate(_told_apart(step.a)):
+            other = of_b.pop(key, None)
+            if other is None:
+                self.unmatched.setdefault(str(entry.name), "a")
+            elif entry == other:
+                before = str(entry.name)
+            else:
+                phase, tensor = entry.name[:2]
+                found = Difference(step.number, step.rank, phase, tensor, str(entry), str(other), before)
+                yield (phases.STAGES[phase], place, step.rank), found
+        for entry in of_b.values():
+            self.unmatched.setdefault(str(entry.name), "b")
+
+    def _diverged(self, steps: list[Step], differences: list[tuple[Any, Difference]]) -> None:
+        found = [difference for _, difference in differences]
+        result, first = self.result, found[0]
+        result.verdict, result.first = "diverged", first
+        result.others, result.others_count = found[1 : 1 + _LISTED], len(found) - 1
+        result.conclusion = _conclusion(first, found, steps)
+        if not self.complete:
+            result.conclusion += " Ranks without a file in both runs were not looked at; it may have arisen there."
+
+    def _look_at_runs(self) -> None:
+        result = self.result
+        facts: dict[str, tuple[Any, Any]] = {}
+        reasons: dict[str, None] = {}  # each once, whatever number of ranks it is true of
+        for rank, (a, b) in self.pairs.items():
+            for name, values in _differing(a.facts, b.facts):
+                facts.setdefault(name, values)
+            for label, run in (("a", a), ("b", b)):
+                reasons.update(
+                    (f"{label} has no fingerprint of {name}: {why}", None) for name, why in run.unseen.items()
+                )
+                if result.first is None and run.torn is not None:
+                    reasons[f"{label} was cut off: rank {rank} ends at byte {run.torn} of {run.path.name}"] = None
+                elif result.first is None and not run.ended:
+                    reasons[f"{label} was cut off: rank {rank} has not ended its recording"] = None
+        result.reasons += reasons
+        result.reasons += [f"{label} begins later, and has no step {step}" for label, step in self.later.items()]
+        result.facts = [(name, *values) for name, values in facts.items()]
+        for label, runs in zip("ab", zip(*self.pairs.values(), strict=True), strict=False):
+            self._take_findings(label, runs)
+        by_run = {label: [name for name, run in self.unmatched.items() if run == label] for label in "ab"}
+        for label, names in by_run.items():
+            if names:
+                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+                result.reasons.append(f"only {label} has {names[0]}{more}")
+        self._judge(by_run)
+
+    def _take_findings(self, label: str, runs: Sequence[Segments]) -> None:
+        """Take the findings that a run has made itself: every rank has written them, so each finding is taken once."""
+        found = {json.dumps(finding, sort_keys=True): finding for run in runs for finding in run.findings}
+        self.result.findings += [(label, finding) for finding in found.values()][:FINDINGS]
+        if len(found) > FINDINGS or any(run.findings_count > FINDINGS for run in runs):
+            self.result.reasons.append(f"{label} has more findings than the {FINDINGS} that are listed")
+
+    def _judge(self, unmatched: dict[str, list[str]]) -> None:
+        result = self.result
+        if not self.pairs:
+            result.reasons.append("no rank has a file in both recordings")
+        if result.first is not None:
+            return
+        cut_off = any(run.torn is not None or not run.ended for pair in self.pairs.values() for run in pair)
+        rhythms = any(a.facts.get("every") != b.facts.get("every") for a, b in self.pairs.values())
+        for (rank, label), step in () if rhythms else self.missing.items():
+            result.reasons.append(f"{label} has no step {step} of rank {rank}")
+            if not cut_off:
+                result.verdict = "diverged"
+                result.conclusion = "All steps that both runs have are equal, but one has more of them."
+        if result.steps == 0:
+            result.reasons.append("no step is in both recordings")
+            result.verdict = "not comparable"
+        elif result.verdict == "equal" and (cut_off or any(unmatched.values()) or not self.complete):
+            result.verdict = "not comparable"
+
+
+def _conclusion(first: Difference, found: list[Difference], steps: list[Step]) -> str:
+    ranks = sorted({difference.rank for difference in found if difference.phase in _SENTENCES_BEFORE_EXCHANGE})
+    alone = f"Before gradients are exchanged, only rank {first.rank} differs. " if ranks == [first.rank] else ""
+    if first.phase != phases.GRADIENT:
+        return (alone if len(steps) > 1 else "") + _SENTENCES[first.phase]
+    local = (phases.LOCAL_GRADIENT, first.tensor)
+    recorded = all(any(entry.name[:2] == local for entry in step.a or ()) for step in steps)
+    if recorded:
+        return (
+            "Before gradients are exchanged, every rank's gradient of this tensor is equal in both runs. The "
+            "difference arises in the exchange, or in what the program does to gradients behind it."
+        )
+    return "The difference arises in the backward, or in what the program does to gradients behind it."
+
+
+_SENTENCES = {
+    phases.INITIAL: "The runs start from different parameters: another seed, another checkpoint, or another order of "
+    "random numbers.",
+    phases.INPUT: "The runs are given different data.",
+    phases.ACTIVATION: "What the model was given is equal, so that the difference arises in the forward.",
+    phases.ACTIVATION_GRADIENT: "All results of the forward that were recorded are equal, so that the difference "
+    "arises in the backward.",
+    phases.ATTENTION_GRADIENT: "All results of the forward that were recorded are equal, so that the difference "
+    "arises in the backward, in this attention or in what runs before it.",
+    phases.LOCAL_GRADIENT: "The difference arises in the backward of this rank, or in what is added to the gradient.",
+    phases.PARAMETER: "Its gradient is equal, so that the difference arises in the optimizer: in its state or its "
+    "settings.",
+    phases.OPTIMIZER_STATE: "Parameters are equal after the step, so that the difference arises in the optimizer's "
+    "state, in this step or since the last one, and reaches parameters in the next.",
+    phases.BUFFER: "Parameters are equal after the step, so that the difference arises where this buffer is written.",
+}
+_SENTENCES_BEFORE_EXCHANGE = [phase for phase, stage in phases.STAGES.items() if stage <= 1]
+
+
+def _differing(a: Any, b: Any, name: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in dict.fromkeys((*a, *b)):
+            yield from _differing(a.get(key), b.get(key), f"{name}.{key}" if name else key)
+    elif isinstance(a, list) and isinstance(b, list):
+        if a != b:
+            of_a, of_b = set(a), set(b)
+            yield name, ([each for each in a if each not in of_b], [each for each in b if each not in of_a])
+    elif a != b:
+        yield name, (a, b)
+
+
+def _told_apart(entries: list[Entry]) -> Iterator[tuple[tuple[str, str, int], Entry]]:
+    """Entries by phase, tensor, and how often the step had these two before."""
+    times: Counter[tuple[str, str]] = Counter()
+    for entry in entries:
+        key = entry.name[:2]
+        yield (*key, times[key]), entry
+        times[key] += 1
+
+
+def _ranks(count: int | None) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def _listed(gaps: list[range]) -> str:
+    """Ranks in words: ``rank 3``, ``ranks 1, 4 to 7``; of more than 20 gaps the first ones."""
+    words = [str(gap[0]) if len(gap) == 1 else f"{gap[0]} to {gap[-1]}" for gap in gaps[:_LISTED]]
+    more = ", ..." if len(gaps) > _LISTED else ""
+    return f"rank{'s' * (sum(map(len, gaps)) > 1)} {', '.join(words)}{more}"

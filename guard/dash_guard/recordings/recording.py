@@ -1,0 +1,169 @@
+"""The file of one rank, read from its beginning.
+
+A file ends with its process, however that ends.  What is before a torn or damaged frame is read, and what such a frame
+hides is not guessed at.  A frame that is whole but is not what a recorder writes is an error.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dash_inductor.untrusted import Refused
+
+from . import schema
+from .file import ENTRY, STEP, Entry, Name
+from .frames import Frames
+from .limits import FINDINGS, IN_STEP, NAMES
+
+
+class Recording:
+    """Reads the file of one rank from its beginning, holding one step at a time; it can be read once.
+
+    Attributes:
+        path: the file.
+        facts: what the "environment" and "facts" frames said, up to where `steps` has read.
+        findings: the first "finding" frames up to there, at most 100; findings_count: all of them.
+        unseen: tensors without fingerprints and why, up to there.
+        ended: whether the recording was closed; known after the last step.
+        torn: the byte at which a torn or damaged frame begins, None without one; known after the last step.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.facts: dict[str, Any] = {}
+        self.findings: list[dict[str, Any]] = []
+        self.findings_count = 0
+        self.unseen: dict[str, str] = {}
+        self.ended = False
+        self._frames = Frames(path)
+        self._names: list[Name] = []
+        self._known: set[Name] = set()
+        self._texts: dict[str, str] = {}  # names share their parts
+
+    @property
+    def torn(self) -> int | None:
+        return self._frames.torn
+
+    def begin(self) -> None:
+        """Read the facts that stand at the beginning, where the process lived long enough to write them.
+
+        Raises:
+            RecordingError: as for `steps`.
+        """
+        for content in self._frames:
+            found = self._object(content) if content[:1] == b"J" else {}
+            if found.pop("type", None) != "environment":
+                raise self._frames.error("no environment in the first frame", "a rank, how many there are, and facts")
+            self.facts.update(found)
+            return
+
+    def steps(self) -> Iterator[tuple[int, list[Entry]]]:
+        """The steps that were recorded, in order, with their entries in the order of observation.
+
+        Raises:
+            RecordingError: the file cannot be read, or no recorder of this version has written it; see `limits` for
+                what it may have.
+        """
+        if not self.facts:
+            self.begin()
+        step, numbers, entries = 0, list[int](), list[Entry]()
+        for content in self._frames:
+            if self.ended:
+                raise self._frames.error("a frame behind the end of the recording", "none")
+            if content[:1] == b"J":
+                self._take(self._object(content))
+                continue
+            next_, body = self._step(content)
+            if next_ < max(step, 1):
+                raise self._frames.error(f"step {next_} behind step {step}", "steps from 1 on, in ascending order")
+            if next_ != step:
+                if step:
+                    yield step, self._whole(step, numbers, entries)
+                step, numbers, entries = next_, [], []
+            count = len(numbers) + len(body) // ENTRY.size
+            if count > IN_STEP * len(self._names):
+                raise self._frames.error(
+                    f"{count} fingerprints in step {step}", f"at most {IN_STEP} of each of {len(self._names)} names"
+                )
+            for number, value in ENTRY.iter_unpack(body):
+                if number >= len(self._names):
+                    raise self._frames.error(
+                        f"name {number} in step {step}", f"one of the {len(self._names)} names before it"
+                    )
+                numbers.append(number)
+                entries.append(Entry(self._names[number], value))
+        if self.ended and self.torn is not None:
+            raise self._frames.error("bytes behind the end of the recording", "none")
+        if step:
+            yield step, self._whole(step, numbers, entries)
+
+    def _whole(self, step: int, numbers: list[int], entries: list[Entry]) -> list[Entry]:
+        if len(set(numbers)) < len(numbers):
+            ((number, times),) = Counter(numbers).most_common(1)
+            if times > IN_STEP:
+                raise self._frames.error(
+                    f"{self._names[number]} {times} times in step {step}", f"each name {IN_STEP} times at most"
+                )
+        return entries
+
+    def _step(self, content: bytes) -> tuple[int, memoryview]:
+        """The number of a step, and its fingerprints in this frame."""
+        if content[:1] != b"S":
+            raise self._frames.error(f"a frame of kind {content[:1]!r}", "b'J' or b'S'")
+        if len(content) < 1 + STEP.size:
+            raise self._frames.error(f"a step in {len(content)} bytes", f"{1 + STEP.size} at least")
+        step, count = STEP.unpack_from(content, 1)
+        body = memoryview(content)[1 + STEP.size :]
+        if len(body) != count * ENTRY.size:
+            raise self._frames.error(
+                f"{count} fingerprints of step {step} in {len(body)} bytes", f"{ENTRY.size} bytes for each"
+            )
+        return step, body
+
+    def _object(self, content: bytes) -> dict[str, Any]:
+        try:
+            return schema.read(content[1:])
+        except Refused as error:
+            raise self._frames.error(str(error), "what dash_guard.record writes") from error
+
+    def _take(self, found: dict[str, Any]) -> None:
+        kind = found.pop("type")
+        if kind == "names":
+            self._name(found["names"])
+        elif kind == "facts":
+            self.facts.update(found)
+        elif kind == "finding":
+            self._find(found)
+        elif kind == "unseen":
+            self.unseen[found["name"]] = found["reason"]
+            self._count()
+        elif kind == "end":
+            self.ended = True
+        else:
+            raise self._frames.error("a second environment", "one, in the first frame")
+
+    def _name(self, names: list[list[str]]) -> None:
+        shared = self._texts.setdefault
+        for phase, tensor, description in names:
+            name = Name(shared(phase, phase), shared(tensor, tensor), shared(description, description))
+            if name in self._known:
+                raise self._frames.error(f"the name {name} ({description}) a second time", "each name once")
+            self._known.add(name)
+            self._names.append(name)
+        self._count()
+
+    def _count(self) -> None:
+        if len(self._names) + len(self.unseen) > NAMES:
+            raise self._frames.error(f"more than {NAMES} names", f"{NAMES} at most")
+
+    def _find(self, found: dict[str, Any]) -> None:
+        world = self.facts["world_size"]
+        highest = max(rank for group in found["groups"] for rank in group)
+        if highest >= world:
+            raise self._frames.error(f"a finding about rank {highest} of {world}", f"ranks 0 to {world - 1}")
+        self.findings_count += 1
+        if len(self.findings) < FINDINGS:
+            self.findings.append(found)

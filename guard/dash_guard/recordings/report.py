@@ -1,0 +1,75 @@
+"""A comparison as text."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from dash_inductor.untrusted import printable
+
+from .agreement import sentence
+from .compare import Comparison
+
+WIDTH = 100
+
+
+def headline(result: Comparison) -> str:
+    """The result in one sentence."""
+    ranks = "1 rank" if result.ranks == 1 else f"{result.ranks} ranks"
+    steps = "1 step" if result.steps == 1 else f"{result.steps} steps"
+    if result.first is not None:
+        return f"The runs diverge at {result.first}"
+    if result.verdict == "diverged":
+        return f"The runs diverge after step {result.last_step}: one has more steps than the other"
+    if result.verdict == "equal":
+        return f"The runs are equal: {steps} of {ranks}, bit by bit"
+    if result.steps:
+        return f"The runs are not comparable as wholes; what they have in common is equal ({steps} of {ranks})"
+    return "The runs are not comparable"
+
+
+def text(result: Comparison) -> str:
+    """The result for a terminal, at most 100 columns wide where names allow; see `_untrusted.printable`."""
+    lines = [headline(result), "", f"  a  {result.a}", f"  b  {result.b}"]
+    if result.first is not None:
+        lines += ["", "In the first tensor that differs, there is", ""]
+        lines += [f"  a  {result.first.a}", f"  b  {result.first.b}"]
+        if result.first.before:
+            lines += ["", *_wrapped(f"The last tensor before it on this rank that is equal: {result.first.before}")]
+    if result.conclusion:
+        lines += ["", *_wrapped(result.conclusion)]
+    if result.others:
+        lines += ["", f"{others(result)} in this step, in order:", ""]
+        lines += [f"  rank {other.rank}: {other.phase} {other.tensor}" for other in result.others]
+        lines += ["  ..."] * (result.others_count > len(result.others))
+    if result.findings:
+        lines += ["", "The runs themselves found that", ""]
+        lines += [f"  {run}, step {finding['step']}: {sentence(finding)}" for run, finding in result.findings]
+    if result.reasons:
+        lines += ["", "Of the recordings it must be said that", ""]
+        lines += [line for reason in result.reasons for line in _wrapped(reason, "  ")]
+    if result.facts:
+        lines += ["", "The runs differ in", ""]
+        for name, a, b in result.facts:
+            lines += [f"  {name}", f"    a  {shown(a)}", f"    b  {shown(b)}"]
+    elif result.steps:
+        lines += ["", "Versions, GPU, driver, settings, numerics keys and environment of the runs are equal."]
+    return "\n".join(map(printable, lines))
+
+
+def others(result: Comparison) -> str:
+    """How many tensors differ beside the first."""
+    return "1 more tensor differs" if result.others_count == 1 else f"{result.others_count} more tensors differ"
+
+
+def shown(value: Any) -> str:
+    """A fact as text."""
+    if value is None or value == []:
+        return "-"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _wrapped(paragraph: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        printable(paragraph), WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False
+    )

@@ -1,0 +1,112 @@
+"""The thread that waits for the device and writes the file, so that training does neither, and fails for neither."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from .file import Appender
+
+log = logging.getLogger("dash_guard")
+
+_QUEUED = 64  # jobs that may wait; then training waits for the disk, instead of filling the memory
+
+
+class File(Protocol):
+    """Takes frames."""
+
+    def json(self, content: dict[str, Any]) -> None:
+        """Write an object, see `schema`."""
+
+    def step(self, step: int, entries: list[tuple[int, bytes]]) -> None:
+        """Write fingerprints of a step, by the numbers of their names."""
+
+    def close(self) -> None:
+        """Nothing follows."""
+
+
+class Nowhere:
+    """In the place of a file that cannot be written: jobs still compare ranks."""
+
+    def json(self, content: dict[str, Any]) -> None:
+        """Write nothing."""
+
+    def step(self, step: int, entries: list[tuple[int, bytes]]) -> None:
+        """Write nothing."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+Job = Callable[[File], None]
+
+
+class Writer:
+    """Does jobs one after the other, on a thread of its own.
+
+    If the file cannot be written, one warning says so, and the recording of this rank ends there; training, and what
+    jobs do for other ranks, goes on.
+
+    Args:
+        folder: where the file goes; if this rank has one there, as after a restart, a new segment begins.
+        rank: whose file it is.
+        environment: the facts that the file begins with, as `schema` has them.
+    """
+
+    def __init__(self, folder: Path, rank: int, environment: dict[str, Any]) -> None:
+        self._rank = rank
+        self._file: File = Nowhere()
+        try:
+            self._file = appender = Appender.next_of(folder, rank)
+            if appender.path.stem != f"rank{rank:05}":
+                log.warning("rank %d has a recording in %s: this one is %s", rank, folder, appender.path.name)
+            appender.json({"type": "environment", **environment})
+        except Exception as error:
+            self._fail(error)
+        self._jobs: queue.Queue[Job | None] = queue.Queue(_QUEUED)
+        self._thread = threading.Thread(target=self._work, name="dash_inductor recording", daemon=True)
+        self._thread.start()
+
+    def put(self, job: Job) -> None:
+        """Do a job later."""
+        self._jobs.put(job)
+
+    def leave(self, name: str, why: str) -> None:
+        """Say that nothing is recorded any more, and why: `compare` takes it as cut off; jobs still run."""
+
+        def job(file: File) -> None:
+            file.json({"type": "unseen", "name": name, "reason": why})
+            file.close()
+            self._file = Nowhere()
+
+        self.put(job)
+
+    def close(self) -> None:
+        """Finish all jobs, and end the recording."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._do(job)
+        self._do(lambda file: file.json({"type": "end"}))
+        self._file.close()
+
+    def _do(self, job: Job) -> None:
+        try:
+            job(self._file)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Write no more; a file that is open ends here, and `compare` says that it was cut off."""
+        log.warning("the recording of rank %d ends here, and training goes on: %s", self._rank, error)
+        file, self._file = self._file, Nowhere()
+        try:
+            file.close()
+        except OSError as closing:
+            log.warning("the file of rank %d could not be closed: %s", self._rank, closing)

@@ -1,0 +1,60 @@
+"""Messages of ranks to the monitor, and back: small JSON objects without values of tensors."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from dash_inductor.errors import ArgumentError
+from dash_inductor.untrusted import Refused, parse_json
+
+SIZE = 64 << 10
+"""Bytes of a message at most; what a rank sends in a step is below 1 KB, leaves that were asked for are not."""
+RANKS = 1 << 20
+_VALUES = 1 << 14
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one rank tells the monitor.
+
+    Attributes:
+        kind: which judge it is for: the name of a check, "beat" of a rank's thread, "facts" of its environment.
+        rank: of the sender.
+        step: of training, from 1; 0 before the first.
+        body: of JSON's types; digests are hexadecimal.
+    """
+
+    kind: str
+    rank: int
+    step: int = 0
+    body: dict[str, Any] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """The bytes that are sent.
+
+        Raises:
+            ArgumentError: it is larger than `SIZE`.
+        """
+        encoded = json.dumps([self.kind, self.rank, self.step, self.body], separators=(",", ":")).encode()
+        if len(encoded) > SIZE:
+            raise ArgumentError("body", f"{len(encoded)} bytes of {self.kind}", f"a message of at most {SIZE} bytes")
+        return encoded
+
+
+def decode(content: bytes, world: int = RANKS) -> Message:
+    """The message in bytes that anybody may have sent.
+
+    Raises:
+        Refused: it is no message of one of `world` ranks.
+    """
+    if len(content) > SIZE:
+        raise Refused(f"a message of {len(content)} bytes, where {SIZE} are allowed")
+    raw = parse_json(content, _VALUES)
+    if not isinstance(raw, list) or [type(part) for part in raw] != [str, int, int, dict]:
+        raise Refused("this is no message of kind, rank, step and body")
+    kind, rank, step, body = raw
+    if not (kind.isidentifier() and len(kind) <= 64 and 0 <= rank < world and 0 <= step < 1 << 62):
+        raise Refused("kind, rank or step of a message are out of range")
+    return Message(kind, rank, step, body)

@@ -1,0 +1,139 @@
+"""What PyTorch knows of the collectives of this process: its flight recorder, and its process groups."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dash_inductor.upstream import compat
+
+OWN = "guard"
+"""The name of the guard's own group; in the flight recorder it has none."""
+
+_OPEN = "open"
+_met: dict[str, list[int]] = {}  # ranks of the group of `meet`
+_MODULE, _NAMES = "torch._C._distributed_c10d", ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+
+
+def is_up() -> bool:
+    """Whether this process has a default process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def entries() -> list[dict[str, Any]]:
+    """Collectives that were entered lately, in the order of their entry, as the flight recorders of PyTorch have them.
+
+    NCCL's is one of its own in torch 2.11; that of gloo has no times of completion, but tells what has completed
+    (``retired``).  The other form, a pickle, is not read.
+    """
+    if not is_up():
+        return []
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}  # a version may have an entry in both
+    for name in _NAMES:
+        try:
+            dump = compat.resolve(_MODULE, name)
+        except AttributeError:  # a build without it
+            continue
+        for entry in json.loads(dump(True, False)).get("entries", []):
+            if entry.get("process_group", [""])[0] == "":
+                entry["process_group"] = [OWN, ""]
+            group = tuple(entry["process_group"])
+            found[group, entry.get("op_id"), entry.get("time_created_ns"), entry.get("profiling_name")] = entry
+    return sorted(found.values(), key=lambda entry: int(entry.get("time_created_ns", 0)))
+
+
+def groups() -> dict[str, list[int]]:
+    """The ranks of every process group that this process is in, by the name that `entries` calls it by."""
+    if not is_up():
+        return {}
+    world = dist.distributed_c10d._world
+    return _met | {
+        str(world.pg_names.get(group, group.group_name)): list(dist.get_process_group_ranks(group))
+        for group in tuple(world.pg_map)
+        if group is not None
+    }
+
+
+def device_uuid() -> str:
+    """The UUID of the present GPU, "" without one; starts no CUDA context."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return ""
+    return str(getattr(torch.cuda.get_device_properties(), "uuid", ""))
+
+
+class Board:
+    """Words that any rank of a job can write, and all can look for, without a wait for one another.
+
+    Args:
+        store: of the job, with a prefix.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def write(self, word: str) -> None:
+        """Let all ranks find a word from now on; nothing if the store is gone."""
+        with contextlib.suppress(Exception):
+            self._store.set(word, "")
+
+    def has(self, word: str) -> bool:
+        """Whether a rank has written a word; False if the store is gone."""
+        try:
+            return bool(self._store.check([word]))
+        except Exception:
+            return False
+
+
+def meet(number: int, settings: str, patience: float, timeout: timedelta) -> tuple[Any, Board | None, str]:
+    """Connect all ranks of the job by gloo, beside all process groups that the program knows.
+
+    Each rank says in the store of the job that it is here.  The last one says "open"; one that has waited too long, or
+    finds other settings, says why not.  The store keeps the first word, which holds for all.
+
+    Args:
+        number: of this meeting; ranks count alike.
+        settings: equal on all ranks.
+        patience: seconds to wait for the others.
+        timeout: of everything that is done with the result.
+
+    Returns:
+        What `torch.distributed.all_gather` takes as a group, which ends for all with the last reference on any of
+        them, and a board of its ranks; or None, and why there is none.
+    """
+    world, rank = dist.get_world_size(), dist.get_rank()
+    if world < 2:
+        return None, None, ""
+    if not dist.is_gloo_available():
+        return None, None, "this PyTorch has no gloo"
+    c10d = dist.distributed_c10d
+    try:
+        store = compat.resolve("torch.distributed", "PrefixStore")(f"dash_guard/{number}", c10d._get_default_store())
+        if store.compare_set("settings", "", settings).decode() != settings:
+            store.compare_set("word", "", "the guards of ranks have different settings")
+        if store.add("here", 1) == world:
+            store.compare_set("word", "", _OPEN)
+        deadline, pause = time.monotonic() + patience, 0.001
+        while not store.check(["word"]):
+            if time.monotonic() > deadline:
+                store.compare_set("word", "", f"not all ranks have come within {patience:g} s")
+            time.sleep(pause)  # without the interpreter's lock, and without one of the store
+            pause = min(2 * pause, 0.1)
+        word = store.get("word").decode()
+        if word != _OPEN:
+            return None, None, word
+        group = c10d.ProcessGroupGloo(store, rank, world, timeout=timeout)
+    except Exception as error:
+        return None, None, f"ranks cannot be connected: {error}"[:300]
+    _met[OWN] = list(range(world))
+    return group, Board(store), ""
+
+
+def part() -> None:
+    """The last group that has met is no more."""
+    _met.clear()

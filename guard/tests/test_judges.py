@@ -1,0 +1,350 @@
+"""The judges of hangs, deaths, slowness, foreign ranks and equal data, on planted messages."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.simulated_job import simulate
+from dash_guard.detectors.data import STEPS, SameData
+from dash_guard.detectors.foreign import Foreign
+from dash_guard.detectors.judge import Job, Judge
+from dash_guard.detectors.liveness import Liveness
+from dash_guard.detectors.roster import START
+from dash_guard.detectors.slow import LAST, OF, Slow, lateness
+from dash_guard.process import flight
+from dash_guard.report.findings import Finding, from_json
+from dash_guard.shared.beating import packed, unpacked
+from dash_guard.transport.messages import Message
+
+WORLD = 4
+Open = Sequence[Any]
+
+
+class Stage:
+    """A liveness judge, four ranks on it, and the time."""
+
+    def __init__(self, groups: dict[str, list[int]] | None = None) -> None:
+        self.judge, self.now, self.found = Liveness(Job(WORLD)), 0.0, list[Finding]()
+        self.pids = {rank: 100 + rank for rank in range(WORLD)}
+        for rank, pid in self.pids.items():
+            self.send(Message("joined", rank, 0, {"world": WORLD, "host": f"h{rank}", "node": "n", "pid": pid}))
+            for name, ranks in (groups or {"0": list(range(WORLD))}).items():
+                if rank in ranks:
+                    self.send(Message("groups", rank, 0, {"name": name, "ranks": packed(ranks)}))
+
+    def send(self, *messages: Message) -> None:
+        for message in messages:
+            self.judge.take(message, self.now)
+
+    def beat(self, rank: int, step: int, groups: dict[str, Open], pairs: Open = (), **body: Any) -> None:
+        words = {"frame": f"f{rank} (train.py:{rank})", "phase": "", "median": 0.1, "idle": 0.0, "pairs": pairs, **body}
+        full = {name: [*of, "all_reduce", "Float[8]"] if len(of) == 2 else list(of) for name, of in groups.items()}
+        self.send(Message("beat", rank, step, {"groups": full, **words}))
+
+    def pass_time(self, seconds: float, beats: Iterable[tuple[int, int, dict[str, Open]]] = (), **body: Any) -> None:
+        """Ranks beat once a second, always the same, and the judge judges twice."""
+        beats = list(beats)
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 0.5
+            if self.now % 1 == 0:
+                for rank, step, groups in beats:
+                    self.beat(rank, step, groups, **body)
+            self.found += self.judge.judge(self.now)
+
+    def process(self, rank: int, state: str, status: int | None = None) -> None:
+        self.send(Message("process", 0, 0, {"node": "n", "pid": self.pids[rank], "state": state, "status": status}))
+
+
+def waiting(bad: int, step: int = 9) -> list[tuple[int, int, dict[str, Open]]]:
+    """All but one wait in collective 8."""
+    return [(rank, step, {"0": (7, 7) if rank == bad else (8, 7)}) for rank in range(WORLD)]
+
+
+def names(found: Sequence[Finding]) -> list[tuple[str, str, tuple[int, ...]]]:
+    return [(finding.kind, finding.severity, finding.ranks) for finding in found]
+
+
+@pytest.mark.parametrize("bad", range(WORLD))
+def test_a_rank_that_others_wait_for_is_named_once(bad: int) -> None:
+    stage = Stage()
+    stage.pass_time(10, waiting(bad))
+    assert names(stage.found) == [("hang", "suspect", (bad,))]
+    (finding,) = stage.found
+    assert f"rank {bad} has not entered all_reduce 8 of group 0, in which 3 ranks wait" in finding.sentence
+    assert f"f{bad} (train.py:{bad})" in finding.sentence
+    waits = [[rank, bad, "all_reduce 8 of group 0"] for rank in range(WORLD) if rank != bad]
+    assert finding.evidence["waits"] == waits
+    assert finding.latency_s is not None
+    assert 3 <= finding.latency_s <= 5
+    assert from_json(finding.to_json().encode()) == finding
+    stage.pass_time(60, waiting(bad))
+    assert names(stage.found)[1:] == [("hang", "verdict", (bad,))]
+
+
+def test_no_hang_without_a_wait_or_in_the_first_step_or_while_work_goes_on() -> None:
+    idle, start, busy = Stage(), Stage(), Stage()
+    idle.pass_time(30, [(rank, 9, {"0": (8, 8)}) for rank in range(WORLD)])
+    start.pass_time(START - 2, waiting(1, step=1))
+    for number in range(10):  # the awaited rank enters collectives of another group
+        beats = waiting(1)
+        busy.pass_time(1, [(r, s, {**groups, "x": (number, number)} if r == 1 else groups) for r, s, groups in beats])
+    assert idle.found == start.found == busy.found == []
+
+
+def test_the_one_for_whom_all_wait_is_found_across_groups() -> None:
+    """0 and 1 are a tensor-parallel pair, 0 and 2 data-parallel: 1 waits for 0, and 3 for 1."""
+    stage = Stage({"tp": [0, 1], "tp2": [2, 3], "dp": [0, 2], "dp2": [1, 3]})
+    beats: list[tuple[int, int, dict[str, Open]]] = [
+        (0, 9, {"tp": (5, 5), "dp": (3, 3)}),
+        (1, 9, {"tp": (6, 5), "dp2": (3, 3)}),
+        (2, 9, {"tp2": (6, 6), "dp": (4, 3)}),
+        (3, 9, {"tp2": (6, 6), "dp2": (4, 3)}),
+    ]
+    stage.pass_time(8, beats)
+    assert names(stage.found) == [("hang", "suspect", (0,))]
+    waits = stage.found[0].evidence["waits"]
+    assert sorted(waits) == [
+        [1, 0, "all_reduce 6 of group tp"], [2, 0, "all_reduce 4 of group dp"], [3, 1, "all_reduce 4 of group dp2"]
+    ]  # fmt: skip
+    assert waits[0][1] == 0  # those of the collective that the finding names come first
+
+
+def test_a_circle_and_different_operations_are_faults_of_the_program() -> None:
+    circle, other, size = Stage({"a": [0, 1], "b": [0, 1]}), Stage(), Stage()
+    circle.pass_time(6, [(0, 9, {"a": (5, 4), "b": (2, 2)}), (1, 9, {"a": (4, 4), "b": (3, 2)})])
+    assert names(circle.found) == [("desync", "verdict", (0, 1))]
+    assert circle.found[0].cause == "program"
+    entered = (8, 7, "all_reduce", "Float[8]")
+    for stage, wrong in ((other, (8, 7, "broadcast", "Float[8]")), (size, (8, 7, "all_reduce", "Float[9]"))):
+        stage.pass_time(6, [(rank, 9, {"0": wrong if rank == 2 else entered}) for rank in range(WORLD)])
+        assert names(stage.found) == [("desync", "verdict", (2,))]
+        assert "train.py:0" in stage.found[0].sentence
+        assert "train.py:2" in stage.found[0].sentence
+
+
+def test_a_collective_that_all_have_entered_is_the_transport() -> None:
+    stage = Stage()
+    stage.pass_time(10, [(rank, 9, {"0": (8, 7)}) for rank in range(WORLD)])
+    assert names(stage.found) == [("hang", "suspect", ())]
+    assert stage.found[0].cause == "wire"
+    assert stage.found[0].hosts == ("h0", "h1", "h2", "h3")
+
+
+@pytest.mark.parametrize(("phase", "seconds"), [("checkpoint", 1800), ("compile", 900), ("evaluation", 1800)])
+def test_a_known_phase_is_a_note_until_its_limit(phase: str, seconds: int) -> None:
+    stage = Stage()
+    stage.pass_time(8, waiting(0), phase=phase)
+    assert names(stage.found) == [("hang", "note", (0,))]
+    stage.pass_time(seconds - 10, waiting(0), phase=phase)
+    assert len(stage.found) == 1
+    stage.pass_time(8, waiting(0), phase=phase)
+    assert names(stage.found)[1:] == [("hang", "verdict", (0,))]
+
+
+def test_sends_and_receives() -> None:
+    stage = Stage()
+    for _ in range(6):
+        stage.now += 1
+        for rank in range(WORLD):
+            stage.beat(rank, 9, {"0": (8, 8)}, pairs=[["0", "recv", 3]] if rank == 2 else [])
+        stage.found += stage.judge.judge(stage.now)
+    assert names(stage.found) == [("hang", "suspect", (3,))]
+
+
+def test_the_dead_are_named_and_not_those_who_die_of_it() -> None:
+    stage = Stage()
+    stage.pass_time(3, [(rank, 9, {"0": (8, 8)}) for rank in range(WORLD)])
+    stage.process(1, "ended", signal.SIGKILL)
+    stage.now += 0.2
+    stage.process(0, "ended", 1 << 8)
+    stage.pass_time(2)
+    stage.process(2, "ended", signal.SIGTERM)
+    stage.pass_time(20)
+    assert names(stage.found) == [("dead", "verdict", (1,))]
+    assert "SIGKILL" in stage.found[0].sentence
+
+
+def test_an_exit_with_an_error_is_the_program_and_a_regular_end_is_nothing() -> None:
+    failed, ended, vanished = Stage(), Stage(), Stage()
+    for stage in (failed, ended, vanished):
+        stage.pass_time(2, [(rank, 9, {"0": (8, 8)}) for rank in range(WORLD)])
+    failed.send(Message("left", 3))
+    failed.process(3, "ended", 1 << 8)
+    for rank in range(WORLD):
+        ended.send(Message("left", rank))
+        ended.process(rank, "ended", 0 if rank else None)
+    vanished.process(2, "ended", None)  # nobody knows how, and it has not said that it ends
+    for stage in (failed, ended, vanished):
+        stage.pass_time(4)
+    assert names(failed.found) == [("dead", "verdict", (3,))]
+    assert failed.found[0].cause == "program"
+    assert ended.found == []
+    assert names(vanished.found) == [("dead", "verdict", (2,))]
+
+
+def test_a_stopped_rank_is_named_once_its_beats_are_missing_too() -> None:
+    stage = Stage()
+    everyone = [(rank, 9, {"0": (8, 8)}) for rank in range(WORLD)]
+    stage.pass_time(2, everyone)
+    stage.process(1, "stopped")
+    stage.pass_time(1, everyone)
+    assert stage.found == []
+    stage.pass_time(6, [beat for beat in waiting(1) if beat[0] != 1])
+    assert names(stage.found) == [("stopped", "verdict", (1,))]
+    stage.process(1, "")
+    stage.pass_time(2, everyone)  # it goes on, and is stopped again
+    stage.process(1, "stopped")
+    stage.pass_time(6, [beat for beat in waiting(1) if beat[0] != 1])
+    assert names(stage.found[1:]) == [("stopped", "verdict", (1,))]
+
+
+def test_silence_alone_is_a_suspicion_and_an_asked_end_is_nothing() -> None:
+    silent, asked = Stage(), Stage()
+    for stage in (silent, asked):
+        stage.pass_time(2, [(rank, 9, {"0": (7, 7)}) for rank in range(WORLD)])
+    silent.pass_time(7, [beat for beat in waiting(1) if beat[0] != 1])
+    assert names(silent.found) == [("hang", "suspect", (1,))]
+    assert "no beats come" in silent.found[0].sentence
+    asked.send(Message("process", 0, 0, {"ending": True}))
+    asked.process(1, "ended", signal.SIGTERM)
+    asked.pass_time(9, waiting(2))
+    assert asked.found == []
+
+
+def steps(judge: Judge, of: int, own: dict[int, list[float]], first: int = 1, kernels: Any = ()) -> list[Finding]:
+    found: list[Finding] = []
+    for step in range(first, first + of):
+        for rank, times in own.items():
+            body = {"shape": "s", "own": times, "total": 100.0, "kernels": kernels[rank] if kernels else []}
+            judge.take(Message("times", rank, step, body), float(step))
+        found += judge.judge(step + 0.1)
+    return found
+
+
+@pytest.mark.parametrize("world", [2, 4, 64])
+def test_a_slow_rank_is_named_after_six_steps_and_a_little_slow_one_never(world: int) -> None:
+    own = {rank: [40.0, 60.0, 80.0 + rank % 2] for rank in range(world)}
+    slow, little = Slow(Job(world)), Slow(Job(world))
+    assert steps(little, 20, {**own, 1: [40.0, 66.0, 87.0]}) == []
+    late = {**own, 1: [40.0, 80.0, 100.0]}
+    assert steps(slow, LAST - 1, late) == []
+    assert names(steps(slow, 6, late, first=LAST)) == [("slow", "suspect", (1,))]
+    judge = Slow(Job(world))
+    now_and_then = [steps(judge, 1, late if step % 2 else own, first=step) for step in range(1, 40)]
+    assert now_and_then == [[]] * 39
+
+
+def test_lateness_where_ranks_wait_between_collectives_and_where_they_do_not() -> None:
+    flowing = np.array([[10.0, 20, 30], [10, 20, 30], [10, 20, 30], [10, 26, 36]])
+    waited = np.array([[10.0, 20, 36], [10, 20, 36], [10, 20, 36], [10, 26, 36]])  # all wait for the last one's second
+    for came in (flowing, waited):
+        late, where = lateness(came)
+        assert late.tolist() == [0, 0, 0, 6]
+        assert where[3] == 1
+
+
+def test_half_of_the_ranks_and_other_work_are_not_slow() -> None:
+    half, other = Slow(Job(4)), Slow(Job(4))
+    assert steps(half, 20, {0: [50.0], 1: [50.0], 2: [80.0], 3: [80.0]}) == []
+    for step in range(1, 20):
+        for rank in range(4):
+            body = {"shape": "st"[rank == 3], "own": [90.0 if rank == 3 else 50.0], "total": 100.0, "kernels": []}
+            other.take(Message("times", rank, step, body), float(step))
+        assert other.judge(step + 3.0) == []
+
+
+def test_on_gpus_the_shortest_duration_came_last_and_slow_links_are_named() -> None:
+    late = {rank: [["0", 1, 26.0 if rank != 2 else 0.5]] for rank in range(4)}
+    assert names(steps(Slow(Job(4)), OF, {rank: [] for rank in range(4)}, kernels=late)) == [("slow", "suspect", (2,))]
+    even = {rank: [["0", 1, 0.5 + 0.01 * rank]] for rank in range(4)}
+    assert steps(Slow(Job(4)), OF, {rank: [] for rank in range(4)}, kernels=even) == []
+    pairs = {rank: [[f"d{rank // 2}", 1, 3.0 if rank // 2 == 1 else 1.0]] for rank in range(8)}
+    job = Job(8, hosts={rank: f"h{rank // 2}" for rank in range(8)})
+    (finding,) = steps(Slow(job), OF, {rank: [] for rank in range(8)}, kernels=pairs)
+    assert (finding.kind, finding.cause, finding.groups, finding.hosts) == ("link", "wire", ((2, 3),), ("h1",))
+
+
+def facts(rank: int, **changes: Any) -> dict[str, Any]:
+    base = {"versions": {"torch": "2.13"}, "settings": {"initial_seed": rank, "deterministic_algorithms": True}}
+    environment = {"CUDA_VISIBLE_DEVICES": str(rank), "NCCL_SOCKET_IFNAME": f"e{rank}"}
+    return {"facts": {**base, "environment": {**environment, **changes}, "rank": rank}, "device": "GPU"}
+
+
+def test_foreign_ranks_are_named_and_what_ranks_have_for_themselves_is_not() -> None:
+    clean, one, two = Foreign(Job(4)), Foreign(Job(4)), Foreign(Job(2))
+    for rank in range(4):
+        clean.take(Message("facts", rank, 0, facts(rank)), 1.0)
+        one.take(Message("facts", rank, 0, facts(rank, **({"NCCL_ALGO": "Tree"} if rank == 3 else {}))), 1.0)
+    for rank in range(2):
+        two.take(Message("facts", rank, 0, facts(rank, OMP_NUM_THREADS=str(rank))), 1.0)
+    assert clean.judge(2.0) == []
+    (finding,) = one.judge(2.0)
+    assert (finding.kind, finding.ranks) == ("foreign", (3,))
+    assert finding.evidence == {"environment.NCCL_ALGO": ["Tree", "nothing"]}
+    assert names(two.judge(2.0)) == [("foreign", "suspect", (0, 1))]
+
+
+def test_other_kernels_are_compared_among_ranks_of_one_stage() -> None:
+    for shapes, named in (("ssss", [(3,)]), ("ssst", [])):
+        judge = Foreign(Job(4))
+        for rank in range(4):
+            judge.take(Message("times", rank, 2, {"shape": shapes[rank]}), 1.0)
+            judge.take(Message("keys", rank, 2, {"keys": ["a", "b" if rank == 3 else "c"]}), 1.0)
+        assert judge.judge(2.0) == []
+        assert [finding.ranks for finding in judge.judge(9.0)] == named
+
+
+def read(judge: Judge, digests: str, peers: Sequence[int], of: int = STEPS) -> list[tuple[int, ...]]:
+    found = []
+    for step in range(1, of + 1):
+        for rank, digest in enumerate(digests):
+            judge.take(Message("data", rank, step, {"digest": f"{digest}{step}", "peers": list(peers)}), float(step))
+        found += [finding.ranks for finding in judge.judge(step + 0.1)]
+    return found
+
+
+def test_equal_data_is_named_where_each_rank_has_its_own() -> None:
+    assert read(SameData(Job(4)), "abcd", [0, 3, 1], of=9) == []
+    assert read(SameData(Job(4)), "abca", [0, 3, 1]) == [(0, 3)]
+    assert read(SameData(Job(4)), "aaaa", [0, 3, 1]) == [(0, 1, 2, 3)]
+    assert read(SameData(Job(4)), "abca", [0, 3, 1], of=STEPS - 1) == []
+    assert read(SameData(Job(4)), "aabb", [], of=9) == []  # tensor parallelism over pairs
+    assert read(SameData(Job(4)), "aabc", []) == [(0, 1)]
+
+
+def test_entries_of_the_flight_recorder() -> None:
+    def entry(number: int, at: int, done: bool = True, **more: Any) -> dict[str, Any]:
+        base = {"process_group": ["0", "default"], "collective_seq_id": number, "profiling_name": "gloo:all_reduce"}
+        kinds = {"input_dtypes": ["Float"], "input_sizes": [[4, 2]], "retired": done, "state": "scheduled"}
+        return {**base, **kinds, "time_created_ns": at, **more}
+
+    entries = [entry(1, 10), entry(2, 20, done=False), entry(3, 30, done=False)]
+    assert flight.waits(entries) == {"0": [3, 1, "all_reduce", "Float[4,2]"]}
+    assert flight.waits(entries[:1]) == {"0": [1, 1, "all_reduce", "Float[4,2]"]}
+    pair = entry(0, 40, done=False, is_p2p=True, profiling_name="nccl:recv 0<-1")
+    assert flight.waits([pair]) == {}
+    assert flight.pairs([*entries, pair]) == [["0", "recv", 1]]
+    step = flight.step(7, 10, 30, entries)
+    assert step is not None
+    assert step.own == (0.0, 0.0)
+    assert flight.step(7, 10, 30, [entry(2, 20, done=False, profiling_name="nccl:all_reduce")]) is None
+    timed = flight.step(7, 10, 30, [entry(2, 20, duration_ms=1.5)])
+    assert timed is not None
+    assert (timed.own, timed.kernels) == ((), (("0", 2, 1.5),))
+    many = [flight.Step(n, "s", (1.0,), 1.0) for n in range(101, 164)]
+    assert [each.step for each in flight.sampled(many, 4)] == [112, 128, 144, 160]
+    for ranks in ([3], [0, 1, 2], [1, 3, 5], [0, 1, 5], [5, 1]):
+        assert list(unpacked(packed(ranks))) == ranks
+
+
+def test_a_thousand_simulated_ranks() -> None:
+    result = simulate(1000, trials=1, rank_steps=200_000, of_all=5_000)
+    assert result["exact"] == 1.0, result
+    assert result["false_names"] == 0
+    assert result["findings"] == []

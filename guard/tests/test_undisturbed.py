@@ -1,0 +1,80 @@
+"""What a program trains is the same under all checks of the guard: bits, gradients as objects, versions and errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from .support import undisturbed
+from .support.undisturbed import KINDS
+
+QUICK = (
+    "ddp views kept", "ddp static", "unused parameters", "sums of gradients of ddp", "modules with state of their own",
+    "copies of the model", "uneven inputs", "roll calls with unused parameters in views",
+)  # fmt: skip
+CONTROLS = {"gradient": "seen", "random": "random", "version": "versions"}
+NOT_RUN_AGAIN = (
+    "closures", "closures of ddp", "uneven inputs", "reentrant checkpoints of a static graph",
+    "optimizers in the backward", "optimizer in the backward and another", "roll calls of reentrant checkpoints",
+)  # fmt: skip
+"""Kinds of which nothing is run again, for a reason that the coverage has."""
+
+GATHERED = "FSDP2 has gathered parameters, as between a forward and its backward"
+QUICK_CONTROL = "gradient"
+DDP = "ddp views kept"
+MATRIX = [name for name in KINDS if name.split()[0] in ("ddp", "replicate", "unused", "roll")]
+OWN = [name for name in KINDS if name.startswith("roll calls")]
+"""Programs that hold roll calls of their own: four in each step, of which the first finds no model."""
+TRACES = ("roll calls of ddp", "roll calls of ddp views static", "roll calls with unused parameters")
+
+
+def marked(names: Any, quick: Any) -> list[Any]:
+    return [pytest.param(name, marks=[] if name in quick else pytest.mark.full) for name in names]
+
+
+@pytest.fixture(scope="module")
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """All kinds that are wanted, of one set of three processes: with another number DDP rounds as it divides."""
+    full = any(item.path == request.path and item.get_closest_marker("full") for item in request.session.items)
+    names = [*(KINDS if full else QUICK), *(f"{DDP}/{c}" for c in (CONTROLS if full else [QUICK_CONTROL]))]
+    names += [f"{name}/{undisturbed.TRACES}" for name in TRACES if full]
+    return undisturbed.run(names, tmp_path_factory.mktemp("undisturbed"), world=3, seconds=900)
+
+
+def undisturbed_in(rows: list[Any], name: str) -> None:
+    for rank, row in enumerate(rows):
+        assert row["differ"] == [], f"{name}, rank {rank}: step, what, without and with the guard"
+        assert row["errors"] == [], f"{name} does not even train without a guard"
+        assert "switched off in step" not in str(row["coverage"]), row["coverage"]
+        again = row["coverage"]["roll_call"]
+        assert bool(again["counts"].get("calls")) == (name not in NOT_RUN_AGAIN), again
+        assert again["counts"].get("calls") or again["unseen"]
+        if name in OWN and name not in NOT_RUN_AGAIN:
+            assert again["unseen"].pop("no model has run yet") == 1
+            gathered = again["unseen"].pop(GATHERED, 0)
+            assert gathered == ("fsdp" in name) * undisturbed.STEPS
+            assert (again["counts"]["calls"], again["unseen"]) == (5 * undisturbed.STEPS - 1 - gathered, {})
+
+
+@pytest.mark.parametrize("name", marked(KINDS, QUICK))
+def test_a_training_is_the_same_with_the_guard(results: dict[str, list[Any]], name: str) -> None:
+    undisturbed_in(results[name], name)
+
+
+@pytest.mark.parametrize("control", marked(CONTROLS, (QUICK_CONTROL,)))
+def test_a_check_that_leaves_something_behind_is_seen(results: dict[str, list[Any]], control: str) -> None:
+    for row in results[f"{DDP}/{control}"]:
+        assert CONTROLS[control] in {what for _, what, *_ in row["differ"]}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", TRACES)
+def test_a_backward_of_a_function_that_reaches_ddp_is_seen(results: dict[str, list[Any]], name: str) -> None:
+    assert all(row["differ"] for row in results[f"{name}/{undisturbed.TRACES}"])
+
+
+@pytest.mark.full
+def test_ddp_of_two_ranks_is_the_same_with_the_guard(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for name, rows in undisturbed.run(MATRIX, tmp_path_factory.mktemp("pair"), world=2, seconds=600).items():
+        undisturbed_in(rows, name)
