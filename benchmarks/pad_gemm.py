@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dash_inductor.config import config
+from dash_inductor.passes.ops import pad_gemm
 from dash_inductor.records.records import clear_sites
-from dash_inductor.rewrites import pad_gemm
 from dash_inductor.upstream.eager import set_deterministic_algorithms
 
 from . import common

@@ -1,4 +1,4 @@
-"""Gradients of embeddings stay whole on CUDA, so that `rewrites.embeddings` sees them."""
+"""Gradients of embeddings stay whole on CUDA, so that `passes.ops.embeddings` sees them."""
 
 from __future__ import annotations
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from dash_inductor.kernels.common import mask_tables
 from dash_inductor.kernels.common.mask_data import MaskData
-from dash_inductor.kernels.groups.launch import fill_behind
 from dash_inductor.kernels.hopper.backward import launch as backward
 from dash_inductor.kernels.hopper.forward.launch import forward
-from dash_inductor.kernels.sums import few, launch
 from dash_inductor.model import Band, Mask, Plan, Site, Tiles
-from dash_inductor.operators.short_sums import short_sum
+from dash_inductor.passes.ops.kernels.groups.launch import fill_behind
+from dash_inductor.passes.ops.kernels.sums import few, launch
+from dash_inductor.passes.ops.operators.short_sums import short_sum
 from dash_inductor.planning import plan
 from dash_inductor.records.records import all_records, clear_sites
 

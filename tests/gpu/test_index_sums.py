@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dash_inductor.config import config
-from dash_inductor.kernels.sums import launch
+from dash_inductor.passes.ops.kernels.sums import launch
 from dash_inductor.records.records import all_records, clear_sites
 
 from ..support.distribution import ROOT

@@ -22,7 +22,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dash_inductor.graph.one_device import stays_on_its_device
-from dash_inductor.operators import observe, short_sums
+from dash_inductor.operators import observe
+from dash_inductor.passes.ops.operators import short_sums
 
 Program = Callable[[Tensor], object]
 

@@ -26,8 +26,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import dash_inductor
 from dash_inductor.config import config
 from dash_inductor.model.reasons import Reason
-from dash_inductor.records.records import all_records, clear_sites
-from dash_inductor.rewrites import (
+from dash_inductor.passes.ops import (
     index_sums,
     indices,
     known_masks,
@@ -35,11 +34,12 @@ from dash_inductor.rewrites import (
     short_sums,
     sorted_values,
     tied_embeddings,
-)  # fmt: skip
+)
+from dash_inductor.records.records import all_records, clear_sites
 
 from .graphs import partition_with
 
-PACKAGES = ("entries", "masks", "graph", "rewrites", "planning", "schedule", "records", "install")
+PACKAGES = ("entries", "masks", "graph", "passes", "planning", "schedule", "records", "install")
 OUTERMOST = ("install.installation.JointPass.apply", "graph.emit.erase_dead")
 """What Inductor calls, so that nothing of ours is around it; and what takes dead nodes away, which may stay."""
 NOT_LOOKED_AT = ("records.profiles", "install.dynamo_backend", "install.precompile", "schedule.simulator")

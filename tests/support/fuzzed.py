@@ -25,11 +25,10 @@ from torch._inductor.virtualized import V
 from torch.fx import GraphModule
 
 import dash_inductor
-import dash_inductor.rewrites.runner  # before single rewrites: what imports torch's compiler imports all of them
+import dash_inductor.passes.base.runner  # before single rewrites: what imports torch's compiler imports all of them
 from dash_inductor.config import config
 from dash_inductor.model.reasons import Reason
-from dash_inductor.records.records import AnyRecord, Record, SiteRecord, all_records, clear_sites
-from dash_inductor.rewrites import (
+from dash_inductor.passes.ops import (
     embeddings,
     index_sums,
     indices,
@@ -39,6 +38,7 @@ from dash_inductor.rewrites import (
     sorted_values,
     tied_embeddings,
 )
+from dash_inductor.records.records import AnyRecord, Record, SiteRecord, all_records, clear_sites
 
 from .graphs import partition_with
 from .shown_memory import WRITES, Layout, Program, after, copies, has_overlaps, layouts, results_of, same

@@ -12,7 +12,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
 
 import torch
 
-from dash_inductor.kernels.sums import few
+from dash_inductor.passes.ops.kernels.sums import few
 
 from .interpreted_sums import expected, run
 

@@ -1,0 +1,126 @@
+"""Gradients of embeddings: under deterministic algorithms Inductor gets PyTorch's own kernel for them.
+
+Inductor writes such a gradient as an `index_put` that accumulates, and under deterministic algorithms leaves it to a
+kernel that adds all rows of an index one after the other: in BERT, whose tokens are nearly all of one type, it takes
+more than half as long as the rest of a training step (docs/what-we-know.md).  `aten.embedding_dense_backward` sorts as
+well, adds the rows of an index in parts whose order is fixed, and has no atomics; so graphs on CUDA keep it whole
+(`install.embeddings`).
+
+A table of few rows, as of token types, needs no sorting: the gradient of each row is a sum of all rows of which others
+count as zeros, and Inductor computes such sums in one pass, in fixed order.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from ...config import Config
+from ...errors import described
+from ...graph import sizes
+from ...graph.emit import Emitter
+from ...graph.model_line import model_line
+from ...graph.nodes import bind
+from ...records.records import Record
+from ..base.rewrite import Result
+
+log = logging.getLogger("dash_inductor")
+
+OPERATOR = torch.ops.aten.embedding_dense_backward.default
+FEW = 4
+"""Rows of a table whose gradients are sums: Inductor makes one kernel of so many."""
+
+_RECORDED = "dash_inductor_recorded"  # in the metadata of a whole operator: the pass may see a graph again
+
+
+@dataclass(frozen=True)
+class EmbeddingsRewrite:
+    """The gradients of embeddings on CUDA: sums for tables of few rows, PyTorch's own kernel for others."""
+
+    name: ClassVar[str] = "embeddings"
+
+    def is_on(self, config: Config) -> bool:
+        return config.rewrites == "all"
+
+    def apply(self, graph: Graph) -> Sequence[Result]:
+        found = graph.find_nodes(op="call_function", target=OPERATOR)
+        return [Result(_rewritten(node)) for node in found if _is_new(node)]
+
+    def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
+        """Nothing is kept from being replaced: the operator is whole, whatever passes run."""
+        return []
+
+
+def _is_new(node: Node) -> bool:
+    return node.meta["val"].device.type == "cuda" and _RECORDED not in node.meta
+
+
+def _rewritten(node: Node) -> Record:
+    """Rewrite one gradient; returns its record."""
+    node.meta[_RECORDED] = True
+    args, value = bind(node), node.meta["val"]
+    line, module = model_line([node, *node.users])
+    facts = {
+        "table": [sizes.static(size) for size in value.shape],
+        "indices": [sizes.static(size) for size in args["indices"].meta["val"].shape],
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "device": str(value.device),
+    }
+    error, detail = "", "PyTorch's kernel, which sorts the indices, in the place of Inductor's"
+    if takes_sums(args):
+        error, detail = _put_sums(node, args), "a sum over all indices for each row of the table"
+    return Record.of_attempt(
+        error,
+        rewrite=EmbeddingsRewrite.name,
+        name=node.name,
+        op=OPERATOR._schema.name,
+        detail=detail,
+        line=line,
+        module=module,
+        facts=facts,
+    )
+
+
+def _put_sums(node: Node, args: dict[str, Any]) -> str:
+    """Put sums in the place of a gradient; the error that has left it as it was, "" without one."""
+    emitter = Emitter(node.graph)
+    function = functools.partial(by_sums, rows=args["num_weights"], padding_idx=args["padding_idx"])
+    try:
+        sums = emitter.inline(function, (args["grad_output"], args["indices"]), before=node, like=node)
+    except Exception as error:
+        log.debug("%s", node, exc_info=error)
+        emitter.discard()
+        return described(error)
+    node.replace_all_uses_with(sums)
+    node.graph.erase_node(node)
+    return ""
+
+
+def takes_sums(args: dict[str, Any]) -> bool:
+    """Whether sums give the gradient, by the operator's arguments: from 1 to `FEW` rows, not divided by numbers."""
+    rows = args["num_weights"]
+    return isinstance(rows, int) and 0 < rows <= FEW and not args["scale_grad_by_freq"]
+
+
+def by_sums(grad_output: Tensor, indices: Tensor, rows: int, padding_idx: int) -> Tensor:
+    """`aten.embedding_dense_backward` of a table of few rows.
+
+    Args:
+        grad_output: [..., columns], the gradient of the embeddings of `indices`, integers [...].
+        rows: of the table.
+        padding_idx: the row that has no gradient, or a negative number.
+    """
+    flat, columns = indices.reshape(-1, 1), grad_output.reshape(indices.numel(), grad_output.shape[-1])
+    none = torch.zeros((), dtype=columns.dtype, device=columns.device)
+    sums = [
+        columns.new_zeros(columns.shape[1]) if row == padding_idx else torch.where(flat == row, columns, none).sum(0)
+        for row in range(rows)
+    ]
+    return torch.stack(sums)

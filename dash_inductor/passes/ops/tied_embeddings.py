@@ -1,0 +1,105 @@
+"""Weights that embed tokens and make logits: the gradient of the embedding is added to the other one row by row.
+
+PyTorch makes a gradient of the size of the table for the embedding alone, which is zero but for the rows of a batch,
+and adds the two.  `dash_inductor::index_sums` adds the rows that there are, in fp32, to a copy of the other gradient:
+the sum is rounded once, and no zeros are written and read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from ...config import Config
+from ...graph import sizes
+from ...graph.model_line import model_line
+from ...graph.nodes import bind
+from ...records.records import Record
+from ..base.rewrite import Result
+from .embeddings import OPERATOR
+from .index_sums import EMBEDDED_ROWS, FAILED, Index, Sum, is_sum, pays, replace
+
+aten = torch.ops.aten
+
+LEAST = 1 << 22
+"""Elements of a table, below which launches take as long as the zeros."""
+
+
+@dataclass(frozen=True)
+class TiedEmbeddingsRewrite:
+    """Sums of the two gradients of a table, on CUDA."""
+
+    name: ClassVar[str] = "tied_embeddings"
+
+    def is_on(self, config: Config) -> bool:
+        return config.rewrites == "all" and config.tied_embeddings == "on"
+
+    def apply(self, graph: Graph) -> Sequence[Result]:
+        sorted_keys: dict[Any, tuple[Node, ...]] = {}
+        results = []
+        for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
+            found = read(node)
+            if found is not None:
+                results.append(Result(_rewritten(node, found, sorted_keys)))
+        return results
+
+    def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
+        """A sum that is left is right, and as fast as PyTorch has it."""
+        return []
+
+
+def read(node: Node) -> Sum | None:
+    """The sum by index that an addition of the gradient of an embedding is; None for another node."""
+    args = bind(node)
+    if args["alpha"] != 1 or FAILED in node.meta or not is_sum(node):
+        return None
+    for embedded, other in ((args["self"], args["other"]), (args["other"], args["self"])):
+        if isinstance(other, Node) and isinstance(embedded, Node) and embedded.target is OPERATOR:
+            found = _read(node, embedded, other)
+            if found is not None:
+                return found
+    return None
+
+
+def _read(node: Node, embedded: Node, other: Node) -> Sum | None:
+    given, table = bind(embedded), node.meta["val"]
+    rows, gradient = given["num_weights"], given["grad_output"]
+    values = [embedded.meta["val"], other.meta["val"], gradient.meta["val"]]
+    if len(embedded.users) > 1 or given["scale_grad_by_freq"] or not isinstance(rows, int) or rows <= EMBEDDED_ROWS:
+        return None
+    if not all(isinstance(v, Tensor) and v.dtype == table.dtype and v.device == table.device for v in values):
+        return None
+    columns = sizes.static(table.shape[1])
+    if columns is None or rows * columns < LEAST or not sizes.same_all(other.meta["val"].shape, table.shape):
+        return None
+    index = Index((given["indices"],), (rows,), left_out=given["padding_idx"])
+    found = Sum(other, gradient, index, (rows, columns), 0, 1)
+    return found if pays(found) else None
+
+
+def _rewritten(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, ...]]) -> Record:
+    """Rewrite one addition; returns its record."""
+    line, module = model_line([node, *node.users])
+    facts: dict[str, object] = {
+        "table": [sizes.static(size) for size in node.meta["val"].shape],
+        "values": [sizes.static(size) for size in found.values.meta["val"].shape],
+        "dtype": str(node.meta["val"].dtype).removeprefix("torch."),
+        "least": LEAST,
+    }
+    name, op = node.name, str(node.target)
+    error = replace(node, found, sorted_keys)
+    return Record.of_attempt(
+        error,
+        rewrite=TiedEmbeddingsRewrite.name,
+        name=name,
+        op=op,
+        detail="the rows of the embedding are added to the other gradient",
+        line=line,
+        module=module,
+        facts=facts,
+    )
