@@ -74,9 +74,9 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "forward": Setting("DASH_INDUCTOR_FORWARD", "auto", _words("auto", "keep")),
     "rewrites": Setting("DASH_INDUCTOR_REWRITES", "all", _words("all", "attention")),
-    "pad_gemm": Setting("DASH_INDUCTOR_PAD_GEMM", "on", _words("on", "off")),
+    "pad_mm": Setting("DASH_INDUCTOR_PAD_MM", "on", _words("on", "off")),
     "permutations": Setting("DASH_INDUCTOR_PERMUTATIONS", "on", _words("on", "off")),
-    "few_indices": Setting("DASH_INDUCTOR_FEW_INDICES", "on", _words("on", "off")),
+    "small_scatter": Setting("DASH_INDUCTOR_SMALL_SCATTER", "on", _words("on", "off")),
     "index_sums": Setting("DASH_INDUCTOR_INDEX_SUMS", "on", _words("on", "off")),
     "tied_embeddings": Setting("DASH_INDUCTOR_TIED_EMBEDDINGS", "on", _words("on", "off")),
     "blocks": Setting("DASH_INDUCTOR_BLOCKS", "on", _words("on", "off")),
@@ -102,12 +102,12 @@ class Config:
             log-sum-exp too, for programs whose forward must equal another system's bit by bit (DASH_INDUCTOR_FORWARD).
         rewrites: "all" also rewrites what else of a step pays for determinism, "attention" attention alone
             (DASH_INDUCTOR_REWRITES).
-        pad_gemm: "on" pads products of matrices whose rows begin at odd addresses, where that pays
-            (DASH_INDUCTOR_PAD_GEMM).
-        permutations: "on" makes gathers of stores by indices that are proved to be a permutation, or to differ
+        pad_mm: "on" pads products of matrices whose rows begin at odd addresses, where that pays
+            (DASH_INDUCTOR_PAD_MM).
+        permutations: "on" makes gathers of scatters by indices that are proved to be a permutation, or to differ
             (DASH_INDUCTOR_PERMUTATIONS).
-        few_indices: "on" makes sums of stores of few elements into each line of zeros, where that pays
-            (DASH_INDUCTOR_FEW_INDICES).
+        small_scatter: "on" makes sums of scatters of few elements into each line of zeros, where that pays
+            (DASH_INDUCTOR_SMALL_SCATTER).
         index_sums: "on" makes sums by index, as of `index_add` and `scatter_add`, from one sort of each index
             (DASH_INDUCTOR_INDEX_SUMS).
         tied_embeddings: "on" adds the gradient of an embedding to the other gradient of the same weight row by row
@@ -131,9 +131,9 @@ class Config:
     schedule: Schedule
     forward: Forward
     rewrites: Rewrites
-    pad_gemm: Switch
+    pad_mm: Switch
     permutations: Switch
-    few_indices: Switch
+    small_scatter: Switch
     index_sums: Switch
     tied_embeddings: Switch
     blocks: Switch

@@ -1,6 +1,6 @@
 """Operators that a rewrite, or PyTorch's own decomposition, makes deterministic are traced without PyTorch's error.
 
-PyTorch raises it as soon as it is asked for the shape of a result.  Max-unpooling is a store by an index, which PyTorch
+PyTorch raises it as soon as it is asked for the shape of a result.  Max-unpooling is a scatter by an index, which PyTorch
 does in fixed order, and `passes.ops.sorted_values` has the others; one that it leaves raises where it is run.
 """
 

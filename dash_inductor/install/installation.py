@@ -27,7 +27,17 @@ from ..graph import arguments
 from ..graph.undo import Undo
 from ..observers import active
 from ..upstream import compat, partitioner, probe, seams
-from . import alerts, barriers, blocks, cache_key, carried_records, clockless, defects, embeddings, fill
+from . import (
+    alerts,
+    barriers,
+    blocks,
+    cache_key,
+    carried_records,
+    defects,
+    embeddings,
+    fill_uninitialized_memory,
+    no_autotune,
+)
 
 log = logging.getLogger("dash_inductor")
 
@@ -98,11 +108,11 @@ def install() -> None:
     seams.RUN_JOINT_PASSES.wrap(_recording_what_no_pass_sees)
     seams.GENERATE.wrap(_dumping)
     seams.COMPILE_GRAPH.wrap(_compiling_anew)
-    clockless.install(lambda: rewriter() is not None)
+    no_autotune.install(lambda: rewriter() is not None)
     blocks.install(lambda: rewriter() is not None)
     barriers.install(lambda: rewriter() is not None)
     alerts.install(lambda: rewriter() is not None)
-    fill.install(lambda: rewriter() is not None)
+    fill_uninitialized_memory.install(lambda: rewriter() is not None)
     defects.install(lambda: rewriter() is not None)
     embeddings.install(lambda: rewriter() is not None)
     partitioner.install()

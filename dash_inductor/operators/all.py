@@ -6,8 +6,18 @@ in a process that has compiled nothing.
 
 from __future__ import annotations
 
-from ..passes.ops.operators import band_sums, distinct, few_sums, grouped_mm, index_sums, short_sums
+from ..passes.ops.operators import (
+    banded_matmul,
+    distinct,
+    grouped_mm,
+    index_sums,
+    one_hot_matmul_sum,
+    unrolled_reductions,
+)
 from . import attention, mask_tables, observe
 
-MODULES = attention, band_sums, distinct, few_sums, grouped_mm, index_sums, mask_tables, observe, short_sums
+MODULES = (
+    attention, banded_matmul, distinct, grouped_mm, index_sums, mask_tables, observe, one_hot_matmul_sum,
+    unrolled_reductions,
+)  # fmt: skip
 """The modules that define operators."""

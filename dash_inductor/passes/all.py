@@ -11,17 +11,17 @@ from .attention.rewrite import AttentionRewrite
 from .base import runner
 from .base.rewrite import Rewrite
 from .ops.embeddings import EmbeddingsRewrite
-from .ops.few_indices import FewIndicesRewrite
 from .ops.grid_sample import GridSampleRewrite
-from .ops.grouped_products import GroupedProductsRewrite
+from .ops.grouped_mm import GroupedMmRewrite
 from .ops.index_ranges import IndexRangesRewrite
 from .ops.index_sums import IndexSumsRewrite
 from .ops.known_masks import KnownMasksRewrite
-from .ops.pad_gemm import PadGemmRewrite
+from .ops.pad_mm import PadMmRewrite
 from .ops.permutations import PermutationsRewrite
-from .ops.short_sums import ShortSumsRewrite
+from .ops.small_scatter import SmallScatterRewrite
 from .ops.sorted_values import SortedValuesRewrite
 from .ops.tied_embeddings import TiedEmbeddingsRewrite
+from .ops.unrolled_reductions import UnrolledReductionsRewrite
 from .ops.user_kernels import UserKernelsRewrite
 
 REWRITES: tuple[Rewrite, ...] = (
@@ -29,15 +29,15 @@ REWRITES: tuple[Rewrite, ...] = (
     KnownMasksRewrite(),
     SortedValuesRewrite(),
     PermutationsRewrite(),
-    FewIndicesRewrite(),
+    SmallScatterRewrite(),
     GridSampleRewrite(),
     IndexRangesRewrite(),
     TiedEmbeddingsRewrite(),
     IndexSumsRewrite(),
     EmbeddingsRewrite(),
-    ShortSumsRewrite(),
-    PadGemmRewrite(),
-    GroupedProductsRewrite(),
+    UnrolledReductionsRewrite(),
+    PadMmRewrite(),
+    GroupedMmRewrite(),
     UserKernelsRewrite(),
 )
 """Attention reads graphs as PyTorch made them; what is known of indices goes before what holds for any."""

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from dash_inductor.config import config
 from dash_inductor.graph import one_device
-from dash_inductor.install.fill import ALL_WRITTEN, ONE_DEVICE, _only_reads
+from dash_inductor.install.fill_uninitialized_memory import ALL_WRITTEN, ONE_DEVICE, _only_reads
 from dash_inductor.upstream import zero_pages
 
 from ..support.mapped_memory import CpuPage

@@ -22,7 +22,8 @@ from dash_inductor.kernels.hopper.shared import arguments as shared
 from dash_inductor.kernels.portable import standalone
 from dash_inductor.model import Call, Mask, Site, Tiles
 from dash_inductor.passes.ops.kernels.groups.device import behind
-from dash_inductor.passes.ops.kernels.sums.device import few, segments
+from dash_inductor.passes.ops.kernels.sums.device import one_hot_matmul as few
+from dash_inductor.passes.ops.kernels.sums.device import segments
 from dash_inductor.planning import plan
 from dash_inductor.schedule.table_walk import TILE_BITS
 from dash_inductor.upstream.triton_compiler import ASTSource, GPUTarget

@@ -30,10 +30,10 @@ from dash_inductor.passes.ops import (
     index_sums,
     indices,
     known_masks,
-    pad_gemm,
-    short_sums,
+    pad_mm,
     sorted_values,
     tied_embeddings,
+    unrolled_reductions,
 )
 from dash_inductor.records.records import all_records, clear_sites
 
@@ -242,12 +242,13 @@ def inner(value: Any) -> Any:
 def everything_on_the_cpu() -> Iterator[None]:
     """Rewrites take small tensors of the CPU."""
     with contextlib.ExitStack() as stack:
-        for module in (indices, index_sums, known_masks, pad_gemm, short_sums, sorted_values):
+        for module in (indices, index_sums, known_masks, pad_mm, unrolled_reductions, sorted_values):
             stack.enter_context(mock.patch.object(module, "DEVICES", ("cpu",)))
         for module, name, value in (
-            (index_sums, "LEAST", 0), (tied_embeddings, "LEAST", 0), (short_sums, "LEAST", 0),
-            (short_sums, "LEAST_COLUMNS", 1), (pad_gemm, "LEAST_OPERATIONS", 0), (pad_gemm, "OPERATIONS_PER_BYTE", 0),
-            (pad_gemm, "OF_AN_ODD_RESULT", 0), (pad_gemm, "arch", _Arch),
+            (index_sums, "LEAST", 0), (tied_embeddings, "LEAST", 0), (unrolled_reductions, "LEAST", 0),
+            (unrolled_reductions, "LEAST_COLUMNS", 1), (pad_mm, "LEAST_OPERATIONS", 0),
+            (pad_mm, "OPERATIONS_PER_BYTE", 0),
+            (pad_mm, "OF_AN_ODD_RESULT", 0), (pad_mm, "arch", _Arch),
         ):  # fmt: skip
             stack.enter_context(mock.patch.object(module, name, value))
         stack.enter_context(config.patch(cpu="reference"))

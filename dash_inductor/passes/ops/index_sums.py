@@ -36,8 +36,8 @@ from ...records.records import Record
 from ...upstream import arch
 from ..base.rewrite import Result
 from .embeddings import FEW
-from .operators.few_sums import few_sums
 from .operators.index_sums import MOST, index_sums
+from .operators.one_hot_matmul_sum import few_sums
 
 log = logging.getLogger("dash_inductor")
 aten = torch.ops.aten
@@ -46,11 +46,11 @@ LEAST = 4096
 """Elements that are added, below which nothing is rewritten: launches take all of the time."""
 EMBEDDED_ROWS = 254
 """Rows of a table whose gradient is such a sum at most; PyTorch's kernel for other tables sorts and adds in parts."""
-FEW_ROWS = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 16}
+ONE_HOT_ROWS = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 16}
 """Rows to which sums are products, at most.  Values are read once, in their order, where a sort and a walk take about
 twice the time; the products of 128 rows take tensor cores less time than that, those of fp32, which has none, half of
 it with 16 rows.  Estimates from rates of an H100."""
-FEW_LEAST = 1 << 16
+ONE_HOT_LEAST = 1 << 16
 """Elements that are added by products, at least: below it, launches take all of the time of either way."""
 NOMINAL = NOMINAL_LEN * NOMINAL_BATCH
 """The value of dynamic sizes in the decision."""
@@ -182,8 +182,8 @@ def takes_products(found: Sum) -> bool:
     """Whether a sum is made of products, by its shapes and dtype alone."""
     value, lengths = found.values.meta["val"], found.index.lengths
     rows = math.prod(size if isinstance(size, int) else NOMINAL for size in lengths)
-    is_large = _nominal(value.shape if found.values_shape is None else found.values_shape) >= FEW_LEAST
-    return rows <= FEW_ROWS.get(value.dtype, 0) and is_large and found.divisor is None
+    is_large = _nominal(value.shape if found.values_shape is None else found.values_shape) >= ONE_HOT_LEAST
+    return rows <= ONE_HOT_ROWS.get(value.dtype, 0) and is_large and found.divisor is None
 
 
 def _nominal(shape: Sequence[sizes.Dim | None]) -> int:
@@ -370,7 +370,7 @@ def _rewritten(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, ...]])
     how = "a sum of segments, sorted before" if shared else "a sort, and a sum of segments"
     if takes_products(found) and _gathered(found) is None:
         how = "products with a matrix of ones and zeros"
-        facts["few_rows"] = FEW_ROWS[found.values.meta["val"].dtype]
+        facts["few_rows"] = ONE_HOT_ROWS[found.values.meta["val"].dtype]
     error = replace(node, found, sorted_keys)
     return Record.of_attempt(
         error,

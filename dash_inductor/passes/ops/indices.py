@@ -1,4 +1,8 @@
-"""Nodes that store by tensors of indices, read alike whatever their operator is, and other nodes put in their place."""
+"""Scatters in graphs: nodes that write values at a tensor of indices, whichever operator they are.
+
+`scatters` reads `index_put`, `scatter` and `scatter_add` into one description, `Scatter`, and `replaced` puts other
+nodes in the place of one.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ log = logging.getLogger("dash_inductor")
 aten = torch.ops.aten
 
 DEVICES = ("cuda",)
-"""Types of devices whose stores are rewritten."""
+"""Types of devices whose scatters are rewritten."""
 
 NUMBERS = frozenset({
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
@@ -39,7 +43,7 @@ _ELEMENTS = {
     "aten::scatter": False,
     "torchtitan::deterministic_scatter_add": True,
 }
-"""Operators that store each value by an index of its own, and whether they add."""
+"""Operators that scatter each value by an index of its own, and whether they add."""
 SAME = frozenset(
     f"aten::{name}"
     for name in (
@@ -48,16 +52,16 @@ SAME = frozenset(
     )
 ) | {"prims::convert_element_type", "prims::device_put"}
 """Operators whose results hold the numbers of their first argument in the order of rows."""
-_KEPT = "dash_inductor_kept"  # in the metadata of a store that an error has kept: the pass may see a graph again
+_KEPT = "dash_inductor_kept"  # in the metadata of a scatter that an error has kept: the pass may see a graph again
 
 
 @dataclass(frozen=True)
-class Store:
-    """A node that stores values into a copy of a tensor.
+class Scatter:
+    """A node that writes values at indices, into a copy of a tensor.
 
     Attributes:
-        node: it; its result has the shape of `base`.
-        base: what is stored into.
+        node: the scatter itself; its result has the shape of `base`.
+        base: the tensor whose copy is written to.
         dim: the dimension along which the indices count.
         indices: the node of the indices.  If `by_rows`, its numbers in the order of rows are those of slices of base
             along `dim`; else it has the dimensions of base, and each number is that of one element.
@@ -93,16 +97,16 @@ class Store:
         return value.shape
 
 
-def stores(graph: Graph) -> Iterator[Store]:
-    """The stores of a graph, in its order, on the devices whose stores are rewritten; the graph may change between."""
+def scatters(graph: Graph) -> Iterator[Scatter]:
+    """Yields the scatters of a graph in its order, on the devices in `DEVICES`; the graph may be changed meanwhile."""
     for node in graph.nodes:
-        store = store_of(node) if node.op == "call_function" else None
-        if store is not None:
-            yield store
+        scatter = scatter_of(node) if node.op == "call_function" else None
+        if scatter is not None:
+            yield scatter
 
 
-def store_of(node: Node) -> Store | None:
-    """How a node stores; None where it does not, or in a way that is not read here."""
+def scatter_of(node: Node) -> Scatter | None:
+    """Returns the description of a scatter; None for another node, and for a scatter that this module does not read."""
     name = op_name(node)
     if not (name in _ROWS or name in _ELEMENTS) or _KEPT in node.meta or node.kwargs.get("reduce") is not None:
         return None
@@ -111,11 +115,11 @@ def store_of(node: Node) -> Store | None:
         return None
     if value.device.type not in DEVICES or not arch.is_supported(value.device):
         return None
-    store = _of_rows(node, name) if name in _ROWS else _of_elements(node, name, value)
-    return store if store is None or not store.adds or value.dtype in NUMBERS else None
+    scatter = _of_rows(node, name) if name in _ROWS else _of_elements(node, name, value)
+    return scatter if scatter is None or not scatter.adds or value.dtype in NUMBERS else None
 
 
-def _of_rows(node: Node, name: str) -> Store | None:
+def _of_rows(node: Node, name: str) -> Scatter | None:
     args = bind(node)
     base, values, given = args["self"], args["values"], list(args["indices"])
     places = [dim for dim, index in enumerate(given) if index is not None]
@@ -129,10 +133,10 @@ def _of_rows(node: Node, name: str) -> Store | None:
     dim, wraps = places[-1], name == "aten::index_put"
     if values.meta["val"].dtype != base.meta["val"].dtype:
         return None
-    return Store(node, base, dim, given[dim], values, bool(args["accumulate"]), True, wraps, lines)
+    return Scatter(node, base, dim, given[dim], values, bool(args["accumulate"]), True, wraps, lines)
 
 
-def _of_elements(node: Node, name: str, value: Tensor) -> Store | None:
+def _of_elements(node: Node, name: str, value: Tensor) -> Scatter | None:
     args: dict[str, Any] = bind(node)
     if name.startswith("torchtitan::"):
         args = {"self": args["out"], "index": args["index"], "src": args["src"], "dim": 0}
@@ -142,7 +146,7 @@ def _of_elements(node: Node, name: str, value: Tensor) -> Store | None:
         return None
     if isinstance(values, Node) and values.meta["val"].dtype != value.dtype:
         return None
-    return Store(node, args["self"], dim, indices, values, _ELEMENTS[name], False, False)
+    return Scatter(node, args["self"], dim, indices, values, _ELEMENTS[name], False, False)
 
 
 def _is_integer(node: Any) -> bool:
@@ -230,23 +234,23 @@ def cut(values: Tensor, shape: Sequence[Any]) -> Tensor:
 
 
 def replaced(
-    store: Store,
+    scatter: Scatter,
     rewrite: str,
     detail: str,
     facts: dict[str, object],
     function: Callable[..., Tensor],
     tensors: tuple[Node, ...],
 ) -> Record:
-    """Put ``function(*tensors)`` in the place of a store; the record of that, or of the error that has kept the store.
+    """Put ``function(*tensors)`` in the place of a scatter; returns the record of it, or of the error that kept it.
 
-    The function takes the sizes that it needs from its arguments.  The result has the layout of the store's.
+    The function takes the sizes that it needs from its arguments.  The result has the layout of the scatter's.
     """
-    node, value = store.node, store.node.meta["val"]
+    node, value = scatter.node, scatter.node.meta["val"]
     line, module = model_line([node, *node.users])
     facts = {
         "shape": [sizes.static(size) for size in value.shape],
-        "indices": [sizes.static(size) for size in store.indices.meta["val"].shape],
-        "dim": store.dim,
+        "indices": [sizes.static(size) for size in scatter.indices.meta["val"].shape],
+        "dim": scatter.dim,
         "dtype": str(value.dtype).removeprefix("torch."),
         "device": str(value.device),
     } | facts

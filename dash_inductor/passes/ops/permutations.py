@@ -1,12 +1,12 @@
-"""Stores by indices that are proved to name each row equally often: gathers by the inverse permutation.
+"""Scatters by indices that are proved to name each row equally often: gathers by the inverse permutation.
 
 A layer of experts sorts its tokens by expert and reads them in that order, `x[order // k]`; afterwards it reads the
-results in the order of tokens, `y[inverse]`, or adds them to tokens.  The backwards of these gathers are stores that
-add, and so are some forwards.  Under deterministic algorithms Inductor leaves every store by a tensor of indices to
+results in the order of tokens, `y[inverse]`, or adds them to tokens.  The backwards of these gathers are scatters that
+add, and so are some forwards.  Under deterministic algorithms Inductor leaves every scatter by a tensor of indices to
 ATen, which sorts the indices anew, in about ten kernels.
 
 Where the indices are a permutation (`uniqueness`), the element that a row gets is known: it stands at the row's place
-in the inverse permutation.  So the store is a gather, and where each row is named k times, a sum of k gathers in the
+in the inverse permutation.  So the scatter is a gather, and where each row is named k times, a sum of k gathers in the
 order of the inverse, in fp32.  Inductor makes one kernel of that, with what reads it.  An inverse is stored once
 (`operators.distinct`), for all that need it.
 
@@ -29,10 +29,10 @@ from ...config import Config
 from ...graph import sizes
 from ...records.records import Record
 from ..base.rewrite import Result
-from . import few_indices
-from .indices import Store, constant, cut, is_iota, replaced, source, stores
+from . import small_scatter
+from .indices import Scatter, constant, cut, is_iota, replaced, scatters, source
 from .operators.distinct import put_distinct
-from .operators.short_sums import MOST, short_sum
+from .operators.unrolled_reductions import MOST, short_sum
 from .uniqueness import Lists, distinct_along, inverted, lists_of, values_of
 
 aten = torch.ops.aten
@@ -43,7 +43,7 @@ LEAST_ROW_BYTES = 32
 
 @dataclass(frozen=True)
 class PermutationsRewrite:
-    """Stores on CUDA by indices that are proved to differ, or to name each row equally often."""
+    """Scatters on CUDA by indices that are proved to differ, or to name each row equally often."""
 
     name: ClassVar[str] = "permutations"
 
@@ -51,34 +51,40 @@ class PermutationsRewrite:
         return config.rewrites == "all" and config.permutations == "on"
 
     def apply(self, graph: Graph) -> Sequence[Result]:
-        records = (_rewritten(store) for store in stores(graph))
+        records = (_rewritten(scatter) for scatter in scatters(graph))
         return [Result(record) for record in records if record is not None]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """A store that stays is right, and as fast as PyTorch has it."""
+        """A scatter that stays is right, and as fast as PyTorch has it."""
         return []
 
 
-def _rewritten(store: Store) -> Record | None:
-    """The record of a store that was rewritten; None for one that stays."""
-    if not isinstance(store.values, Node) or store.lines is not None:
+def _rewritten(scatter: Scatter) -> Record | None:
+    """The record of a scatter that was rewritten; None for one that stays."""
+    if not isinstance(scatter.values, Node) or scatter.lines is not None:
         return None
-    zeros = constant(store.base) == 0
-    index = store.indices if store.by_rows else _of_slices(store)
+    zeros = constant(scatter.base) == 0
+    index = scatter.indices if scatter.by_rows else _of_slices(scatter)
     if index is None:
-        return _by_lines(store, store.values) if zeros else None
-    lists = lists_of(index, store.shape[store.dim])
-    if lists is not None and (store.adds or lists.times == 1) and store.fills_lines:
-        return _by_lists(store, index, store.values, lists, zeros)
+        return _by_lines(scatter, scatter.values) if zeros else None
+    lists = lists_of(index, scatter.shape[scatter.dim])
+    if lists is not None and (scatter.adds or lists.times == 1) and scatter.fills_lines:
+        return _by_lists(scatter, index, scatter.values, lists, zeros)
     known = values_of(index)
-    if zeros and known is not None and known.differ and known.lie_below(store.shape[store.dim]) and store.fills_lines:
-        return _by_places(store, index, store.values)
+    if (
+        zeros
+        and known is not None
+        and known.differ
+        and known.lie_below(scatter.shape[scatter.dim])
+        and scatter.fills_lines
+    ):
+        return _by_places(scatter, index, scatter.values)
     return None
 
 
-def _of_slices(store: Store) -> Node | None:
-    """The indices of slices, one for each, where a store repeats them for all elements of a slice."""
-    of = store.indices
+def _of_slices(scatter: Scatter) -> Node | None:
+    """The indices of slices, one for each, where a scatter repeats them for all elements of a slice."""
+    of = scatter.indices
     value: Tensor = of.meta["val"]
     if value.dim() == 1:
         return of
@@ -91,36 +97,41 @@ def _of_slices(store: Store) -> Node | None:
     given = of.args[0]
     assert isinstance(given, Node)
     shape = [1] * (value.dim() - given.meta["val"].dim()) + list(given.meta["val"].shape)
-    repeated = all(sizes.static(size) == 1 for d, size in enumerate(shape) if d != store.dim)
-    return given if repeated and sizes.same(shape[store.dim], value.shape[store.dim]) else None
+    repeated = all(sizes.static(size) == 1 for d, size in enumerate(shape) if d != scatter.dim)
+    return given if repeated and sizes.same(shape[scatter.dim], value.shape[scatter.dim]) else None
 
 
-def _by_lists(store: Store, index: Node, values: Node, lists: Lists, zeros: bool) -> Record:
+def _by_lists(scatter: Scatter, index: Node, values: Node, lists: Lists, zeros: bool) -> Record:
     """Every row is named equally often: a gather by the inverse permutation, or a sum of gathers."""
-    places = _inverse(store, lists.order) if lists.order is not None else None
+    places = _inverse(scatter, lists.order) if lists.order is not None else None
     function = functools.partial(
         gathered,
-        dim=store.dim,
-        by_rows=store.by_rows,
+        dim=scatter.dim,
+        by_rows=scatter.by_rows,
         lists=lists,
-        adds=store.adds and not zeros,
+        adds=scatter.adds and not zeros,
         is_inverse=places is not None,
     )
-    tensors = (store.base, index, values, *(() if lists.order is None else (places or lists.order,)))
-    if lists.order is not None and len(store.shape) == 1 and not function.keywords["adds"] and _is_count(values, store):
+    tensors = (scatter.base, index, values, *(() if lists.order is None else (places or lists.order,)))
+    if (
+        lists.order is not None
+        and len(scatter.shape) == 1
+        and not function.keywords["adds"]
+        and _is_count(values, scatter)
+    ):
         function, tensors = functools.partial(stored, is_inverse=places is not None), (places or lists.order,)
     times = "once" if lists.times == 1 else f"{lists.times} times"
     facts: dict[str, object] = {"times": lists.times, "rule": {"most_added": MOST}}
-    return replaced(store, PermutationsRewrite.name, f"each index occurs {times}: a gather", facts, function, tensors)
+    return replaced(scatter, PermutationsRewrite.name, f"each index occurs {times}: a gather", facts, function, tensors)
 
 
-def _is_count(values: Node, store: Store) -> bool:
-    """Whether the values are 0, 1, 2 and so on, of the store's dtype: what is stored is the inverse."""
-    return is_iota(values) and store.node.meta["val"].dtype == torch.int64
+def _is_count(values: Node, scatter: Scatter) -> bool:
+    """Whether the values are 0, 1, 2 and so on, of the scatter's dtype: what is stored is the inverse."""
+    return is_iota(values) and scatter.node.meta["val"].dtype == torch.int64
 
 
-def _inverse(store: Store, order: Node) -> Node | None:
-    """A node in front of the store that is the inverse of a permutation; None if there is none."""
+def _inverse(scatter: Scatter, order: Node) -> Node | None:
+    """A node in front of the scatter that is the inverse of a permutation; None if there is none."""
     known = inverted(order)
     if known is not None:
         return known
@@ -128,7 +139,7 @@ def _inverse(store: Store, order: Node) -> Node | None:
     waiting = [same]
     while waiting:
         for user in waiting.pop().users:
-            if user < store.node and user.op == "call_function":
+            if user < scatter.node and user.op == "call_function":
                 of = inverted(user)
                 if of is not None and source(of) is same:
                     return user
@@ -137,39 +148,41 @@ def _inverse(store: Store, order: Node) -> Node | None:
     return None
 
 
-def _by_places(store: Store, index: Node, values: Node) -> Record | None:
+def _by_places(scatter: Scatter, index: Node, values: Node) -> Record | None:
     """Indices differ and leave rows out, which are zero."""
-    count, shape = sizes.static(index.meta["val"].numel()), list(store.shape)
+    count, shape = sizes.static(index.meta["val"].numel()), list(scatter.shape)
     if count == 0 or values.meta["val"].dtype == torch.bool:
         return None
     row = 1
     for d, size in enumerate(shape):
         known = sizes.static(size)
-        row *= 1 if d == store.dim or known is None else known
+        row *= 1 if d == scatter.dim or known is None else known
     by_places = row * values.meta["val"].dtype.itemsize >= LEAST_ROW_BYTES
-    function = functools.partial(gathered_by_places if by_places else put_rows, dim=store.dim, by_rows=store.by_rows)
+    function = functools.partial(
+        gathered_by_places if by_places else put_rows, dim=scatter.dim, by_rows=scatter.by_rows
+    )
     facts: dict[str, object] = {"rule": {"least_row_bytes": LEAST_ROW_BYTES}}
-    what = "a gather by the place of each" if by_places else "a store"
+    what = "a gather by the place of each" if by_places else "a scatter"
     detail = f"all indices differ: {what}"
-    return replaced(store, PermutationsRewrite.name, detail, facts, function, (store.base, index, values))
+    return replaced(scatter, PermutationsRewrite.name, detail, facts, function, (scatter.base, index, values))
 
 
-def _by_lines(store: Store, values: Node) -> Record | None:
+def _by_lines(scatter: Scatter, values: Node) -> Record | None:
     """Indices of single elements that differ in each line, as of `sort` and `topk`."""
-    known = values_of(store.indices)
-    length, count = store.shape[store.dim], sizes.static(store.indices.meta["val"].shape[store.dim])
-    if count is not None and count <= few_indices.MOST:
+    known = values_of(scatter.indices)
+    length, count = scatter.shape[scatter.dim], sizes.static(scatter.indices.meta["val"].shape[scatter.dim])
+    if count is not None and count <= small_scatter.MOST:
         return None
-    if known is None or not known.lie_below(length) or not distinct_along(store.indices, store.dim):
+    if known is None or not known.lie_below(length) or not distinct_along(scatter.indices, scatter.dim):
         return None
-    if not store.fills_lines:
+    if not scatter.fills_lines:
         return None
-    function = functools.partial(put_elements, dim=store.dim)
-    detail = "the indices of a line differ: a store"
-    return replaced(store, PermutationsRewrite.name, detail, {}, function, (store.base, store.indices, values))
+    function = functools.partial(put_elements, dim=scatter.dim)
+    detail = "the indices of a line differ: a scatter"
+    return replaced(scatter, PermutationsRewrite.name, detail, {}, function, (scatter.base, scatter.indices, values))
 
 
-# ---- what takes the place of a store ----
+# ---- what takes the place of a scatter ----
 
 
 def gathered(
@@ -184,11 +197,11 @@ def gathered(
     adds: bool,
     is_inverse: bool,
 ) -> Tensor:
-    """The result of a store that names each of the rows of `base` along `dim` equally often.
+    """The result of a scatter that names each of the rows of `base` along `dim` equally often.
 
     Args:
         index: the indices, one for each row of the values.
-        values, by_rows: as in `Store`.
+        values, by_rows: as in `Scatter`.
         order: the permutation of `lists`, or if `is_inverse` its inverse; None for 0, 1, 2 and so on.
         adds: whether the sum is added to `base`.
     """
@@ -210,7 +223,7 @@ def gathered(
 
 
 def gathered_by_places(base: Tensor, index: Tensor, values: Tensor, *, dim: int, by_rows: bool) -> Tensor:
-    """The result of a store into zeros by indices that differ, one for each row of the values, as a gather."""
+    """The result of a scatter into zeros by indices that differ, one for each row of the values, as a gather."""
     rows, index = _rows(base, index, values, dim, by_rows), index.reshape(-1)
     count = torch.arange(index.shape[0], dtype=torch.int64, device=index.device)
     places = _put(index, count, base.shape[dim], 0, -1)
@@ -220,13 +233,13 @@ def gathered_by_places(base: Tensor, index: Tensor, values: Tensor, *, dim: int,
 
 
 def put_rows(base: Tensor, index: Tensor, values: Tensor, *, dim: int, by_rows: bool) -> Tensor:
-    """The same, as a store."""
+    """As `gathered_by_places`, but as one scatter, by `put_distinct`."""
     rows = _rows(base, index, values, dim, by_rows)
     return _put(_along(index.reshape(-1), dim, base.dim()).expand(rows.shape), rows, base.shape[dim], dim, 0)
 
 
 def put_elements(base: Tensor, index: Tensor, values: Tensor, *, dim: int) -> Tensor:
-    """The result of a store into zeros by indices of elements that differ in each line along `dim`."""
+    """The result of a scatter into zeros by indices of elements that differ in each line along `dim`."""
     return _put(index, cut(values, index.shape), base.shape[dim], dim, 0)
 
 

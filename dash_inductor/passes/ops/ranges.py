@@ -15,8 +15,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from .operators.band_sums import band_sum
-from .operators.short_sums import MOST as UNROLLED
+from .operators.banded_matmul import band_sum
+from .operators.unrolled_reductions import MOST as UNROLLED
 
 MOST = 256
 """Positions of a row at most, in one dimension."""

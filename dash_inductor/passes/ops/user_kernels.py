@@ -1,7 +1,7 @@
 """Triton kernels of the program with several configurations: the first that fits runs, and a record says so.
 
 Inductor would time the configurations and take the fastest, so that two processes could compute other bits.  The choice
-itself is made where the code of the kernel is generated and first called (`install.clockless`).
+itself is made where the code of the kernel is generated and first called (`install.no_autotune`).
 """
 
 from __future__ import annotations

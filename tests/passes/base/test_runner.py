@@ -65,8 +65,8 @@ def wave(tangent: bool = False) -> GraphModule:
 
 
 def test_the_list_has_attention_first() -> None:
-    names = "attention known_masks sorted_values permutations few_indices grid_sample index_ranges tied_embeddings"
-    names += " index_sums embeddings short_sums pad_gemm grouped_products user_kernels"
+    names = "attention known_masks sorted_values permutations small_scatter grid_sample index_ranges tied_embeddings"
+    names += " index_sums embeddings unrolled_reductions pad_mm grouped_mm user_kernels"
     assert [rewrite.name for rewrite in REWRITES] == names.split()
 
 

@@ -12,7 +12,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dash_inductor.passes.all import rewrite_graph
-from dash_inductor.passes.ops.operators.short_sums import short_sum
+from dash_inductor.passes.ops.operators.unrolled_reductions import short_sum
 
 from ...support.fuzzed import everything_on_the_cpu
 

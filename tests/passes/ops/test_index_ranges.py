@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dash_inductor.passes.ops import ranges
-from dash_inductor.passes.ops.operators.band_sums import band_sum
+from dash_inductor.passes.ops.operators.banded_matmul import band_sum
 from dash_inductor.passes.ops.ranges import Band, band, weighted, windows
 from dash_inductor.passes.ops.separable import factorized
 from dash_inductor.records.records import Record, all_records

@@ -277,8 +277,8 @@ def test_grid_sample(mode: str, size: tuple[int, ...], on_the_cpu: None) -> None
 @pytest.mark.parametrize("name", ["rows", "two", "gather", "batches", "scatter_mean", "edges"])
 def test_few_rows(name: str, on_the_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is sorted, except where rows are counted or named."""
-    monkeypatch.setattr(index_sums, "FEW_LEAST", 0)
-    monkeypatch.setattr(index_sums, "FEW_ROWS", {torch.float32: 20 * 6})
+    monkeypatch.setattr(index_sums, "ONE_HOT_LEAST", 0)
+    monkeypatch.setattr(index_sums, "ONE_HOT_ROWS", {torch.float32: 20 * 6})
     x, index = inputs()
     exact = results(PROGRAMS[name], x.double(), index)
     with capture() as graphs:

@@ -1,4 +1,4 @@
-"""Stores by permutations and of few elements: what is rewritten, and values beside PyTorch's own stores."""
+"""Scatters by permutations and of few elements: what is rewritten, and values beside PyTorch's own scatters."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from dash_inductor.config import config
 from dash_inductor.model.reasons import Reason
-from dash_inductor.passes.ops import few_indices, indices, permutations
+from dash_inductor.passes.ops import indices, permutations, small_scatter
 from dash_inductor.passes.ops.operators.distinct import put_distinct
 from dash_inductor.records.records import Record, all_records, clear_sites
 
 from ...support.graphs import JointGraphs, capture
-from ...support.stores import PERMUTATIONS, PROGRAMS, step
+from ...support.scatters import PERMUTATIONS, PROGRAMS, step
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 
@@ -45,14 +45,14 @@ def records() -> list[Record]:
     "dtype", [torch.float32, *(pytest.param(d, marks=[pytest.mark.full]) for d in (torch.bfloat16, torch.float64))]
 )
 def test_programs(name: str, dtype: torch.dtype) -> None:
-    """Results are as those of PyTorch's stores: exactly, or where several are added, up to a rounding; near fp64."""
+    """Results are as those of PyTorch's scatters: exactly, or where several are added, up to a rounding; near fp64."""
     program, x = PROGRAMS[name], torch.randn(40, 64).to(dtype)
     exact = step(program, x.double())
     for dynamic in (False, True):
         with capture() as graphs:
             found = step(graphs.compile(program), x, dynamic=dynamic)
             assert left(graphs) == 0, graphs.texts
-        expected = "permutations" if name in PERMUTATIONS else "few_indices"
+        expected = "permutations" if name in PERMUTATIONS else "small_scatter"
         assert expected in {record.rewrite for record in records()}
         assert {record.status for record in records()} == {"replaced"}
         assert all(record.facts["shape"] for record in records())
@@ -76,7 +76,7 @@ def test_generated_code(name: str) -> None:
 
 
 def results(function: Callable[..., Any], *tensors: Tensor) -> Any:
-    """What a compiled function gives, whose stores are all rewritten."""
+    """What a compiled function gives, whose scatters are all rewritten."""
     clear_sites()
     with capture() as graphs:
         found = graphs.compile(function)(*tensors)
@@ -89,7 +89,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_stores_of_all_kinds(dtype: torch.dtype) -> None:
+def test_scatters_of_all_kinds(dtype: torch.dtype) -> None:
     """Sums of one term are exact; several terms are added in order, in fp32; views that are not contiguous."""
     generator = torch.Generator().manual_seed(0)
     base = (torch.randn(18, 5, 3, generator=generator) * 9).to(dtype)
@@ -121,14 +121,14 @@ def test_stores_of_all_kinds(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:4], ids=str)
-def test_few_indices_of_all_kinds(dtype: torch.dtype) -> None:
+def test_small_scatters_of_all_kinds(dtype: torch.dtype) -> None:
     """Equal indices of a line, negative ones, one line, no line, no index; scalars; values longer than the indices."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(7, 9, 4, generator=generator).to(dtype)
     g = torch.randn(4, 9, 8, generator=generator).to(dtype).permute(2, 1, 0)  # not contiguous, longer than x
     index = torch.randint(0, 9, (7, 3, 4), generator=generator)
 
-    def stores(x: Tensor, g: Tensor, index: Tensor) -> list[Tensor]:
+    def scatters(x: Tensor, g: Tensor, index: Tensor) -> list[Tensor]:
         zeros, lines = torch.zeros_like(x), torch.arange(7)
         return [
             zeros.scatter_add(1, index, g),
@@ -142,7 +142,7 @@ def test_few_indices_of_all_kinds(dtype: torch.dtype) -> None:
             zeros.scatter(1, x.argmax(1, keepdim=True), g),
         ]
 
-    for ours, theirs in zip(results(stores, x, g, index), stores(x, g, index), strict=True):
+    for ours, theirs in zip(results(scatters, x, g, index), scatters(x, g, index), strict=True):
         assert (ours.shape, ours.dtype, ours.stride()) == (theirs.shape, theirs.dtype, theirs.stride())
         if theirs.numel():
             assert (ours - theirs).abs().max() <= 4 * torch.finfo(dtype).eps * theirs.abs().max()
@@ -152,13 +152,13 @@ def test_few_indices_of_all_kinds(dtype: torch.dtype) -> None:
 def test_an_index_out_of_bounds_is_an_error(number: int) -> None:
     """Also in Inductor's code, where a gather of positions asks."""
 
-    def store(g: Tensor, index: Tensor) -> Tensor:
+    def scatter(g: Tensor, index: Tensor) -> Tensor:
         return torch.zeros(5, 9).scatter_add(1, index, g)
 
-    compiled = torch.compile(store)
+    compiled = torch.compile(scatter)
     g, index = torch.ones(5, 1), torch.full((5, 1), 4)
-    assert torch.equal(compiled(g, index), store(g, index))
-    assert [record.rewrite for record in records()] == ["few_indices"]
+    assert torch.equal(compiled(g, index), scatter(g, index))
+    assert [record.rewrite for record in records()] == ["small_scatter"]
     with pytest.raises((RuntimeError, IndexError)):
         compiled(g, index.fill_(number))
 
@@ -182,16 +182,16 @@ def test_what_stays() -> None:
     kept(lambda x, i: torch.zeros_like(x).scatter(0, i[:2].expand(2, 2).t() % 8, x), x, index)  # equal ones
     kept(lambda x, i: torch.zeros_like(x).index_put((i.argsort() // 2,), x), x, index)  # which of two?
     kept(lambda x, i: torch.zeros_like(x)[:20].index_put((i.argsort() % 21 % 20,), x, accumulate=True), x, index)
-    for settings in ({"few_indices": "off"}, {"rewrites": "attention"}):
+    for settings in ({"small_scatter": "off"}, {"rewrites": "attention"}):
         kept(lambda x, i: torch.zeros_like(x).scatter_add(1, i[:, None] % 8, x), x, index, **settings)
     kept(lambda x, i: torch.zeros_like(x).index_put((i.argsort(),), x), x, index, permutations="off")
-    assert few_indices.pays(8, None)
-    assert few_indices.pays(16, 1 << 25)
-    assert not few_indices.pays(16, (1 << 25) + 1)
-    assert not few_indices.pays(9, None)
-    assert few_indices.pays(4, None, written=True)
-    assert not few_indices.pays(5, None, written=True)
-    assert not few_indices.pays(17, 100)
+    assert small_scatter.pays(8, None)
+    assert small_scatter.pays(16, 1 << 25)
+    assert not small_scatter.pays(16, (1 << 25) + 1)
+    assert not small_scatter.pays(9, None)
+    assert small_scatter.pays(4, None, written=True)
+    assert not small_scatter.pays(5, None, written=True)
+    assert not small_scatter.pays(17, 100)
 
 
 def test_the_operator_of_torchtitan() -> None:
@@ -216,7 +216,7 @@ def test_the_operator_of_torchtitan() -> None:
     assert graphs.count("torchtitan::deterministic_scatter_add") == 0
 
 
-def test_the_cpu_keeps_its_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpu_keeps_its_scatters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(indices, "DEVICES", ("cuda",))
     kept(lambda x: torch.zeros_like(x).index_put((x[:, 0].argsort(),), x), torch.randn(40, 8))
 
@@ -256,7 +256,7 @@ MODELS = {
     "name", [pytest.param(name, marks=[] if name == "Mixtral" else [pytest.mark.full]) for name in MODELS]
 )
 def test_models_with_experts(name: str) -> None:
-    """No store by indices is left, and gradients are those of eager PyTorch."""
+    """No scatter by indices is left, and gradients are those of eager PyTorch."""
     transformers = pytest.importorskip("transformers")
     common = {"vocab_size": 61, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1, "pad_token_id": 0}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_experts_per_tok": 2, "use_cache": False}

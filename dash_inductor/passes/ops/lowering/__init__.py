@@ -8,9 +8,9 @@ import functools
 @functools.cache
 def register() -> None:
     """Make Inductor lower the operators to generated code, or to calls of their kernels."""
-    from . import band_sums, distinct, index_sums, short_sums
+    from . import banded_matmul, distinct, index_sums, unrolled_reductions
 
-    band_sums.register()
+    banded_matmul.register()
     distinct.register()
     index_sums.register()
-    short_sums.register()
+    unrolled_reductions.register()

@@ -1,7 +1,8 @@
-"""Lowering of `put_distinct`: a kernel that stores, which can also compute what it stores.
+"""Lowers `put_distinct` to a scatter kernel, which can also compute the values that it writes.
 
-Under deterministic algorithms Inductor leaves stores by tensors of indices to ATen, which sorts the indices.  Its
-lowering of a `scatter_reduce_` that reduces nothing asks for no determinism, and has a plain store.
+Under deterministic algorithms Inductor leaves scatters by tensors of indices to ATen, which sorts the indices.  Its
+lowering of a `scatter_reduce_` without a reduction does not ask whether algorithms are deterministic, and generates a
+plain store.
 """
 
 from __future__ import annotations

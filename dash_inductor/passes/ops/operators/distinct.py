@@ -1,11 +1,14 @@
-"""The operator that stores by indices that differ: `dash_inductor::put_distinct`.
+"""Defines `dash_inductor::put_distinct`: a scatter by indices that are known to differ.
 
     put_distinct(indices, values, size, dim, rest) -> Tensor
 
-indices and values have one shape; the result has it too, but for `size` elements along `dim`.  Along `dim`, element
-indices[i] of the result is values[i], and all others are `rest`.  The caller has proved that the indices of a line
-differ and lie from 0 to size - 1, and, where `rest` is None, that they leave no element out.  So the order of the
-stores does not matter, and Inductor stores without sorting (`lowering.distinct`).
+    indices, values: tensors of one shape.
+    size: the size of the result along `dim`; its other sizes are those of `values`.
+    rest: the value of all elements without an index; None if every element has one.
+
+Along `dim`, element ``indices[i]`` of the result is ``values[i]``.  The caller has proved that the indices of a line
+differ and lie in 0 to size - 1, and, if `rest` is None, that they name every element.  So the order of writes does not
+matter, and Inductor generates a scatter that sorts nothing (`lowering.distinct`).
 
 Importing this module imports torch and defines the operator.
 """

@@ -1,10 +1,10 @@
-"""Products of groups that leave nothing unwritten: `dash_inductor::grouped_mm`.
+"""Defines `dash_inductor::grouped_mm`: a grouped matmul that leaves no element unwritten.
 
     grouped_mm(self, mat2, offs, bias, out_dtype) -> Tensor
 
-The arguments and the result are those of `aten::_grouped_mm`, which leaves the rows behind the last offset unwritten
-(columns, where `self` holds the groups).  Under deterministic algorithms PyTorch has filled the whole result with NaN
-before; here only what is left unwritten is, afterwards.
+Arguments and result are those of `aten::_grouped_mm`, which does not write the rows behind the last offset (the
+columns, if `self` holds the groups).  Under deterministic algorithms PyTorch fills the whole result with NaN before
+that operator runs; this one fills the unwritten part alone, afterwards.
 
 Importing this module imports torch and defines the operator.
 """

@@ -1,11 +1,16 @@
-"""The operator that adds rows by their sorted keys: `dash_inductor::index_sums`.
+"""Defines `dash_inductor::index_sums`: sums of segments by sorted keys.
 
     index_sums(base, values, keys, order, rows) -> Tensor
 
-base: [batch, rows, columns] of the dtype of `values`, or None for zeros; values: [batch, m, columns], floating point;
-keys: integers [n], sorted, from 0 to `rows`, of which `rows` marks what is left out; order: int64 or int32 [n], the row
-of `values` of each key, from 0 to m - 1; several may name one row.  The result has the shape of `base`, and is
-contiguous: to each row is added the sum, in fp32 or in fp64 for fp64, of the values that have its number as their key.
+    base: [batch, rows, columns] of the dtype of `values`, or None for zeros.
+    values: [batch, m, columns], floating point.
+    keys: integers [n], sorted, from 0 to `rows`; entries with the key `rows` are left out.
+    order: int64 or int32 [n], from 0 to m - 1: the row of `values` that belongs to each key; rows may repeat.
+
+The result is contiguous, [batch, rows, columns].  Its row r is that of `base` plus the sum of the values whose key is
+r, in fp32, or in fp64 for values of fp64.
+
+Raises ArgumentError on CUDA for sizes above `MOST`.
 
 Importing this module imports torch and defines the operator.
 """

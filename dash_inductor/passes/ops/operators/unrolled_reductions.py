@@ -1,11 +1,12 @@
-"""The operator that sums a few rows where they are read: `dash_inductor::short_sum`.
+"""Defines `dash_inductor::short_sum`: an unrolled sum over a short dimension.
 
     short_sum(self, dim) -> Tensor
 
-Without `dim`, the result has the shape of `self`, a tensor of floating point or of integers.  The elements along `dim`,
-of which the size is known when a graph is compiled, are added in their order, in fp32 where they are floating point of
-fewer bits.  Inductor makes the additions part of a pointwise kernel, which computes or gathers what it adds
-(`lowering.short_sums`).
+    self: floating point or integers; its size along `dim` is known when the graph is compiled.
+
+The result has the shape of `self` without `dim`.  The elements along `dim` are added in their order, in fp32 if `self`
+is fp16 or bf16.  Inductor makes the additions part of a pointwise kernel, which also computes or gathers its operands
+(`lowering.unrolled_reductions`).
 
 Importing this module imports torch and defines the operator.
 """

@@ -1,4 +1,4 @@
-"""Programs whose forwards or backwards store by tensors of indices, as layers of experts and losses have them."""
+"""Programs whose forwards or backwards scatter by tensors of indices, as layers of experts and losses have them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Sums of a few long rows, as over the experts of a token: additions where the rows are read.
+"""Sums over 8 to 16 long rows, as over the experts of a token, become additions in a pointwise kernel.
 
-Inductor unrolls sums of fewer than eight terms.  From eight on it reduces, with blocks that it chooses by timing; under
-deterministic algorithms a rule chooses them, and a sum over eight experts takes three times as long.
+Inductor unrolls reductions of fewer than eight terms.  From eight on it generates a reduction, whose blocks it chooses
+by timing, or under deterministic algorithms by a rule: a sum over eight experts then takes three times as long.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ...upstream.partitioner import stand_for
 from ..base.rewrite import Result
 from . import replaced_operators
 from .indices import NUMBERS
-from .operators.short_sums import MOST, short_sum
+from .operators.unrolled_reductions import MOST, short_sum
 
 OPERATOR = torch.ops.aten.sum.dim_IntList
 
@@ -42,10 +42,10 @@ DEVICES = ("cuda",)
 
 
 @dataclass(frozen=True)
-class ShortSumsRewrite:
-    """Sums over one short dimension in front of others, on CUDA."""
+class UnrolledReductionsRewrite:
+    """Unrolls sums over one short dimension with others behind it, on CUDA."""
 
-    name: ClassVar[str] = "short_sums"
+    name: ClassVar[str] = "unrolled_reductions"
 
     def is_on(self, config: Config) -> bool:
         return config.rewrites == "all"
@@ -60,12 +60,12 @@ class ShortSumsRewrite:
 
 
 def summed(node: Node) -> int | None:
-    """The dimension that a node sums, where additions are faster; else None."""
+    """Returns the dimension that a node sums, if additions are faster; None otherwise."""
     args, value = bind(node), node.meta.get("val")
     if (
         not isinstance(value, Tensor)
         or value.device.type not in DEVICES
-        or replaced_operators.has_failed(ShortSumsRewrite.name, node)
+        or replaced_operators.has_failed(UnrolledReductionsRewrite.name, node)
     ):
         return None
     given: Tensor = args["self"].meta["val"]
@@ -100,4 +100,4 @@ def _rewritten(node: Node, dim: int) -> Record:
         return {node: result}
 
     detail = "additions in a pointwise kernel, in the place of a reduction"
-    return replaced_operators.replaced(ShortSumsRewrite.name, node, facts, detail, make)
+    return replaced_operators.replaced(UnrolledReductionsRewrite.name, node, facts, detail, make)

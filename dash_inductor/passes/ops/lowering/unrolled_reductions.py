@@ -1,7 +1,6 @@
-"""Lowering of `short_sum`: a pointwise kernel that adds.
+"""Lowers `short_sum` to a pointwise kernel that adds, as Inductor unrolls reductions of fewer than eight terms.
 
-Inductor unrolls reductions of fewer than eight elements in the same way.  As additions of a graph, it would write what
-it has when it has read eight tensors.
+Additions of a graph would not do: Inductor writes what it has once it has read eight tensors.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from ....upstream.inductor import Pointwise, TensorBox, ops, register_lowering
-from ..operators.short_sums import short_sum
+from ..operators.unrolled_reductions import short_sum
 
 
 def register() -> None:
@@ -20,7 +19,7 @@ def register() -> None:
 
 
 def _sum(tensor: TensorBox, dim: int) -> TensorBox:
-    """Shapes and meaning as in `operators.short_sums`."""
+    """Shapes and meaning as in `operators.unrolled_reductions`."""
     size, dtype, load = [*tensor.get_size()], tensor.get_dtype(), tensor.make_loader()
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 

@@ -1,15 +1,18 @@
-"""The operator that adds what lies side by side, with weights: `dash_inductor::band_sum`.
+"""Defines `dash_inductor::band_sum`: products with banded matrices along one or several dimensions.
 
     band_sum(self, begins, weights, dim) -> Tensor
 
-Sums along one or several dimensions of `self`, a tensor of floating point, from `dim` on.  Along each, row r of the
-result is the sum of the elements from number ``begins[r]`` on, each multiplied by one of ``weights[:, r]``; an element
-of weight 0 has no part, infinite or not.  The result has the dtype of the weights.  For each dimension, `begins` has an
-int32 tensor, [rows], and `weights` one [longest, rows], where `longest` is known when a graph is compiled.  Of several
-dimensions the last one is summed first; all of them together may have `MOST` terms.
+    self: floating point, any shape.
+    begins: for each summed dimension an int32 tensor [rows]: the first element of each row's band.
+    weights: for each summed dimension a tensor [longest, rows]; `longest` is known when the graph is compiled.
+    dim: the first of the summed dimensions; the others follow it.
 
-As one node of a graph it is one reader of `self`: Inductor computes in its kernel what it adds (`lowering.band_sums`),
-and writes neither that nor the products.
+Along each summed dimension, element r of the result is the sum of ``weights[i, r] * self[begins[r] + i]`` over i.  An
+element of weight 0 has no part in it, not even if it is infinite or NaN.  The last dimension is summed first.  The
+result has the dtype of the weights.  The numbers `longest` may have a product of at most `MOST`.
+
+The operator is one reader of `self` in a graph, so that Inductor computes `self` inside of its kernel
+(`lowering.banded_matmul`) and writes neither it nor the products to memory.
 
 Importing this module imports torch and defines the operator.
 """
@@ -19,7 +22,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .short_sums import MOST, short_sum
+from .unrolled_reductions import MOST, short_sum
 
 _lib = torch.library.Library("dash_inductor", "FRAGMENT")
 _lib.define("band_sum(Tensor self, Tensor[] begins, Tensor[] weights, int dim) -> Tensor")

@@ -35,7 +35,7 @@ PROGRAM = """
     found = {}
     for function in (head, tied, rolled):
         for pads in ("on", "off"):
-            dash_inductor.config.pad_gemm = pads
+            dash_inductor.config.pad_mm = pads
             with FakeTensorMode():
                 x, weight = (
                     torch.empty(n, 768, device="cuda", dtype=torch.bfloat16).requires_grad_() for n in (4096, 50257)

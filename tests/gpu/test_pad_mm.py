@@ -54,14 +54,14 @@ def test_logits(dynamic: bool) -> None:
     model = Head().cuda().bfloat16()
     tokens = torch.randint(0, VOCABULARY, (TOKENS,), device="cuda")
     torch._dynamo.reset()
-    with config.patch(pad_gemm="off"):
+    with config.patch(pad_mm="off"):
         plain = torch.compile(model, dynamic=dynamic)
         expected, most = step(plain, model, tokens), peak(plain, model, tokens)
     torch._dynamo.reset()
     clear_sites()
     padded = torch.compile(model, dynamic=dynamic)
     found = step(padded, model, tokens)
-    assert {r.detail for r in all_records() if r.rewrite == "pad_gemm"} == {
+    assert {r.detail for r in all_records() if r.rewrite == "pad_mm"} == {
         f"padded: {name} from {VOCABULARY} to 50304" for name in "mkn"
     }
     for a, b in zip(expected, found, strict=True):

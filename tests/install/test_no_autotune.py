@@ -15,7 +15,7 @@ import torch._inductor.config as inductor_config
 from torch._inductor.graph import GraphLowering
 
 import dash_inductor
-from dash_inductor.install.clockless import MARK
+from dash_inductor.install.no_autotune import MARK
 from dash_inductor.upstream import compat, seams
 
 from ..support.fakecuda import compiler

@@ -1,8 +1,9 @@
-"""Nothing in a compiled graph is chosen by timing, and nothing adds in an order that depends on it.
+"""Switches autotuning off in graphs that are compiled under deterministic algorithms.
 
 Even in its deterministic mode Inductor times several block shapes of a pointwise kernel, and all configurations of a
-program's own ``@triton.autotune`` kernels, and takes the fastest.  The compiler contracts products and sums of another
-block shape in another way, so two processes could train a model with other bits (docs/what-we-know.md).
+program's own ``@triton.autotune`` kernels, and takes the fastest.  The Triton compiler contracts products and sums of
+another block shape in another way, so two processes could train a model with other bits (docs/what-we-know.md).  Scans
+that several CTAs share are kept in one CTA for the same reason: their order of additions depends on timing.
 """
 
 from __future__ import annotations
@@ -14,29 +15,29 @@ from typing import Any
 from ..upstream import compat, seams
 
 MARK = "dash_inductor_first_that_fits"
-"""Written into the generated code of the program's kernels, so that no cache has a choice by timing for them."""
+"""Marks the program's kernels in generated code: their keys differ from those under which timed choices are cached."""
 
 
 def install(active: Callable[[], bool]) -> None:
-    """Keep clocks out of graphs that are compiled while `active`."""
-    seams.RUN_JOINT_PASSES.wrap(lambda plain: _without_clock(plain, active))
-    seams.GENERATE.wrap(lambda plain: _without_clock(plain, active))
+    """Choose nothing by timing in graphs that are compiled while `active`."""
+    seams.RUN_JOINT_PASSES.wrap(lambda plain: _without_autotuning(plain, active))
+    seams.GENERATE.wrap(lambda plain: _without_autotuning(plain, active))
     seams.SCAN_SPLITS.wrap(lambda plain: _one_split(plain, active))
     seams.DEFINE_USER_KERNEL.wrap(lambda plain: _marking(plain, active))
     seams.KERNEL_META.wrap(_marked)
     seams.TIME_CONFIGURATIONS.wrap(_in_their_order)
 
 
-def _without_clock(compile_graph: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
+def _without_autotuning(compile_graph: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
     """Generates pointwise kernels in one configuration; the program's own ``max_autotune_pointwise`` stays."""
 
-    def compile_without_clock(*args: Any, **kwargs: Any) -> Any:
+    def compile_without_autotuning(*args: Any, **kwargs: Any) -> Any:
         if not active():
             return compile_graph(*args, **kwargs)
-        with compat.without_clock():
+        with compat.without_autotuning():
             return compile_graph(*args, **kwargs)
 
-    return compile_without_clock
+    return compile_without_autotuning
 
 
 def _one_split(splits: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:

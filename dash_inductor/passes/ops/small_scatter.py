@@ -1,4 +1,4 @@
-"""Stores of few elements into each line of a constant tensor: sums of ``where(position == index, value, 0)``.
+"""Scatters of few elements into each line of a constant tensor: sums of ``where(position == index, value, 0)``.
 
 The gradient of the values that `topk` has chosen, or of the log-probabilities of the labels, has a handful of elements
 in each line, as of a vocabulary.  PyTorch fills a tensor with zeros and adds to it; under deterministic algorithms that
@@ -25,7 +25,7 @@ from ...config import Config
 from ...graph import sizes
 from ...records.records import Record
 from ..base.rewrite import Result
-from .indices import Store, constant, cut, replaced, stores
+from .indices import Scatter, constant, cut, replaced, scatters
 from .uniqueness import distinct_along, values_of
 
 aten = torch.ops.aten
@@ -40,25 +40,25 @@ MOST_TERMS = 1 << 29
 
 
 @dataclass(frozen=True)
-class FewIndicesRewrite:
-    """Stores on CUDA of at most `MOST` elements into each line of a tensor full of one number."""
+class SmallScatterRewrite:
+    """Scatters on CUDA of at most `MOST` elements into each line of a tensor full of one number."""
 
-    name: ClassVar[str] = "few_indices"
+    name: ClassVar[str] = "small_scatter"
 
     def is_on(self, config: Config) -> bool:
-        return config.rewrites == "all" and config.few_indices == "on"
+        return config.rewrites == "all" and config.small_scatter == "on"
 
     def apply(self, graph: Graph) -> Sequence[Result]:
-        records = (_rewritten(store) for store in stores(graph))
+        records = (_rewritten(scatter) for scatter in scatters(graph))
         return [Result(record) for record in records if record is not None]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """A store that stays is right, and as fast as PyTorch has it."""
+        """A scatter that stays is right, and as fast as PyTorch has it."""
         return []
 
 
 def pays(count: int, elements: int | None, written: bool = False) -> bool:
-    """Whether terms take less time than a store.
+    """Whether terms take less time than a scatter.
 
     Args:
         count: indices of a line.
@@ -69,47 +69,49 @@ def pays(count: int, elements: int | None, written: bool = False) -> bool:
     return count <= cheap or (count <= MOST and elements is not None and count * elements <= MOST_TERMS)
 
 
-def _rewritten(store: Store) -> Record | None:
-    """The record of a store that was rewritten; None for one that stays."""
-    count, fill = count_of(store), constant(store.base)
-    if not count or fill is None or not _pays(store, count):
+def _rewritten(scatter: Scatter) -> Record | None:
+    """The record of a scatter that was rewritten; None for one that stays."""
+    count, fill = count_of(scatter), constant(scatter.base)
+    if not count or fill is None or not _pays(scatter, count):
         return None
-    if store.adds and fill != 0:
+    if scatter.adds and fill != 0:
         return None
     differ = count == 1 or (
-        distinct_along(store.indices, store.dim) if not store.by_rows else _all_differ(store.indices)
+        distinct_along(scatter.indices, scatter.dim) if not scatter.by_rows else _all_differ(scatter.indices)
     )
-    number = None if isinstance(store.values, Node) else store.values
-    if not differ and not store.adds and number is None:
+    number = None if isinstance(scatter.values, Node) else scatter.values
+    if not differ and not scatter.adds and number is None:
         return None  # the last one of equal indices wins, or any: that is the operator's to say
-    if not store.fills_lines:
+    if not scatter.fills_lines:
         return None
-    known = values_of(store.indices)
-    proved = known is not None and known.lie_below(store.shape[store.dim])
+    known = values_of(scatter.indices)
+    proved = known is not None and known.lie_below(scatter.shape[scatter.dim])
     function = functools.partial(
         sums,
-        dim=store.dim,
-        by_rows=store.by_rows,
-        lines=store.lines,
+        dim=scatter.dim,
+        by_rows=scatter.by_rows,
+        lines=scatter.lines,
         count=count,
         fill=fill,
         number=number,
-        adds=store.adds and not differ,
+        adds=scatter.adds and not differ,
         checks=not proved,
-        wraps=store.wraps,
+        wraps=scatter.wraps,
     )
     facts: dict[str, object] = {
         "of_a_line": count,
         "rule": {"most": MOST, "cheap": [CHEAP, CHEAP_WRITTEN], "most_terms": MOST_TERMS},
     }
     detail = f"{count} {'indices' if count > 1 else 'index'} of a line: computed where it is read"
-    values = (store.values,) if isinstance(store.values, Node) else ()
-    return replaced(store, FewIndicesRewrite.name, detail, facts, function, (store.base, store.indices, *values))
+    values = (scatter.values,) if isinstance(scatter.values, Node) else ()
+    return replaced(
+        scatter, SmallScatterRewrite.name, detail, facts, function, (scatter.base, scatter.indices, *values)
+    )
 
 
-def _pays(store: Store, count: int) -> bool:
-    written = any(user.op == "output" for user in store.node.users)
-    return pays(count, sizes.static(store.node.meta["val"].numel()), written)
+def _pays(scatter: Scatter, count: int) -> bool:
+    written = any(user.op == "output" for user in scatter.node.users)
+    return pays(count, sizes.static(scatter.node.meta["val"].numel()), written)
 
 
 def _all_differ(indices: Node) -> bool:
@@ -117,13 +119,13 @@ def _all_differ(indices: Node) -> bool:
     return known is not None and known.differ
 
 
-def count_of(store: Store) -> int | None:
+def count_of(scatter: Scatter) -> int | None:
     """Indices of each line; None for a dynamic number."""
-    shape = store.indices.meta["val"].shape
-    if not store.by_rows:
-        return sizes.static(shape[store.dim])
+    shape = scatter.indices.meta["val"].shape
+    if not scatter.by_rows:
+        return sizes.static(shape[scatter.dim])
     count = 1
-    for size in shape[0 if store.lines is None else 1 :]:
+    for size in shape[0 if scatter.lines is None else 1 :]:
         known = sizes.static(size)
         if known is None:
             return None
@@ -146,10 +148,10 @@ def sums(
     checks: bool,
     wraps: bool,
 ) -> Tensor:
-    """The result of a store into a tensor like `base`, full of `fill`.
+    """The result of a scatter into a tensor like `base`, full of `fill`.
 
     Args:
-        indices, values, dim, by_rows, lines, wraps: as in `Store`; values are None where `number` stands for all.
+        indices, values, dim, by_rows, lines, wraps: as in `Scatter`; values are None where `number` stands for all.
         count: indices of each line.
         adds: whether the values of equal indices are added to `fill`, which is 0; else the last one takes its place.
         checks: whether indices may be out of bounds.

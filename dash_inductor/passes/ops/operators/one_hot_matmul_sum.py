@@ -1,10 +1,15 @@
-"""The operator that adds values to few rows, by keys in any order: `dash_inductor::few_sums`.
+"""Defines `dash_inductor::few_sums`: sums of segments by a matmul with the one-hot matrix of their keys.
 
     few_sums(base, values, keys, rows) -> Tensor
 
-base: [batch, rows, columns] of the dtype of `values`, or None for zeros; values: [batch, n, columns], floating point of
-16 or 32 bits; keys: integers [n], from 0 to `rows`, of which `rows` marks what is left out.  The result has the shape
-of `base`, and is contiguous: to each row is added the sum, in fp32, of the values that have its number as their key.
+    base: [batch, rows, columns] of the dtype of `values`, or None for zeros.
+    values: [batch, n, columns], floating point of 16 or 32 bits.
+    keys: integers [n], from 0 to `rows`, in any order; values with the key `rows` are left out.
+
+The result is contiguous, [batch, rows, columns].  Its row r is that of `base` plus the sum, in fp32, of the values
+whose key is r.  No key is sorted, which pays for few rows.
+
+Raises ArgumentError on CUDA for sizes above `index_sums.MOST`.
 
 Importing this module imports torch and defines the operator.
 """
@@ -35,7 +40,7 @@ def _on_cpu(base: Tensor | None, values: Tensor, keys: Tensor, rows: int) -> Ten
 
 
 def _on_cuda(base: Tensor | None, values: Tensor, keys: Tensor, rows: int) -> Tensor:
-    from ..kernels.sums.few import add_few
+    from ..kernels.sums.one_hot_matmul import add_few
 
     check_sizes(rows, values, keys)
     return add_few(base, values, keys, rows)

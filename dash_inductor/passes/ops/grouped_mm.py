@@ -1,9 +1,10 @@
-"""Products of groups: what they leave unwritten is filled, so that their graphs need no fill of everything.
+"""Grouped matmuls fill what they leave unwritten, so that their graphs need no fill of uninitialized memory.
 
-`aten::_grouped_mm` writes nothing behind its last offset, and Inductor leaves it to PyTorch.  A graph that holds it
-would keep the fill of uninitialized memory (`install.fill`), which writes all results of all operators twice.  Here the
-operator becomes `dash_inductor::grouped_mm`, which fills what has been left out: nothing at all in layers of experts
-that send every token somewhere.  Where a program lets Inductor time products, their own kernels stay its choice.
+`aten::_grouped_mm` does not write the rows behind its last offset, and Inductor leaves the operator to ATen.  A graph
+that holds it would keep PyTorch's fill (`install.fill_uninitialized_memory`), which writes the results of all operators
+twice.  This pass replaces it by `dash_inductor::grouped_mm`, which fills the unwritten rows alone: none in layers of
+experts that send every token somewhere.  Where the program lets Inductor time matmuls, the operator stays, because
+Inductor may choose a kernel of its own for it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from .operators.grouped_mm import PLAIN, grouped_mm
 
 
 @dataclass(frozen=True)
-class GroupedProductsRewrite:
-    """Products of groups on any device; their values are what they were, so there are no records."""
+class GroupedMmRewrite:
+    """Replaces `aten::_grouped_mm` on any device.  Its values do not change, so there are no records."""
 
-    name: ClassVar[str] = "grouped_products"
+    name: ClassVar[str] = "grouped_mm"
 
     def is_on(self, config: Config) -> bool:
         return config.rewrites == "all" and config.fill == "off"
@@ -38,7 +39,7 @@ class GroupedProductsRewrite:
         return []
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """A graph that no pass sees keeps the fill."""
+        """Returns no records: a graph that no pass sees keeps the fill."""
         return []
 
 

@@ -1,4 +1,4 @@
-"""Stores by tensors of indices, of random shapes, dimensions, strides and indices, beside PyTorch's."""
+"""Scatters by tensors of indices, of random shapes, dimensions, strides and indices, beside PyTorch's."""
 
 from __future__ import annotations
 
@@ -114,5 +114,5 @@ def make(r: random.Random) -> Case:
     return Case(name, program, [scores, values, into], dynamic, exact=not dtype.is_floating_point or collides)
 
 
-def test_stores() -> None:
-    check(make, "stores", cases(30), least=0.3)
+def test_scatters() -> None:
+    check(make, "scatters", cases(30), least=0.3)

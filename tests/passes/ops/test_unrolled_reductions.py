@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dash_inductor.passes.ops import short_sums
-from dash_inductor.passes.ops.operators.short_sums import short_sum
+from dash_inductor.passes.ops import unrolled_reductions
+from dash_inductor.passes.ops.operators.unrolled_reductions import short_sum
 from dash_inductor.records.records import all_records, clear_sites
 
 from ...support.graphs import capture
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.usefixtures("deterministic")
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(short_sums, "DEVICES", ("cpu",))
-    monkeypatch.setattr(short_sums, "LEAST", 1)
+    monkeypatch.setattr(unrolled_reductions, "DEVICES", ("cpu",))
+    monkeypatch.setattr(unrolled_reductions, "LEAST", 1)
     torch._dynamo.reset()
     clear_sites()
     yield
@@ -28,7 +28,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def rewritten() -> int:
-    return sum(record.rewrite == "short_sums" and record.status == "replaced" for record in all_records())
+    return sum(record.rewrite == "unrolled_reductions" and record.status == "replaced" for record in all_records())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)

@@ -1,6 +1,6 @@
 """Run in Triton's interpreter: sums to few rows against PyTorch's in double precision.
 
-Usage: ``python -m tests.support.interpreted_few_sums COUNT``; prints how many random cases were compared.
+Usage: ``python -m tests.support.interpreted_one_hot_matmul COUNT``; prints how many random cases were compared.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
 
 import torch
 
-from dash_inductor.passes.ops.kernels.sums import few
+from dash_inductor.passes.ops.kernels.sums import one_hot_matmul as few
 
 from .interpreted_sums import expected, run
 

@@ -1,7 +1,8 @@
-"""Lowering of `band_sum`: a pointwise kernel that adds few terms, or a reduction of many.
+"""Lowers `band_sum` to a pointwise kernel that adds few terms, or to a reduction of many.
 
-What is added is computed where it is read.  As operators of a graph, Inductor would write it, and the products, which
-are several times as large, once they took more than a few reads or operations.
+The kernel computes its operands where it reads them.  If the sum were made of several operators of a graph, Inductor
+would write the operands, and the products, which are several times as large, as soon as they took more than a few reads
+or operations.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any
 import torch
 
 from ....upstream.inductor import Pointwise, TensorBox, lowerings, ops, register_lowering
-from ..operators.band_sums import band_sum
-from ..operators.short_sums import MOST
+from ..operators.banded_matmul import band_sum
+from ..operators.unrolled_reductions import MOST
 
 
 def register() -> None:
@@ -23,7 +24,7 @@ def register() -> None:
 
 
 def _sum(tensor: TensorBox, begins: Sequence[TensorBox], weights: Sequence[TensorBox], dim: int) -> TensorBox:
-    """Shapes and meaning as in `operators.band_sums`."""
+    """Shapes and meaning as in `operators.banded_matmul`."""
     size, dtype, load = tensor.get_size(), weights[0].get_dtype(), tensor.make_loader()
     loads = [(begin.make_loader(), weight.make_loader()) for begin, weight in zip(begins, weights, strict=True)]
     longest, rows = zip(*(weight.get_size() for weight in weights), strict=True)

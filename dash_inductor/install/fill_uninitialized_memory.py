@@ -56,7 +56,7 @@ def _running(post_compile: Callable[..., None]) -> Callable[..., None]:
     def finish(self: Any, *args: Any, **kwargs: Any) -> None:
         post_compile(self, *args, **kwargs)
         if getattr(self, ALL_WRITTEN, False):
-            from ..upstream.fill import without_fill
+            from ..upstream.fill_uninitialized_memory import without_fill
 
             self.current_callable = without_fill(self.current_callable)
 

@@ -144,13 +144,13 @@ def _up(size: int, aligned: int) -> int:
 
 
 @dataclass(frozen=True)
-class PadGemmRewrite:
+class PadMmRewrite:
     """Products on CUDA whose rows begin at odd addresses, where padding pays."""
 
-    name: ClassVar[str] = "pad_gemm"
+    name: ClassVar[str] = "pad_mm"
 
     def is_on(self, config: Config) -> bool:
-        return config.rewrites == "all" and config.pad_gemm == "on"
+        return config.rewrites == "all" and config.pad_mm == "on"
 
     def apply(self, graph: Graph) -> Sequence[Result]:
         found = [node for node in graph.nodes if node.target in _MATRICES and _RECORDED not in node.meta]
@@ -328,7 +328,7 @@ def _rewritten(node: Node, padded: dict[str, int], copies: _Copies) -> Record:
     words = ", ".join(f"{dim} from {facts[dim]} to {size}" for dim, size in padded.items())
     return Record.of_attempt(
         error,
-        rewrite=PadGemmRewrite.name,
+        rewrite=PadMmRewrite.name,
         name=name,
         op=op,
         detail=f"padded: {words}",

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import dash_inductor
 from dash_inductor.config import config
 from dash_inductor.graph.fully_written import all_written
-from dash_inductor.upstream import fill
+from dash_inductor.upstream import fill_uninitialized_memory as fill
 
 from ..support import bags
 from ..support.processes import run_python

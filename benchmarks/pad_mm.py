@@ -1,6 +1,6 @@
 """Products whose rows begin at odd addresses, on both sides of the border of the rule that pads them, by turns.
 
-    python -m benchmarks.pad_gemm [--repeats 30] [--only n] [--name pad_gemm]
+    python -m benchmarks.pad_mm [--repeats 30] [--only n] [--name pad_mm]
 
 A row for each product [batch x] m x k x n, compiled three times: without deterministic algorithms, where PyTorch pads
 by timing ("default"), under deterministic algorithms without padding ("off"), and with padding whatever the rule says
@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dash_inductor.config import config
-from dash_inductor.passes.ops import pad_gemm
+from dash_inductor.passes.ops import pad_mm
 from dash_inductor.records.records import clear_sites
 from dash_inductor.upstream.eager import set_deterministic_algorithms
 
@@ -60,12 +60,12 @@ class Product:
 
     def decided(self) -> tuple[dict[str, int], dict[str, int], float]:
         """What the rule pads, what padding would pad, and operations for each byte that this copies."""
-        left, right = (pad_gemm._matrix(tensor) for tensor in self.tensors())
+        left, right = (pad_mm._matrix(tensor) for tensor in self.tensors())
         assert left is not None
         assert right is not None
         facts = left, right, self.dtype.itemsize, self.batch
-        padded = pad_gemm.unaligned(left, right, self.dtype.itemsize)
-        return pad_gemm.decide(*facts), padded, pad_gemm.operations_per_byte(left, right, self.dtype.itemsize, padded)
+        padded = pad_mm.unaligned(left, right, self.dtype.itemsize)
+        return pad_mm.decide(*facts), padded, pad_mm.operations_per_byte(left, right, self.dtype.itemsize, padded)
 
 
 LINEAR = (False, True)
@@ -106,7 +106,7 @@ def compiled(make: Callable[[str], Run]) -> dict[str, Run]:
             set_deterministic_algorithms(False)
 
         always = {"LEAST_OPERATIONS": 0, "OPERATIONS_PER_BYTE": 0, "OF_AN_ODD_RESULT": 0}
-        with config.patch(pad_gemm="off" if name == "off" else "on"), mock.patch.multiple(pad_gemm, **always):
+        with config.patch(pad_mm="off" if name == "off" else "on"), mock.patch.multiple(pad_mm, **always):
             run()
             run()
         runs[name] = run
@@ -166,7 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--only", default="", help="products whose name begins like this")
-    parser.add_argument("--name", default="pad_gemm", help="name of the results file")
+    parser.add_argument("--name", default="pad_mm", help="name of the results file")
     options = parser.parse_args()
     torch.manual_seed(0)
     torch._inductor.config.force_disable_caches = True  # whose keys do not know of a rule that is passed over

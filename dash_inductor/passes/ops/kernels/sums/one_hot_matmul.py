@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .....kernels.common.launch_list import LaunchLists, Notes
 from .....kernels.common.launching import launch_kernel
-from .device import few
+from .device import one_hot_matmul as few
 from .launch import into, new
 
 CHUNK, OF_A_ROW, STEP, COLUMNS = 512, 16, 64, 64

@@ -16,8 +16,8 @@ from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from dash_inductor.config import config
-from dash_inductor.passes.ops import pad_gemm
-from dash_inductor.passes.ops.pad_gemm import Matrix, decide
+from dash_inductor.passes.ops import pad_mm
+from dash_inductor.passes.ops.pad_mm import Matrix, decide
 from dash_inductor.records.records import Record, all_records, clear_sites
 from dash_inductor.upstream import compat
 
@@ -73,7 +73,7 @@ MEASURED: dict[str, dict[Shape, float]] = {
         **{(m, 1025, 1025): 1.3 for m in (256, 512, 1024)},
     },
 }
-"""Time of a product [m, k] @ [k, n] as it is, divided by its time with padding: `benchmarks.pad_gemm` at 8557c3b on an
+"""Time of a product [m, k] @ [k, n] as it is, divided by its time with padding: `benchmarks.pad_mm` at 8557c3b on an
 H100 with torch 2.11, bf16; 160 columns at 92a82157 on an H200, which loses at none of them (log of 2026-11-26)."""
 LAYOUTS = {"logits": (by_row, by_column), "dgrad": (by_row, by_row), "wgrad": (by_column, by_row)}
 LAYOUTS["mlp"] = LAYOUTS["logits"]
@@ -87,7 +87,7 @@ def test_what_gains_is_padded_and_what_loses_is_not(kind: str) -> None:
 
 
 def test_the_benchmark_has_what_was_measured() -> None:
-    from benchmarks.pad_gemm import PRODUCTS
+    from benchmarks.pad_mm import PRODUCTS
 
     shapes = {(product.name, (product.m, product.k, product.n)) for product in PRODUCTS}
     assert {(kind, shape) for kind, gains in MEASURED.items() for shape in gains} <= shapes
@@ -95,10 +95,10 @@ def test_the_benchmark_has_what_was_measured() -> None:
 
 def test_the_border_is_where_copies_take_as_long_as_they_save() -> None:
     """2 * n operations for each element of the left operand, which has 2 bytes."""
-    n = pad_gemm.OPERATIONS_PER_BYTE
+    n = pad_mm.OPERATIONS_PER_BYTE
     assert decide(by_row(1 << 15, 1025), by_row(1025, n), 2, 1) == {}  # the right operand is copied too
     assert decide(by_row(1 << 15, 1025), by_row(1025, n + 64), 2, 1) == {"k": 1088}
-    rows = pad_gemm.OF_AN_ODD_RESULT
+    rows = pad_mm.OF_AN_ODD_RESULT
     assert decide(by_row(rows - 1, WIDTH), by_column(WIDTH, VOCABULARY), 2, 1) == {}
     assert decide(by_row(rows, WIDTH), by_column(WIDTH, VOCABULARY), 2, 1) == {"n": 50304}
     assert decide(by_row(rows, 770), by_column(770, VOCABULARY), 2, 1) == {}  # operands have odd rows, too
@@ -111,10 +111,10 @@ def test_words_of_four_bytes_are_aligned_sooner() -> None:
 
 @pytest.fixture
 def small_ones_pay(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(pad_gemm, "LEAST_OPERATIONS", 0)
-    monkeypatch.setattr(pad_gemm, "OPERATIONS_PER_BYTE", 0)
-    monkeypatch.setattr(pad_gemm, "OF_AN_ODD_RESULT", 0)
-    monkeypatch.setattr(pad_gemm, "DEVICES", ("cpu",))
+    monkeypatch.setattr(pad_mm, "LEAST_OPERATIONS", 0)
+    monkeypatch.setattr(pad_mm, "OPERATIONS_PER_BYTE", 0)
+    monkeypatch.setattr(pad_mm, "OF_AN_ODD_RESULT", 0)
+    monkeypatch.setattr(pad_mm, "DEVICES", ("cpu",))
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -164,7 +164,7 @@ def both(
 ) -> list[Record]:
     """The records of a padded program, whose results are those of an unpadded one but for rounding."""
     clear_sites()
-    with config.patch(pad_gemm="off"):
+    with config.patch(pad_mm="off"):
         torch._dynamo.reset()
         plain = gradients(torch.compile(function, **how), tensors, parameters)
         assert not all_records()
@@ -178,7 +178,7 @@ def both(
         assert torch.equal(b, c)
         assert (b.double() - a.double()).norm() <= 1e-2 * a.double().norm()
     found = all_records()
-    assert all(isinstance(record, Record) and record.rewrite == "pad_gemm" for record in found)
+    assert all(isinstance(record, Record) and record.rewrite == "pad_mm" for record in found)
     return [record for record in found if isinstance(record, Record)]
 
 
@@ -252,7 +252,7 @@ def test_views_of_products_are_results() -> None:
             product.view(-1),
         ]
 
-    with config.patch(pad_gemm="off"):
+    with config.patch(pad_mm="off"):
         expected = torch.compile(function)(x, y)
     torch._dynamo.reset()
     found = torch.compile(function)(x, y)
@@ -381,7 +381,7 @@ def test_numbers_behind_the_columns_are_zero_whatever_they_come_from() -> None:
 
 
 @pytest.mark.usefixtures("small_ones_pay")
-@pytest.mark.parametrize("how", [{"pad_gemm": "off"}, {"rewrites": "attention"}])
+@pytest.mark.parametrize("how", [{"pad_mm": "off"}, {"rewrites": "attention"}])
 def test_settings(how: dict[str, object]) -> None:
     with config.patch(**how):  # type: ignore[arg-type]
         torch.compile(lambda x, y: x @ y)(torch.ones(6, 16).bfloat16(), torch.ones(16, 7).bfloat16())
