@@ -26,7 +26,7 @@ import torch._inductor.config
 import torch.nn.functional as F
 from torch import Tensor
 
-from dash_inductor.config import config
+from dash_inductor.config import REWRITES, config
 from dash_inductor.passes.ops import pad_mm
 from dash_inductor.records.records import clear_sites
 from dash_inductor.upstream.eager import set_deterministic_algorithms
@@ -106,7 +106,10 @@ def compiled(make: Callable[[str], Run]) -> dict[str, Run]:
             set_deterministic_algorithms(False)
 
         always = {"LEAST_OPERATIONS": 0, "OPERATIONS_PER_BYTE": 0, "OF_AN_ODD_RESULT": 0}
-        with config.patch(pad_mm="off" if name == "off" else "on"), mock.patch.multiple(pad_mm, **always):
+        with (
+            config.patch(rewrites=set(REWRITES) - ({"pad_mm"} if name == "off" else set())),
+            mock.patch.multiple(pad_mm, **always),
+        ):
             run()
             run()
         runs[name] = run

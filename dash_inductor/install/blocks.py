@@ -61,7 +61,7 @@ def _choosing(generate: Callable[..., str], active: Callable[[], bool]) -> Calla
     """Fixes the blocks of a kernel before its code is written."""
 
     def generate_chosen(self: Any, *args: Any, **kwargs: Any) -> str:
-        if config.rewrites == "all" and config.blocks == "on" and active():
+        if config.rewrites_more() and config.blocks and active():
             from ..upstream import blocks
 
             facts = blocks.facts_of(self)

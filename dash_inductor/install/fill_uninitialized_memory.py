@@ -87,4 +87,4 @@ def _only_reads(backward: Any) -> bool:
 
 
 def _is_off() -> bool:
-    return config.rewrites == "all" and config.fill == "off"
+    return config.rewrites_more() and not config.fill_uninitialized_memory

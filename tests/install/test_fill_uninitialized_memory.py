@@ -75,7 +75,7 @@ def test_who_keeps_the_fill(off: str, switched: list[bool]) -> None:
     if off == "flag":
         FLAG.fill_uninitialized_memory = False
     torch.use_deterministic_algorithms(off != "algorithms")
-    settings = {"fill": {"fill": "on"}, "rewrites": {"rewrites": "attention"}}.get(off, {})
+    settings = {"fill": {"fill_uninitialized_memory": True}, "rewrites": {"rewrites": "attention"}}.get(off, {})
     with config.patch(**settings):
         if off == "switch":
             with dash_inductor.disabled():

@@ -47,7 +47,7 @@ class EmbeddingsRewrite:
     name: ClassVar[str] = "embeddings"
 
     def is_on(self, config: Config) -> bool:
-        return config.rewrites == "all"
+        return self.name in config.rewrites
 
     def apply(self, graph: Graph) -> Sequence[Result]:
         found = graph.find_nodes(op="call_function", target=OPERATOR)

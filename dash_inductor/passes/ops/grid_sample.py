@@ -43,7 +43,7 @@ class GridSampleRewrite:
     name: ClassVar[str] = "grid_sample"
 
     def is_on(self, config: Config) -> bool:
-        return config.rewrites == "all" and config.index_sums == "on"
+        return self.name in config.rewrites
 
     def apply(self, graph: Graph) -> Sequence[Result]:
         found = [node for target in OPERATORS for node in graph.find_nodes(op="call_function", target=target)]

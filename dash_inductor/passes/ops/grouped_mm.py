@@ -30,7 +30,7 @@ class GroupedMmRewrite:
     name: ClassVar[str] = "grouped_mm"
 
     def is_on(self, config: Config) -> bool:
-        return config.rewrites == "all" and config.fill == "off"
+        return self.name in config.rewrites and not config.fill_uninitialized_memory
 
     def apply(self, graph: Graph) -> Sequence[Result]:
         if not compat.times_products():

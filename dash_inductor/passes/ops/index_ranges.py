@@ -54,7 +54,7 @@ class IndexRangesRewrite:
     name: ClassVar[str] = "index_ranges"
 
     def is_on(self, config: Config) -> bool:
-        return config.rewrites == "all" and config.index_sums == "on"
+        return self.name in config.rewrites
 
     def apply(self, graph: Graph) -> Sequence[Result]:
         results = []

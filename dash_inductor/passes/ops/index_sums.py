@@ -131,7 +131,7 @@ class IndexSumsRewrite:
     name: ClassVar[str] = "index_sums"
 
     def is_on(self, config: Config) -> bool:
-        return config.rewrites == "all" and config.index_sums == "on"
+        return self.name in config.rewrites
 
     def apply(self, graph: Graph) -> Sequence[Result]:
         sorted_keys: dict[Any, tuple[Node, ...]] = {}

@@ -44,7 +44,7 @@ class KnownMasksRewrite:
     name: ClassVar[str] = "known_masks"
 
     def is_on(self, config: Config) -> bool:
-        return config.rewrites == "all"
+        return self.name in config.rewrites
 
     def apply(self, graph: Graph) -> Sequence[Result]:
         results, masks = [], dict[Node, bool | None]()

@@ -150,7 +150,7 @@ class PadMmRewrite:
     name: ClassVar[str] = "pad_mm"
 
     def is_on(self, config: Config) -> bool:
-        return config.rewrites == "all" and config.pad_mm == "on"
+        return self.name in config.rewrites
 
     def apply(self, graph: Graph) -> Sequence[Result]:
         found = [node for node in graph.nodes if node.target in _MATRICES and _RECORDED not in node.meta]

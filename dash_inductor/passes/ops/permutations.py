@@ -48,7 +48,7 @@ class PermutationsRewrite:
     name: ClassVar[str] = "permutations"
 
     def is_on(self, config: Config) -> bool:
-        return config.rewrites == "all" and config.permutations == "on"
+        return self.name in config.rewrites
 
     def apply(self, graph: Graph) -> Sequence[Result]:
         records = (_rewritten(scatter) for scatter in scatters(graph))

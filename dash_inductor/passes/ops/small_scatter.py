@@ -46,7 +46,7 @@ class SmallScatterRewrite:
     name: ClassVar[str] = "small_scatter"
 
     def is_on(self, config: Config) -> bool:
-        return config.rewrites == "all" and config.small_scatter == "on"
+        return self.name in config.rewrites
 
     def apply(self, graph: Graph) -> Sequence[Result]:
         records = (_rewritten(scatter) for scatter in scatters(graph))

@@ -38,7 +38,7 @@ class SortedValuesRewrite:
     name: ClassVar[str] = "sorted_values"
 
     def is_on(self, config: Config) -> bool:
-        return config.rewrites == "all"
+        return self.name in config.rewrites
 
     def apply(self, graph: Graph) -> Sequence[Result]:
         found = [node for node in graph.nodes if node.target in _PLACES or node.target is aten.histc.default]

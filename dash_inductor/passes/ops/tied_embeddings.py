@@ -37,7 +37,7 @@ class TiedEmbeddingsRewrite:
     name: ClassVar[str] = "tied_embeddings"
 
     def is_on(self, config: Config) -> bool:
-        return config.rewrites == "all" and config.tied_embeddings == "on"
+        return self.name in config.rewrites
 
     def apply(self, graph: Graph) -> Sequence[Result]:
         sorted_keys: dict[Any, tuple[Node, ...]] = {}

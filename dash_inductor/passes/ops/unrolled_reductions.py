@@ -48,7 +48,7 @@ class UnrolledReductionsRewrite:
     name: ClassVar[str] = "unrolled_reductions"
 
     def is_on(self, config: Config) -> bool:
-        return config.rewrites == "all"
+        return self.name in config.rewrites
 
     def apply(self, graph: Graph) -> Sequence[Result]:
         found = graph.find_nodes(op="call_function", target=OPERATOR)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from dash_inductor.config import config
+from dash_inductor.config import REWRITES, config
 from dash_inductor.passes.ops import pad_mm
 from dash_inductor.passes.ops.pad_mm import Matrix, decide
 from dash_inductor.records.records import Record, all_records, clear_sites
@@ -164,7 +164,7 @@ def both(
 ) -> list[Record]:
     """The records of a padded program, whose results are those of an unpadded one but for rounding."""
     clear_sites()
-    with config.patch(pad_mm="off"):
+    with config.patch(rewrites=set(REWRITES) - {"pad_mm"}):
         torch._dynamo.reset()
         plain = gradients(torch.compile(function, **how), tensors, parameters)
         assert not all_records()
@@ -252,7 +252,7 @@ def test_views_of_products_are_results() -> None:
             product.view(-1),
         ]
 
-    with config.patch(pad_mm="off"):
+    with config.patch(rewrites=set(REWRITES) - {"pad_mm"}):
         expected = torch.compile(function)(x, y)
     torch._dynamo.reset()
     found = torch.compile(function)(x, y)
@@ -381,9 +381,11 @@ def test_numbers_behind_the_columns_are_zero_whatever_they_come_from() -> None:
 
 
 @pytest.mark.usefixtures("small_ones_pay")
-@pytest.mark.parametrize("how", [{"pad_mm": "off"}, {"rewrites": "attention"}])
-def test_settings(how: dict[str, object]) -> None:
-    with config.patch(**how):  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "rewrites", [set(REWRITES) - {"pad_mm"}, "attention", {"index_sums"}], ids=["others", "attention", "sums"]
+)
+def test_settings(rewrites: set[str] | str) -> None:
+    with config.patch(rewrites=rewrites):
         torch.compile(lambda x, y: x @ y)(torch.ones(6, 16).bfloat16(), torch.ones(16, 7).bfloat16())
     assert not all_records()
 
