@@ -1,4 +1,4 @@
-"""Blocks of generated kernels, by a rule: as good as what Inductor finds by timing, and the same everywhere.
+"""Chooses block sizes of generated kernels by a rule, where Inductor would time several.
 
 Where Inductor does not know which blocks suit a kernel, it offers several and times them.  In its deterministic mode it
 takes one whatever the kernel does; most are for sums along rows, and a sum across rows takes up to three times as long.

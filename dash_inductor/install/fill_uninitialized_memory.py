@@ -1,12 +1,12 @@
-"""Compiled graphs run without the fill of uninitialized memory, which writes results of operators twice.
+"""Runs compiled graphs without PyTorch's fill of uninitialized memory, which writes results of operators twice.
 
-Under deterministic algorithms PyTorch fills what ``torch.empty`` returns with NaN, so that a program that reads memory
-that nothing has written sees the same everywhere.  In a compiled graph only operators that Inductor does not generate
-allocate in that way, and those of PyTorch write all of what they return, with few exceptions.  While a graph of such
-operators runs, the fill is off.  A graph with any other operator, such as one of the program's own, keeps it.
+Under deterministic algorithms PyTorch fills the result of ``torch.empty`` with NaN, so that a program that reads memory
+which nothing has written reads the same everywhere.  In a compiled graph only operators that Inductor does not generate
+allocate in that way, and PyTorch's operators write their whole results, with few exceptions.  While a graph of such
+operators runs, the fill is off.  A graph with any other operator, such as one of the program's own, keeps the fill.
 
-Zeros for results without a gradient, which autograd hands to the backward of any graph, are not filled first either,
-and where kernels of their own device alone read them, many zeros take no memory.
+Autograd hands zeros to the backward of a graph for results without a gradient.  They are not filled first, either, and
+where only kernels of their own device read them, large zeros take no memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All rewrites in the order in which they are applied, and the functions that apply them to a graph."""
+"""All passes in the order in which they are applied, and the functions that apply them to a graph."""
 
 from __future__ import annotations
 

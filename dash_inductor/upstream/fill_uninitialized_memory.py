@@ -1,4 +1,4 @@
-"""The fill of uninitialized memory, a flag of the process."""
+"""Switches PyTorch's fill of uninitialized memory off during calls; the flag belongs to the whole process."""
 
 from __future__ import annotations
 

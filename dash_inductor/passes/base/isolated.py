@@ -1,4 +1,7 @@
-"""Rewrites one by one: an unexpected error of one leaves the graph as it was before that one, and is recorded."""
+"""Applies passes one by one, each isolated from the errors of the others.
+
+An unexpected exception of a pass leaves the graph as it was before that pass, and is recorded.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ from .rewrite import Result, Rewrite
 
 
 def apply(graph: Graph, rewrites: Sequence[Rewrite]) -> Iterator[Result]:
-    """Apply the rewrites that are on, each to what those before it have left.
+    """Apply the passes that are switched on, in their order; yields their results.
 
     Raises:
-        Exception: the error of a rewrite, if `strict` is set.
+        Exception: the exception of a pass, if `strict` is set.
     """
     undo = Undo(graph)
     for rewrite in rewrites:
@@ -35,10 +38,10 @@ def apply(graph: Graph, rewrites: Sequence[Rewrite]) -> Iterator[Result]:
 
 
 def leave(graph: Graph, cause: str, rewrites: Sequence[Rewrite]) -> Iterator[Result]:
-    """`Rewrite.leave` of the rewrites that are on.
+    """Yields the results of `Rewrite.leave` of the passes that are switched on.
 
     Raises:
-        Exception: the error of a rewrite, if `strict` is set.
+        Exception: the exception of a pass, if `strict` is set.
     """
     for rewrite in rewrites:
         undo = Undo(graph)
@@ -51,7 +54,7 @@ def leave(graph: Graph, cause: str, rewrites: Sequence[Rewrite]) -> Iterator[Res
 
 
 def _left(graph: Graph, rewrite: Rewrite, text: str) -> Sequence[Result]:
-    """The records of what a rewrite that has failed leaves; one of the failure alone where it cannot tell."""
+    """Returns the results of the places that a failed pass leaves; one of the failure alone if `leave` fails, too."""
     undo = Undo(graph)
     try:
         left = rewrite.leave(graph, text)

@@ -1,4 +1,4 @@
-"""`SiteKeptError` as it leaves a compile: as itself, and without the frames of compilers in its traceback."""
+"""`SiteKeptError` as users see it: Dynamo raises it as it is, and its traceback has no frames of compilers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ...upstream.dynamo import ShortenTraceback
 
 
 class _Shortened(SiteKeptError, ShortenTraceback):
-    """Dynamo wraps other errors of a backend in its own; it raises errors of this class as they are.
+    """An error that Dynamo raises as it is, where it wraps other errors of a backend.
 
-    Before it does, it has the error drop the frames from which users learn nothing.
+    Dynamo first asks such an error to drop the frames of the compiler from its traceback.
     """
 
     def remove_dynamo_frames(self) -> _Shortened:
@@ -22,5 +22,5 @@ _Shortened.__module__ = SiteKeptError.__module__
 
 
 def kept_error(message: str) -> SiteKeptError:
-    """The error to raise."""
+    """Returns the error to raise, with this message."""
     return _Shortened(message, first_useful_frame=None)

@@ -1,13 +1,13 @@
-"""Results of a graph keep the memory that they have without rewrites.
+"""Keeps the memory of a graph's results as it was before passes: sizes, strides, and what shares it.
 
-A program may write to what a compiled forward returns, and it keeps a result as long as it likes.  A rewrite may let a
-result show memory that something else reads, as where it finds that a choice is one of its arguments, or memory that is
-larger, as where it pads a product.  Then the program would write to what the backward reads, or keep memory that it
-does not know of.  So what results show is recorded before rewrites.  Where one of them shows more afterwards, the graph
-returns a copy that has the strides of before: no rewrite has to see to its results.
+A program may write to a tensor that a compiled forward returns, and may keep it for any time.  A pass may replace a
+result by a view of something that the backward reads (`known_masks`), or of larger memory (`pad_mm`).  A write to that
+result would then change what the backward reads, or the result would keep more memory alive than the program knows of.
+So `Results` records the memory of each result before passes run.  Where a result shares more afterwards, the graph
+returns a copy with the old strides, so that no pass has to care.
 
-Which values a forward saves is decided later.  One that a node with a tangent among its arguments reads is likely to be
-saved; one that such a node depends on can be.  A copy is made where either has become so.
+Which values a forward saves for the backward is decided after this pass.  A value that a node with a tangent among its
+arguments reads is likely to be saved; a value that such a node depends on may be.  A copy is made in both cases.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A rewrite of graphs: one file that says what it does, and one line of `all.REWRITES`."""
+"""The protocol of a pass, `Rewrite`, and what it returns for each place of a graph, `Result`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Result:
     """What a rewrite did with one place of a graph.
 
     Attributes:
-        record: the record of it.
-        asked_for: whether a setting of the program keeps the place as it is, so that `strict` accepts that.
+        record: the record of the place.
+        asked_for: whether the place is kept because the program's settings say so, which is no error under `strict`.
     """
 
     record: AnyRecord
@@ -26,21 +26,21 @@ class Result:
 
 
 class Rewrite(Protocol):
-    """A rewrite.  `runner` applies it, publishes its records, traces the graph around it, and sees to `strict`."""
+    """A pass over a graph.  `runner` applies it, publishes its records, logs the graph and raises for `strict`."""
 
     @property
     def name(self) -> str:
-        """What is rewritten."""
+        """The name of the pass in `config.rewrites` and in its records."""
 
     def is_on(self, config: Config) -> bool:
-        """Whether the settings let it rewrite anything."""
+        """Returns whether the settings switch the pass on."""
 
     def apply(self, graph: Graph) -> Sequence[Result]:
-        """Rewrite a graph in place, so that it is sound whatever raises.
+        """Rewrite a graph in place.  An exception leaves the graph valid.
 
         Returns:
-            What became of each place, in the order of the forward; of no place that it has returned before.
+            The result of each place, in the order of the forward.  A place that an earlier call returned is left out.
         """
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """The same for a graph that stays as it is, because Inductor's settings (`cause`) let no pass run."""
+        """Returns the results of a graph that no pass rewrites, because of Inductor's settings, which `cause` names."""

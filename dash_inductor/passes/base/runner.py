@@ -1,4 +1,4 @@
-"""Runs rewrites over a graph, one after another, and tells what they did."""
+"""Runs passes over a graph, one after another, and publishes their records."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ from .rewrite import Result, Rewrite
 def rewrite_graph(graph: Graph, rewrites: Sequence[Rewrite]) -> bool:
     """Rewrite a graph in place, and publish a record for each place (see `records`), in the forward's order.
 
-    Nothing happens without deterministic algorithms, or while dash_inductor is switched off.  Running it again changes
+    Nothing happens without deterministic algorithms, or while dash_inductor is switched off.  Another call changes
     nothing.
+
+    Args:
+        rewrites: the passes, in the order in which they are applied.
 
     Returns:
         Whether the graph was changed.
 
     Raises:
-        Exception: what a rewrite has raised, if `config.strict` is set.
+        Exception: the exception of a pass, if `config.strict` is set.
         SiteKeptError: `config.strict` is set and a site was kept.  Sites that the program asked to keep do not count: a
             site on the CPU with ``config.cpu="off"``, where PyTorch's kernels are deterministic, and a forward without
             a backward with ``config.forward="keep"``.
@@ -51,13 +54,14 @@ def rewrite_graph(graph: Graph, rewrites: Sequence[Rewrite]) -> bool:
 
 
 def record_unseen(graphs: Sequence[Graph], cause: str, rewrites: Sequence[Rewrite]) -> bool:
-    """Record as kept what no pass has seen, because Inductor's settings let none run; the graphs stay as they are.
+    """Record every site of these graphs as kept, because Inductor's settings let no pass run; nothing is rewritten.
 
     Args:
-        cause: the settings, for the records.
+        cause: the names of these settings, for the records.
+        rewrites: the passes that would have run.
 
     Returns:
-        Whether something would have been replaced; what would have been kept anyway has its own reason.
+        Whether a pass would have replaced something.  What it would have kept is recorded with its own reason.
 
     Raises:
         SiteKeptError: as `rewrite_graph`.

@@ -1,13 +1,13 @@
-"""Gradients of embeddings: under deterministic algorithms Inductor gets PyTorch's own kernel for them.
+"""Gradients of embeddings on CUDA: PyTorch's sorting kernel, or plain sums for tables of at most four rows.
 
-Inductor writes such a gradient as an `index_put` that accumulates, and under deterministic algorithms leaves it to a
-kernel that adds all rows of an index one after the other: in BERT, whose tokens are nearly all of one type, it takes
-more than half as long as the rest of a training step (docs/what-we-know.md).  `aten.embedding_dense_backward` sorts as
-well, adds the rows of an index in parts whose order is fixed, and has no atomics; so graphs on CUDA keep it whole
-(`install.embeddings`).
+Inductor decomposes `aten.embedding_dense_backward` into an `index_put` that accumulates.  Under deterministic
+algorithms it leaves that to a kernel that adds all rows of an index one after the other: in BERT, where nearly all
+tokens have one type, the kernel takes more than half the time of the rest of a training step (docs/what-we-know.md).
+ATen's kernel for the whole operator sorts the indices as well, adds the rows of an index in parts whose order is fixed,
+and uses no atomics.  So the operator stays whole on CUDA (`install.embeddings`).
 
-A table of few rows, as of token types, needs no sorting: the gradient of each row is a sum of all rows of which others
-count as zeros, and Inductor computes such sums in one pass, in fixed order.
+A table of few rows, as of token types, needs no sort.  The gradient of each row is a sum over all indices in which
+those of other rows count as zeros; Inductor computes such sums in one kernel, in fixed order.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ log = logging.getLogger("dash_inductor")
 
 OPERATOR = torch.ops.aten.embedding_dense_backward.default
 FEW = 4
-"""Rows of a table whose gradients are sums: Inductor makes one kernel of so many."""
+"""The most rows of a table whose gradient is made of sums; Inductor fuses this many into one kernel."""
 
 _RECORDED = "dash_inductor_recorded"  # in the metadata of a whole operator: the pass may see a graph again
 
 
 @dataclass(frozen=True)
 class EmbeddingsRewrite:
-    """The gradients of embeddings on CUDA: sums for tables of few rows, PyTorch's own kernel for others."""
+    """Replaces gradients of embeddings of at most `FEW` rows by sums, and records the others, which stay whole."""
 
     name: ClassVar[str] = "embeddings"
 
@@ -54,7 +54,7 @@ class EmbeddingsRewrite:
         return [Result(_rewritten(node)) for node in found if _is_new(node)]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Nothing is kept from being replaced: the operator is whole, whatever passes run."""
+        """Returns no results: the operator stays whole, whether passes run or not."""
         return []
 
 
@@ -89,7 +89,7 @@ def _rewritten(node: Node) -> Record:
 
 
 def _put_sums(node: Node, args: dict[str, Any]) -> str:
-    """Put sums in the place of a gradient; the error that has left it as it was, "" without one."""
+    """Replace a gradient by sums; returns the error that kept it, or "" without one."""
     emitter = Emitter(node.graph)
     function = functools.partial(by_sums, rows=args["num_weights"], padding_idx=args["padding_idx"])
     try:
@@ -104,17 +104,17 @@ def _put_sums(node: Node, args: dict[str, Any]) -> str:
 
 
 def takes_sums(args: dict[str, Any]) -> bool:
-    """Whether sums give the gradient, by the operator's arguments: from 1 to `FEW` rows, not divided by numbers."""
+    """Returns whether sums give the gradient: 1 to `FEW` rows that are not scaled by their frequency."""
     rows = args["num_weights"]
     return isinstance(rows, int) and 0 < rows <= FEW and not args["scale_grad_by_freq"]
 
 
 def by_sums(grad_output: Tensor, indices: Tensor, rows: int, padding_idx: int) -> Tensor:
-    """`aten.embedding_dense_backward` of a table of few rows.
+    """Returns `aten.embedding_dense_backward` of a table of few rows: [rows, columns].
 
     Args:
         grad_output: [..., columns], the gradient of the embeddings of `indices`, integers [...].
-        rows: of the table.
+        rows: the number of rows of the table.
         padding_idx: the row that has no gradient, or a negative number.
     """
     flat, columns = indices.reshape(-1, 1), grad_output.reshape(indices.numel(), grad_output.shape[-1])

@@ -1,4 +1,4 @@
-"""What nodes of a graph compute from positions alone: evaluated with bounds for every rounding, in any contraction."""
+"""Evaluates nodes that depend on positions alone, with bounds for every rounding, in any order of contraction."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The backward of `grid_sample`, for which PyTorch has no deterministic kernel on CUDA.
+"""Replaces the backward of `grid_sample`, for which PyTorch has no deterministic kernel on CUDA.
 
-Its operator is replaced by what autograd makes of the forward, written with other operators.  That adds a gradient to
-the elements around each position by `index_put`, which `index_sums` rewrites next: to all channels of an element
-together, and to all elements around a position by one index, that of the first of them, so that there is one sort.
+The operator is replaced by the backward that autograd derives from a forward written with other operators.  It adds
+gradients to the elements around each position by `index_put`, which the pass `index_sums` rewrites next.  To sort once,
+all channels of an element are added together, and all elements around a position share one index, that of the first of
+them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ ZEROS, BORDER, REFLECTION = range(3)
 
 @dataclass(frozen=True)
 class GridSampleRewrite:
-    """Backwards of `grid_sample` on CUDA."""
+    """Replaces `grid_sampler_2d_backward` and `grid_sampler_3d_backward` on CUDA."""
 
     name: ClassVar[str] = "grid_sample"
 
@@ -55,7 +56,7 @@ class GridSampleRewrite:
         ]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Without passes PyTorch's operator raises an error of its own."""
+        """Returns no results: PyTorch's operator raises its own error."""
         return []
 
 

@@ -1,17 +1,17 @@
-"""Sums by indices that are functions of positions alone: the values of a row lie side by side, and are gathered.
+"""Sums by indices that are functions of positions alone, as in backwards of resampling: banded matmuls.
 
-The backward of resampling (`interpolate`: nearest, linear, cubic) adds a gradient where an index names a place, which
-grows with the position in each dimension and depends on no input.  So the values of a row are a range in each
-dimension.  Where ranges begin, and with which weights their values are added, is computed on the device from the very
-index and weights that the forward reads: these are small, and written once, so that no kernel of large tensors
-computes them for each element.  How long ranges are at most is known from the graph: the index is evaluated with bounds
-for every rounding, in any order of contraction.
+The backward of `interpolate` (nearest, linear, cubic) adds a gradient at an index that grows with the position in each
+dimension and depends on no input.  So the values that belong to a row are a range of positions in each dimension, and
+can be gathered instead of scattered.  The begins of the ranges and the weights in them are computed on the device from
+the index and the weights that the forward reads.  These tables are small; they are written once, so that no kernel of
+large tensors computes them for each element.  The most positions of a range are known when the graph is compiled: the
+index is evaluated with bounds for every rounding, in any order of contraction (`evaluated`).
 
 The backwards of adaptive average pooling and of interpolation with antialiasing, for which PyTorch has no deterministic
-kernels, are sums of that kind, too: an element gets something from the windows that it lies in, which are side by side.
+kernels, are sums of this kind, too: an element lies in windows that are neighbours.
 
-A sum of a few values becomes one pointwise kernel that fuses with what makes the values, without sorts and atomics;
-more of them become a kernel for each dimension, the first of which computes the values where it adds them.
+A sum of few values becomes one pointwise kernel that fuses with the computation of the values, without sorts and
+atomics.  A sum of more values becomes a kernel for each dimension, the first of which also computes the values.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _FAILED = "dash_inductor_index_ranges"  # in the metadata of an operator that an
 
 @dataclass(frozen=True)
 class IndexRangesRewrite:
-    """Sums by indices that grow with positions, on CUDA."""
+    """Replaces sums by indices that grow with positions, on CUDA."""
 
     name: ClassVar[str] = "index_ranges"
 
@@ -76,7 +76,7 @@ class IndexRangesRewrite:
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """A sum that is left is right, and as fast as PyTorch has it."""
+        """Returns no results: a sum that is left is PyTorch's, and as deterministic."""
         return []
 
 

@@ -1,13 +1,15 @@
-"""Sums by index under deterministic algorithms: one sort for each index, and sums of sorted segments in fixed order.
+"""Sums by index (segment sums) on CUDA: one sort for each index, and sums of sorted segments in fixed order.
 
-`index_add`, the backward of `x[index]`, `index_select` and `gather`, `scatter_add`, `scatter_reduce` and gradients of
-embeddings of few rows add the rows of a tensor that have one index.  Without deterministic algorithms, that is done by
-atomics; with them, Inductor leaves all of it to kernels that sort 64-bit indices for each call, and add the rows of an
-index one after another.  Here an index becomes keys of as few bits as its rows need, which one stable sort puts in
-order for all of its readers in the graph, and `dash_inductor::index_sums` adds them (see `kernels.sums`).  Where there
-are few rows, as of biases of experts, nothing is sorted: `dash_inductor::few_sums` adds by products.
+`index_add`, `scatter_add`, `scatter_reduce`, and the backwards of `x[index]`, `index_select`, `gather` and embeddings
+of few rows add the rows of a tensor that have one index.  Nondeterministic kernels do so by atomics.  Under
+deterministic algorithms Inductor leaves them to kernels that sort 64-bit indices in each call, and add the rows of an
+index one after another.
 
-An index that is out of bounds stops the device, as in PyTorch.
+Here an index becomes keys of 8, 16 or 32 bits, as its number of rows needs.  One stable sort serves all sums of the
+graph that read the index, and `dash_inductor::index_sums` adds the segments (`kernels.sums`).  For few rows, as of
+biases of experts, nothing is sorted: `dash_inductor::few_sums` multiplies by the one-hot matrix of the keys.
+
+An index out of bounds stops the device with an assertion, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -43,15 +45,15 @@ log = logging.getLogger("dash_inductor")
 aten = torch.ops.aten
 
 LEAST = 4096
-"""Elements that are added, below which nothing is rewritten: launches take all of the time."""
+"""The fewest elements of a sum that is rewritten: below, launches take all of the time."""
 EMBEDDED_ROWS = 254
-"""Rows of a table whose gradient is such a sum at most; PyTorch's kernel for other tables sorts and adds in parts."""
+"""The most rows of a table whose gradient is summed here; for larger ones PyTorch's kernel sorts and adds in parts."""
 ONE_HOT_ROWS = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 16}
-"""Rows to which sums are products, at most.  Values are read once, in their order, where a sort and a walk take about
-twice the time; the products of 128 rows take tensor cores less time than that, those of fp32, which has none, half of
-it with 16 rows.  Estimates from rates of an H100."""
+"""The most rows of a sum that is a matmul with a one-hot matrix, by dtype.  The matmul reads the values once, in their
+order, and a sort with a walk takes about twice that time.  With 128 rows of 16 bits tensor cores need less time than
+the loads; fp32 does not use them, and with 16 rows needs half of it.  Estimated from rates of an H100."""
 ONE_HOT_LEAST = 1 << 16
-"""Elements that are added by products, at least: below it, launches take all of the time of either way."""
+"""The fewest elements of such a matmul: below, launches take all of the time of either way."""
 NOMINAL = NOMINAL_LEN * NOMINAL_BATCH
 """The value of dynamic sizes in the decision."""
 DEVICES = ("cuda",)
@@ -90,7 +92,7 @@ class Index:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """The same for indices that name the same rows, whichever node has their sizes."""
+        """A key that is equal for indices that name the same rows, whichever nodes hold their sizes."""
         lengths = [n if isinstance(n, int) else n[0].meta["val"].shape[n[1]].node.expr for n in self.lengths]
         return self.tensors, *lengths, self.wraps, self.along, self.selected, self.flat, self.left_out
 
@@ -126,7 +128,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class IndexSumsRewrite:
-    """Sums by index on CUDA."""
+    """Replaces sums by index of floating-point tensors, on CUDA."""
 
     name: ClassVar[str] = "index_sums"
 
@@ -146,7 +148,7 @@ class IndexSumsRewrite:
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """A sum that is left is right, and as fast as PyTorch has it."""
+        """Returns no results: a sum that is left is PyTorch's, and as deterministic."""
         return []
 
 
@@ -167,19 +169,19 @@ def adds_floats(node: Node) -> bool:
 
 
 def is_sum(node: Node) -> bool:
-    """Whether a node gives such a tensor, contiguous."""
+    """Returns whether a node gives a contiguous tensor for which `adds_floats` holds."""
     return adds_floats(node) and node.meta["val"].is_contiguous()
 
 
 def pays(found: Sum) -> bool:
-    """Whether a sum is rewritten, by its shapes alone."""
+    """Returns whether a sum is rewritten, by its shapes alone."""
     values = _nominal(found.values.meta["val"].shape)
     rows = _nominal([size if isinstance(size, int) else None for size in found.index.lengths])
     return (values >= LEAST or found.raises) and max(rows, values) <= MOST
 
 
 def takes_products(found: Sum) -> bool:
-    """Whether a sum is made of products, by its shapes and dtype alone."""
+    """Returns whether a sum is a matmul with a one-hot matrix, by its shapes and dtype alone."""
     value, lengths = found.values.meta["val"], found.index.lengths
     rows = math.prod(size if isinstance(size, int) else NOMINAL for size in lengths)
     is_large = _nominal(value.shape if found.values_shape is None else found.values_shape) >= ONE_HOT_LEAST
@@ -385,7 +387,7 @@ def _rewritten(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, ...]])
 
 
 def replace(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, ...]]) -> str:
-    """Put a sum of segments in the place of a node; the error that has left it as it was, or ""."""
+    """Replace a node by a sum of segments; returns the error that kept it, or "" without one."""
     emitter, known = Emitter(node.graph), dict(sorted_keys)
     try:
         gathered = _gathered(found)

@@ -1,4 +1,4 @@
-"""The rules of `uniqueness`: what an operator's result holds, by what its arguments hold."""
+"""The rules of `uniqueness`: what is proved of an operator's result, by what is proved of its arguments."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Masks that are the same for all elements: what they would choose from is read as it is.
+"""Removes masks that the graph proves to be true, or false, for all elements.
 
-Layers of experts clear the rows of tokens that go to no expert of a device, by comparing the sorted numbers of experts
-with how many there are.  Where all experts are there, the graph proves that each number is smaller, since `topk` has
-drawn it from so many places; but the rows were read and written once more for each mask.
+Layers of experts clear the rows of tokens that go to no expert of a device: they compare the sorted numbers of experts
+with the number of experts there.  Where all experts are on the device, the graph proves that every number is smaller,
+since `topk` has drawn it from that many places.  `torch.where` by such a mask is replaced by the operand that it always
+chooses, which saves a read and a write of the rows.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _COMPARED: Mapping[str, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True)
 class KnownMasksRewrite:
-    """Choices by comparisons of indices with a number, whose outcome the graph proves, on CUDA."""
+    """Replaces `torch.where` by a comparison of indices with a number whose outcome is proved, on CUDA."""
 
     name: ClassVar[str] = "known_masks"
 
@@ -62,12 +63,12 @@ class KnownMasksRewrite:
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """A mask that is left is right."""
+        """Returns no results: a mask that is left changes no value."""
         return []
 
 
 def outcome(mask: Node) -> bool | None:
-    """What a comparison of integers with a number says for each of them; None if that is not known."""
+    """Returns the outcome of a comparison of integers with a number, if it is proved for all of them; else None."""
     compare = _COMPARED.get(op_name(mask))
     if compare is None:
         return None

@@ -1,17 +1,17 @@
-"""Products of matrices whose rows begin at odd addresses: padded, so that GPUs read them at full rate.
+"""Pads matmuls whose rows begin at addresses that are no multiples of 16 bytes, so that they run at full rate.
 
-Libraries of matrix products read 16 bytes at a time.  Where the rows of an operand or of the result do not begin at
-multiples of that, as those of logits over a vocabulary of 50257 tokens, they fall back to kernels of a quarter of the
-rate.  PyTorch pads such products where a timing says that it pays; under deterministic algorithms nothing is timed, and
-nothing is padded.  Here the decision is a pure function of shapes, strides and dtype (`decide`): the bits of a product
-follow from its shape, as ever.
+Libraries of matmuls read 16 bytes at a time.  Where rows of an operand or of the result begin elsewhere, as those of
+logits over a vocabulary of 50257 tokens, they fall back to kernels of a quarter of the rate.  Inductor pads such
+matmuls where a timing says that it pays; under deterministic algorithms it times nothing and pads nothing.  Here the
+decision is a pure function of shapes, strides and dtype (`decide`), so that the bits of a matmul follow from its shape.
 
-Padding is done in front of a permutation where there is one, so that all products that read a tensor, such as a weight
-that embeds tokens, makes logits and has a gradient, share one padded copy.  The result is a view of the padded product.
-A copy of an input of the graph, such as a weight, is made once in the forward and once in the backward: kept in between
-it would be there where memory is scarcest, beside logits and their gradient.
-What is computed element by element from such results, as the gradient of logits, is not copied but computed with padded
-columns (`wider`).
+Padding is inserted in front of a permutation where there is one, so that all matmuls that read a tensor share one
+padded copy: for example a weight that embeds tokens, makes logits and has a gradient.  The result is a view of the
+padded result.  A graph input, such as a weight, is copied once in the forward and once in the backward.  A copy that is
+kept in between would be alive where memory is scarcest, beside logits and their gradient.
+
+Pointwise computations on padded results, as the gradient of logits is, are not copied but computed with padded columns
+(`wider`).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Matrix:
 
 
 def decide(left: Matrix, right: Matrix, itemsize: int, batch: int = 1) -> dict[str, int]:
-    """The sizes to pad, "m", "k" or "n" of [m, k] @ [k, n], each with its new value; empty where none is padded.
+    """Returns the sizes to pad, "m", "k" or "n" of [m, k] @ [k, n], with their new values; empty where none is padded.
 
     Dynamic sizes are not padded, and count as `NOMINAL`: the decision does not depend on the sizes at hand.
 
@@ -145,7 +145,7 @@ def _up(size: int, aligned: int) -> int:
 
 @dataclass(frozen=True)
 class PadMmRewrite:
-    """Products on CUDA whose rows begin at odd addresses, where padding pays."""
+    """Pads `mm`, `bmm`, `addmm` and `baddbmm` on CUDA, where the rule of `decide` says that it pays."""
 
     name: ClassVar[str] = "pad_mm"
 
@@ -164,7 +164,7 @@ class PadMmRewrite:
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """A product that is not padded is right, and as fast as PyTorch has it."""
+        """Returns no results: a product that is left is PyTorch's, and as deterministic."""
         return []
 
 

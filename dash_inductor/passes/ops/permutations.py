@@ -1,17 +1,17 @@
 """Scatters by indices that are proved to name each row equally often: gathers by the inverse permutation.
 
-A layer of experts sorts its tokens by expert and reads them in that order, `x[order // k]`; afterwards it reads the
-results in the order of tokens, `y[inverse]`, or adds them to tokens.  The backwards of these gathers are scatters that
-add, and so are some forwards.  Under deterministic algorithms Inductor leaves every scatter by a tensor of indices to
-ATen, which sorts the indices anew, in about ten kernels.
+A layer of experts sorts its tokens by expert and reads them in that order, `x[order // k]`.  Afterwards it reads the
+results in the order of tokens, `y[inverse]`, or adds them to the tokens.  The backwards of these gathers, and some
+forwards, are scatters.  Under deterministic algorithms Inductor leaves every scatter by a tensor of indices to ATen,
+which sorts the indices anew, in about ten kernels.
 
-Where the indices are a permutation (`uniqueness`), the element that a row gets is known: it stands at the row's place
-in the inverse permutation.  So the scatter is a gather, and where each row is named k times, a sum of k gathers in the
-order of the inverse, in fp32.  Inductor makes one kernel of that, with what reads it.  An inverse is stored once
-(`operators.distinct`), for all that need it.
+If the indices are a permutation (`uniqueness`), the source of each row stands at the place of the row in the inverse
+permutation, so that the scatter is a gather.  If each row is named k times, it is a sum of k gathers in the order of
+the inverse, in fp32.  Inductor fuses either with its readers.  An inverse is computed once, by one scatter
+(`operators.distinct`), for all of them.
 
-Indices that differ but leave rows out are stored by the same operator into zeros: of places, where rows are long, so
-that the gather can fuse, else of the values themselves.
+Indices that differ but leave rows out are scattered into zeros by the same operator.  For long rows it scatters the
+places of the rows, so that the gather by these can fuse; for short rows it scatters the values themselves.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from .uniqueness import Lists, distinct_along, inverted, lists_of, values_of
 aten = torch.ops.aten
 
 LEAST_ROW_BYTES = 32
-"""Rows of at least so many bytes are gathered by places, of which each row has 16 bytes that are written and read."""
+"""The fewest bytes of a row that is gathered by its place.  A place takes 16 bytes that are written and read."""
 
 
 @dataclass(frozen=True)
 class PermutationsRewrite:
-    """Scatters on CUDA by indices that are proved to differ, or to name each row equally often."""
+    """Replaces scatters by indices that are proved to differ, or to name each row equally often, on CUDA."""
 
     name: ClassVar[str] = "permutations"
 
@@ -55,12 +55,12 @@ class PermutationsRewrite:
         return [Result(record) for record in records if record is not None]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """A scatter that stays is right, and as fast as PyTorch has it."""
+        """Returns no results: a scatter that is left is PyTorch's, and as deterministic."""
         return []
 
 
 def _rewritten(scatter: Scatter) -> Record | None:
-    """The record of a scatter that was rewritten; None for one that stays."""
+    """Rewrite a scatter; returns its record, or None for a scatter that stays."""
     if not isinstance(scatter.values, Node) or scatter.lines is not None:
         return None
     zeros = constant(scatter.base) == 0
@@ -126,12 +126,12 @@ def _by_lists(scatter: Scatter, index: Node, values: Node, lists: Lists, zeros: 
 
 
 def _is_count(values: Node, scatter: Scatter) -> bool:
-    """Whether the values are 0, 1, 2 and so on, of the scatter's dtype: what is stored is the inverse."""
+    """Returns whether the values are 0, 1, 2 and so on, in int64: then the scatter computes an inverse permutation."""
     return is_iota(values) and scatter.node.meta["val"].dtype == torch.int64
 
 
 def _inverse(scatter: Scatter, order: Node) -> Node | None:
-    """A node in front of the scatter that is the inverse of a permutation; None if there is none."""
+    """Returns a node in front of the scatter that is the inverse of a permutation; None if there is none."""
     known = inverted(order)
     if known is not None:
         return known
@@ -197,7 +197,7 @@ def gathered(
     adds: bool,
     is_inverse: bool,
 ) -> Tensor:
-    """The result of a scatter that names each of the rows of `base` along `dim` equally often.
+    """Returns the result of a scatter that names each of the rows of `base` along `dim` equally often.
 
     Args:
         index: the indices, one for each row of the values.
@@ -223,7 +223,7 @@ def gathered(
 
 
 def gathered_by_places(base: Tensor, index: Tensor, values: Tensor, *, dim: int, by_rows: bool) -> Tensor:
-    """The result of a scatter into zeros by indices that differ, one for each row of the values, as a gather."""
+    """Returns the result of a scatter into zeros by indices that differ, one for each row of values, by a gather."""
     rows, index = _rows(base, index, values, dim, by_rows), index.reshape(-1)
     count = torch.arange(index.shape[0], dtype=torch.int64, device=index.device)
     places = _put(index, count, base.shape[dim], 0, -1)
@@ -239,12 +239,12 @@ def put_rows(base: Tensor, index: Tensor, values: Tensor, *, dim: int, by_rows: 
 
 
 def put_elements(base: Tensor, index: Tensor, values: Tensor, *, dim: int) -> Tensor:
-    """The result of a scatter into zeros by indices of elements that differ in each line along `dim`."""
+    """Returns the result of a scatter into zeros by indices of elements that differ in each line along `dim`."""
     return _put(index, cut(values, index.shape), base.shape[dim], dim, 0)
 
 
 def stored(order: Tensor, *, is_inverse: bool) -> Tensor:
-    """0, 1, 2 and so on stored by a permutation: its inverse, which `order` is already if `is_inverse`."""
+    """Returns 0, 1, 2 and so on scattered by a permutation: its inverse, which `order` already is if `is_inverse`."""
     return order.reshape(-1).to(torch.int64) if is_inverse else inverse(order)
 
 
@@ -256,7 +256,7 @@ def inverse(order: Tensor) -> Tensor:
 
 
 def _put(indices: Tensor, values: Tensor, size: int, dim: int, rest: float | None) -> Tensor:
-    """`operators.distinct`."""
+    """Calls `operators.distinct.put_distinct`; returns its result."""
     found: Tensor = put_distinct(indices, values, size, dim, rest)
     return found
 

@@ -1,8 +1,8 @@
-"""Sums along dimensions of what lies side by side: each row adds a range of positions, with a weight for each of them.
+"""Banded matmuls: each row of the result adds a range of positions, with a weight for each of them.
 
-In each dimension a banded matrix [rows, positions] says how much of a position a row gets.  Where the range of a row
-begins is a function of its number, and the weights in the range become a table on the device.  What several dimensions
-add up is the product of their matrices, so that one dimension can be summed after the other.
+In each dimension a banded matrix [rows, positions] holds the weight of each position in each row.  The begin of a row's
+range is a function of the row's number, and the weights in the ranges are a table on the device.  Sums in several
+dimensions are products of their matrices, so that one dimension is summed after the other.
 """
 
 from __future__ import annotations

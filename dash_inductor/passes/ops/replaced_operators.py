@@ -1,4 +1,4 @@
-"""Operators that are replaced one by one, each by other nodes for its results, or left as they are after an error."""
+"""Replaces single operators by other nodes; an error leaves an operator as it was, and is recorded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("dash_inductor")
 
 
 def has_failed(rewrite: str, node: Node) -> bool:
-    """Whether an error has left the operator as it was."""
+    """Returns whether an error has left the operator as it was, in an earlier run of the pass."""
     return _mark(rewrite) in node.meta
 
 
@@ -27,10 +27,10 @@ def replaced(
     """Replace the results of one operator; returns its record.
 
     Args:
-        rewrite: the name of the rewrite.
-        facts: for the record.
-        detail: what takes the operator's place, in words.
-        make: emits the new nodes, by the nodes in whose place they come.
+        rewrite: the name of the pass.
+        facts: the facts of the record.
+        detail: the replacement in words, for the record.
+        make: emits the new nodes; returns them by the results that they replace.
     """
     emitter, error = Emitter(node.graph), ""
     line, module = model_line([node, *node.users])
@@ -59,5 +59,5 @@ def replaced(
 
 
 def _mark(rewrite: str) -> str:
-    """In the metadata of an operator that an error has left as it was."""
+    """Returns the key in the metadata of an operator that an error has left as it was."""
     return f"dash_inductor_{rewrite}"

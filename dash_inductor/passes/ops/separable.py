@@ -1,9 +1,9 @@
-"""Sums by index whose indices and weights are products over dimensions, as autograd makes them of `interpolate`.
+"""Sums by index whose indices and weights are products over dimensions, as in backwards of `interpolate`.
 
-Its decomposition reads an image by several indices, and adds what it reads with weights, each of which depends on the
-position in one dimension.  The backward of that multiplies a gradient by the same weights, adds and subtracts such
-products, and adds each by its index.  All of it is one linear map of the gradient.  Written out as a sum of products of
-one-dimensional maps, it most often is a single product, which needs a fraction of the additions.
+The decomposition of `interpolate` reads an image by several indices and adds what it reads with weights, each of which
+depends on the position in one dimension.  Its backward multiplies a gradient by the same weights, adds and subtracts
+such products, and adds each of them by its index.  All of that is one linear map of the gradient.  Written as a sum of
+products of one-dimensional maps it is most often a single product, which needs a fraction of the additions.
 """
 
 from __future__ import annotations

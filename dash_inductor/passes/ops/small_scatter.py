@@ -1,13 +1,13 @@
-"""Scatters of few elements into each line of a constant tensor: sums of ``where(position == index, value, 0)``.
+"""Scatters of at most 16 elements into each line of a constant tensor: sums of ``where(position == index, value, 0)``.
 
-The gradient of the values that `topk` has chosen, or of the log-probabilities of the labels, has a handful of elements
-in each line, as of a vocabulary.  PyTorch fills a tensor with zeros and adds to it; under deterministic algorithms that
-is left to ATen, which sorts the indices.  As a sum of so many terms it is computed where it is read: Inductor puts it
-into the kernels of its readers, and most often nothing is written.
+The gradient of the values that `topk` chooses, or of the log-probabilities of labels, has a handful of elements in each
+line, for example of a vocabulary.  PyTorch fills a tensor with zeros and scatters into it; under deterministic
+algorithms ATen sorts the indices for that.  As a sum of a few terms the gradient is computed where it is read: Inductor
+fuses it into the kernels of its readers, and most often writes nothing.
 
-The terms are added in the order of the indices, in fp32.  An index out of bounds is the error that it is for Inductor's
-own kernels: where the graph does not prove that there is none, the index is read through a gather of positions, which
-checks it, and which counts negative ones from the end where the operator does.
+The terms are added in the order of the indices, in fp32.  An index out of bounds is an error on the device, as in
+Inductor's own kernels.  Where the graph does not prove that there is none, the index is read through a gather of
+positions, which checks it, and which counts negative indices from the end where the operator does.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from .uniqueness import distinct_along, values_of
 aten = torch.ops.aten
 
 MOST = 16
-"""Indices of a line, at most."""
+"""The most indices of a line."""
 CHEAP, CHEAP_WRITTEN = 8, 4
-"""So many terms of an element take less time than to write it and read it again, or, where it is a result of the graph,
-than to write it.  By its count of instructions a term takes an H100 0.28 ps; 4 bytes take it 1.3 ps."""
+"""The most terms that take less time than to write an element and read it again, or, for a result of the graph, than to
+write it.  By its count of instructions a term takes 0.28 ps on an H100; 4 bytes take 1.3 ps."""
 MOST_TERMS = 1 << 29
-"""Terms of all elements, at most, where an element has more: 150 us on an H100, as long as ATen's kernels."""
+"""The most terms of all elements together, if an element has more: 150 us on an H100, as long as ATen's kernels."""
 
 
 @dataclass(frozen=True)
 class SmallScatterRewrite:
-    """Scatters on CUDA of at most `MOST` elements into each line of a tensor full of one number."""
+    """Replaces scatters of at most `MOST` elements into each line of a constant tensor, on CUDA."""
 
     name: ClassVar[str] = "small_scatter"
 
@@ -53,12 +53,12 @@ class SmallScatterRewrite:
         return [Result(record) for record in records if record is not None]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """A scatter that stays is right, and as fast as PyTorch has it."""
+        """Returns no results: a scatter that is left is PyTorch's, and as deterministic."""
         return []
 
 
 def pays(count: int, elements: int | None, written: bool = False) -> bool:
-    """Whether terms take less time than a scatter.
+    """Returns whether the terms take less time than a scatter.
 
     Args:
         count: indices of a line.
@@ -70,7 +70,7 @@ def pays(count: int, elements: int | None, written: bool = False) -> bool:
 
 
 def _rewritten(scatter: Scatter) -> Record | None:
-    """The record of a scatter that was rewritten; None for one that stays."""
+    """Rewrite a scatter; returns its record, or None for a scatter that stays."""
     count, fill = count_of(scatter), constant(scatter.base)
     if not count or fill is None or not _pays(scatter, count):
         return None
@@ -120,7 +120,7 @@ def _all_differ(indices: Node) -> bool:
 
 
 def count_of(scatter: Scatter) -> int | None:
-    """Indices of each line; None for a dynamic number."""
+    """Returns the number of indices of each line; None for a dynamic one."""
     shape = scatter.indices.meta["val"].shape
     if not scatter.by_rows:
         return sizes.static(shape[scatter.dim])
@@ -148,7 +148,7 @@ def sums(
     checks: bool,
     wraps: bool,
 ) -> Tensor:
-    """The result of a scatter into a tensor like `base`, full of `fill`.
+    """Returns the result of a scatter into a tensor like `base`, full of `fill`.
 
     Args:
         indices, values, dim, by_rows, lines, wraps: as in `Scatter`; values are None where `number` stands for all.

@@ -1,7 +1,8 @@
-"""Medians with their places, k-th values and histograms, for which PyTorch raises an error: by a stable sort.
+"""Medians with their places, k-th values and histograms by a stable sort, on CUDA, where PyTorch raises an error.
 
-PyTorch's kernels take any of the places that hold a value, or count by atomics in floating point.  A stable sort has
-equal elements in the order of their places, and the elements of a part of a histogram are neighbours, counted exactly.
+PyTorch's kernels return any of the places that hold a value, or count by atomics in floating point.  A stable sort
+keeps equal elements in the order of their places, and brings the elements of a bin together, so that they can be
+counted exactly.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ DEVICES = ("cuda",)
 
 @dataclass(frozen=True)
 class SortedValuesRewrite:
-    """Operators that a stable sort replaces, on CUDA."""
+    """Replaces `median` and `nanmedian` with a dimension, `kthvalue`, and `histc` with bounds, on CUDA."""
 
     name: ClassVar[str] = "sorted_values"
 
@@ -45,12 +46,12 @@ class SortedValuesRewrite:
         return [Result(_rewritten(node)) for node in found if takes_sort(node)]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """PyTorch's own error names what is left."""
+        """Returns no results: an operator that is left raises PyTorch's error, which names it."""
         return []
 
 
 def takes_sort(node: Node) -> bool:
-    """Whether a sort gives the results of an operator: of a line whose length is known, or between two bounds."""
+    """Returns whether a sort gives the results of an operator: lines of static length, or `histc` with two bounds."""
     args = bind(node)
     given = args["self"].meta["val"]
     if given.device.type not in DEVICES or given.dtype not in NUMBERS:

@@ -1,8 +1,9 @@
-"""Weights that embed tokens and make logits: the gradient of the embedding is added to the other one row by row.
+"""Gradients of tied weights: rows of the embedding's gradient are added to the gradient of the logits.
 
-PyTorch makes a gradient of the size of the table for the embedding alone, which is zero but for the rows of a batch,
-and adds the two.  `dash_inductor::index_sums` adds the rows that there are, in fp32, to a copy of the other gradient:
-the sum is rounded once, and no zeros are written and read.
+A weight that embeds tokens and makes logits has two gradients.  PyTorch makes that of the embedding as a tensor of the
+size of the table, zero but for the rows of the batch, and adds the two.  This pass adds only the rows of the batch to a
+copy of the other gradient, in fp32, with `dash_inductor::index_sums`: the sum is rounded once, and no zeros are written
+or read.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from .index_sums import EMBEDDED_ROWS, FAILED, Index, Sum, is_sum, pays, replace
 aten = torch.ops.aten
 
 LEAST = 1 << 22
-"""Elements of a table, below which launches take as long as the zeros."""
+"""The fewest elements of a table that is rewritten: below, launches take as long as writing the zeros."""
 
 
 @dataclass(frozen=True)
 class TiedEmbeddingsRewrite:
-    """Sums of the two gradients of a table, on CUDA."""
+    """Replaces the addition of the two gradients of a table, on CUDA."""
 
     name: ClassVar[str] = "tied_embeddings"
 
@@ -49,12 +50,12 @@ class TiedEmbeddingsRewrite:
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """A sum that is left is right, and as fast as PyTorch has it."""
+        """Returns no results: a sum that is left is PyTorch's, and as deterministic."""
         return []
 
 
 def read(node: Node) -> Sum | None:
-    """The sum by index that an addition of the gradient of an embedding is; None for another node."""
+    """Returns the sum by index that replaces an addition of an embedding's gradient; None for another node."""
     args = bind(node)
     if args["alpha"] != 1 or FAILED in node.meta or not is_sum(node):
         return None

@@ -1,8 +1,8 @@
-"""What a graph proves about the integers of a tensor: where they lie, how often each occurs, what permutation they are.
+"""Proofs about the integers of a tensor: their bounds, how often each occurs, and which permutation they are.
 
-Nothing is sampled.  A rule (`integer_rules.RULES`) is a function from what is known of an operator's inputs to what is
-known of its result, and says None where it cannot prove anything for all inputs of the program.  Proofs begin at
-operators whose results are places of elements by definition: `sort`, `topk`, `arange`, `randperm`.
+Nothing is sampled.  A rule (`integer_rules.RULES`) maps what is proved of an operator's inputs to what is proved of its
+result, and returns None where it proves nothing for all inputs of the program.  Proofs begin at operators whose results
+are places of elements by definition: `sort`, `topk`, `arange`, `randperm`.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class UnrolledReductionsRewrite:
         return [Result(_rewritten(node, dim)) for node in found if (dim := summed(node)) is not None]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """A sum that is left is right, and as fast as PyTorch has it."""
+        """Returns no results: a sum that is left is PyTorch's, and as deterministic."""
         return []
 
 

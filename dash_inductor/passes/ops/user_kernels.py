@@ -1,7 +1,8 @@
-"""Triton kernels of the program with several configurations: the first that fits runs, and a record says so.
+"""Records for the program's own Triton kernels that have several configurations.
 
-Inductor would time the configurations and take the fastest, so that two processes could compute other bits.  The choice
-itself is made where the code of the kernel is generated and first called (`install.no_autotune`).
+Inductor would time the configurations and take the fastest, so that two processes could compute other bits.  Instead
+the first configuration that fits the GPU runs.  `install.no_autotune` makes that choice where the kernel's code is
+generated and first called; this pass only records it, whatever `config.rewrites` says.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _RECORDED = "dash_inductor_recorded"  # in the metadata of a launch: the pass ma
 
 @dataclass(frozen=True)
 class UserKernelsRewrite:
-    """Launches of autotuned kernels; the graph stays as it is."""
+    """Records launches of autotuned kernels, and leaves the graph as it is."""
 
     name: ClassVar[str] = "user_kernels"
 
@@ -34,7 +35,7 @@ class UserKernelsRewrite:
         return [Result(_recorded(node)) for node in graph.nodes if is_launch(node) and _is_new(node)]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """The choice does not depend on passes, which only record it."""
+        """Returns no results: without passes the choice is the same, but is not recorded."""
         return []
 
 

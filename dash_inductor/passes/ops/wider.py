@@ -1,8 +1,8 @@
-"""Padding moved through what computes a tensor, so that one kernel writes the padded tensor, and nothing copies it.
+"""Computes pointwise chains with padded columns, so that one kernel writes the padded tensor and nothing copies it.
 
-Where a tensor is computed element by element from tensors of its width that have padded columns already, from ones that
-broadcast, and from positions, all of it can be computed for the padded columns too; what comes out there is replaced by
-zeros.  So the gradient of padded logits is written over the padded logits.
+A tensor may be computed element by element from tensors of its width that already have padded columns, from tensors
+that broadcast along columns, and from positions.  Then all of it can be computed for the padded columns, too, and zeros
+replace the values there.  So the gradient of padded logits is written over the padded logits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The host side of `behind`: what is left unwritten by products of groups is filled with NaN."""
+"""Launches `device.behind`, which fills with NaN what a grouped matmul leaves unwritten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host side of `segments`: from a sorted list of keys to sums of rows."""
+"""Launches `device.segments`: sums of the rows of a tensor by sorted keys."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def levels(count: int, chunk: int) -> list[int]:
 
 
 def add_segments(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:
-    """[batch, rows, columns], contiguous: for each row the sum of the values with its key, added to `base`.
+    """Returns [batch, rows, columns], contiguous: for each row the sum of the values with its key, added to `base`.
 
     Args:
         base: [batch, rows, columns] of the dtype of `values`, or None for zeros.

@@ -1,4 +1,4 @@
-"""The host side of `device.few`: from keys in any order to sums of few rows."""
+"""Launches `device.one_hot_matmul`: sums to few rows by keys in any order, without a sort."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ GROUP, BLOCK = 64, 512
 
 
 def add_few(base: Tensor | None, values: Tensor, keys: Tensor, rows: int) -> Tensor:
-    """[batch, rows, columns], contiguous: for each row the sum of the values with its key, added to `base`.
+    """Returns [batch, rows, columns], contiguous: for each row the sum of the values with its key, added to `base`.
 
     Args:
         base: [batch, rows, columns] of the dtype of `values`, or None for zeros.
         values: [batch, n, columns] of floating point, of 16 or 32 bits, with any strides.
         keys: integers [n] up to `rows`; an entry with key `rows` is left out, and not read.  A larger one stops the
             device.
-        rows: a few, for which a program has sums in registers.
+        rows: the number of rows; their sums must fit into the registers of a program.
     """
     if values.shape[2] == 1:  # batch elements that lie in columns are summed together
         turned = None if base is None else base.transpose(0, 2)

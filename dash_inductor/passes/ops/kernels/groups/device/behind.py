@@ -1,4 +1,4 @@
-"""What products of groups leave unwritten behind the last offset is filled with NaN."""
+"""Fills with NaN what a grouped matmul leaves unwritten behind its last offset."""
 
 import triton
 import triton.language as tl

@@ -1,8 +1,8 @@
-"""Sums of many rows to few of them, by products with one-hot matrices, in a fixed order, without sorting.
+"""Sums many rows to few of them by matmuls with one-hot matrices, in a fixed order and without a sort.
 
-A program takes a chunk of entries, of as many as a constant says, and some of the columns.  It multiplies the matrix
-that has a one where an entry belongs to a row with the values, and writes a part: the sums of its chunk.  Parts are
-added group by group, in their order.  So bits follow from the keys, the values and their shape.
+A program takes a chunk of entries, whose length is a constant, and some of the columns.  It multiplies the one-hot
+matrix of the keys, [rows, entries], by the values, and writes a part: the sums of its chunk.  Parts are added group by
+group, in their order.  So bits follow from the keys, the values and their shape.
 """
 
 import triton
