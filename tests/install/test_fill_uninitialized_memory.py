@@ -203,7 +203,7 @@ def test_calls_that_overlap() -> None:
 
 CACHED = """
     import torch
-    from dash_inductor.upstream import fill
+    from dash_inductor.upstream import fill_uninitialized_memory as fill
     import torch._inductor.config, torch._inductor.compile_fx
     from torch._dynamo.utils import counters
 
