@@ -41,10 +41,10 @@ test: $(READY)
 # What a version of torch or triton can break: adoption, caches, how graphs look, are rewritten and cut in two, lowering, and compiled
 # kernels with their budgets.  Left out is what is no matter of versions (the package's files, settings, broken packages,
 # failing compilations), and the kernels that the planner can choose: those of the budgets in other combinations.
-TEST_TORCH := tests/install tests/upstream tests/test_switch.py tests/rewrites/test_embeddings.py \
+TEST_TORCH := tests/install tests/upstream tests/test_switch.py tests/passes/ops/test_embeddings.py \
 	tests/eager/test_attention.py tests/eager/test_flash.py \
 	$(foreach name,repeat_kv math_path varlen,tests/entries/test_$(name).py) tests/masks/test_recognition.py \
-	$(foreach name,dropout lone_forwards replace rewrite rewritten_tensors sites training,tests/rewrites/attention/test_$(name).py) \
+	$(foreach name,dropout lone_forwards replace rewrite rewritten_tensors sites training,tests/passes/attention/test_$(name).py) \
 	$(foreach name,data_masks dropout forward hopper packed portable segments,tests/lowering/test_$(name).py) \
 	$(foreach name,dump elsewhere explain,tests/explanations/test_$(name).py) tests/records/test_publication.py tests/operators/test_flops.py \
 	tests/kernels/portable/test_budgets.py tests/kernels/hopper/forward/test_budgets.py tests/kernels/hopper/test_span_budgets.py \
@@ -58,7 +58,7 @@ test-torch: $(READY)
 # longest of it is left to test-torch.
 test-seams: $(READY)
 	$(PYTEST) -k "not broken" tests/upstream tests/install tests/test_switch.py tests/explanations/test_elsewhere.py \
-		tests/rewrites/attention/test_rewrite.py \
+		tests/passes/attention/test_rewrite.py \
 		--ignore tests/upstream/test_partitioner.py --ignore tests/install/test_saved_functions.py
 
 # The same, and what depends on transformers, accelerate and the other packages, with the newest of everything that pyproject.toml
@@ -69,7 +69,7 @@ test-newest:
 	tools/setup.sh .venv-newest newest $(WITH)
 	$(PYTHON) -m pip freeze --exclude-editable
 	$(PYTEST) -k "not broken" $(TEST_TORCH) $(foreach name,model_table models parallel,tests/models/test_$(name).py) tests/eager \
-		tests/rewrites/attention/test_ways.py tests/test_package.py tests/docs/test_snippets.py tests/docs/test_site.py \
+		tests/passes/attention/test_ways.py tests/test_package.py tests/docs/test_snippets.py tests/docs/test_site.py \
 		tests/examples/test_demo.py tests/examples/test_training.py tests/kernels/portable/test_interpreter.py
 
 # What takes long: every family of models with every kind of inputs, programs of other packages, and more compiled and interpreted kernels.  35 minutes.

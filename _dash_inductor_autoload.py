@@ -24,6 +24,7 @@ import _dash_inductor_state as state
 
 _OPERATORS = "torch._ops"
 _INDUCTOR = "torch._inductor.compile_fx"
+_DEFINING = "dash_inductor.operators.", "dash_inductor.passes.ops.operators."  # the modules that define operators
 
 _armed = False
 
@@ -85,9 +86,9 @@ def _offer_operators() -> None:
         __module__ = torch_ops._OpNamespace.__module__  # generated code names operators by it
 
         def __getattr__(self, name: str) -> Any:
-            is_known = "dash_inductor.operators.attention" in sys.modules or _is_defining()
+            is_known = "dash_inductor.operators.all" in sys.modules or _is_defining()
             if not name.startswith("_") and not is_known:
-                importlib.import_module("dash_inductor.operators.attention")
+                importlib.import_module("dash_inductor.operators.all")
                 installed: Any = sys.modules.get("dash_inductor.install.installation")
                 if installed is not None:
                     installed.lower_operators()
@@ -100,7 +101,7 @@ def _offer_operators() -> None:
 
 def _is_defining() -> bool:
     """Whether a module of operators is being imported right now, which asks for the operators that it defines."""
-    modules = [module for name, module in list(sys.modules.items()) if name.startswith("dash_inductor.operators.")]
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith(_DEFINING)]
     return any(getattr(module.__spec__, "_initializing", False) for module in modules)
 
 

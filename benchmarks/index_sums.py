@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import dash_inductor
-from dash_inductor.rewrites import index_sums
+from dash_inductor.passes.ops import index_sums
 
 from . import common
 

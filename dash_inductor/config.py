@@ -2,7 +2,7 @@
 
     from dash_inductor.config import config
     config.strict = True
-    with config.patch(schedule="descending"):
+    with config.patch(schedule="descending", rewrites={"index_sums", "pad_mm"}):
         ...
 
 Every value is checked, from the environment (at the first import of this module) and on assignment; a bad one raises
@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from _dash_inductor_state import BOOLEANS
 
@@ -30,38 +30,88 @@ from .errors import ArgumentError
 Schedule = Literal["auto", "ascending", "descending", "shift", "symmetric_shift", "spt", "bent_fold", "two_pass"]
 Cpu = Literal["off", "reference"]
 Forward = Literal["auto", "keep"]
-Rewrites = Literal["all", "attention"]
-Switch = Literal["on", "off"]
+Value = bool | str | tuple[str, ...]
+
+ATTENTION = "attention"
+REWRITES = (
+    ATTENTION,
+    "embeddings",
+    "grid_sample",
+    "grouped_mm",
+    "index_ranges",
+    "index_sums",
+    "known_masks",
+    "pad_mm",
+    "permutations",
+    "small_scatter",
+    "sorted_values",
+    "tied_embeddings",
+    "unrolled_reductions",
+)
+"""The names that `Config.rewrites` takes, sorted: attention, and the passes of `passes.ops`."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting: its environment variable, its default, and the allowed values by their spelling there.
+    """One setting.
 
-    `allowed` is None for any text.  A setting with `of_code` changes what is compiled, and is part of the cache keys.
+    Attributes:
+        env: the environment variable of the setting.
+        default: the value of a setting that nobody has set.
+        allowed: the allowed values by their spelling in the environment; None for any text.  Where they are tuples of
+            names, a set of spellings is allowed, too, and stands for the union of their values.
+        of_code: whether the setting changes what is compiled, and is part of the cache keys.
     """
 
     env: str
-    default: bool | str
-    allowed: Mapping[str, bool | str] | None
+    default: Value
+    allowed: Mapping[str, Value] | None
     of_code: bool = True
 
-    def value_of(self, given: object) -> bool | str | None:
-        """The value that `given` (a value, or its spelling) stands for; None if it is not allowed.
+    def value_of(self, given: object) -> Value | None:
+        """Returns the value that `given`, a value or its spelling, stands for; None if it is not allowed.
 
-        A boolean may also be 0 or 1, or one of the spellings of `BOOLEANS` in any case; a text may also be a path.
+        A boolean may also be 0 or 1, or one of the spellings of `BOOLEANS` in any case; a text may also be a path.  A
+        set of names may be a set, a list or a tuple of them, or a text in which commas separate them.
         """
         if self.allowed is None:
             return os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
+        if isinstance(self.default, tuple):
+            return self._names_of(given)
         if not isinstance(self.default, bool):
             return self.allowed.get(given) if isinstance(given, str) else None
         if isinstance(given, str):
             return BOOLEANS.get(given.lower())
         return bool(given) if isinstance(given, int) and given in (0, 1) else None
 
+    def _names_of(self, given: object) -> tuple[str, ...] | None:
+        names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given
+        if not isinstance(names, (list, tuple, set, frozenset)):
+            return None
+        found = {ATTENTION}
+        for name in names:
+            value = self.allowed.get(name) if self.allowed and isinstance(name, str) else None
+            if not isinstance(value, tuple):
+                return None
+            found.update(value)
+        return tuple(sorted(found))
 
-def _words(*names: str) -> dict[str, bool | str]:
+    def expected(self, spelled: bool) -> str | list[Value]:
+        """Returns what the setting may be, for an error: spelled as in the environment, or as a value in code."""
+        if self.allowed is None:
+            return "a text" if spelled else "a path"
+        if isinstance(self.default, tuple):
+            names = ", ".join(repr(name) for name in self.allowed if name != "all")
+            return f"'all', or {'names separated by commas' if spelled else 'a set of names'} out of {names}"
+        return list(self.allowed) if spelled else list(dict.fromkeys(self.allowed.values()))
+
+
+def _words(*names: str) -> dict[str, Value]:
     return {name: name for name in names}
+
+
+def _names(names: tuple[str, ...]) -> dict[str, Value]:
+    return {"all": names, **{name: tuple(sorted({ATTENTION, name})) for name in names}}
 
 
 SETTINGS: Mapping[str, Setting] = {
@@ -73,14 +123,9 @@ SETTINGS: Mapping[str, Setting] = {
         _words("auto", "ascending", "descending", "shift", "symmetric_shift", "spt", "bent_fold", "two_pass"),
     ),
     "forward": Setting("DASH_INDUCTOR_FORWARD", "auto", _words("auto", "keep")),
-    "rewrites": Setting("DASH_INDUCTOR_REWRITES", "all", _words("all", "attention")),
-    "pad_gemm": Setting("DASH_INDUCTOR_PAD_GEMM", "on", _words("on", "off")),
-    "permutations": Setting("DASH_INDUCTOR_PERMUTATIONS", "on", _words("on", "off")),
-    "few_indices": Setting("DASH_INDUCTOR_FEW_INDICES", "on", _words("on", "off")),
-    "index_sums": Setting("DASH_INDUCTOR_INDEX_SUMS", "on", _words("on", "off")),
-    "tied_embeddings": Setting("DASH_INDUCTOR_TIED_EMBEDDINGS", "on", _words("on", "off")),
-    "blocks": Setting("DASH_INDUCTOR_BLOCKS", "on", _words("on", "off")),
-    "fill": Setting("DASH_INDUCTOR_FILL", "off", _words("off", "on")),
+    "rewrites": Setting("DASH_INDUCTOR_REWRITES", REWRITES, _names(REWRITES)),
+    "blocks": Setting("DASH_INDUCTOR_BLOCKS", True, dict(sorted(BOOLEANS.items(), key=lambda item: not item[1]))),
+    "fill_uninitialized_memory": Setting("DASH_INDUCTOR_FILL_UNINITIALIZED_MEMORY", False, BOOLEANS),
     "dump": Setting("DASH_INDUCTOR_DUMP", "", None, of_code=False),
     "profile": Setting("DASH_INDUCTOR_PROFILE", False, BOOLEANS),
 }
@@ -100,23 +145,17 @@ class Config:
             them depends on the GPU and shows when the kernel is launched: an error there.
         forward: "auto" replaces the forward by one of our own, "keep" leaves it as PyTorch chose it, output and
             log-sum-exp too, for programs whose forward must equal another system's bit by bit (DASH_INDUCTOR_FORWARD).
-        rewrites: "all" also rewrites what else of a step pays for determinism, "attention" attention alone
-            (DASH_INDUCTOR_REWRITES).
-        pad_gemm: "on" pads products of matrices whose rows begin at odd addresses, where that pays
-            (DASH_INDUCTOR_PAD_GEMM).
-        permutations: "on" makes gathers of stores by indices that are proved to be a permutation, or to differ
-            (DASH_INDUCTOR_PERMUTATIONS).
-        few_indices: "on" makes sums of stores of few elements into each line of zeros, where that pays
-            (DASH_INDUCTOR_FEW_INDICES).
-        index_sums: "on" makes sums by index, as of `index_add` and `scatter_add`, from one sort of each index
-            (DASH_INDUCTOR_INDEX_SUMS).
-        tied_embeddings: "on" adds the gradient of an embedding to the other gradient of the same weight row by row
-            (DASH_INDUCTOR_TIED_EMBEDDINGS).
-        blocks: "on" chooses blocks of generated kernels by a rule where Inductor would time them
+        rewrites: the operators that are rewritten: "all" (the default), "attention" for attention alone, or a set of
+            names out of `REWRITES`, such as ``{"index_sums", "pad_mm"}``; attention always is.  It reads as the sorted
+            tuple of names.  With "attention" alone, `blocks` and `fill_uninitialized_memory` change nothing either:
+            everything but attention is compiled as PyTorch compiles it (DASH_INDUCTOR_REWRITES, where commas separate
+            names).
+        blocks: whether a rule chooses the block sizes of generated kernels where Inductor would time several
             (DASH_INDUCTOR_BLOCKS).
-        fill: "off" runs compiled graphs without PyTorch's fill of uninitialized memory, where all operators of a graph
-            are known to write their results, and makes zeros for results without a gradient without it, many of them
-            without memory; "on" leaves the fill as the program has set it (DASH_INDUCTOR_FILL).
+        fill_uninitialized_memory: whether compiled graphs keep PyTorch's fill of uninitialized memory, as
+            ``torch.utils.deterministic.fill_uninitialized_memory`` asks for it.  By default, graphs whose operators are
+            all known to write their whole results run without it, and the zeros that stand for missing gradients are
+            not filled first; large ones take no memory (DASH_INDUCTOR_FILL_UNINITIALIZED_MEMORY).
         dump: a folder that gets pages about every graph that is compiled, see `explanations.dump`; "" for none.  While
             it is set, no graph is taken from a cache (DASH_INDUCTOR_DUMP).
         profile: the Hopper backward writes down when it computes and adds what, see `records.profiles`.  It is read at
@@ -130,23 +169,25 @@ class Config:
     cpu: Cpu
     schedule: Schedule
     forward: Forward
-    rewrites: Rewrites
-    pad_gemm: Switch
-    permutations: Switch
-    few_indices: Switch
-    index_sums: Switch
-    tied_embeddings: Switch
-    blocks: Switch
-    fill: Switch
+    blocks: bool
+    fill_uninitialized_memory: bool
     dump: str
     profile: bool
+
+    if TYPE_CHECKING:  # what is assigned and what is read have different types
+
+        @property
+        def rewrites(self) -> tuple[str, ...]: ...
+
+        @rewrites.setter
+        def rewrites(self, names: str | Collection[str]) -> None: ...
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         for name, setting in SETTINGS.items():
             text = (os.environ if environ is None else environ).get(setting.env, "")
             value = setting.value_of(text) if text else setting.default
             if value is None:
-                raise ArgumentError(setting.env, text, setting.allowed or "a text")
+                raise ArgumentError(setting.env, text, setting.expected(spelled=True))
             object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -154,15 +195,14 @@ class Config:
             raise ArgumentError("setting", name, SETTINGS)
         known = SETTINGS[name].value_of(value)
         if known is None:
-            allowed = SETTINGS[name].allowed
-            raise ArgumentError(f"config.{name}", value, dict.fromkeys(allowed.values()) if allowed else "a path")
+            raise ArgumentError(f"config.{name}", value, SETTINGS[name].expected(spelled=False))
         object.__setattr__(self, name, known)
 
     def __getattr__(self, name: str) -> object:  # only reached for names that are no setting
         raise AttributeError(f"dash_inductor has no setting {name!r}: the settings are {', '.join(SETTINGS)}")
 
     @contextmanager
-    def patch(self, **changes: bool | str) -> Iterator[Config]:
+    def patch(self, **changes: bool | str | Collection[str]) -> Iterator[Config]:
         """Change settings for a block; all are checked before the first is changed, all are restored at the end."""
         before = {name: getattr(self, name) for name in SETTINGS}
         try:
@@ -173,7 +213,11 @@ class Config:
             for name, value in before.items():
                 setattr(self, name, value)
 
-    def cache_key(self) -> tuple[tuple[str, bool | str], ...]:
+    def rewrites_more(self) -> bool:
+        """Returns whether other operators than attention are rewritten."""
+        return self.rewrites != (ATTENTION,)
+
+    def cache_key(self) -> tuple[tuple[str, Value], ...]:
         """The settings for the cache keys; `strict` too, because a cached graph would hide a kept site from it."""
         return tuple((name, getattr(self, name)) for name, setting in SETTINGS.items() if setting.of_code)
 

@@ -1,4 +1,4 @@
-"""Inductor lowerings of the `dash_inductor` operators.  `register()` is idempotent and imports Inductor."""
+"""Inductor lowerings of the operators of attention.  `register()` is idempotent and imports Inductor."""
 
 from __future__ import annotations
 
@@ -15,15 +15,12 @@ if TYPE_CHECKING:
 @functools.cache
 def register() -> None:
     """Make Inductor lower the operators to the kernels of their plans."""
-    from . import backward, band_sums, direct, distinct, forward, seed, short_sums
+    from . import backward, direct, forward, seed
 
     backward.register()
-    band_sums.register()
     direct.register()
-    distinct.register()
     forward.register()
     seed.register()
-    short_sums.register()
 
 
 def compile_kernels(site: Site, plan: Plan, device: torch.device, has_backward: bool = True) -> None:

@@ -20,7 +20,7 @@ def dropout_seed(drawn: TensorBox, site: str) -> TensorBox:
 
     Raises:
         DashError: in a backward graph.  PyTorch's partitioner saves the seeds of the forward unless it is told to save
-            nothing, for which `rewrites.attention.sites` looks; this is for what else may tell it.
+            nothing, for which `passes.attention.sites` looks; this is for what else may tell it.
     """
     if V.graph.is_backward:
         raise DashError(f"the seed of dropout of {site} would be drawn again in the backward, where it is another one")

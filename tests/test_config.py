@@ -9,18 +9,21 @@ import pytest
 
 import dash_inductor
 from _dash_inductor_state import BOOLEANS
-from dash_inductor.config import SETTINGS, Config, config
+from dash_inductor.config import REWRITES, SETTINGS, Config, config
 from dash_inductor.errors import ArgumentError, DashError
+from dash_inductor.passes import all as passes
 from dash_inductor.schedule import schedules
 from dash_inductor.upstream import toolchain
 
+NAMES = ", ".join(map(repr, REWRITES))
 SCHEDULES = "'auto', 'ascending', 'descending', 'shift', 'symmetric_shift', 'spt', 'bent_fold', 'two_pass'"
 
 
 def test_defaults() -> None:
     fresh = Config({})
     assert (fresh.strict, fresh.cpu, fresh.schedule, fresh.forward) == (False, "off", "auto", "auto")
-    assert fresh.profile is False
+    assert (fresh.profile, fresh.blocks, fresh.fill_uninitialized_memory) == (False, True, False)
+    assert fresh.rewrites == REWRITES
 
 
 def test_environment() -> None:
@@ -37,6 +40,9 @@ def test_environment() -> None:
         ("DASH_INDUCTOR_STRICT", "maybe", "one of '0', '1', 'false', 'true', 'no', 'yes', 'off', 'on'"),
         ("DASH_INDUCTOR_CPU", "Reference", "one of 'off', 'reference'"),
         ("DASH_INDUCTOR_FORWARD", "fast", "one of 'auto', 'keep'"),
+        ("DASH_INDUCTOR_BLOCKS", "never", "one of '1', 'true', 'yes', 'on', '0', 'false', 'no', 'off'"),
+        ("DASH_INDUCTOR_REWRITES", "pad_gemm", f"'all', or names separated by commas out of {NAMES}"),
+        ("DASH_INDUCTOR_REWRITES", "pad_mm,", f"'all', or names separated by commas out of {NAMES}"),
     ],
 )
 def test_bad_environment(variable: str, text: str, allowed: str) -> None:
@@ -85,6 +91,58 @@ def test_bad_assignment(settings: object, name: str, value: object, allowed: str
         setattr(settings, name, value)
     assert str(raised.value) == f"config.{name}={value!r} is not allowed: expected one of {allowed}"
     assert config.cache_key() == before
+
+
+def test_rewrites_are_those_that_exist() -> None:
+    """`user_kernels` rewrites nothing: its records are always there."""
+    assert list(REWRITES) == sorted({each.name for each in passes.REWRITES} - {"user_kernels"})
+    for name in REWRITES:
+        config.rewrites = [name]
+        on = {each.name for each in passes.REWRITES if each.is_on(config)}
+        assert on == {"attention", "user_kernels", name}, name
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        ("all", REWRITES),
+        (REWRITES, REWRITES),
+        ("attention", ("attention",)),
+        (set(), ("attention",)),
+        ("pad_mm", ("attention", "pad_mm")),
+        ("pad_mm, index_sums", ("attention", "index_sums", "pad_mm")),
+        ({"pad_mm", "attention", "index_sums"}, ("attention", "index_sums", "pad_mm")),
+        (frozenset({"pad_mm", "index_sums"}), ("attention", "index_sums", "pad_mm")),
+        (["pad_mm", "index_sums", "pad_mm"], ("attention", "index_sums", "pad_mm")),
+    ],
+)
+def test_sets_of_rewrites(given: str | set[str] | list[str], value: tuple[str, ...]) -> None:
+    """Equal sets leave equal keys, however they are given."""
+    with config.patch(rewrites=given):
+        assert config.rewrites == value
+        assert ("rewrites", value) in config.cache_key()
+        assert config.rewrites_more() is (value != ("attention",))
+        config.rewrites = config.rewrites  # what is read may be assigned
+        assert config.rewrites == value
+    if isinstance(given, str):
+        assert Config({"DASH_INDUCTOR_REWRITES": given}).rewrites == value
+
+
+@pytest.mark.parametrize("value", [{"pad_gemm"}, ["pad_mm", 3], None, True, 3, {"pad_mm": True}])
+def test_bad_sets_of_rewrites(value: object) -> None:
+    before = config.cache_key()
+    with pytest.raises(ArgumentError) as raised:
+        config.rewrites = value  # type: ignore[assignment]  # the point of the test
+    assert str(raised.value) == (
+        f"config.rewrites={value!r} is not allowed: expected 'all', or a set of names out of {NAMES}"
+    )
+    assert config.cache_key() == before
+
+
+@pytest.mark.parametrize("name", ["pad_gemm", "permutations", "few_indices", "index_sums", "tied_embeddings", "fill"])
+def test_former_names_are_none(name: str) -> None:
+    with pytest.raises(ArgumentError, match=f"setting='{name}' is not allowed"):
+        setattr(config, name, "off")
 
 
 def test_schedules_are_those_that_exist() -> None:

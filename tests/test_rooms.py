@@ -33,6 +33,14 @@ def test_no_room_imports_the_package_itself() -> None:
     assert [module for module, names in PACKAGE.graph.items() if "" in names] == []
 
 
+def test_attention_stands_without_the_passes_of_other_operators() -> None:
+    """The lists of passes and of operators and the installation alone import `passes.ops`, which needs no attention."""
+    of_ops = {module for module in PACKAGE.graph if module.startswith("passes.ops")}
+    importers = {module for module, names in PACKAGE.graph.items() if names & of_ops} - of_ops
+    assert importers == {"passes.all", "operators.all", "install.installation"}
+    assert not [m for m in of_ops for name in PACKAGE.graph[m] if name.startswith(("passes.attention", "passes.all"))]
+
+
 def test_there_is_no_circle() -> None:
     TopologicalSorter(PACKAGE.graph).prepare()  # raises CycleError, which names it
 

@@ -24,10 +24,10 @@ from .. import _switch
 from ..config import config
 from ..model.plan import Kept
 from ..model.reasons import Reason
+from ..passes.base.kept_error import kept_error
 from ..planning.prediction import predicted_us
 from ..records.publication import publish
 from ..records.records import FORWARD_ONLY, FULL, SiteRecord, Tensors
-from ..rewrites.kept_error import kept_error
 from ..upstream.dispatch import OpOverload
 from .determinism import DETERMINISTIC
 from .lines import line_of_program

@@ -17,9 +17,9 @@ from torch import Tensor
 from .. import _switch
 from ..config import config
 from ..model.reasons import Reason
+from ..passes.base.kept_error import kept_error
 from ..records.publication import publish
 from ..records.records import FORWARD_ONLY, FULL, SiteRecord, Tensors
-from ..rewrites.kept_error import kept_error
 from ..upstream.dispatch import OpOverload
 from .determinism import DETERMINISTIC
 from .lines import line_of_program

@@ -1,4 +1,4 @@
-"""What becomes of an attention whose tensors are at hand: planned as `rewrites.attention.sites` plans a graph's."""
+"""What becomes of an attention whose tensors are at hand: planned as `passes.attention.sites` plans a graph's."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ..model.plan import Kept, Plan
 from ..model.reasons import Reason
 from ..model.site import Site
 from ..operators.attention import PREPARED_BACKWARD, PREPARED_FORWARD
+from ..passes.attention.sites import DTYPES
 from ..planning import decide
 from ..planning.planner import keeping
-from ..rewrites.attention.sites import DTYPES
 from ..upstream import arch, toolchain
 
 RunForward = Callable[[Tensor, Tensor, Tensor], Results]

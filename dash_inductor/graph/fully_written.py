@@ -48,7 +48,7 @@ WRITTEN_IF: Mapping[str, Callable[[Node], bool]] = {
 """Operators of PyTorch that write all of what they return in some calls; everything counts that they allocate."""
 PARTIAL = frozenset({"_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"})
 """Operators of PyTorch that Inductor may leave to PyTorch although it has a lowering for them, and that leave rows
-unwritten: those behind the last offset.  `rewrites.grouped_products` puts one of ours in the place of the first."""
+unwritten: those behind the last offset.  `passes.ops.grouped_mm` puts one of ours in the place of the first."""
 NESTING = frozenset(
     {"cond", "while_loop", "invoke_subgraph", "triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation"}
 )

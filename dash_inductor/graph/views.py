@@ -38,6 +38,11 @@ def base(node: Node) -> Node:
     return last
 
 
+def shows_input(node: Node) -> bool:
+    """Whether the node is an input of the graph, or a view of one."""
+    return base(node).op != "call_function"
+
+
 def _is_view(target: object) -> bool:
     if not isinstance(target, OpOverload):
         return False

@@ -1,7 +1,8 @@
-"""Operators that a rewrite, or PyTorch's own decomposition, makes deterministic are traced without PyTorch's error.
+"""Traces operators that PyTorch refuses under deterministic algorithms, although they are computed in a fixed order.
 
-PyTorch raises it as soon as it is asked for the shape of a result.  Max-unpooling is a store by an index, which PyTorch
-does in fixed order, and `rewrites.sorted_values` has the others; one that it leaves raises where it is run.
+PyTorch raises its error as soon as the shape of a result is asked for.  `max_unpool` decomposes into a scatter by an
+index, which ATen does in fixed order.  `passes.ops.sorted_values` replaces medians and histograms; one that it leaves
+raises the error where it runs.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ from collections.abc import Callable
 from ..config import config
 from ..upstream import seams
 
-TRACED = frozenset({
-    "max_unpooling2d_forward_out", "max_unpooling3d_forward_out", "median CUDA with indices output",
-    "_histc_cuda with floating point input",
-})  # fmt: skip
+UNPOOLING = frozenset({"max_unpooling2d_forward_out", "max_unpooling3d_forward_out"})
+SORTED = frozenset({"median CUDA with indices output", "_histc_cuda with floating point input"})
 """What PyTorch's errors call these operators."""
+_SORTS = "sorted_values"  # the pass that replaces the latter
 
 
 def install(active: Callable[[], bool]) -> None:
@@ -27,7 +27,8 @@ def _passing(alert: Callable[[str], None], active: Callable[[], bool]) -> Callab
     """Raises PyTorch's error for all other operators."""
 
     def alert_others(caller: str) -> None:
-        if caller not in TRACED or config.rewrites != "all" or not active():
+        is_traced = config.rewrites_more() if caller in UNPOOLING else caller in SORTED and _SORTS in config.rewrites
+        if not is_traced or not active():
             alert(caller)
 
     return alert_others

@@ -1,4 +1,4 @@
-"""Blocks of generated kernels, by a rule: as good as what Inductor finds by timing, and the same everywhere.
+"""Chooses block sizes of generated kernels by a rule, where Inductor would time several.
 
 Where Inductor does not know which blocks suit a kernel, it offers several and times them.  In its deterministic mode it
 takes one whatever the kernel does; most are for sums along rows, and a sum across rows takes up to three times as long.
@@ -61,7 +61,7 @@ def _choosing(generate: Callable[..., str], active: Callable[[], bool]) -> Calla
     """Fixes the blocks of a kernel before its code is written."""
 
     def generate_chosen(self: Any, *args: Any, **kwargs: Any) -> str:
-        if config.rewrites == "all" and config.blocks == "on" and active():
+        if config.rewrites_more() and config.blocks and active():
             from ..upstream import blocks
 
             facts = blocks.facts_of(self)

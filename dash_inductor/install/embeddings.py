@@ -1,4 +1,4 @@
-"""Gradients of embeddings stay whole on CUDA, so that `rewrites.embeddings` sees them."""
+"""Keeps `embedding_dense_backward` whole on CUDA, so that passes see the gradients of embeddings."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from ..config import config
 from ..upstream import seams
 
 aten = torch.ops.aten
+
+READERS = frozenset({"embeddings", "tied_embeddings"})
+"""The passes that read the operator.  With one of them off, what the other leaves is PyTorch's kernel."""
 
 
 def install(is_active: Callable[[], bool]) -> None:
@@ -27,7 +30,8 @@ def install(is_active: Callable[[], bool]) -> None:
 
     @functools.wraps(decompose)
     def keep(grad_output: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if grad_output.device.type == "cuda" and torch.version.hip is None and config.rewrites == "all" and is_active():
+        on_cuda = grad_output.device.type == "cuda" and torch.version.hip is None
+        if on_cuda and not READERS.isdisjoint(config.rewrites) and is_active():
             return NotImplemented
         return decompose(grad_output, *args, **kwargs)
 

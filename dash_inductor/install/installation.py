@@ -27,7 +27,17 @@ from ..graph import arguments
 from ..graph.undo import Undo
 from ..observers import active
 from ..upstream import compat, partitioner, probe, seams
-from . import alerts, barriers, blocks, cache_key, carried_records, clockless, defects, embeddings, fill
+from . import (
+    alerts,
+    barriers,
+    blocks,
+    cache_key,
+    carried_records,
+    defects,
+    embeddings,
+    fill_uninitialized_memory,
+    no_autotune,
+)
 
 log = logging.getLogger("dash_inductor")
 
@@ -47,12 +57,12 @@ class JointPass:
         """Rewrite the graph; not 0 if it changed: Inductor sorts and recompiles it then."""
         undo = None
         try:
-            runner = rewriter()
-            if runner is None:
+            passes = rewriter()
+            if passes is None:
                 return 0
             undo = Undo(graph)
             with _dumped(graph):
-                changed = runner.rewrite_graph(graph)
+                changed = passes.rewrite_graph(graph)
                 if active.graphs is not None and active.watching_graphs():
                     changed = active.graphs.show(graph) or changed
         except SiteKeptError:
@@ -96,11 +106,11 @@ def install() -> None:
     seams.RUN_JOINT_PASSES.wrap(_recording_what_no_pass_sees)
     seams.GENERATE.wrap(_dumping)
     seams.COMPILE_GRAPH.wrap(_compiling_anew)
-    clockless.install(lambda: rewriter() is not None)
+    no_autotune.install(lambda: rewriter() is not None)
     blocks.install(lambda: rewriter() is not None)
     barriers.install(lambda: rewriter() is not None)
     alerts.install(lambda: rewriter() is not None)
-    fill.install(lambda: rewriter() is not None)
+    fill_uninitialized_memory.install(lambda: rewriter() is not None)
     defects.install(lambda: rewriter() is not None)
     embeddings.install(lambda: rewriter() is not None)
     partitioner.install()
@@ -163,12 +173,12 @@ def _recording_what_no_pass_sees(run: Callable[..., Any]) -> Callable[..., Any]:
 
     def run_and_look(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> torch.fx.GraphModule:
         result: torch.fx.GraphModule = run(gm, *args, **kwargs)
-        runner = rewriter()
-        if runner is not None:
+        passes = rewriter()
+        if passes is not None:
             off = compat.settings_that_stop_passes()
             modules = result.modules() if off else [result]  # with passes on, nested graphs have calls of their own
             graphs = [module.graph for module in modules if isinstance(module, torch.fx.GraphModule)]
-            if runner.record_unseen(graphs, ", ".join(f"{name}=False" for name in off)):
+            if passes.record_unseen(graphs, ", ".join(f"{name}=False" for name in off)):
                 _warn_that_nothing_runs()
         return result
 
@@ -212,7 +222,7 @@ def _warn_that_nothing_runs() -> None:
 
 
 def rewriter() -> ModuleType | None:
-    """The module that rewrites a graph compiled here and now, `rewrites.runner`, or None.
+    """The module that rewrites a graph compiled here and now, `passes.all`, or None.
 
     None while dash_inductor is switched off, without deterministic algorithms and, after one warning, where our code
     does not load.
@@ -226,7 +236,7 @@ def rewriter() -> ModuleType | None:
 
 
 def _loaded() -> ModuleType | None:
-    """`rewrites.runner`, and the lowerings it needs; None, after one warning, where they do not load."""
+    """`passes.all`, with the lowerings it needs registered; None, after one warning, where they do not load."""
     try:
         return _load()
     except Exception as error:
@@ -238,9 +248,11 @@ def _loaded() -> ModuleType | None:
 
 @functools.cache
 def _load() -> ModuleType:
-    from ..lowering import register
-    from ..rewrites import runner
+    from .. import lowering
+    from ..passes import all as passes
+    from ..passes.ops import lowering as lowering_of_ops
 
-    register()
+    lowering.register()
+    lowering_of_ops.register()
     cache_key.sources_digest()  # here, because an error while a key is computed would only switch the cache off
-    return runner
+    return passes

@@ -40,12 +40,7 @@ from ..model.call import Call
 from ..model.mask import ROW_BLOCK
 from ..model.plan import Plan
 from ..upstream import profiler
-from . import band_sums as _band_sums  # noqa: F401  # as `grouped_mm`
-from . import few_sums as _few_sums  # noqa: F401  # as `grouped_mm`
 from . import flops
-from . import grouped_mm as _grouped_mm  # noqa: F401  # defines an operator that graphs may hold beside these
-from . import index_sums as _index_sums  # noqa: F401  # as `grouped_mm`
-from . import short_sums as _short_sums  # noqa: F401  # as `grouped_mm`
 from .direct import call_directly
 from .prepared import Prepared, Ready, Texts
 

@@ -107,8 +107,8 @@ def times_products() -> bool:
     return bool(config.max_autotune or config.max_autotune_gemm)
 
 
-def without_clock() -> AbstractContextManager[Any]:
-    """Inside the block, Inductor generates pointwise kernels in one configuration, and times nothing.
+def without_autotuning() -> AbstractContextManager[Any]:
+    """Switch autotuning off: inside the block Inductor generates pointwise kernels in one configuration.
 
     `torch.use_deterministic_algorithms` switches Inductor's deterministic mode on for the thread that calls it only
     (2.13 and later), and `torch.set_deterministic_debug_mode` never does, so both are done here for every compile.

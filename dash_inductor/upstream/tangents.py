@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import zero_pages
-from .fill import without_fill
+from .fill_uninitialized_memory import without_fill
 
 
 def supply_zeros(compiled: Callable[..., Any], only_reads: Callable[[Any], bool]) -> None:

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dash_inductor.operators.distinct import put_distinct
-from dash_inductor.rewrites.evaluated import evaluated
-from dash_inductor.rewrites.uniqueness import distinct_along, inverted, lists_of, values_of
+from dash_inductor.passes.ops.evaluated import evaluated
+from dash_inductor.passes.ops.operators.distinct import put_distinct
+from dash_inductor.passes.ops.uniqueness import distinct_along, inverted, lists_of, values_of
 
 from ..support.fuzzed import cases, drawn
 from ..support.integer_claims import check, traced, values_in

@@ -1,4 +1,4 @@
-"""Short sums, tables, masks, medians and stores of few elements: random shapes, dtypes, strides and indices."""
+"""Short sums, tables, masks, medians and scatters of few elements: random shapes, dtypes, strides and indices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _written(r: random.Random) -> tuple[int, str]:
     return r.choice([0, 0, -1]), r.choice([*WRITES])
 
 
-def short_sums(r: random.Random) -> Case:
+def unrolled_reductions(r: random.Random) -> Case:
     shape = [r.choice([1, 2, 3, 5]) for _ in range(r.choice([0, 1, 2]))]
     dim = len(shape)
     shape += [r.choice([7, 8, 8, 9, 9, 12, 16, 17]), *(r.choice([1, 3, 16, 33]) for _ in range(r.choice([1, 1, 2])))]
@@ -176,7 +176,7 @@ def sorted_values(r: random.Random) -> Case:
     return Case(name, program, [made.requires_grad_(wants)], r.random() < 0.2, exact=True, written=_written(r))
 
 
-def few_indices(r: random.Random) -> Case:
+def small_scatter(r: random.Random) -> Case:
     """Elements of each line that are chosen or stored, in losses and routers."""
     shape = [r.choice([1, 3, 6]), *(r.choice([2, 5]) for _ in range(r.choice([0, 1]))), r.choice([2, 8, 17])]
     dim, dtype = r.randrange(len(shape)), r.choice(FLOATS)
@@ -221,7 +221,7 @@ def few_indices(r: random.Random) -> Case:
     return Case(name, program, [x, scores], r.random() < 0.2, rounding=16, written=_written(r))
 
 
-FAMILIES = {each.__name__: each for each in (short_sums, tied, masks, few_rows, sorted_values, few_indices)}
+FAMILIES = {each.__name__: each for each in (unrolled_reductions, tied, masks, few_rows, sorted_values, small_scatter)}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ..rewrites.attention.test_context_parallel import check, facts_of
+from ..passes.attention.test_context_parallel import check, facts_of
 
 pytestmark = pytest.mark.gpu
 

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from dash_inductor.kernels.common import mask_tables
 from dash_inductor.kernels.common.mask_data import MaskData
-from dash_inductor.kernels.groups.launch import fill_behind
 from dash_inductor.kernels.hopper.backward import launch as backward
 from dash_inductor.kernels.hopper.forward.launch import forward
-from dash_inductor.kernels.sums import few, launch
 from dash_inductor.model import Band, Mask, Plan, Site, Tiles
-from dash_inductor.operators.short_sums import short_sum
+from dash_inductor.passes.ops.kernels.groups.launch import fill_behind
+from dash_inductor.passes.ops.kernels.sums import launch
+from dash_inductor.passes.ops.kernels.sums import one_hot_matmul as few
+from dash_inductor.passes.ops.operators.unrolled_reductions import short_sum
 from dash_inductor.planning import plan
 from dash_inductor.records.records import all_records, clear_sites
 
@@ -78,7 +79,7 @@ def test_few_rows_of_many_columns() -> None:
         assert torch.equal(found[0, row], exact)
 
 
-def test_short_sums_and_rows_behind_groups() -> None:
+def test_unrolled_reductions_and_rows_behind_groups() -> None:
     values = torch.randn(20, 3, 64, device="cuda")
     compiled = torch.compile(lambda x: short_sum(x, 1), dynamic=False)
     assert torch.equal(compiled(apart(values, 0)), compiled(values))

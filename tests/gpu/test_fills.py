@@ -51,14 +51,14 @@ def test_zeros_for_results_without_a_gradient(dynamic: bool) -> None:
         return step
 
     found, counts = {}, {}
-    for fill in ("on", "off"):
+    for fill in (True, False):
         torch._dynamo.reset()
-        with config.patch(fill=fill):
+        with config.patch(fill_uninitialized_memory=fill):
             step = step_of(torch.compile(logits_beside_the_loss, dynamic=dynamic))
             counts[fill], found[fill] = filled(step), step()
-    assert all(map(torch.equal, map(bits, found["on"]), map(bits, found["off"])))
-    assert counts["on"] - counts["off"] >= 1
-    assert counts["off"] <= 3
+    assert all(map(torch.equal, map(bits, found[True]), map(bits, found[False])))
+    assert counts[True] - counts[False] >= 1
+    assert counts[False] <= 3
 
 
 def test_bags_write_all_that_they_return() -> None:
@@ -82,9 +82,9 @@ def test_bags_are_not_filled(mode: str, dynamic: bool) -> None:
         return F.embedding_bag(indices, weight, starts, mode=mode).sin()
 
     found, counts = {}, {}
-    for fill in ("on", "off"):
+    for fill in (True, False):
         torch._dynamo.reset()
-        with config.patch(fill=fill):
+        with config.patch(fill_uninitialized_memory=fill):
             run = torch.compile(bag, dynamic=dynamic)
 
             def step() -> list[Tensor]:
@@ -93,8 +93,8 @@ def test_bags_are_not_filled(mode: str, dynamic: bool) -> None:
 
             counts[fill], found[fill] = filled(step), step()
             assert differing_runs(step, 20, poisoned=True) == 0
-    assert all(map(torch.equal, map(bits, found["on"]), map(bits, found["off"])))
-    assert counts["on"] - counts["off"] >= 10
+    assert all(map(torch.equal, map(bits, found[True]), map(bits, found[False])))
+    assert counts[True] - counts[False] >= 10
 
 
 def experts(x: Tensor, scores: Tensor, weight: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Stores by permutations, and of few elements of a line, on a GPU: values, bits, the errors of bad indices, memory."""
+"""Scatters by permutations, and of few elements of a line, on a GPU: values, bits, errors of bad indices, memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dash_inductor.records.records import all_records, clear_sites
 from ..support.distribution import ROOT
 from ..support.processes import run_python_unchecked
 from ..support.repeats import differing_runs
-from ..support.stores import FEW, PERMUTATIONS, PROGRAMS, step
+from ..support.scatters import FEW, PERMUTATIONS, PROGRAMS, step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic")]
 
@@ -42,9 +42,9 @@ def test_values_bits_and_memory(name: str) -> None:
     exact = step(program, x.double())
     compiled = torch.compile(program)
     found = step(compiled, x)
-    records = [record for record in all_records() if record.rewrite in ("permutations", "few_indices")]
+    records = [record for record in all_records() if record.rewrite in ("permutations", "small_scatter")]
     assert {record.status for record in records} == {"replaced"}
-    assert {record.rewrite for record in records} >= {"permutations" if name in PERMUTATIONS else "few_indices"}
+    assert {record.rewrite for record in records} >= {"permutations" if name in PERMUTATIONS else "small_scatter"}
     for ours, true in zip(found, exact, strict=True):
         assert (ours - true).norm() <= 4 * torch.finfo(torch.bfloat16).eps * true.norm()
     assert differing_runs(lambda: step(compiled, x), 50, load=True) == 0
@@ -66,7 +66,7 @@ def test_dynamic_lengths(name: str, dtype: torch.dtype) -> None:
         found, exact = step(compiled, x, dynamic=True), step(program, x.double())
         for ours, true in zip(found, exact, strict=True):
             assert (ours - true).norm() <= 8 * torch.finfo(dtype).eps * true.norm()
-    assert any(record.rewrite in ("permutations", "few_indices") for record in all_records())
+    assert any(record.rewrite in ("permutations", "small_scatter") for record in all_records())
 
 
 def test_the_control_differs() -> None:

@@ -111,15 +111,15 @@ def test_nobody_writes_to_them() -> None:
 def test_steps(dynamic: bool) -> None:
     """The same bits in less memory."""
     found, memory = {}, {}
-    for fill in ("on", "off"):
+    for fill in (True, False):
         torch._dynamo.reset()
-        with config.patch(fill=fill):
+        with config.patch(fill_uninitialized_memory=fill):
             step = step_of(dynamic=dynamic)
             memory[fill], found[fill] = memory_of(step), step()
-            if fill == "off":
+            if not fill:
                 assert differing_runs(step, 100, poisoned=True) == 0
-    assert all(map(torch.equal, map(bits, found["on"]), map(bits, found["off"])))
-    assert memory["off"] <= memory["on"] - LOGITS // 2  # the smaller peak may be at another place of the step
+    assert all(map(torch.equal, map(bits, found[True]), map(bits, found[False])))
+    assert memory[False] <= memory[True] - LOGITS // 2  # the smaller peak may be at another place of the step
 
 
 def test_cuda_graphs() -> None:

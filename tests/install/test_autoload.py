@@ -31,7 +31,7 @@ importlib.util.find_spec("torch._inductor.compile_fx")  # looking for the module
 assert state()["armed"]
 import torch._inductor.compile_fx
 assert state() == {"armed": False, "installed": 1, "package": True}, state()
-assert "dash_inductor.lowering" not in sys.modules and "dash_inductor.rewrites.runner" not in sys.modules
+assert "dash_inductor.lowering" not in sys.modules and "dash_inductor.passes.all" not in sys.modules
 import dash_inductor
 assert state()["installed"] == 1 and dash_inductor.is_enabled()
 """

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from dash_inductor.config import config
 from dash_inductor.graph import one_device
-from dash_inductor.install.fill import ALL_WRITTEN, ONE_DEVICE, _only_reads
+from dash_inductor.install.fill_uninitialized_memory import ALL_WRITTEN, ONE_DEVICE, _only_reads
 from dash_inductor.upstream import zero_pages
 
 from ..support.mapped_memory import CpuPage
@@ -61,13 +61,13 @@ def _is_inside(event: object, name: str) -> bool:
 def test_gradients(dynamic: bool) -> None:
     cases = [(used, rows) for used in DIFFERENTIABLE for rows in ((8, 12) if dynamic else (8,))]
     found = {}
-    for fill in ("on", "off"):
+    for fill in (True, False):
         torch._dynamo.reset()
-        with config.patch(fill=fill):
+        with config.patch(fill_uninitialized_memory=fill):
             function = torch.compile(several, dynamic=dynamic)
             step(function, 0)  # a compile fills, too
             found[fill] = [step(function, *case) for case in cases]
-    for (theirs, filled), (ours, counts) in zip(found["on"], found["off"], strict=True):
+    for (theirs, filled), (ours, counts) in zip(found[True], found[False], strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
         assert filled["fill_"] >= filled["zero_"] > 0
         assert counts == {"fill_": 0, "zero_": filled["zero_"]}
@@ -138,9 +138,9 @@ def test_gradients_by_zeros_that_take_no_memory(dynamic: bool, pages: list[bool]
     """Where a backward is compiled when it is called first, the zeros of that call are there already."""
     cases = [(used, rows) for used in (2, 3) for rows in ((8, 12) if dynamic else (8,))]
     found = {}
-    for fill in ("on", "off"):
+    for fill in (True, False):
         torch._dynamo.reset()
-        with config.patch(fill=fill), torch._inductor.config.patch(force_disable_caches=True):
+        with config.patch(fill_uninitialized_memory=fill), torch._inductor.config.patch(force_disable_caches=True):
             function = torch.compile(several, dynamic=dynamic)
             step(function, 0)
             assert dynamic or not pages
@@ -148,7 +148,7 @@ def test_gradients_by_zeros_that_take_no_memory(dynamic: bool, pages: list[bool]
             found[fill] = [step(function, *case) for case in cases]
     missing = len(DIFFERENTIABLE) - 1
     assert pages == [True] * missing * len(cases)
-    for (theirs, _), (ours, counts) in zip(found["on"], found["off"], strict=True):
+    for (theirs, _), (ours, counts) in zip(found[True], found[False], strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
         assert counts == {"fill_": 0, "zero_": 0}
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from dash_inductor.kernels.common import mask_tables
 from dash_inductor.kernels.common.arguments import Group
 from dash_inductor.kernels.common.mask_data import MaskData
-from dash_inductor.kernels.groups.device import behind
 from dash_inductor.kernels.hopper.backward import arguments as of_backward
 from dash_inductor.kernels.hopper.backward import build as backward_build
 from dash_inductor.kernels.hopper.forward import arguments as of_forward
@@ -21,8 +20,10 @@ from dash_inductor.kernels.hopper.forward import build as forward_build
 from dash_inductor.kernels.hopper.forward import few as few_queries
 from dash_inductor.kernels.hopper.shared import arguments as shared
 from dash_inductor.kernels.portable import standalone
-from dash_inductor.kernels.sums.device import few, segments
 from dash_inductor.model import Call, Mask, Site, Tiles
+from dash_inductor.passes.ops.kernels.groups.device import behind
+from dash_inductor.passes.ops.kernels.sums.device import one_hot_matmul as few
+from dash_inductor.passes.ops.kernels.sums.device import segments
 from dash_inductor.planning import plan
 from dash_inductor.schedule.table_walk import TILE_BITS
 from dash_inductor.upstream.triton_compiler import ASTSource, GPUTarget

@@ -21,10 +21,10 @@ from dash_inductor.kernels.portable import standalone
 from dash_inductor.lowering import ahead, compile_kernels
 from dash_inductor.model import Band, Plan, Site, Tiles
 from dash_inductor.model.reasons import Reason
+from dash_inductor.passes.all import rewrite_graph
+from dash_inductor.passes.attention.rewrite import AttentionRewrite
 from dash_inductor.planning import plan
 from dash_inductor.records.records import sites
-from dash_inductor.rewrites.attention.rewrite import AttentionRewrite
-from dash_inductor.rewrites.runner import rewrite_graph
 from dash_inductor.upstream import compat
 
 from ..support.calls import call_of

@@ -7,8 +7,8 @@ import torch
 from torch._inductor.graph import GraphLowering
 
 from dash_inductor import lowering
-from dash_inductor.operators.index_sums import index_sums
 from dash_inductor.operators.mask_tables import mask_tables
+from dash_inductor.passes.ops.operators.index_sums import index_sums
 
 
 def test_code_in_python_calls_the_implementation(monkeypatch: pytest.MonkeyPatch) -> None:

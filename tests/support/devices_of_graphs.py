@@ -23,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dash_guard.recorder import observe
 from dash_inductor.graph.one_device import stays_on_its_device
-from dash_inductor.operators import short_sums
+from dash_inductor.passes.ops.operators import unrolled_reductions
 
 Program = Callable[[Tensor], object]
 
@@ -47,7 +47,7 @@ STAYS: dict[str, Program] = {
     "views": lambda x: x.t()[1:].reshape(-1),
     "product": lambda x: x @ x.bfloat16().float(),
     "a number of the CPU": lambda x: torch.where(x > 0, x, torch.scalar_tensor(1.0, device="cpu")),
-    "ours": lambda x: short_sums.short_sum(x, 0),
+    "ours": lambda x: unrolled_reductions.short_sum(x, 0),
     "sizes": lambda x: x * x.shape[0],
     "others of another device": lambda x: (x + 1, torch.zeros(3, device="cuda:1") + 1),
 }

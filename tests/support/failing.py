@@ -26,20 +26,20 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import dash_inductor
 from dash_inductor.config import config
 from dash_inductor.model.reasons import Reason
-from dash_inductor.records.records import all_records, clear_sites
-from dash_inductor.rewrites import (
+from dash_inductor.passes.ops import (
     index_sums,
     indices,
     known_masks,
-    pad_gemm,
-    short_sums,
+    pad_mm,
     sorted_values,
     tied_embeddings,
-)  # fmt: skip
+    unrolled_reductions,
+)
+from dash_inductor.records.records import all_records, clear_sites
 
 from .graphs import partition_with
 
-PACKAGES = ("entries", "masks", "graph", "rewrites", "planning", "schedule", "records", "install")
+PACKAGES = ("entries", "masks", "graph", "passes", "planning", "schedule", "records", "install")
 OUTERMOST = ("install.installation.JointPass.apply", "graph.emit.erase_dead")
 """What Inductor calls, so that nothing of ours is around it; and what takes dead nodes away, which may stay."""
 NOT_LOOKED_AT = ("records.profiles", "install.dynamo_backend", "install.precompile", "schedule.simulator")
@@ -242,12 +242,13 @@ def inner(value: Any) -> Any:
 def everything_on_the_cpu() -> Iterator[None]:
     """Rewrites take small tensors of the CPU."""
     with contextlib.ExitStack() as stack:
-        for module in (indices, index_sums, known_masks, pad_gemm, short_sums, sorted_values):
+        for module in (indices, index_sums, known_masks, pad_mm, unrolled_reductions, sorted_values):
             stack.enter_context(mock.patch.object(module, "DEVICES", ("cpu",)))
         for module, name, value in (
-            (index_sums, "LEAST", 0), (tied_embeddings, "LEAST", 0), (short_sums, "LEAST", 0),
-            (short_sums, "LEAST_COLUMNS", 1), (pad_gemm, "LEAST_OPERATIONS", 0), (pad_gemm, "OPERATIONS_PER_BYTE", 0),
-            (pad_gemm, "OF_AN_ODD_RESULT", 0), (pad_gemm, "arch", _Arch),
+            (index_sums, "LEAST", 0), (tied_embeddings, "LEAST", 0), (unrolled_reductions, "LEAST", 0),
+            (unrolled_reductions, "LEAST_COLUMNS", 1), (pad_mm, "LEAST_OPERATIONS", 0),
+            (pad_mm, "OPERATIONS_PER_BYTE", 0),
+            (pad_mm, "OF_AN_ODD_RESULT", 0), (pad_mm, "arch", _Arch),
         ):  # fmt: skip
             stack.enter_context(mock.patch.object(module, name, value))
         stack.enter_context(config.patch(cpu="reference"))

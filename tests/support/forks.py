@@ -36,7 +36,7 @@ import torch._inductor.graph
 
 mockgpu.install_torch()
 import dash_inductor.lowering
-import dash_inductor.rewrites.runner
+import dash_inductor.passes.all
 """
 """Imports of programs for the fake CUDA device, whose attention is FLASH at first."""
 

@@ -25,20 +25,20 @@ from torch._inductor.virtualized import V
 from torch.fx import GraphModule
 
 import dash_inductor
-import dash_inductor.rewrites.runner  # before single rewrites: what imports torch's compiler imports all of them
+import dash_inductor.passes.base.runner  # before single rewrites: what imports torch's compiler imports all of them
 from dash_inductor.config import config
 from dash_inductor.model.reasons import Reason
-from dash_inductor.records.records import AnyRecord, Record, SiteRecord, all_records, clear_sites
-from dash_inductor.rewrites import (
+from dash_inductor.passes.ops import (
     embeddings,
     index_sums,
     indices,
     known_masks,
-    pad_gemm,
-    short_sums,
+    pad_mm,
     sorted_values,
     tied_embeddings,
+    unrolled_reductions,
 )
+from dash_inductor.records.records import AnyRecord, Record, SiteRecord, all_records, clear_sites
 
 from .graphs import partition_with
 from .shown_memory import WRITES, Layout, Program, after, copies, has_overlaps, layouts, results_of, same
@@ -91,12 +91,12 @@ def everything_on_the_cpu(few_products: int = 0) -> Iterator[None]:
             for name, value in values.items():
                 stack.enter_context(mock.patch.object(module, name, value))
 
-        for module in (indices, index_sums, known_masks, pad_gemm, short_sums, sorted_values):
+        for module in (indices, index_sums, known_masks, pad_mm, unrolled_reductions, sorted_values):
             put(module, DEVICES=("cpu",))
-        put(index_sums, LEAST=0, FEW_LEAST=few_products)
+        put(index_sums, LEAST=0, ONE_HOT_LEAST=few_products)
         put(tied_embeddings, LEAST=0)
-        put(short_sums, LEAST=0, LEAST_COLUMNS=1)
-        put(pad_gemm, LEAST_OPERATIONS=0, OPERATIONS_PER_BYTE=0, OF_AN_ODD_RESULT=0, arch=_Hopper)
+        put(unrolled_reductions, LEAST=0, LEAST_COLUMNS=1)
+        put(pad_mm, LEAST_OPERATIONS=0, OPERATIONS_PER_BYTE=0, OF_AN_ODD_RESULT=0, arch=_Hopper)
         put(embeddings, _is_new=lambda node: embeddings._RECORDED not in node.meta)
         yield
 

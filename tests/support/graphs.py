@@ -27,10 +27,10 @@ from dash_inductor.config import config
 from dash_inductor.graph.emit import Emitter
 from dash_inductor.graph.nodes import op_name
 from dash_inductor.model.reasons import Reason
+from dash_inductor.passes.all import rewrite_graph
+from dash_inductor.passes.attention.rewrite import AttentionRewrite
+from dash_inductor.passes.ops.embeddings import EmbeddingsRewrite
 from dash_inductor.records.records import SiteRecord, clear_sites, sites
-from dash_inductor.rewrites.attention.rewrite import AttentionRewrite
-from dash_inductor.rewrites.embeddings import EmbeddingsRewrite
-from dash_inductor.rewrites.runner import rewrite_graph
 
 aten = torch.ops.aten
 FORWARD, BACKWARD = "dash_inductor::attention_forward", "dash_inductor::attention_backward"

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dash_inductor.rewrites.uniqueness import distinct_along, inverted, lists_of, values_of
+from dash_inductor.passes.ops.uniqueness import distinct_along, inverted, lists_of, values_of
 
 
 def traced(function: Callable[[Tensor], Tensor], x: Tensor) -> GraphModule:

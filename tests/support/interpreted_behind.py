@@ -9,7 +9,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
 
 import torch
 
-from dash_inductor.kernels.groups import launch
+from dash_inductor.passes.ops.kernels.groups import launch
 
 if __name__ == "__main__":
     launch.PROGRAMS, launch.BLOCK = 3, 4

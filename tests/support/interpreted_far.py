@@ -26,9 +26,10 @@ from torch import Tensor  # noqa: E402
 
 from dash_inductor import lowering  # noqa: E402
 from dash_inductor.kernels.common import mask_tables  # noqa: E402
-from dash_inductor.kernels.groups.launch import fill_behind  # noqa: E402
-from dash_inductor.kernels.sums import few, launch  # noqa: E402
 from dash_inductor.model import Call, Plan, Tiles  # noqa: E402
+from dash_inductor.passes.ops.kernels.groups.launch import fill_behind  # noqa: E402
+from dash_inductor.passes.ops.kernels.sums import launch  # noqa: E402
+from dash_inductor.passes.ops.kernels.sums import one_hot_matmul as few  # noqa: E402
 
 from .far_strides import STEPS, far_apart, with_strides  # noqa: E402
 from .interpreted_scores import BATCH, DIM, KV_HEADS, LENGTH, Q_HEADS, TILES, extras  # noqa: E402

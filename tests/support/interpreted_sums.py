@@ -15,7 +15,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
 import torch
 from torch import Tensor
 
-from dash_inductor.kernels.sums import launch
+from dash_inductor.passes.ops.kernels.sums import launch
 
 EPS = {torch.float64: 1e-14, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 

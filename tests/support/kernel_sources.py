@@ -21,12 +21,13 @@ HOST = {
     "mask_data.py", "data.py", "arguments.py", "call_profiles.py", "family.py", "families.py", "execution.py",
     "calibration.py", "prediction.py", "launching.py",
 }  # fmt: skip
-"""Modules of kernels/ of which nothing runs on a device."""
+"""Modules of kernels of which nothing runs on a device."""
 
 
 def sources() -> dict[str, str]:
     """SHA-256 (hex) by file, of the code without comments, docstrings, imports and blank lines."""
-    files = [path for path in sorted((ROOT / "kernels").rglob("*.py")) if path.name not in HOST]
+    folders = ROOT / "kernels", ROOT / "dash_inductor/passes/ops/kernels"
+    files = [path for folder in folders for path in sorted(folder.rglob("*.py")) if path.name not in HOST]
     names = "codegen.py", "geometry.py", "schedules.py", "symbols.py", "table_walk.py", "visibility.py"
     files += [ROOT / "dash_inductor/schedule" / name for name in names]
     files.append(ROOT / "dash_inductor/model/relations.py")  # whose tests are pasted

@@ -84,7 +84,7 @@ FAST = "Inductor's kernel"
 OUTSIDE = "PyTorch's operator, outside of the graph"
 RAISES = " does not have a deterministic implementation"
 RANGES, SUMS, SORTED = "`index_ranges`", "`index_sums`", "`sorted_values`"
-STORED = "PyTorch's store by an index, which sorts"
+STORED = "PyTorch's scatter by an index, which sorts"
 OUTCOMES: dict[str, str] = {
     "torch.nn.AvgPool3d": FAST,
     "torch.nn.AdaptiveAvgPool2d": RANGES,
@@ -109,8 +109,8 @@ OUTCOMES: dict[str, str] = {
     "torch.nn.MaxUnpool2d": STORED,
     "torch.nn.MaxUnpool3d": STORED,
     "torch.histc": SORTED,
-    "torch.median": f"{SORTED}, `few_indices`",
-    "torch.kthvalue": f"{SORTED}, `few_indices`",
+    "torch.median": f"{SORTED}, `small_scatter`",
+    "torch.kthvalue": f"{SORTED}, `small_scatter`",
     "torch.Tensor.scatter_reduce": "error: `aten::scatter_reduce`",
     "torch.Tensor.put_": SUMS,
     "grid_sample": f"`grid_sample`, {SUMS}",

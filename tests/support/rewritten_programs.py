@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .scatters import grouped, labelled
 from .shown_memory import Program
-from .stores import grouped, labelled
 
 Results = tuple[Tensor, ...]
 
@@ -137,15 +137,15 @@ PROGRAMS: dict[str, Rewritten] = {
     "inverses": Rewritten("permutations", _inverses, _rows),
     "stored": Rewritten("permutations", _stored, _rows),
     "grouped": Rewritten("permutations", grouped, lambda: [torch.randn(12, 16)]),
-    "few": Rewritten("few_indices", _few, _rows),
-    "labelled": Rewritten("few_indices", labelled, lambda: [torch.randn(12, 16)]),
+    "few": Rewritten("small_scatter", _few, _rows),
+    "labelled": Rewritten("small_scatter", labelled, lambda: [torch.randn(12, 16)]),
     "added": Rewritten("index_sums", _added, _rows),
-    "short": Rewritten("short_sums", _short, _rows),
+    "short": Rewritten("unrolled_reductions", _short, _rows),
     "table": Rewritten("embeddings", _table, _rows),
     "tied": Rewritten("tied_embeddings", _tied, lambda: [torch.randn(300, 32), torch.randint(0, 300, (4, 9))]),
-    "logits": Rewritten("pad_gemm", _logits, _matrices),
-    "logits and loss": Rewritten("pad_gemm", _logits_and_loss, _matrices),
-    "odd rows": Rewritten("pad_gemm", _odd_rows, _matrices),
+    "logits": Rewritten("pad_mm", _logits, _matrices),
+    "logits and loss": Rewritten("pad_mm", _logits_and_loss, _matrices),
+    "odd rows": Rewritten("pad_mm", _odd_rows, _matrices),
     "resampled": Rewritten("index_ranges", lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), _image),
     "pooled": Rewritten("index_sums", lambda x: F.adaptive_max_pool2d(x, (4, 3)), _image),
     "median": Rewritten("sorted_values", _median, lambda: [torch.randn(5, 7)]),

@@ -1,0 +1,134 @@
+"""The tensors that a call names by their place in the operators' list `extras`, as nodes of the graph."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Node
+
+from ...graph import sizes as layout
+from ...graph.emit import Emitter
+from ...graph.nodes import is_joint
+from ...graph.views import shows_input
+from ...masks.nodes import shape_of
+from ...masks.token_data import Axis
+from ...model.terms import TERMS
+from .saved import saved
+from .seeds import seed
+from .sites import Match
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
+    """The tensors that the call reads, in front of `before`: for the mask, in the order of `sites.mask_of`; bias; seed.
+
+    Layers with the same mask share what they can, but never a seed.
+    """
+    terms, graph = match.terms, _Graph(emitter, match, before)
+    found: list[Node] = []
+    if terms.documents is not None:
+        tokens = emitter.size(match.operands.query.node, 0, before=before, like=before)
+        found += terms.documents.placed(emitter, tokens, before)
+    for term in terms.in_order:
+        axes = TERMS[term.NAME].AXES
+        for name, value in term.compute(graph).items():
+            if "h" in axes[name]:
+                found.append(graph.of_graph(value))
+            else:
+                found.append(graph.vector(value, "q" if "q" in axes[name] else "kv"))
+    if match.bias is not None:
+        make = graph.alibi if match.bias.slopes else graph.of_four_dimensions
+        found.append(make(match.bias.tensor))
+    if match.site.dropout is not None:
+        found.append(seed(emitter, match, before))
+    return found
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """Adds nodes to the graph; see `token_vectors.Calculator`."""
+
+    emitter: Emitter
+    match: Match
+    before: Node
+
+    def call(self, operator: Any, *args: Any, **kwargs: Any) -> Node:
+        return self.emitter.shared(operator, args, kwargs, before=self.before, like=self._mask)
+
+    @property
+    def _mask(self) -> Node:
+        inputs = self.match.attention.inputs
+        argument = inputs.mask or inputs.bias or inputs.slopes
+        assert argument is not None
+        mask: Node = argument.value
+        return mask
+
+    def tensor(self, node: Node) -> Node:
+        return node
+
+    def positions(self, axis: Axis) -> Node:
+        tensor, dim = self._length(axis)
+        facts = {"start": 0, "step": 1, "dtype": torch.int64, "device": tensor.meta["val"].device}
+        length = self._size(tensor, dim)
+        ramp = self.emitter.call(
+            prims.iota.default, (length,), facts | {"requires_grad": False}, before=self.before, like=self._mask
+        )
+        return self.call(aten.unsqueeze.default, ramp, 0)
+
+    def size(self, symbol: sympy.Symbol) -> Any:
+        query = self.match.operands.query
+        for tensor, dim in ((query.node, query.dim(0)), self._length("q"), self._length("kv")):
+            if shape_of(tensor)[dim] == symbol:
+                return self._size(tensor, dim)
+        raise AssertionError(f"{symbol} is no size of the scores")
+
+    def of_four_dimensions(self, tensor: Node) -> Node:
+        """The tensor with dimensions of size 1 in front."""
+        while tensor.meta["val"].dim() < 4:
+            tensor = self.call(aten.unsqueeze.default, tensor, 0)
+        return tensor
+
+    def alibi(self, slopes: Node) -> Node:
+        """fp32 [batch or 1, heads, q_len, kv_len] of slopes, as `entries.attention.Inputs` says."""
+        q_len, kv_len = (self._size(*self._length(axis)) for axis in ("q", "kv"))
+        is_known = isinstance(kv_len, int) and isinstance(q_len, int)
+        behind = kv_len - q_len if is_known else self.call(operator.sub, kv_len, q_len)
+        q = self.call(aten.unsqueeze.default, self.call(aten.add.Tensor, self.positions("q"), behind), 2)
+        distance = self.call(aten.sub.Tensor, q, self.call(aten.unsqueeze.default, self.positions("kv"), 1))
+        distance = self.call(prims.convert_element_type.default, self.call(aten.abs.default, distance), torch.float32)
+        for _ in range(2):
+            slopes = self.call(aten.unsqueeze.default, slopes, -1)
+        by_head = self.call(aten.neg.default, self.of_four_dimensions(slopes))
+        return self.call(aten.mul.Tensor, by_head, self.of_four_dimensions(distance))
+
+    def vector(self, vector: Node, axis: Axis) -> Node:
+        """[batch, tokens] of a vector."""
+        vector = self.of_graph(vector)
+        if is_joint(self.emitter.graph):
+            saved(vector)
+        sizes: list[Any] = []
+        for d, (tensor, dim) in enumerate(((self.match.operands.query.node, 0), self._length(axis))):
+            same = layout.same(vector.meta["val"].shape[d], tensor.meta["val"].shape[dim])
+            sizes.append(-1 if same else self._size(tensor, dim))
+        if sizes == [-1, -1]:
+            return vector
+        return self.emitter.call(aten.expand.default, (vector, sizes), before=self.before, like=vector)
+
+    def of_graph(self, data: Node) -> Node:
+        """A tensor that a mask reads, safe from writes of the program until the backward has read it (see `saved`)."""
+        if not is_joint(self.emitter.graph) or not shows_input(data):
+            return data
+        return self.call(aten.clone.default, data)
+
+    def _length(self, axis: Axis) -> tuple[Node, int]:
+        view = self.match.operands.query if axis == "q" else self.match.operands.key
+        return view.node, view.dim(2)
+
+    def _size(self, tensor: Node, dim: int) -> Any:
+        size = layout.static(tensor.meta["val"].shape[dim])
+        return self.call(aten.sym_size.int, tensor, dim) if size is None else size

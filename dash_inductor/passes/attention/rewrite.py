@@ -1,0 +1,276 @@
+"""The rewrite of attention: each becomes operators of ours or is kept for one reason; all are recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch.fx import Graph, Node
+
+from ...config import Config, config
+from ...entries.all import attentions
+from ...entries.attention import Attention, Found, NotReadable, Refusal
+from ...errors import described
+from ...graph import arguments, drafts
+from ...graph.model_line import model_line
+from ...masks import recognition
+from ...model.plan import Plan
+from ...model.reasons import Reason
+from ...model.site import Site
+from ...planning.planner import keeping
+from ...planning.prediction import predicted_us
+from ...records.records import FORWARD_ONLY, FULL, SiteRecord
+from ..base.rewrite import Result
+from .forward_order import NodeOrder
+from .forwards import cause_to_keep
+from .replace import replace
+from .rotations import share_rotations
+from .saved import watch
+from .seeds import draw_at_once
+from .sites import Match, SiteFacts, analyse, device_of
+
+log = logging.getLogger("dash_inductor")
+
+CompileKernels = Callable[[Site, Plan, torch.device, bool], None]
+"""Compiles the kernels of a site, by its plan, its device, and whether it has a backward."""
+
+_ASKED_FOR = (Reason.CPU_OFF, Reason.FORWARD_OFF)
+"""Reasons that are settings of the program."""
+
+_RECORDED = "dash_inductor_recorded"  # in the metadata of a kept node: the pass may see a graph again
+
+
+@dataclass(frozen=True)
+class AttentionRewrite:
+    """Attention becomes operators of ours.
+
+    Args:
+        compile_kernels: called with every site that can be replaced before the graph is changed; the site is kept
+            where it raises.
+    """
+
+    compile_kernels: CompileKernels | None = None
+    name: ClassVar[str] = "attention"
+
+    def is_on(self, config: Config) -> bool:
+        return True
+
+    def apply(self, graph: Graph) -> Sequence[Result]:
+        readings = _read(graph)
+        if self.compile_kernels is not None:
+            for reading in readings:
+                reading.compile(self.compile_kernels)
+        for group in _by_forward(readings):
+            _replace_group(graph, group, _lone_forwards(readings))
+        _tell_forwards(readings)
+        if readings:  # of a rank on which nothing is merged, too: all ranks have to send in one order
+            share_rotations(graph)
+        drafts.erase(graph)
+        if any(reading.reason is None for reading in readings):
+            watch(graph)
+            draw_at_once(graph)
+        return _results(readings)
+
+    def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
+        readings = _read(graph)
+        drafts.erase(graph)
+        for reading in readings:
+            if reading.reason is None:
+                reading.keep(Reason.PASSES_OFF, cause)
+        return _results(readings)
+
+
+def _read(graph: Graph) -> list[_Reading]:
+    """The sites of a graph that are not recorded yet."""
+    order = NodeOrder(graph)
+    readings = [
+        _Reading(found, order.of_forward(found)) for found in attentions(graph) if _RECORDED not in found.node.meta
+    ]
+    try:
+        for reading in readings:
+            reading.read()
+    finally:
+        recognition.forget(graph)
+    return readings
+
+
+def _results(readings: list[_Reading]) -> list[Result]:
+    """The records of the sites, in the order of the forward.  Calls that PyTorch decomposed have some too."""
+    for reading in readings:
+        if reading.reason is not None:
+            reading.node.meta[_RECORDED] = True
+    readings = sorted(readings, key=lambda reading: reading.place)
+    return [Result(reading.record(), reading.was_asked_for()) for reading in readings]
+
+
+@dataclass
+class _Reading:
+    """One site on its way to a record; `place` is its forward's place in the graph."""
+
+    found: Found
+    place: int
+    match: Match | None = None
+    reason: Reason | None = None
+    detail: str = ""
+    forward_kept: str = ""
+    facts: SiteFacts = field(default_factory=SiteFacts)
+
+    def __post_init__(self) -> None:
+        self.node, self.op, self.has_backward = self.found.node, self.found.op, self.found.has_backward
+        self.name, self.graph = self.node.name, self.node.graph
+        self.line, self.module = model_line(self.found.lines)
+
+    def read(self) -> None:
+        try:
+            self.match = analyse(self.found, self.facts)
+            self.detail = self.match.detail
+            if log.isEnabledFor(logging.DEBUG):
+                log.debug("site %s: %s", self.name, "; ".join(self._steps(self.match)))
+        except NotReadable as error:
+            self.keep(error.kept.reason, error.kept.detail)
+        except Exception as error:
+            self.fail(error)
+
+    def _steps(self, match: Match) -> Iterator[str]:
+        """How the site was matched, for the log."""
+        attention, operands = match.attention, match.operands
+        if attention.backward is not None:
+            found = "in no graph that is seen here" if attention.forward is None else attention.forward.node
+            yield f"backward of {attention.forward_op}, whose forward is {found}"
+        else:
+            yield f"{attention.forward_op} without a backward"
+        yield f"query {operands.query.node}, key {operands.key.node}, value {operands.value.node}"
+        if operands.repeats is not None:
+            yield "key and value are read from {} and {}, without their repeats".format(
+                *(repeat.base for repeat in operands.repeats)
+            )
+        yield f"mask {self.facts.mask}: {self.facts.recognised or 'told by the operator'}"
+        yield f"planned for {self.facts.arch}: {match.plan}"
+
+    def compile(self, compile_kernels: CompileKernels) -> None:
+        if self.match is None:
+            return
+        try:
+            compile_kernels(self.match.site, self.match.plan, self.match.device, self.has_backward)
+        except Exception as error:
+            log.debug("site %s", self.name, exc_info=error)
+            text = " ".join(str(error).split())  # compilers quote whole programs
+            text = text if len(text) <= 400 else f"{text[:200]} ... {text[-200:]}"
+            self.keep(Reason.COMPILE_FAILED, f"{type(error).__name__}: {text}")
+
+    def needs_our_forward(self, cause: str) -> bool:
+        """Whether the backward does not fit a forward that stays for this cause: then the site is kept."""
+        if self.match is None or not self.match.needs_our_forward:
+            return False
+        self.keep(Reason.FORWARD_KEPT if self.match.site.dropout is None else Reason.DROPOUT, cause)
+        return True
+
+    def is_read_in_vain(self) -> bool:
+        """Whether backwards that are not its own are given a result, and do not read it."""
+        return (
+            isinstance(self.found, Attention) and self.found.forward is not None and bool(self.found.forward.not_read)
+        )
+
+    def merges(self) -> tuple[Node, ...]:
+        """The forwards from whose results the backward reads what was merged."""
+        backward = self.found.backward if isinstance(self.found, Attention) else None
+        return () if backward is None else backward.merged
+
+    def keep(self, reason: Reason, detail: str) -> None:
+        self.match, self.reason, self.detail = None, reason, detail
+
+    def was_asked_for(self) -> bool:
+        """Whether the program has asked to keep the site, if it is kept."""
+        if isinstance(self.found, Refusal) and config.cpu == "off" and device_of(self.node).type == "cpu":
+            return True
+        return self.reason in _ASKED_FOR
+
+    def fail(self, error: Exception) -> None:
+        log.debug("site %s", self.name, exc_info=error)
+        self.keep(Reason.INTERNAL_ERROR, described(error))
+
+    def _backward_elsewhere(self) -> str:
+        """A note on a forward whose backward no graph has."""
+        wanting = "" if self.has_backward else arguments.wanting_a_gradient()
+        if not wanting:
+            return ""
+        return f"{wanting} wants a gradient and the graph gives none: a backward of it runs outside of compiled graphs"
+
+    def record(self) -> SiteRecord:
+        plan, facts, graph = self.match.plan if self.match else None, self.facts, self.graph
+        return SiteRecord(
+            name=self.name,
+            op=self.op,
+            status="kept" if self.reason else "replaced",
+            reason=self.reason,
+            detail=arguments.in_words("; ".join(filter(None, (self.detail, self._backward_elsewhere()))), graph),
+            site=facts.site,
+            plan=plan,
+            forward=plan.forward if plan and not self.forward_kept else f"kept: {self.forward_kept}".removesuffix(": "),
+            mask=facts.mask,
+            line=self.line,
+            module=self.module,
+            tensors=facts.tensors,
+            inputs=facts.inputs,
+            recognised=facts.recognised,
+            arch=facts.arch,
+            predicted_us=predicted_us(plan, facts.site, facts.arch)
+            if plan and facts.site and self.has_backward
+            else None,
+            kind=FULL if self.has_backward else FORWARD_ONLY,
+        )
+
+
+def _by_forward(readings: list[_Reading]) -> list[list[_Reading]]:
+    """The sites to replace, the sites of one forward together, in the order in which the forward runs them.
+
+    Behind them are forwards that other sites only seem to read.
+    """
+    groups: dict[Node, list[_Reading]] = {}
+    for reading in sorted(readings, key=lambda reading: (reading.is_read_in_vain(), reading.place)):
+        if reading.match is not None:
+            groups.setdefault(reading.found.place or reading.node, []).append(reading)
+    return list(groups.values())
+
+
+def _lone_forwards(readings: list[_Reading]) -> set[Node]:
+    """The forwards without a backward of their own that are replaced, as far as is known."""
+    return {reading.node for reading in readings if reading.match is not None and not reading.has_backward}
+
+
+def _tell_forwards(readings: list[_Reading]) -> None:
+    """Tell of backwards that read what was merged from forwards whether one of these is kept."""
+    ours = _lone_forwards(readings)
+    for reading in readings:
+        kept = [part.name for part in reading.merges() if part not in ours]
+        if reading.match is not None and reading.merges():
+            reading.forward_kept = ", ".join(kept)
+
+
+def _replace_group(graph: Graph, group: list[_Reading], lone_forwards: Set[Node]) -> None:
+    try:
+        matches = [reading.match for reading in group if reading.match is not None]
+        forward = matches[0].attention.forward
+        cause = cause_to_keep(forward, matches)
+        if cause and not group[0].has_backward:
+            group[0].keep(Reason.FORWARD_RESULTS, cause)
+            return
+        if cause:
+            group = [reading for reading in group if not reading.needs_our_forward(cause)]
+            matches = [match for match in matches if not match.needs_our_forward]
+            if not group or not group[0].merges() or not lone_forwards >= set(group[0].merges()):
+                matches = [
+                    dataclasses.replace(match, plan=keeping(match.plan, match.attention.forward_op))
+                    for match in matches
+                ]
+        replace(graph, None if cause else forward, matches)
+    except Exception as error:
+        for reading in group:
+            reading.fail(error)
+        return
+    for reading, match in zip(group, matches, strict=True):
+        reading.match, reading.forward_kept = match, cause

@@ -1,0 +1,97 @@
+"""Runs passes over a graph, one after another, and publishes their records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.fx import Graph
+
+from ... import _switch, failures
+from ...config import config
+from ...graph.nodes import is_joint
+from ...model.reasons import Reason
+from ...records.publication import graph_text, publish, trace_text
+from ...records.records import SiteRecord
+from . import isolated
+from .kept_error import kept_error
+from .results import Results
+from .rewrite import Result, Rewrite
+
+
+def rewrite_graph(graph: Graph, rewrites: Sequence[Rewrite]) -> bool:
+    """Rewrite a graph in place, and publish a record for each place (see `records`), in the forward's order.
+
+    Nothing happens without deterministic algorithms, or while dash_inductor is switched off.  Another call changes
+    nothing.
+
+    Args:
+        rewrites: the passes, in the order in which they are applied.
+
+    Returns:
+        Whether the graph was changed.
+
+    Raises:
+        Exception: the exception of a pass, if `config.strict` is set.
+        SiteKeptError: `config.strict` is set and a site was kept.  Sites that the program asked to keep do not count: a
+            site on the CPU with ``config.cpu="off"``, where PyTorch's kernels are deterministic, and a forward without
+            a backward with ``config.forward="keep"``.
+    """
+    if not _looks_at_graphs():
+        return False
+    before, nodes, shown = graph_text(graph), list(graph.nodes), Results(graph)
+    results = list(isolated.apply(graph, rewrites))
+    changed = nodes != list(graph.nodes)
+    if changed:
+        shown.restore()
+    if results:
+        trace_text("dash_graph_before", before)
+    if changed:
+        trace_text("dash_graph_after", graph_text(graph))
+    _publish(graph, results)
+    _refuse(results)
+    return changed
+
+
+def record_unseen(graphs: Sequence[Graph], cause: str, rewrites: Sequence[Rewrite]) -> bool:
+    """Record every site of these graphs as kept, because Inductor's settings let no pass run; nothing is rewritten.
+
+    Args:
+        cause: the names of these settings, for the records.
+        rewrites: the passes that would have run.
+
+    Returns:
+        Whether a pass would have replaced something.  What it would have kept is recorded with its own reason.
+
+    Raises:
+        SiteKeptError: as `rewrite_graph`.
+    """
+    if not _looks_at_graphs():
+        return False
+    found: list[Result] = []
+    for graph in graphs:
+        results = list(isolated.leave(graph, cause, rewrites))
+        _publish(graph, results)
+        found += results
+    _refuse(found)
+    return any(result.record.reason is Reason.PASSES_OFF for result in found)
+
+
+def _looks_at_graphs() -> bool:
+    return torch.are_deterministic_algorithms_enabled() and _switch.is_enabled()
+
+
+def _publish(graph: Graph, results: Sequence[Result]) -> None:
+    if not results:
+        return
+    try:
+        publish([result.record for result in results], "joint" if is_joint(graph) else "inference")
+    except Exception as error:
+        failures.caught("the publication of records", error)
+
+
+def _refuse(results: Sequence[Result]) -> None:
+    kept = [result.record for result in results if result.record.status == "kept" and not result.asked_for]
+    if config.strict and kept:
+        what = "attention sites" if all(isinstance(record, SiteRecord) for record in kept) else "sites"
+        raise kept_error(f"strict is set, and these {what} cannot be replaced:\n" + "\n".join(map(str, kept)))

@@ -1,0 +1,126 @@
+"""Gradients of embeddings on CUDA: PyTorch's sorting kernel, or plain sums for tables of at most four rows.
+
+Inductor decomposes `aten.embedding_dense_backward` into an `index_put` that accumulates.  Under deterministic
+algorithms it leaves that to a kernel that adds all rows of an index one after the other: in BERT, where nearly all
+tokens have one type, the kernel takes more than half the time of the rest of a training step (docs/what-we-know.md).
+ATen's kernel for the whole operator sorts the indices as well, adds the rows of an index in parts whose order is fixed,
+and uses no atomics.  So the operator stays whole on CUDA (`install.embeddings`).
+
+A table of few rows, as of token types, needs no sort.  The gradient of each row is a sum over all indices in which
+those of other rows count as zeros; Inductor computes such sums in one kernel, in fixed order.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from ...config import Config
+from ...errors import described
+from ...graph import sizes
+from ...graph.emit import Emitter
+from ...graph.model_line import model_line
+from ...graph.nodes import bind
+from ...records.records import Record
+from ..base.rewrite import Result
+
+log = logging.getLogger("dash_inductor")
+
+OPERATOR = torch.ops.aten.embedding_dense_backward.default
+FEW = 4
+"""The most rows of a table whose gradient is made of sums; Inductor fuses this many into one kernel."""
+
+_RECORDED = "dash_inductor_recorded"  # in the metadata of a whole operator: the pass may see a graph again
+
+
+@dataclass(frozen=True)
+class EmbeddingsRewrite:
+    """Replaces gradients of embeddings of at most `FEW` rows by sums, and records the others, which stay whole."""
+
+    name: ClassVar[str] = "embeddings"
+
+    def is_on(self, config: Config) -> bool:
+        return self.name in config.rewrites
+
+    def apply(self, graph: Graph) -> Sequence[Result]:
+        found = graph.find_nodes(op="call_function", target=OPERATOR)
+        return [Result(_rewritten(node)) for node in found if _is_new(node)]
+
+    def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
+        """Returns no results: the operator stays whole, whether passes run or not."""
+        return []
+
+
+def _is_new(node: Node) -> bool:
+    return node.meta["val"].device.type == "cuda" and _RECORDED not in node.meta
+
+
+def _rewritten(node: Node) -> Record:
+    """Rewrite one gradient; returns its record."""
+    node.meta[_RECORDED] = True
+    args, value = bind(node), node.meta["val"]
+    line, module = model_line([node, *node.users])
+    facts = {
+        "table": [sizes.static(size) for size in value.shape],
+        "indices": [sizes.static(size) for size in args["indices"].meta["val"].shape],
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "device": str(value.device),
+    }
+    error, detail = "", "PyTorch's kernel, which sorts the indices, in the place of Inductor's"
+    if takes_sums(args):
+        error, detail = _put_sums(node, args), "a sum over all indices for each row of the table"
+    return Record.of_attempt(
+        error,
+        rewrite=EmbeddingsRewrite.name,
+        name=node.name,
+        op=OPERATOR._schema.name,
+        detail=detail,
+        line=line,
+        module=module,
+        facts=facts,
+    )
+
+
+def _put_sums(node: Node, args: dict[str, Any]) -> str:
+    """Replace a gradient by sums; returns the error that kept it, or "" without one."""
+    emitter = Emitter(node.graph)
+    function = functools.partial(by_sums, rows=args["num_weights"], padding_idx=args["padding_idx"])
+    try:
+        sums = emitter.inline(function, (args["grad_output"], args["indices"]), before=node, like=node)
+    except Exception as error:
+        log.debug("%s", node, exc_info=error)
+        emitter.discard()
+        return described(error)
+    node.replace_all_uses_with(sums)
+    node.graph.erase_node(node)
+    return ""
+
+
+def takes_sums(args: dict[str, Any]) -> bool:
+    """Returns whether sums give the gradient: 1 to `FEW` rows that are not scaled by their frequency."""
+    rows = args["num_weights"]
+    return isinstance(rows, int) and 0 < rows <= FEW and not args["scale_grad_by_freq"]
+
+
+def by_sums(grad_output: Tensor, indices: Tensor, rows: int, padding_idx: int) -> Tensor:
+    """Returns `aten.embedding_dense_backward` of a table of few rows: [rows, columns].
+
+    Args:
+        grad_output: [..., columns], the gradient of the embeddings of `indices`, integers [...].
+        rows: the number of rows of the table.
+        padding_idx: the row that has no gradient, or a negative number.
+    """
+    flat, columns = indices.reshape(-1, 1), grad_output.reshape(indices.numel(), grad_output.shape[-1])
+    none = torch.zeros((), dtype=columns.dtype, device=columns.device)
+    sums = [
+        columns.new_zeros(columns.shape[1]) if row == padding_idx else torch.where(flat == row, columns, none).sum(0)
+        for row in range(rows)
+    ]
+    return torch.stack(sums)

@@ -1,0 +1,50 @@
+"""Grouped matmuls fill what they leave unwritten, so that their graphs need no fill of uninitialized memory.
+
+`aten::_grouped_mm` does not write the rows behind its last offset, and Inductor leaves the operator to ATen.  A graph
+that holds it would keep PyTorch's fill (`install.fill_uninitialized_memory`), which writes the results of all operators
+twice.  This pass replaces it by `dash_inductor::grouped_mm`, which fills the unwritten rows alone: none in layers of
+experts that send every token somewhere.  Where the program lets Inductor time matmuls, the operator stays, because
+Inductor may choose a kernel of its own for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch.fx import Graph, Node
+
+from ...config import Config
+from ...graph.emit import Emitter
+from ...upstream import compat
+from ...upstream.partitioner import stand_for
+from ..base.rewrite import Result
+from .operators.grouped_mm import PLAIN, grouped_mm
+
+
+@dataclass(frozen=True)
+class GroupedMmRewrite:
+    """Replaces `aten::_grouped_mm` on any device.  Its values do not change, so there are no records."""
+
+    name: ClassVar[str] = "grouped_mm"
+
+    def is_on(self, config: Config) -> bool:
+        return self.name in config.rewrites and not config.fill_uninitialized_memory
+
+    def apply(self, graph: Graph) -> Sequence[Result]:
+        if not compat.times_products():
+            for node in graph.find_nodes(op="call_function", target=PLAIN):
+                _rewrite(node)
+        return []
+
+    def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
+        """Returns no records: a graph that no pass sees keeps the fill."""
+        return []
+
+
+def _rewrite(node: Node) -> None:
+    ours = Emitter(node.graph).call(grouped_mm, node.args, dict(node.kwargs), before=node, like=node)
+    stand_for(ours, node)
+    node.replace_all_uses_with(ours)
+    node.graph.erase_node(node)

@@ -1,0 +1,126 @@
+"""Launches `device.segments`: sums of the rows of a tensor by sorted keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .....kernels.common.launch_list import LaunchLists, Notes
+from .....kernels.common.launching import launch_kernel
+from .....kernels.common.strides import dense_strides
+from .....upstream.cuda import current_device
+from .device import segments
+
+NARROW, ELEMENTS, ENTRIES = 16, 4096, 1024
+"""Columns of rows at most that are scanned, and elements and entries that such a program sums."""
+WALKED, COLUMNS = 64, 128
+"""Entries of a walk, and columns at most, four for each lane of its warp."""
+
+
+def is_walked(columns: int) -> bool:
+    """Whether rows of so many columns are summed by walks.  Bits depend on it."""
+    return columns > NARROW
+
+
+def chunk_of(columns: int) -> int:
+    """Entries that a program sums, of values of so many columns.  Bits depend on them."""
+    return WALKED if is_walked(columns) else min(ELEMENTS // _wide(columns), ENTRIES)
+
+
+def tile_of(columns: int) -> int:
+    """Columns that a program sums.  Bits do not depend on them where rows are walked."""
+    return min(_wide(columns), COLUMNS) if is_walked(columns) else _wide(columns)
+
+
+def _wide(columns: int) -> int:
+    return 1 << max(columns - 1, 0).bit_length()
+
+
+def levels(count: int, chunk: int) -> list[int]:
+    """The lengths of the lists that are summed one after another, from `count` entries on."""
+    found = [count]
+    while found[-1] > chunk:
+        found.append(2 * -(-found[-1] // chunk))
+    return found
+
+
+def add_segments(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:
+    """Returns [batch, rows, columns], contiguous: for each row the sum of the values with its key, added to `base`.
+
+    Args:
+        base: [batch, rows, columns] of the dtype of `values`, or None for zeros.
+        values: [batch, m, columns] of a floating-point dtype, with any strides.
+        keys: sorted integers [n] up to `rows`; an entry with key `rows` is left out.  A larger one stops the device.
+        order: int64 or int32 [n], the row of `values` of each entry.  One out of bounds stops the device.
+    """
+    if values.shape[2] == 1:  # batch elements that lie in columns are summed together
+        turned = None if base is None else base.transpose(0, 2)
+        return _sums(turned, values.transpose(0, 2), keys, order, rows).transpose(0, 2).contiguous()
+    return _sums(base, values, keys, order, rows)
+
+
+def _sums(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:
+    out = into(base, values, rows)
+    if not values.numel() or not rows or not keys.numel():
+        return out
+    operands = values, keys, order, out
+
+    def first(notes: Notes) -> Sequence[Tensor]:
+        _add(notes, *operands, has_base=base is not None)
+        return ()
+
+    if values.is_cuda:
+        CALLS.call(base is not None, operands, first)
+    else:
+        first(Notes(operands))
+    return out
+
+
+def into(base: Tensor | None, values: Tensor, rows: int) -> Tensor:
+    """[batch, rows, columns], contiguous: a copy of `base`, or zeros, to which sums of `values` are added."""
+    if values.is_cuda and current_device() != values.device.index:  # Triton uses the current one
+        with torch.cuda.device(values.device):
+            return into(base, values, rows)
+    shape = values.shape[0], rows, values.shape[2]
+    if base is None:
+        return torch.zeros(shape, dtype=values.dtype, device=values.device)
+    return new(Notes([]), shape, values.dtype, values.device).copy_(base)
+
+
+CALLS = LaunchLists(views=False)
+"""The calls that have added segments."""
+
+
+def _add(notes: Notes, values: Tensor, keys: Tensor, order: Tensor, out: Tensor, has_base: bool) -> None:
+    """Add the segments to `out`, [batch, rows, columns], contiguous, which is zeros or the base."""
+    batch, rows, columns = out.shape
+    exact = torch.float64 if values.dtype == torch.float64 else torch.float32
+    chunk, tile, is_wide = chunk_of(columns), tile_of(columns), is_walked(columns)
+    lengths = levels(keys.shape[0], chunk)
+    for level, length in enumerate(lengths):
+        chunks, is_last = -(-length // chunk), level == len(lengths) - 1
+        number = 1 if is_last else 2 * chunks
+        parts = new(notes, (batch, number, columns), exact, values.device)
+        part_keys = new(notes, (number,), torch.int32, values.device)
+        constants: dict[str, Any] = {
+            "CHUNK": chunk, "COLUMNS": tile, "HAS_ORDER": level == 0, "HAS_BASE": has_base, "IS_LAST": is_last,
+        }  # fmt: skip
+        numbers = *values.stride(), length, chunks, rows, values.shape[1], columns
+        arguments: tuple[Tensor | int, ...] = (values, keys, order, out, parts, part_keys, *numbers)
+        launcher = launch_kernel(
+            segments.walk_segments if is_wide else segments.scan_segments, values.device,
+            (chunks * batch * -(-columns // tile),), *arguments,
+            warps=1 if is_wide else 4, debug=level == 0, **constants,
+        )  # fmt: skip
+        notes.launched(launcher, arguments)
+        values, keys = parts, part_keys
+
+
+def new(notes: Notes, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An uninitialised contiguous tensor on the current device, which nothing fills, or on the CPU."""
+    if device.type != "cuda":
+        return torch.empty(shape, dtype=dtype, device=device)
+    return notes.allocate(shape, dense_strides(shape, range(len(shape))), dtype)

@@ -1,0 +1,89 @@
+"""Launches `device.one_hot_matmul`: sums to few rows by keys in any order, without a sort."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .....kernels.common.launch_list import LaunchLists, Notes
+from .....kernels.common.launching import launch_kernel
+from .device import one_hot_matmul as few
+from .launch import into, new
+
+CHUNK, OF_A_ROW, STEP, COLUMNS = 512, 16, 64, 64
+"""Entries of a program at least, and for each row, so that parts have at most a quarter of the
+bytes of values; entries of one product, and columns at most.  Bits depend on the first three."""
+GROUP, BLOCK = 64, 512
+"""Parts that are added one after another, on which bits depend, and elements of a program that adds."""
+
+
+def add_few(base: Tensor | None, values: Tensor, keys: Tensor, rows: int) -> Tensor:
+    """Returns [batch, rows, columns], contiguous: for each row the sum of the values with its key, added to `base`.
+
+    Args:
+        base: [batch, rows, columns] of the dtype of `values`, or None for zeros.
+        values: [batch, n, columns] of floating point, of 16 or 32 bits, with any strides.
+        keys: integers [n] up to `rows`; an entry with key `rows` is left out, and not read.  A larger one stops the
+            device.
+        rows: the number of rows; their sums must fit into the registers of a program.
+    """
+    if values.shape[2] == 1:  # batch elements that lie in columns are summed together
+        turned = None if base is None else base.transpose(0, 2)
+        return _sums(turned, values.transpose(0, 2), keys, rows).transpose(0, 2).contiguous()
+    return _sums(base, values, keys, rows)
+
+
+def _sums(base: Tensor | None, values: Tensor, keys: Tensor, rows: int) -> Tensor:
+    out = into(base, values, rows)
+    if not values.numel() or not rows:
+        return out
+    operands = values, keys, out
+
+    def first(notes: Notes) -> Sequence[Tensor]:
+        _add(notes, *operands, has_base=base is not None)
+        return ()
+
+    if values.is_cuda:
+        CALLS.call(base is not None, operands, first)
+    else:
+        first(Notes(operands))
+    return out
+
+
+CALLS = LaunchLists(views=False)
+"""The calls that have added to few rows."""
+
+
+def _add(notes: Notes, values: Tensor, keys: Tensor, out: Tensor, has_base: bool) -> None:
+    batch, rows, columns = out.shape
+    count, size, tile = keys.shape[0], rows * columns, min(max(_up(columns), 16), COLUMNS)
+    rows_of = max(_up(rows), 16)
+    chunk = max(CHUNK, OF_A_ROW * rows_of)
+    parts_of = -(-count // chunk)
+    parts = new(notes, (batch, parts_of, size), torch.float32, values.device)
+    constants: dict[str, Any] = {"ROWS": rows_of, "CHUNK": chunk, "STEP": STEP, "COLUMNS": tile}
+    numbers = *values.stride(), count, parts_of, rows, columns
+    arguments: tuple[Tensor | int, ...] = (values, keys, parts, *numbers)
+    grid = (parts_of * batch * -(-columns // tile),)
+    notes.launched(
+        launch_kernel(few.sum_chunks, values.device, grid, *arguments, debug=True, **constants), arguments
+    )  # fmt: skip
+    while True:
+        groups = -(-parts_of // GROUP)
+        is_last = groups == 1
+        sums = out if is_last else new(notes, (batch, groups, size), torch.float32, values.device)
+        arguments = (parts, sums, parts_of, groups, size)
+        constants = {"GROUP": GROUP, "BLOCK": BLOCK, "HAS_BASE": has_base and is_last}
+        grid = (groups * batch * -(-size // BLOCK),)
+        notes.launched(launch_kernel(few.add_parts, values.device, grid, *arguments, **constants), arguments)
+        if is_last:
+            return
+        parts, parts_of = sums, groups
+
+
+def _up(size: int) -> int:
+    """The next power of two."""
+    return int(1 << max(size - 1, 0).bit_length())

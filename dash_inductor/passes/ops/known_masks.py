@@ -1,0 +1,128 @@
+"""Removes masks that the graph proves to be true, or false, for all elements.
+
+Layers of experts clear the rows of tokens that go to no expert of a device: they compare the sorted numbers of experts
+with the number of experts there.  Where all experts are on the device, the graph proves that every number is smaller,
+since `topk` has drawn it from that many places.  `torch.where` by such a mask is replaced by the operand that it always
+chooses, which saves a read and a write of the rows.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from ...config import Config
+from ...graph import sizes
+from ...graph.emit import erase_dead
+from ...graph.model_line import model_line
+from ...graph.nodes import bind, is_joint, is_tangent, op_name
+from ...graph.views import base
+from ...records.records import Record
+from ..base.rewrite import Result
+from .integer_rules import integer_of
+from .uniqueness import values_of
+
+WHERE = torch.ops.aten.where.self
+DEVICES = ("cuda",)
+"""Types of devices on which masks are read."""
+
+_COMPARED: Mapping[str, Callable[[Any, Any], Any]] = {
+    "aten::ge": operator.ge, "aten::gt": operator.gt, "aten::le": operator.le, "aten::lt": operator.lt,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class KnownMasksRewrite:
+    """Replaces `torch.where` by a comparison of indices with a number whose outcome is proved, on CUDA."""
+
+    name: ClassVar[str] = "known_masks"
+
+    def is_on(self, config: Config) -> bool:
+        return self.name in config.rewrites
+
+    def apply(self, graph: Graph) -> Sequence[Result]:
+        results, masks = [], dict[Node, bool | None]()
+        for node in graph.find_nodes(op="call_function", target=WHERE):
+            value = node.meta.get("val")
+            if not isinstance(value, Tensor) or value.device.type not in DEVICES:
+                continue
+            mask = base(node.args[0])
+            if mask not in masks:
+                masks[mask] = outcome(mask)
+            known = masks[mask]
+            chosen = None if known is None else node.args[1 if known else 2]
+            if isinstance(chosen, Node) and _can_stand_for(chosen, node):
+                results.append(Result(_replaced(node, mask, chosen, bool(known))))
+        return results
+
+    def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
+        """Returns no results: a mask that is left changes no value."""
+        return []
+
+
+def outcome(mask: Node) -> bool | None:
+    """Returns the outcome of a comparison of integers with a number, if it is proved for all of them; else None."""
+    compare = _COMPARED.get(op_name(mask))
+    if compare is None:
+        return None
+    args = bind(mask)
+    number = integer_of(args["self"].meta["val"].dtype, args["other"])
+    known = None if number is None else values_of(args["self"])
+    if known is None:
+        return None
+    ends = compare(known.low, number), compare(known.high - 1, number)
+    if all(map(statically_known_true, ends)):
+        return True
+    return False if all(statically_known_true(torch.sym_not(end)) for end in ends) else None
+
+
+def _can_stand_for(chosen: Node, node: Node) -> bool:
+    """Whether a node has the layout of another one and takes no more memory, and no program sees that they share it: a
+    result of a graph, or an input that is written to before a backward.
+    """
+    have, want = chosen.meta.get("val"), node.meta["val"]
+    if not isinstance(have, Tensor) or have.dtype != want.dtype or have.device != want.device:
+        return False
+    if not sizes.same_all(have.shape, want.shape) or not sizes.same_all(have.stride(), want.stride()):
+        return False
+    source = base(chosen)
+    if not sizes.same(sizes.spanned(have), sizes.spanned(source.meta["val"])):
+        return False
+    shown = {base(result) for result in node.graph.output_node().all_input_nodes}
+    if source.op == "call_function":
+        return node not in shown or source not in shown
+    return node not in shown and (is_tangent(source) or not is_joint(node.graph))
+
+
+def _replaced(node: Node, mask: Node, chosen: Node, known: bool) -> Record:
+    line, module = model_line([node, *node.users])
+    name, op, value = node.name, op_name(node), node.meta["val"]
+    values = values_of(bind(mask)["self"])
+    assert values is not None
+    facts: dict[str, object] = {
+        "shape": [sizes.static(size) for size in value.shape],
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "low": sizes.static(values.low),
+        "high": sizes.static(values.high),
+        "number": bind(mask)["other"],
+    }
+    node.replace_all_uses_with(chosen)
+    erase_dead(node.graph, [node])
+    return Record(
+        rewrite=KnownMasksRewrite.name,
+        name=name,
+        op=op,
+        status="replaced",
+        reason=None,
+        detail=f"its mask is {'true' if known else 'false'} everywhere: what it chooses is read as it is",
+        line=line,
+        module=module,
+        facts=facts,
+    )

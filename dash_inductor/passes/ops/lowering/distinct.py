@@ -1,0 +1,34 @@
+"""Lowers `put_distinct` to a scatter kernel, which can also compute the values that it writes.
+
+Under deterministic algorithms Inductor leaves scatters by tensors of indices to ATen, which sorts the indices.  Its
+lowering of a `scatter_reduce_` without a reduction does not ask whether algorithms are deterministic, and generates a
+plain store.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ....upstream.inductor import TensorBox, empty_strided, lowerings, register_lowering
+from ..operators.distinct import put_distinct
+
+aten = torch.ops.aten
+
+
+def register() -> None:
+    register_lowering(put_distinct, type_promotion_kind=None)(_put)
+
+
+def _put(indices: TensorBox, values: TensorBox, size: Any, dim: int, rest: float | None) -> TensorBox:
+    """Shapes and meaning as in `operators.distinct`."""
+    shape = [*values.get_size()]
+    shape[dim] = size
+    dtype, device = values.get_dtype(), values.get_device()
+    if rest is None:
+        found = empty_strided(shape, None, dtype=dtype, device=device)
+    else:
+        found = lowerings[aten.full](shape, rest, dtype=dtype, device=device)
+    stored: TensorBox = lowerings[aten.scatter_reduce_](found, dim, indices, values, None)
+    return stored

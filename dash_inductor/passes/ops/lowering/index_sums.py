@@ -1,0 +1,13 @@
+"""Lowering of `index_sums`, which stays an operator in Inductor's code, where its implementation is called."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ....lowering.operator_call import operator_call
+from ....upstream.inductor import register_lowering
+from ..operators.index_sums import index_sums
+
+
+def register() -> None:
+    register_lowering(index_sums, type_promotion_kind=None)(partial(operator_call, index_sums))

@@ -1,0 +1,150 @@
+"""Medians with their places, k-th values and histograms by a stable sort, on CUDA, where PyTorch raises an error.
+
+PyTorch's kernels return any of the places that hold a value, or count by atomics in floating point.  A stable sort
+keeps equal elements in the order of their places, and brings the elements of a bin together, so that they can be
+counted exactly.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from ...config import Config
+from ...graph import sizes
+from ...graph.emit import Emitter
+from ...graph.nodes import bind
+from ...records.records import Record
+from ..base.rewrite import Result
+from . import replaced_operators
+from .indices import NUMBERS
+
+aten = torch.ops.aten
+
+DEVICES = ("cuda",)
+"""Types of devices on which operators are rewritten."""
+
+
+@dataclass(frozen=True)
+class SortedValuesRewrite:
+    """Replaces `median` and `nanmedian` with a dimension, `kthvalue`, and `histc` with bounds, on CUDA."""
+
+    name: ClassVar[str] = "sorted_values"
+
+    def is_on(self, config: Config) -> bool:
+        return self.name in config.rewrites
+
+    def apply(self, graph: Graph) -> Sequence[Result]:
+        found = [node for node in graph.nodes if node.target in _PLACES or node.target is aten.histc.default]
+        return [Result(_rewritten(node)) for node in found if takes_sort(node)]
+
+    def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
+        """Returns no results: an operator that is left raises PyTorch's error, which names it."""
+        return []
+
+
+def takes_sort(node: Node) -> bool:
+    """Returns whether a sort gives the results of an operator: lines of static length, or `histc` with two bounds."""
+    args = bind(node)
+    given = args["self"].meta["val"]
+    if given.device.type not in DEVICES or given.dtype not in NUMBERS:
+        return False
+    if replaced_operators.has_failed(SortedValuesRewrite.name, node):
+        return False
+    if node.target is aten.histc.default:  # without bounds PyTorch looks for them, and for numbers that are not finite
+        return bool(given.dtype.is_floating_point and args["min"] < args["max"])
+    return given.dim() > 0 and bool(sizes.static(given.shape[args["dim"]]))
+
+
+def _median(line: Tensor) -> Tensor:
+    """The middle one, or the first that is no number, as these are behind all others."""
+    numbers, length = _numbers(line), line.shape[-1]
+    return torch.where(numbers < length, numbers, (length - 1) // 2)
+
+
+def _median_of_numbers(line: Tensor) -> Tensor:
+    """The middle one of those that are numbers."""
+    return ((_numbers(line) - 1) // 2).clamp(min=0)
+
+
+def _numbers(line: Tensor) -> Tensor:
+    """How many are numbers, [..., 1]."""
+    return line.isnan().logical_not().sum(-1, keepdim=True)
+
+
+_PLACES: Mapping[Any, Callable[[Tensor], Tensor] | None] = {
+    aten.median.dim: _median,
+    aten.nanmedian.dim: _median_of_numbers,
+    aten.kthvalue.default: None,
+}
+"""Operators that choose one element of each line: its place in the sorted line [..., length], as int64 [..., 1]; None
+for the one that the program names."""
+
+
+def chosen(x: Tensor, dim: int, place: Callable[[Tensor], Tensor] | None, k: int) -> Tensor:
+    """The places of the elements that such an operator chooses, int64, with `dim` kept.
+
+    Args:
+        k: the place in the sorted line, from 1 on, where the operator has none of its own.
+    """
+    line = x.movedim(dim, -1)
+    order = line.sort(dim=-1, stable=True).indices
+    found = order[..., k - 1 : k] if place is None else order.gather(-1, place(line))
+    return found.movedim(-1, dim)
+
+
+def histogram(x: Tensor, bins: int, low: float, high: float) -> Tensor:
+    """Numbers of elements in `bins` parts of the range from `low` to `high`, which is the last one's too; [bins] in the
+    dtype of `x`.  An element belongs to the part to which PyTorch's kernels count it.
+    """
+    at = x.reshape(-1).to(torch.promote_types(x.dtype, torch.float32))
+    part = ((at - low) * bins / (high - low)).clamp(0, bins - 1).to(torch.int32)
+    keys = torch.where((at >= low) & (at <= high), part, bins).sort().values
+    edges = torch.searchsorted(keys, torch.arange(bins + 1, dtype=torch.int32, device=x.device))
+    return (edges[1:] - edges[:-1]).to(x.dtype)
+
+
+def _rewritten(node: Node) -> Record:
+    """Rewrite one operator; returns its record."""
+    args = bind(node)
+    facts: dict[str, object] = {"shape": [sizes.static(size) for size in args["self"].meta["val"].shape]}
+
+    def make(emitter: Emitter) -> dict[Node, Node]:
+        if node.target is not aten.histc.default:
+            return _elements(emitter, node, args)
+        counts = functools.partial(histogram, bins=args["bins"], low=args["min"], high=args["max"])
+        return {node: emitter.inline(counts, (args["self"],), before=node, like=node)}
+
+    detail = "a stable sort, in which equal elements keep their order"
+    return replaced_operators.replaced(SortedValuesRewrite.name, node, facts, detail, make)
+
+
+def _elements(emitter: Emitter, node: Node, args: Mapping[str, Any]) -> dict[Node, Node]:
+    """The values and the places of the elements that an operator chooses, in the place of its results."""
+    results = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+    if not results:
+        return {}
+    given, dim, keepdim = args["self"], args["dim"], args["keepdim"]
+    like = next(iter(results.values()))
+    choose = functools.partial(chosen, dim=dim, place=_PLACES[node.target], k=args.get("k", 1))
+    places = emitter.inline(choose, (given,), before=node, like=like)
+
+    def dropped(found: Tensor) -> Tensor:
+        return found if keepdim else found.squeeze(dim)
+
+    functions: dict[Any, tuple[Callable[..., Tensor], tuple[Node, ...]]] = {
+        0: (lambda x, at: dropped(x.gather(dim, at)), (given, places)),
+        1: (lambda at: dropped(at), (places,)),
+    }
+    made = {}
+    for which, result in results.items():
+        function, tensors = functions[which]
+        made[result] = emitter.inline(function, tensors, before=node, like=result)
+    return made

@@ -1,0 +1,60 @@
+"""Records for the program's own Triton kernels that have several configurations.
+
+Inductor would time the configurations and take the fastest, so that two processes could compute other bits.  Instead
+the first configuration that fits the GPU runs.  `install.no_autotune` makes that choice where the kernel's code is
+generated and first called; this pass only records it, whatever `config.rewrites` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch.fx import Graph, Node
+
+from ...config import Config
+from ...graph.model_line import model_line
+from ...records.records import Record
+from ...upstream.user_kernels import configurations, is_launch, name_of
+from ..base.rewrite import Result
+
+_RECORDED = "dash_inductor_recorded"  # in the metadata of a launch: the pass may see a graph again
+
+
+@dataclass(frozen=True)
+class UserKernelsRewrite:
+    """Records launches of autotuned kernels, and leaves the graph as it is."""
+
+    name: ClassVar[str] = "user_kernels"
+
+    def is_on(self, config: Config) -> bool:
+        return True
+
+    def apply(self, graph: Graph) -> Sequence[Result]:
+        return [Result(_recorded(node)) for node in graph.nodes if is_launch(node) and _is_new(node)]
+
+    def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
+        """Returns no results: without passes the choice is the same, but is not recorded."""
+        return []
+
+
+def _is_new(node: Node) -> bool:
+    return len(configurations(node)) > 1 and _RECORDED not in node.meta
+
+
+def _recorded(node: Node) -> Record:
+    node.meta[_RECORDED] = True
+    line, module = model_line([node, *node.users])
+    found = configurations(node)
+    return Record(
+        rewrite=UserKernelsRewrite.name,
+        name=node.name,
+        op=name_of(node),
+        status="replaced",
+        reason=None,
+        detail=f"the first of {len(found)} configurations that fits, without timing: {found[0]}",
+        line=line,
+        module=module,
+        facts={"configurations": found},
+    )

@@ -1,0 +1,58 @@
+"""Switches PyTorch's fill of uninitialized memory off during calls; the flag belongs to the whole process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch._C import _get_deterministic_fill_uninitialized_memory as is_filled
+from torch._C import _set_deterministic_fill_uninitialized_memory as set_filled
+
+
+class _Off:
+    """Counts the calls that run without fill, on any thread; the last one to end restores the flag."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.running = 0
+
+    def begin(self) -> bool:
+        """Whether a call takes part: the fill is on, or off only because other calls run."""
+        with self.lock:
+            if not self.running and not is_filled():
+                return False
+            self.running += 1
+            set_filled(False)
+            return True
+
+    def end(self) -> None:
+        with self.lock:
+            self.running -= 1
+            if not self.running:
+                set_filled(True)
+
+    def in_child(self) -> None:
+        """Restore the flag in a forked process, which has none of the threads whose calls were running."""
+        if self.running:
+            set_filled(True)
+        self.__init__()  # type: ignore[misc]
+
+
+_OFF = _Off()
+os.register_at_fork(after_in_child=_OFF.in_child)
+
+
+def without_fill(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Runs `call` without fill; other threads that allocate meanwhile go without it too."""
+
+    def run(inputs: Any) -> Any:
+        if not _OFF.begin():
+            return call(inputs)
+        try:
+            return call(inputs)
+        finally:
+            _OFF.end()
+
+    return run
