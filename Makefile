@@ -11,7 +11,9 @@ VENV := $(if $(filter 2.13,$(TORCH)),.venv,.venv-torch$(TORCH))
 GIVEN := $(filter-out file,$(origin TORCH))
 GPU_PYTHON := $(or $(PYTHON),$(if $(GIVEN),$(CURDIR)/$(VENV)/bin/python,python3))
 
-PYTEST = $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not full" $(PYTEST_ARGS)
+# Of functions with many cases some run every time.  CASES=K/N also runs a slice of the others, CASES=all everything.
+CASES ?= few
+PYTEST = $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not full" --cases $(CASES) $(PYTEST_ARGS)
 
 # The documentation is built from sources and docstrings, without torch.
 DOCS_PYTHON := $(or $(PYTHON),.venv-docs/bin/python)
@@ -24,7 +26,7 @@ PYTHON := $(CURDIR)/$(VENV)/bin/python
 READY := $(VENV)/.ready
 endif
 
-.PHONY: setup demo test test-torch test-seams test-newest test-models test-gpu model-table lock lint format bench docs
+.PHONY: setup demo test test-full test-torch test-seams test-newest test-models test-gpu model-table lock lint format bench docs
 
 setup: $(READY)
 
@@ -36,6 +38,10 @@ demo: $(READY)
 	$(PYTHON) -m examples.demo
 
 test: $(READY)
+	$(PYTEST)
+
+test-full: CASES := all
+test-full: $(READY)
 	$(PYTEST)
 
 # What a version of torch or triton can break: adoption, caches, how graphs look, are rewritten and cut in two, lowering, and compiled

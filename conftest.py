@@ -34,6 +34,7 @@ from tests.support.distribution import build_wheel, copy_sources, install_wheel 
 from tests.support.global_hooks import no_global_hooks_stay  # noqa: E402, F401  # a fixture of every file
 from tests.support.left_behind import nothing_left_behind, seed  # noqa: E402
 from tests.support.processes import LARGE_HEAP  # noqa: E402
+from tests.support.slices import Cases, durations  # noqa: E402
 
 gc.set_threshold(*LARGE_HEAP)
 
@@ -45,6 +46,11 @@ with contextlib.suppress(ImportError):  # a GPU machine may lack it
     settings.load_profile("tests")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "all (default); few: some cases of functions that take long; K/N: these and a slice of the others"
+    parser.addoption("--cases", default="all", metavar="all|few|K/N", help=text)
+
+
 def pytest_sessionfinish() -> None:
     if _CACHE:
         shutil.rmtree(_CACHE, ignore_errors=True)
@@ -54,7 +60,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # modules and tests stay to the end: the collector need not look at them again
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen = Cases.parse(config.getoption("--cases")).chosen([item.nodeid for item in items], durations())
+    left_out = [item for item in items if item.nodeid not in chosen]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item.nodeid in chosen]
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
