@@ -18,7 +18,7 @@ from ..model.plan import Kept, Plan
 from ..model.reasons import Reason
 from ..model.site import Site
 from ..operators.attention import PREPARED_BACKWARD, PREPARED_FORWARD
-from ..passes.attention.sites import DTYPES
+from ..passes.attention.checks import DTYPES
 from ..planning import decide
 from ..planning.planner import keeping
 from ..upstream import arch, toolchain

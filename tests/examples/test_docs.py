@@ -20,7 +20,7 @@ from dash_inductor.kernels.hopper.prediction import ARCH
 from dash_inductor.kernels.portable.family import LIMIT, LIMIT_OF_16_BITS
 from dash_inductor.model.architectures import SAME_AS, WORKERS
 from dash_inductor.model.reasons import Reason
-from dash_inductor.passes.attention.sites import DTYPES
+from dash_inductor.passes.attention.checks import DTYPES
 from dash_inductor.upstream.compat import TESTED
 
 from ..support.distribution import ROOT

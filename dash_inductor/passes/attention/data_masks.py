@@ -17,7 +17,7 @@ from ...kernels.common.relations import layout
 from ...kernels.families import family
 from ...model.traits import Traits
 from ...operators.mask_tables import mask_tables
-from .sites import Match
+from .match import Match
 
 aten = torch.ops.aten
 

@@ -17,15 +17,15 @@ from ...graph.views import shows_input
 from ...masks.nodes import shape_of
 from ...masks.token_data import Axis
 from ...model.terms import TERMS
+from .match import Match
 from .saved import saved
 from .seeds import seed
-from .sites import Match
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
-    """The tensors that the call reads, in front of `before`: for the mask, in the order of `sites.mask_of`; bias; seed.
+    """The tensors that the call reads, inserted before `before`: of the mask (in the order of `mask_of`), bias, seed.
 
     Layers with the same mask share what they can, but never a seed.
     """

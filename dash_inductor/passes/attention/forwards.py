@@ -9,7 +9,7 @@ from ...config import config
 from ...entries.attention import Forward, Inputs
 from ...entries.logsumexp import cause_of_results
 from ...graph.nodes import Argument, origin
-from .sites import Match
+from .match import Match
 
 
 def cause_to_keep(forward: Forward | None, matches: Sequence[Match]) -> str:

@@ -28,9 +28,9 @@ from ...operators.attention import (
 from ...upstream.partitioner import stand_for
 from .data_masks import MaskTableNodes, needs_tables
 from .extras import extras
+from .match import Match
 from .saved import unwatched
 from .sinks import gradient_beside_bias, gradient_of_sinks, put_sink_gradient, rows_of_sinks
-from .sites import Match
 
 log = logging.getLogger("dash_inductor")
 aten = torch.ops.aten

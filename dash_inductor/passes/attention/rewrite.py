@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 
 from ...config import Config, config
 from ...entries.all import attentions
-from ...entries.attention import Attention, Found, NotReadable, Refusal
+from ...entries.attention import Attention, Found, Refusal
 from ...errors import described
 from ...graph import arguments, drafts
 from ...graph.model_line import model_line
@@ -27,11 +27,12 @@ from ...records.records import FORWARD_ONLY, FULL, SiteRecord
 from ..base.rewrite import Result
 from .forward_order import NodeOrder
 from .forwards import cause_to_keep
+from .match import Match, SiteFacts, device_of
 from .replace import replace
 from .rotations import share_rotations
 from .saved import watch
 from .seeds import draw_at_once
-from .sites import Match, SiteFacts, analyse, device_of
+from .sites import analyse
 
 log = logging.getLogger("dash_inductor")
 
@@ -126,12 +127,16 @@ class _Reading:
 
     def read(self) -> None:
         try:
-            self.match = analyse(self.found, self.facts)
-            self.detail = self.match.detail
-            if log.isEnabledFor(logging.DEBUG):
-                log.debug("site %s: %s", self.name, "; ".join(self._steps(self.match)))
-        except NotReadable as error:
-            self.keep(error.kept.reason, error.kept.detail)
+            analysis = analyse(self.found)
+            self.facts, self.match = analysis.facts, analysis.match
+            if analysis.kept is not None:
+                self.keep(analysis.kept.reason, analysis.kept.detail)
+            if analysis.error is not None:
+                self.fail(analysis.error)
+            if self.match is not None:
+                self.detail = self.match.detail
+                if log.isEnabledFor(logging.DEBUG):
+                    log.debug("site %s: %s", self.name, "; ".join(self._steps(self.match)))
         except Exception as error:
             self.fail(error)
 

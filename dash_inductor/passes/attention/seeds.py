@@ -15,8 +15,8 @@ from torch.fx import Graph, Node
 from ...graph.emit import Emitter
 from ...operators.attention import dropout_seed
 from ...upstream import configs, seeds
+from .match import Match
 from .saved import saved
-from .sites import Match
 
 
 def seed(emitter: Emitter, match: Match, before: Node) -> Node:

@@ -14,7 +14,7 @@ from dash_inductor.entries.all import attentions
 from dash_inductor.entries.attention import NotReadable
 from dash_inductor.graph import nodes, sizes
 from dash_inductor.model.mask import Band
-from dash_inductor.passes.attention.sites import intersect
+from dash_inductor.passes.attention.reading import intersect
 
 from ...support.graphs import efficient, joint_graph
 

@@ -1,0 +1,108 @@
+"""Whether our operators can have an attention, from what its entry found alone; nothing is read back or changed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...config import config
+from ...entries.attention import Attention, Backward, Forward, Found, Gradient, NotReadable, Refusal
+from ...graph import sizes as layout
+from ...model.reasons import Reason
+from ...model.site import DType
+from ...upstream import arch
+from .match import device_of
+
+DTYPES: dict[torch.dtype, DType] = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+}
+
+
+def check(found: Found) -> Attention:
+    """The attention, if its device, sizes, dtypes and results are those of our operators.
+
+    Raises:
+        NotReadable: they are not, or the entry has refused it.
+    """
+    if isinstance(found, Refusal):
+        if not found.everywhere:
+            check_device(device_of(found.node))
+        raise NotReadable(found.kept.reason, found.kept.detail)
+    attention, inputs = found, found.inputs
+    check_device(device_of(attention.node))
+    refusal = attention.refusal()
+    if refusal is not None:
+        raise NotReadable(refusal.reason, refusal.detail)
+    query, key, value = inputs.query.tensor, inputs.key.tensor, inputs.value.tensor
+    _check_sizes(query, key, value)
+    _check_dtypes(attention)
+    if attention.backward is not None:
+        _check_forward_is_ours(attention.backward)
+        _check_logsumexp(attention.backward, query)
+    elif attention.forward is not None:
+        _check_lone_forward(attention.forward)
+    return attention
+
+
+def check_device(device: torch.device) -> None:
+    if device.type == "cpu" and config.cpu == "off":
+        raise NotReadable(Reason.CPU_OFF)
+    if not arch.is_supported(device):
+        raise NotReadable(Reason.DEVICE, str(device))
+
+
+def _check_sizes(query: Tensor, key: Tensor, value: Tensor) -> None:
+    if not query.dim() == key.dim() == value.dim() == 4:
+        raise NotReadable(Reason.SHAPE, f"{query.dim()}, {key.dim()} and {value.dim()} dimensions")
+    shapes = ", ".join(str(tuple(t.shape)) for t in (query, key, value))
+    # Dynamic sizes that may differ as far as the graph knows are equal: PyTorch's operators need that too.
+    pairs = [
+        (query.shape[0], key.shape[0]),
+        *zip(key.shape[:3], value.shape[:3], strict=True),
+        (query.shape[3], key.shape[3]),
+    ]
+    if any(layout.differ(a, b) for a, b in pairs) or 0 in map(layout.static, (*query.shape, *key.shape)):
+        raise NotReadable(Reason.SHAPE, shapes)
+
+
+def _check_dtypes(attention: Attention) -> None:
+    inputs, backward = attention.inputs, attention.backward
+    of_backward = () if backward is None else (backward.out, backward.grad_out)
+    views = [view for view in (inputs.query, inputs.key, inputs.value, *of_backward) if view is not None]
+    dtypes = [view.node.meta["val"].dtype for view in views]
+    if len(set(dtypes)) != 1 or dtypes[0] not in DTYPES:
+        named = [f"{view.argument.place}: {dtype}" for view, dtype in zip(views, dtypes, strict=True)]
+        raise NotReadable(Reason.DTYPE, ", ".join(named))
+
+
+def _check_lone_forward(forward: Forward) -> None:
+    if config.forward == "keep":
+        raise NotReadable(Reason.FORWARD_OFF)
+    if forward.order is None:
+        raise NotReadable(Reason.LAYOUT, "its output is not dense")
+
+
+def check_gradient(gradient: Gradient, query: Tensor) -> None:
+    """Floats [B, H, Sq]."""
+    value = gradient.argument.value.meta["val"]
+    if not value.dtype.is_floating_point or not layout.same_all(value.shape, query.shape[:3]):
+        raise NotReadable(Reason.LAYOUT, f"gradient of the log-sum-exp {value.dtype} {tuple(value.shape)}")
+
+
+def _check_forward_is_ours(backward: Backward) -> None:
+    """A backward that reads no output can only be replaced with its forward."""
+    if backward.out is None and config.forward == "keep":
+        raise NotReadable(Reason.FORWARD_OFF)
+
+
+def _check_logsumexp(backward: Backward, query: Tensor) -> None:
+    """[B, H, >= Sq] or [B, H, Sq, 1]; fp32."""
+    if backward.logsumexp is None:
+        return
+    logsumexp = backward.logsumexp.value.meta["val"]
+    trailing_one = logsumexp.dim() == 4 and layout.static(logsumexp.shape[3]) == 1
+    heads_fit = logsumexp.dim() >= 3 and layout.same_all(logsumexp.shape[:2], query.shape[:2])
+    if logsumexp.dtype != torch.float32 or not heads_fit or not (logsumexp.dim() == 3 or trailing_one):
+        raise NotReadable(Reason.LAYOUT, f"log-sum-exp {logsumexp.dtype} {tuple(logsumexp.shape)}")

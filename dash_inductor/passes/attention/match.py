@@ -1,0 +1,100 @@
+"""What is known of an attention of a graph: `Match` if it can be replaced, and `SiteFacts` for its record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from ...entries.attention import Attention
+from ...entries.biases import FoundBias
+from ...masks.normal_form import Terms
+from ...model.plan import Kept, Plan
+from ...model.site import Site
+from ...records.records import Tensors
+from .operands import Operands
+
+
+@dataclass(frozen=True)
+class Match:
+    """An attention that can be replaced: a backward, or a forward without one in its graph.
+
+    Attributes:
+        attention: the attention, as its entry found it.
+        site, plan: the facts that the planner was given, and its answer.
+        operands: the query, key and value that the new operators read, and the layouts of the gradients.
+        terms: the mask, with the nodes from which the call's extra operands are computed.
+        bias: the bias that is added to the scores, beside the mask; None for none.
+        note: why it is a bias and no mask.
+    """
+
+    attention: Attention
+    site: Site
+    plan: Plan
+    operands: Operands
+    terms: Terms
+    bias: FoundBias | None = None
+    note: str = ""
+
+    @property
+    def node(self) -> Node:
+        """The backward; the forward where that is alone."""
+        return self.attention.node
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which the site runs."""
+        return device_of(self.node)
+
+    @property
+    def needs_our_forward(self) -> bool:
+        """Whether the backward reads what only our forward leaves, or draws, or makes of the mask."""
+        backward = self.attention.backward
+        return bool(self.site.call.of_forward.operands) or (backward is not None and backward.logsumexp is None)
+
+    @property
+    def detail(self) -> str:
+        """The detail of the record: how the site was matched."""
+        dropout = "" if self.site.dropout is None else f"dropout with probability {self.site.dropout.p}"
+        about = dropout, self.attention.note, self.operands.detail, self.note, self.plan.schedule_note
+        return "; ".join(filter(None, about))
+
+
+@dataclass(frozen=True)
+class SiteFacts:
+    """What is known of a site, whether it is replaced or kept.  The fields are those of `SiteRecord`."""
+
+    site: Site | None = None
+    mask: str = ""
+    tensors: Tensors | None = None
+    inputs: tuple[str, ...] = ()
+    recognised: str = ""
+    arch: str = ""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What becomes of an attention.
+
+    Attributes:
+        facts: what was found out, as far as the analysis got.
+        match: set if it can be replaced.
+        kept: the one reason to keep it, if it has to be kept.
+        error: a defect of ours that ended the analysis.
+    """
+
+    facts: SiteFacts
+    match: Match | None = None
+    kept: Kept | None = None
+    error: Exception | None = None
+
+
+def device_of(node: Node) -> torch.device:
+    """The device on which an operator runs."""
+    for source in node.all_input_nodes:
+        value = source.meta.get("val")
+        if isinstance(value, Tensor):
+            return value.device
+    raise ValueError(f"no tensor argument of {node.format_node()} has a value")

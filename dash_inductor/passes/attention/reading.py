@@ -1,0 +1,150 @@
+"""Reads the mask of an attention back into terms, and finds what is added to its scores."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch.fx import Node
+
+from ...entries.attention import Attention, NotReadable, Sink
+from ...entries.biases import FoundBias, bias_of, find_bias, may_broadcast
+from ...graph import sizes as layout
+from ...graph.nodes import origin
+from ...masks.documents import Documents
+from ...masks.normal_form import Terms
+from ...masks.recognition import recognise
+from ...model.mask import Band, Mask
+from ...model.plan import Kept
+from ...model.reasons import Reason
+from ...model.terms import TERMS, Operand, Placed, Segments
+
+
+@dataclass(frozen=True)
+class MaskReading:
+    """A mask as it was read.
+
+    Attributes:
+        terms: what was read; of a mask that was not read, what the operator tells of it.
+        how: how it was read, or what was not, for the record.
+        cause: why a tensor of a mask was not read, or must stay a bias; None if it was read, or there is none.
+    """
+
+    terms: Terms
+    how: str = ""
+    cause: Kept | None = None
+
+
+def read_mask(attention: Attention) -> MaskReading:
+    """Read the mask of an attention.
+
+    Raises:
+        NotReadable: nothing is visible, or two bands of it are no band together.
+    """
+    inputs = attention.inputs
+    if inputs.documents is not None:
+        how = "documents of packed tokens, whose offsets are arguments of the operator"
+        return MaskReading(Terms(inputs.band(), documents=Documents(origin(inputs.documents.value))), how)
+    query, key = inputs.query, inputs.key
+    lengths = layout.static(query.tensor.shape[2]), layout.static(key.tensor.shape[2])
+    told = Terms(intersect([inputs.band()], *lengths))
+    if inputs.mask is None:
+        return MaskReading(told)
+    added = inputs.mask_as_floats or inputs.mask
+    not_read = f"not recognised: {mask_text(added.value)}"
+    if inputs.bias is None and _bias_gradient(attention) is not None:
+        return MaskReading(told, not_read, Kept(Reason.BIAS_GRADIENT))
+    result = recognise(inputs.mask.value, query=query.node, key=key.node, beside=inputs.sinks is not None)
+    if result.terms is None:
+        return MaskReading(told, not_read, Kept(Reason(f"mask_{result.reason}"), result.detail))
+    band = intersect([inputs.band(), result.terms.band], *lengths)
+    return MaskReading(replace(result.terms, band=band), result.how)
+
+
+def read_bias(attention: Attention, cause: Kept | None) -> FoundBias | None:
+    """What is added to the scores, None for nothing.
+
+    Args:
+        cause: why a tensor of a mask was not read, and has to be added; None if it was read.
+
+    Raises:
+        NotReadable: something is added that our operators cannot add.
+    """
+    inputs, bias = attention.inputs, None
+    plane = [*inputs.query.tensor.shape[:3], inputs.key.tensor.shape[2]]
+    if cause is not None:
+        assert inputs.mask is not None
+        if inputs.bias is not None or inputs.mask_only:
+            raise NotReadable(cause.reason, "; ".join(filter(None, (cause.detail, inputs.mask_only))))
+        added = inputs.mask_as_floats or inputs.mask
+        bias = find_bias(added, _bias_gradient(attention), plane)
+        if bias is None:
+            raise NotReadable(*_why_no_bias(added.value, plane, cause))
+    if inputs.bias is not None:
+        bias = find_bias(inputs.bias, _bias_gradient(attention), plane)
+        if bias is None:
+            no_floats = Kept(Reason.SHAPE, "the bias is no tensor of floats")
+            raise NotReadable(*_why_no_bias(inputs.bias.value, plane, no_floats))
+        gradients = () if attention.backward is None else attention.backward.tensor_gradients()
+        bias = bias_of(inputs.bias, gradients, plane) if gradients else bias
+    return bias if inputs.slopes is None else FoundBias(inputs.slopes, slopes=True)
+
+
+def mask_text(mask: Node) -> str:
+    """The shape and dtype of a mask."""
+    value = mask.meta["val"]
+    shape = "x".join("?" if n is None else str(n) for n in map(layout.static, value.shape))
+    return f"a tensor {shape} {str(value.dtype).removeprefix('torch.')}"
+
+
+def _bias_gradient(attention: Attention) -> Sink | None:
+    """The sink of the gradient of the bias, if something uses it."""
+    sink = None if attention.backward is None else attention.backward.bias_gradient
+    return None if sink is None or sink.used is None else sink
+
+
+def _why_no_bias(mask: Node, plane: Sequence[layout.Dim], cause: Kept) -> tuple[Reason, str]:
+    """Why a mask that cannot be read cannot be added to the scores either: the true cause, if that is in the sizes."""
+    value = mask.meta["val"]
+    if not value.dtype.is_floating_point or not may_broadcast(mask, plane):
+        return cause.reason, cause.detail
+    sizes = f"the mask has the sizes {list(value.shape)}, the scores {list(plane)}"
+    return Reason.DYNAMIC_DIMS, f"{sizes}: whether these are the same is not known"
+
+
+def mask_of(terms: Terms) -> Mask:
+    """The mask of these terms; its operands are counted in the order in which `extras` makes them."""
+    numbers = itertools.count()
+
+    def operand() -> Operand:
+        return Operand(next(numbers))
+
+    if terms.documents is not None:
+        return Mask(terms.band, segments=Segments(operand(), operand(), Placed(operand(), operand())))
+    found = []
+    for term in terms.in_order:
+        kind, given = TERMS[term.NAME], dict[str, Operand]()
+        for name in kind.ROLES:
+            if name in term.fields:
+                given[name] = given[term.same[name]] if name in term.same else operand()
+        found.append(kind(**dict.fromkeys(kind.ROLES) | given))
+    return Mask(terms.band, *found)
+
+
+def intersect(bands: list[Band], q_len: int | None, kv_len: int | None) -> Band:
+    """The band of what all of them show.
+
+    Raises:
+        NotReadable: it is no band: empty, or the offset between two anchors is not known.
+    """
+    if len({band.anchor for band in bands if not band.is_full}) > 1:
+        if q_len is None or kv_len is None:
+            raise NotReadable(Reason.MASK_NOT_A_BAND, " and ".join(map(str, bands)) + " with dynamic lengths")
+        bands = [band.resolve(q_len, kv_len) for band in bands]
+    bands = [band for band in bands if not band.is_full]
+    lo = max((band.lo for band in bands if band.lo is not None), default=None)
+    hi = min((band.hi for band in bands if band.hi is not None), default=None)
+    if lo is not None and hi is not None and lo > hi:
+        raise NotReadable(Reason.MASK_NOT_A_BAND, "nothing is visible: " + " and ".join(map(str, bands)))
+    return Band(lo, hi, bands[0].anchor if bands else "top_left")
