@@ -92,7 +92,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         on.append(train(options.steps))
         sent = max(len(message.encode()) for message in local.receive())
         rank.close()
-        compared = rank.coverage.to_dict()["rest"]["counts"]["tensors"]
+        compared = rank.coverage.to_dict()["at_rest"]["counts"]["tensors"]
         if len(rank.checks) < 3:
             raise RuntimeError(f"a check was switched off: {rank.coverage.to_dict()}")
     before, after = statistics.median(off), statistics.median(on)

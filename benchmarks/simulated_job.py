@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dash_guard.detectors.judge import Job
+from dash_guard.detectors.detector import Job
 from dash_guard.detectors.slow import Slow
 from dash_guard.monitor.monitor import in_own_process
 from dash_guard.report.findings import Finding
@@ -29,7 +29,7 @@ TRIALS = 15
 RANK_STEPS = 100_000_000
 """Of healthy ranks, among which nobody may be named slow."""
 TOLD = 1_000_000
-"""Of healthy ranks that send all their messages to all judges, which may name nobody."""
+"""Of healthy ranks that send all their messages to all detectors, which may name nobody."""
 
 _RUN = 100  # steps in which the ranks of a run keep their speeds
 
@@ -42,7 +42,7 @@ class Score:
         exact: trials in which the rank with the fault was named, and nobody else.
         wrong: trials in which somebody else was named.
         trials: all of them.
-        slowest: milliseconds of the longest judgement.
+        slowest: milliseconds of the longest detection.
     """
 
     exact: int = 0
@@ -61,17 +61,17 @@ class Score:
 
 def false_names(world: int, rank_steps: int, generator: np.random.Generator) -> int:
     """How often a healthy rank is named slow in so many steps of ranks."""
-    judge, named = Slow(Job(world)), 0
+    detector, named = Slow(Job(world)), 0
     peers, of_ranks = list(range(world)), speeds(generator, world)
     for step in range(max(1, rank_steps // world)):
         if step % _RUN == 0:
-            judge, of_ranks = Slow(Job(world)), speeds(generator, world)
-        named += len(judge.compare(step, peers, came(generator, of_ranks)[0]))
+            detector, of_ranks = Slow(Job(world)), speeds(generator, world)
+        named += len(detector.compare(step, peers, came(generator, of_ranks)[0]))
     return named
 
 
-def told(world: int, rank_steps: int, generator: np.random.Generator) -> list[Finding]:
-    """What all judges find in so many steps of healthy ranks, which send all messages that ranks send."""
+def found_in_healthy(world: int, rank_steps: int, generator: np.random.Generator) -> list[Finding]:
+    """What all detectors find in `rank_steps` steps of healthy ranks, which send all messages that ranks send."""
     found: list[Finding] = []
     for _ in range(max(1, rank_steps // (world * _RUN))):
         found += Healthy(world, generator).steps(min(_RUN, max(1, rank_steps // world)))
@@ -97,8 +97,8 @@ def simulate(
         "slowest_ms": round(max(score.slowest for score in scores.values()), 1),
         "rank_steps": max(1, rank_steps // world) * world,
         "false_names": false_names(world, rank_steps, generator),
-        "told": max(1, of_all // world) * world,
-        "findings": [finding.sentence for finding in told(world, of_all, generator)],
+        "rank steps": max(1, of_all // world) * world,
+        "findings": [finding.sentence for finding in found_in_healthy(world, of_all, generator)],
     }
 
 
@@ -118,10 +118,10 @@ def show(world: int, as_json: bool) -> int:
         for kind, score in result["kinds"].items():
             print(
                 f"  {kind:16} named exactly {score['exact']:3} of {score['trials']}, somebody else in "
-                f"{score['wrong']}, a judgement takes {score['slowest']:.1f} ms at most"
+                f"{score['wrong']}, a detection takes {score['slowest']:.1f} ms at most"
             )
         print(f"  false names of slow ranks in {result['rank_steps']:.2g} steps of ranks: {result['false_names']}")
-        print(f"  findings of all judges in {result['told']:.2g} steps of ranks: {len(result['findings'])}")
+        print(f"  findings of all detectors in {result['rank steps']:.2g} steps of ranks: {len(result['findings'])}")
     return 0 if result["exact"] >= 0.98 and not result["findings"] else 1
 
 

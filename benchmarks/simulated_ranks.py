@@ -1,4 +1,4 @@
-"""Messages of simulated ranks with a planted fault, and what judges make of them."""
+"""Messages of simulated ranks with a planted fault, and what detectors make of them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 
 from dash_guard.detectors.all import BITS
+from dash_guard.detectors.at_rest import AtRest
+from dash_guard.detectors.collective_checksums import CollectiveChecksums
 from dash_guard.detectors.data import SameData
-from dash_guard.detectors.doors import Doors
+from dash_guard.detectors.detector import Detector, Job
 from dash_guard.detectors.foreign import Foreign
-from dash_guard.detectors.judge import Job, Judge
+from dash_guard.detectors.gathered_parameters import GatheredParameters
 from dash_guard.detectors.liveness import Liveness
 from dash_guard.detectors.replicas import Replicas
-from dash_guard.detectors.rest import Rest
 from dash_guard.detectors.slow import OF, Slow
-from dash_guard.detectors.wires import Wires
 from dash_guard.report.findings import Finding
-from dash_guard.shared.beating import packed
 from dash_guard.shared.class_names import spelled
+from dash_guard.shared.heartbeat import packed
 from dash_guard.shared.roots import STAGES, WHICH
 from dash_guard.transport.messages import Message
 
@@ -30,27 +30,27 @@ _STEP = 300.0  # milliseconds
 _TRANSFER = 0.5  # milliseconds of a collective on GPUs
 _VARIABLES = 60  # of the environment
 _LOST = 0.001  # share of messages
-_ALL: tuple[type[Judge], ...] = (Liveness, Slow, Foreign, SameData, *BITS)
+_ALL: tuple[type[Detector], ...] = (Liveness, Slow, Foreign, SameData, *BITS)
 _NOISE, _OF_RANK, _SPIKES = 0.03, 0.01, 0.002
 _POINTS = 4
 _SLOW = 1.2
 
 
 class Trial:
-    """One judge, and the time that its judgements take."""
+    """One detector, and the time that its detections take."""
 
-    def __init__(self, judge: Judge) -> None:
-        self.judge, self.found, self.slowest = judge, list[Finding](), 0.0
+    def __init__(self, detector: Detector) -> None:
+        self.detector, self.found, self.slowest = detector, list[Finding](), 0.0
 
     def take(self, messages: Iterable[Message], now: float) -> None:
         """Messages come."""
         for message in messages:
-            self.judge.take(message, now)
+            self.detector.take(message, now)
 
     def turn(self, now: float) -> None:
-        """The judge judges."""
-        began = time.process_time()  # of this process: others run beside it
-        self.found += self.judge.judge(now)
+        """Let the detector look at what has come."""
+        began = time.process_time()  # of this process: others run at the same time
+        self.found += self.detector.detect(now)
         self.slowest = max(self.slowest, 1000 * (time.process_time() - began))
 
 
@@ -74,10 +74,10 @@ def groups(world: int) -> list[Message]:
     return found
 
 
-def beat(
+def heartbeat(
     rank: int, step: int, tensor: tuple[int, int], data: tuple[int, int], operation: str = "all_reduce"
 ) -> Message:
-    """A beat: the last entered and the last completed collective of the tensor- and of the data-parallel group."""
+    """A heartbeat: the last entered and the last completed collective of the tensor- and of the data-parallel group."""
     of = {
         "0": [3, 3, "broadcast", "Float[1]"],
         f"t{rank // _TENSOR}": [*tensor, "all_reduce", "Float[64]"],
@@ -91,7 +91,7 @@ def beat(
         "median": _STEP / 1000,
         "idle": 0.0,
     }
-    return Message("beat", rank, step, body)
+    return Message("heartbeat", rank, step, body)
 
 
 def stalled(world: int, bad: int, kind: str) -> Trial:
@@ -99,26 +99,26 @@ def stalled(world: int, bad: int, kind: str) -> Trial:
     trial = Trial(Liveness(Job(world)))
     trial.take(joined(world), 0.0)
     trial.take(groups(world), 0.0)
-    trial.take((beat(r, 20, (80, 80), (40, 40)) for r in range(world)), 10.0)
+    trial.take((heartbeat(r, 20, (80, 80), (40, 40)) for r in range(world)), 10.0)
     trial.turn(10.2)
     for second in range(1, 6):
         now = 10.0 + second
         messages = []
         for r in range(world):
             if kind == "clean":
-                messages.append(beat(r, 20 + second, (80 + second, 80 + second), (40 + second, 40 + second)))
+                messages.append(heartbeat(r, 20 + second, (80 + second, 80 + second), (40 + second, 40 + second)))
             elif r == bad and kind == "desync":
-                messages.append(beat(r, 21, (81, 81), (41, 40), "all_gather"))
+                messages.append(heartbeat(r, 21, (81, 81), (41, 40), "all_gather"))
             elif kind == "desync" and r % _TENSOR == bad % _TENSOR:
-                messages.append(beat(r, 21, (81, 81), (41, 40)))
+                messages.append(heartbeat(r, 21, (81, 81), (41, 40)))
             elif kind == "desync":
-                messages.append(beat(r, 21, (81, 81), (41, 41)))
+                messages.append(heartbeat(r, 21, (81, 81), (41, 41)))
             elif r == bad:
-                messages += [beat(r, 20, (80, 80), (40, 40))] if kind == "hang" else []
+                messages += [heartbeat(r, 20, (80, 80), (40, 40))] if kind == "hang" else []
             elif r // _TENSOR == bad // _TENSOR:
-                messages.append(beat(r, 21, (81, 80), (40, 40)))
+                messages.append(heartbeat(r, 21, (81, 80), (40, 40)))
             else:
-                messages.append(beat(r, 21, (81, 81), (41, 40)))
+                messages.append(heartbeat(r, 21, (81, 81), (41, 40)))
         trial.take(messages, now)
         if kind in ("stopped", "dead") and second == 1:
             body = {"node": f"n{bad // 8}", "pid": 1000 + bad}
@@ -158,7 +158,7 @@ def slow(world: int, bad: int, kind: str, generator: np.random.Generator) -> Tri
 
 
 def on_gpus(generator: np.random.Generator, of_ranks: Any, step: int, links: Any) -> list[dict[str, Any]]:
-    """What ranks tell of two collectives of a step on GPUs: one in the tensor- and one in the data-parallel group.
+    """What ranks report about two collectives of a step on GPUs: one in the tensor- and one in the data-parallel group.
 
     Args:
         links: factors of the time that the transfer takes in each tensor-parallel group.
@@ -248,57 +248,57 @@ def bits(world: int, bad: int) -> Trial:
     return trial
 
 
-def rest(world: int, bad: int) -> Trial:
+def at_rest(world: int, bad: int) -> Trial:
     """A parameter of one rank changes between two steps."""
-    trial = Trial(Rest(Job(world)))
+    trial = Trial(AtRest(Job(world)))
     for step in (1, 2, 3, 4):
         for when in ("begin", "update"):
             for r in range(world):
                 changed = [["parameter", "w"]] if (r, step, when) == (bad, 3, "begin") else []
                 counts = {"changes": len(changed), "writes": 0, "tensors": 100}
                 body = {"when": when, "changed": changed, "written": [], **counts}
-                trial.take([Message("rest", r, step, body)], float(step))
+                trial.take([Message("at_rest", r, step, body)], float(step))
             trial.turn(step + 0.5)
     return trial
 
 
-def doors(world: int, step: int, wrong: int | None = None) -> list[dict[str, Any]]:
-    """What ranks tell of an all-gather in groups of eight, by rank: digests of all segments, and the own one."""
+def gathered_shards(world: int, step: int, wrong: int | None = None) -> list[dict[str, Any]]:
+    """What ranks report about an all-gather in groups of eight, by rank: digests of all segments, and the own one."""
     found = []
     for first in range(0, world, _TENSOR):
         own = [f"{step * world + r:032x}" for r in range(first, min(world, first + _TENSOR))]
         whole = hashlib.blake2b(bytes.fromhex("".join(own)), digest_size=8).hexdigest()
         where = f"{first}-{first + len(own) - 1}"
         for number, lanes in enumerate(own):
-            told = "0" * 16 if first + number == wrong else whole
-            found.append({"groups": {where: {str(step): [told, lanes]}}})
+            segments = "0" * 16 if first + number == wrong else whole
+            found.append({"groups": {where: {str(step): [segments, lanes]}}})
     return found
 
 
-def door(world: int, bad: int) -> Trial:
+def gathered(world: int, bad: int) -> Trial:
     """One rank has gathered other parameters than its group."""
-    trial = Trial(Doors(job := Job(world)))
+    trial = Trial(GatheredParameters(job := Job(world)))
     for step in (1, 2, 3):
-        bodies = doors(world, step, bad if step == 2 else None)
-        trial.take((Message("doors", r, step, body) for r, body in enumerate(bodies)), float(step))
+        bodies = gathered_shards(world, step, bad if step == 2 else None)
+        trial.take((Message("gathered_parameters", r, step, body) for r, body in enumerate(bodies)), float(step))
         trial.turn(step + 0.2)
         for ranks, order in job.orders:
             asked = {"of": order.step, "group": order.body["group"], "segments": [f"{1:032x}"] * _TENSOR}
-            trial.take((Message("doors", r, step, asked) for r in ranks), step + 0.4)
+            trial.take((Message("gathered_parameters", r, step, asked) for r in ranks), step + 0.4)
         job.orders.clear()
         trial.turn(step + 0.6)
     return trial
 
 
-def wire(world: int, bad: int) -> Trial:
+def reduction(world: int, bad: int) -> Trial:
     """One rank has another result of an all-reduce than its data-parallel group."""
-    trial = Trial(Wires(Job(world)))
+    trial = Trial(CollectiveChecksums(Job(world)))
     classes = [spelled(range(first, world, _TENSOR)) for first in range(_TENSOR)]
     for step in (1, 2, 3):
         for r in range(world):
             result = "f" * 16 if (r, step) == (bad, 2) else f"{step:016d}"
-            body = {"wires": {f"all_reduce {classes[r % _TENSOR]}": {str(step): [result, ""]}}}
-            trial.take([Message("wires", r, step, body)], float(step))
+            body = {"checksums": {f"all_reduce {classes[r % _TENSOR]}": {str(step): [result, ""]}}}
+            trial.take([Message("collective_checksums", r, step, body)], float(step))
         trial.turn(step + 0.2)
     return trial
 
@@ -320,19 +320,21 @@ def kinds(world: int, generator: np.random.Generator) -> dict[str, Callable[[int
     found["foreign"] = lambda bad: (foreign(world, bad), {bad})
     found["data"] = lambda bad: (data(world, bad), {bad, bad ^ 1})
     found["bits"] = lambda bad: (bits(world, bad), {bad})
-    found["rest"] = lambda bad: (rest(world, bad), {bad})
-    found["door"] = lambda bad: (door(world, bad), {bad})
-    found["wire"] = lambda bad: (wire(world, bad), {bad})
+    found["at_rest"] = lambda bad: (at_rest(world, bad), {bad})
+    found["gathered"] = lambda bad: (gathered(world, bad), {bad})
+    found["reduction"] = lambda bad: (reduction(world, bad), {bad})
     return found
 
 
 class Healthy:
-    """Ranks without a fault, that tell all judges of each step: late and early, and with messages that are lost."""
+    """Ranks without a fault, that report each step to all detectors: late and early, and with messages that are
+    lost.
+    """
 
     def __init__(self, world: int, generator: np.random.Generator) -> None:
         self._world, self._generator, self._speeds = world, generator, speeds(generator, world)
         job = Job(world)
-        self._judges: list[Judge] = [judge(job) for judge in _ALL]
+        self._detectors: list[Detector] = [detector(job) for detector in _ALL]
         self._gpus = Slow(job)  # half of all programs have times of kernels, the others have none
 
     def steps(self, number: int) -> list[Finding]:
@@ -343,35 +345,35 @@ class Healthy:
         for step in range(1, number + 1):
             now = step * _STEP / 1000
             self._send(self._messages(step, classes), now)
-            for judge in (*self._judges, self._gpus):
-                found += judge.judge(now)
-        for judge in (*self._judges, self._gpus):
-            found += judge.finish(number * _STEP / 1000 + 1)
+            for detector in (*self._detectors, self._gpus):
+                found += detector.detect(now)
+        for detector in (*self._detectors, self._gpus):
+            found += detector.finish(number * _STEP / 1000 + 1)
         return found
 
     def _send(self, messages: Iterable[Message], now: float) -> None:
-        takers: dict[str, list[Judge]] = {}
-        for judge in self._judges:
-            for kind in judge.kinds:
-                takers.setdefault(kind, []).append(judge)
+        takers: dict[str, list[Detector]] = {}
+        for detector in self._detectors:
+            for kind in detector.kinds:
+                takers.setdefault(kind, []).append(detector)
         for message in messages:
-            for judge in takers.get(message.kind, ()):
-                judge.take(message, now)
+            for detector in takers.get(message.kind, ()):
+                detector.take(message, now)
 
     def _messages(self, step: int, classes: list[str]) -> Iterator[Message]:
         world, draw = self._world, self._generator
         lost, ahead = draw.random((2, world)) < np.array([[_LOST], [0.5]])
         times = came(draw, self._speeds)[0].tolist()
-        gathered = doors(world, step)
+        gathered = gathered_shards(world, step)
         gpus = on_gpus(draw, self._speeds, step, np.ones(world // _TENSOR))
         for r in draw.permutation(world).tolist():
             if not lost[r]:
-                yield beat(r, step, (4 * step + int(ahead[r]), 4 * step), (2 * step + int(ahead[r]), 2 * step))
+                yield heartbeat(r, step, (4 * step + int(ahead[r]), 4 * step), (2 * step + int(ahead[r]), 2 * step))
                 yield Message("data", r, step, {"digest": f"{r}.{step}", "peers": [r % _TENSOR, world - 1, _TENSOR]})
                 yield Message("bits", r, step, {"roots": roots(classes[r % _TENSOR], step)})
-                yield Message("doors", r, step, gathered[r])
-                told = {f"all_reduce {classes[r % _TENSOR]}": {str(step): [f"{step:016d}", ""]}}
-                yield Message("wires", r, step, {"wires": told})
+                yield Message("gathered_parameters", r, step, gathered[r])
+                checksums = {f"all_reduce {classes[r % _TENSOR]}": {str(step): [f"{step:016d}", ""]}}
+                yield Message("collective_checksums", r, step, {"checksums": checksums})
             yield Message("times", r, step, {"shape": "s", "own": times[r], "total": _STEP, "kernels": []})
             self._gpus.take(Message("times", r, step, gpus[r]), step * _STEP / 1000)
             for when in ("begin", "update"):
@@ -383,4 +385,4 @@ class Healthy:
                     "writes": 0,
                     "tensors": 100,
                 }
-                yield Message("rest", r, step, body)
+                yield Message("at_rest", r, step, body)

@@ -2,8 +2,8 @@
 
     python -m guard.tests.campaign [--modes ddp fsdp ...] [--kinds parameter ...] [--checks all] [--seeds 1] [--clean 1]
 
-``--checks defaults`` switches replays off, ``--checks off`` whatever finds a fault, so that it must go unseen.
-Results can be kept (``--out FILE``), and tables made of several such files (``--of FILE ...``).
+``--checks defaults`` switches same-rank recomputes off, ``--checks off`` whatever finds a fault, so that it must go
+unseen. Results can be kept (``--out FILE``), and tables made of several such files (``--of FILE ...``).
 
 A name is a rank that a finding above a note accuses.  Precision: the share of names that are right.  Recall: the share
 of faults whose rank is named alone, by a finding of the expected kind.  A fault of which only a pair of copies is
@@ -78,10 +78,10 @@ def score(result: dict[str, Any]) -> Score:
 
 
 CHECKS = {
-    "all": {"replay": 100, "roll_call": 4},
-    "defaults": {"replay": 0, "roll_call": 4},
+    "all": {"same_rank_recompute": 100, "cross_rank_recompute": 4},
+    "defaults": {"same_rank_recompute": 0, "cross_rank_recompute": 4},
 }
-"""A trial has ten steps, so that roll calls are more frequent than in a run with default settings."""
+"""A trial has ten steps, so that cross-rank recomputes are more frequent than in a run with default settings."""
 
 MICRO = ("parameter in step", "gradient", "update", "forward", "backward", "defect of forward")
 """Kinds that are also planted where DDP reduces every micro-batch."""
@@ -93,8 +93,8 @@ def settings_of(checks: str, kind: str) -> dict[str, int]:
 
 
 def _tensor(finding: dict[str, Any]) -> str:
-    """With its stage: what is at rest says itself what it is."""
-    return f"{finding['stage']} {finding['tensor']}".removeprefix("rest ")
+    """The tensor of a finding with its stage; a tensor at rest has its stage in its name."""
+    return f"{finding['stage']} {finding['tensor']}".removeprefix("at rest ")
 
 
 def trials(

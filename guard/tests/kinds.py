@@ -37,7 +37,8 @@ class Kind:
         modes: in which it can happen.
         named_by: kinds of findings, of which one must name the rank, and the step unless `later`.
         tie: modes in which two copies cannot say which is right, so that both are accused.
-        unseen: modes in which nothing but a replay can show it: no replica exists, or it comes before the first digest.
+        unseen: modes in which only a same-rank recompute can show it: no replica exists, or it comes before the first
+            digest.
         without: settings that switch off what finds it.
         later: steps after the fault in which it may be found.
         persists: it strikes at every execution from its step on.
@@ -280,60 +281,60 @@ def computed(
 
 ALL = ("ddp", "fsdp", "hsdp", "tp", "replicate")
 COPIES = ("ddp", "hsdp", "tp", "replicate")
-REST, REPLICAS, REPLAY, CALLS = ("rest",), ("every",), ("replay",), ("roll_call",)
+AT_REST, REPLICAS, SAME_RANK, CROSS_RANK = ("at_rest",), ("every",), ("same_rank_recompute",), ("cross_rank_recompute",)
 
 KINDS = {
-    "parameter": Kind(flipped("begin", "parameter", parameters), ALL, ("rest",), without=("rest", "every")),
+    "parameter": Kind(flipped("begin", "parameter", parameters), ALL, AT_REST, without=AT_REST + REPLICAS),
     "parameter in step": Kind(
-        flipped("reduced", "parameter", parameters), ALL, ("rest",), without=("rest", "every", "replay")
+        flipped("reduced", "parameter", parameters), ALL, AT_REST, without=AT_REST + REPLICAS + SAME_RANK
     ),
     "row of parameter": Kind(
-        flipped("begin", "parameter", parameters, 16), ALL, ("rest",), without=("rest", "every")
+        flipped("begin", "parameter", parameters, 16), ALL, AT_REST, without=AT_REST + REPLICAS
     ),
     "optimizer state": Kind(
-        flipped("begin", "optimizer state", state), ALL, ("rest",), without=("rest", "every")
+        flipped("begin", "optimizer state", state), ALL, AT_REST, without=AT_REST + REPLICAS
     ),
-    "state in step": Kind(flipped("reduced", "optimizer state", state), ALL, ("rest",), without=("rest", "every")),
-    "buffer": Kind(flipped("begin", "buffer", buffers), ALL, ("rest",), without=("rest", "every")),
-    "gradient": Kind(flipped("reduced", "gradient", gradients), ALL, ("rest",), without=("rest", "every")),
+    "state in step": Kind(flipped("reduced", "optimizer state", state), ALL, AT_REST, without=AT_REST + REPLICAS),
+    "buffer": Kind(flipped("begin", "buffer", buffers), ALL, AT_REST, without=AT_REST + REPLICAS),
+    "gradient": Kind(flipped("reduced", "gradient", gradients), ALL, AT_REST, without=AT_REST + REPLICAS),
     "reduction": Kind(reduction, ALL, ("bits",), tie=("hsdp",), unseen=("fsdp",), without=REPLICAS),
     "update": Kind(
-        stepped("parameter", parameters), ALL, ("bits", "replay"), tie=("hsdp",), unseen=("fsdp",),
-        without=("every", "replay"),
+        stepped("parameter", parameters), ALL, ("bits", *SAME_RANK), tie=("hsdp",), unseen=("fsdp",),
+        without=REPLICAS + SAME_RANK,
     ),
     "state update": Kind(
-        stepped("optimizer state", moments), ALL, ("bits", "replay"), tie=("hsdp",), unseen=("fsdp",),
-        without=("every", "replay"),
+        stepped("optimizer state", moments), ALL, ("bits", *SAME_RANK), tie=("hsdp",), unseen=("fsdp",),
+        without=REPLICAS + SAME_RANK,
     ),
     "learning rate": Kind(settings_of_the_step(1.5), ALL, ("bits",), without=REPLICAS),
     "skipped update": Kind(settings_of_the_step(0.0), ALL, ("bits",), without=REPLICAS),
     "other setting": Kind(other_setting, ALL, ("bits",), without=REPLICAS),
-    "step not counted": Kind(forgotten_step, ALL, ("bits", "replay"), without=("every", "replay")),
+    "step not counted": Kind(forgotten_step, ALL, ("bits", *SAME_RANK), without=REPLICAS + SAME_RANK),
     "missed update": Kind(
-        missed_update, ALL, ("bits", "door"), without=("every", "doors"), later=1, parts=True
+        missed_update, ALL, ("bits", "collective"), without=("every", "collectives"), later=1, parts=True
     ),
-    "gathered": Kind(wrong_copy, ("fsdp", "hsdp"), ("door",), without=("doors", "replay", "roll_call")),
-    "forward": Kind(computed("activation", INNER), ALL, ("replay",), without=REPLAY),
-    "embedding": Kind(computed("activation", ("emb",)), ALL, ("replay",), without=REPLAY),
-    "head": Kind(computed("activation", ("head",)), ALL, ("replay",), without=REPLAY),
+    "gathered": Kind(wrong_copy, ("fsdp", "hsdp"), ("collective",), without=("collectives", *SAME_RANK, *CROSS_RANK)),
+    "forward": Kind(computed("activation", INNER), ALL, SAME_RANK, without=SAME_RANK),
+    "embedding": Kind(computed("activation", ("emb",)), ALL, SAME_RANK, without=SAME_RANK),
+    "head": Kind(computed("activation", ("head",)), ALL, SAME_RANK, without=SAME_RANK),
     "attention": Kind(
-        computed("activation", ("blocks.0.attn.out", "blocks.1.attn.out"), inputs=True), ALL, ("replay",),
-        without=REPLAY,
+        computed("activation", ("blocks.0.attn.out", "blocks.1.attn.out"), inputs=True), ALL, SAME_RANK,
+        without=SAME_RANK,
     ),
-    "backward": Kind(computed("gradient of activation", INNER), ALL, ("replay",), without=REPLAY),
-    "local gradient": Kind(computed("local gradient", INNER), ALL, ("replay",), without=REPLAY),
+    "backward": Kind(computed("gradient of activation", INNER), ALL, SAME_RANK, without=SAME_RANK),
+    "local gradient": Kind(computed("local gradient", INNER), ALL, SAME_RANK, without=SAME_RANK),
     "input": Kind(other_input, ALL, ("bits",), unseen=("ddp", "fsdp", "hsdp", "replicate"), without=REPLICAS),
     "defect of forward": Kind(
-        computed("activation", INNER, True), ALL, ("roll_call",), without=CALLS, later=4, persists=True
+        computed("activation", INNER, True), ALL, CROSS_RANK, without=CROSS_RANK, later=4, persists=True
     ),
     "defect of backward": Kind(
-        computed("gradient of activation", INNER, True), ALL, ("roll_call",), without=CALLS, later=4, persists=True
+        computed("gradient of activation", INNER, True), ALL, CROSS_RANK, without=CROSS_RANK, later=4, persists=True
     ),
     "defect of local gradient": Kind(
-        computed("local gradient", INNER, True), ALL, ("roll_call",), without=CALLS, later=4, persists=True
+        computed("local gradient", INNER, True), ALL, CROSS_RANK, without=CROSS_RANK, later=4, persists=True
     ),
     "unstable": Kind(
-        computed("activation", INNER, True, True), ALL, ("roll_call", "replay"), without=("roll_call", "replay"),
+        computed("activation", INNER, True, True), ALL, CROSS_RANK + SAME_RANK, without=CROSS_RANK + SAME_RANK,
         later=4, persists=True,
     ),
 }  # fmt: skip

@@ -51,9 +51,9 @@ def test_a_clean_run(results: dict[str, dict[str, Any]], mode: str) -> None:
     assert result["findings"] == []
     assert result["off"] == []
     coverage = result["coverage"]
-    assert coverage["rest"]["counts"]["comparisons"] == 4 * 11
+    assert coverage["at_rest"]["counts"]["comparisons"] == 4 * 11
     assert coverage["bits"]["counts"]["compared"] >= 4 * 6
-    assert ("doors" in coverage) == (mode in ("fsdp", "hsdp"))
+    assert ("gathered_parameters" in coverage) == (mode in ("fsdp", "hsdp"))
     assert all(name in ("bits",) for name, entry in coverage.items() if entry["unseen"])
     assert result["largest"] <= (16 << 10 if mode == "tp" else 1 << 10)
 

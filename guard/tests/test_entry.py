@@ -19,6 +19,7 @@ from dash_guard.checks.data import Data
 from dash_guard.checks.facts import Facts
 from dash_guard.checks.stop import Stop
 from dash_guard.checks.times import Times
+from dash_guard.errors import FaultConfirmedError
 from dash_guard.monitor.watching import Watching
 from dash_guard.process import settings, start
 from dash_guard.process.rank import Rank
@@ -27,7 +28,7 @@ from dash_guard.transport import connect, wire
 from dash_guard.transport.channel import Local
 from dash_guard.transport.messages import Message
 from dash_guard.transport.store import listen
-from dash_inductor.errors import ArgumentError, DashError, GuardVerdict
+from dash_inductor.errors import ArgumentError, DashError
 from dash_inductor.observers import active
 from tests.support.processes import run_python
 
@@ -58,20 +59,27 @@ def watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watchi
 
 def test_bad_arguments_are_named() -> None:
     wrong: tuple[dict[str, Any], ...] = (
-        {"every": 0}, {"rest": -1}, {"roll_call": 1.5}, {"replay": 101}, {"doors": "x"}, {"on_verdict": "stop"},
-        {"live": "no"}, {"replay": True}, {"folder": None}, {"folder": 3}, {"folder": ""}, {"folder": b"runs"},
+        {"every": 0}, {"at_rest": -1}, {"cross_rank_recompute": 1.5}, {"same_rank_recompute": 101},
+        {"collectives": "x"}, {"on_confirmed": "stop"},
+        {"live": "no"}, {"same_rank_recompute": True},
+        {"folder": None}, {"folder": 3}, {"folder": ""}, {"folder": b"runs"},
     )  # fmt: skip
     for arguments in wrong:
         with pytest.raises(ArgumentError, match=next(iter(arguments))):
             dash_guard.guard(**{"folder": "folder", **arguments})
 
 
-@pytest.mark.parametrize("text", ["replays=1", "rest=x", "on_verdict=stop", "every=0", "replay=101,rest=1"])
+@pytest.mark.parametrize(
+    "text", ["recomputes=1", "at_rest=x", "on_confirmed=stop", "every=0", "same_rank_recompute=101,at_rest=1"]
+)
 def test_bad_settings_of_the_environment_are_named(text: str, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     with pytest.raises(ArgumentError):
         settings.parse(text)
     assert settings.parse("") == (settings.DEFAULTS, "warn")
-    assert settings.parse("replay=10, on_verdict=raise") == ({**settings.DEFAULTS, "replay": 10}, "raise")
+    assert settings.parse("same_rank_recompute=10, on_confirmed=raise") == (
+        {**settings.DEFAULTS, "same_rank_recompute": 10},
+        "raise",
+    )
     monkeypatch.setenv(settings.VARIABLE, text)
     start.from_environment()
     assert "the guard is off" in caplog.text
@@ -95,21 +103,21 @@ def test_a_guard_within_a_program(watching: Watching, tmp_path: Path) -> None:
     assert guard.coverage["facts"]["counts"] == {"ranks": 1}
 
 
-def test_a_verdict_ends_training_if_asked_for(watching: Watching, tmp_path: Path) -> None:
+def test_a_confirmed_fault_ends_training_if_asked_for(watching: Watching, tmp_path: Path) -> None:
     def train_on() -> None:
         end = time.monotonic() + 60
         while watching.job.world < 1 and time.monotonic() < end:
             watching.turn(0.01)
-        for severity, cause in (("suspect", "machine"), ("verdict", "program"), ("verdict", "machine")):
+        for severity, cause in (("suspect", "machine"), ("confirmed", "program"), ("confirmed", "machine")):
             found = Finding("bits", severity, f"{severity}: {cause}", ranks=(0,), step=1, cause=cause)
-            for judge in watching.monitor.judges:
-                judge.heed(found, 0.0)
+            for detector in watching.monitor.detectors:
+                detector.observe(found, 0.0)
         while time.monotonic() < end:
             watching.turn(0.01)
             train(1)
 
-    with dash_guard.guard(tmp_path / "guard", on_verdict="raise", live=False):
-        with pytest.raises(GuardVerdict, match="step 1: verdict: machine"):
+    with dash_guard.guard(tmp_path / "guard", on_confirmed="raise", live=False):
+        with pytest.raises(FaultConfirmedError, match="step 1: confirmed: machine"):
             train_on()
         assert len(train(2)) == 4  # once is enough
 
@@ -138,7 +146,7 @@ def test_inputs_are_hashed_once_a_step_and_differ(compiled: bool) -> None:
     assert rank.checks[0].name == "data"
 
 
-def test_facts_are_told_once_and_steps_are_marked() -> None:
+def test_facts_are_reported_once_and_steps_are_marked() -> None:
     _, facts = events(Facts, 3)
     assert [(message.kind, message.step) for message in facts] == [("facts", 1)]
     assert facts[0].body["facts"]["versions"]["torch"] == torch.__version__
@@ -160,7 +168,7 @@ def test_an_order_to_stop_is_carried_out_before_the_next_update_and_once() -> No
     rank.start()
     try:
         local.order((0,), Message("stop", 0, 1, {"sentence": "it is wrong"}))
-        with pytest.raises(GuardVerdict, match="it is wrong"):
+        with pytest.raises(FaultConfirmedError, match="it is wrong"):
             train(9)
         assert rank.step == 2
         train(2)
@@ -182,7 +190,7 @@ def test_from_the_environment_without_a_change_of_the_program(tmp_path: Path) ->
     """
     run_python(program, DASH_GUARD=tmp_path / "guard")
     end, found = time.monotonic() + 60, dict[str, Any]()
-    while "rest" not in found.get("checks", {}) and time.monotonic() < end:
+    while "at_rest" not in found.get("checks", {}) and time.monotonic() < end:
         time.sleep(0.05)  # the monitor outlives the program by two seconds
         if (tmp_path / "guard" / "coverage.json").exists():
             found = json.loads((tmp_path / "guard" / "coverage.json").read_text())

@@ -1,4 +1,4 @@
-"""What optimizers are told, as it is hashed: names, values, and the ranks that must have them alike."""
+"""Optimizer settings, as they are hashed: names, values, and the ranks that must have them alike."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rank() -> Rank:
     return Rank(0, 4, Local().end(0))
 
 
-def told(hyperparameters: Hyperparameters, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def hashed(hyperparameters: Hyperparameters, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Lanes by name."""
     parts = hyperparameters.of("bits", optimizer)
     rows = [(entry, row) for part in parts for entry, row in zip(part.entries, part.lanes.tolist(), strict=True)]
@@ -46,10 +46,10 @@ def sgd(*groups: dict[str, Any], **settings: Any) -> torch.optim.Optimizer:
 def test_a_setting_is_seen_if_it_has_another_value(rank: Rank, changed: dict[str, Any], name: str) -> None:
     optimizer = sgd({"own": (1, 2.0)}, lr=0.1, momentum=0.0)
     hyperparameters = Hyperparameters(State.of(rank))
-    before = told(hyperparameters, optimizer)
+    before = hashed(hyperparameters, optimizer)
     assert {"SGD.0 lr", "SGD.0 momentum", "SGD.0 own"} < set(before)
     optimizer.param_groups[0].update(changed)
-    after = told(hyperparameters, optimizer)
+    after = hashed(hyperparameters, optimizer)
     assert {key for key in before if after[key] != before[key]} == ({f"SGD.0 {name}"} if name else set())
     assert rank.coverage.to_dict() == {}
 
@@ -57,26 +57,26 @@ def test_a_setting_is_seen_if_it_has_another_value(rank: Rank, changed: dict[str
 def test_a_learning_rate_in_a_tensor(rank: Rank) -> None:
     rate = torch.tensor(0.1)
     optimizer, hyperparameters = sgd({}, lr=rate), Hyperparameters(State.of(rank))
-    before = told(hyperparameters, optimizer)
-    assert told(hyperparameters, optimizer) == before
+    before = hashed(hyperparameters, optimizer)
+    assert hashed(hyperparameters, optimizer) == before
     rate.fill_(0.2)
-    assert {key for key, value in told(hyperparameters, optimizer).items() if value != before[key]} == {"SGD.0 lr"}
+    assert {key for key, value in hashed(hyperparameters, optimizer).items() if value != before[key]} == {"SGD.0 lr"}
 
 
 def test_names_of_groups_and_of_optimizers(rank: Rank) -> None:
     hyperparameters = Hyperparameters(State.of(rank))
     first, second = sgd({}, {"lr": 0.5}, lr=0.1), sgd({}, lr=0.1)
-    one, two = told(hyperparameters, first), told(hyperparameters, second)
+    one, two = hashed(hyperparameters, first), hashed(hyperparameters, second)
     assert {"SGD.0 lr", "SGD.1 lr"} < set(one)
     assert "SGD(2).0 lr" in two
     assert one["SGD.0 lr"] == two["SGD(2).0 lr"] != one["SGD.1 lr"]
-    assert told(hyperparameters, first) == one
+    assert hashed(hyperparameters, first) == one
 
 
 def test_what_has_no_value_is_counted(rank: Rank) -> None:
     hyperparameters = Hyperparameters(State.of(rank))
-    assert "SGD.0 f" not in told(hyperparameters, sgd({"f": lambda: 1}, lr=0.1))
-    assert len({name.split()[0] for name in told(hyperparameters, sgd(*[{}] * (GROUPS + 1), lr=0.1))}) == GROUPS
+    assert "SGD.0 f" not in hashed(hyperparameters, sgd({"f": lambda: 1}, lr=0.1))
+    assert len({name.split()[0] for name in hashed(hyperparameters, sgd(*[{}] * (GROUPS + 1), lr=0.1))}) == GROUPS
     unseen = rank.coverage.to_dict()["bits"]["unseen"]
     assert unseen == {
         "optimizer settings that are no numbers, texts or tensors": 1,

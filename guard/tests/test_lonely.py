@@ -120,11 +120,15 @@ def test_a_rank_knows_that_others_wait_in_its_next_meeting(monkeypatch: pytest.M
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("mode", "replay"), [("fsdp", 100), ("ddp", 100), ("ddp", 0)])
-def test_ranks_do_not_wait_for_one_that_has_not_updated(tmp_path: Path, mode: str, replay: int) -> None:
-    trial = Trial(mode, "missed update", 1, settings={"replay": replay, "roll_call": 4})
+@pytest.mark.parametrize(("mode", "same_rank_recompute"), [("fsdp", 100), ("ddp", 100), ("ddp", 0)])
+def test_ranks_do_not_wait_for_one_that_has_not_updated(tmp_path: Path, mode: str, same_rank_recompute: int) -> None:
+    trial = Trial(
+        mode, "missed update", 1, settings={"same_rank_recompute": same_rank_recompute, "cross_rank_recompute": 4}
+    )
     (result,) = planted.run([trial], tmp_path, seconds=120)
     found = score(result)
     assert (found.named, found.false) == (True, 0)
-    assert result["off"] == (["replay", "roll_call"] if replay else ["roll_call"])
-    assert all(finding["severity"] != "verdict" for finding in result["findings"])
+    assert result["off"] == (
+        ["same_rank_recompute", "cross_rank_recompute"] if same_rank_recompute else ["cross_rank_recompute"]
+    )
+    assert all(finding["severity"] != "confirmed" for finding in result["findings"])

@@ -21,7 +21,7 @@ from tests.support.blocks import Model
 
 
 class Listening(Observer):
-    """Writes down what it is told."""
+    """Writes down the events that it gets."""
 
     def __init__(self, watches_graphs: bool = False) -> None:
         self.watches_graphs = watches_graphs
@@ -95,7 +95,7 @@ def test_events_of_eager_code(listen: Callable[..., Listening]) -> None:
     assert second.heard == first.heard[len(STEP) :]
 
 
-def test_an_observer_beside_a_recording(listen: Callable[..., Listening], tmp_path: Path) -> None:
+def test_an_observer_during_a_recording(listen: Callable[..., Listening], tmp_path: Path) -> None:
     observer, model = listen(), nn.Linear(2, 2)
     with dash_guard.record(tmp_path):
         train(model, model, torch.ones(1, 2))
@@ -106,16 +106,16 @@ def test_an_observer_beside_a_recording(listen: Callable[..., Listening], tmp_pa
     assert observer.heard == [*forward, before, "check", after, "step 1 ended", "check", *STEP]
 
 
-def test_a_recording_shows_phases_to_observers_beside_it(listen: Callable[..., Listening], tmp_path: Path) -> None:
+def test_a_recording_shows_phases_to_other_observers(listen: Callable[..., Listening], tmp_path: Path) -> None:
     """Those of recorded steps, with lanes; the recording closes no observer that is not its own."""
     observer, model = listen(), nn.Linear(2, 2)
     observer.phases = frozenset({phases.PARAMETER})
     with dash_guard.record(tmp_path, every=2):
         for _ in range(3):
             train(model, model, torch.ones(1, 2))
-    told = [heard for heard in observer.heard if heard not in STEP]
+    heard_ = [heard for heard in observer.heard if heard not in STEP]
     step = ["check", "parameter of ['weight', 'bias']"]
-    assert told == [*step, "step 1 ended", *step, "step 3 ended", "check"]
+    assert heard_ == [*step, "step 1 ended", *step, "step 3 ended", "check"]
 
 
 def test_the_replica_check_is_an_observer_of_its_own(tmp_path: Path) -> None:

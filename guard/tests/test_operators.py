@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dash_guard.checks import replay
+from dash_guard.checks import same_rank_recompute
 from dash_guard.recompute.operators import OperatorLog
 
 
@@ -37,6 +37,6 @@ def test_a_result_that_the_loss_does_not_use_has_no_gradient() -> None:
     batch: Any = SimpleNamespace(gradients={})
     loss, unused = compiled(torch.randn(2, 4))
     for number, tensor in enumerate((loss, unused)):
-        tensor.register_hook(lambda gradient, number=number: replay._keep(batch, number, gradient))
+        tensor.register_hook(lambda gradient, number=number: same_rank_recompute._keep(batch, number, gradient))
     loss.backward()
     assert list(batch.gradients) == [0]

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from dash_guard.cli import main
+from dash_guard.errors import RecordingError
 from dash_guard.report import page, pictures, report
 from dash_guard.report.findings import Finding, FindingsFile
-from dash_inductor.errors import RecordingError
 
 HANG = Finding(
     "hang",
-    "verdict",
+    "confirmed",
     "rank 1 has not entered all_reduce 8 of group 0",
     "Look at its stack there",
     ranks=(1,),
@@ -50,7 +50,7 @@ def test_text_json_and_page_say_all_of_it(tmp_path: Path, capsys: pytest.Capture
     assert main(["report", str(folder), "--html", str(html)]) == 1
     text = capsys.readouterr().out
     for part in (
-        "1 verdict, 1 suspect",
+        "1 confirmed, 1 suspect",
         "3 of 4 ranks",
         "step 9: rank 1 has not",
         "node1",
@@ -125,7 +125,7 @@ def test_what_is_no_folder_of_a_guard_is_refused(tmp_path: Path) -> None:
 def test_control_characters_and_markup_are_escaped(tmp_path: Path) -> None:
     evil = "\x1b[2J<script>alert(1)</script>\u202e"
     evidence: dict[str, Any] = {"waits": [[0, 1, evil], ["a", 1, "x"], [0], None, [0, 1 << 40, "x"]]}
-    hang = Finding("hang", "verdict", evil, ranks=(1,), tensor=evil, hosts=(evil,), evidence=evidence)
+    hang = Finding("hang", "confirmed", evil, ranks=(1,), tensor=evil, hosts=(evil,), evidence=evidence)
     slow = Finding("slow", "suspect", evil, ranks=(1,), evidence={"steps": [[1, "x", 2], [1, 1e300, 1], evil]})
     found = report.load(folder_of(tmp_path / "guard", hang, slow))
     text, html = report.text(found), page.html(found)

@@ -14,10 +14,10 @@ import torch
 from dash_guard.checks.replicas import Replicas
 from dash_guard.checks.state import Entry, State
 from dash_guard.checks.stop import Stop
+from dash_guard.errors import FaultConfirmedError
 from dash_guard.process.rank import Rank
 from dash_guard.transport.channel import Local
 from dash_guard.transport.messages import Message
-from dash_inductor.errors import GuardVerdict
 
 WORLD = 3
 EVERYONE = tuple(range(WORLD))
@@ -68,9 +68,9 @@ def run(tell: Callable[[int, Stop, list[torch.Tensor], Replicas], None]) -> list
         try:
             stop.before_optimizer(optimizer)
             stop.before_optimizer(optimizer)  # of the same step
-        except GuardVerdict as verdict:
+        except FaultConfirmedError as error:
             stop.before_optimizer(optimizer)  # is not stopped again
-            return str(verdict), rank.coverage.to_dict()
+            return str(error), rank.coverage.to_dict()
         return "", rank.coverage.to_dict()
 
     with ThreadPoolExecutor(WORLD) as pool:
@@ -98,8 +98,8 @@ def test_ranks_that_differ_end_all_with_the_same_words(place: int, words: str) -
         tensors[place][3] += number == 1
         hashed_again(replicas)
 
-    told = f"step 1: rank 1 and ranks 0 and 2 must be equal, and differ in {words}"
-    assert [raised for raised, _ in run(wrong)] == [told] * WORLD
+    sentence = f"step 1: rank 1 and ranks 0 and 2 must be equal, and differ in {words}"
+    assert [raised for raised, _ in run(wrong)] == [sentence] * WORLD
 
 
 def test_a_hash_that_was_wrong_once_ends_nothing() -> None:
@@ -122,10 +122,10 @@ def test_ranks_without_the_same_tensors_are_not_compared() -> None:
         assert len(coverage["stop"]["unseen"]) == 2
 
 
-def test_a_verdict_that_one_rank_knows_ends_all() -> None:
-    def told(number: int, stop: Stop, tensors: list[torch.Tensor], replicas: Replicas) -> None:
+def test_a_confirmed_fault_that_one_rank_knows_ends_all() -> None:
+    def confirmed(number: int, stop: Stop, tensors: list[torch.Tensor], replicas: Replicas) -> None:
         if number == 2:
             stop.order(Message("stop", 0, 1, {"sentence": "rank 0 computes wrongly"}))
 
-    others = "step 1: another rank was told of a verdict of the guard"
-    assert [raised for raised, _ in run(told)] == [others, others, "rank 0 computes wrongly"]
+    others = "step 1: another rank received a confirmed finding"
+    assert [raised for raised, _ in run(confirmed)] == [others, others, "rank 0 computes wrongly"]

@@ -83,10 +83,10 @@ def test_messages_come_in_order_and_orders_go_back(ends: Ends) -> None:
         of = [message for message in ends.came if message.rank == rank]
         assert [of[0].kind, *(message.step for message in of[1:])] == [JOINED, *range(50)]
     for step in range(3):
-        ends.server.order((1, 7), Message("roll_call", 0, step))
+        ends.server.order((1, 7), Message("cross_rank_recompute", 0, step))
     got: list[Message] = []
     until(lambda: len(got.extend(lines[1].orders()) or got) == 3)
-    assert got == [Message("roll_call", 0, step) for step in range(3)]
+    assert got == [Message("cross_rank_recompute", 0, step) for step in range(3)]
     assert "not sent" in str(ends.coverage.to_dict()["orders"])
     for line in lines:
         line.close()
@@ -203,7 +203,9 @@ def test_a_queue_has_a_bound_and_nothing_waits(monkeypatch: pytest.MonkeyPatch) 
     line.close()
     unseen = lost.to_dict()["messages"]["unseen"]
     assert unseen["messages came faster than the monitor takes them"] == 90
-    assert sum(unseen.values()) == 90 + 10 + 2 + 1  # those that waited, those that could not be sent, and the farewell
+    assert (
+        sum(unseen.values()) == 90 + 10 + 2 + 1
+    )  # those that waited, those that could not be sent, and the shutdown notice
 
 
 def test_a_rank_that_ends_before_it_has_found_the_monitor_comes_and_goes(ends: Ends) -> None:
@@ -345,7 +347,7 @@ def test_processes_that_stop_and_end_are_seen() -> None:
     processes.close()
 
 
-def test_a_farewell_is_the_last_message(ends: Ends) -> None:
+def test_a_shutdown_notice_is_the_last_message(ends: Ends) -> None:
     line = ends.line(0)
     line.send(Message("coverage", 0, 1, {"bits": {"counts": {"steps": 3}, "unseen": {}}}))
     line.close()

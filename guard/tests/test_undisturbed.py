@@ -11,22 +11,27 @@ from .support.undisturbed import KINDS
 
 QUICK = (
     "ddp views kept", "ddp static", "unused parameters", "sums of gradients of ddp", "modules with state of their own",
-    "copies of the model", "uneven inputs", "roll calls with unused parameters in views",
+    "copies of the model", "uneven inputs", "cross-rank recomputes with unused parameters in views",
 )  # fmt: skip
 CONTROLS = {"gradient": "seen", "random": "random", "version": "versions"}
 NOT_RUN_AGAIN = (
     "closures", "closures of ddp", "uneven inputs", "reentrant checkpoints of a static graph",
-    "optimizers in the backward", "optimizer in the backward and another", "roll calls of reentrant checkpoints",
+    "optimizers in the backward", "optimizer in the backward and another",
+    "cross-rank recomputes of reentrant checkpoints",
 )  # fmt: skip
 """Kinds of which nothing is run again, for a reason that the coverage has."""
 
 GATHERED = "FSDP2 has gathered parameters, as between a forward and its backward"
 QUICK_CONTROL = "gradient"
 DDP = "ddp views kept"
-MATRIX = [name for name in KINDS if name.split()[0] in ("ddp", "replicate", "unused", "roll")]
-OWN = [name for name in KINDS if name.startswith("roll calls")]
-"""Programs that hold roll calls of their own: four in each step, of which the first finds no model."""
-TRACES = ("roll calls of ddp", "roll calls of ddp views static", "roll calls with unused parameters")
+MATRIX = [name for name in KINDS if name.split()[0] in ("ddp", "replicate", "unused", "cross-rank")]
+OWN = [name for name in KINDS if name.startswith("cross-rank recomputes")]
+"""Programs that run cross-rank recomputes of their own: four in each step, of which the first finds no model."""
+TRACES = (
+    "cross-rank recomputes of ddp",
+    "cross-rank recomputes of ddp views static",
+    "cross-rank recomputes with unused parameters",
+)
 
 
 def marked(names: Any, quick: Any) -> list[Any]:
@@ -47,7 +52,7 @@ def undisturbed_in(rows: list[Any], name: str) -> None:
         assert row["differ"] == [], f"{name}, rank {rank}: step, what, without and with the guard"
         assert row["errors"] == [], f"{name} does not even train without a guard"
         assert "switched off in step" not in str(row["coverage"]), row["coverage"]
-        again = row["coverage"]["roll_call"]
+        again = row["coverage"]["cross_rank_recompute"]
         assert bool(again["counts"].get("calls")) == (name not in NOT_RUN_AGAIN), again
         assert again["counts"].get("calls") or again["unseen"]
         if name in OWN and name not in NOT_RUN_AGAIN:

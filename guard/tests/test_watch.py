@@ -45,20 +45,20 @@ def latency(folder: Path, finding: Finding) -> float:
 
 
 def test_a_bit_that_flips_at_rest_and_a_hang_are_named(tmp_path: Path) -> None:
-    """All checks are on; the verdict needs two of them, of which the replicas alone cannot decide between two ranks."""
+    """All checks are on; two of them confirm the fault, because replicas alone cannot decide between two ranks."""
     guard = tmp_path / "guard"
     job = watch(guard, *torchrun(2, "guard.tests.support.guarded", str(tmp_path), "cpu", "hang", "flip"))
     said = job.communicate(timeout=150)[1]
     findings = read(guard)
     assert {(finding.kind, finding.severity, finding.ranks) for finding in findings} >= {
-        ("hang", "suspect", (BAD,)), ("rest", "suspect", (BAD,)), ("bits", "verdict", (BAD,))
+        ("hang", "suspect", (BAD,)), ("at_rest", "suspect", (BAD,)), ("bits", "confirmed", (BAD,))
     }, said  # fmt: skip
     assert all(finding.ranks == (BAD,) or finding.kind == "bits" for finding in findings), said
     step = int((tmp_path / "flip").read_text().split()[1]) + 1
-    assert {finding.step for finding in findings if finding.kind == "rest"} == {step}
+    assert {finding.step for finding in findings if finding.kind == "at_rest"} == {step}
     assert job.returncode == 10
     coverage = load(guard).coverage
-    assert coverage["roll_call"]["counts"]["calls"] >= 2
+    assert coverage["cross_rank_recompute"]["counts"]["calls"] >= 2
     assert coverage["bits"]["counts"]["compared"] > 0
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from .at_rest import AtRest
 from .check import Check
+from .collective_checksums import CollectiveChecksums
+from .cross_rank_recompute import CrossRankRecompute
 from .data import Data
-from .doors import Doors
 from .facts import Facts
-from .replay import Replay
-from .replayed_update import ReplayedUpdate
+from .gathered_parameters import GatheredParameters
+from .recomputed_update import RecomputedUpdate
 from .replicas import Replicas
-from .rest import Rest
-from .roll_call import RollCall
+from .same_rank_recompute import SameRankRecompute
 from .times import Times
-from .wires import Wires
 
-BITS: tuple[type[Check], ...] = (Rest, Doors, Wires, Replicas)
-"""State at rest is looked at before anything else of a step."""
+BITS: tuple[type[Check], ...] = (AtRest, GatheredParameters, CollectiveChecksums, Replicas)
+"""The checks of bits; state at rest is compared before anything else in a step."""
 
-CHECKS: tuple[type[Check], ...] = (Facts, Times, Data, *BITS, ReplayedUpdate, Replay, RollCall)
-"""`checks.stop.Stop` stands behind all of them, where a verdict is to end training."""
+CHECKS: tuple[type[Check], ...] = (Facts, Times, Data, *BITS, RecomputedUpdate, SameRankRecompute, CrossRankRecompute)
+"""All checks; with ``on_confirmed="raise"``, `checks.stop.Stop` runs after them."""

@@ -1,4 +1,4 @@
-"""A check in the process of a rank: an observer of training that sends what is to be compared."""
+"""The base class of all checks: an observer of training that sends digests or times to the monitor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Host(Protocol):
-    """What a check knows of the rank that it runs in: `rank.Rank`."""
+    """What a check can use of the rank that it runs in (`process.rank.Rank`)."""
 
     number: int
     world: int
@@ -25,17 +25,17 @@ class Host(Protocol):
 
     @property
     def step(self) -> int:
-        """The present step of training."""
+        """The number of the current training step, from 1."""
 
 
 class Check(Observer):
-    """One check; events that it does not take do nothing.
+    """One check of a rank; an event whose method a check does not override does nothing.
 
-    A check that raises is switched off (`rank.Rank`): coverage says so, and training goes on.
+    A check that raises an exception is switched off (`process.rank.Rank`): coverage records it, and training goes on.
 
     Attributes:
-        name: of the check, of its messages, and of its entry in the coverage.
-        together: whether ranks wait for each other in it, by `group.Group`.
+        name: the name of the check, of its messages, and of its entry in the coverage.
+        together: whether ranks wait for each other in this check (`process.group.Group`).
     """
 
     name = ""
@@ -45,14 +45,14 @@ class Check(Observer):
         self.rank = rank
 
     def step_began(self, step: int) -> None:
-        """The first event of a step has come, before any other method is called for it."""
+        """A step begins; called before any other method in this step."""
 
     def step_done(self, step: int) -> None:
-        """All optimizers of the step have stepped."""
+        """A step has ended: all of its optimizers have stepped."""
 
     def order(self, message: Message) -> None:
-        """The monitor asks for something; called between two steps, on the thread that trains."""
+        """Receive a request of the monitor; called between two steps, on the training thread."""
 
     def send(self, step: int, **body: Any) -> None:
-        """Send a message of this check."""
+        """Send a message of this check to the monitor."""
         self.rank.channel.send(Message(self.name, self.rank.number, step, body))

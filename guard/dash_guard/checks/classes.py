@@ -1,4 +1,4 @@
-"""Which ranks must have equal bits of a tensor: a class of ranks, by what the program has declared."""
+"""Finds which ranks must hold a tensor with equal bits (a class of ranks) from what the program declares."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ..upstream.parallel import composable_ddp, reduces
 
 
 class Classes:
-    """The classes of this rank's tensors.
+    """The classes of the tensors of this rank.
 
     Attributes:
-        parted: models whose replicas differ, because the program has updated them by gradients of each rank alone.
+        parted: models whose replicas differ, because each rank has updated them with its own gradients.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Classes:
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def add(self, module: nn.Module) -> None:
-        """A module begins its forward: if it has replicas, so have its parameters."""
+        """Register a module whose forward begins; the parameters of a DDP model have replicas."""
         if module in self._known:
             return
         self._known.add(module)
@@ -39,12 +39,12 @@ class Classes:
             self._composable.append(weakref.ref(module))
 
     def begins(self, module: nn.Module) -> None:
-        """A forward begins, as it does in every step: its gradients are reduced, or are not."""
+        """Note whether the gradients of a forward that begins will be reduced."""
         if torch.is_grad_enabled() and (reduced := reduces(module)) is not None:
             self._reduced[module] = reduced
 
     def resolve(self) -> None:
-        """Ask modules that have begun whether they are replicas: `replicate` makes them so in their first forward."""
+        """Find models that `replicate` has made replicas, which it does in their first forward."""
         for reference in self._composable:
             module = reference()
             replica = None if module is None else composable_ddp(module)
@@ -53,10 +53,10 @@ class Classes:
         self._composable.clear()
 
     def part(self, optimizer: torch.optim.Optimizer) -> bool:
-        """An optimizer is about to step: models whose gradients are not reduced have no replicas from now on.
+        """An optimizer is about to step: models whose gradients were not reduced lose their replicas.
 
         Returns:
-            Whether there are any.
+            Whether there are such models.
         """
         alone = [model for model, reduced in self._reduced.items() if not reduced and model not in self.parted]
         if not alone:
@@ -71,7 +71,7 @@ class Classes:
         return bool(alone)
 
     def holders(self, parameter: Tensor) -> tuple[int, ...]:
-        """The ranks that update a parameter, or parts of it, in the same way; () if that is not declared."""
+        """The ranks that update a parameter, or parts of it, in the same way; () if nothing is declared."""
         ranks: tuple[int, ...] | None = self._groups.get(parameter)
         if ranks is None:
             return holders(parameter) if isinstance(parameter, DTensor) else ()
@@ -84,10 +84,11 @@ class Classes:
                 self._groups[parameter] = ranks
 
     def of(self, parameter: Tensor, tensor: Tensor | None = None) -> tuple[int, ...]:
-        """The ranks that have equal bits of something that belongs to a parameter; () if that is not declared.
+        """The ranks that hold a tensor of a parameter with equal bits; () if nothing is declared.
 
         Args:
-            tensor: the gradient or a state of it; a DTensor says itself where it is replicated.
+            parameter: the parameter.
+            tensor: its gradient or a state of it; a DTensor declares itself where it is replicated.
         """
         ranks = self._groups.get(parameter)
         if ranks is not None:
@@ -102,7 +103,7 @@ class Classes:
 
 
 def holders(tensor: DTensor) -> tuple[int, ...]:
-    """The ranks that hold parts of a tensor: all of its mesh."""
+    """The ranks that hold parts of a tensor: all ranks of its mesh."""
     return tuple(sorted(tensor.device_mesh.mesh.flatten().tolist()))
 
 
@@ -119,7 +120,7 @@ def replicas(tensor: DTensor) -> tuple[int, ...]:
 
 
 def broadcast_buffers(module: nn.Module) -> tuple[DistributedDataParallel | None, tuple[int, ...]]:
-    """The model of DDP that has just broadcast its buffers, and its ranks; (None, ()) for any other module."""
+    """The DDP model that has just broadcast its buffers, and its ranks; (None, ()) for any other module."""
     if isinstance(module, DistributedDataParallel) and module.will_sync_module_buffers():
         return module, tuple(dist.get_process_group_ranks(module.process_group))
     return None, ()

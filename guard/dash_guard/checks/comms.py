@@ -1,12 +1,13 @@
-"""PyTorch's own collectives of DDP and FSDP2, with a door: a hook of DDP, and the custom communications of FSDP.
+"""Hooks on PyTorch's own collectives: a communication hook of DDP, and custom communications of FSDP2.
 
-What goes in and what comes out is shown to somebody, and one collective of each backward is run twice with the same
-input.  The result of the first run is what training goes on with.
+The hooks pass inputs and results of collectives to a callback, and run one collective of each backward twice with the
+same input. Training continues with the result of the first run.
 
 Note [In step]
-A collective that is run twice needs all ranks of its group.  So whether it is run again depends on the number of
-calls alone, and never on a check that is off, a step that is not looked at, or a guard that has ended on a rank: a
-model keeps its door until it ends.  Before the first one, all ranks agree on the models that get one (`wires.Wires`).
+A collective that is run twice needs all ranks of its group. So the number of calls alone decides whether a collective
+is run again, never a check that is off, a step that is not checked, or a guard that has ended on one rank: a model
+keeps its hooks until it is deleted. Before they install the first hook, all ranks agree on the models that get one
+(`collective_checksums.CollectiveChecksums`).
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..upstream import parallel
 
-Told = Callable[[Tensor, Tensor, dist.ProcessGroup], None]
-"""Gets the input and the result of a collective in the order of the stream that it runs on."""
+OnResult = Callable[[Tensor, Tensor, dist.ProcessGroup], None]
+"""A callback that gets the input and the result of a collective and its group, on the stream of the collective."""
 
 
 class Reduction:
-    """What DDP does with a bucket if it has no hook, and one bucket of each backward a second time.
+    """A communication hook that reduces buckets as DDP does without a hook, and one bucket of each backward twice.
 
     Args:
-        model: whose buckets these are.
-        reduced: gets the number of the backward and of the bucket, and a result; perhaps on a thread of gloo.
+        model: the DDP model.
+        reduced: is called with the number of the backward, the number of the bucket, and the result of the first run;
+            it may run on a thread of gloo.
         reduces: is called once in each backward.
     """
 
@@ -46,11 +48,14 @@ class Reduction:
         self._again: tuple[int, int, Tensor, dist.Work] | None = None
 
     def put(self, model: DistributedDataParallel) -> None:
-        """Reduce its buckets from now on."""
+        """Install the hook on the model.
+
+        Raises:
+            RuntimeError: the model has a hook already."""
         parallel.register_comm_hook(model, self)
 
     def __call__(self, state: object, bucket: Any) -> torch.futures.Future[Tensor]:
-        """Reduce a bucket."""
+        """Reduce a bucket (`torch.distributed.GradBucket`)."""
         content, place = bucket.buffer(), (self._backward, bucket.index())
         content.mul_(self._factor)  # DDP multiplies while it copies into the bucket, and only without a hook
         again = bucket.index() == self._backward % self._buckets
@@ -68,7 +73,8 @@ class Reduction:
         return result
 
     def second(self) -> tuple[int, int, Tensor] | None:
-        """The bucket that was reduced again since the last call, by backward and number, and what came of it."""
+        """The bucket that was reduced twice since the last call: backward, number and second result; None if there is
+        none."""
         again, self._again = self._again, None
         if again is None:
             return None
@@ -82,19 +88,22 @@ def _all_reduce(content: Tensor, group: Any) -> dist.Work:
     return work
 
 
-def watch_gather(module: FSDPModule, told: Told) -> bool:
-    """Show what a module of FSDP gathers; whether it gathers in PyTorch's own way, which can be watched."""
+def watch_gather(module: FSDPModule, on_result: OnResult) -> bool:
+    """Pass what an FSDP2 module gathers to a callback.
+
+    Returns:
+        Whether it can be observed: the module gathers with PyTorch's own communication."""
     own = parallel.own_gather(module)
     if own is None:
         return False
 
     class Gather(type(own)):  # type: ignore[misc]
-        """PyTorch's own."""
+        """PyTorch's own communication, with a callback after it."""
 
         def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> Any:
             work = super().__call__(output_tensor, input_tensor, group, async_op)
             if not async_op:
-                told(input_tensor, output_tensor, group)
+                on_result(input_tensor, output_tensor, group)
             return work
 
     module.set_custom_all_gather(Gather())
@@ -103,35 +112,36 @@ def watch_gather(module: FSDPModule, told: Told) -> bool:
 
 @dataclass
 class Turns:
-    """Which calls of a collective are run a second time: one of `turns`, by their number; see Note [In step].
+    """Which calls of a collective are run a second time: one in `turns`, see Note [In step].
 
     Attributes:
-        turn: of this module, from 0.
-        turns: modules that take turns, the same on all ranks of the group.
-        told: gets both results.
-        calls: up to now.
+        turn: the number of this module among those that take turns, from 0.
+        turns: how many modules take turns, the same on all ranks of the group.
+        on_result: gets both results.
+        calls: the number of calls up to now.
     """
 
     turn: int
     turns: int
-    told: Told
+    on_result: OnResult
     calls: int = 0
 
     def comes(self) -> bool:
-        """Whether the next call is run again."""
+        """Whether the next call is run twice."""
         return (self.calls + 1) % self.turns == self.turn
 
 
 class Between:
-    """The `all_reduce` of HSDP between groups of shards, which follows the `reduce_scatter` within one.
+    """A hook after the `all_reduce` of HSDP between groups of shards, which follows the `reduce_scatter` within a
+    group.
 
-    FSDP2 calls a hook behind it.  What went in is known from before: what was scattered, and what has been scattered
-    before without an `all_reduce`, to which FSDP2 adds in place.
+    FSDP2 calls the hook after the collective. The input is the result of the `reduce_scatter` before it, plus what was
+    scattered earlier without an `all_reduce`, to which FSDP2 adds in place.
 
     Args:
-        module: whose gradients these are.
-        turns: of its `all_reduce`.
-        reduced: gets the number of the call and its result.
+        module: the module whose gradients are reduced.
+        turns: says which calls are run twice.
+        reduced: is called with the number of the call and its result.
     """
 
     def __init__(self, module: FSDPModule, turns: Turns, reduced: Callable[[int, Tensor], None]) -> None:
@@ -140,14 +150,14 @@ class Between:
         self._given: Tensor | None = None
 
     def scattered(self, output: Tensor) -> None:
-        """This was scattered just now."""
+        """Receive a result of the `reduce_scatter`."""
         if self._turns.comes():
             self._given = output.clone() if self._partial is None else output + self._partial
         if self._partial is None:
             self._partial = output
 
     def __call__(self, output: Tensor) -> None:
-        """This has come out of the `all_reduce`."""
+        """Receive a result of the `all_reduce`."""
         given, self._given, self._partial = self._given, None, None
         self._turns.calls += 1
         self._reduced(self._turns.calls, output)
@@ -159,24 +169,24 @@ class Between:
         if given.is_cuda:  # it is from the stream of the `reduce_scatter`
             given.record_stream(torch.cuda.current_stream(given.device))
         dist.all_reduce(given, group=group, op=parallel.reduce_op(module, given.dtype, given.device))
-        self._turns.told(output, given, group)
+        self._turns.on_result(output, given, group)
 
 
 def repeat_reductions(
     module: FSDPModule, scatters: Turns | None, between: Between | None, reduces: Callable[[], None]
 ) -> None:
-    """Let a module of FSDP reduce its gradients twice in some backwards, and show both results.
+    """Make an FSDP2 module reduce its gradients twice in some backwards, and pass both results to callbacks.
 
     Args:
         module: the module.
-        scatters: when its `reduce_scatter` is run again; None: never.
-        between: what is behind it with HSDP.
-        reduces: is called by each `reduce_scatter`.
+        scatters: says which calls of `reduce_scatter` are run twice; None: no call.
+        between: the hook after the `all_reduce` of HSDP; None without HSDP.
+        reduces: is called in each `reduce_scatter`.
     """
     own = parallel.own_scatter(module)
 
     class Scatter(type(own)):  # type: ignore[misc]
-        """PyTorch's own."""
+        """PyTorch's own communication, with a callback after it."""
 
         def __call__(
             self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
@@ -189,7 +199,7 @@ def repeat_reductions(
                 if again:
                     second = torch.empty_like(output_tensor)
                     super().__call__(second, input_tensor, group, op)
-                    scatters.told(output_tensor, second, group)
+                    scatters.on_result(output_tensor, second, group)
             if between is not None and not async_op:
                 between.scattered(output_tensor)
             return work

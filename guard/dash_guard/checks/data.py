@@ -1,4 +1,4 @@
-"""Digests of what the model is given: data-parallel ranks must not read the same."""
+"""Hashes the inputs of the model: data-parallel ranks must not read the same data."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from dash_inductor.upstream.pytree import tree_leaves
 from ..fingerprints.arriving import Arriving
 from ..fingerprints.fingerprint import add_lanes, why_unseen
 from ..fingerprints.lane_buffer import Ready
-from ..shared.beating import packed
+from ..shared.heartbeat import packed
 from .check import Check, Host
 
-_EVERY = 4  # steps of which one is looked at, after the first ones
+_EVERY = 4  # after the first steps, one step in this many is hashed
 _FIRST = 8
-_LEAST = 16  # bytes of inputs below which equal ones mean nothing
+_LEAST = 16  # bytes: equal inputs that are smaller mean nothing
 
 
 class Data(Check):
-    """Hashes the tensors that the outermost module gets, in the first call of a step."""
+    """Hashes the tensors that the outermost module is called with, in the first call of a step."""
 
     name = "data"
 
@@ -45,7 +45,7 @@ class Data(Check):
         self._draining = threading.Lock()
 
     def module_begins(self, module: nn.Module) -> None:
-        """The forward of a module begins; global hooks run before a module's own, which gets the inputs."""
+        """The forward of a module begins; this global hook runs before the module's own, which gets the inputs."""
         if self._depth == 0 and module not in self._roots:
             self._roots.add(module)
             self._handles.append(module.register_forward_pre_hook(Hook(self._before), with_kwargs=True))
@@ -60,7 +60,7 @@ class Data(Check):
         self._depth = 0
 
     def drain(self) -> None:
-        """Wait for digests and send them; not on the thread that trains."""
+        """Wait for digests and send them; not called on the training thread."""
         with self._draining:
             while self._ready:
                 number, ready, peers = self._ready.popleft()
@@ -69,7 +69,7 @@ class Data(Check):
                 self.rank.coverage.count(self.name, steps=1)
 
     def close(self) -> None:
-        """It will see nothing more, and sends what it has seen since the last beat."""
+        """Send what was hashed since the last heartbeat, and remove hooks."""
         self.drain()
         for handle in self._handles:
             handle.remove()
@@ -81,7 +81,7 @@ class Data(Check):
     def _inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         step = self.rank.step
         if not active.is_on(self.rank):
-            return  # a roll call, in which all ranks get the same
+            return  # in a cross-rank recompute, all ranks get the same inputs
         if step == self._seen or (step > _FIRST and step % _EVERY):
             return
         self._seen = step
@@ -99,7 +99,7 @@ class Data(Check):
 
 
 def _data_parallel(module: nn.Module) -> tuple[int, ...]:
-    """The ranks among which a model says that its data is divided; () if it does not say so."""
+    """The data-parallel ranks of a DDP model; () for any other model."""
     wrapper: nn.Module | None = module
     while wrapper is not None and not isinstance(wrapper, DistributedDataParallel):
         wrapper = inner(wrapper)

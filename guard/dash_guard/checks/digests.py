@@ -1,8 +1,8 @@
-"""Digests of many tensors: leaves are lanes of the recorder's hash, roots stand for all leaves of a class and stage.
+"""Digests of many tensors: a leaf is the lanes of one tensor, a root stands for all leaves of a class and stage.
 
-A root is BLAKE2b over the names, and over the lanes of its leaves, as they lie in memory: one call, whatever their
-number.
-Only if roots of ranks differ, nodes along the module path are computed: a node is BLAKE2b over its children.
+Lanes are the 128-bit fingerprint of a tensor as recordings have it. A root is BLAKE2b of the names, and of the lanes of
+all leaves as they lie in memory, in one call. Only if roots of ranks differ, nodes along the module path are computed:
+a node is BLAKE2b of its children.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from ..fingerprints.fingerprint import digest
 from ..shared.roots import WHICH
 
 ROOT = 8
-"""Bytes of a root, and of a node."""
+"""Bytes of a root or a node."""
 
 STEPS = 64
-"""Steps whose leaves a rank keeps."""
+"""The number of last steps whose leaves a rank keeps."""
 
-_AT_ONCE = 200  # leaves or nodes of an answer: with names of 100 characters 30 KB
+_AT_ONCE = 200  # leaves or nodes in an answer: 30 KB with names of 100 characters
 _LENGTH = 200  # characters of a name in an answer
 _LANES = 16  # bytes
 
 
 @dataclass(frozen=True)
 class Labels:
-    """What leaves are of, in the order of their observation.
+    """The names of leaves, in the order in which the tensors were observed.
 
     Attributes:
-        names: along module paths, such as ``blocks.0.attn.q.weight exp_avg``.
-        descriptions: dtype and shape of each.
+        names: names along module paths, such as ``blocks.0.attn.q.weight exp_avg``.
+        descriptions: dtype and shape of each tensor.
     """
 
     names: tuple[str, ...]
     descriptions: tuple[str, ...]
 
     def digest(self) -> str:
-        """`WHICH` digits."""
+        """A digest of all names and descriptions, `WHICH` hexadecimal digits."""
         hashed = hashlib.blake2b("\0".join(self.names).encode(), digest_size=WHICH // 2)
         hashed.update("\0".join(("", *self.descriptions)).encode())
         return hashed.hexdigest()
@@ -49,38 +49,38 @@ class Labels:
 
 @dataclass(frozen=True)
 class Leaves:
-    """Lanes of some tensors, 16 bytes of each."""
+    """The lanes of some tensors, 16 bytes per tensor."""
 
     labels: Labels
     lanes: bytes
 
     @classmethod
     def of(cls, rows: Sequence[tuple[str, str, bytes]]) -> Leaves:
-        """Leaves by name, description and lanes of each."""
+        """Leaves of rows with name, description and lanes (16 bytes)."""
         names, descriptions, lanes = zip(*rows, strict=True) if rows else ((), (), ())
         return cls(Labels(names, descriptions), b"".join(lanes))
 
     def which(self) -> int:
-        """The first six digits of the root as a number; this one and the next are of 64 bits with a sign."""
+        """The first six digits of the root as a signed 64-bit number."""
         return int(self.labels.digest(), 16)
 
     def number(self) -> int:
-        """The root without its first six digits."""
+        """The root without its first six digits as a signed 64-bit number."""
         return _signed(hashlib.blake2b(self.lanes, digest_size=ROOT).digest())
 
     def numbers(self) -> list[int]:
-        """One for each leaf."""
+        """A signed 64-bit number for each leaf."""
         return [_signed(bytes.fromhex(self._leaf(number))) for number in range(len(self.labels.names))]
 
     def root(self) -> str:
-        """Six digits of all names, dtypes and shapes, then sixteen of all lanes."""
+        """The root: six hexadecimal digits of all names, dtypes and shapes, then sixteen of all lanes."""
         return self.labels.digest() + hashlib.blake2b(self.lanes, digest_size=ROOT).hexdigest()
 
     def below(self, path: str) -> dict[str, str]:
-        """Digests of the leaves below a path if they are few, else of its children, in order; at most some hundred.
+        """Digests below a path, in order: of its leaves if there are at most 200, otherwise of its children.
 
         Args:
-            path: "" for all; what is below ``blocks.0`` has names that begin with ``blocks.0.``.
+            path: "" for all leaves; the names below ``blocks.0`` begin with ``blocks.0.``.
         """
         start = f"{path}." if path else ""
         inside = [number for number, name in enumerate(self.labels.names) if name.startswith(start)]
@@ -111,18 +111,18 @@ def _signed(content: bytes) -> int:
 
 
 def short(content: bytes) -> str:
-    """A digest of a root's length."""
+    """A digest as long as a root, in hexadecimal digits."""
     return hashlib.blake2b(content, digest_size=ROOT).hexdigest()
 
 
 class Ring:
-    """What belongs to the last steps."""
+    """Values of the last `STEPS` steps, by step and key."""
 
     def __init__(self) -> None:
         self._steps: OrderedDict[int, dict[Any, Any]] = OrderedDict()
 
     def of(self, step: int) -> dict[Any, Any]:
-        """What is kept of a step; empty at first."""
+        """The values of a step; empty at first."""
         if step not in self._steps:
             self._steps[step] = {}
             while len(self._steps) > STEPS:
@@ -130,21 +130,21 @@ class Ring:
         return self._steps[step]
 
     def get(self, step: int, key: Any) -> Any:
-        """None if it is not kept (any more)."""
+        """The value of a key in a step; None if there is none or it was dropped."""
         return self._steps.get(step, {}).get(key)
 
 
 class Queue:
-    """What is to be done when numbers have arrived, in the order in which they were sent."""
+    """Calls that wait until lanes have arrived from devices, in the order in which they were sent."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Sequence[Arriving], Callable[[], None]]] = deque()
 
     def put(self, arriving: Sequence[Arriving], then: Callable[[], None]) -> None:
-        """Do something as soon as all of this has arrived."""
+        """Call `then` as soon as all of `arriving` has arrived."""
         self._waiting.append((arriving, then))
 
     def poll(self, wait: bool = False) -> None:
-        """Do what can be done now; with `wait`, all of it, and wait for devices."""
+        """Make the calls whose lanes have arrived; with `wait`, wait for devices and make all calls."""
         while self._waiting and (wait or all(each.here() for each in self._waiting[0][0])):
             self._waiting.popleft()[1]()

@@ -1,4 +1,4 @@
-"""What a rank runs: versions, settings and variables, told once, before its first step."""
+"""Sends what a rank runs (versions, settings and variables) once, before its first step."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from .check import Check, Host
 
 
 class Facts(Check):
-    """Sends facts at the first event, on the thread that trains: its GPU is that of the rank."""
+    """Sends facts at the first event, on the training thread, whose GPU is that of the rank."""
 
     name = "facts"
 
     def __init__(self, rank: Host, **settings: Any) -> None:
         super().__init__(rank, **settings)
-        self._every, self._told = int(settings.get("every", 1)), False
+        self._every, self._sent = int(settings.get("every", 1)), False
 
     def module_begins(self, module: nn.Module) -> None:
         """The forward of a module begins."""
-        self._tell()
+        self._send_once()
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step."""
-        self._tell()
+        self._send_once()
 
     @not_compiled
-    def _tell(self) -> None:
-        if not self._told:
-            self._told = True
+    def _send_once(self) -> None:
+        if not self._sent:
+            self._sent = True
             facts = environment.facts(self.rank.number, self.rank.world, self._every)
             self.send(self.rank.step, facts=facts, device=device_uuid())
             self.rank.coverage.count(self.name, ranks=1)

@@ -1,8 +1,8 @@
-"""What optimizers are told: learning rates and other settings of their groups of parameters.
+"""Hashes the settings of optimizers: learning rates and other hyperparameters of their parameter groups.
 
-All ranks that update parts of the same parameters must have them alike, also where no two ranks have the same part, and
-must update them behind equally many reductions of gradients.  Numbers and texts are hashed here; tensors, such as a
-learning rate that lies on a GPU, as all state is.
+All ranks that update parts of the same parameters must have equal settings, even where no two ranks hold the same part,
+and must step after equally many reductions of gradients. Numbers and texts are hashed here. Tensors, such as a learning
+rate on a GPU, are hashed like all other state.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ..shared.roots import REDUCTIONS, SETTING
 from .state import Entry, Hashed, State
 
 GROUPS = 256
-"""Groups of parameters of an optimizer that are looked at, at most."""
+"""The largest number of parameter groups of an optimizer that are hashed."""
 
-_NOT_TOLD = ("params", "param_names")
+_NOT_SETTINGS = ("params", "param_names")
 _LONGEST = 16  # parts of a setting
 _LENGTH = 200  # characters of a text
 
 
 class Hyperparameters:
-    """Settings of the optimizers of a rank.
+    """The settings of all optimizers of a rank.
 
     Args:
-        state: says which ranks must have them alike.
+        state: says which ranks must have equal settings.
     """
 
     def __init__(self, state: State) -> None:
@@ -43,35 +43,36 @@ class Hyperparameters:
         self._kinds: dict[str, int] = {}
 
     def of(self, check: str, optimizer: torch.optim.Optimizer) -> list[Hashed]:
-        """What is hashed of the settings of an optimizer that has just stepped; never waits for a device.
+        """Hash the settings of an optimizer that has just stepped; never waits for a device.
 
         Args:
-            check: which one counts what is not looked at.
+            check: the check whose coverage counts settings that cannot be hashed.
+            optimizer: the optimizer.
         """
-        told, tensors, digests = Hashed(), list[Entry](), list[bytes]()
+        hashed, tensors, digests = Hashed(), list[Entry](), list[bytes]()
         for name, value, ranks in self._settings(check, optimizer):
             if isinstance(value, Tensor):
                 tensors.append(Entry(SETTING, name, weakref.ref(value), ranks))
             elif (content := _content(value)) is not None:
-                told.entries.append(Entry(SETTING, name, _nothing, ranks))
-                told.descriptions.append("")
+                hashed.entries.append(Entry(SETTING, name, _nothing, ranks))
+                hashed.descriptions.append("")
                 digests.append(_digest(content))
             else:
                 why = "optimizer settings that are no numbers, texts or tensors"
                 self._state.rank.coverage.unseen(check, why)
         if digests:
-            told.lanes = torch.from_numpy(np.frombuffer(b"".join(digests), np.int64).reshape(-1, LANES).copy())
-        return [told, *self._state.hash(check, tensors)] if digests else self._state.hash(check, tensors)
+            hashed.lanes = torch.from_numpy(np.frombuffer(b"".join(digests), np.int64).reshape(-1, LANES).copy())
+        return [hashed, *self._state.hash(check, tensors)] if digests else self._state.hash(check, tensors)
 
     def _settings(self, check: str, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
-        """Name, value and the ranks that must have it, of each setting."""
+        """The name, the value and the ranks of each setting."""
         kind = self._names.get(optimizer) or self._named(optimizer)
         groups, holders = optimizer.param_groups, self._state.holders(optimizer)
         if len(groups) > GROUPS:
             self._state.rank.coverage.unseen(check, f"settings of groups of parameters beyond {GROUPS}")
         for number, (group, ranks) in enumerate(zip(groups[:GROUPS], holders, strict=False)):
             for key in sorted(group, key=str):
-                if key not in _NOT_TOLD:
+                if key not in _NOT_SETTINGS:
                     yield f"{kind}.{number} {key}", group[key], ranks
         ranks = max(holders, key=len, default=())
         if count := self._state.reductions[ranks]:
@@ -85,11 +86,11 @@ class Hyperparameters:
 
 
 def _nothing() -> None:
-    """The tensor of a number or a text."""
+    """Stands for the tensor of a setting that is a number or a text."""
 
 
 def _content(value: Any) -> str | None:
-    """A setting as a text that is another one for every other value; None for what has no such text."""
+    """A text that identifies the value of a setting; None for a value of any other type."""
     if value is None or isinstance(value, bool):
         return str(value)
     if isinstance(value, (float, int, numbers.Real)):  # the first two are known at once

@@ -1,9 +1,9 @@
-"""What several ranks must have with equal bits: gradients after their reduction, parameters, optimizer state, buffers
-that are broadcast, and what optimizers are told, which is shared where everything else is divided among ranks.
+"""Compares what several ranks must hold with equal bits: reduced gradients, parameters, optimizer state, buffers that
+are broadcast, and optimizer settings, which ranks share even where they divide everything else.
 
-Each step sends one root of each stage and class of ranks, for the last four steps or fewer, below 1 KB.  The monitor
-asks for what is below a root if roots differ.  Classes that a program does not declare are learned by the monitor, from
-short digests of undeclared tensors in the first steps.
+Each step sends one root per stage and class of ranks, for the last four steps at most, in less than 1 KB. The monitor
+asks for the digests below a root if roots differ. The monitor learns classes that a program does not declare from short
+digests of the undeclared tensors in the first steps.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from .hyperparameters import Hyperparameters
 from .state import Entry, Hashed, State
 
 SENT = 4
-"""Steps whose roots each message has, at most."""
+"""The largest number of last steps whose roots a message contains."""
 
 ROOTS = 36
-"""Roots of a message at most, if it has those of more than one step: below 1 KB."""
+"""The largest number of roots in a message with more than one step, which keeps it below 1 KB."""
 
 CLASSES = 6
-"""Classes of a rank at most."""
+"""The largest number of classes of a rank."""
 
 LEARNING = 24
-"""Steps in which digests of undeclared tensors are sent, at most; few of them, because classes are learned before."""
+"""The largest number of steps in which digests of undeclared tensors are sent; most classes are learned earlier."""
 
 _UNDECLARED = 600  # tensors of a stage whose classes are learned
 _PAGE = 200  # names of a message
 
 
 class Replicas(Check):
-    """Roots of what several ranks have.
+    """Hashes what several ranks hold, and sends roots.
 
     Args:
-        rank: of which this is a check.
-        every: n: of every n-th step; 0: never.
+        rank: the rank that this check belongs to.
+        every: n: compare every n-th step; 0: never.
 
     Attributes:
-        kept: what was hashed since `taken` was called, for `stop.Stop`; None if nobody calls it.
+        kept: what was hashed since the last call of `taken`, for `stop.Stop`; None if nobody calls it.
     """
 
     name = "bits"
@@ -66,18 +66,18 @@ class Replicas(Check):
         self._labels: dict[Any, Labels] = {}
         self._broadcast: nn.Module | None = None
         self._learned: dict[tuple[str, str], str] = {}  # class by stage and name
-        self._told: dict[str, dict[str, None]] = {}  # names that the monitor is told values of, by stage
-        self._pages: dict[tuple[str, int], list[str]] = {}  # those that it has been told
+        self._names: dict[str, dict[str, None]] = {}  # names whose values the monitor gets, by stage
+        self._pages: dict[tuple[str, int], list[str]] = {}  # names that the monitor has
         self._learning = LEARNING
 
     def step_began(self, step: int) -> None:
-        """Send what has arrived; what is left of a step that was skipped is not sent."""
+        """Send roots that have arrived; the rest of a step that was skipped is dropped."""
         self._parts = []
         self._state.reductions.clear()
         self._queue.poll()
 
     def module_begins(self, module: nn.Module) -> None:
-        """Behind the beginning of a DDP model, its buffers have been broadcast."""
+        """Hash the buffers of a DDP model, which are broadcast before its inner module begins."""
         self._state.module_begins(module)
         replica, ranks = broadcast_buffers(self._broadcast) if self._broadcast is not None else (None, ())
         if replica is not None and inner(replica) is module and self._on():
@@ -88,7 +88,7 @@ class Replicas(Check):
         self._broadcast = module if broadcast_buffers(module)[0] is not None else None
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Gradients are reduced."""
+        """Hash the gradients, which are reduced now."""
         self._queue.poll()
         self._state.before_optimizer(optimizer)
         if self._on():
@@ -96,12 +96,12 @@ class Replicas(Check):
             self._keep(self._state.hash(self.name, wanted))
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Parameters and state are new, by settings that are still there."""
+        """Hash the new parameters and state, and the settings that made them."""
         if self._on():
             self._keep(self._state.after(optimizer) + self._hyperparameters.of(self.name, optimizer))
 
     def step_done(self, step: int) -> None:
-        """All of the step has been hashed; send it as soon as it has arrived."""
+        """Send the roots of the step as soon as they have arrived."""
         parts, self._parts = self._parts, []
         if parts:
             arriving = [Arriving(part.lanes) for part in parts]
@@ -111,7 +111,7 @@ class Replicas(Check):
         self._queue.poll()
 
     def order(self, message: Message) -> None:
-        """The monitor wants to know what is below a root, or has learned classes."""
+        """Send what is below a root, or take over classes that the monitor has learned."""
         body = message.body
         if "classes" in body:
             self._learn(str(body.get("stage")), body["classes"])
@@ -122,7 +122,7 @@ class Replicas(Check):
         self.send(self.rank.step, of=step, stage=stage, path=path, below=below, **{"class": of})
 
     def close(self) -> None:
-        """Send what there is of a step that `Stop` has ended; wait for what is on its way."""
+        """Send the rest of a step that `Stop` has ended, and wait for digests that have not arrived."""
         self.step_done(self.rank.step)
         self._queue.poll(wait=True)
 
@@ -146,7 +146,7 @@ class Replicas(Check):
                 self._learned.update(((stage, str(tensor)), str(name)) for tensor in tensors)
 
     def _class_of(self, entry: Entry) -> str:
-        """The class of an entry; LEARNED alone while it is not known; "" if it has none."""
+        """The class of an entry; LEARNED alone while it is unknown; "" if the entry has none."""
         if len(entry.ranks) > 1:
             return _spelled(entry.ranks)
         if entry.ranks or self.rank.world < 2 or entry.stage == SETTING:
@@ -170,7 +170,7 @@ class Replicas(Check):
                     self.rank.coverage.unseen(self.name, f"{entry.stage}: {why}")
         kept = self._ring.of(step)
         for (of, stage), table in found.items():
-            if (of, stage) in again:  # optimizers that divide parameters among ranks: their order is that of a rank
+            if (of, stage) in again:  # optimizers divide parameters among ranks, each in its own order
                 table = dict(sorted(table.items()))
             described_, lanes_ = zip(*table.values(), strict=True)
             leaves = Leaves(self._label((of, stage), Labels(tuple(table), described_)), b"".join(lanes_))
@@ -183,13 +183,13 @@ class Replicas(Check):
         self._roots(step)
 
     def _label(self, key: tuple[str, str], labels: Labels) -> Labels:
-        """The same labels as in the step before are kept once."""
+        """The labels, or the equal ones of the step before, so that they are kept once."""
         if self._labels.get(key) != labels:
             self._labels[key] = labels
         return self._labels[key]
 
     def _roots(self, step: int) -> None:
-        """Send the roots of the last steps: by class and step, of all `STAGES`."""
+        """Send the roots of the last steps, by class and step, one for each of `STAGES`."""
         kept = self._ring.of(step)
         for (of, stage), leaves in list(kept.items()):
             if not isinstance(leaves, str):
@@ -208,15 +208,15 @@ class Replicas(Check):
         self.send(step, roots=body)
 
     def _teach(self, step: int, stage: str, leaves: Leaves) -> None:
-        """Send short digests of tensors without a class: their names once."""
+        """Send short digests of tensors without a class, and each name once."""
         names = list(leaves.labels.names[:_UNDECLARED])
         if len(leaves.labels.names) > _UNDECLARED:
             self.rank.coverage.unseen(self.name, f"{stage}: undeclared tensors beyond {_UNDECLARED}")
         rows = {name: leaves.lanes[16 * row : 16 * row + 16] for row, name in enumerate(names)}
-        self._told.setdefault(stage, {}).update(dict.fromkeys(names))
-        told = list(self._told[stage])
-        for start in range(0, len(told), _PAGE):
-            page = told[start : start + _PAGE]
+        self._names.setdefault(stage, {}).update(dict.fromkeys(names))
+        names_sent = list(self._names[stage])
+        for start in range(0, len(names_sent), _PAGE):
+            page = names_sent[start : start + _PAGE]
             values = "".join(short(rows[name])[: 2 * VALUE] if name in rows else "-" * 2 * VALUE for name in page)
             new = {} if self._pages.get((stage, start)) == page else {"names": page}
             self._pages[stage, start] = page

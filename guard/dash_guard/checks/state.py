@@ -1,4 +1,4 @@
-"""The state of training in this rank: parameters, optimizer state and buffers, hashed once for all checks."""
+"""The state of training in one rank: parameters, optimizer state and buffers, hashed once for all checks."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from .check import Host
 from .classes import Classes, holders
 
 KNOWN = ((-1404056226935107027, 6370743676088349933),) * 4 + ((-7276202848976383095, 3568138712966937863),)
-"""Lanes of the tensors of `known_lanes`, of which the first four are equal."""
+"""The lanes of the tensors of `known_lanes`; the first four tensors are equal."""
 
 ON_CPU = 64 << 20
-"""Bytes of tensors on the CPU that are hashed at a time, for which it takes tens of milliseconds."""
+"""The largest size of CPU tensors that are hashed at a time, in bytes; that takes tens of milliseconds."""
 
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """A tensor of the state.
+    """A tensor of the training state.
 
     Attributes:
         stage: `phases.PARAMETER`, `phases.OPTIMIZER_STATE`, `phases.GRADIENT` or `phases.BUFFER`.
-        name: along the module path.
-        tensor: gives it, as long as it is there.
-        ranks: that must have the same bits; () if nobody has declared any.
-        seen: whether it is known that it can be hashed.
+        name: its name along the module path.
+        tensor: returns the tensor, or None if it was freed.
+        ranks: the ranks that must have the same bits; () if none are declared.
+        seen: whether the tensor is known to be hashable.
     """
 
     stage: str
@@ -51,12 +51,12 @@ class Entry:
 
 @dataclass
 class Hashed:
-    """Lanes of some entries on one device.
+    """The lanes of some entries on one device.
 
     Attributes:
-        entries: whose lanes these are.
-        descriptions: dtype and shape of each.
-        marks: version and address of each tensor when it was hashed: a write by PyTorch changes the version.
+        entries: the entries, in the order of the lanes.
+        descriptions: dtype and shape of each tensor.
+        marks: version and address of each tensor when it was hashed; a write by PyTorch changes the version.
         lanes: int64 [entries, 2] on the device.
     """
 
@@ -67,26 +67,30 @@ class Hashed:
 
 
 def mark(plain: Tensor, whole: Tensor) -> tuple[int, int]:
-    """What changes if PyTorch writes a tensor, or puts it elsewhere.
+    """A pair of numbers that changes if PyTorch writes or moves a tensor.
 
     Args:
-        plain: the part of it that lies in this rank, `local`.
-        whole: the tensor, whose version alone counts what is written by way of a DTensor.
+        plain: the part of the tensor on this rank (`local`).
+        whole: the tensor, whose version alone counts what is written through a DTensor.
+
+    Returns:
+        Version and address.
     """
     version = sum(0 if each.is_inference() else each._version for each in {id(t): t for t in (plain, whole)}.values())
     return version, plain.data_ptr()
 
 
 class State:
-    """What checks of bits share: `of` a rank there is one.
+    """The state that all checks of bits of a rank share; use `of` to get it.
 
     Args:
-        rank: whose state it is.
+        rank: the rank whose state it is.
 
     Attributes:
-        names: of modules and parameters.
-        classes: of ranks.
-        reductions: of gradients in this step, by the ranks of a DDP model, or of the mesh of a module of FSDP2.
+        names: the names of modules and parameters.
+        classes: the classes of ranks.
+        reductions: the number of gradient reductions in this step, by the ranks of a DDP model or of the mesh of an
+            FSDP2 module.
     """
 
     def __init__(self, rank: Host) -> None:
@@ -101,7 +105,7 @@ class State:
 
     @property
     def rank(self) -> Host:
-        """Whose state it is."""
+        """The rank whose state it is."""
         rank = self._rank()
         assert rank is not None
         return rank
@@ -115,7 +119,7 @@ class State:
         return found
 
     def module_begins(self, module: nn.Module) -> None:
-        """A module begins: the first one that belongs to no other is a root of names."""
+        """Register a module that begins; an outermost module becomes a root of names."""
         self.classes.begins(module)
         if module in self._known:
             return
@@ -128,7 +132,8 @@ class State:
         self._known.add(module)
 
     def counts(self, module: nn.Module) -> Callable[[], None]:
-        """What counts a reduction of a model's gradients, also when the check has ended that has asked for it."""
+        """A function that counts one reduction of a model's gradients; it works after the check that asked for it has
+        ended."""
         if isinstance(module, DistributedDataParallel):
             ranks = tuple(dist.get_process_group_ranks(module.process_group))
         else:
@@ -136,13 +141,13 @@ class State:
         return functools.partial(self.reductions.update, (ranks,))
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step, perhaps by gradients that were not reduced."""
+        """An optimizer is about to step; models whose gradients were not reduced lose their replicas."""
         if self.classes.part(optimizer):
             self._entries.clear()
             self.rank.coverage.unseen("bits", "replicas of a model that is updated by gradients that are not reduced")
 
     def optimizer_entries(self, optimizer: torch.optim.Optimizer) -> list[Entry]:
-        """Parameters and state of an optimizer; the same entries as before, as long as the tensors are the same."""
+        """The parameters and the state of an optimizer; the same entries as before if the tensors are the same."""
         self.classes.resolve()
         tensors = [
             tensor
@@ -164,9 +169,9 @@ class State:
         return found
 
     def holders(self, optimizer: torch.optim.Optimizer) -> list[tuple[int, ...]]:
-        """For each of an optimizer's groups of parameters, the ranks that update the same ones, or parts of them.
+        """The ranks that update the same parameters, or parts of them, for each parameter group of an optimizer.
 
-        Call it behind `after`.
+        Call this after `after`.
         """
         entries, groups = self._entries.get(id(optimizer), []), optimizer.param_groups
         known = self._holders.get(id(optimizer))
@@ -176,7 +181,7 @@ class State:
         return known[1]
 
     def gradients(self, optimizer: torch.optim.Optimizer) -> list[Entry]:
-        """Gradients of an optimizer's parameters, where there are any."""
+        """The gradients of an optimizer's parameters that have one."""
         self.classes.resolve()
         return [
             Entry(phases.GRADIENT, name, weakref.ref(gradient), self.classes.of(parameter, gradient))
@@ -185,7 +190,7 @@ class State:
         ]
 
     def buffers(self, of: nn.Module | None = None) -> list[Entry]:
-        """Buffers of a module, or of all models that have run."""
+        """The buffers of a module, or of all models that have run."""
         return [
             Entry(phases.BUFFER, self.names.of_buffer(module, name), weakref.ref(buffer), ())
             for root in ([of] if of is not None else self._roots)
@@ -194,7 +199,7 @@ class State:
         ]
 
     def frozen(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[Entry]:
-        """Parameters of all models that have run which none of these optimizers has."""
+        """The parameters of all models that have run that no given optimizer updates."""
         trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
         return [
             Entry(phases.PARAMETER, self.names.of_parameter(parameter), weakref.ref(parameter), ())
@@ -204,17 +209,21 @@ class State:
         ]
 
     def after(self, optimizer: torch.optim.Optimizer) -> list[Hashed]:
-        """Parameters and state of an optimizer that has just stepped; hashed once, whoever asks."""
+        """The hashes of parameters and state of an optimizer that has just stepped; hashed once for all checks."""
         key = self.rank.step, id(optimizer)
         if self._after is None or self._after[:2] != key:
-            self._after = (*key, self.hash("rest", self.optimizer_entries(optimizer)))
+            self._after = (*key, self.hash("at_rest", self.optimizer_entries(optimizer)))
         return self._after[2]
 
     def hash(self, check: str, entries: Sequence[Entry]) -> list[Hashed]:
-        """Hash entries, device by device; coverage says which of them could not be.
+        """Hash entries; coverage records which of them cannot be hashed.
 
         Args:
-            check: which one counts them.
+            check: the check whose coverage counts them.
+            entries: the entries.
+
+        Returns:
+            The lanes of the entries, one `Hashed` for each device.
         """
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             self.rank.coverage.unseen(check, "what is captured into a CUDA graph")
@@ -260,7 +269,8 @@ _states: weakref.WeakKeyDictionary[Host, State] = weakref.WeakKeyDictionary()
 
 
 def known_lanes(device: torch.device) -> Tensor:
-    """Lanes of tensors whose lanes are known (`KNOWN`), int64 [5, 2], by the code that hashes everything else."""
+    """The lanes of tensors whose lanes must be `KNOWN`, int64 [5, 2] on the device, by the code that hashes all
+    state."""
     return lanes_of(_known_tensors(device))
 
 
@@ -272,7 +282,7 @@ def _known_tensors(device: torch.device) -> list[Tensor]:
 
 
 def lanes_of(tensors: Sequence[Tensor], firsts: Sequence[int] | None = None) -> Tensor:
-    """Lanes of tensors that lie on one device, int64 [tensors, 2] there."""
+    """The lanes of tensors on one device, int64 [tensors, 2] on that device."""
     with torch.inference_mode(False), torch.no_grad():
         lanes = torch.zeros(len(tensors), LANES, dtype=torch.int64, device=tensors[0].device)
         add_lanes(tensors, lanes, range(len(tensors)), firsts)

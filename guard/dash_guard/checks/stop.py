@@ -1,8 +1,9 @@
-"""Ends training in all ranks alike, before parameters change, for ``on_verdict="raise"``.
+"""Ends training on all ranks together, before parameters change, for ``on_confirmed="raise"``.
 
-Two things do so: a verdict of the monitor, and tensors that all ranks of the job must have with equal bits, as far as
-that is declared, and have not.  Ranks learn of both by one maximum over some numbers (`group.Group.highest`): of a root
-and its complement, the maxima are complements of each other only if all roots are equal.
+Two things end training: a confirmed finding of the monitor, and tensors that differ although all ranks of the job are
+declared to hold them with equal bits. Ranks learn of both by one maximum over some numbers
+(`process.group.Group.highest`): the maxima of a root and of its complement are complements of each other only if all
+roots are equal.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Any
 
 import torch
 
-from dash_inductor.errors import GuardVerdict
 from dash_inductor.observers import phases
 from dash_inductor.upstream.eager import in_backward
 
 from ..detectors.wording import named, ranks
+from ..errors import FaultConfirmedError
 from ..shared.votes import first_difference, groups, minority
 from ..transport.messages import Message
 from .check import Check, Host
@@ -25,17 +26,19 @@ from .replicas import Replicas
 from .state import Entry, Hashed, State
 
 _STAGES = (phases.GRADIENT, phases.PARAMETER, phases.OPTIMIZER_STATE)
-"""What rests between the backward and the update, so that it can be hashed a second time."""
+"""The stages that are at rest between the backward and the update, so that they can be hashed a second time."""
 
 
 class Stop(Check):
-    """Ranks agree before every update; it must be the last of the checks, and waits for the device.
+    """Makes ranks agree before every update whether training ends; runs after all other checks, and waits for the
+    device.
 
-    Without a group of the ranks it is off (`rank.Rank`): a rank that stopped alone would let the others wait.
+    Without a group of all ranks it is off (`process.rank.Rank`): a rank that stopped alone would make the others wait.
 
     Args:
-        rank: of which this is a check.
-        replicas: has hashed what ranks must have equal; None: only verdicts of the monitor stop training.
+        rank: the rank that this check belongs to.
+        replicas: has the hashes of what ranks must hold with equal bits; None: only findings of the monitor end
+            training.
     """
 
     name = "stop"
@@ -43,21 +46,22 @@ class Stop(Check):
 
     def __init__(self, rank: Host, replicas: Replicas | None = None, **settings: Any) -> None:
         super().__init__(rank, **settings)
-        self._verdict, self._ended = "", False
+        self._confirmed, self._ended = "", False
         self._asked = 0
         self._replicas = replicas
         if replicas is not None:
             replicas.kept = []
 
     def order(self, message: Message) -> None:
-        """The monitor has a verdict."""
-        self._verdict = str(message.body.get("sentence", "the guard has a verdict"))
+        """The monitor has confirmed a fault."""
+        self._confirmed = str(message.body.get("sentence", "the guard has confirmed a fault"))
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Ask whether any rank has a reason to end; once they have ended, a program that goes on is not stopped again.
+        """Raise an error on all ranks if any rank has a reason to; a program that continues after it is not stopped
+        again.
 
         Raises:
-            GuardVerdict: any rank knows of a verdict, or ranks that must be equal are not; in all ranks.
+            FaultConfirmedError: the monitor has confirmed a fault, or ranks that must hold equal bits do not.
         """
         step = self.rank.step
         if self._asked == step or self._ended:
@@ -69,12 +73,12 @@ class Stop(Check):
         parts = [] if self._replicas is None else self._replicas.taken()
         mine = self._leaves(parts)
         numbers = [number for stage in _STAGES for number in (mine[stage].which(), mine[stage].number())]
-        verdict, *found = self.rank.group.highest([bool(self._verdict), *numbers, *(~number for number in numbers)])
+        confirmed, *found = self.rank.group.highest([bool(self._confirmed), *numbers, *(~number for number in numbers)])
         agree = [high == ~low for high, low in zip(found[: len(numbers)], found[len(numbers) :], strict=True)]
         self.rank.coverage.count(self.name, steps=1)
-        if verdict:
+        if confirmed:
             self._ended = True
-            raise GuardVerdict(self._verdict or f"step {step}: another rank was told of a verdict of the guard")
+            raise FaultConfirmedError(self._confirmed or f"step {step}: another rank received a confirmed finding")
         for stage, which, root in zip(_STAGES, agree[::2], agree[1::2], strict=True):
             if not which:
                 self.rank.coverage.unseen(self.name, f"{stage}: ranks do not have the same tensors of it")
@@ -82,7 +86,7 @@ class Stop(Check):
                 self._differ(step, stage, parts)
 
     def _differ(self, step: int, stage: str, parts: Sequence[Hashed]) -> None:
-        """Roots differ: hash a second time, so that no message and no error of the hash ends training."""
+        """Hash a second time after roots have differed, so that no error of a message or of the hash ends training."""
         entries = [entry for part in parts for entry in part.entries if self._is_of_all(entry)]
         now = State.of(self.rank).hash(self.name, [entry for entry in entries if entry.stage == stage])
         leaves = self._leaves(now)[stage]
@@ -98,13 +102,13 @@ class Stop(Check):
         names = leaves.labels.names
         what = named(stage, names[place]) if place < len(names) else stage
         self._ended = True
-        raise GuardVerdict(f"step {step}: {who} must be equal, and differ in {what}")
+        raise FaultConfirmedError(f"step {step}: {who} must be equal, and differ in {what}")
 
     def _is_of_all(self, entry: Entry) -> bool:
         return len(entry.ranks) == self.rank.world > 1
 
     def _leaves(self, parts: Iterable[Hashed]) -> dict[str, Leaves]:
-        """Leaves of what all ranks must have, by stage; waits for the device."""
+        """The leaves of what all ranks must hold, by stage; waits for the device."""
         rows: dict[str, list[tuple[str, str, bytes]]] = {stage: [] for stage in _STAGES}
         for part in parts:
             lanes = part.lanes.cpu().numpy().tobytes()

@@ -1,4 +1,4 @@
-"""When the steps of a rank begin and end, by its own clock."""
+"""Measures when the steps of a rank begin and end, by its own clock."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from .check import Check, Host
 
 
 class Times(Check):
-    """Marks the end of the last backward in front of the first optimizer of a step.
+    """Records the end of the last backward before the first optimizer of each step.
 
-    Gradients have been reduced by then, so that all ranks are there at the same time: this is the common zero of their
-    clocks, which are not compared otherwise.  What a rank does from there on, as to clip gradients, is time of its own.
+    Gradients have been reduced by then, so all ranks are there at the same time. This is the common zero of their
+    clocks, which are not compared otherwise. What a rank does from there on, such as clipping gradients, counts as its
+    own time.
     """
 
     name = "times"
@@ -54,22 +55,22 @@ class Times(Check):
             self._marks.append((step, now))
 
     def _backward_ended(self) -> None:
-        if active.is_on(self.rank):  # and no roll call
+        if active.is_on(self.rank):  # not in a cross-rank recompute
             self._ended = time.time_ns()  # the clock of the flight recorder
 
     def _failed(self, error: Exception) -> None:
         self.rank.coverage.unseen("slow", f"from the end of backwards on: {described(error)}")
 
     def median(self) -> float:
-        """Seconds of a step, 0.0 as long as none is over."""
+        """The median duration of the last steps in seconds; 0.0 before the first one has ended."""
         return round(statistics.median(tuple(self._durations) or (0.0,)), 4)
 
     def last(self) -> int:
-        """When the last mark was made, in nanoseconds; 0 without one."""
+        """The time of the last mark in nanoseconds since the epoch; 0 if there is none."""
         return self._marks[-1][1] if self._marks else 0
 
     def take(self) -> list[tuple[int, int, int]]:
-        """Steps that are over since the last call: step, begin and end in nanoseconds."""
+        """The steps that have ended since the last call: step, begin and end in nanoseconds."""
         marks = list(self._marks)
         new = [
             (step, begin, end)

@@ -11,9 +11,9 @@ from ..version import __version__
 COMMANDS = {
     "compare": "finds the first step, rank and tensor in which two recorded runs differ",
     "record": "runs a program and records fingerprints of what it computes",
-    "report": "shows what a guard has found and checked",
+    "report": "shows the findings and what was checked",
     "verify": "runs a script twice in fresh processes and compares what they computed",
-    "watch": "watches a training run: who hangs, has died, is slow or computes wrongly",
+    "watch": "watches a training run and names ranks that hang, have died, are slow or compute wrongly",
 }
 """The subcommands, with what each of them does; each is a module of this folder, see `command.run`."""
 

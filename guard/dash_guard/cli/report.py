@@ -1,4 +1,4 @@
-"""``dash-guard report runs/a``: what a guard has found, and what it has checked."""
+"""``dash-guard report runs/a``: shows what a guard has found and checked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pictures", type=Path, metavar="FOLDER", help="also write who waits for whom, and late steps, as SVG"
     )
     parser.epilog = (
-        "exit status: 0 if nothing or notes alone were found, 1 after a suspect or a verdict, 2 for an error"
+        "exit status: 0 without findings or with notes only, 1 with a suspect or a confirmed fault, 2 after an error"
     )
 
 

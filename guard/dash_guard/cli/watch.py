@@ -1,4 +1,4 @@
-"""``dash-guard watch -- torchrun ... train.py``: who hangs, has died, is slow or computes wrongly, while it runs."""
+"""``dash-guard watch -- torchrun ... train.py``: names ranks that hang, have died, are slow or compute wrongly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set",
         metavar="NAME=VALUE",
         action="append",
-        help="a setting: every, rest, roll_call, replay, doors, on_verdict",
+        help="a setting: every, at_rest, cross_rank_recompute, same_rank_recompute, collectives, on_confirmed",
     )
     parser.add_argument("--strict", action="store_true", help="end with status 12 if the job could not be watched")
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve metrics there (needs prometheus_client)")
@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="the launcher and its arguments"
     )
     parser.epilog = (
-        "exit status: that of the program if it is not 0; else 0, 10 after a verdict on a machine, 11 after one on the "
-        "program, 12 with --strict if it could not be watched"
+        "exit status: that of the program if it is not 0; otherwise 0, 10 after a confirmed fault of a machine or the "
+        "network, 11 after a confirmed fault of the program, 12 with --strict if the job could not be watched"
     )
 
 
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     if not program:
-        raise ArgumentError("program", "nothing", "a program with its arguments, behind --")
+        raise ArgumentError("program", "nothing", "a program with its arguments, after --")
     return Wrapper(
         program,
         arguments.folder,

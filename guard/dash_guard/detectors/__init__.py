@@ -1,10 +1,15 @@
-"""Judges of what `checks` sent: pure functions of messages and the time, one file each.
+"""The detectors turn messages of checks into findings: pure functions of messages and the time, one file each.
 
-replicas    who differs from whom, since when and in what    rest       who has changed state that nobody may change
-doors       whose copy or whose shard a collective changed   wires      which reduction has given different results
-learned     which ranks are equal where nothing is declared
-roll_call   who computes another rank's step differently     replay     who computes its own step differently
-liveness    who hangs, has died or is stopped            slow       who works longer than its peers
-foreign     whose program or machine is another one      data       who reads the same data
-verdicts    what findings mean together
+replicas               which rank differs from its replicas, since which step and in which tensor
+at_rest                on which rank state at rest has changed
+gathered_parameters    whose gathered copy or whose shard differs
+collective_checksums   which reduction has given different results
+learned                which ranks hold equal bits where the program declares nothing
+cross_rank_recompute   which rank computes the micro-batch of another rank differently
+same_rank_recompute    which rank computes its own step differently
+liveness               which rank hangs, has died or is stopped
+slow                   which rank works longer than its peers, and which group transfers slowly
+foreign                which rank runs another program, software or machine than the others
+data                   which ranks read the same data
+diagnosis              combines findings: two independent facts confirm a fault
 """

@@ -1,23 +1,32 @@
-"""The judges of a guard, in the order in which they are asked."""
+"""The detectors of a monitor, in the order in which they run."""
 
 from __future__ import annotations
 
+from .at_rest import AtRest
+from .collective_checksums import CollectiveChecksums
+from .cross_rank_recompute import CrossRankRecomputeDetector
 from .data import SameData
-from .doors import Doors
+from .detector import Detector
+from .diagnosis import Diagnosis
 from .foreign import Foreign
-from .judge import Judge
+from .gathered_parameters import GatheredParameters
 from .learned import Learned
 from .liveness import Liveness
-from .replay import ReplayJudge
 from .replicas import Replicas
-from .rest import Rest
-from .roll_call import RollCallJudge
+from .same_rank_recompute import SameRankRecomputeDetector
 from .slow import Slow
-from .verdicts import Verdicts
-from .wires import Wires
 
-BITS: tuple[type[Judge], ...] = (Rest, Doors, Wires, Learned, Replicas)
-"""Those that accuse a rank by itself come first: they break ties."""
+BITS: tuple[type[Detector], ...] = (AtRest, GatheredParameters, CollectiveChecksums, Learned, Replicas)
+"""The detectors of bits; those that accuse a single rank come first, because they break ties."""
 
-JUDGES: tuple[type[Judge], ...] = (Liveness, Slow, Foreign, SameData, *BITS, ReplayJudge, RollCallJudge, Verdicts)
-"""The last one heeds what all others have found."""
+DETECTORS: tuple[type[Detector], ...] = (
+    Liveness,
+    Slow,
+    Foreign,
+    SameData,
+    *BITS,
+    SameRankRecomputeDetector,
+    CrossRankRecomputeDetector,
+    Diagnosis,
+)
+"""All detectors; the last one combines what the others have found."""

@@ -1,4 +1,4 @@
-"""Ranks that read the same data, although each has its own part."""
+"""Finds ranks that read the same data although each has its own part."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 from ..report.findings import Finding
 from ..transport.messages import Message
 from . import wording
-from .judge import Job, Judge
+from .detector import Detector, Job
 
 STEPS = 3
-"""Steps after each other in which inputs must be equal, so that no chance and no padding is a finding."""
+"""The number of consecutive steps in which inputs must be equal, so that chance and padding cause no finding."""
 
 _PATIENCE = 2.5
 _KEPT = 64
 
 
-class SameData(Judge):
-    """Compares the digests of inputs that ranks send.
+class SameData(Detector):
+    """Compares the digests of the inputs of all ranks.
 
-    Ranks of a tensor- or context-parallel group share their inputs, so equal ones are a finding only where the model
-    says which ranks are data-parallel (DDP), or where some ranks share and others do not.
+    Ranks of a tensor- or context-parallel group share their inputs. So equal inputs are a finding only where the model
+    says which ranks are data-parallel (DDP), or where some ranks share inputs and others do not.
     """
 
     kinds = frozenset({"data", "joined"})
@@ -30,10 +30,10 @@ class SameData(Judge):
         self._steps: dict[int, dict[int, tuple[str, tuple[int, ...]]]] = {}
         self._since: dict[int, float] = {}
         self._runs: dict[tuple[int, ...], int] = {}
-        self._told: set[tuple[int, ...]] = set()
+        self._reported: set[tuple[int, ...]] = set()
 
     def take(self, message: Message, now: float) -> None:
-        """A message has come."""
+        """Take a message."""
         if message.kind == "joined":
             self._runs.clear()
             return
@@ -43,8 +43,8 @@ class SameData(Judge):
         if len(self._steps) > _KEPT:
             self._drop(min(self._steps))
 
-    def judge(self, now: float) -> list[Finding]:
-        """What is new."""
+    def detect(self, now: float) -> list[Finding]:
+        """Return findings that are new since the last call."""
         found: list[Finding] = []
         for step in sorted(self._steps):
             if len(self._steps[step]) >= max(2, self.job.world) or now - self._since[step] > _PATIENCE:
@@ -53,8 +53,8 @@ class SameData(Judge):
         return found
 
     def finish(self, now: float) -> list[Finding]:
-        """What is new."""
-        return self.judge(now + _PATIENCE + 1)
+        """Return findings that are new since the last call."""
+        return self.detect(now + _PATIENCE + 1)
 
     def _drop(self, step: int) -> None:
         del self._steps[step], self._since[step]
@@ -69,8 +69,8 @@ class SameData(Judge):
         self._runs = {ranks: self._runs.get(ranks, 0) + 1 for ranks in shared}
         found = []
         for ranks, times in self._runs.items():
-            if times >= STEPS and ranks not in self._told:
-                self._told.add(ranks)
+            if times >= STEPS and ranks not in self._reported:
+                self._reported.add(ranks)
                 found.append(
                     Finding(
                         "data",

@@ -1,4 +1,4 @@
-"""Ranks that run something else than the others: other versions, settings, variables or kernels."""
+"""Finds ranks that run something else than the others: other versions, settings, variables or kernels."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from dash_inductor.untrusted import printable, shortened
 from ..report.findings import Finding
 from ..transport.messages import Message
 from . import wording
-from .judge import Job, Judge
+from .detector import Detector, Job
 
 OWN = re.compile(
     r"rank|settings\.initial_seed|gpu\.memory|"
     r"environment\.(CUDA_VISIBLE_DEVICES|NVIDIA_VISIBLE_DEVICES|.*_(IFNAME|HCA|SEED|PORT|ADDR|RANK|ID|HOSTID))"
 )
-"""Facts that ranks have for themselves."""
+"""Facts that legitimately differ between ranks."""
 
 _PATIENCE = 5.0  # seconds that the first facts wait for those of all ranks
 _SHOWN = 16
 
 
-class Foreign(Judge):
-    """Compares facts of all ranks once, and their numerics keys whenever they have not changed for a while."""
+class Foreign(Detector):
+    """Compares the facts of all ranks once, and their numerics keys whenever these have not changed for a while."""
 
     kinds = frozenset({"facts", "keys", "times", "joined"})
 
@@ -41,7 +41,7 @@ class Foreign(Judge):
         self._keys_since: float | None = None
 
     def take(self, message: Message, now: float) -> None:
-        """A message has come."""
+        """Take a message."""
         if message.kind == "joined":
             self._keys.pop(message.rank, None)
         elif message.kind == "facts":
@@ -57,15 +57,15 @@ class Foreign(Judge):
             self._shapes[message.rank] = str(message.body["shape"])
             self._keys_since = now if self._keys else None
 
-    def judge(self, now: float) -> list[Finding]:
-        """What is new."""
+    def detect(self, now: float) -> list[Finding]:
+        """Return findings that are new since the last call."""
         found: list[Finding] = []
         if self._since is not None and (len(self._facts) >= self.job.world or now - self._since > _PATIENCE):
             self._since = None
             found += self._compare(self._facts, self._counts, "")
         if self._keys_since is not None and now - self._keys_since > _PATIENCE:
             self._keys_since = None
-            stages: dict[str, list[int]] = {}  # ranks with the same collectives have the same part of a model
+            stages: dict[str, list[int]] = {}  # ranks with the same collectives hold the same part of a model
             for rank, shape in self._shapes.items():
                 stages.setdefault(shape, []).append(rank)
             for peers in stages.values():
@@ -75,8 +75,8 @@ class Foreign(Judge):
         return found
 
     def finish(self, now: float) -> list[Finding]:
-        """What is new."""
-        return self.judge(now + _PATIENCE + 1)
+        """Return findings that are new since the last call."""
+        return self.detect(now + _PATIENCE + 1)
 
     def _count(self, facts: Mapping[str, str], times: int) -> None:
         for name, value in facts.items():
@@ -85,18 +85,18 @@ class Foreign(Judge):
     def _compare(
         self, facts: Mapping[int, Mapping[str, str]], counts: Mapping[str, Mapping[str, int]], prefix: str
     ) -> list[Finding]:
-        """A majority must agree on a fact, else ranks have it for themselves."""
+        """Findings about facts on which a majority of ranks agrees; other facts legitimately differ between ranks."""
         common: dict[str, str] = {}
         undecided: dict[str, list[str]] = {}
         for name in sorted(counts):
             values = Counter({value: times for value, times in counts[name].items() if times > 0})
             values["nothing"] += len(facts) - values.total()
             ((most, times),) = values.most_common(1)
-            values += Counter()  # without those that nobody has
+            values += Counter()  # without values that no rank has
             if 2 * times > len(facts):
                 if len(values) > 1:
                     common[name] = most
-            elif len(values) == 2:  # halves: one of them is foreign, and no vote tells which
+            elif len(values) == 2:  # two halves: one of them is foreign, and no vote says which
                 undecided[name] = sorted(values)
         others: dict[str, list[int]] = {name: [] for name in common}
         for rank, of in sorted(facts.items()):
@@ -130,7 +130,7 @@ class Foreign(Judge):
         return Finding(
             "foreign",
             "suspect",
-            f"ranks differ from each other, and none are fewer: {prefix}{shown}",
+            f"half of the ranks differ from the other half: {prefix}{shown}",
             "start all ranks with the same environment and versions, else their bits may differ",
             ranks=tuple(ranks) if len(ranks) == 2 else (),
             cause="program",

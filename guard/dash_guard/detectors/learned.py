@@ -1,4 +1,6 @@
-"""Which ranks are equal where nothing is declared: those that were so in three steps in which the value changed."""
+"""Learns which ranks hold equal bits where the program declares nothing: those that did so in three steps in which the
+value changed.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +11,22 @@ from ..report.findings import Finding
 from ..shared.class_names import LEARNED, LENGTH, spelled
 from ..shared.roots import STAGES, VALUE
 from ..transport.messages import Message
-from .judge import Job, Judge
+from .detector import Detector, Job
 
 CHANGES = 3
-"""Steps in which a value must have changed, and been equal, before ranks count as replicas."""
+"""The number of steps in which a value must have changed and been equal before ranks count as replicas."""
 
 _NAMES = 1 << 12  # tensors at most
 _PAGE = 200  # names of a message
 _STEPS = 64
-_AT_ONCE = 40_000  # values of ranks that one judgement looks at
+_AT_ONCE = 40_000  # values of ranks that one call of `detect` compares
 _SIZE = 2 * VALUE
 
 Key = tuple[str, str]  # stage and name
 
 
-class Learned(Judge):
-    """Learns classes from short digests, and tells the ranks of each."""
+class Learned(Detector):
+    """Learns classes of ranks from short digests, and sends each class to its ranks."""
 
     kinds = frozenset({"bits"})
 
@@ -36,7 +38,7 @@ class Learned(Judge):
         self._classes: dict[Key, None] = {}
 
     def take(self, message: Message, now: float) -> None:
-        """Values of a page of names."""
+        """Take the values of a page of names."""
         stage, first, values = (message.body.get(key) for key in ("stage", "first", "values"))
         if stage not in STAGES or type(first) is not int or not isinstance(values, str):
             return
@@ -55,8 +57,8 @@ class Learned(Judge):
             if len(steps) > _STEPS:
                 del steps[min(steps)]
 
-    def judge(self, now: float) -> list[Finding]:
-        """Tell ranks of classes that are certain enough; finds nothing itself."""
+    def detect(self, now: float) -> list[Finding]:
+        """Send classes that are certain enough to their ranks; returns no findings."""
         learned: dict[tuple[str, str], list[str]] = {}
         for (stage, name), ranks in list(self._certain()):
             if len(of := LEARNED + spelled(ranks)) <= LENGTH:
@@ -70,15 +72,15 @@ class Learned(Judge):
 
     def _certain(self) -> Iterator[tuple[Key, tuple[int, ...]]]:
         self._ranks: dict[str, tuple[int, ...]] = {}
-        room = _AT_ONCE
+        left = _AT_ONCE
         for key in list(self._values):
-            if room <= 0:
+            if left <= 0:
                 break
             steps = self._values[key]
             for step in sorted(steps):
                 if len(steps[step]) < self.job.world and max(steps) < step + 3:
-                    break  # others may still tell
-                room -= len(steps[step])
+                    break  # messages of other ranks may still arrive
+                left -= len(steps[step])
                 for rank, value in steps.pop(step).items():
                     seen = self._history.setdefault(key, {}).setdefault(rank, [])
                     if not seen or seen[-1] != value:
@@ -87,7 +89,7 @@ class Learned(Judge):
             if not history or min(map(len, history.values())) <= CHANGES:
                 continue
             self._classes[key] = None
-            room -= len(history)
+            left -= len(history)
             del self._values[key], self._history[key]
             groups: dict[tuple[str, ...], list[int]] = {}
             for rank in sorted(history):

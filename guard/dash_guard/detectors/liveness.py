@@ -1,7 +1,8 @@
-"""Who hangs, has died, is stopped, or runs another program: from beats, farewells and processes.
+"""Finds ranks that hang, have died, are stopped or run another program, from heartbeats, shutdown notices and process
+states.
 
-A rank that waits in a collective is innocent.  So the judge asks, from group to group, for whom the waiting ranks wait,
-until it comes to those that wait for nobody.
+A rank that waits in a collective is innocent. So the detector follows the waiting ranks, from group to group, to the
+ranks that they wait for, until it arrives at ranks that wait for nobody.
 """
 
 from __future__ import annotations
@@ -14,68 +15,68 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..report.findings import Cause, Finding, Severity
-from ..shared.beating import PERIOD
+from ..shared.heartbeat import PERIOD
 from ..shared.processes import DISK, ENDED, STOPPED, words
 from ..transport.messages import Message
 from . import wording
-from .judge import Job, Judge
+from .detector import Detector, Job
 from .roster import KINDS, Place, Roster, State, Waits
 
 SILENT = 3 * PERIOD
-"""Seconds without a beat after which a rank is silent."""
+"""Seconds without a heartbeat after which a rank counts as silent."""
 CERTAIN = 60.0
-"""Seconds after which a hang is a verdict: a rank that reads slowly or works alone may come back before."""
+"""Seconds after which a hang is confirmed; a rank that reads slowly or works alone may come back earlier."""
 PATIENCE = {"compile": 900.0, "checkpoint": 1800.0}
-"""Seconds that a known phase may take; any other phase that the program has named may take as long as a checkpoint."""
+"""Seconds that a known phase may take; any other phase that the program names may take as long as a checkpoint."""
 
-_TOGETHER = 0.5  # seconds within which several deaths are looked at together
-_AT_ONCE = 0.1  # seconds between the first of several deaths that are causes and the last
+_TOGETHER = 0.5  # seconds within which several deaths are evaluated together
+_AT_ONCE = 0.1  # seconds between the first and the last of several deaths that are causes
 _HARD = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
 _ASKED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}  # with which launchers end the others
 _SAME_OPERANDS = ("all_reduce", "allreduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base")
 _NOTHING = (0,)  # entered in a group
-_LOOK = 0.5  # seconds between two looks for hangs
+_LOOK = 0.5  # seconds between two searches for hangs
 _LISTED = 512  # ranks of one list
 _SHOWN = 64  # edges of a graph that are kept as evidence
 
 
 Edges = dict[int, dict[Place, tuple[int, ...]]]
-"""For whom ranks wait: by rank and collective, the members that have not entered it."""
+"""Which ranks others wait for: by waiting rank and collective, the members that have not entered it."""
 
 
-class Liveness(Judge):
-    """One finding for each cause; what follows from it is none."""
+class Liveness(Detector):
+    """Reports one finding for each cause, and none for its effects."""
 
     kinds = KINDS
 
     def __init__(self, job: Job, **settings: Any) -> None:
         super().__init__(job, **settings)
         self._roster = Roster(job)
-        self._lost: set[int] = set()  # dead or stopped ranks that have been named, or followed from these
-        self._told: set[object] = set()
-        self._missing: dict[Place, tuple[int, ...]] = {}  # of the present judgement
+        self._lost: set[int] = set()  # dead or stopped ranks that were reported, or followed from these
+        self._reported: set[object] = set()
+        self._missing: dict[Place, tuple[int, ...]] = {}  # of the current call of `detect`
         self._looked = 0.0
 
     def take(self, message: Message, now: float) -> None:
-        """A message has come."""
+        """Take a message."""
         if message.kind == "joined":
             self._lost.discard(message.rank)
             if not self._roster.states.get(message.rank, State(0)).there():  # a restart: all begin anew
-                self._told.clear()
+                self._reported.clear()
         self._roster.take(message, now)
 
-    def judge(self, now: float) -> list[Finding]:
-        """What is new."""
+    def detect(self, now: float) -> list[Finding]:
+        """Return findings that are new since the last call."""
         if self._roster.ending:
             return []
         return [*self._deaths(now), *self._stops(now), *self._hangs(now)]
 
     def states(self) -> list[State]:
-        """Ranks that are there."""
+        """The states of all ranks that have neither left nor ended."""
         return [state for state in self._roster.states.values() if state.there()]
 
     def finish(self, now: float) -> list[Finding]:
-        """What is new at the end: deaths that were seen last."""
+        """Return the last findings: deaths that were seen at the end."""
         return [] if self._roster.ending else self._deaths(now + _TOGETHER)
 
     def _deaths(self, now: float) -> list[Finding]:
@@ -106,7 +107,7 @@ class Liveness(Judge):
         }
         return Finding(
             "dead",
-            "verdict",
+            "confirmed",
             f"{wording.ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} died in step "
             f"{causes[0].step} ({how}){last}",
             "SIGKILL often comes from the kernel when memory runs out: look into dmesg there" if killed else "",
@@ -119,24 +120,24 @@ class Liveness(Judge):
 
     def _stops(self, now: float) -> list[Finding]:
         states = [state for state in self._roster.states.values() if state.there()]
-        stopped = [s for s in states if s.process == STOPPED and now - s.beat > SILENT - PERIOD / 2]
+        stopped = [s for s in states if s.process == STOPPED and now - s.heartbeat > SILENT - PERIOD / 2]
         new = [state for state in stopped if state.rank not in self._lost]
         if not new or len(stopped) == len(states) > 1:  # somebody has stopped the whole job
-            self._lost -= {state.rank for state in states if not state.process and now - state.beat < SILENT}
+            self._lost -= {state.rank for state in states if not state.process and now - state.heartbeat < SILENT}
             return []
         self._lost.update(state.rank for state in new)
         ranks = tuple(sorted(state.rank for state in new))
         return [
             Finding(
                 "stopped",
-                "verdict",
+                "confirmed",
                 f"{wording.ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} stopped (state T) in step {new[0].step}, "
-                f"since {now - new[0].beat:.1f} s",
+                f"since {now - new[0].heartbeat:.1f} s",
                 "somebody has sent SIGSTOP, or a debugger holds it: kill -CONT PID lets it go on",
                 ranks=ranks,
                 step=new[0].step or None,
                 evidence={"pids": [state.pid for state in new[:_SHOWN]], "frame": new[0].frame},
-                latency_s=round(now - new[0].beat, 2),
+                latency_s=round(now - new[0].heartbeat, 2),
             )
         ]
 
@@ -173,11 +174,11 @@ class Liveness(Judge):
         if not culprits:
             return self._circle(edges, now)
         if any(rank in states and states[rank].there() and rank not in stuck for rank in culprits):
-            return []  # it still does something else, and may come
+            return []  # the rank still makes progress, and may come
         return self._culprits(culprits, edges, now)
 
     def _waits(self, state: State) -> dict[Place, tuple[int, ...]]:
-        """The open collectives of a rank, with the members that have not entered."""
+        """The open collectives of a rank, with the members that have not entered them."""
         found: dict[Place, tuple[int, ...]] = {}
         for place, *_ in state.open:
             others = self._missing.get(place)
@@ -229,9 +230,9 @@ class Liveness(Judge):
         phase = sorted(phases)[0] if phases else ""
         is_phase = bool(phase) and since < PATIENCE.get(phase, PATIENCE["checkpoint"])
         doing, facts = self._doing(first, now)
-        silent = first is None or now - first.beat > SILENT
+        silent = first is None or now - first.heartbeat > SILENT
         sure = since > CERTAIN and ("process" in facts or not silent)
-        severity: Severity = "note" if is_phase else "verdict" if sure else "suspect"
+        severity: Severity = "note" if is_phase else "confirmed" if sure else "suspect"
         if not self._is_new(("hang", tuple(accused), place, severity)):
             return []
         where = place.words(self._operation(place, waiting))
@@ -263,17 +264,15 @@ class Liveness(Judge):
         if not state.there():
             how = words(state.status) if state.status is not None else "regularly"
             return f"it has left ({how})", {"process": ENDED}
-        if now - state.beat > SILENT:
+        if now - state.heartbeat > SILENT:
             disk = f" and is {DISK}" if state.process == DISK else ""
-            facts = {"silent_s": round(now - state.beat, 1)}
-            return (
-                f"no beats come{disk}: it is stopped, or its interpreter's lock is held; it was last in {state.frame}",
-                {**facts, "process": DISK} if disk else facts,
-            )
+            facts = {"silent_s": round(now - state.heartbeat, 1)}
+            text = f"it sends no heartbeats{disk}: it is stopped, or its interpreter lock is held; it was last in "
+            return text + state.frame, {**facts, "process": DISK} if disk else facts
         return f"it is in {state.frame or 'no Python code'}", {"frame": state.frame}
 
     def _desync(self, edges: Edges, now: float) -> list[Finding]:
-        """Ranks that have entered different things under the same number."""
+        """Findings about ranks that have entered different collectives under the same number."""
         states = self._roster.states
         alike: dict[int, tuple[Waits, list[int]]] = {}
         for rank in edges:
@@ -298,7 +297,7 @@ class Liveness(Judge):
             return [
                 Finding(
                     "desync",
-                    "verdict",
+                    "confirmed",
                     f"collective {place.number} of group {place.group} differs between ranks: {'; '.join(texts)}",
                     "the program takes different ways on these ranks: compare the two lines",
                     ranks=tuple(accused[:_LISTED]),
@@ -329,7 +328,7 @@ class Liveness(Judge):
         return [
             Finding(
                 "desync",
-                "verdict",
+                "confirmed",
                 f"{wording.ranks(sorted(circle))} wait for each other in a circle: {'; '.join(texts)}",
                 "the program enters collectives of several groups in different orders: give them one order",
                 ranks=tuple(sorted(circle)),
@@ -341,7 +340,7 @@ class Liveness(Judge):
         ]
 
     def _transport(self, edges: Edges, now: float) -> list[Finding]:
-        """All have entered, and nothing comes of it; looked at twice as long, because kernels take their time."""
+        """Findings about collectives that all members have entered and that do not end, after twice the usual time."""
         states = self._roster.states
         waiting = [rank for rank in edges if now - states[rank].changed > 2 * states[rank].limit]
         places = Counter(place for rank in waiting for place in edges[rank])
@@ -353,7 +352,7 @@ class Liveness(Judge):
             return []
         where = place.words(self._operation(place, waiting))
         hosts = tuple(dict.fromkeys(states[rank].host for rank in members if rank in states))
-        cause: Cause = "wire"
+        cause: Cause = "network"
         return [
             Finding(
                 "hang",
@@ -371,7 +370,7 @@ class Liveness(Judge):
         ]
 
     def _graph(self, edges: Edges, first: Place | None = None) -> list[list[Any]]:
-        """Edges for pictures: who waits, for whom, in what; those of one collective first."""
+        """Edges of the wait graph: waiting rank, awaited rank and collective; those of one collective first."""
         found: list[list[Any]] = []
         for rank in sorted(edges, key=lambda rank: (first not in edges[rank], rank)):
             for place, others in edges[rank].items():
@@ -381,9 +380,9 @@ class Liveness(Judge):
         return found[:_SHOWN]
 
     def _is_new(self, what: object) -> bool:
-        if what in self._told:
+        if what in self._reported:
             return False
-        self._told.add(what)
+        self._reported.add(what)
         return True
 
 
@@ -392,7 +391,7 @@ def _gone(state: State) -> float:
 
 
 def _died(state: State) -> bool:
-    """Whether its end was none that it has announced, or that was regular."""
+    """Whether a process has ended with an error, or without a shutdown notice."""
     return state.status != 0 if state.status is not None else not state.left
 
 

@@ -1,7 +1,8 @@
-"""Which ranks have agreed on what optimizers are told: only those that did so from the beginning must go on to do so.
+"""Keeps which classes of ranks have agreed on optimizer settings: only those that agreed from the beginning must go on
+to agree.
 
-Programs may give each rank settings of its own, for parameters that all ranks hold parts of.  So a class of ranks is
-compared once it was equal in the first steps in which it had these settings, and never if it was not.
+Programs may give each rank its own settings for parameters that all ranks hold parts of. So a class of ranks is
+compared if it was equal in the first steps in which it had these settings, and never if it was not.
 """
 
 from __future__ import annotations
@@ -13,31 +14,34 @@ from ..report.findings import Finding
 from ..shared.roots import REDUCTIONS, SETTING, WHICH
 
 AGREED = 2
-"""Steps in which all ranks of a class must have been equal first."""
+"""The number of steps in which all ranks of a class must have been equal first."""
 
 _KNOWN = 1 << 12  # classes and sets of settings
 _NEVER = -1
 
-PARTED = "ranks count steps differently, since one has not updated with the others"
-"""Why what belongs to one step of all ranks is not compared any more."""
+PARTED = "ranks count steps differently, because one has not updated with the others"
+"""The reason in the coverage why one step of all ranks is no longer compared."""
 
 Promise = Literal["kept", "broken", "none", "never"]
 
 
 class Promises:
-    """What classes of ranks have shown, for each set of settings that they had."""
+    """Keeps what each class of ranks has shown, for each set of settings that it had."""
 
     def __init__(self) -> None:
         self._steps: dict[tuple[str, str], int] = {}
 
     def see(self, of: str, roots: Collection[str], everyone: bool) -> Promise:
-        """What roots of a step mean: ranks are equal, differ though they have agreed, differ, or do so for the first
-        time, so that they will never be compared.
+        """Evaluate the roots of a step.
 
         Args:
             of: the class.
-            roots: of its ranks.
-            everyone: whether these are all of them.
+            roots: the roots of its ranks.
+            everyone: whether these are the roots of all ranks of the class.
+
+        Returns:
+            "kept": the ranks are equal; "broken": they differ after they have agreed; "never": they differ for the
+            first time before they have agreed, and will never be compared; "none": nothing can be said.
         """
         sets = {root[:WHICH] for root in roots}
         key = of, min(sets, default="")
@@ -55,5 +59,5 @@ class Promises:
 
 
 def parts(finding: Finding) -> bool:
-    """Whether ranks do not update in the same steps, so that they count steps differently from now on."""
+    """Whether a finding says that ranks do not update in the same steps, so that they count steps differently."""
     return finding.severity != "note" and finding.stage == SETTING and finding.tensor.endswith(REDUCTIONS)

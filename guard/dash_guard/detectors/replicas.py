@@ -1,10 +1,10 @@
-"""Who differs from whom: the earliest step, then the earliest stage of it, then the first tensor in order.
+"""Finds ranks that differ from their replicas: in the earliest step, its earliest stage, and the first tensor in order.
 
-What optimizers are told is compared among ranks that had agreed on it before, see `promises`.
+Optimizer settings are compared among ranks that had agreed on them before, see `promises`.
 
-With three or more copies the minority is accused.  With two, or halves, both sides are suspects, unless state at rest
-or a collective has already accused ranks of one side alone.  What a class of ranks shows after its first difference is
-an effect of it, until its ranks are equal again or another rank joins in.
+With three or more copies, the minority is accused. With two copies, or two halves, both sides are suspects, unless
+state at rest or a collective has already accused ranks of one side alone. Differences of a class of ranks after its
+first one are effects of it, until its ranks are equal again or another rank differs too.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from ..report.findings import Finding
 from ..shared.class_names import LEARNED, members
 from ..shared.roots import SETTING, STAGES, WHICH
 from ..transport.messages import Message
-from .judge import Job, Judge
+from .detector import Detector, Job
 from .promises import Promises
 from .wording import named
 from .wording import ranks as ranks_in_words
 
 PATIENCE = 30.0
-"""Seconds after which roots that have not come are not waited for."""
+"""Seconds after which the detector no longer waits for missing roots."""
 
 ANSWER = 20.0
-"""Seconds in which ranks answer what is below a root; they do so between two steps."""
+"""Seconds in which ranks must answer what is below a root; they answer between two steps."""
 
-BESIDE = 4.0
-"""Seconds for which two halves that differ wait for what other checks say of them."""
+WAIT = 4.0
+"""Seconds for which a tie between two halves waits for findings of other detectors."""
 
-_AT_ONCE = 8192  # ranks after whose roots a judgement ends; the next one is a fifth of a second away
+_AT_ONCE = 8192  # roots of ranks that one call of `detect` compares; the next call follows in a fifth of a second
 _WAITING = 64  # steps of classes that may wait for it
-_AHEAD = 8  # steps of a class that have been compared behind one that is incomplete
+_LATER = 8  # later steps of a class that were compared before an incomplete one is given up
 _REMEMBERED = 256  # steps
 _ADVICE = "Look at what sets it there: all ranks must update in the same steps, and schedule by what all of them have."
 _ASKED = 2  # ranks of each group
@@ -42,12 +42,13 @@ _GROUPS = 3
 
 @dataclass
 class _Case:
-    """A difference whose tensor is looked for.
+    """A difference whose first tensor is being searched.
 
     Attributes:
+        of: the class of ranks.
         groups: ranks with equal roots, the largest group first.
-        path: below which it lies.
-        answers: of the ranks that were asked, for this path.
+        path: the module path below which the difference lies.
+        answers: answers of the ranks that were asked, for this path.
         agreed: whether these ranks had to be equal; if not, nobody is accused.
     """
 
@@ -69,26 +70,26 @@ class _Case:
         return self.step, STAGES.index(self.stage)
 
 
-class Replicas(Judge):
-    """Compares roots of ranks."""
+class Replicas(Detector):
+    """Compares the roots of ranks."""
 
     kinds = frozenset({"bits"})
 
     def __init__(self, job: Job, **settings: Any) -> None:
         super().__init__(job)
-        self._accused_by: dict[int, set[int]] = {}  # ranks that others accuse, by step: they break ties
+        self._accused_by: dict[int, set[int]] = {}  # ranks that other detectors accuse, by step: they break ties
         self._members: dict[str, frozenset[int]] = {}
         self._roots: dict[tuple[int, str], dict[int, tuple[str, ...]]] = {}
         self._since: dict[tuple[int, str], float] = {}
         self._compared: dict[str, dict[int, None]] = {}  # steps of each class
         self._apart: dict[str, set[int]] = {}  # ranks of a class that are known to differ
-        self._told_apart: dict[str, set[int]] = {}  # the same of what optimizers are told, which no state explains
+        self._settings_apart: dict[str, set[int]] = {}  # the same for optimizer settings, which no state explains
         self._cases: list[_Case] = []
         self._promises = Promises()
         self._finished = False
 
     def take(self, message: Message, now: float) -> None:
-        """Roots, or what is below one."""
+        """Take roots, or the digests below one."""
         body = message.body
         if isinstance(body.get("roots"), dict):
             for of, steps in body["roots"].items():
@@ -101,22 +102,22 @@ class Replicas(Judge):
                 ) and message.rank in case.ranks:
                     case.answers[message.rank] = _digests(below)
 
-    def heed(self, finding: Finding, now: float) -> None:
-        """State at rest, a collective or what its optimizer was told accuses ranks."""
-        accuses = finding.kind in ("rest", "door") or (finding.stage == SETTING and not _are_all(finding))
+    def observe(self, finding: Finding, now: float) -> None:
+        """Note ranks that a finding about state at rest, a collective or an optimizer setting accuses."""
+        accuses = finding.kind in ("at_rest", "collective") or (finding.stage == SETTING and not _are_all(finding))
         if accuses and finding.severity != "note" and finding.step is not None:
             self._accused_by.setdefault(finding.step, set()).update(finding.ranks)
             while len(self._accused_by) > _REMEMBERED:
                 del self._accused_by[min(self._accused_by)]
 
-    def judge(self, now: float) -> list[Finding]:
-        """What is new."""
-        return self._judged(now, last=self._finished, wait=not self._finished)
+    def detect(self, now: float) -> list[Finding]:
+        """Return findings that are new since the last call."""
+        return self._detect(now, last=self._finished, wait=not self._finished)
 
     def finish(self, now: float) -> list[Finding]:
-        """What is new, when nobody will say more; halves that differ wait for `judge`, after what others have found."""
+        """Return the last findings; ties wait for the next `detect`, after other detectors."""
         self._finished = True
-        return self._judged(now, last=True, wait=True)
+        return self._detect(now, last=True, wait=True)
 
     def _take_roots(self, rank: int, of: str, steps: Any, now: float) -> None:
         if of not in self._members and len(self._members) < 1 << 16:
@@ -131,22 +132,22 @@ class Replicas(Judge):
                 self._roots.setdefault((step, of), {})[rank] = tuple(roots)
                 self._since.setdefault((step, of), now)
 
-    def _judged(self, now: float, last: bool, wait: bool) -> list[Finding]:
-        room = _AT_ONCE
+    def _detect(self, now: float, last: bool, wait: bool) -> list[Finding]:
+        left = _AT_ONCE
         for step, of in sorted(self._roots):
-            if room <= 0 and not last and len(self._roots) < _WAITING:
+            if left <= 0 and not last and len(self._roots) < _WAITING:
                 break
             ranks, here = self._members[of], self._roots[step, of]
             compared = self._compared.setdefault(of, {})
             missing = [rank for rank in ranks if rank not in here] if len(here) < len(ranks) else []
-            late = last or now - self._since[step, of] > PATIENCE or max(compared, default=0) >= step + _AHEAD
+            late = last or now - self._since[step, of] > PATIENCE or max(compared, default=0) >= step + _LATER
             if missing and not late:
                 continue
             if missing:
-                why = f"roots of {len(missing)} of {len(ranks)} ranks of a class have not come"
+                why = f"roots of {len(missing)} of {len(ranks)} ranks of a class have not arrived"
                 self.job.coverage.unseen("bits", why)
             self._compare(step, of, here, now)
-            room -= len(here)
+            left -= len(here)
             del self._roots[step, of], self._since[step, of]
             compared[step] = None
             while len(compared) > _REMEMBERED:
@@ -162,7 +163,7 @@ class Replicas(Judge):
             if stage == SETTING:
                 self._compare_settings(_Case(of, step, stage, ordered, now), here, everyone)
             elif len(ordered) > 1:
-                known = set().union(*self._apart.values(), *self._told_apart.values())
+                known = set().union(*self._apart.values(), *self._settings_apart.values())
                 effect = _known_odd(ordered, known)
                 self._apart[of] = effect or set(_odd(ordered))
                 if not effect:
@@ -172,22 +173,22 @@ class Replicas(Judge):
             self._apart.pop(of, None)
 
     def _compare_settings(self, case: _Case, roots: Mapping[int, str], everyone: bool) -> None:
-        """What optimizers are told; `case` is what it is if ranks differ."""
+        """Compare optimizer settings; `case` is opened if ranks differ."""
         promise = self._promises.see(case.of, roots.values(), everyone)
         if promise == "never":
             self.job.coverage.unseen("bits", "settings of optimizers that ranks have for themselves")
             case.agreed = False
             self._open(case)
         elif promise == "broken":
-            odd, known = set(_odd(case.groups)), set().union(*self._told_apart.values())
-            self._told_apart[case.of] = odd
+            odd, known = set(_odd(case.groups)), set().union(*self._settings_apart.values())
+            self._settings_apart[case.of] = odd
             if not odd <= known:
                 self._open(case)
         elif everyone:
-            self._told_apart.pop(case.of, None)
+            self._settings_apart.pop(case.of, None)
 
     def _groups(self, roots: Mapping[int, str]) -> list[tuple[int, ...]]:
-        """Ranks with equal roots, of those that have the same tensors; the largest group first."""
+        """Groups of ranks with equal roots, among ranks with the same tensors; the largest group first."""
         by_tensors: dict[str, dict[str, list[int]]] = {}
         for rank, root in roots.items():
             by_tensors.setdefault(root[:WHICH], {}).setdefault(root, []).append(rank)
@@ -217,14 +218,14 @@ class Replicas(Judge):
         while self._cases and (self._cases[0].done or last):
             case = self._cases[0]
             ranks, how = self._accused(case)
-            if how == "tie" and case.agreed and wait and (last or now - case.since < BESIDE):
+            if how == "tie" and case.agreed and wait and (last or now - case.since < WAIT):
                 break
             self._cases.pop(0)
             if case.agreed and found and set(ranks) <= named_:
                 continue  # another class shows the same ranks
             named_ |= set(ranks) if case.agreed else set()
             found.append(finding := self._finding(case, ranks, how))
-            self.heed(finding, now)  # it may decide the next one
+            self.observe(finding, now)  # it may decide the next case
         return found
 
     def _descend(self, case: _Case, now: float) -> None:
@@ -253,7 +254,7 @@ class Replicas(Judge):
             case.tensor = child
 
     def _accused(self, case: _Case) -> tuple[tuple[int, ...], str]:
-        """Who is accused, and how they were found."""
+        """The accused ranks, and how they were found."""
         if case.agree:
             return (), "agree"
         if _is_majority(case.groups):
@@ -261,7 +262,7 @@ class Replicas(Judge):
         others = {rank for step in (case.step - 1, case.step) for rank in self._accused_by.get(step, ())}
         sides = [group for group in case.groups if others & set(group)]
         if len(sides) == 1 and len(sides) < len(case.groups):
-            return tuple(sorted(others & set(sides[0]))), "beside"
+            return tuple(sorted(others & set(sides[0]))), "other checks"
         return tuple(sorted(rank for group in case.groups for rank in group)), "tie"
 
     def _finding(self, case: _Case, ranks: tuple[int, ...], how: str) -> Finding:
@@ -277,7 +278,7 @@ class Replicas(Judge):
             "groups": tuple(case.groups[:16]), "evidence": evidence,
         }  # fmt: skip
         if how == "agree":
-            sentence = f"roots of {case.stage} differ between {apart}, and all that is below agrees"
+            sentence = f"roots of {case.stage} differ between {apart}, and all digests below them agree"
             return Finding("guard", "note", f"{sentence}: a message of the guard was damaged", **common)
         if how == "tie":
             sentence = f"{apart} differ from each other in {what}; no majority says which is right"
@@ -285,8 +286,8 @@ class Replicas(Judge):
             differ = "differs" if len(ranks) == 1 else "differ"
             rest = tuple(sorted(rank for group in case.groups for rank in group if rank not in ranks))
             sentence = f"{ranks_in_words(ranks)} {differ} from {ranks_in_words(rest)} in {what}"
-            if how == "beside":
-                sentence += ", and other checks accuse it too"
+            if how == "other checks":
+                sentence += ", and another check accuses it too"
         if not case.agreed:
             return Finding("bits", "note", f"{sentence}, from the beginning", ranks=ranks, cause="program", **common)
         if case.stage == SETTING:
@@ -300,12 +301,12 @@ def _are_all(finding: Finding) -> bool:
 
 
 def _odd(groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The ranks outside of the majority; all of them, if there is none."""
+    """The ranks outside the majority; all ranks if there is no majority."""
     return tuple(sorted(rank for group in (groups[1:] if _is_majority(groups) else groups) for rank in group))
 
 
 def _known_odd(groups: Sequence[tuple[int, ...]], known: set[int]) -> set[int]:
-    """The ranks outside of the majority, or of all groups but one, if they are known to differ; else nobody."""
+    """The ranks outside the majority, or of all groups but one, if they are known to differ; otherwise none."""
     odd = set(_odd(groups))
     if odd <= known or _is_majority(groups):
         return odd if odd <= known else set()

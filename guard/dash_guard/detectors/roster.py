@@ -1,4 +1,4 @@
-"""What the monitor knows of every rank: its last beat, its farewell and its process."""
+"""Keeps what the monitor knows about every rank: its last heartbeat, its shutdown notice and its process."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..report.findings import LENGTH
-from ..shared.beating import unpacked
+from ..shared.heartbeat import unpacked
 from ..transport.messages import Message
-from .judge import Job
+from .detector import Job
 
-KINDS = frozenset({"joined", "left", "beat", "groups", "process", "facts"})
+KINDS = frozenset({"joined", "left", "heartbeat", "groups", "process", "facts"})
 
 STALL, STALL_STEPS = 3.0, 4.0
-"""A rank makes no progress after so many seconds, and so many times the median step."""
+"""A rank counts as stuck after this many seconds, or this many median steps if that is longer."""
 START = 60.0
-"""Seconds that a rank may stand still before its second step: it compiles, and reads its first data."""
+"""Seconds that a rank may make no progress before its second step: it compiles and reads its first data."""
 
 _GROUPS = 4096  # of one rank
 _WAITS = 1 << 16  # that are remembered, to be shared
 
 
 class Place(NamedTuple):
-    """A collective: its group by name and set of members (`Roster.sets`), and its number; 0 for sends and receives."""
+    """A collective: the name of its group, the number of the set of its members (`Roster.sets`), and its number in the
+    group, 0 for sends and receives."""
 
     group: str
     members: int
     number: int
 
     def words(self, operation: str) -> str:
-        """For people."""
+        """A description for people: ``all_reduce 85 of group 0``."""
         return f"{operation or 'collective'} {self.number or ''} of group {self.group}".replace("  ", " ")
 
 
@@ -39,20 +40,21 @@ Waits = tuple[tuple[Place, str, str], ...]
 
 @dataclass(slots=True)
 class State:
-    """One rank.
+    """The state of one rank.
 
     Attributes:
-        beat: when the last beat came.
-        changed: when the last beat came that showed progress: another step, or a collective entered or completed.
-        limit: seconds without progress after which it stands still.
-        groups: by process group, as `flight.waits` gives them.
-        open: what it waits in; ranks that wait in the same things share one object.
-        pairs: open sends and receives, as `flight.pairs` gives them.
-        members: of process groups, numbers of `Roster.sets`.
-        left: whether it has said that it ends.
-        process: "", "stopped", "waiting for a disk" or "ended", as far as a wrapper on its node tells.
-        status: of a process that has ended, as `os.waitpid` gives it.
-        gone: when it left, or its process ended.
+        heartbeat: when the last heartbeat arrived.
+        changed: when the last heartbeat arrived that showed progress: another step, or a collective entered or
+            completed.
+        limit: seconds without progress after which the rank counts as stuck.
+        groups: by process group, as `process.flight.waits` returns them.
+        open: the collectives that the rank waits in; ranks that wait in the same collectives share one object.
+        pairs: open sends and receives, as `process.flight.pairs` returns them.
+        members: by process group, the number of its set of members in `Roster.sets`.
+        left: whether the rank has sent its shutdown notice.
+        process: "", "stopped", "waiting for a disk" or "ended", if a wrapper or monitor on its node has reported it.
+        status: the status of a process that has ended, as `os.waitpid` returns it.
+        gone: when the rank left, or its process ended.
     """
 
     rank: int
@@ -60,7 +62,7 @@ class State:
     node: str = ""
     pid: int = 0
     step: int = 0
-    beat: float = 0.0
+    heartbeat: float = 0.0
     changed: float = 0.0
     frame: str = ""
     phase: str = ""
@@ -75,16 +77,16 @@ class State:
     gone: float | None = None
 
     def there(self) -> bool:
-        """Whether it has not left, and its process has not ended."""
+        """Whether the rank has not left and its process has not ended."""
         return not self.left and self.process != "ended"
 
 
 class Roster:
-    """All ranks that have ever been there, by number.
+    """The states of all ranks that have ever joined, by rank.
 
     Attributes:
-        sets: of ranks that are process groups; each is kept once.
-        ending: whether the wrapper has been asked to end the job.
+        sets: sets of ranks that form process groups; each is kept once.
+        ending: whether the wrapper was asked to end the job.
     """
 
     def __init__(self, job: Job) -> None:
@@ -95,7 +97,7 @@ class Roster:
         self._waits: dict[Waits, Waits] = {}
 
     def take(self, message: Message, now: float) -> None:
-        """One of `KINDS` has come."""
+        """Take a message of one of `KINDS`."""
         body = message.body
         if message.kind == "process":
             self._process(body, now)
@@ -116,12 +118,12 @@ class Roster:
                 self.sets.append(unpacked(packed))
                 self._numbers[packed] = len(self.sets) - 1
             state.members[str(body["name"])] = self._numbers[packed]
-        elif message.kind == "beat":
-            self._beat(state, message, now)
+        elif message.kind == "heartbeat":
+            self._heartbeat(state, message, now)
 
     def _join(self, rank: int, body: dict[str, Any], now: float) -> None:
         state = State(rank, str(body.get("host", ""))[:LENGTH], str(body.get("node", "")), int(body.get("pid", 0)))
-        state.beat = state.changed = now
+        state.heartbeat = state.changed = now
         self.states[rank] = state
         self._processes[state.node, state.pid] = rank
         self.job.world = max(self.job.world, int(body.get("world", 1)))
@@ -139,14 +141,16 @@ class Roster:
             state.status = status if isinstance(status, int) else None
             state.gone = now if state.gone is None else min(state.gone, now)
 
-    def _beat(self, state: State, message: Message, now: float) -> None:
-        """A beat of a rank."""
+    def _heartbeat(self, state: State, message: Message, now: float) -> None:
+        """Take a heartbeat of a rank."""
         body = message.body
         groups: dict[str, list[Any]] = {
             str(name): [int(of[0]), int(of[1]), str(of[2]), str(of[3])] for name, of in body["groups"].items()
         }
         if message.step != state.step or groups != state.groups:
-            state.changed = max(state.beat, now - max(0.0, float(body["idle"])))  # it has moved since its last beat
+            state.changed = max(
+                state.heartbeat, now - max(0.0, float(body["idle"]))
+            )  # it has moved since its last heartbeat
             waits = tuple(
                 (Place(name, members, of[1] + 1), of[2], of[3])
                 for name, of in groups.items()
@@ -155,7 +159,7 @@ class Roster:
             if len(self._waits) > _WAITS:
                 self._waits.clear()
             state.open = self._waits.setdefault(waits, waits)
-        state.beat, state.step, state.groups = now, message.step, groups
+        state.heartbeat, state.step, state.groups = now, message.step, groups
         state.pairs = [[str(group), str(way), int(peer)] for group, way, peer in body["pairs"]]
         state.frame, state.phase = str(body["frame"])[:LENGTH], str(body["phase"])[:LENGTH]
         state.limit = START if state.step < 2 else max(STALL, STALL_STEPS * float(body["median"]))

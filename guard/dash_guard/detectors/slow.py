@@ -1,8 +1,8 @@
-"""Who is slow, in computing and not in waiting; and which group transfers slowly.
+"""Finds ranks that compute slowly (not those that wait), and groups that transfer slowly.
 
-All ranks wait for the slowest one, so that their steps take equally long: what differs is how late they come to the
-collectives of a step.  On the CPU a rank tells when it came, counted from the end of the step before, which all ranks
-reach together.  Of a collective on GPUs it tells the duration: who came last has the shortest.
+All ranks wait for the slowest one, so their steps take equally long; they differ in how late they come to the
+collectives of a step. On the CPU, a rank reports when it came, counted from the end of the step before, which all ranks
+reach together. For a collective on GPUs it reports the duration: the last rank to come has the shortest.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from numpy.typing import NDArray
 from ..report.findings import Finding
 from ..transport.messages import Message
 from . import wording
-from .judge import Job, Judge
+from .detector import Detector, Job
 
 EXCESS, LAST, OF = 1.1, 6, 8
-"""A rank is slow that is above `EXCESS` times the median of its peers in `LAST` of the last `OF` steps."""
+"""A rank is slow if it takes more than `EXCESS` times the median of its peers in `LAST` of the last `OF` steps."""
 LEAST = 1.0
-"""Milliseconds by which a rank must be late at least, so that noise is no finding."""
+"""The smallest lateness that counts, in milliseconds, so that noise causes no finding."""
 SPREAD = 3.0
-"""A slow rank is later than so many times what ranks are early or late in the median of a step."""
+"""A slow rank is later than this many times the median deviation of all ranks in the step."""
 LINK = 1.5
-"""A group transfers slowly if its shortest duration is above so many times the median of other groups."""
+"""A group transfers slowly if its shortest duration is above this many times the median of other groups."""
 
-_PATIENCE = 2.5  # seconds that a step waits for ranks that have not told of it
+_PATIENCE = 2.5  # seconds that a step waits for ranks that have not reported it
 _KEPT = 64  # steps that wait
-_AT_ONCE = 8192  # ranks of steps that one judgement looks at; the next one is a fifth of a second away
+_AT_ONCE = 8192  # ranks of steps that one call of `detect` compares; the next call follows in a fifth of a second
 _SHOWN = 16
 _FEW = 4  # ranks of which fewer have no spread
 
@@ -37,11 +37,18 @@ Matrix = NDArray[np.float64]
 
 
 def lateness(came: Matrix) -> tuple[Matrix, Matrix]:
-    """By how much each rank is late, and where it became so.
+    """By how much each rank is late, and where it became late.
 
-    A rank is late at a collective by what it came after the median of the others.  Where nobody waits between
-    collectives, lateness stays, and counts at the last one; where all wait, it is gone at the next one, and counts
-    where it was made.
+    A rank is late at a collective by how much later it came than the median of the others. Where nobody waits between
+    collectives, lateness adds up and counts at the last one; where all ranks wait, it is gone at the next collective
+    and counts where it arose.
+
+    Args:
+        came: when ranks came to collectives, [..., ranks, collectives], in any unit.
+
+    Returns:
+        For each rank, [..., ranks]: the lateness in the same unit, and the number of the collective before which most
+        of it arose.
 
     Args:
         came: when ranks came to collectives, [..., ranks, collectives], in any unit.
@@ -57,26 +64,26 @@ def lateness(came: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def _median_of_others(values: Matrix) -> Matrix:
-    """The median of all rows but one, for each row, [..., rows, columns]; there are two rows at least."""
+    """The median of all other rows, for each row, [..., rows, columns]; there are at least two rows."""
     rows = values.shape[-2]
     middle = [(rows - 2) // 2] if rows % 2 == 0 else [(rows - 3) // 2, (rows - 1) // 2]  # among the others
     ordered = np.partition(values, sorted({place + more for place in middle for more in (0, 1)}), axis=-2)
     found = np.zeros_like(values)
-    for place in middle:  # who stands before this place leaves it to the next one
-        here, behind = ordered[..., place : place + 1, :], ordered[..., place + 1 : place + 2, :]
-        found += np.where(values <= here, behind, here)
+    for place in middle:  # without a value that sorts before this place, the next value moves there
+        here, after = ordered[..., place : place + 1, :], ordered[..., place + 1 : place + 2, :]
+        found += np.where(values <= here, after, here)
     return found / len(middle)
 
 
 class _Durations:
-    """Durations of the collectives of a step on GPUs."""
+    """The durations of the collectives of one step on GPUs."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, int], int] = {}  # of collectives, as they come
         self._rows: tuple[list[int], list[int], list[float]] = ([], [], [])
 
     def add(self, rank: int, rows: Sequence[Sequence[Any]]) -> None:
-        """Those of a rank: group, number and milliseconds of each."""
+        """Add rows of a rank: group, number and milliseconds of each collective."""
         collectives, ranks, durations = self._rows
         for group, number, duration in rows:
             key = str(group), int(number)
@@ -85,9 +92,10 @@ class _Durations:
             durations.append(float(duration))
 
     def sets(self) -> list[tuple[NDArray[np.int64], Matrix]]:
-        """Sets of ranks, [sets, ranks], with the durations of their collectives, [sets, ranks, collectives].
+        """Sets of ranks, int64 [sets, ranks], with the durations of their collectives, float64 [sets, ranks,
+        collectives].
 
-        Sets of one size with equally many collectives stand in one pair; ranks ascend in each of them.
+        Sets of equal size with equally many collectives form one pair; ranks ascend in each set.
         """
         found = []
         collectives, ranks = (np.array(row, dtype=np.int64) for row in self._rows[:2])
@@ -107,8 +115,8 @@ class _Durations:
         return found
 
 
-class Slow(Judge):
-    """Slow ranks, and slow links."""
+class Slow(Detector):
+    """Finds slow ranks and slow links."""
 
     kinds = frozenset({"times", "joined"})
 
@@ -120,12 +128,12 @@ class Slow(Judge):
         self._history: dict[int, int] = {}  # of a rank: a bit for each of the last `OF` steps
         self._excess: dict[int, list[tuple[int, float, float, int]]] = {}
         self._links: dict[tuple[int, ...], int] = {}
-        self._told: set[object] = set()
+        self._reported: set[object] = set()
         self._done = 0
         self._reporting: set[int] = set()
 
     def take(self, message: Message, now: float) -> None:
-        """A message has come."""
+        """Take a message."""
         if message.kind == "joined":
             self._history.pop(message.rank, None)
             self._reporting.discard(message.rank)
@@ -144,31 +152,31 @@ class Slow(Judge):
         if len(self._steps) > _KEPT:
             self._forget(min(self._steps))
 
-    def judge(self, now: float) -> list[Finding]:
-        """What is new."""
+    def detect(self, now: float) -> list[Finding]:
+        """Return findings that are new since the last call."""
         found: list[Finding] = []
-        room = _AT_ONCE
+        left = _AT_ONCE
         for step in sorted(self._steps):
-            if room <= 0:
+            if left <= 0:
                 break
             complete = len(self._steps[step]) >= max(2, len(self._reporting), self.job.world)
             if complete or now - self._since[step] > _PATIENCE:
                 bodies = self._steps[step]
-                room -= len(bodies)
+                left -= len(bodies)
                 durations = self._forget(step)
                 self._done = max(self._done, step)
                 found += self._step(step, bodies, durations)
         return found
 
     def excess(self) -> dict[int, float]:
-        """Seconds of lateness in the last step in which a rank was slow, of those that were so lately."""
+        """By rank that was slow lately, the lateness in its last slow step in seconds."""
         return {rank: self._excess[rank][-1][1] / 1000 for rank in self._history if self._excess.get(rank)}
 
     def finish(self, now: float) -> list[Finding]:
-        """What is new."""
+        """Return findings that are new since the last call."""
         found: list[Finding] = []
         while self._steps:
-            found += self.judge(now + _PATIENCE + 1)
+            found += self.detect(now + _PATIENCE + 1)
         return found
 
     def _forget(self, step: int) -> _Durations | None:
@@ -188,14 +196,14 @@ class Slow(Judge):
         return found
 
     def _peers(self, step: int, peers: list[int], bodies: Mapping[int, Mapping[str, Any]]) -> list[Finding]:
-        """Ranks of one shape on the CPU."""
+        """Compare ranks with the same collectives on the CPU."""
         rows = [bodies[rank]["own"] for rank in peers]
         if not rows[0] or len({len(row) for row in rows}) > 1:
             return []
         return self.compare(step, peers, np.array(rows, dtype=np.float64))
 
     def compare(self, step: int, peers: Sequence[int], came: Matrix) -> list[Finding]:
-        """Judge one step of ranks with the same work.
+        """Detector one step of ranks with the same work.
 
         Args:
             step: of training.
@@ -208,7 +216,7 @@ class Slow(Judge):
     def _on_gpus(
         self, step: int, sets: list[tuple[NDArray[np.int64], Matrix]], bodies: Mapping[int, Mapping[str, Any]]
     ) -> list[Finding]:
-        """Sets of ranks (`_Durations.sets`); the rank that came last has the shortest duration."""
+        """Compare sets of ranks (`_Durations.sets`); the rank that came last has the shortest duration."""
         if not sets:
             return []
         peers = np.unique(np.concatenate([groups.ravel() for groups, _ in sets]))
@@ -220,12 +228,12 @@ class Slow(Judge):
         return found
 
     def _count(self, step: int, peers: Sequence[int], late: Matrix, base: Matrix, where: Matrix) -> list[Finding]:
-        """Count a step for ranks of one kind, and name those that were slow often enough."""
+        """Count a step of ranks with the same work, and report those that were slow often enough."""
         slow = (late > (EXCESS - 1) * base) & (late > LEAST) & (late > _usual(late))
         found = []
         many = max(1, len(peers) // 4)
         above = slow.nonzero()[0].tolist()
-        if len(above) > many:  # the work differs, or the time of all: nobody is slower than the others
+        if len(above) > many:  # the work of many ranks differs, so that no rank is an outlier
             above = []
         if self._history:
             those = set(peers)
@@ -236,12 +244,12 @@ class Slow(Judge):
             self._history[rank] = self._history.get(rank, 0) | 1
             self._excess.setdefault(rank, []).append((step, float(late[place]), float(base[place]), int(where[place])))
             del self._excess[rank][:-OF]
-            if self._history[rank].bit_count() >= LAST and rank not in self._told:
-                self._told.add(rank)
+            if self._history[rank].bit_count() >= LAST and rank not in self._reported:
+                self._reported.add(rank)
                 found.append(rank)
         for rank in [rank for rank, history in self._history.items() if not history]:
             del self._history[rank]
-            self._told.discard(rank)
+            self._reported.discard(rank)
         return [self._finding(rank, step, len(peers)) for rank in found]
 
     def _finding(self, rank: int, step: int, peers: int) -> Finding:
@@ -267,7 +275,8 @@ class Slow(Judge):
         )
 
     def _transfers(self, step: int, groups: NDArray[np.int64], durations: Matrix) -> list[Finding]:
-        """Groups of equal size with equally many collectives: their shortest durations are those of the transfer."""
+        """Compare groups of equal size with equally many collectives; their shortest durations are those of the
+        transfer."""
         if len(groups) < 3:
             return []
         times = np.median(durations.min(axis=1), axis=1, keepdims=True)
@@ -283,8 +292,8 @@ class Slow(Judge):
         for place in above:
             group = tuple(groups[place].tolist())
             self._links[group] = self._links.get(group, 0) | 1
-            if self._links[group].bit_count() >= LAST and ("link", group) not in self._told:
-                self._told.add(("link", group))
+            if self._links[group].bit_count() >= LAST and ("link", group) not in self._reported:
+                self._reported.add(("link", group))
                 found.append(self._link(group, step, float(times[place, 0]), float(ratios[place]), len(groups)))
         for group in [group for group, history in self._links.items() if not history]:
             del self._links[group]
@@ -301,18 +310,19 @@ class Slow(Judge):
             step=step,
             hosts=hosts[:_SHOWN],
             groups=(group,),
-            cause="wire",
+            cause="network",
             evidence={"shortest_ms": round(time, 3), "ratio": round(ratio, 2)},
         )
 
 
 def _usual(late: Matrix) -> float:
-    """What lateness is nothing special: where ranks share processors, all of them come early and late by turns."""
+    """The usual lateness in milliseconds: ranks that share processors come early and late by turns."""
     return SPREAD * float(np.median(np.abs(late))) if len(late) >= _FEW else 0.0
 
 
 def _latest(sets: Sequence[tuple[NDArray[np.int64], Matrix]], peers: NDArray[np.int64]) -> tuple[Matrix, Matrix]:
-    """Of each rank, [peers]: how late it came to collectives at most, by their durations, and to which one of a set."""
+    """For each rank, [peers]: its largest lateness by the durations of collectives, and the number of that
+    collective."""
     who, by, where = [], [], []
     for groups, durations in sets:
         late, place = lateness(-durations)

@@ -1,10 +1,10 @@
-"""Words that several judges use."""
+"""Phrases that several detectors use."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from .judge import Job
+from .detector import Job
 
 _FEW = 8
 
@@ -14,8 +14,8 @@ def ranks(numbers: Sequence[int]) -> str:
     if len(numbers) == 1:
         return f"rank {numbers[0]}"
     shown = [str(number) for number in numbers[:_FEW]]
-    rest = len(numbers) - len(shown)
-    last = f"{rest} more" if rest else shown.pop()
+    others = len(numbers) - len(shown)
+    last = f"{others} more" if others else shown.pop()
     return f"ranks {', '.join(shown)} and {last}"
 
 
@@ -25,7 +25,7 @@ def count(things: Collection[object], one: str) -> str:
 
 
 def placed(numbers: Sequence[int], job: Job) -> str:
-    """As `ranks`, with host and GPU of a single rank, where they are known: ``rank 17 (node2, GPU 1)``."""
+    """Like `ranks`, with the host and the GPU of a single rank if they are known: ``rank 17 (node2, GPU 1)``."""
     if len(numbers) != 1:
         return ranks(numbers)
     places = ", ".join(filter(None, (job.hosts.get(numbers[0]), job.gpus.get(numbers[0]))))

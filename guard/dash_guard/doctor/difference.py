@@ -45,7 +45,7 @@ class Difference:
         Args:
             root: the module that was called.
             digests: of one run, in the order in which they were computed.
-            found: the first one that differs, as `checks.replay.differs` gives it.
+            found: the first one that differs, as `checks.same_rank_recompute.differs` gives it.
             operator: the first operator that differs, and how.
         """
         titles = _titles(root)

@@ -28,7 +28,7 @@ from dash_inductor.observers.hook import Hook
 from dash_inductor.observers.names import Names, unwrapped
 from dash_inductor.upstream.eager import in_backward, is_compiled, not_compiled
 
-from ..checks.replay import differs
+from ..checks.same_rank_recompute import differs
 from ..recompute.execution import Digest
 from ..recompute.micro_batch import results_of
 from ..recompute.operators import Operator, OperatorLog

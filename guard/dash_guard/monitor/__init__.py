@@ -1,1 +1,3 @@
-"""The process that collects the messages of a job, asks the detectors, and reports; with or without a launcher."""
+"""The process that collects the messages of a job, runs the detectors and reports findings, with or without a
+launcher.
+"""

@@ -1,4 +1,4 @@
-"""Metrics of a watched job for Prometheus; needs prometheus_client (``pip install dash-inductor[guard]``)."""
+"""Metrics of a watched job for Prometheus; they need prometheus_client (``pip install dash-inductor[guard]``)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from ..detectors.slow import Slow
 from .watching import Watching
 
 WORST = 32
-"""Ranks that have labels of their own."""
+"""The largest number of ranks with labels of their own."""
 
 _INTERVAL = 1.0
 
 
 class Metrics:
-    """Serves metrics at an address, from now to the end of the process.
+    """Serves metrics until the process ends.
+
+    Args:
+        address: host and port.
 
     Raises:
         MissingPackageError: prometheus_client is not installed.
-        ArgumentError: nothing can be served there.
+        ArgumentError: nothing can be served at the address.
     """
 
     def __init__(self, address: tuple[str, int]) -> None:
@@ -42,10 +45,12 @@ class Metrics:
         self._unseen = gauge("unseen", "what was not checked, by check", ("check",))
         self._step = gauge("step", "the step of the foremost rank")
         self._silence = gauge(
-            "beat_age_seconds", "since the last beat, of the ranks that are longest silent", ("rank",)
+            "heartbeat_age_seconds",
+            "seconds since the last heartbeat, of the ranks that have been silent longest",
+            ("rank",),
         )
-        self._lag = gauge("lag_steps", "behind the foremost rank, of the ranks that are farthest behind", ("rank",))
-        self._excess = gauge("excess_seconds", "lateness in a step, of the slowest ranks", ("rank",))
+        self._lag = gauge("lag_steps", "steps after the foremost rank, of the ranks that lag most", ("rank",))
+        self._excess = gauge("excess_seconds", "seconds of lateness in a step, of the slowest ranks", ("rank",))
         self._cost = gauge("monitor_cpu_seconds", "processor time of the monitor")
         self._shown = 0.0
         try:
@@ -54,7 +59,7 @@ class Metrics:
             raise ArgumentError("metrics", f"{address[0]}:{address[1]}", f"a free address ({error})") from error
 
     def show(self, watching: Watching) -> None:
-        """Serve the present state from now on."""
+        """Serve the current state from now on."""
         now = time.monotonic()
         if now - self._shown < _INTERVAL:
             return
@@ -70,15 +75,15 @@ class Metrics:
             for unit, number in entry["counts"].items():
                 self._counts.labels(check, unit).set(number)
             self._unseen.labels(check).set(sum(entry["unseen"].values()))
-        for judge in monitor.judges:
-            if isinstance(judge, Liveness):
-                states = judge.states()
+        for detector in monitor.detectors:
+            if isinstance(detector, Liveness):
+                states = detector.states()
                 foremost = max((state.step for state in states), default=0)
                 self._step.set(foremost)
-                self._worst(self._silence, {state.rank: now - state.beat for state in states})
+                self._worst(self._silence, {state.rank: now - state.heartbeat for state in states})
                 self._worst(self._lag, {state.rank: float(foremost - state.step) for state in states})
-            elif isinstance(judge, Slow):
-                self._worst(self._excess, judge.excess())
+            elif isinstance(detector, Slow):
+                self._worst(self._excess, detector.excess())
 
     @staticmethod
     def _worst(gauge: Any, values: dict[int, float]) -> None:

@@ -1,4 +1,4 @@
-"""The monitor: gives messages to judges, and writes and prints what they find."""
+"""The monitor: passes messages to detectors, and writes and prints their findings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from dash_inductor.errors import described
 
-from ..detectors.judge import Job, Judge
+from ..detectors.detector import Detector, Job
 from ..report.findings import Finding, FindingsFile
 from ..transport import connect
 from ..transport.channel import Mailbox
@@ -22,15 +22,16 @@ log = logging.getLogger("dash_guard")
 
 T = TypeVar("T")
 
-_NAMED = 64  # ranks whose hosts and GPUs stand in a finding
+_NAMED = 64  # ranks whose hosts and GPUs a finding contains
 
 
 def in_own_process() -> None:
-    """Make this a process that does nothing else than to watch; call it before torch is imported.
+    """Prepare a process that only watches; call this before torch is imported.
 
-    The guard must not watch the monitor, so its variables go, and torch loads no extensions.  Python looks for circles
-    of objects seldom: messages and findings make none, and a look at the states of 10 000 ranks takes longer than a
-    judgement.
+    The guard must not watch the monitor, so its variables are deleted, and torch loads no extensions. Garbage
+    collection runs seldom: messages and findings form no cycles, and a collection of the states of 10 000 ranks takes
+        longer than all
+    detectors.
     """
     gc.set_threshold(200_000, 50, 100)
     for name in (connect.FOLDER, connect.ADDRESS):
@@ -39,72 +40,75 @@ def in_own_process() -> None:
 
 
 class Monitor:
-    """One for a training run.
+    """The monitor of a training run.
 
     Args:
-        job: what is known of the run.
-        mailbox: where messages come from.
-        judges: who get the messages of their kinds.
-        folder: where ``findings.jsonl`` goes; None keeps findings in memory only.
-        tell: gets every finding once, for people.
-        wall: gives seconds since the epoch.
+        job: what is known about the run.
+        mailbox: receives messages and sends requests.
+        detectors: get the messages of their kinds.
+        folder: the folder of ``findings.jsonl``; None keeps findings in memory only.
+        tell: is called once with every finding, to print it.
+        wall: returns seconds since the epoch.
     """
 
     def __init__(
         self,
         job: Job,
         mailbox: Mailbox,
-        judges: Sequence[Judge],
+        detectors: Sequence[Detector],
         folder: Path | None,
         tell: Callable[[Finding], None],
         wall: Callable[[], float],
     ) -> None:
         self.job, self.coverage, self.findings = job, job.coverage, list[Finding]()
-        self._mailbox, self._judges, self._tell, self._wall = mailbox, list(judges), tell, wall
+        self._mailbox, self._detectors, self._tell, self._wall = mailbox, list(detectors), tell, wall
         self._file = None if folder is None else FindingsFile(folder)
 
     @property
-    def judges(self) -> tuple[Judge, ...]:
-        """The judges that are on."""
-        return tuple(self._judges)
+    def detectors(self) -> tuple[Detector, ...]:
+        """The detectors that have not been switched off."""
+        return tuple(self._detectors)
 
     def turn(self, now: float) -> list[Finding]:
-        """Take what has come and judge it; call it some times a second.
+        """Take new messages and run the detectors; call this a few times per second.
 
         Args:
-            now: seconds, of a clock that never goes back.
+            now: seconds of a monotonic clock.
+
+        Returns:
+            New findings.
         """
         self._take(now)
-        return self._publish(self._all("judge", now), now)
+        return self._publish(self._all("detect", now), now)
 
     def finish(self, now: float) -> list[Finding]:
-        """The last turn."""
+        """Take the last messages and run the detectors for the last time."""
         self._take(now)
-        told = self._publish(self._all("finish", now), now)
-        return told + self._publish(self._all("judge", now), now)  # what judges make of what others have found
+        published = self._publish(self._all("finish", now), now)
+        return published + self._publish(self._all("detect", now), now)  # those that depend on others
 
     def _all(self, method: str, now: float) -> list[Finding]:
-        calls = [(judge, functools.partial(getattr(judge, method), now)) for judge in self._judges]
-        return [finding for judge, call in calls for finding in self._safely(judge, call) or ()]
+        calls = [(detector, functools.partial(getattr(detector, method), now)) for detector in self._detectors]
+        return [finding for detector, call in calls for finding in self._safely(detector, call) or ()]
 
-    def _safely(self, judge: Judge, call: Callable[[], T]) -> T | None:
-        """A judge that raises is switched off, and the others go on."""
+    def _safely(self, detector: Detector, call: Callable[[], T]) -> T | None:
+        """Call a detector; one that raises is switched off, and the others go on."""
         try:
             return call()
         except Exception as error:
-            self._judges = [each for each in self._judges if each is not judge]
-            why = f"the judge is off: {described(error)}"
-            self.coverage.unseen(type(judge).__name__, why)
-            log.warning("the judge %s of the guard is off: %s", type(judge).__name__, described(error))
+            self._detectors = [each for each in self._detectors if each is not detector]
+            why = f"the detector is off: {described(error)}"
+            self.coverage.unseen(type(detector).__name__, why)
+            log.warning("the detector %s of the guard is off: %s", type(detector).__name__, described(error))
             return None
 
     def _take(self, now: float) -> None:
         for message in self._mailbox.receive():
             if message.kind == "coverage":
                 self.coverage.add(message.body)
-            for judge in self._judges:
-                if message.kind in judge.kinds:
-                    self._safely(judge, functools.partial(judge.take, message, now))
+            for detector in self._detectors:
+                if message.kind in detector.kinds:
+                    self._safely(detector, functools.partial(detector.take, message, now))
         for ranks, message in self.job.orders:
             self._mailbox.order(ranks, message)
         self.job.orders.clear()
@@ -121,8 +125,8 @@ class Monitor:
             self.findings.append(finding)
             published.append(finding)
             self._tell(finding)
-            for judge in self._judges:
-                self._safely(judge, functools.partial(judge.heed, finding, now))
+            for detector in self._detectors:
+                self._safely(detector, functools.partial(detector.observe, finding, now))
             if self._file is not None:
                 try:
                     self._file.add(finding)

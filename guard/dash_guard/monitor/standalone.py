@@ -1,6 +1,6 @@
 """A monitor in a process of its own, which rank 0 starts.
 
-Usage: ``python -m dash_guard.monitor.standalone FOLDER RUN STARTER``, the last one the process that starts it.
+Usage: ``python -m dash_guard.monitor.standalone FOLDER RUN STARTER``, with the process id of the starting process last.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from ..transport.store import listen
 from .monitor import in_own_process
 from .watching import TURN, Watching
 
-_START = 120.0  # seconds in which the first rank must come
+_START = 120.0  # seconds in which the first rank must join
 _END = 2.0  # seconds without any rank after which the job has ended, or without rank 0 if no rank has come
 
 
 def tell(finding: Finding) -> None:
-    """Print a finding for people."""
+    """Print a finding to the standard error, in one line."""
     step = f"step {finding.step}: " if finding.step else ""
     advice = f". {finding.advice}" if finding.advice else ""
     print(f"dash-inductor guard: {finding.severity}: {step}{finding.sentence}{advice}", file=sys.stderr, flush=True)
 
 
 def main(folder: str, run: str, starter: str) -> int:
-    """Watch until all ranks have left, or `starter`, the process of rank 0, has ended before any has come.
+    """Watch until all ranks have left, or until `starter`, the process of rank 0, has ended before any rank has joined.
 
     Returns:
-        The exit status: 0, or 1 if it could not begin.
+        The exit status: 0, or 1 if the monitor could not start.
     """
     in_own_process()
     secret = wire.new_secret()
@@ -44,7 +44,7 @@ def main(folder: str, run: str, starter: str) -> int:
         watching = Watching(Path(folder), listener, secret, tell)
         path = connect.publish(Path(folder), run, address, secret)
     except OSError as error:
-        print(f"dash-inductor guard: the monitor cannot begin: {error}", file=sys.stderr, flush=True)
+        print(f"dash-inductor guard: the monitor cannot start: {error}", file=sys.stderr, flush=True)
         return 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends after the job, which the terminal interrupts as well
     there = time.monotonic() + _START - _END

@@ -1,4 +1,6 @@
-"""The monitor with what it needs to watch a job from one process: its store, its judges, processes of this node."""
+"""The monitor with everything that it needs to watch a job: its store, its detectors, and the processes of this
+node.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..detectors.all import JUDGES
-from ..detectors.judge import Job
+from ..detectors.all import DETECTORS
+from ..detectors.detector import Job
 from ..report.findings import Finding
 from ..shared.processes import ENDED, Processes, State, node
 from ..transport.messages import Message
@@ -23,19 +25,19 @@ from .monitor import Monitor
 log = logging.getLogger("dash_guard")
 
 TURN = 0.2
-"""Seconds between two judgements."""
+"""Seconds between two runs of the detectors."""
 
 _WRITE = 5.0  # seconds between two writes of the coverage
 
 
 class Watching:
-    """One for a job, in the process that watches it.
+    """Watches a job from this process.
 
     Args:
-        folder: where findings and coverage go.
-        listener: where to host the store (`store.listen`); it is closed if that cannot be done.
-        secret: of the job.
-        tell: gets every finding once.
+        folder: the folder of findings and coverage.
+        listener: the socket of the store (`store.listen`); it is closed if the store cannot be hosted.
+        secret: the secret of the job.
+        tell: is called once with every finding.
 
     Raises:
         OSError: the store cannot be hosted, or the folder cannot be made.
@@ -47,39 +49,44 @@ class Watching:
             folder.mkdir(parents=True, exist_ok=True)
             self._mailbox = _Mailbox(Server(listener, secret, self.job.coverage))
         self.monitor = Monitor(
-            self.job, self._mailbox, [judge(self.job, raises=True) for judge in JUDGES], folder, tell, time.time
+            self.job,
+            self._mailbox,
+            [detector(self.job, raises=True) for detector in DETECTORS],
+            folder,
+            tell,
+            time.time,
         )
-        self._processes, self._judged, self._written = Processes(), 0.0, 0.0
+        self._processes, self._last_turn, self._written = Processes(), 0.0, 0.0
 
     @property
     def joined(self) -> int:
-        """Ranks that have ever joined."""
+        """The number of ranks that have ever joined."""
         return len(self._mailbox.joined)
 
     @property
     def connected(self) -> int:
-        """Ranks that have joined, and have neither left nor ended."""
+        """The number of ranks that have joined and neither left nor ended."""
         return len(self._mailbox.present)
 
     def turn(self, seconds: float = TURN) -> None:
-        """Wait for so long, or until a process ends, take messages, and judge if it is time for it."""
+        """Wait for `seconds`, or until a process ends; then take messages, and run the detectors if it is time."""
         self._processes.wait(seconds)
         self._processes.watch(self._mailbox.new_pids())
         for state in self._processes.changed():
             self._mailbox.add(process_message(state))
         now = time.monotonic()
-        if now - self._judged >= seconds:
-            self._judged = now
+        if now - self._last_turn >= seconds:
+            self._last_turn = now
             self.monitor.turn(now)
         if now - self._written > _WRITE:
             self._write(now)
 
     def ending(self) -> None:
-        """Somebody has asked the job to end: what ranks do now is no finding."""
+        """The job was asked to end: what ranks do from now on causes no findings."""
         self._mailbox.add(Message("process", 0, 0, {"ending": True}))
 
     def close(self, patience: float = 1.0) -> None:
-        """Take what is left, for so many seconds at most, and judge it for the last time."""
+        """Take the last messages, for `patience` seconds at most, and run the detectors for the last time."""
         deadline = time.monotonic() + patience
         while self.connected and time.monotonic() < deadline:
             self.turn(0.05)
@@ -104,15 +111,16 @@ class Watching:
 
 
 def process_message(state: State) -> Message:
-    """What this node tells the monitor of one of its processes."""
+    """The message of this node about one of its processes."""
     return Message("process", 0, 0, {"node": node(), "pid": state.pid, "state": state.state, "status": state.status})
 
 
 class _Mailbox:
-    """The messages of the store, and those that this process makes itself; notes which ranks are there.
+    """The messages of the store and of this process; keeps which ranks are present.
 
     Attributes:
-        joined: ranks that were ever there.
+        joined: ranks that have ever joined.
+        present: ranks that are present.
         present: ranks that are there.
     """
 
@@ -123,21 +131,21 @@ class _Mailbox:
         self.joined, self.present = set[int](), set[int]()
 
     def receive(self) -> list[Message]:
-        """What has come."""
+        """Take new messages."""
         received, self._own = [*self._own, *self._look()], []
         return received
 
     def order(self, ranks: tuple[int, ...], message: Message) -> None:
-        """Ask something of ranks."""
+        """Send a request to ranks."""
         self._server.order(ranks, message)
 
     def add(self, message: Message) -> None:
-        """A message of this process."""
+        """Add a message of this process."""
         self._note(message)
         self._own.append(message)
 
     def new_pids(self) -> list[int]:
-        """Processes of ranks on this node that are new since the last call."""
+        """The processes of ranks on this node that have joined since the last call."""
         self._own += self._look()
         pids, self._pids = self._pids, []
         return pids
@@ -162,5 +170,5 @@ class _Mailbox:
             self.present.discard(self._ranks.pop(process, -1))
 
     def close(self) -> None:
-        """Nothing comes any more."""
+        """Close the store."""
         self._server.close()

@@ -1,4 +1,4 @@
-"""The process around a launcher: it hosts the monitor, knows the processes of this node, and passes signals on."""
+"""The process around a launcher: it hosts the monitor, watches the processes of this node, and passes signals on."""
 
 from __future__ import annotations
 
@@ -28,28 +28,29 @@ from .monitor import in_own_process
 from .standalone import tell
 from .watching import TURN, Watching, process_message
 
-VERDICT, PROGRAM, UNWATCHED = 10, 11, 12
-"""Exit statuses, where the program's own is 0."""
+CONFIRMED, PROGRAM, UNWATCHED = 10, 11, 12
+"""Exit statuses if the program's own is 0: a confirmed fault of a machine or the network, a confirmed fault of the
+program, and a job that could not be watched."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 _ENDS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
-_SCAN = 1.0  # seconds between two looks for new processes, on a node without the monitor
+_SCAN = 1.0  # seconds between two searches for new processes, on a node without the monitor
 
 
 class Wrapper:
     """Runs a program and watches its ranks.
 
     Args:
-        program: with its arguments.
-        folder: where findings go.
-        listen: where the monitor listens; by default on this machine alone.
-        join: where the monitor of another node listens: then this one has none.
+        program: the program with its arguments.
+        folder: the folder of findings.
+        listen: the address at which the monitor listens; by default a free port of the loopback interface.
+        join: the address of the monitor on another node; then this node has no monitor.
         strict: whether a job that could not be watched is an error.
-        metrics: where to serve metrics, if anywhere.
-        settings: of the guard, each ``NAME=VALUE``; None leaves to ranks what their environment says.
+        metrics: the address at which metrics are served; None: no metrics.
+        settings: settings of the guard, each ``NAME=VALUE``; None: those of the environment.
 
     Raises:
-        ArgumentError: a bad setting, a bad address, or an address beyond this machine without a secret.
+        ArgumentError: a bad setting, a bad address, or an address outside this machine without a secret.
         MissingPackageError: metrics are wanted, and prometheus_client is not installed.
     """
 
@@ -108,7 +109,7 @@ class Wrapper:
         before = {number: signal.signal(number, self._pass_on) for number in _SIGNALS}
         try:
             self._child = subprocess.Popen(self._program, env=environment, preexec_fn=os.setpgrp)
-            if listener is not None:  # ranks that come before the store is there wait for it
+            if listener is not None:  # ranks that start before the store wait for it
                 self._begin(listener)
             status = self._helped() if self._join is not None else self._watched()
         finally:
@@ -131,7 +132,10 @@ class Wrapper:
             self._warn(f"the job is not watched: {error}")
 
     def _watched(self) -> int:
-        """The program's exit status, after its ranks have been watched."""
+        """Watch the ranks until the program ends.
+
+        Returns:
+            The exit status of the program."""
         assert self._child is not None
         while (status := self._child.poll()) is None:
             if self._signal:
@@ -147,7 +151,10 @@ class Wrapper:
         return status
 
     def _helped(self) -> int:
-        """The same, on a node whose ranks another node's wrapper watches: it only learns of their processes."""
+        """Watch the processes of this node for the monitor of another node, until the program ends.
+
+        Returns:
+            The exit status of the program."""
         assert self._child is not None
         assert self._join is not None
         address = self._join
@@ -191,10 +198,10 @@ class Wrapper:
             if self._watching is not None:
                 self._warn("no rank has joined: the job was not watched (is the package installed there?)")
             return UNWATCHED if self._strict else 0
-        verdicts: list[Finding] = [f for f in self._watching.monitor.findings if f.severity == "verdict"]
-        if any(finding.cause != "program" for finding in verdicts):
-            return VERDICT
-        return PROGRAM if verdicts else 0
+        confirmed: list[Finding] = [f for f in self._watching.monitor.findings if f.severity == "confirmed"]
+        if any(finding.cause != "program" for finding in confirmed):
+            return CONFIRMED
+        return PROGRAM if confirmed else 0
 
     def _warn(self, text: str) -> None:
         print(f"dash-guard watch: {text}", file=sys.stderr, flush=True)

@@ -1,6 +1,7 @@
-"""What the entries of PyTorch's flight recorder mean: who waits where, and how long a rank has worked.  Pure.
+"""Interprets entries of PyTorch's flight recorder: who waits where, and how long a rank has worked. Without side
+effects.
 
-An entry is a dictionary as `upstream.collectives.entries` gives it; nothing but its known fields is read.
+An entry is a dictionary as `upstream.collectives.entries` returns it; only its known fields are read.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 Entry = Mapping[str, Any]
 
 POINTS = 16
-"""Collectives of a step whose times are sent at most."""
+"""The largest number of collectives of a step whose times are sent."""
 
 _PEER = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 _TEXT = 60
@@ -22,14 +23,14 @@ _TEXT = 60
 
 @dataclass(frozen=True)
 class Step:
-    """The collectives of one step of one rank, in milliseconds.
+    """The collectives of one step of one rank, with times in milliseconds.
 
     Attributes:
-        step: of training.
-        shape: equal on ranks that enter the same collectives.
-        own: from the end of the step before to the entry into each of at most `POINTS` collectives.
-        total: of the whole step.
-        kernels: of at most `POINTS` collectives with times of their own: group, number, duration.
+        step: the number of the step.
+        shape: a digest that is equal on ranks that enter the same collectives.
+        own: times from the end of the step before to the entry into each of at most `POINTS` collectives.
+        total: the duration of the step.
+        kernels: group, number and duration of at most `POINTS` collectives that have durations.
     """
 
     step: int
@@ -40,32 +41,33 @@ class Step:
 
 
 def is_done(entry: Entry) -> bool:
-    """Whether a collective has completed; gloo tells by ``retired`` alone."""
+    """Whether a collective has completed; for gloo, only ``retired`` says so."""
     return bool(entry.get("retired")) or entry.get("state") == "completed"
 
 
 def group_of(entry: Entry) -> str:
-    """The name of its process group."""
+    """The name of the process group of an entry."""
     group = entry.get("process_group") or [""]
     return str(group[0])
 
 
 def operation(entry: Entry) -> str:
-    """Its name without that of the library: ``all_reduce``."""
+    """The name of the operation without that of the library: ``all_reduce``."""
     return str(entry.get("profiling_name", "")).rpartition(":")[2][:_TEXT]
 
 
 def operands(entry: Entry) -> str:
-    """Types and sizes of what goes in: ``Float[4160]``."""
+    """The types and the sizes of the inputs: ``Float[4160]``."""
     kinds, sizes = entry.get("input_dtypes") or [], entry.get("input_sizes") or []
     text = " ".join(f"{kind}{list(size)}" for kind, size in zip(kinds, sizes, strict=False))
     return text.replace(", ", ",")[:_TEXT]
 
 
 def waits(entries: Sequence[Entry]) -> dict[str, list[Any]]:
-    """By group: the last number entered, the last up to which all have completed, and name and operands of the next.
+    """The state of each process group: the last number entered, the last number up to which all collectives have
+    completed, and name and operands of the next one.
 
-    Without a collective that is open, name and operands are those of the last.
+    Without an open collective, name and operands are those of the last one.
     """
     found: dict[str, list[Any]] = {}
     for entry in entries:
@@ -84,7 +86,7 @@ def waits(entries: Sequence[Entry]) -> dict[str, list[Any]]:
 
 
 def pairs(entries: Iterable[Entry]) -> list[list[Any]]:
-    """Sends and receives that are open: group, operation, the other's place in the group."""
+    """Open sends and receives: group, operation, and the place of the other rank in the group."""
     found = []
     for entry in entries:
         if entry.get("is_p2p") and not is_done(entry):
@@ -95,12 +97,13 @@ def pairs(entries: Iterable[Entry]) -> list[list[Any]]:
 
 
 def step(number: int, begin: int, end: int, entries: Iterable[Entry]) -> Step | None:
-    """The collectives between two marks of a clock, in nanoseconds; None if the last of them has times to come.
+    """The collectives between two times in nanoseconds; None if a duration is not known yet.
 
     Args:
-        number: of the step.
+        number: the number of the step.
         begin: the end of the last wait of the step before.
         end: the end of the last wait of this step.
+        entries: entries of the flight recorder.
     """
     inside = [e for e in entries if begin < int(e.get("time_created_ns", 0)) <= end and not e.get("is_p2p")]
     if any(str(e.get("profiling_name", "")).startswith("nccl:") and not is_done(e) for e in inside):
@@ -121,7 +124,8 @@ def step(number: int, begin: int, end: int, entries: Iterable[Entry]) -> Step | 
 
 
 def sampled(steps: Sequence[Step], most: int) -> list[Step]:
-    """At most so many of these steps, by the powers of two in their numbers, so that all ranks take the same."""
+    """At most `most` of these steps, chosen by the powers of two in their numbers, so that all ranks choose the
+    same."""
     every = 1
     while sum(each.step % every == 0 for each in steps) > most:
         every *= 2

@@ -1,15 +1,15 @@
-"""Agreement between ranks at a place of training that all of them reach: a process group of the guard's own.
+"""Agreement between ranks at a place of the training that all of them reach: a process group of the guard's own.
 
-It is made of gloo's connections, whatever the training uses, so that nothing of the guard waits in, or gets in the way
-of, a collective of the training; it has no place in the numbering of the program's groups either.  Ranks open it
-before the first step of the first optimizer, where their gradients have met already.
+The group uses connections of gloo, whatever the training uses. So nothing of the guard waits in, or delays, a
+collective of the training, and the group has no place in the numbering of the program's groups. Ranks open it before
+the first step of the first optimizer, where their gradients have been reduced already.
 
 Note [No deadlock]
-No rank waits for one that never comes.  The last one to arrive, or the first whose patience ends, decides for all in
-the store of the job whether there is a group (`upstream.collectives.meet`).  Ranks whose guards have other settings,
-and so would wait in other places, decide that there is none.  A rank on which a check ends while others may wait
-closes its end (`end`): they get an error at once.  Without a group whatever needs one is switched off, coverage says
-so, and training goes on.
+No rank waits for a rank that never comes. The last rank to arrive, or the first one whose patience ends, decides for
+all ranks in the store of the job whether there is a group (`upstream.collectives.meet`). Ranks whose guards have other
+settings, and so would wait at other places, decide that there is none. A rank on which a check ends while others may
+wait closes its end (`end`), and the others get an error at once. Without a group, the checks that need one are switched
+off, coverage records it, and training goes on.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from ..observation.exchange import Exchange
 from ..upstream import collectives
 
 PATIENCE = 60.0
-"""Seconds in which all ranks must come to the first step of an optimizer."""
+"""Seconds in which all ranks must arrive at the first step of an optimizer."""
 
 LONG = 5.0
-"""Seconds of a wait for others after which they can know of it."""
+"""Seconds of waiting after which a rank lets the others know."""
 
-_TIMEOUT = timedelta(minutes=10)  # that a rank may be late later, for example because it writes a checkpoint
+_TIMEOUT = timedelta(minutes=10)  # a rank may be this late later, for example because it writes a checkpoint
 _numbers = itertools.count(1)  # of groups of this process; all ranks count alike
 
 
 class Group:
-    """All ranks of the job, or this rank alone where there is no process group.
+    """All ranks of the job, or this rank alone if there is no process group.
 
     Attributes:
-        settings: what all ranks must have set alike.
-        meetings: of all ranks, up to now.
+        settings: a text that must be equal on all ranks.
+        meetings: the number of meetings of all ranks up to now.
     """
 
     def __init__(self) -> None:
@@ -54,13 +54,13 @@ class Group:
         self._group: Any = None
         self._board: collectives.Board | None = None
         self._waits: float | None = None  # since then
-        self._told = -1  # meetings
+        self._reported = -1  # meetings
 
     def open(self) -> str:
-        """Find all other ranks, once; all ranks call this at the same place.
+        """Connect to all other ranks, once; all ranks call this at the same place.
 
         Returns:
-            Why there is no group, "" if there is one, or none is needed.
+            Why there is no group; "" if there is one, or none is needed.
         """
         if not self._opened:
             self._opened = True
@@ -71,7 +71,10 @@ class Group:
         return self._ended
 
     def end(self, why: str) -> None:
-        """This rank takes part no more: others that wait for it, or will, get an error."""
+        """Leave the group: other ranks that wait for this rank, or will, get an error.
+
+        Args:
+            why: the reason, for the coverage."""
         if self._group is not None:
             self._group = self._board = None
             collectives.part()
@@ -81,7 +84,7 @@ class Group:
         """Whether this rank is the only one.
 
         Raises:
-            DashError: there are others, and no group.
+            DashError: there are other ranks, but no group.
         """
         self.open()
         if self._ended:
@@ -89,11 +92,11 @@ class Group:
         return self._group is None
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        """The numbers (of 64 bits, with a sign) of all ranks, by rank; all of them give equally many.
+        """Gather signed 64-bit numbers of all ranks, by rank; all ranks give equally many.
 
         Raises:
-            DashError: there is no group; so do the others below.
-            RuntimeError: another rank has ended its group, or has died.
+            DashError: there is no group; the methods below raise it too.
+            RuntimeError: another rank has left the group or has died.
         """
         if self._alone():
             return [list(numbers)]
@@ -103,17 +106,18 @@ class Group:
         return rows.tolist()
 
     def gather_padded(self, numbers: Sequence[int]) -> list[list[int]]:
-        """As `gather`, where ranks may have different counts."""
+        """Like `gather`, for ranks that may give different counts."""
         counts = [count for (count,) in self.gather([len(numbers)])]
         padded = [*numbers, *[0] * (max(counts) - len(numbers))]
         return [row[:count] for row, count in zip(self.gather(padded), counts, strict=True)]
 
     def broadcast(self, content: torch.Tensor, source: int) -> torch.Tensor:
-        """The content of one rank, uint8 [n] on the CPU, in all of them; others give as many bytes of any value."""
+        """Send the content of rank `source`, uint8 [n] on the CPU, to all ranks; the others give n bytes of any
+        value."""
         return content if self._alone() else self._exchange.broadcast(content, source, self._group)
 
     def highest(self, numbers: Sequence[int]) -> list[int]:
-        """The maximum over all ranks of each of the numbers (of 64 bits, with a sign)."""
+        """The maximum of each of the signed 64-bit numbers over all ranks."""
         if self._alone():
             return list(numbers)
         with self._waiting():
@@ -130,18 +134,18 @@ class Group:
             self._waits = None
 
     def tell(self) -> None:
-        """Let the others know if this rank has waited long in a meeting; from any thread."""
+        """Let the others know if this rank has waited long in a meeting; called from any thread."""
         board, since, meetings = self._board, self._waits, self.meetings
-        if board and since is not None and self._told != meetings and time.monotonic() - since > LONG:
-            self._told = meetings
+        if board and since is not None and self._reported != meetings and time.monotonic() - since > LONG:
+            self._reported = meetings
             board.write(f"waits {meetings}")
 
     def others_wait(self) -> bool:
-        """Whether another rank has waited long in the next meeting of this one; from any thread."""
+        """Whether another rank has waited long for this one in the next meeting; called from any thread."""
         board = self._board
         return board is not None and board.has(f"waits {self.meetings}")
 
     def close(self) -> None:
-        """Wait until no thread of gloo holds what was sent."""
+        """Wait until no thread of gloo holds a tensor that was sent, and leave the group."""
         self._exchange.close()
         self.end("the guard has ended")

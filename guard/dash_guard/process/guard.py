@@ -1,4 +1,4 @@
-"""`guard`: which rank of a training run computes wrongly, hangs, has died or lags, while the run goes on."""
+"""`guard`: names the rank of a training run that computes wrongly, hangs, has died or lags, while the run goes on."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from ..transport.store import Line
 from ..upstream import collectives
 from ..upstream.flight_variables import prepare
 from . import settings
-from .beat import Beats
+from .heartbeat import Heartbeats
 from .rank import Rank
-from .settings import OnVerdict
+from .settings import OnConfirmed
 
 log = logging.getLogger("dash_guard")
 
@@ -48,61 +48,72 @@ def guard(
     folder: str | os.PathLike[str],
     *,
     every: int = 1,
-    rest: int = 1,
-    roll_call: int = 100,
-    replay: int = 0,
-    doors: int = 1,
-    on_verdict: OnVerdict = "warn",
+    at_rest: int = 1,
+    cross_rank_recompute: int = 100,
+    same_rank_recompute: int = 0,
+    collectives: int = 1,
+    on_confirmed: OnConfirmed = "warn",
     live: bool = True,
 ) -> Guard:
-    """Watch this rank of a training run within a ``with`` block; all ranks do so.
-
-    ``DASH_GUARD=folder`` does so for a whole program without a change of it, and ``dash-guard watch`` for
-    all processes of a launcher; ``DASH_GUARD_SETTINGS=replay=10,on_verdict=raise`` has their settings.
+    """Watch this rank of a training run within a ``with`` block; all ranks must do so.
 
         with dash_guard.guard("runs/a"):
             train()
 
-    Rank 0 starts a monitor, a process that outlives it, unless a wrapper has done so.  It prints one line for each
-    finding, and appends it to ``findings.jsonl`` in the folder.  Nothing of this changes a bit of the training or ends
-    it, except for ``on_verdict="raise"``.
+    ``DASH_GUARD=folder`` watches a whole program without a change of it, and ``dash-guard watch`` watches all processes
+    of a launcher. ``DASH_GUARD_SETTINGS=same_rank_recompute=10,on_confirmed=raise`` passes settings to them.
+
+    Rank 0 starts a monitor, a process that outlives it, unless ``dash-guard watch`` has started one. The monitor prints
+    one line for each finding and appends it to ``findings.jsonl`` in the folder. The guard changes no bit of the
+    training, and ends it only with ``on_confirmed="raise"``.
 
     Args:
-        folder: where findings and coverage go; all ranks of this machine name the same one.
-        every: steps of which one is compared.
-        rest: steps of which the state at rest is compared in one, 0 for none.
-        roll_call: steps between two roll calls, 0 for none.
-        replay: of 100 steps, how many are run twice.
-        doors: steps of which collectives are checked in one, 0 for none.
-        on_verdict: "raise" raises `GuardVerdict` in every rank before an optimizer's step, once, after a verdict that a
-            machine or the wire has made bits wrong, or if gradients, parameters or optimizer state differ that all
-            ranks are declared to have equal (DDP, `replicate`); "warn" only says it. Ranks agree over a group of
-            their own for it, each step waits for the device once, and where ranks cannot agree it is only said.
-        live: find ranks that hang, have died, are stopped or slow.
+        folder: where findings and coverage go; all ranks of this machine name the same folder.
+        every: n: compare replicas in every n-th step, from 1.
+        at_rest: n: compare state at rest in every n-th step; 0: never.
+        cross_rank_recompute: n: run one rank's micro-batch on all ranks in one of n steps; 0: only in the first step
+            and after a suspicion.
+        same_rank_recompute: how many of 100 steps are run a second time on the same rank, from 0 to 100.
+        collectives: n: check gathered parameters and checksums of reductions in every n-th step; 0: never.
+        on_confirmed: what follows a confirmed fault: "warn" prints it. "raise" also raises `FaultConfirmedError` on
+            every rank before an optimizer steps, once, if a machine or the network has made bits wrong, or if
+            gradients, parameters or optimizer state differ that all ranks are declared to hold with equal bits (DDP,
+            `replicate`). For that, ranks agree over a group of their own, and each step waits for the device once;
+            where ranks cannot agree, findings are only printed.
+        live: also find ranks that hang, have died, are stopped or slow.
+
+    Returns:
+        A context manager, `Guard`.
 
     Raises:
         ArgumentError: a bad argument.
     """
-    numbers = {"every": every, "rest": rest, "roll_call": roll_call, "replay": replay, "doors": doors}
-    settings.check(numbers, on_verdict)
+    numbers = {
+        "every": every,
+        "at_rest": at_rest,
+        "cross_rank_recompute": cross_rank_recompute,
+        "same_rank_recompute": same_rank_recompute,
+        "collectives": collectives,
+    }
+    settings.check(numbers, on_confirmed)
     _arguments.truth("live", live)
-    return Guard(_arguments.path("folder", folder).absolute(), numbers, on_verdict, live)
+    return Guard(_arguments.path("folder", folder).absolute(), numbers, on_confirmed, live)
 
 
 class Guard:
-    """A guard of this rank; see `guard`.
+    """The guard of this rank, a context manager; see `guard`.
 
     Attributes:
-        folder: of findings and coverage.
+        folder: the folder of findings and coverage.
     """
 
     def __init__(
-        self, folder: Path, numbers: dict[str, int], on_verdict: OnVerdict = "warn", live: bool = True
+        self, folder: Path, numbers: dict[str, int], on_confirmed: OnConfirmed = "warn", live: bool = True
     ) -> None:
-        self.folder, self._settings, self._on_verdict, self._live = folder, numbers, on_verdict, live
+        self.folder, self._settings, self._on_confirmed, self._live = folder, numbers, on_confirmed, live
         self._rank: Rank | None = None
         self._line: Line | None = None
-        self._beats: Beats | None = None
+        self._heartbeats: Heartbeats | None = None
         self._lock, self._process = threading.Lock(), os.getpid()
 
     def __enter__(self) -> Guard:
@@ -121,50 +132,55 @@ class Guard:
         self.close()
 
     def is_explicit(self) -> bool:
-        """Whether the program has asked for it, and not the environment."""
+        """Whether the program has started this guard, and not the environment."""
         return True
 
     @property
     def findings(self) -> list[findings.Finding]:
-        """What was found up to now, by any rank: the folder must be one that the monitor writes."""
+        """All findings up to now, of any rank; the monitor must write to the same folder.
+
+        Raises:
+            RecordingError: the file of findings cannot be read."""
         return findings.read(self.folder)
 
     @property
     def coverage(self) -> dict[str, Any]:
-        """What this rank has checked, and what it has not, and why (`coverage.Coverage.to_dict`)."""
+        """What this rank has checked, and what it has not checked and why: ``{check: {"counts": {unit: number},
+        "unseen": {reason: times}}}``."""
         return self._rank.coverage.to_dict() if self._rank is not None else {}
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Say what the program does in a block, such as "evaluation" on rank 0 while others wait: that is no hang."""
-        return self._beats.phase(name) if self._beats is not None else contextlib.nullcontext()
+        """Name what the program does in a ``with`` block, such as "evaluation" on rank 0 while others wait, which is no
+        hang."""
+        return self._heartbeats.phase(name) if self._heartbeats is not None else contextlib.nullcontext()
 
-    def roll_call(self, fn: Callable[[], Any]) -> None:
-        """Hold a roll call now, with a function that does the work that all ranks must do alike; all ranks call this.
+    def cross_rank_recompute(self, fn: Callable[[], Any]) -> None:
+        """Run a cross-rank recompute of a function of the program now; all ranks call this at the same place.
 
-        The function runs at least once, and training sees nothing of it: gradients, buffers, random numbers and
-        what DDP counts come back.  Before the first forward of a model, and between a forward and its backward of
-        FSDP2, none is held, and the coverage says so.
+        The function runs at least once, and leaves no trace in the training: gradients, buffers, random numbers and
+        counters of DDP are restored. Before the first forward of a model, and between a forward and its backward under
+        FSDP2, nothing is run, and the coverage says so.
 
         Args:
-            fn: runs forward and backward of the same inputs in all ranks.
+            fn: runs forward and backward of the same inputs on all ranks.
 
         Raises:
-            DashError: the guard has no check for it, or it was switched off.
+            DashError: the check is off; the coverage has the reason.
         """
         checks = self._rank.checks if self._rank is not None else []
         for check in checks:
-            hold = getattr(check, "hold", None)
-            if self._rank is not None and check.name == "roll_call" and hold is not None:
-                if self._rank.hold(check, functools.partial(hold, fn)):
+            run_now = getattr(check, "run_now", None)
+            if self._rank is not None and check.name == "cross_rank_recompute" and run_now is not None:
+                if self._rank.run_together(check, functools.partial(run_now, fn)):
                     return
                 break
-        raise DashError("no roll call can be held: its check is off, for which the coverage has a reason")
+        raise DashError("no cross-rank recompute can run: its check is off, and the coverage has the reason")
 
     def start(self, instead: Observer | None = None) -> None:
         """Watch from now on.
 
         Args:
-            instead: who has waited for events up to now, see `rank.Rank.start`.
+            instead: the observer that has received events up to now, see `rank.Rank.start`.
         """
         with self._lock:
             if self._rank is not None:
@@ -174,9 +190,9 @@ class Guard:
             self._line = Line(self._finder(number), self._hello(world), number, coverage)
             self._rank = rank = Rank(number, world, self._line)
             rank.coverage = coverage
-            rank.group.settings = f"{sorted(self._settings.items())} {self._on_verdict}"
+            rank.group.settings = f"{sorted(self._settings.items())} {self._on_confirmed}"
         for kind in CHECKS:
-            if kind in (Times, Data) and not self._live:  # what they have is sent with beats
+            if kind in (Times, Data) and not self._live:  # their results are sent with heartbeats
                 coverage.unseen(kind.name, "live=False")
                 continue
             try:
@@ -184,28 +200,30 @@ class Guard:
             except Exception as error:  # a check never ends the training
                 coverage.unseen(kind.name, f"could not begin: {error}")
                 log.warning("the check %s of the guard could not begin: %s", kind.name, error)
-        if self._on_verdict == "raise":
+        if self._on_confirmed == "raise":
             replicas = next((check for check in rank.checks if isinstance(check, Replicas)), None)
-            rank.checks.append(Stop(rank, replicas))  # the last one: others have seen the step by then
+            rank.checks.append(Stop(rank, replicas))  # runs last: the other checks have seen the step by then
         rank.start(instead)
         if self._live:
             times = next(check for check in rank.checks if isinstance(check, Times))
-            self._beats = Beats(rank, times, [check.drain for check in rank.checks if isinstance(check, Data)])
+            self._heartbeats = Heartbeats(
+                rank, times, [check.drain for check in rank.checks if isinstance(check, Data)]
+            )
 
     def close(self) -> None:
-        """Watch no more, and say what was checked."""
+        """Watch no more, and send the coverage."""
         if self in _present:
             _present.remove(self)
         if self._rank is None or os.getpid() != self._process:
             return
-        if self._beats is not None:
-            self._beats.close()
+        if self._heartbeats is not None:
+            self._heartbeats.close()
         self._rank.close()
         if self._line is not None and self._line.cut:
             self._keep_coverage(self._rank)
 
     def _keep_coverage(self, rank: Rank) -> None:
-        """The monitor has not got it."""
+        """Write the coverage to a file, because the monitor has not received it."""
         path = self.folder / f"coverage-rank{rank.number:05d}.json"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -233,22 +251,22 @@ class Guard:
 
 
 _present: list[Guard] = []
-"""The guard of this process, if there is one."""
+"""The guard of this process; empty if there is none."""
 
 
 class FromEnvironment(Guard):
-    """A guard of a program that knows nothing of it: it begins when the process turns out to be a rank.
+    """A guard that the environment starts: it begins when the process turns out to be a rank.
 
-    Launchers, workers of data loaders and compilers inherit the variable too, and train nothing.
+    Launchers, workers of data loaders and compilers inherit the variable too, but train nothing.
     """
 
-    def __init__(self, folder: Path, numbers: dict[str, int], on_verdict: OnVerdict = "warn") -> None:
-        super().__init__(folder, numbers, on_verdict)
+    def __init__(self, folder: Path, numbers: dict[str, int], on_confirmed: OnConfirmed = "warn") -> None:
+        super().__init__(folder, numbers, on_confirmed)
         self._waiting: _Waiting | None = _Waiting(self)
         self._beginning = threading.Lock()
 
     def is_explicit(self) -> bool:
-        """Whether the program has asked for it."""
+        """Whether the program has started this guard."""
         return False
 
     def wait(self) -> None:
@@ -269,7 +287,7 @@ class FromEnvironment(Guard):
 
     @property
     def rank(self) -> Rank | None:
-        """What gets the events, once it has begun."""
+        """The observer of events, once it has begun."""
         return self._rank
 
     def close(self) -> None:
@@ -300,6 +318,6 @@ class _Waiting(Observer):
         self._begin(lambda observer: observer.before_optimizer(optimizer))
 
     def _begin(self, event: Callable[[Observer], None]) -> None:
-        self._guard.start()  # a thread may do so now: then this waits for it
+        self._guard.start()  # waits if another thread starts it now
         if self._guard.rank is not None:
             event(self._guard.rank)

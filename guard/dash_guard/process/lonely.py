@@ -1,12 +1,13 @@
-"""A rank that trains on where the others update: they must not wait for it in a meeting that it knows nothing of.
+"""Detects that this rank trains on where the others update, so that they do not wait for it in a meeting it does not
+reach.
 
-Meetings of the guard lie in steps, and a step ends with an update.  A rank whose program skips an update by itself
-counts one step less than the others: they wait for it in a meeting, and it waits for them in a collective of the
-training.  Such a rank has begun all forwards of a step, or even more, and then neither updates nor does anything else;
-or a step of it has had more forwards than any before, and nothing happens before ranks have met again.  If another rank
-waits in a meeting by then, it ends its group: the others get an error at once, and all go on without what needs
-meetings (Note [No deadlock]).  Where nobody does, ranks wait for one that writes a checkpoint, or compiles, and nothing
-is ended.
+Meetings of the guard lie in steps, and a step ends with an update. A rank whose program skips an update counts one step
+less than the others: they wait for it in a meeting, and it waits for them in a collective of the training. Such a rank
+has begun all forwards of a step, or even more, and then neither updates nor does anything else; or one of its steps has
+had more forwards than any before, and nothing happens before ranks have met again. If another rank waits in a meeting
+by then, this rank leaves the group: the others get an error at once, and all ranks go on without the checks that need
+meetings (Note [No deadlock]). If no rank waits, the others wait in the training, for example for a checkpoint or a
+compilation, and nothing is ended.
 """
 
 from __future__ import annotations
@@ -17,33 +18,33 @@ import time
 from .group import Group
 
 EXTRA = 10.0
-"""Seconds without an event of the training, where a step has more forwards than any before; four steps if longer."""
+"""Seconds without an event of the training after a step with more forwards than any before; four steps if longer."""
 
 USUAL = 60.0
-"""The same where it has as many as others: the backward may be compiled meanwhile."""
+"""The same for a step with as many forwards as others, whose backward may be compiled now."""
 
 _TICK = 0.5  # seconds
 _WHY = "this rank trained on where it used to update, and nothing happened for {:.0f} s"
 
 
 class Lonely:
-    """Watches a rank on a thread of its own, and tells others if it waits long in a meeting.
+    """Watches this rank on a thread of its own, and lets others know if it waits long in a meeting.
 
     Args:
-        group: that it may end.
+        group: the group that it may leave.
     """
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._count = self._most = 0  # forwards in this step, and in any before
         self._seconds, self._began = 0.0, time.monotonic()  # of the last step
-        self._latest = self._began  # event of the training
+        self._latest = self._began  # time of the last event of the training
         self._updates = False
         self._doubt = -1  # meetings before the last step with more forwards than any before
         self._done = threading.Event()
 
     def start(self) -> None:
-        """Ranks have met, and will meet again."""
+        """Start: ranks have met, and will meet again."""
         threading.Thread(target=self._watch, name="dash-guard-lonely", daemon=True).start()
 
     def event(self) -> None:

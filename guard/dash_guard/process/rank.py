@@ -1,4 +1,4 @@
-"""The guard in the process of one rank: counts steps, and shows the events of training to its checks."""
+"""The guard in the process of one rank: counts steps, and passes the events of training to the checks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from dash_inductor.errors import GuardVerdict, described
+from dash_inductor.errors import described
 from dash_inductor.observers import active, hooks
 from dash_inductor.observers.observer import Observer
 
 from ..checks.check import Check
+from ..errors import FaultConfirmedError
 from ..observation.step_numbers import StepNumbers
 from ..report.coverage import Coverage
 from ..transport.channel import Channel
@@ -27,18 +28,18 @@ log = logging.getLogger("dash_guard")
 
 
 class Rank(Observer):
-    """Shows events to checks, and keeps their errors away from training.
+    """Passes events to checks, and keeps their errors away from the training.
 
     A step is what lies between two steps of the same optimizer; several optimizers may take turns.
 
     Args:
-        number: of this rank.
-        world: ranks of the job.
-        channel: to the monitor.
-        first_step: the number of the present step of training; see `observers.step_numbers`.
+        number: the number of this rank.
+        world: the number of ranks of the job.
+        channel: the channel to the monitor.
+        first_step: the number of the current step of training; see `observation.step_numbers`.
 
     Attributes:
-        checks: in the order in which they get events.
+        checks: the checks, in the order in which they get events.
     """
 
     def __init__(self, number: int, world: int, channel: Channel, first_step: int | None = None) -> None:
@@ -52,14 +53,14 @@ class Rank(Observer):
 
     @property
     def step(self) -> int:
-        """The present step of training."""
+        """The number of the current training step, from 1."""
         return self._numbers.number
 
     def start(self, instead: Observer | None = None) -> None:
-        """Get events from now on.
+        """Receive events from now on.
 
         Args:
-            instead: who has got them up to now; no event comes to both or to none of them.
+            instead: the observer that has received them up to now; every event goes to exactly one of both.
         """
         hooks.install()
         observers = active.observers
@@ -68,7 +69,7 @@ class Rank(Observer):
         observers[:] = [*others[:place], self, *others[place:]]
 
     def close(self) -> None:
-        """Get no events any more, and tell the monitor what was checked."""
+        """Receive no more events, and send the coverage to the monitor."""
         if self in active.observers:
             active.observers.remove(self)
             self._finish_step()
@@ -80,7 +81,7 @@ class Rank(Observer):
             self.channel.close()
 
     def module_begins(self, module: nn.Module) -> None:
-        """The forward of a module begins: if an optimizer has stepped, the step is over."""
+        """The forward of a module begins; if an optimizer has stepped, this ends the step."""
         self._finish_step()
         if has_uneven_inputs(module):
             self._go_alone("a model trains with uneven inputs, so that ranks make different numbers of steps")
@@ -114,7 +115,7 @@ class Rank(Observer):
         self._show(lambda check: check.after_optimizer(optimizer))
 
     def scaler_updated(self) -> None:
-        """A scaler of losses ends a step: if no optimizer has stepped, it was skipped, and nothing of it is checked."""
+        """A gradient scaler ends a step; if no optimizer has stepped, the step was skipped and is not checked."""
         self._show(lambda check: check.scaler_updated())
         if not self._stepped and self._begun:
             self._lonely.step_done()
@@ -122,20 +123,23 @@ class Rank(Observer):
             self._begun = False
 
     def _begin(self) -> None:
-        """The first event of a step begins it."""
+        """Begin a step at its first event."""
         if not self._begun:
             self._begun = True
             self._show(lambda check: check.step_began(self.step))
 
-    def hold(self, check: Check, call: Callable[[], None]) -> bool:
-        """Something that all ranks do now, for a check that is on; whether it is on still."""
+    def run_together(self, check: Check, call: Callable[[], None]) -> bool:
+        """Run a call of a check that all ranks make now.
+
+        Returns:
+            Whether the check is still on."""
         self._meet()
         if check in self.checks:
             self._safely(check, call)
         return check in self.checks
 
     def _meet(self) -> None:
-        """All ranks find each other once, if any check needs it, and go on without these checks if they cannot."""
+        """Connect all ranks once, if any check needs it; if they cannot connect, these checks are switched off."""
         together = [check for check in self.checks if check.together]
         if self._met:
             return
@@ -150,7 +154,7 @@ class Rank(Observer):
             self._lonely.start()
 
     def _go_alone(self, why: str) -> None:
-        """Ranks cannot meet any more: whatever needs that is off, and others that may wait are told."""
+        """Switch off all checks that need other ranks, and leave the group, so that no rank waits for this one."""
         together = [check for check in self.checks if check.together]
         if not together:
             return
@@ -182,7 +186,7 @@ class Rank(Observer):
     def _safely(self, check: Check, call: Callable[[], None]) -> None:
         try:
             call()
-        except GuardVerdict:
+        except FaultConfirmedError:
             raise
         except Exception as error:  # a check never ends the training: it ends itself
             why = f"switched off in step {self.step}: {described(error)}"

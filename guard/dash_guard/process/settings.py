@@ -1,4 +1,4 @@
-"""Settings of a guard: a program gives arguments, everybody else a text such as ``replay=10,on_verdict=raise``."""
+"""Settings of a guard: arguments of a program, or a text such as ``same_rank_recompute=10,on_confirmed=raise``."""
 
 from __future__ import annotations
 
@@ -8,40 +8,44 @@ from typing import Literal, cast
 from dash_inductor import arguments as _arguments
 from dash_inductor.errors import ArgumentError
 
-OnVerdict = Literal["warn", "raise"]
+OnConfirmed = Literal["warn", "raise"]
 
 VARIABLE = "DASH_GUARD_SETTINGS"
-"""Has settings of a program that does not give them itself."""
+"""The environment variable with the settings of a program that does not give them itself."""
 
-DEFAULTS = {"every": 1, "rest": 1, "roll_call": 100, "replay": 0, "doors": 1}
-"""Numbers, see `guard.guard`."""
+DEFAULTS = {"every": 1, "at_rest": 1, "cross_rank_recompute": 100, "same_rank_recompute": 0, "collectives": 1}
+"""The defaults of the numeric settings, see `guard.guard`."""
 
-_ON_VERDICT = ("warn", "raise")
+_ON_CONFIRMED = ("warn", "raise")
 
 
-def check(numbers: Mapping[str, object], on_verdict: object) -> None:
-    """
+def check(numbers: Mapping[str, object], on_confirmed: object) -> None:
+    """Check settings.
+
     Raises:
         ArgumentError: a setting that is not allowed.
     """
     for name, value in numbers.items():
-        _arguments.whole(name, value, int(name == "every"), 100 if name == "replay" else 1 << 31)
-    if on_verdict not in _ON_VERDICT:
-        raise ArgumentError("on_verdict", on_verdict, _ON_VERDICT)
+        _arguments.whole(name, value, int(name == "every"), 100 if name == "same_rank_recompute" else 1 << 31)
+    if on_confirmed not in _ON_CONFIRMED:
+        raise ArgumentError("on_confirmed", on_confirmed, _ON_CONFIRMED)
 
 
-def parse(text: str) -> tuple[dict[str, int], OnVerdict]:
-    """Numbers, and what a verdict does; what the text does not name has its default.
+def parse(text: str) -> tuple[dict[str, int], OnConfirmed]:
+    """Parse a text of settings; settings that it does not name have their defaults.
+
+    Returns:
+        The numeric settings, and `on_confirmed`.
 
     Raises:
-        ArgumentError: a setting that there is not, or that is not allowed.
+        ArgumentError: a setting that does not exist or is not allowed.
     """
-    given: dict[str, object] = {**DEFAULTS, "on_verdict": "warn"}
+    given: dict[str, object] = {**DEFAULTS, "on_confirmed": "warn"}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = part.partition("=")
         if name not in given:
-            raise ArgumentError(VARIABLE, part, f"NAME=VALUE of {', '.join(given)}, parted by commas")
+            raise ArgumentError(VARIABLE, part, f"NAME=VALUE of {', '.join(given)}, separated by commas")
         given[name] = int(value) if value.isdecimal() and len(value) < 12 else value
-    on_verdict = given.pop("on_verdict")
-    check(given, on_verdict)
-    return cast("dict[str, int]", given), cast("OnVerdict", on_verdict)
+    on_confirmed = given.pop("on_confirmed")
+    check(given, on_confirmed)
+    return cast("dict[str, int]", given), cast("OnConfirmed", on_confirmed)

@@ -1,4 +1,4 @@
-"""Where the threads of this process are: names of functions and lines, and no values."""
+"""Where the threads of this process are: names of functions and lines, without values of variables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def place() -> str:
 
 
 def phase() -> str:
-    """A known phase that one of the threads is in: "compile", "checkpoint", or ""."""
+    """A known phase that a thread is in: "compile" or "checkpoint"; "" if there is none."""
     for top in sys._current_frames().values():
         for frame in _frames(top):
             name = frame.f_code.co_filename

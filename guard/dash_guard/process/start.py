@@ -1,4 +1,4 @@
-"""Starts the guard in a program that knows nothing of it: DASH_GUARD=folder."""
+"""Starts the guard in a program that does not call it: DASH_GUARD=folder."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def from_environment() -> None:
     from .guard import FromEnvironment
 
     try:
-        numbers, on_verdict = settings.parse(os.environ.get(settings.VARIABLE, ""))
-    except ArgumentError as error:  # an import of torch must not end by it
+        numbers, on_confirmed = settings.parse(os.environ.get(settings.VARIABLE, ""))
+    except ArgumentError as error:  # an import of torch must not fail because of it
         log.warning("the guard is off: %s", error)
         return
-    guard = FromEnvironment(Path(os.environ[FOLDER]).absolute(), numbers, on_verdict)
+    guard = FromEnvironment(Path(os.environ[FOLDER]).absolute(), numbers, on_confirmed)
     guard.wait()
     atexit.register(guard.close)

@@ -48,7 +48,7 @@ class Replicas(Observer):
     """
 
     def __init__(self, found: Literal["warn", "raise"], writer: Callable[[], Writer]) -> None:
-        self._raises, self._told, self._writer = found == "raise", "", writer
+        self._raises, self._reported, self._writer = found == "raise", "", writer
         self._groups = WeakTensorKeyDictionary()  # process groups by parameter
         self._taken: dict[dist.ProcessGroup, list[tuple[str, list[str], Tensor]]] = {}
         self._compared: list[threading.Event] = []  # set as soon as a job is done
@@ -118,7 +118,7 @@ class Replicas(Observer):
         while self._compared:
             self._compared[0].wait()
             self._compared.pop(0)
-        text, self._told = self._told, ""
+        text, self._reported = self._reported, ""
         if text:
             self._raises = False
             raise ReplicasDiffer(text)
@@ -138,10 +138,10 @@ class Replicas(Observer):
                 finding = find(list(present), labels, list(present.values())) if present else None
                 if finding is None:
                     return
-                if not self._told:
-                    self._told = f"step {step}: {sentence(finding)}"
+                if not self._reported:
+                    self._reported = f"step {step}: {sentence(finding)}"
                     if not self._raises and dist.get_rank() == min(present):
-                        log.warning("%s", self._told)
+                        log.warning("%s", self._reported)
                 file.json({"type": "finding", "step": step, **finding})
             finally:
                 done.set()

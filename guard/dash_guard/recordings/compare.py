@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dash_inductor import arguments as _arguments
-from dash_inductor.errors import RecordingError
 from dash_inductor.observers import phases
 
+from ..errors import RecordingError
 from .alignment import Step, aligned, shift
 from .file import Entry
 from .limits import FINDINGS
@@ -176,9 +176,9 @@ class _Walk:
             return
         if step.a == step.b:
             return
-        of_b = dict(_told_apart(step.b))
+        of_b = dict(_distinguished(step.b))
         before = ""
-        for place, (key, entry) in enumerate(_told_apart(step.a)):
+        for place, (key, entry) in enumerate(_distinguished(step.a)):
             other = of_b.pop(key, None)
             if other is None:
                 self.unmatched.setdefault(str(entry.name), "a")
@@ -225,7 +225,7 @@ class _Walk:
             if names:
                 more = f" and {len(names) - 1} more" if len(names) > 1 else ""
                 result.reasons.append(f"only {label} has {names[0]}{more}")
-        self._judge(by_run)
+        self._conclude(by_run)
 
     def _take_findings(self, label: str, runs: Sequence[Segments]) -> None:
         """Take the findings that a run has made itself: every rank has written them, so each finding is taken once."""
@@ -234,7 +234,7 @@ class _Walk:
         if len(found) > FINDINGS or any(run.findings_count > FINDINGS for run in runs):
             self.result.reasons.append(f"{label} has more findings than the {FINDINGS} that are listed")
 
-    def _judge(self, unmatched: dict[str, list[str]]) -> None:
+    def _conclude(self, unmatched: dict[str, list[str]]) -> None:
         result = self.result
         if not self.pairs:
             result.reasons.append("no rank has a file in both recordings")
@@ -300,7 +300,7 @@ def _differing(a: Any, b: Any, name: str = "") -> Iterator[tuple[str, tuple[Any,
         yield name, (a, b)
 
 
-def _told_apart(entries: list[Entry]) -> Iterator[tuple[tuple[str, str, int], Entry]]:
+def _distinguished(entries: list[Entry]) -> Iterator[tuple[tuple[str, str, int], Entry]]:
     """Entries by phase, tensor, and how often the step had these two before."""
     times: Counter[tuple[str, str]] = Counter()
     for entry in entries:

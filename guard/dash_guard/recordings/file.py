@@ -20,9 +20,9 @@ import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dash_inductor.errors import RecordingError
 from dash_inductor.untrusted import Refused
 
+from ..errors import RecordingError
 from ..fingerprints.sizes import DIGEST
 from . import schema
 from .limits import FRAME, SEGMENTS

@@ -7,9 +7,9 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from dash_inductor.errors import RecordingError
 from dash_inductor.untrusted import Refused, open_regular
 
+from ..errors import RecordingError
 from .file import HEAD, MAGIC
 from .limits import FILE, FRAME
 

@@ -11,8 +11,9 @@ import os
 import re
 from pathlib import Path
 
-from dash_inductor.errors import ArgumentError, RecordingError
+from dash_inductor.errors import ArgumentError
 
+from ..errors import RecordingError
 from .file import path_of
 from .limits import RANKS, SEGMENTS
 from .segments import Segments

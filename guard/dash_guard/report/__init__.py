@@ -1,1 +1,1 @@
-"""Findings, what was covered, and the pages, pictures and text that show them."""
+"""Findings, coverage, and the pages, pictures and text that show them."""

@@ -1,20 +1,20 @@
-"""What the guard has checked, and what it has not: the report says both."""
+"""Keeps what the guard has checked, and what it has not; the report shows both."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-_UNSEEN = 100  # different reasons of one check that are kept
+_UNSEEN = 100  # the largest number of different reasons of one check
 
 
 class Coverage:
-    """Counts, by check, what was looked at, and says what was not looked at, and why."""
+    """Counts by check what was checked, and the reasons why something was not checked."""
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[str, int]] = {}
         self._unseen: dict[str, dict[str, int]] = {}
-        self._told: dict[str, Any] = {}
+        self._reported: dict[str, Any] = {}
 
     def count(self, check: str, **numbers: int) -> None:
         """Add to numbers of a check, such as ``steps=1, tensors=155``."""
@@ -23,16 +23,16 @@ class Coverage:
             counts[name] = counts.get(name, 0) + number
 
     def unseen(self, check: str, why: str, times: int = 1) -> None:
-        """Something was not checked; why, in words."""
+        """Count something that was not checked; `why` is a reason in words."""
         reasons = self._unseen.setdefault(check, {})
         if why not in reasons and len(reasons) >= _UNSEEN:
             why = "other reasons"
         reasons[why] = reasons.get(why, 0) + times
 
     def news(self) -> dict[str, Any]:
-        """What has been added since the last call, in the form of `to_dict`."""
-        now, before = self.to_dict(), self._told
-        self._told = now
+        """What was added since the last call, in the form of `to_dict`."""
+        now, before = self.to_dict(), self._reported
+        self._reported = now
         return {
             check: {
                 part: {
@@ -47,14 +47,14 @@ class Coverage:
         }
 
     def add(self, other: Mapping[str, Any]) -> None:
-        """Add what `to_dict` of another coverage said."""
+        """Add what `to_dict` of another coverage returned."""
         for check, entry in other.items():
             self.count(check, **entry.get("counts", {}))
             for why, times in entry.get("unseen", {}).items():
                 self.unseen(check, why, times)
 
     def to_dict(self) -> dict[str, Any]:
-        """By check: ``{"counts": {...}, "unseen": {why: times}}``."""
+        """The coverage by check: ``{check: {"counts": {unit: number}, "unseen": {why: times}}}``."""
         names = dict.fromkeys([*self._counts, *self._unseen])
         return {
             name: {"counts": dict(self._counts.get(name, {})), "unseen": dict(self._unseen.get(name, {}))}

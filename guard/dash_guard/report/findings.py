@@ -1,4 +1,4 @@
-"""What the guard has found: one finding is one line of JSON in ``findings.jsonl``."""
+"""Findings of the guard: one finding is one line of JSON in ``findings.jsonl``."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from dash_inductor.errors import ArgumentError, RecordingError
+from dash_inductor.errors import ArgumentError
 from dash_inductor.untrusted import Refused, parse_json, printable, read_regular
 
+from ..errors import RecordingError
+
 VERSION = 1
-"""Of the lines' schema."""
+"""The version of the schema of the lines."""
 
 Kind = Literal[
-    "bits", "rest", "roll_call", "replay", "door", "foreign", "data",
+    "bits", "at_rest", "cross_rank_recompute", "same_rank_recompute", "collective", "foreign", "data",
     "hang", "dead", "stopped", "slow", "link", "desync", "nondeterminism", "guard",
 ]  # fmt: skip
-Severity = Literal["note", "suspect", "verdict"]
-Cause = Literal["machine", "wire", "program", "unknown"]
+Severity = Literal["note", "suspect", "confirmed"]
+Cause = Literal["machine", "network", "program", "unknown"]
 
 LENGTH = 512
-"""Characters of a name or a text at most."""
+"""The largest number of characters of a name or a text."""
 RANKS = 1 << 20
 _FILE = 64 << 20  # bytes of findings that are read
 _LINE = 1 << 16
@@ -35,22 +37,23 @@ class Finding:
     """One fact about a training run, or what several facts mean together.
 
     Attributes:
-        kind: which check has found it; "guard": the guard itself, for example a damaged message.
-        severity: "note": worth knowing; "suspect": one fact accuses; "verdict": two independent facts do.
-        sentence: all of it but the step in one sentence for people, without a full stop at its end.
-        advice: what to do now, "" if nothing.
-        ranks: who is accused, in order; () for nobody.
-        step: of training, from 1; None for what belongs to no step.
-        stage: of a step, one of `observers.phases`, or "rest", "".
-        tensor: the first tensor that differs, "" if unknown.
-        operator: module, operator and source line that computed it, "" if unknown.
-        collective: group, number and operation, "" if it is about none.
-        groups: ranks with equal bits, the largest group first.
-        cause: what it is about.
-        evidence: what speaks for it, by name: numbers and short texts; no values of tensors.
+        kind: the check or detector that has found it; "guard": the guard itself, for example a damaged message.
+        severity: "note": worth knowing; "suspect": one fact accuses a rank; "confirmed": two independent facts do, or
+            one that leaves no doubt.
+        sentence: the finding in one sentence for people, without the step and without a full stop at its end.
+        advice: what to do now; "" if nothing.
+        ranks: the accused ranks in ascending order; () if none is accused.
+        step: the number of the training step, from 1; None if it belongs to no step.
+        stage: the stage of a step, one of `observers.phases` or "at rest"; "" if it belongs to none.
+        tensor: the name of the first tensor that differs; "" if unknown.
+        operator: the operator that computed it, with its module and source line; "" if unknown.
+        collective: operation, number and group of the collective; "" if there is none.
+        groups: groups of ranks with equal bits, the largest group first.
+        cause: what the fault comes from: "machine", "network", "program" or "unknown".
+        evidence: numbers and short texts by name; no values of tensors.
         hosts, gpus: of the accused ranks, in the order of `ranks`.
         time: seconds since the epoch, by the monitor's clock.
-        latency_s: from the first event to the finding, in seconds, if known.
+        latency_s: seconds from the first event to the finding; None if unknown.
     """
 
     kind: Kind
@@ -82,10 +85,10 @@ class Finding:
 
 
 def from_json(line: bytes) -> Finding:
-    """The finding in a line that somebody else may have written.
+    """Parse a finding from an untrusted line.
 
     Raises:
-        Refused: it is none of this version, or larger than allowed.
+        Refused: the line is no finding of this version, or larger than allowed.
     """
     if len(line) > _LINE:
         raise Refused(f"a line of {len(line)} bytes, where {_LINE} are allowed")
@@ -127,7 +130,7 @@ def _ranks(value: Any) -> tuple[int, ...]:
 
 
 class FindingsFile:
-    """``findings.jsonl`` in a folder, to which lines are appended, each at once."""
+    """The file ``findings.jsonl`` in a folder; each finding is appended at once."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -137,7 +140,7 @@ class FindingsFile:
         """Append a finding.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -147,10 +150,10 @@ class FindingsFile:
 
 
 def read(folder: str | os.PathLike[str]) -> list[Finding]:
-    """All findings of a folder, in the order in which they were made; [] if nothing was found.
+    """Read all findings of a folder, in the order in which they were made; [] if there are none.
 
     Raises:
-        RecordingError: the file is no file of findings.
+        RecordingError: the file cannot be read or is no file of findings.
     """
     path = Path(folder) / "findings.jsonl"
     if not path.exists():

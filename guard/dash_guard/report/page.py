@@ -1,4 +1,4 @@
-"""The report as one page that needs no other file and no network."""
+"""The report as one HTML page that needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ h1 { font-size: 22px; line-height: 1.3; margin: 0 0 4px; } h2 { font-size: 15px;
 section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 18px 20px;
   margin: 16px 0; overflow-wrap: anywhere; }
 .note { border-left: 6px solid var(--note); } .suspect { border-left: 6px solid var(--suspect); }
-.verdict { border-left: 6px solid var(--verdict); }
+.confirmed { border-left: 6px solid var(--confirmed); }
 .kind { font-weight: 600; text-transform: uppercase; font-size: 12px; letter-spacing: .08em; color: var(--soft); }
 table { border-collapse: collapse; width: 100%; }
 td { padding: 5px 12px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top; }

@@ -1,6 +1,6 @@
-"""Pictures of findings, as SVG: who waits for whom, and how late a slow rank comes in its steps.
+"""Pictures of findings as SVG: which rank waits for which, and how late a slow rank comes in its steps.
 
-What they show comes from a file that anybody may have written: what has another form than expected is not drawn.
+The data comes from an untrusted file: values of an unexpected form are not drawn.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from .findings import Finding
 
 COLOURS = """
 :root { color-scheme: light dark; --ground: #f6f7f9; --card: #fff; --ink: #1b1f27; --soft: #667085; --line: #dfe3ea;
-  --note: #667085; --suspect: #93610a; --verdict: #b42318; --good: #0f7b4f; }
+  --note: #667085; --suspect: #93610a; --confirmed: #b42318; --good: #0f7b4f; }
 @media (prefers-color-scheme: dark) { :root { --ground: #0f1217; --card: #171b22; --ink: #e6e9ef; --soft: #98a2b3;
-  --line: #2a303b; --note: #98a2b3; --suspect: #e2b04a; --verdict: #ff7b6e; --good: #4cc38a; } }
+  --line: #2a303b; --note: #98a2b3; --suspect: #e2b04a; --confirmed: #ff7b6e; --good: #4cc38a; } }
 """
-"""Of pictures and of the page."""
+"""The colours of pictures and of the page."""
 
 STYLE = """
 svg text { font: 12px system-ui, sans-serif; fill: var(--ink); } svg .soft { fill: var(--soft); }
 svg .rank { fill: var(--card); stroke: var(--soft); stroke-width: 1.5; }
-svg .bad { fill: var(--verdict); stroke: var(--verdict); } svg .on { fill: #fff; }
+svg .bad { fill: var(--confirmed); stroke: var(--confirmed); } svg .on { fill: #fff; }
 svg .edge { stroke: var(--soft); fill: none; } svg .bar { fill: var(--good); } svg .late { fill: var(--suspect); }
 """
-"""Of pictures, within a page that has `COLOURS`."""
+"""The style of pictures, in a page that has `COLOURS`."""
 
 _RANKS, _BARS = 24, 16
 _WIDTH = 640
 
 
 def of(finding: Finding) -> str:
-    """The picture of a finding, "" if it has none."""
+    """The picture of a finding as SVG; "" if it has none."""
     if finding.kind in ("hang", "desync"):
         return _graph(finding)
     if finding.kind == "slow":
@@ -45,7 +45,7 @@ def of(finding: Finding) -> str:
 
 
 def write(findings: Iterable[Finding], folder: Path) -> None:
-    """Write the pictures that findings have as files, by the number of the finding and its kind.
+    """Write the pictures of findings to files that are named by the number and the kind of the finding.
 
     Raises:
         OSError: the folder cannot be written.
@@ -60,7 +60,7 @@ def write(findings: Iterable[Finding], folder: Path) -> None:
 
 
 def _graph(finding: Finding) -> str:
-    """The ranks that wait on the left, those that nobody waits behind on the right, an arrow for each wait."""
+    """A graph: waiting ranks on the left, awaited ranks on the right, and an arrow for each wait."""
     edges = [
         (edge[0], edge[1], edge[2])
         for edge in _list(finding.evidence.get("waits"))
@@ -107,7 +107,7 @@ def _graph(finding: Finding) -> str:
 
 
 def _steps(evidence: Mapping[str, Any]) -> str:
-    """A bar for each step: the median of the peers, and what the rank came later."""
+    """A bar for each step: the median time of the peers, and the lateness of the rank."""
     rows = [
         (row[0], float(row[1]), float(row[2]))
         for row in _list(evidence.get("steps"))
@@ -126,7 +126,7 @@ def _steps(evidence: Mapping[str, Any]) -> str:
             f'<rect class="late" x="{78 + base * width:.1f}" y="{y}" width="{late * width:.1f}" height="17"/>',
             f'<text x="{84 + (base + late) * width:.1f}" y="{y + 13}">+{late:.1f} ms</text>',
         ]
-    return _svg(24 * len(rows) + 16, "time of the peers, and what the rank came later", lines)
+    return _svg(24 * len(rows) + 16, "time of the peers, and lateness of the rank", lines)
 
 
 def _svg(height: float, title: str, lines: list[str]) -> str:

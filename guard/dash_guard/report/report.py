@@ -1,4 +1,4 @@
-"""What a guard has left in its folder, read and shown as text or as JSON."""
+"""Reads what a guard has left in its folder, and shows it as text or JSON."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dash_inductor.errors import RecordingError
 from dash_inductor.untrusted import Refused, parse_json, printable, read_regular
 
+from ..errors import RecordingError
 from .coverage import Coverage
 from .findings import VERSION, Finding, read
 
@@ -19,7 +19,7 @@ BLIND = (
     "a wrong value that enters before the first digest on one rank, and the same mistake on all ranks (a wrong "
     "learning rate, swapped batches): dash-guard compare, with a recording of a healthy run, finds these"
 )
-"""What no check of a single run can see."""
+"""What no check of a single run can find."""
 
 _FILE, _FILES, _VALUES = 4 << 20, 4096, 1 << 16
 
@@ -29,11 +29,11 @@ class Report:
     """What was found and what was checked.
 
     Attributes:
-        folder: of the guard.
-        findings: in the order in which they were made.
-        coverage: of all ranks together, as `Coverage.to_dict` gives it.
-        world: ranks of the job, 0 if unknown.
-        joined: ranks that the monitor has seen.
+        folder: the folder of the guard.
+        findings: findings in the order in which they were made.
+        coverage: the coverage of all ranks together, as `Coverage.to_dict` returns it.
+        world: the number of ranks of the job, 0 if unknown.
+        joined: the number of ranks that the monitor has seen.
     """
 
     folder: str
@@ -43,7 +43,7 @@ class Report:
     joined: int
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """A dictionary for JSON."""
         return {
             "v": VERSION,
             "folder": self.folder,
@@ -56,15 +56,15 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 without suspects and verdicts, else 1."""
+        """The exit status: 1 if there is a suspect or a confirmed fault, otherwise 0."""
         return int(any(finding.severity != "note" for finding in self.findings))
 
 
 def load(folder: Path) -> Report:
-    """Read a folder, which anybody may have written.
+    """Read a report from an untrusted folder.
 
     Raises:
-        RecordingError: it is none of a guard, or a file in it is damaged.
+        RecordingError: the folder is none of a guard, or a file in it is damaged.
     """
     if not folder.is_dir():
         raise RecordingError(folder, "no such folder", "a folder that a guard has written")
@@ -87,7 +87,7 @@ def load(folder: Path) -> Report:
 
 
 def _checked(raw: Any) -> dict[str, Any]:
-    """Coverage by its schema, as a monitor or as a rank writes it."""
+    """Check the schema of a coverage, as a monitor or a rank writes it."""
     if not isinstance(raw, dict):
         raise Refused("this is no object")
     checks = raw.get("checks", raw) if "v" in raw else raw
@@ -117,16 +117,16 @@ def _number(value: Any) -> int:
 
 
 def headline(report: Report) -> str:
-    """The result in one line."""
+    """The number of findings by severity, in one line."""
     counts: Counter[str] = Counter(finding.severity for finding in report.findings)
     if not counts:
         return "nothing was found"
-    order = ("verdict", "suspect", "note")
-    return ", ".join(f"{counts[s]} {s}{'s' if counts[s] != 1 else ''}" for s in order if counts[s])
+    order = ("confirmed", "suspect", "note")
+    return ", ".join(f"{counts[s]} {s}{'s' if counts[s] != 1 and s != 'confirmed' else ''}" for s in order if counts[s])
 
 
 def text(report: Report) -> str:
-    """For a terminal."""
+    """The report as text for a terminal."""
     lines = [f"{report.folder}: {headline(report)}; {ranks_seen(report)}"]
     for finding in report.findings:
         lines += ["", f"{finding.severity}: {when(finding)}{finding.sentence}"]
@@ -141,20 +141,20 @@ def text(report: Report) -> str:
 
 
 def ranks_seen(report: Report) -> str:
-    """How many ranks have been watched."""
+    """How many ranks were watched, in words."""
     if not report.world:
         return "no rank has joined"
     return f"{report.joined} of {report.world} ranks were watched"
 
 
 def when(finding: Finding) -> str:
-    """The step and its stage, before a sentence."""
+    """The step and the stage of a finding, as a prefix of its sentence."""
     stage = f", {finding.stage}" if finding.stage else ""
     return f"step {finding.step}{stage}: " if finding.step else ""
 
 
 def details(finding: Finding) -> list[tuple[str, str]]:
-    """What else is known, by name."""
+    """The other fields of a finding, by name."""
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(finding.time)) if 0 < finding.time < 1 << 40 else ""
     late = f"{finding.latency_s:.1f} s after it began" if finding.latency_s is not None else ""
     found = [
@@ -164,6 +164,6 @@ def details(finding: Finding) -> list[tuple[str, str]]:
         ("operator", finding.operator),
         ("collective", finding.collective),
         ("cause", finding.cause if finding.cause != "unknown" else ""),
-        ("told", ", ".join(filter(None, (at, late)))),
+        ("reported", ", ".join(filter(None, (at, late)))),
     ]
     return [(name, value) for name, value in found if value]

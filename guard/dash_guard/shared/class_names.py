@@ -1,4 +1,4 @@
-"""Names of classes of ranks that must have equal bits, as messages have them; knows nothing of torch."""
+"""Names of classes of ranks that must hold equal bits, as messages contain them; imports no torch."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ import re
 from collections.abc import Sequence
 
 LENGTH = 400
-"""Characters of a class at most."""
+"""The largest number of characters of a class name."""
 
 LEARNED = "~"
-"""Begins the name of a class that nobody has declared."""
+"""The prefix of the name of a class that the program has not declared."""
 
 _RUN = re.compile(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?")
 
 
 def spelled(ranks: Sequence[int]) -> str:
-    """A class in words, such as ``0-3`` or ``1-13:4,18``: runs of equal distance."""
-    runs, rest = [], sorted(ranks)
-    while rest:
-        run = rest[:1]
-        stride = rest[1] - rest[0] if len(rest) > 1 else 1
-        while len(run) < len(rest) and rest[len(run)] == run[-1] + stride:
-            run.append(rest[len(run)])
-        if len(run) == 2 and stride > 1:  # no run, and perhaps the first of the next one
+    """The name of a class, such as ``0-3`` or ``1-13:4,18``: runs of equal distance."""
+    runs, left = [], sorted(ranks)
+    while left:
+        run = left[:1]
+        stride = left[1] - left[0] if len(left) > 1 else 1
+        while len(run) < len(left) and left[len(run)] == run[-1] + stride:
+            run.append(left[len(run)])
+        if len(run) == 2 and stride > 1:  # two ranks are no run, and the second may begin the next run
             run.pop()
-        rest = rest[len(run) :]
+        left = left[len(run) :]
         runs.append(f"{run[0]}-{run[-1]}{f':{stride}' if stride > 1 else ''}" if len(run) > 1 else f"{run[0]}")
     return ",".join(runs)
 
 
 @functools.lru_cache(maxsize=1024)
 def members(name: str, world: int) -> tuple[int, ...] | None:
-    """The ranks of a class that somebody may have made up; None if it is none."""
+    """The ranks of a class by an untrusted name; None if the name is invalid."""
     found: set[int] = set()
     if len(name) > LENGTH:
         return None

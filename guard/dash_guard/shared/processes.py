@@ -1,4 +1,4 @@
-"""What Linux knows of the processes of ranks: running, stopped, waiting for a disk, ended and how."""
+"""What Linux knows about the processes of ranks: running, stopped, waiting for a disk, or ended and how."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STOPPED, DISK, ENDED = "stopped", "waiting for a disk", "ended"
-"""States that are told; of all others nothing is."""
+"""The states that are reported; all other states are ""."""
 
 _STATES = {"T": STOPPED, "t": STOPPED, "D": DISK, "Z": ENDED, "X": ENDED}
 
 
 @dataclass(frozen=True)
 class State:
-    """What became of a process.
+    """The state of a process.
 
     Attributes:
-        pid: of the process.
-        state: `STOPPED`, `DISK`, `ENDED`, or "" for any other.
-        status: as `os.waitpid` gives it, of a process that has ended, if that could be read.
+        pid: the number of the process.
+        state: `STOPPED`, `DISK`, `ENDED`, or "" for any other state.
+        status: the status of a process that has ended, as `os.waitpid` returns it, if it could be read.
     """
 
     pid: int
@@ -33,7 +33,7 @@ class State:
 
 @functools.cache
 def node() -> str:
-    """A name of what has process numbers of its own: a container, or a running machine."""
+    """A name of the process namespace: of a container, or of a running machine; "" if it is unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
@@ -42,7 +42,7 @@ def node() -> str:
 
 
 def words(status: int) -> str:
-    """How a process has ended, for people."""
+    """A description of how a process has ended: ``signal SIGKILL`` or ``exit status 1``."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         try:
@@ -53,7 +53,7 @@ def words(status: int) -> str:
 
 
 def descendants(root: int) -> set[int]:
-    """The processes that `root` has started, and those that these have."""
+    """All processes that `root` has started, directly or indirectly."""
     parents: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and (fields := _stat(int(entry.name))):
@@ -66,7 +66,7 @@ def descendants(root: int) -> set[int]:
 
 
 class Processes:
-    """Watches processes of this node, whoever has started them; an end is seen at once."""
+    """Watches processes of this node, whoever has started them; the end of a process is noticed at once."""
 
     def __init__(self) -> None:
         self._states: dict[int, str] = {}
@@ -87,7 +87,7 @@ class Processes:
             self._ends.register(descriptor, select.POLLIN)
 
     def changed(self) -> list[State]:
-        """Processes whose state is another one than at the last call; one that has ended comes once."""
+        """The processes whose state has changed since the last call; a process that has ended is returned once."""
         changed = []
         for pid, before in tuple(self._states.items()):
             fields = _stat(pid)
@@ -101,11 +101,11 @@ class Processes:
         return changed
 
     def wait(self, seconds: float) -> None:
-        """Wait until a process ends, for so long at most."""
+        """Wait until a process ends, for `seconds` at most."""
         self._ends.poll(seconds * 1000)
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching all processes."""
         for pid in tuple(self._states):
             self._forget(pid)
 
@@ -126,5 +126,5 @@ def _stat(pid: int) -> list[str]:
 
 
 def _status(fields: list[str]) -> int | None:
-    """The exit status of a zombie; the kernel shows 0 to those who may not see it, which means nothing then."""
+    """The exit status of a zombie; None if it is unknown. The kernel shows 0 to processes that may not read it."""
     return int(fields[49]) if len(fields) > 49 and fields[0] == "Z" else None

@@ -1,23 +1,23 @@
-"""What checks of bits and their judges agree on: stages, and sizes of digests in messages; knows nothing of torch."""
+"""What checks of bits and their detectors agree on: stages, and sizes of digests in messages; imports no torch."""
 
 from __future__ import annotations
 
 from dash_inductor.observers import phases
 
 SETTING = "optimizer setting"
-"""The stage of what optimizers are told, such as learning rates, and of how many reductions come before a step."""
+"""The stage of optimizer settings, such as learning rates, and of the number of reductions before a step."""
 
 REDUCTIONS = "reductions before its step"
-"""The name of their count, behind that of the optimizer."""
+"""The name of the number of reductions, after the name of the optimizer."""
 
 STAGES = (SETTING, phases.BUFFER, phases.GRADIENT, phases.PARAMETER, phases.OPTIMIZER_STATE)
-"""In the order in which a step makes them; what it is told comes first."""
+"""All stages in the order in which a step computes them; its settings come first."""
 
 WHICH = 6
-"""Digits of a root that say what its leaves are of: roots of different tensors cannot be compared."""
+"""The number of digits of a root that identify its tensors: roots of different tensors cannot be compared."""
 
 VALUE = 4
-"""Bytes of a digest from which classes are learned."""
+"""Bytes of the digests from which classes are learned."""
 
 OWNERS = 64
-"""Ranks of a group whose segments are told apart at most; with more, only their sum is known."""
+"""The largest number of ranks in a group whose segments are hashed separately; with more, only their sum is."""

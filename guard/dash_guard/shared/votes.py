@@ -1,4 +1,4 @@
-"""Who agrees with whom: pure functions over what ranks have computed."""
+"""Groups of ranks that agree: pure functions over what ranks have computed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 
 def groups(values: Mapping[int, Hashable]) -> tuple[tuple[int, ...], ...]:
-    """Ranks with equal values, the largest group first, equally large ones by their first rank."""
+    """Groups of ranks with equal values, the largest group first, equally large groups by their first rank."""
     by_value: dict[Hashable, list[int]] = {}
     for rank in sorted(values):
         by_value.setdefault(values[rank], []).append(rank)
@@ -14,7 +14,7 @@ def groups(values: Mapping[int, Hashable]) -> tuple[tuple[int, ...], ...]:
 
 
 def minority(of: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The ranks outside of the largest group, if that has more than half of all; () otherwise."""
+    """The ranks outside the largest group if that has more than half of all ranks; () otherwise."""
     count = sum(map(len, of))
     if len(of) < 2 or 2 * len(of[0]) <= count:
         return ()
@@ -22,7 +22,7 @@ def minority(of: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 def classes(works: Mapping[int, str]) -> list[list[int]]:
-    """Ranks that do the same work, which therefore must agree."""
+    """Classes of ranks that do the same work and therefore must agree."""
     by_work: dict[str, list[int]] = {}
     for rank in sorted(works):
         by_work.setdefault(works[rank], []).append(rank)
@@ -30,7 +30,7 @@ def classes(works: Mapping[int, str]) -> list[list[int]]:
 
 
 def first_difference(rows: Mapping[int, Sequence[Hashable]], peers: Sequence[Sequence[int]]) -> int | None:
-    """The first place at which ranks of one class differ; a row that is shorter differs behind its end.
+    """The first place at which ranks of one class differ, None if there is none; a shorter row differs after its end.
 
     Args:
         rows: by rank, what it has computed, in order.

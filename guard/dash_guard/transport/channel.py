@@ -15,7 +15,9 @@ class Channel(Protocol):
         """Hand a message over; never waits for the monitor, and never raises: what is lost is counted."""
 
     def orders(self) -> list[Message]:
-        """What the monitor has asked of this rank since the last call, such as leaves or a roll call; never waits."""
+        """What the monitor has asked of this rank since the last call, such as leaves or a cross-rank recompute; never
+        waits.
+        """
 
     def close(self) -> None:
         """Send what is left, within a second."""

@@ -20,7 +20,7 @@ class Message:
     """What one rank tells the monitor.
 
     Attributes:
-        kind: which judge it is for: the name of a check, "beat" of a rank's thread, "facts" of its environment.
+        kind: which detect it is for: the name of a check, "heartbeat" of a rank's thread, "facts" of its environment.
         rank: of the sender.
         step: of training, from 1; 0 before the first.
         body: of JSON's types; digests are hexadecimal.

@@ -42,7 +42,7 @@ _INTERVAL = 0.1  # seconds between two looks at the queues
 _RANKS = 1000  # that may look so often; of more each looks seldom
 _PATIENCE = 60.0  # seconds for what the store answers
 _ORDERS = 256  # that wait for a rank which does not read
-_ROUND = 1 << 16  # messages that are taken before the monitor judges again
+_ROUND = 1 << 16  # messages that are taken before the monitor detectors again
 
 _BEGIN, _UP, _DOWN = "begin", "up", "down"
 _TO_MONITOR, _TO_RANK, _GREETING = b"up", b"down", b"begin"  # directions
@@ -322,7 +322,7 @@ class Server:
         present = self._by_rank.get(session.rank) is session
         if present and message.kind == LEFT:
             del self._by_rank[session.rank]
-        return present or message.kind not in ("beat", LEFT)
+        return present or message.kind not in ("heartbeat", LEFT)
 
 
 def _store(address: tuple[str, int], listener: int | None = None) -> TCPStore:

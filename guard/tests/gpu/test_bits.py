@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from dash_guard.checks import all as all_checks
 from dash_guard.checks.hyperparameters import Hyperparameters
-from dash_guard.checks.replayed_update import ReplayedUpdate
+from dash_guard.checks.recomputed_update import RecomputedUpdate
 from dash_guard.checks.state import Hashed, State
-from dash_guard.detectors import all as all_judges
-from dash_guard.detectors.judge import Job
-from dash_guard.detectors.replay import ReplayJudge
+from dash_guard.detectors import all as all_detectors
+from dash_guard.detectors.detector import Job
+from dash_guard.detectors.same_rank_recompute import SameRankRecomputeDetector
 from dash_guard.fingerprints.fingerprint import add_lanes
 from dash_guard.monitor.monitor import Monitor
 from dash_guard.process.rank import Rank
@@ -86,7 +86,7 @@ def test_a_bit_that_flips_at_rest_is_found(name: str, waits_are_errors: Callable
     local, job = Local(), Job(1)
     rank = Rank(0, 1, local.end(0))
     rank.checks = [kind(rank) for kind in all_checks.BITS]
-    monitor = Monitor(job, local, [kind(job) for kind in all_judges.BITS], None, lambda finding: None, lambda: 0.0)
+    monitor = Monitor(job, local, [kind(job) for kind in all_detectors.BITS], None, lambda finding: None, lambda: 0.0)
 
     def between(step: int, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         if step == 4:  # kernels are loaded, and memory is pinned
@@ -101,11 +101,16 @@ def test_a_bit_that_flips_at_rest_is_found(name: str, waits_are_errors: Callable
         torch.cuda.set_sync_debug_mode("default")
         rank.close()
     found = [*monitor.turn(0.0), *monitor.finish(1.0)]
-    assert [check.name for check in rank.checks] == ["rest", "doors", "wires", "bits"]  # none was switched off
+    assert [check.name for check in rank.checks] == [
+        "at_rest",
+        "gathered_parameters",
+        "collective_checksums",
+        "bits",
+    ]  # none was switched off
     assert [(f.kind, f.severity, f.ranks, f.step, f.tensor) for f in found] == (
-        [("rest", "suspect", (0,), STEP, name)] if name else []
+        [("at_rest", "suspect", (0,), STEP, name)] if name else []
     )
-    assert monitor.coverage.to_dict()["rest"]["counts"]["comparisons"] >= 14
+    assert monitor.coverage.to_dict()["at_rest"]["counts"]["comparisons"] >= 14
     if not name:
         assert all(map(torch.equal, trained, train(8, lambda *_: None)))
 
@@ -116,7 +121,7 @@ def test_a_gradient_that_flips_before_the_update_is_found(clipped: bool, waits_a
     local, job = Local(), Job(1)
     rank = Rank(0, 1, local.end(0))
     rank.checks = [kind(rank) for kind in all_checks.BITS]
-    monitor = Monitor(job, local, [kind(job) for kind in all_judges.BITS], None, lambda finding: None, lambda: 0.0)
+    monitor = Monitor(job, local, [kind(job) for kind in all_detectors.BITS], None, lambda finding: None, lambda: 0.0)
 
     def in_step(step: int, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         if clipped:
@@ -132,7 +137,9 @@ def test_a_gradient_that_flips_before_the_update_is_found(clipped: bool, waits_a
         torch.cuda.set_sync_debug_mode("default")
         rank.close()
     found = [*monitor.turn(0.0), *monitor.finish(1.0)]
-    assert [(f.kind, f.step, f.tensor) for f in found] == ([] if clipped else [("rest", STEP, "gradient 2.0.weight")])
+    assert [(f.kind, f.step, f.tensor) for f in found] == (
+        [] if clipped else [("at_rest", STEP, "gradient 2.0.weight")]
+    )
     if clipped:
         assert all(map(torch.equal, trained, train(8, nothing, in_step)))
 
@@ -142,8 +149,8 @@ def test_an_update_that_is_wrong_is_found_by_another_one(share: int) -> None:
     """Fused AdamW updates copies to the same bits."""
     local, job = Local(), Job(1)
     rank = Rank(0, 1, local.end(0))
-    rank.checks = [ReplayedUpdate(rank, replay=share)]
-    monitor = Monitor(job, local, [ReplayJudge(job)], None, lambda finding: None, lambda: 0.0)
+    rank.checks = [RecomputedUpdate(rank, same_rank_recompute=share)]
+    monitor = Monitor(job, local, [SameRankRecomputeDetector(job)], None, lambda finding: None, lambda: 0.0)
 
     def between(step: int, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         if step == STEP:
@@ -158,21 +165,21 @@ def test_an_update_that_is_wrong_is_found_by_another_one(share: int) -> None:
     finally:
         rank.close()
     found = [(f.kind, f.step, f"{f.stage} {f.tensor}") for f in monitor.turn(0.0)]
-    assert found == ([("replay", STEP, "parameter 1.0.weight")] if share else [])
-    assert (share == 0) == ("replay" not in rank.coverage.to_dict())
+    assert found == ([("same_rank_recompute", STEP, "parameter 1.0.weight")] if share else [])
+    assert (share == 0) == ("same_rank_recompute" not in rank.coverage.to_dict())
 
 
 def test_a_fault_is_not_seen_with_the_check_off() -> None:
     local, found = Local(), list[Finding]()
     rank = Rank(0, 1, local.end(0))
-    rank.checks = [kind(rank, rest=0) for kind in all_checks.BITS]
+    rank.checks = [kind(rank, at_rest=0) for kind in all_checks.BITS]
     rank.start()
     try:
         train(6, lambda step, network, _: flip(network[1][0].weight) if step == STEP else None)
     finally:
         rank.close()
     job = Job(1)
-    monitor = Monitor(job, local, [kind(job) for kind in all_judges.BITS], None, found.append, lambda: 0.0)
+    monitor = Monitor(job, local, [kind(job) for kind in all_detectors.BITS], None, found.append, lambda: 0.0)
     monitor.finish(0.0)
     assert found == []
 

@@ -32,7 +32,7 @@ def test_a_slow_and_a_hung_rank_are_named_over_nccl(tmp_path: Path) -> None:
     findings = read(guard)
     print(*findings, load(guard).coverage, sep="\n")
     assert [(finding.kind, finding.ranks) for finding in findings] == [("slow", (BAD,)), ("hang", (BAD,))], job.stderr
-    assert job.returncode == 0  # suspects are no verdicts
+    assert job.returncode == 0  # suspects are not confirmed
     assert (tmp_path / "bits").exists()
     times = [finding.time - float((tmp_path / finding.kind).read_text().split()[0]) for finding in findings]
     assert max(times) < 10, times
@@ -40,11 +40,11 @@ def test_a_slow_and_a_hung_rank_are_named_over_nccl(tmp_path: Path) -> None:
 
 
 def test_inputs_are_hashed_on_the_device_without_waiting(tmp_path: Path) -> None:
-    """Two ranks with the same data are named; the hashes are sent by the thread that beats."""
+    """Two ranks with the same data are named; the hashes are sent by the heartbeat thread."""
     guard = tmp_path / "guard"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     program = [*launcher, "-m", "guard.tests.support.guarded", str(tmp_path), "cuda", "data"]
     command = [sys.executable, "-m", "dash_guard", "watch", "--folder", str(guard), "--", *program]
     job = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert [(finding.kind, finding.ranks) for finding in read(guard)] == [("data", (0, BAD))], job.stderr
-    assert job.returncode == 0  # a suspect is no verdict
+    assert job.returncode == 0  # a suspect is not confirmed

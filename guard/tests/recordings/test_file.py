@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from dash_guard.errors import RecordingError
 from dash_guard.recordings.file import MAGIC, Appender, Entry, Name, path_of
 from dash_guard.recordings.recording import Recording
 from dash_guard.recordings.run import Run
 from dash_guard.recordings.writer import File, Writer
-from dash_inductor.errors import ArgumentError, RecordingError
+from dash_inductor.errors import ArgumentError
 
 from ..support.recordings import environment
 

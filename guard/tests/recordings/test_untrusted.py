@@ -20,13 +20,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dash_guard.cli import main
+from dash_guard.errors import RecordingError
 from dash_guard.recorder.steps import StepWriter
 from dash_guard.recordings import frames, limits, page, report, schema
 from dash_guard.recordings.compare import Comparison, compare
 from dash_guard.recordings.file import ENTRY, HEAD, MAGIC, Appender, Name, path_of
 from dash_guard.recordings.recording import Recording
 from dash_inductor import untrusted as _untrusted
-from dash_inductor.errors import ArgumentError, RecordingError
+from dash_inductor.errors import ArgumentError
 
 from ..support.recordings import END, NAME, environment, frame, named, objects, sound, step
 

@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import dash_guard
-from dash_guard.checks.replay import Replay
+from dash_guard.checks.same_rank_recompute import SameRankRecompute
 from dash_guard.process import group
 from dash_guard.process.guard import Guard
 from dash_guard.report.findings import Finding
@@ -33,7 +33,7 @@ from tests.support.forked import ranks
 
 RANKS, STEPS = 2, 30
 PACED = ("clean", "killed", "full", "held")
-"""Scenarios in which something happens beside the training, which takes its time."""
+"""Scenarios in which something happens during the training, which takes its time."""
 
 
 def train(in_step: Callable[[int], object] = lambda step: None, pause: float = 0.0) -> list[torch.Tensor]:
@@ -59,14 +59,14 @@ def monitor(folder: Path) -> int:
 
 
 def raising(guard: Guard) -> None:
-    """From now on the check of replays ends on this rank, while others begin to wait for it."""
+    """From now on the check of same-rank recomputes ends on this rank, while others begin to wait for it."""
 
     def fail(optimizer: torch.optim.Optimizer) -> None:
         raise OSError("a planted error")
 
     assert guard._rank is not None
-    (replay,) = (check for check in guard._rank.checks if isinstance(check, Replay))
-    replay.before_optimizer = fail  # type: ignore[method-assign]
+    (check,) = (each for each in guard._rank.checks if isinstance(each, SameRankRecompute))
+    check.before_optimizer = fail  # type: ignore[method-assign]
 
 
 def scenario(name: str, folder: Path) -> tuple[Guard, list[torch.Tensor]]:
@@ -78,7 +78,7 @@ def scenario(name: str, folder: Path) -> tuple[Guard, list[torch.Tensor]]:
     guard = dash_guard.guard(
         folder / "in" if name == "no folder" else folder,
         live=name != "not live",
-        replay=100 if name == "raises" else int(first and name == "settings"),
+        same_rank_recompute=100 if name == "raises" else int(first and name == "settings"),
     )
     group.PATIENCE = 2.0 if name == "alone" else 60.0
     if name == "alone" and not first:

@@ -36,16 +36,16 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from dash_guard.checks import all as all_checks
-from dash_guard.checks import roll_call
+from dash_guard.checks import cross_rank_recompute
 from dash_guard.checks.check import Check
-from dash_guard.checks.replay import Replay
-from dash_guard.checks.replayed_update import ReplayedUpdate
-from dash_guard.checks.roll_call import RollCall
-from dash_guard.detectors import all as all_judges
-from dash_guard.detectors.judge import Job
-from dash_guard.detectors.replay import ReplayJudge
-from dash_guard.detectors.roll_call import RollCallJudge
-from dash_guard.detectors.verdicts import Verdicts
+from dash_guard.checks.cross_rank_recompute import CrossRankRecompute
+from dash_guard.checks.recomputed_update import RecomputedUpdate
+from dash_guard.checks.same_rank_recompute import SameRankRecompute
+from dash_guard.detectors import all as all_detectors
+from dash_guard.detectors.cross_rank_recompute import CrossRankRecomputeDetector
+from dash_guard.detectors.detector import Job
+from dash_guard.detectors.diagnosis import Diagnosis
+from dash_guard.detectors.same_rank_recompute import SameRankRecomputeDetector
 from dash_guard.monitor.monitor import Monitor
 from dash_guard.process import lonely
 from dash_guard.process.rank import Rank
@@ -58,13 +58,13 @@ from tests.support.processes import run_together
 
 WIDTH, HEADS, VOCABULARY, BLOCKS, LENGTH = 32, 4, 64, 2, 12
 MODES = ("ddp", "fsdp", "hsdp", "tp", "replicate")
-JUDGES = (ReplayJudge, RollCallJudge, Verdicts)
-"""Those behind `all_judges.BITS`."""
+DETECTORS = (SameRankRecomputeDetector, CrossRankRecomputeDetector, Diagnosis)
+"""The detectors that run after `all_detectors.BITS`."""
 
-OFF = {"replay": 0, "roll_call": 0}
+OFF = {"same_rank_recompute": 0, "cross_rank_recompute": 0}
 """What needs all ranks at the same place is not a part of a trial by default."""
 
-roll_call.AGREE = 2  # a trial has few steps
+cross_rank_recompute.AGREE = 2  # a trial has few steps
 lonely.USUAL, lonely.EXTRA = 4.0, 2.0  # and they are short
 
 
@@ -255,8 +255,8 @@ class Meeting:
         self.number, self.world, self.group, self.channel = number, world, group, Carried()
         self.local, self.time, self.largest = Local(), 0.0, 0
         job = Job(world)
-        judges = [kind(job) for kind in (*all_judges.BITS, *JUDGES)]
-        self.monitor = Monitor(job, self.local, judges, None, lambda finding: None, lambda: 0.0)
+        detectors = [kind(job) for kind in (*all_detectors.BITS, *DETECTORS)]
+        self.monitor = Monitor(job, self.local, detectors, None, lambda finding: None, lambda: 0.0)
 
     def meet(self, last: bool = False) -> list[Finding]:
         """All ranks call it, between two steps."""
@@ -360,7 +360,11 @@ def train(trial: Trial, number: int, world: int, group: dist.ProcessGroup) -> di
     meeting = Meeting(number, world, group)
     rank = Rank(number, world, meeting.channel)
     settings = OFF | trial.settings
-    more = ((ReplayedUpdate, "replay"), (Replay, "replay"), (RollCall, "roll_call"))
+    more = (
+        (RecomputedUpdate, "same_rank_recompute"),
+        (SameRankRecompute, "same_rank_recompute"),
+        (CrossRankRecompute, "cross_rank_recompute"),
+    )
     together = [kind for kind, name in more if settings[name]]
     checks: list[Check] = [kind(rank, **settings) for kind in (*all_checks.BITS, *together)]
     rank.checks = list(checks)

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from dash_guard.checks.all import CHECKS
 from dash_guard.checks.check import Check
+from dash_guard.checks.cross_rank_recompute import CrossRankRecompute
 from dash_guard.checks.replicas import Replicas
-from dash_guard.checks.roll_call import RollCall
 from dash_guard.checks.stop import Stop
 from dash_guard.process.rank import Rank
 from dash_guard.recompute import micro_batch
@@ -68,8 +68,10 @@ def trained(build: Build, number: int, world: int, rank: Rank | None) -> list[An
     if rank is not None:
         rank.start()
         for check in rank.checks:
-            if isinstance(check, RollCall):
-                training.roll_call = lambda check=check: rank.hold(check, lambda: check.hold(training.work))  # type: ignore[misc]
+            if isinstance(check, CrossRankRecompute):
+                training.cross_rank_recompute = lambda check=check: rank.run_together(
+                    check, lambda: check.run_now(training.work)
+                )  # type: ignore[misc]
     try:
         for n in range(STEPS):
             training.step(n)
@@ -111,7 +113,7 @@ def guarded(number: int, world: int, control: str) -> Rank:
     if control and control != TRACES:
         rank.checks = [Disturbs(rank, control)]
         return rank
-    settings = {"every": 1, "rest": 1, "roll_call": 1, "replay": 100, "doors": 1}
+    settings = {"every": 1, "at_rest": 1, "cross_rank_recompute": 1, "same_rank_recompute": 100, "collectives": 1}
     rank.checks = [check(rank, **settings) for check in CHECKS]
     replicas = next(check for check in rank.checks if isinstance(check, Replicas))
     rank.checks.append(Stop(rank, replicas))

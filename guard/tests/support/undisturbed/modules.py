@@ -91,7 +91,7 @@ def reentrant_checkpoints_with_hooks(number: int, world: int) -> Training:
 
 
 class Keeps(nn.Module):
-    """Has state beside buffers: a tensor, a number, a list, and a generator."""
+    """Has state other than buffers: a tensor, a number, a list, and a generator."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -28,8 +28,8 @@ class Training:
         optimizers: in the order in which they step.
         more: other tensors of the program that must not change.
         seen: what the program itself has seen in this step.
-        work: what all ranks do alike in roll calls of the program's own.
-        roll_call: holds one of them; without the guard it does nothing.
+        work: what all ranks do alike in cross-rank recomputes of the program's own.
+        cross_rank_recompute: runs one of them; without the guard it does nothing.
     """
 
     model: nn.Module
@@ -38,7 +38,7 @@ class Training:
     more: Callable[[], Sequence[Tensor]] = tuple
     seen: list[object] = field(default_factory=list)
     work: Callable[[], object] = lambda: None
-    roll_call: Callable[[], object] = lambda: None
+    cross_rank_recompute: Callable[[], object] = lambda: None
 
 
 Build = Callable[[int, int], Training]

@@ -1,28 +1,28 @@
-"""Combines what all judges have found: two independent facts that accuse the same rank are a verdict.
+"""Combines what all detectors have found: two independent facts that accuse the same rank confirm a fault.
 
 | fact | how it was found |
 |---|---|
-| bits | replicas vote on what all of them must have |
-| roll_call | all ranks vote on one rank's micro-batch |
-| replay | a rank contradicts itself |
-| rest | memory has changed while nothing wrote into it |
-| door | what went into a collective is not what came out |
-| hang | the others wait for it |
+| bits | replicas vote on what all of them must hold |
+| cross_rank_recompute | all ranks vote on one rank's micro-batch |
+| same_rank_recompute | a rank contradicts itself |
+| at_rest | memory has changed while nothing wrote to it |
+| collective | the result of a collective does not match its inputs, or differs between ranks |
+| hang | other ranks wait for it |
 | dead, stopped | the state of its process |
 
 Note [Independent facts]
-Facts are independent if no single wrong digest, and no single earlier fact, explains both.  These are not:
+Two facts are independent if no single wrong digest and no single earlier fact explains both. These are not independent:
 
-* rest, and a difference of replicas in state behind an update, where rest compares with the digest of this same update:
-  the state is hashed once for both.  One wrong hash differs from the replicas' and from what is there later.
-* a difference in what optimizers are told, and anything else: what a program does, which explains what comes of it.
-* a roll call in which the rank was given other values (its state is known to differ, or the program differs), and
-  anything else: it is an effect.  A rank that contradicts itself is not meant.
-* dead and stopped: the same look at the same process.
+* at_rest, and a difference of replicas after an update, if both use the digest of the same update: the state is hashed
+  once for both. One wrong hash differs from the replicas' hashes and from the later hash of the same rank.
+* a difference in optimizer settings, and any other fact: the program sets them, and they explain later differences.
+* a cross-rank recompute in which the inputs of the rank differed (because its state or the program differs), and any
+  other fact: it is an effect. A rank that contradicts itself is excepted.
+* dead and stopped: both come from the same state of the same process.
 
-That replicas differ is a fact about two halves too; then the other one says which half is meant.
+A tie between two halves of replicas is a fact about both; the other fact says which half is meant.
 
-A suspicion about bits makes all ranks hold a roll call at once, which finds out whether it repeats.
+A suspicion about bits makes all ranks run a cross-rank recompute soon, which shows whether the fault repeats.
 """
 
 from __future__ import annotations
@@ -34,52 +34,52 @@ from dash_inductor.observers import phases
 from ..report.findings import Finding, Kind
 from ..shared.roots import SETTING
 from ..transport.messages import Message
-from .judge import Job, Judge
-from .rest import SINCE
-from .roll_call import MACHINE, is_effect
+from .at_rest import SINCE
+from .cross_rank_recompute import MACHINE, is_effect
+from .detector import Detector, Job
 from .wording import placed
 
 _MEMORY = "Look at the ECC counters of this machine, and run dcgmi diag -r 3 there."
 _OF_BITS: dict[Kind, str] = {
     "bits": "it differs from its replicas",
-    "roll_call": "it computes another rank's micro-batch differently",
-    "replay": "it contradicts itself",
-    "rest": "its memory changed while nothing wrote into it",
-    "door": "what it gave to a collective is not what came out",
+    "cross_rank_recompute": "it computes another rank's micro-batch differently",
+    "same_rank_recompute": "it contradicts itself",
+    "at_rest": "its memory changed while nothing wrote to it",
+    "collective": "a collective gave it a wrong result",
 }
 _OF_LIFE: dict[Kind, str] = {
-    "hang": "others wait for it",
+    "hang": "other ranks wait for it",
     "dead": "its process has ended",
     "stopped": "its process is stopped",
 }
 _WINDOW = 100
-"""Steps within which two facts about bits belong together."""
+"""The number of steps within which two facts about bits belong together."""
 
 
-class Verdicts(Judge):
-    """Stands behind all other judges.
+class Diagnosis(Detector):
+    """Combines the findings of all other detectors; runs last.
 
     Args:
-        job: gets orders.
-        raises: whether a verdict on a machine ends training, see `checks.stop`.
+        job: gets requests to ranks.
+        raises: whether a confirmed fault of a machine or the network is sent to all ranks, see `checks.stop`.
     """
 
-    kinds = frozenset({"roll_call"})
+    kinds = frozenset({"cross_rank_recompute"})
 
     def __init__(self, job: Job, raises: bool = False, **settings: Any) -> None:
         super().__init__(job, **settings)
         self._raises, self._stopped = raises, False
         self._facts: dict[int, list[Finding]] = {}
-        self._judged: set[tuple[int, bool]] = set()
+        self._confirmed: set[tuple[int, bool]] = set()
         self._new: list[Finding] = []
         self._ordered = 0
-        self._open: dict[int, Finding] = {}  # by the number of the roll call that was ordered
-        self._equal: set[int] = set()  # ranks that told of an ordered roll call without a difference
+        self._open: dict[int, Finding] = {}  # by the number of the recompute that was requested
+        self._equal: set[int] = set()  # ranks that reported a requested cross-rank recompute without a difference
 
-    def heed(self, finding: Finding, now: float) -> None:
-        """Another fact."""
-        if finding.severity == "verdict":
-            self._judged.update((rank, finding.kind in _OF_BITS) for rank in finding.ranks)
+    def observe(self, finding: Finding, now: float) -> None:
+        """Add a finding to the facts about its ranks."""
+        if finding.severity == "confirmed":
+            self._confirmed.update((rank, finding.kind in _OF_BITS) for rank in finding.ranks)
             self._stop(finding)
             return
         facts = _OF_BITS if finding.kind in _OF_BITS else _OF_LIFE
@@ -90,11 +90,11 @@ class Verdicts(Judge):
             known = self._facts.setdefault(rank, [])
             known.append(finding)
             self._combine(rank, finding, facts)
-        if finding.kind in ("bits", "replay", "door", "rest"):
+        if finding.kind in ("bits", "same_rank_recompute", "collective", "at_rest"):
             self._order(finding)
 
     def take(self, message: Message, now: float) -> None:
-        """A roll call that was ordered is over: if all ranks are equal, the fault did not repeat."""
+        """Take a report about a requested recompute: if all ranks are equal, the fault did not repeat."""
         if message.body.get("purpose") != "ordered" or not self._open:
             return
         if "first" in message.body:
@@ -107,10 +107,10 @@ class Verdicts(Judge):
                 who = placed(finding.ranks, self.job) if finding.ranks else "the ranks that differ"
                 self._new.append(
                     Finding(
-                        "roll_call",
+                        "cross_rank_recompute",
                         "note",
-                        f"all ranks compute one rank's micro-batch equally, so that what {who} "
-                        f"had in step {finding.step} does not repeat: it struck once, in memory or on the wire",
+                        f"all ranks compute one rank's micro-batch equally: the fault of {who} "
+                        f"in step {finding.step} does not repeat; it struck once, in memory or in the network",
                         ranks=finding.ranks,
                         step=message.step,
                         cause="unknown",
@@ -119,13 +119,13 @@ class Verdicts(Judge):
             self._open.clear()
             self._equal.clear()
 
-    def judge(self, now: float) -> list[Finding]:
-        """What is new."""
+    def detect(self, now: float) -> list[Finding]:
+        """Return findings that are new since the last call."""
         new, self._new = self._new, []
         return new
 
     def _combine(self, rank: int, latest: Finding, facts: dict[Kind, str]) -> None:
-        if (rank, facts is _OF_BITS) in self._judged:
+        if (rank, facts is _OF_BITS) in self._confirmed:
             return
         near = [each for each in self._facts[rank] if each.kind in facts and _near(each, latest)]
         kinds: dict[Kind, Finding] = {}
@@ -136,17 +136,17 @@ class Verdicts(Judge):
             return
         first = min(kinds.values(), key=lambda each: (each.step or 0, list(facts).index(each.kind)))
         others = [facts[kind] for kind in facts if kind in kinds]
-        self._judged.add((rank, facts is _OF_BITS))
+        self._confirmed.add((rank, facts is _OF_BITS))
         what = f" in {first.stage} {first.tensor}".rstrip() if first.tensor else ""
-        roll_call, rest = kinds.get("roll_call"), kinds.get("rest")
+        recompute, at_rest = kinds.get("cross_rank_recompute"), kinds.get("at_rest")
         operator = next((each.operator for each in kinds.values() if each.operator), "")
         evidence: dict[str, Any] = {kind: facts[kind] for kind in kinds}
         advice = first.advice
         if facts is _OF_BITS:
-            advice = MACHINE if roll_call is not None else _MEMORY if rest is not None else first.advice or MACHINE
-        verdict = Finding(
+            advice = MACHINE if recompute is not None else _MEMORY if at_rest is not None else first.advice or MACHINE
+        confirmed = Finding(
             first.kind,
-            "verdict",
+            "confirmed",
             f"{placed((rank,), self.job)} is wrong{what}, by {len(kinds)} independent facts: {'; '.join(others)}",
             advice,
             (rank,),
@@ -159,16 +159,18 @@ class Verdicts(Judge):
             "machine" if facts is _OF_BITS else first.cause,
             evidence,
         )
-        self._new.append(verdict)
+        self._new.append(confirmed)
 
     def _order(self, finding: Finding) -> None:
         self._ordered += 1
         self._open[self._ordered] = finding
         everyone = tuple(range(self.job.world))
-        self.job.orders.append((everyone, Message("roll_call", 0, finding.step or 0, {"number": self._ordered})))
+        self.job.orders.append(
+            (everyone, Message("cross_rank_recompute", 0, finding.step or 0, {"number": self._ordered}))
+        )
 
     def _stop(self, finding: Finding) -> None:
-        if self._raises and not self._stopped and finding.cause in ("machine", "wire") and finding.kind in _OF_BITS:
+        if self._raises and not self._stopped and finding.cause in ("machine", "network") and finding.kind in _OF_BITS:
             self._stopped = True
             sentence = finding.sentence if finding.step is None else f"step {finding.step}: {finding.sentence}"
             everyone = tuple(range(self.job.world))
@@ -181,10 +183,10 @@ def independent(a: Finding, b: Finding) -> bool:
         return False
     if SETTING in (a.stage, b.stage):
         return False
-    if {a.kind, b.kind} == {"rest", "bits"}:
-        rest, bits = (a, b) if a.kind == "rest" else (b, a)
-        behind_update = bits.stage in (phases.PARAMETER, phases.OPTIMIZER_STATE)
-        return not behind_update or rest.evidence.get(SINCE) is None or rest.evidence[SINCE] != bits.step
+    if {a.kind, b.kind} == {"at_rest", "bits"}:
+        at_rest, bits = (a, b) if a.kind == "at_rest" else (b, a)
+        after_update = bits.stage in (phases.PARAMETER, phases.OPTIMIZER_STATE)
+        return not after_update or at_rest.evidence.get(SINCE) is None or at_rest.evidence[SINCE] != bits.step
     return True
 
 
@@ -193,6 +195,7 @@ def _near(a: Finding, b: Finding) -> bool:
 
 
 def _accuses(finding: Finding) -> bool:
-    """Whether a finding names whom it means, and not all who differ from each other; the latter only supports it."""
+    """Whether a finding accuses its ranks; a finding that names all ranks that differ from each other only supports
+    others."""
     everyone = {rank for group in finding.groups for rank in group}
     return bool(finding.ranks) and (len(finding.groups) < 2 or not everyone <= set(finding.ranks))

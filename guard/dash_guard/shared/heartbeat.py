@@ -1,15 +1,15 @@
-"""What both ends know of beats: how often they come, and how lists of ranks are written in them."""
+"""What ranks and the monitor know about heartbeats: their period, and how they encode lists of ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 PERIOD = 1.0
-"""Seconds between two beats of a rank."""
+"""Seconds between two heartbeats of a rank."""
 
 
 def packed(ranks: Sequence[int]) -> list[int]:
-    """Ranks as [first, last, distance] if they are evenly spaced, else [-1, *ranks]."""
+    """Encode ranks as [first, last, distance] if they are evenly spaced, otherwise as [-1, *ranks]."""
     distance = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     if distance > 0 and list(ranks) == list(range(ranks[0], ranks[-1] + 1, distance)):
         return [ranks[0], ranks[-1], distance]
@@ -17,10 +17,10 @@ def packed(ranks: Sequence[int]) -> list[int]:
 
 
 def unpacked(ranks: Sequence[int]) -> tuple[int, ...]:
-    """What `packed` has made this of; at most 2**20 ranks.
+    """Decode what `packed` has encoded; at most 2**20 ranks.
 
     Raises:
-        ValueError: it was made by nothing such.
+        ValueError: `packed` has not encoded this.
     """
     if ranks[:1] == (-1,) or ranks[:1] == [-1]:
         return tuple(ranks[1:])

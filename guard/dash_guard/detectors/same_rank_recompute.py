@@ -1,4 +1,4 @@
-"""Judges steps that a rank has run again with other bits."""
+"""Finds ranks that have computed other bits when they ran a step again."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from typing import Any
 
 from ..report.findings import Finding
 from ..transport.messages import Message
-from .judge import Job, Judge
-from .roll_call import BESIDE, DOCTOR
+from .cross_rank_recompute import DOCTOR, WAIT
+from .detector import Detector, Job
 from .wording import ranks as listed_ranks
 
 _REMEMBERED = 256  # steps
 TRANSIENT = "One such fault is no proof of a defect; look at this machine's ECC counters, and watch whether it repeats."
 
 
-class ReplayJudge(Judge):
-    """Each message is a difference; equal repetitions send none.
+class SameRankRecomputeDetector(Detector):
+    """Takes messages about differences; a rank whose repetition is equal sends no message.
 
-    Where several ranks differ in the same place, they share what has changed between the step and its repetition, such
-    as parameters that one rank owns and all gather.  Then state at rest, or a collective, says whom it is about.
+    Where several ranks differ at the same place, something that they share has changed between the step and its
+    repetition, such as parameters that one rank owns and all ranks gather. Then state at rest, or a collective, says
+    which rank it comes from.
     """
 
-    kinds = frozenset({"replay"})
+    kinds = frozenset({"same_rank_recompute"})
 
     def __init__(self, job: Job, **settings: Any) -> None:
         super().__init__(job, **settings)
@@ -31,7 +32,7 @@ class ReplayJudge(Judge):
         self._accused: dict[int, set[int]] = {}  # by step
 
     def take(self, message: Message, now: float) -> None:
-        """A rank has computed something else when it ran a step again."""
+        """Take the message of a rank that has computed something else when it ran a step again."""
         body = message.body
         if not all(
             isinstance(body.get(name, ""), str) for name in ("off", "phase", "tensor", "once", "again", "third")
@@ -54,33 +55,34 @@ class ReplayJudge(Judge):
             else:
                 self._found.append(_finding(message, body))
 
-    def heed(self, finding: Finding, now: float) -> None:
-        """State at rest or a collective accuses ranks."""
-        if finding.kind in ("rest", "door") and finding.severity != "note" and finding.step is not None:
+    def observe(self, finding: Finding, now: float) -> None:
+        """Note ranks that a finding about state at rest or a collective accuses."""
+        if finding.kind in ("at_rest", "collective") and finding.severity != "note" and finding.step is not None:
             self._accused.setdefault(finding.step, set()).update(finding.ranks)
             while len(self._accused) > _REMEMBERED:
                 del self._accused[min(self._accused)]
 
-    def judge(self, now: float) -> list[Finding]:
-        """What is new."""
-        return self._judged(now, wait=not self._finished)
+    def detect(self, now: float) -> list[Finding]:
+        """Return findings that are new since the last call."""
+        return self._detect(now, wait=not self._finished)
 
     def finish(self, now: float) -> list[Finding]:
-        """What is new; what ranks share waits for `judge`, after other checks have spoken."""
+        """Return the last findings; differences that several ranks share wait for the next `detect`, after other
+        detectors."""
         self._finished = True
-        return self._judged(now, wait=True)
+        return self._detect(now, wait=True)
 
-    def _judged(self, now: float, wait: bool) -> list[Finding]:
+    def _detect(self, now: float, wait: bool) -> list[Finding]:
         found, self._found = self._found, []
         for step, (since, messages) in sorted(self._alike.items()):
             accused = self._accused.get(step)
-            if accused is None and wait and (self._finished or now - since < BESIDE):
+            if accused is None and wait and (self._finished or now - since < WAIT):
                 continue
             del self._alike[step]
             if accused is None:
                 found.append(_shared(step, messages))
                 continue
-            self.job.coverage.unseen("replay", "ranks that share what has changed on another one")
+            self.job.coverage.unseen("same_rank_recompute", "ranks that share what has changed on another rank")
             found += [_finding(message, message.body) for message in messages if message.rank in accused]
         return found
 
@@ -89,23 +91,29 @@ def _shared(step: int, messages: list[Message]) -> Finding:
     ranks, body = sorted({message.rank for message in messages}), messages[0].body
     sentence = (
         f"{listed_ranks(ranks)} compute {body['phase']} {body['tensor']} differently when they run the step again: "
-        "something that they share has changed meanwhile, and nothing says whose it is"
+        "something that they share has changed in between, and nothing says on which rank"
     )
     return Finding(
-        "replay", "note", sentence, step=step, stage=body["phase"], tensor=body["tensor"], groups=(tuple(ranks),)
+        "same_rank_recompute",
+        "note",
+        sentence,
+        step=step,
+        stage=body["phase"],
+        tensor=body["tensor"],
+        groups=(tuple(ranks),),
     )
 
 
 def _finding(message: Message, body: dict[str, Any]) -> Finding:
     rank, what = message.rank, f"{body['phase']} {body['tensor']}"
     if body.get("third") == body["again"]:
-        meaning = "two repetitions agree with each other, and not with the step: a fault that struck once"
+        meaning = "two repetitions agree with each other and differ from the step: a fault that struck once"
     elif body.get("third") == body["once"]:
         meaning = "one of three runs differs: a fault that struck once, in the repetition"
     else:
         meaning = "three runs differ: this machine is unstable"
     return Finding(
-        "replay",
+        "same_rank_recompute",
         "suspect",
         f"rank {rank} computes {what} differently when it runs the step again; {meaning}",
         TRANSIENT,

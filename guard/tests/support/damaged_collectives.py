@@ -1,8 +1,8 @@
-"""Processes with DDP and FSDP2 under the doors of collectives, and wires that change a bit.
+"""Processes with DDP and FSDP2 under the checks of collectives, some of which change a bit.
 
-``python -m guard.tests.support.wired WORLD FOLDER`` runs the trials of ``FOLDER/trials.json``, and rank 0 writes
-``FOLDER/results.jsonl``.  Three ranks are no power of two: a mean that is rounded otherwise than DDP rounds it changes
-bits.
+``python -m guard.tests.support.damaged_collectives WORLD FOLDER`` runs the trials of ``FOLDER/trials.json``, and rank 0
+writes ``FOLDER/results.jsonl``.  Three ranks are no power of two: a mean that is rounded otherwise than DDP rounds it
+changes bits.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dash_guard.checks.doors import Doors
-from dash_guard.checks.wires import Wires
+from dash_guard.checks.collective_checksums import CollectiveChecksums
+from dash_guard.checks.gathered_parameters import GatheredParameters
 from dash_guard.fingerprints.fingerprint import local
 from dash_guard.process.rank import Rank
 from tests.support.distribution import ROOT
@@ -50,8 +50,8 @@ class Trial:
     Attributes:
         mode: "ddp", "replicate", "fsdp" or "hsdp"; "compiled fsdp", whose blocks are compiled; "accumulated hsdp", of
             which every second backward sums over its groups, from step 2 on; "summed hsdp", which divides sums itself.
-        doors: the setting of the checks.
-        wire: the operator that changes a bit on the way, on rank 1 in step `AT`; "" for none.
+        collectives: the setting of the checks.
+        damaged: the collective that changes a bit, on rank 1 in step `AT`; "" for none.
         side: of the operator on which it does so.
         number: of the call of this operator in the step.
         own: the program has its own way to communicate.
@@ -59,15 +59,15 @@ class Trial:
     """
 
     mode: str
-    doors: int = 1
-    wire: str = ""
+    collectives: int = 1
+    damaged: str = ""
     side: str = INPUT
     number: int = 0
     own: bool = False
     device: str = "cpu"
 
 
-def wire(trial: Trial) -> contextlib.AbstractContextManager[object]:
+def damage_in(trial: Trial) -> contextlib.AbstractContextManager[object]:
     """Changes a bit of what a collective is given, or of what it gives, once.
 
     DDP calls its collectives in C++, FSDP2 in Python.
@@ -113,7 +113,7 @@ class Dispatched(TorchDispatchMode):
                 result[-1].wait()
             return result
 
-        is_it = func._schema.name == f"c10d::{self.damage.trial.wire}" and self.damage.next()
+        is_it = func._schema.name == f"c10d::{self.damage.trial.damaged}" and self.damage.next()
         return self.damage.done(run, args[0][0], args[0][0]) if is_it else run()
 
 
@@ -129,7 +129,7 @@ names of what they read and write."""
 @contextlib.contextmanager
 def called(trial: Trial) -> Iterator[None]:
     """Damage to a call of a function of `torch.distributed`."""
-    names, reads, writes = FUNCTIONS[trial.wire]
+    names, reads, writes = FUNCTIONS[trial.damaged]
     name = next(name for name in names if hasattr(dist, name))
     plain, damage = getattr(dist, name), Damage(trial)
 
@@ -202,7 +202,10 @@ def train(trial: Trial, number: int, world: int, group: Any) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     meeting = Meeting(number, world, group)
     rank = Rank(number, world, meeting.channel)
-    rank.checks = [Doors(rank, doors=trial.doors), Wires(rank, doors=trial.doors)]
+    rank.checks = [
+        GatheredParameters(rank, collectives=trial.collectives),
+        CollectiveChecksums(rank, collectives=trial.collectives),
+    ]
     checks = list(rank.checks)
     rank.start()
     found = []
@@ -210,8 +213,8 @@ def train(trial: Trial, number: int, world: int, group: Any) -> dict[str, Any]:
         inputs = torch.randn(4, 12, generator=torch.Generator().manual_seed(10 * step + number))
 
         inputs = inputs.to(trial.device)
-        faulty = trial.wire and number == 1 and step == AT
-        with wire(trial) if faulty else contextlib.nullcontext():
+        faulty = trial.damaged and number == 1 and step == AT
+        with damage_in(trial) if faulty else contextlib.nullcontext():
             micro = 2 if step == 2 or (step > 1 and "accumulated" in trial.mode) else 1
             for number_of in range(micro):
                 if "accumulated" in trial.mode:
@@ -224,7 +227,7 @@ def train(trial: Trial, number: int, world: int, group: Any) -> dict[str, Any]:
         pickle.dumps(model)  # as without the guard
     rank.close()
     found += meeting.meet() + meeting.meet() + meeting.meet(last=True)
-    model((torch.ones(4, 12) * number).to(trial.device)).sum().backward()  # the doors stay, and ranks stay in step
+    model((torch.ones(4, 12) * number).to(trial.device)).sum().backward()  # the hooks remain, and ranks stay in step
     tensors = [local(each.detach()).cpu() for p in model.parameters() for each in (p, p.grad)]
     mine = b"".join(tensor.numpy().tobytes() for tensor in tensors)
     everyone: list[Any] = [None] * world
@@ -240,7 +243,7 @@ def train(trial: Trial, number: int, world: int, group: Any) -> dict[str, Any]:
 def run(trials: Sequence[Trial], folder: Path, world: int = 3, seconds: float = 300) -> list[dict[str, Any]]:
     """The results of trials, which processes of their own run one after the other."""
     (folder / "trials.json").write_text(json.dumps([asdict(trial) for trial in trials]))
-    command = [sys.executable, "-m", "guard.tests.support.wired", str(world), str(folder)]
+    command = [sys.executable, "-m", "guard.tests.support.damaged_collectives", str(world), str(folder)]
     run_together({"ranks": command}, seconds=seconds, folder=ROOT)
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 

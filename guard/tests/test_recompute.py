@@ -1,4 +1,6 @@
-"""Roll calls and replays of four processes: planted faults are named, nobody else is, and no bit changes."""
+"""Cross-rank recomputes and same-rank recomputes of four processes: planted faults are named, nobody else is, and no
+bit changes.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +11,24 @@ import pytest
 import torch
 from torch import nn
 
-from dash_guard.checks.replay import Replay
-from dash_guard.checks.roll_call import RollCall
-from dash_guard.detectors.judge import Job
-from dash_guard.detectors.roll_call import RollCallJudge
+from dash_guard.checks.cross_rank_recompute import CrossRankRecompute
+from dash_guard.checks.same_rank_recompute import SameRankRecompute
+from dash_guard.detectors.cross_rank_recompute import CrossRankRecomputeDetector
+from dash_guard.detectors.detector import Job
 from dash_guard.fingerprints.lane_buffer import LaneBuffer
 from dash_guard.monitor.monitor import Monitor
 from dash_guard.process.rank import Rank
 from dash_guard.transport.channel import Local
 
-from .roll_calls import judged, run
+from .recompute_campaign import run, scored
 
 FORWARD = {"kind": "forward", "steps": 2}
 BACKWARD = {"kind": "backward", "steps": 2}
 TRIALS: dict[str, dict[str, Any]] = {
-    "clean ddp": {"noisy": True, "steps": 3, "replay": 100},
+    "clean ddp": {"noisy": True, "steps": 3, "same_rank_recompute": 100},
     "clean fsdp": {"mode": "fsdp", "loss": True, "steps": 2},
-    "clean tp": {"mode": "tp", "steps": 2, "replay": 100, "micro_batches": 2},
-    "clean compiled": {"compiled": True, "steps": 2, "replay": 100},
+    "clean tp": {"mode": "tp", "steps": 2, "same_rank_recompute": 100, "micro_batches": 2},
+    "clean compiled": {"compiled": True, "steps": 2, "same_rank_recompute": 100},
     "ddp forward": {**FORWARD, "rank": 2, "module": "blocks.1.up", "bit": 0, "loss": True},
     "ddp backward": {**BACKWARD, "rank": 0, "module": "blocks.0.attn.q", "bit": 30},
     "ddp operator": {"kind": "operator", "rank": 1, "bit": 3, "steps": 2},
@@ -37,35 +39,35 @@ TRIALS: dict[str, dict[str, Any]] = {
     "compiled forward": {**FORWARD, "compiled": True, "rank": 3, "module": "", "bit": 0},
     "tp forward": {**FORWARD, "mode": "tp", "rank": 2, "module": "blocks.0.up"},
     "tp local": {**FORWARD, "kind": "local", "mode": "tp", "rank": 2, "module": "blocks.0.up"},
-    "unseeded": {"kind": "unseeded", "steps": 2, "replay": 100},
+    "unseeded": {"kind": "unseeded", "steps": 2, "same_rank_recompute": 100},
     "set": {"kind": "set", "steps": 2},
     "stop": {"rank": 1, "stop": True, "first": 2, "steps": 3, "every": 0},
     "stop parted": {"kind": "reduced", "rank": 2, "module": "blocks.1.up", "stop": True, "steps": 3, "every": 0},
     "off": {**FORWARD, "rank": 2, "module": "blocks.1.up", "bit": 0, "every": 0},
     "off once": {**FORWARD, "rank": 1, "module": "blocks.0.ln1", "once": True, "every": 0},
-    "replayed": {**FORWARD, "rank": 1, "module": "blocks.0.ln1", "once": True, "every": 0, "replay": 100},
-    "replayed tp": {
+    "repeated": {**FORWARD, "rank": 1, "module": "blocks.0.ln1", "once": True, "every": 0, "same_rank_recompute": 100},
+    "repeated tp": {
         **FORWARD,
         "mode": "tp",
         "rank": 3,
         "module": "blocks.1.up",
         "once": True,
         "every": 0,
-        "replay": 100,
+        "same_rank_recompute": 100,
     },
-    "replayed fsdp": {
+    "repeated fsdp": {
         **BACKWARD,
         "mode": "fsdp",
         "rank": 2,
         "module": "blocks.1.up",
         "once": True,
         "every": 0,
-        "replay": 100,
+        "same_rank_recompute": 100,
     },
 }
 
 
-QUICK = ("clean ddp", "ddp forward", "stop", "stop parted", "replayed", "off", "off once")
+QUICK = ("clean ddp", "ddp forward", "stop", "stop parted", "repeated", "off", "off once")
 
 
 def marked(*names: str) -> list[Any]:
@@ -90,21 +92,23 @@ def test_clean_runs_have_no_finding_and_the_bits_of_unguarded_ones(
     assert result["findings"] == []
     assert result["unchanged"]
     coverage = result["coverage"]
-    assert coverage["roll_call"]["counts"]["calls"] == 4 * result["trial"]["steps"]
-    assert not coverage["roll_call"]["unseen"]
-    if result["trial"]["replay"]:
-        assert coverage["replay"]["counts"]["steps"] == 4 * result["trial"]["steps"]
+    assert coverage["cross_rank_recompute"]["counts"]["calls"] == 4 * result["trial"]["steps"]
+    assert not coverage["cross_rank_recompute"]["unseen"]
+    if result["trial"]["same_rank_recompute"]:
+        assert coverage["same_rank_recompute"]["counts"]["steps"] == 4 * result["trial"]["steps"]
 
 
 @pytest.mark.parametrize(
     "name", marked(*(n for n in TRIALS if n.split()[-1] in ("forward", "backward") and "tp" not in n))
 )
-def test_a_defect_that_persists_is_named_at_the_next_roll_call(results: dict[str, dict[str, Any]], name: str) -> None:
+def test_a_defect_that_persists_is_named_at_the_next_cross_rank_recompute(
+    results: dict[str, dict[str, Any]], name: str
+) -> None:
     result = results[name]
-    assert judged(result) == (True, True, True), result["findings"]
+    assert scored(result) == (True, True, True), result["findings"]
     (found,) = result["findings"]
-    assert (found["kind"], len(found["groups"][0]), found["cause"]) == ("roll_call", 3, "machine")
-    assert found["severity"] == "verdict"
+    assert (found["kind"], len(found["groups"][0]), found["cause"]) == ("cross_rank_recompute", 3, "machine")
+    assert found["severity"] == "confirmed"
     assert "it repeats: a defect of this machine" in found["sentence"]
 
 
@@ -112,15 +116,15 @@ def test_a_defect_that_persists_is_named_at_the_next_roll_call(results: dict[str
 def test_the_operator_is_named_with_its_line(results: dict[str, dict[str, Any]]) -> None:
     (found,) = results["ddp operator"]["findings"]
     assert found["operator"].startswith("dash_inductor_test::between in ")
-    assert "roll_called.py:" in found["operator"]
+    assert "recomputed.py:" in found["operator"]
     assert found["evidence"]["inputs of the operator"] == "equal"
-    assert (found["severity"], found["ranks"]) == ("verdict", [1])
+    assert (found["severity"], found["ranks"]) == ("confirmed", [1])
 
 
 @pytest.mark.parametrize("name", ["off", "off once"])
 def test_the_same_faults_are_not_seen_without_the_check(results: dict[str, dict[str, Any]], name: str) -> None:
     assert results[name]["findings"] == []
-    assert results[name]["coverage"]["roll_call"]["counts"]["calls"] == 4, "the licence in the first step"
+    assert results[name]["coverage"]["cross_rank_recompute"]["counts"]["calls"] == 4, "the preflight in the first step"
 
 
 @pytest.mark.full
@@ -129,13 +133,13 @@ def test_of_two_ranks_of_the_same_shards_the_one_that_contradicts_itself_is_name
     results: dict[str, dict[str, Any]], kind: str
 ) -> None:
     (found,) = results[f"tp {kind}"]["findings"]
-    assert (found["severity"], found["ranks"]) == ("verdict", [2])
+    assert (found["severity"], found["ranks"]) == ("confirmed", [2])
     assert found["groups"] == [[0], [2]]
 
 
 def test_all_ranks_raise_before_the_same_update(results: dict[str, dict[str, Any]]) -> None:
-    told, others = "rank 7 computes wrongly", "step 2: another rank was told of a verdict of the guard"
-    assert results["stop"]["raised"] == [[[2, others]], [[2, told]], [[2, others]], [[2, others]]]
+    own, others = "rank 7 computes wrongly", "step 2: another rank received a confirmed finding"
+    assert results["stop"]["raised"] == [[[2, others]], [[2, own]], [[2, others]], [[2, others]]]
     assert results["stop"]["coverage"]["stop"]["counts"]["steps"] == 4 * 2
 
 
@@ -153,21 +157,23 @@ def test_a_program_that_is_not_deterministic_is_named_with_its_operator(
     assert {finding["kind"] for finding in found} == {"nondeterminism"}
     assert all(finding["ranks"] == [] for finding in found)
     assert found[0]["operator"].startswith(operator)
-    assert "roll_called.py:" in found[0]["operator"]
+    assert "recomputed.py:" in found[0]["operator"]
     assert results[name]["unchanged"]
 
 
-@pytest.mark.parametrize("name", marked("replayed", "replayed tp", "replayed fsdp"))
-def test_a_fault_that_strikes_once_is_found_by_a_replay(results: dict[str, dict[str, Any]], name: str) -> None:
-    assert judged(results[name]) == (True, True, True), results[name]
+@pytest.mark.parametrize("name", marked("repeated", "repeated tp", "repeated fsdp"))
+def test_a_fault_that_strikes_once_is_found_by_a_same_rank_recompute(
+    results: dict[str, dict[str, Any]], name: str
+) -> None:
+    assert scored(results[name]) == (True, True, True), results[name]
     (found,) = results[name]["findings"]
     assert "struck once" in found["sentence"]
 
 
-def test_a_function_of_the_program_is_called_by_a_roll_call_and_leaves_nothing_behind() -> None:
+def test_a_function_of_the_program_is_called_by_a_cross_rank_recompute_and_leaves_nothing_behind() -> None:
     local = Local()
     rank = Rank(0, 1, local.end(0))
-    rank.checks = [check := RollCall(rank)]
+    rank.checks = [check := CrossRankRecompute(rank)]
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator, calls = torch.Generator(), 0
@@ -185,14 +191,14 @@ def test_a_function_of_the_program_is_called_by_a_roll_call_and_leaves_nothing_b
         before = [tensor.clone() for tensor in (*model.buffers(), torch.get_rng_state())]
         gradients = [parameter.grad for parameter in model.parameters()]
         calls, noise = 0, 1.0
-        check.hold(work)
+        check.run_now(work)
         assert calls == 2 + 2, "the second run of both differs, so that operators are named"
         assert all(map(torch.equal, before, (*model.buffers(), torch.get_rng_state())))
         assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
     finally:
         rank.close()
     job = Job(1)
-    monitor = Monitor(job, local, [RollCallJudge(job)], None, lambda finding: None, lambda: 0.0)
+    monitor = Monitor(job, local, [CrossRankRecomputeDetector(job)], None, lambda finding: None, lambda: 0.0)
     (found,) = monitor.turn(0.0)
     assert (found.kind, found.ranks) == ("nondeterminism", ())
     assert found.operator.startswith("randn.generator in ")
@@ -205,7 +211,10 @@ def test_what_cannot_be_sent_or_fails_is_said_and_training_goes_on(monkeypatch: 
 
     def train(*given: object) -> dict[str, Any]:
         rank = Rank(0, 1, Local().end(0))
-        rank.checks = [RollCall(rank, roll_call=1), Replay(rank, replay=100)]
+        rank.checks = [
+            CrossRankRecompute(rank, cross_rank_recompute=1),
+            SameRankRecompute(rank, same_rank_recompute=100),
+        ]
         rank.start()
         model = Odd(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -216,10 +225,10 @@ def test_what_cannot_be_sent_or_fails_is_said_and_training_goes_on(monkeypatch: 
         return rank.coverage.to_dict()
 
     healthy = train()
-    assert healthy["roll_call"]["counts"]["calls"] == healthy["replay"]["counts"]["steps"] == 2
-    assert train(object())["roll_call"]["unseen"] == {"an argument of type object": 2}
+    assert healthy["cross_rank_recompute"]["counts"]["calls"] == healthy["same_rank_recompute"]["counts"]["steps"] == 2
+    assert train(object())["cross_rank_recompute"]["unseen"] == {"an argument of type object": 2}
     monkeypatch.setattr(LaneBuffer, "add", Mock(side_effect=torch.OutOfMemoryError("no memory for lanes")))
     failing = train()
-    for check in ("roll_call", "replay"):
+    for check in ("cross_rank_recompute", "same_rank_recompute"):
         (why,) = failing[check]["unseen"]
         assert "no memory for lanes" in why

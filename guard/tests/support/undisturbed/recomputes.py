@@ -1,4 +1,4 @@
-"""Programs that hold roll calls of their own."""
+"""Programs that run cross-rank recomputes of their own."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from .training import (
 
 
 def called(number: int, model: nn.Module, runs: Callable[[Tensor], Tensor], **settings: Any) -> Training:
-    """A program that holds roll calls of its own, at all places in its steps."""
+    """A program that runs cross-rank recomputes of its own, at all places in its steps."""
 
     def step(n: int) -> None:
-        training.roll_call()  # no model has run before the first step
+        training.cross_rank_recompute()  # no model has run before the first step
         result = runs(inputs(number, n))
-        training.roll_call()  # DDP waits for gradients
+        training.cross_rank_recompute()  # DDP waits for gradients
         loss_of(result).backward()
-        training.roll_call()
+        training.cross_rank_recompute()
         update(training, to_none=bool(n % 2))
-        training.roll_call()
+        training.cross_rank_recompute()
 
     def work() -> None:
         loss_of(runs(inputs(0, 99))).backward()
@@ -59,25 +59,27 @@ def called_unused(number: int, world: int, view: bool) -> Training:
 
 for _view in (False, True):
     for _static in (False, True):
-        _name = f"roll calls of ddp{' views' * _view}{' static' * _static}"
+        _name = f"cross-rank recomputes of ddp{' views' * _view}{' static' * _static}"
         KINDS[_name] = functools.partial(called_ddp, view=_view, static=_static)
-    KINDS[f"roll calls with unused parameters{' in views' * _view}"] = functools.partial(called_unused, view=_view)
+    KINDS[f"cross-rank recomputes with unused parameters{' in views' * _view}"] = functools.partial(
+        called_unused, view=_view
+    )
 
 
 @kind
-def roll_calls_of_reentrant_checkpoints(number: int, world: int) -> Training:
+def recomputes_of_reentrant_checkpoints(number: int, world: int) -> Training:
     model = DistributedDataParallel(Checkpointed(True), gradient_as_bucket_view=True)
     return called(number, model, model)
 
 
 @kind
-def roll_calls_of_fsdp(number: int, world: int) -> Training:
+def recomputes_of_fsdp(number: int, world: int) -> Training:
     training = sharded(number, world)
     return called(number, training.model, training.model)
 
 
 @kind
-def roll_calls_of_a_model_and_another(number: int, world: int) -> Training:
+def recomputes_of_a_model_and_another(number: int, world: int) -> Training:
     """The function runs a second model, and a tensor of its own has gradients, of which training knows nothing."""
     model, other = network(), DistributedDataParallel(network(), gradient_as_bucket_view=True)
     outside = torch.ones(OUT, requires_grad=True)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dash_guard.checks import replayed_update
-from dash_guard.checks.replayed_update import ReplayedUpdate
-from dash_guard.detectors.judge import Job
-from dash_guard.detectors.replay import ReplayJudge
+from dash_guard.checks import recomputed_update
+from dash_guard.checks.recomputed_update import RecomputedUpdate
+from dash_guard.detectors.detector import Job
+from dash_guard.detectors.same_rank_recompute import SameRankRecomputeDetector
 from dash_guard.monitor.monitor import Monitor
 from dash_guard.process.rank import Rank
 from dash_guard.transport.channel import Local
@@ -34,7 +34,7 @@ def run(
 ) -> tuple[list[tuple[int | None, str]], dict[str, Any], list[Tensor]]:
     local = Local()
     rank = Rank(0, 1, local.end(0))
-    rank.checks = [ReplayedUpdate(rank, replay=share)]
+    rank.checks = [RecomputedUpdate(rank, same_rank_recompute=share)]
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3))
     optimizer = make(list(model.parameters()))
@@ -51,9 +51,9 @@ def run(
     finally:
         rank.close()
     job = Job(1)
-    monitor = Monitor(job, local, [ReplayJudge(job)], None, lambda finding: None, lambda: 0.0)
+    monitor = Monitor(job, local, [SameRankRecomputeDetector(job)], None, lambda finding: None, lambda: 0.0)
     found = [(finding.step, f"{finding.stage} {finding.tensor}") for finding in monitor.turn(0.0)]
-    return found, rank.coverage.to_dict().get("replay", {}), list(model.parameters())
+    return found, rank.coverage.to_dict().get("same_rank_recompute", {}), list(model.parameters())
 
 
 def nothing(step: int, optimizer: torch.optim.Optimizer) -> None:
@@ -83,7 +83,7 @@ def test_what_an_optimizer_writes_wrongly_is_found(state: bool, share: int) -> N
 
 
 def test_what_does_not_fit_is_taken_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replayed_update, "BYTES", 1200)
+    monkeypatch.setattr(recomputed_update, "BYTES", 1200)
     found, coverage, _ = run(OPTIMIZERS["sgd"], nothing)
     assert found == []
     assert 5 <= coverage["counts"]["updates"] < 20

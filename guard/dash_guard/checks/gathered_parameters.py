@@ -1,11 +1,12 @@
-"""What FSDP has gathered against what went in: lanes are sums, so that the owners' shards add up to the whole.
+"""The gathered-parameter check: compares what FSDP2 has gathered with the shards that went in.
 
-Parameters of a forward are looked at behind it: so the door is as near to their use as it can be.  Those that are
-gathered again for a backward, and for compiled forwards, which have no hooks, are looked at as they come.
+Lanes are sums, so the lanes of the owners' shards add up to the lanes of the whole parameter. Parameters of a forward
+are hashed after the forward, as close to their use as possible. Parameters that are gathered again for a backward, or
+for a compiled forward, which has no hooks, are hashed when they arrive.
 
-Each rank hashes, of every parameter that it has gathered, the segment of each owner at its place, and its own shard.
-The digests of the owners' segments must be those that all of them have gathered: a rank whose copy differs is named,
-or an owner whose segment arrived everywhere otherwise than its shard is now.
+Of every gathered parameter, each rank hashes the segment of each owner at its position, and its own shard. The digests
+of the shards must be those that all ranks have gathered. The monitor names a rank whose copy differs, or an owner whose
+segment arrived on all ranks with other bits than its shard has now.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from .digests import Arriving, Queue, Ring
 from .state import ON_CPU, State, local
 
 SENT = 4
-"""Steps of each message."""
+"""The number of last steps that each message contains."""
 
 _WORD = 8
 _TOO_MUCH = f"parameters on the CPU beyond {ON_CPU >> 20} MiB"
@@ -45,13 +46,13 @@ _TOO_MUCH = f"parameters on the CPU beyond {ON_CPU >> 20} MiB"
 
 @dataclass
 class Gathered:
-    """What was hashed of one group of ranks in one step.
+    """The lanes of all parameters that one group of ranks has gathered in one step.
 
     Attributes:
-        owners: the ranks whose shards make a whole, in the order of their shards.
-        lanes: int64 [owners + 1, 2] on the device: segments as gathered, then the own shard.
-        tensors: how many were hashed.
-        words: that were hashed, so that each tensor has keys of its own.
+        owners: the ranks whose shards make up a whole parameter, in the order of the shards.
+        lanes: int64 [min(owners, OWNERS) + 1, 2] on the device: the gathered segments, then the own shard.
+        tensors: the number of tensors that were hashed.
+        words: the number of 8-byte words that were hashed, so that each tensor has its own keys.
     """
 
     owners: tuple[int, ...]
@@ -60,32 +61,32 @@ class Gathered:
     words: int = 0
 
 
-class Doors(Check):
-    """Gathered parameters of FSDP2, in the first forward of a step.
+class GatheredParameters(Check):
+    """Hashes gathered parameters of FSDP2, in the first forward of a step.
 
     Args:
-        rank: of which this is a check.
-        doors: n: in every n-th step; 0: never.
+        rank: the rank that this check belongs to.
+        collectives: n: check every n-th step; 0: never.
     """
 
-    name = "doors"
+    name = "gathered_parameters"
 
-    def __init__(self, rank: Host, doors: int = 1, **settings: Any) -> None:
+    def __init__(self, rank: Host, collectives: int = 1, **settings: Any) -> None:
         super().__init__(rank)
-        self._state, self._every = State.of(rank), doors
+        self._state, self._every = State.of(rank), collectives
         self._queue = Queue()
         self._shards: dict[tuple[int, str], DTensor] = {}  # by module and name in it
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # in this step
         self._gathered: dict[tuple[str, torch.device], Gathered] = {}  # by ranks, and what for
         self._watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._behind: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # looked at behind their forwards
+        self._after_forward: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # hashed after their forwards
         self._looking = 0
         self._failed: Exception | None = None
         self._ring = Ring()
         self._done: set[tuple[int, str]] = set()
 
     def step_began(self, step: int) -> None:
-        """A new step."""
+        """A step begins: forget what the last one has gathered."""
         self._seen.clear()
         self._done.clear()
         self._gathered.clear()
@@ -93,11 +94,11 @@ class Doors(Check):
         self._queue.poll()
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Send what has arrived."""
+        """Send the digests that have arrived."""
         self._queue.poll()
 
     def module_begins(self, module: nn.Module) -> None:
-        """Before its forward, parameters of a module of FSDP are shards."""
+        """Keep the shards of an FSDP2 module: before its forward, its parameters are shards."""
         self._state.module_begins(module)
         if module not in self._watched and self._every > 0 and self.rank.world > 1:
             self._watch(module)
@@ -107,11 +108,11 @@ class Doors(Check):
                     self._shards.setdefault(key, parameter)
 
     def module_ended(self, module: nn.Module, result: object) -> None:
-        """Behind its forward, they are still gathered."""
+        """Hash the gathered parameters of an FSDP2 module: after its forward, they are still there."""
         if not isinstance(module, FSDPModule) or module in self._seen or not self._on():
             return
         self._seen.add(module)
-        self._behind.add(module)
+        self._after_forward.add(module)
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             self.rank.coverage.unseen(self.name, "what is captured into a CUDA graph")
             return
@@ -124,7 +125,7 @@ class Doors(Check):
                     self.rank.coverage.unseen(self.name, why)
 
     def step_done(self, step: int) -> None:
-        """Send what has been hashed as soon as it has arrived."""
+        """Send the digests of the step as soon as they have arrived."""
         if self._failed is not None:
             raise self._failed
         gathered, self._gathered = self._gathered, {}
@@ -135,20 +136,23 @@ class Doors(Check):
             self._queue.put(arriving, functools.partial(self._arrived, step, named, arriving))
 
     def order(self, message: Message) -> None:
-        """The monitor wants the segments of a group in a step."""
+        """Send the segments of a group in a step."""
         step, group = message.body.get("step"), message.body.get("group")
         kept = self._ring.get(step, group) if isinstance(step, int) else None
         self.send(self.rank.step, of=step, group=group, segments=None if kept is None else kept[2])
 
     def close(self) -> None:
-        """Wait for what is on its way."""
+        """Wait for digests that have not arrived."""
         self._queue.poll(wait=True)
 
     def _on(self) -> bool:
         return self._every > 0 and self.rank.world > 1 and self.rank.step % self._every == 0
 
     def _add(self, whole: Tensor, shard: DTensor) -> str:
-        """Hash a gathered parameter and the own shard of it; why not, if it cannot be done."""
+        """Hash a gathered parameter and the own shard of it.
+
+        Returns:
+            Why it cannot be hashed; "" if it was."""
         dimension = _sharded_along(whole, shard)
         plain, mine, coordinate = local(whole), local(shard), shard.device_mesh.get_coordinate()
         reason = why_unseen(plain) or why_unseen(mine)
@@ -188,7 +192,7 @@ class Doors(Check):
         return ""
 
     def _of(self, where: str, owners: tuple[int, ...], tensor: Tensor) -> Gathered | None:
-        """Where lanes of what these ranks have gathered go; None if it is too much for a CPU."""
+        """The lanes of these ranks; None if the tensors are too large for a CPU."""
         gathered = self._gathered.get((where, tensor.device))
         if gathered is None:
             lanes = torch.zeros(min(len(owners), OWNERS) + 1, LANES, dtype=torch.int64, device=tensor.device)
@@ -197,19 +201,19 @@ class Doors(Check):
         return None if tensor.device.type == "cpu" and gathered.words * _WORD + size > ON_CPU else gathered
 
     def _watch(self, module: nn.Module) -> None:
-        """Look at what the modules of FSDP in this one gather."""
+        """Observe what the FSDP2 modules in this one gather."""
         for inside in module.modules():
             if inside not in self._watched:
                 self._watched.add(inside)
                 if isinstance(inside, FSDPModule):
-                    told = functools.partial(_told, weakref.ref(self), weakref.ref(inside))
-                    if not watch_gather(inside, told):
+                    on_result = functools.partial(_gathered, weakref.ref(self), weakref.ref(inside))
+                    if not watch_gather(inside, on_result):
                         self.rank.coverage.unseen(self.name, "a module that does not gather in PyTorch's own way")
 
     def gathered(self, module: nn.Module, own: Tensor, whole: Tensor, group: dist.ProcessGroup) -> None:
-        """A module has gathered its parameters, within a forward or a backward to which nothing may happen."""
+        """Hash what a module has gathered; never raises, because it runs in a forward or a backward of the program."""
         backward = in_backward()
-        if module in self._behind and not backward:
+        if module in self._after_forward and not backward:
             return
         step = self.rank.step
         if not (active.is_on(self.rank) and step == self._looking and self._on()):
@@ -223,7 +227,10 @@ class Doors(Check):
             self._failed = self._failed or error
 
     def _add_flat(self, own: Tensor, whole: Tensor, group: dist.ProcessGroup, what: str) -> str:
-        """Hash all that a collective has gathered, and what went in here; why not, if it cannot be done."""
+        """Hash the result of an all-gather and this rank's input of it.
+
+        Returns:
+            Why they cannot be hashed; "" if they were."""
         owners = tuple(dist.get_process_group_ranks(group))
         reason = why_unseen(whole)
         if reason:
@@ -264,8 +271,12 @@ class Doors(Check):
         self.send(step, groups=groups)
 
 
-def _told(
-    check: weakref.ref[Doors], module: weakref.ref[nn.Module], own: Tensor, whole: Tensor, group: dist.ProcessGroup
+def _gathered(
+    check: weakref.ref[GatheredParameters],
+    module: weakref.ref[nn.Module],
+    own: Tensor,
+    whole: Tensor,
+    group: dist.ProcessGroup,
 ) -> None:
     here, of = check(), module()
     if here is not None and of is not None:
@@ -273,7 +284,7 @@ def _told(
 
 
 def _sharded_along(whole: Tensor, shard: DTensor) -> int | None:
-    """The dimension of a shard's mesh along which FSDP has gathered it; those of the gathered parameter are others."""
+    """The dimension of a shard's mesh along which FSDP2 has gathered it; None if there is no such dimension."""
     names = shard.device_mesh.mesh_dim_names or ()
     others = set(whole.device_mesh.mesh_dim_names or ()) if isinstance(whole, DTensor) else set()
     along = [

@@ -1,13 +1,13 @@
-"""State at rest: what nobody may change between two uses is compared with itself, on the device.
+"""The at-rest checksum: compares, on the device, state that nobody may change between two uses with itself.
 
-Lanes of parameters and optimizer state are taken behind the optimizer's step.  Parameters and buffers are hashed again
-when the next step begins, parameters and optimizer state before the optimizer uses them again.  The flags of what has
-changed are copied out, and nobody waits for them.  A change that PyTorch knows of, by a tensor's version, is a write of
-the program: the monitor asks whether every rank made it.
+Parameters and optimizer state are hashed after the optimizer has stepped. Parameters and buffers are hashed again when
+the next step begins, parameters and optimizer state again before the optimizer uses them. The flags of what has changed
+are copied to the host without waiting. If PyTorch knows of a change, because the version of the tensor differs, the
+program has written it: the monitor asks whether every rank has.
 
-Gradients rest from the end of the last backward to the optimizer, unless the program writes them meanwhile, for example
-because it clips them.  Which backward is the last one is known from the step before.  Scalers of losses write them past
-PyTorch's versions: then gradients are not looked at.
+Gradients are at rest from the end of the last backward to the optimizer, unless the program writes them in between, for
+example to clip them. Which backward is the last one is known from the step before. Gradient scalers write gradients
+without changing their versions, so gradients are not compared under them.
 """
 
 from __future__ import annotations
@@ -29,51 +29,51 @@ from .digests import Arriving, Queue
 from .state import KNOWN, Entry, Hashed, State, known_lanes
 
 TESTED = 100
-"""Steps between two tests of the hash itself."""
+"""The number of steps between two tests of the hash itself."""
 
 GRADIENTS = "gradients"
-"""What a message says of the moment at which gradients are compared."""
+"""The moment of a message about gradients."""
 
 NAMED = 6
-"""Names of tensors in a message at most."""
+"""The largest number of names of tensors in a message."""
 
 _LENGTH = 100  # characters of a name in a message
 
 
-class Rest(Check):
-    """Compares state at rest.
+class AtRest(Check):
+    """Compares state at rest with itself.
 
     Args:
-        rank: of which this is a check.
-        rest: n: between every n-th step and the next one; 0: never.
+        rank: the rank that this check belongs to.
+        at_rest: n: compare between every n-th step and the next one; 0: never.
     """
 
-    name = "rest"
+    name = "at_rest"
 
-    def __init__(self, rank: Host, rest: int = 1, **settings: Any) -> None:
+    def __init__(self, rank: Host, at_rest: int = 1, **settings: Any) -> None:
         super().__init__(rank)
-        self._state, self._every = State.of(rank), rest
+        self._state, self._every = State.of(rank), at_rest
         self._queue = Queue()
         self._after: dict[int, list[Hashed]] = {}  # by optimizer
         self._alive: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._buffers: list[Hashed] = []
         self._frozen: list[Hashed] = []
         self._to_test = 1
-        self._update = 0  # the step whose update the state at rest was hashed behind
+        self._update = 0  # the step after whose update the state at rest was hashed
         self._backwards = Backwards(self._backward_ended, self._no_gradients)
         self._count = 0  # backwards that have ended in this step
-        self._last: set[int] = set()  # the number of those before which optimizers have stepped in the step before
+        self._last: set[int] = set()  # after how many backwards optimizers stepped in the step before
         self._stepped: set[int] = set()  # the same of this step
         self._scaled = False
         self._gradients: dict[int, tuple[int, list[Hashed]]] = {}  # by optimizer, with that number
 
     def step_began(self, step: int) -> None:
-        """Nothing of this step has used parameters or buffers yet."""
+        """Compare parameters and buffers, which nothing in this step has used yet."""
         self._count = 0
         self._gradients.clear()
         parameters = {number: _of(parts, phases.PARAMETER) for number, parts in self._after.items()}
-        resting = [part for parts in parameters.values() for part in parts]
-        now = self._compare(step, "begin", [*resting, *self._buffers, *self._frozen])
+        at_rest = [part for parts in parameters.values() for part in parts]
+        now = self._compare(step, "begin", [*at_rest, *self._buffers, *self._frozen])
         for number, parts in self._after.items():
             entries = {id(entry) for part in parameters[number] for entry in part.entries}
             self._after[number] = _of(parts, phases.OPTIMIZER_STATE) + _picked(now, entries)
@@ -82,7 +82,7 @@ class Rest(Check):
         self._queue.poll()
 
     def module_begins(self, module: nn.Module) -> None:
-        """A model has begun, whose buffers and frozen parameters rest too."""
+        """Register a model, whose buffers and frozen parameters are at rest too."""
         self._state.module_begins(module)
         self._backwards.module_begins()
 
@@ -91,7 +91,7 @@ class Rest(Check):
         self._backwards.module_ended(result)
 
     def _backward_ended(self) -> None:
-        """If it is the last one before an optimizer steps, hash gradients."""
+        """Hash gradients if this is the last backward before an optimizer steps."""
         if not active.is_on(self.rank):
             return
         self._count += 1
@@ -103,9 +103,9 @@ class Rest(Check):
                     self._gradients[number] = self._count, parts
 
     def scaler_updated(self) -> None:
-        """A scaler of losses has unscaled gradients."""
+        """A gradient scaler has unscaled gradients."""
         if not self._scaled:
-            self.rank.coverage.unseen(self.name, "gradients, because a scaler of losses writes them")
+            self.rank.coverage.unseen(self.name, "gradients, because a gradient scaler writes them")
         self._scaled = True
 
     def _no_gradients(self, error: Exception) -> None:
@@ -113,7 +113,7 @@ class Rest(Check):
         self.rank.coverage.unseen(self.name, f"gradients: {described(error)}")
 
     def step_done(self, step: int) -> None:
-        """Now and then, hash what is known, where state lies."""
+        """Test the hash on known tensors every `TESTED` steps, on every device with state."""
         self._last, self._stepped = self._stepped, set()
         devices = {part.lanes.device for parts in self._after.values() for part in parts}
         if step < self._to_test or not devices:
@@ -129,7 +129,7 @@ class Rest(Check):
             self.send(step, when="hash")
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to use its parameters and its state."""
+        """Compare the gradients, parameters and state that an optimizer is about to use."""
         self._queue.poll()
         self._stepped.add(self._count)
         count, gradients = self._gradients.pop(id(optimizer), (self._count, []))
@@ -140,7 +140,7 @@ class Rest(Check):
         self._compare(self.rank.step, "update", self._after.pop(id(optimizer), []))
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Parameters and state rest from now on, and buffers until the next forward."""
+        """Hash parameters and state, which are at rest now, and buffers, which are at rest until the next forward."""
         self._alive[id(optimizer)] = weakref.ref(optimizer)
         if not self._every or self.rank.step % self._every:
             return
@@ -155,13 +155,16 @@ class Rest(Check):
             self._frozen = self._state.hash(self.name, frozen)
 
     def close(self) -> None:
-        """Compare what still rests; waits for the device."""
+        """Compare the state that is still at rest; waits for the device."""
         parts = [part for hashed in self._after.values() for part in hashed]
         self._compare(self.rank.step, "end", [*parts, *self._buffers, *self._frozen])
         self._queue.poll(wait=True)
 
     def _compare(self, step: int, when: str, parts: Sequence[Hashed]) -> list[Hashed]:
-        """Hash again what parts hold, and begin to copy out what has changed; what was hashed."""
+        """Hash entries again and start to copy the flags of changed ones to the host.
+
+        Returns:
+            The new hashes."""
         if not any(part.entries for part in parts):
             return []
         now = self._state.hash(self.name, [entry for part in parts for entry in part.entries])
@@ -173,8 +176,8 @@ class Rest(Check):
             pairs: dict[int, tuple[Hashed, list[int], list[int]]] = {}
             for row, entry in enumerate(part.entries):
                 hashed, there = place.get(id(entry), (None, 0))
-                if hashed is None:  # freed or replaced: nobody uses it
-                    self.rank.coverage.unseen(self.name, "tensors that are not there any more")
+                if hashed is None:  # freed or replaced: nothing uses it
+                    self.rank.coverage.unseen(self.name, "tensors that were freed or replaced")
                     continue
                 if hashed.marks[there] != part.marks[row]:
                     written.append(entry)
@@ -209,7 +212,7 @@ class Rest(Check):
             if written:
                 self.rank.coverage.unseen(self.name, "gradients that the program wrote meanwhile", len(written))
             if changed:
-                self.send(step, when=when, tensors=count, changed=_told(changed), changes=len(changed))
+                self.send(step, when=when, tensors=count, changed=_reported(changed), changes=len(changed))
             return
         self.rank.coverage.count(self.name, comparisons=1, tensors=count)
         if written:
@@ -218,17 +221,17 @@ class Rest(Check):
             step,
             when=when,
             tensors=count,
-            **({"changed": _told(changed), "changes": len(changed), "since": update} if changed else {}),
-            **({"written": _told(written), "writes": len(written)} if written else {}),
+            **({"changed": _reported(changed), "changes": len(changed), "since": update} if changed else {}),
+            **({"written": _reported(written), "writes": len(written)} if written else {}),
         )
 
 
-def _told(entries: Sequence[Entry]) -> list[list[str]]:
+def _reported(entries: Sequence[Entry]) -> list[list[str]]:
     return [[entry.stage, entry.name[:_LENGTH]] for entry in entries[:NAMED]]
 
 
 def _rows(lanes: Tensor, rows: list[int]) -> Tensor:
-    """Some rows, without a transfer where they are one range."""
+    """Some rows of lanes, without a transfer if they are one range."""
     if rows == list(range(rows[0], rows[0] + len(rows))):
         return lanes[rows[0] : rows[0] + len(rows)]
     numbers = torch.tensor(rows)
@@ -236,12 +239,12 @@ def _rows(lanes: Tensor, rows: list[int]) -> Tensor:
 
 
 def _of(parts: Sequence[Hashed], stage: str) -> list[Hashed]:
-    """The entries of a stage."""
+    """The parts with the entries of a stage alone."""
     return _picked(parts, {id(entry) for part in parts for entry in part.entries if entry.stage == stage})
 
 
 def _picked(parts: Sequence[Hashed], entries: set[int]) -> list[Hashed]:
-    """The parts with those entries alone that have these ids."""
+    """The parts with the entries alone that have these ids."""
     found = []
     for part in parts:
         rows = [row for row, entry in enumerate(part.entries) if id(entry) in entries]

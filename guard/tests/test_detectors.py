@@ -1,4 +1,4 @@
-"""The judges of hangs, deaths, slowness, foreign ranks and equal data, on planted messages."""
+"""The detectors of hangs, deaths, slowness, foreign ranks and equal data, on planted messages."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 
 from benchmarks.simulated_job import simulate
 from dash_guard.detectors.data import STEPS, SameData
+from dash_guard.detectors.detector import Detector, Job
 from dash_guard.detectors.foreign import Foreign
-from dash_guard.detectors.judge import Job, Judge
 from dash_guard.detectors.liveness import Liveness
 from dash_guard.detectors.roster import START
 from dash_guard.detectors.slow import LAST, OF, Slow, lateness
 from dash_guard.process import flight
 from dash_guard.report.findings import Finding, from_json
-from dash_guard.shared.beating import packed, unpacked
+from dash_guard.shared.heartbeat import packed, unpacked
 from dash_guard.transport.messages import Message
 
 WORLD = 4
@@ -26,10 +26,10 @@ Open = Sequence[Any]
 
 
 class Stage:
-    """A liveness judge, four ranks on it, and the time."""
+    """A liveness detector, four ranks on it, and the time."""
 
     def __init__(self, groups: dict[str, list[int]] | None = None) -> None:
-        self.judge, self.now, self.found = Liveness(Job(WORLD)), 0.0, list[Finding]()
+        self.detector, self.now, self.found = Liveness(Job(WORLD)), 0.0, list[Finding]()
         self.pids = {rank: 100 + rank for rank in range(WORLD)}
         for rank, pid in self.pids.items():
             self.send(Message("joined", rank, 0, {"world": WORLD, "host": f"h{rank}", "node": "n", "pid": pid}))
@@ -39,23 +39,25 @@ class Stage:
 
     def send(self, *messages: Message) -> None:
         for message in messages:
-            self.judge.take(message, self.now)
+            self.detector.take(message, self.now)
 
-    def beat(self, rank: int, step: int, groups: dict[str, Open], pairs: Open = (), **body: Any) -> None:
+    def heartbeat(self, rank: int, step: int, groups: dict[str, Open], pairs: Open = (), **body: Any) -> None:
         words = {"frame": f"f{rank} (train.py:{rank})", "phase": "", "median": 0.1, "idle": 0.0, "pairs": pairs, **body}
         full = {name: [*of, "all_reduce", "Float[8]"] if len(of) == 2 else list(of) for name, of in groups.items()}
-        self.send(Message("beat", rank, step, {"groups": full, **words}))
+        self.send(Message("heartbeat", rank, step, {"groups": full, **words}))
 
-    def pass_time(self, seconds: float, beats: Iterable[tuple[int, int, dict[str, Open]]] = (), **body: Any) -> None:
-        """Ranks beat once a second, always the same, and the judge judges twice."""
-        beats = list(beats)
+    def pass_time(
+        self, seconds: float, heartbeats: Iterable[tuple[int, int, dict[str, Open]]] = (), **body: Any
+    ) -> None:
+        """Ranks send a heartbeat once a second, always the same, and the detector runs twice."""
+        heartbeats = list(heartbeats)
         end = self.now + seconds
         while self.now < end:
             self.now += 0.5
             if self.now % 1 == 0:
-                for rank, step, groups in beats:
-                    self.beat(rank, step, groups, **body)
-            self.found += self.judge.judge(self.now)
+                for rank, step, groups in heartbeats:
+                    self.heartbeat(rank, step, groups, **body)
+            self.found += self.detector.detect(self.now)
 
     def process(self, rank: int, state: str, status: int | None = None) -> None:
         self.send(Message("process", 0, 0, {"node": "n", "pid": self.pids[rank], "state": state, "status": status}))
@@ -84,7 +86,7 @@ def test_a_rank_that_others_wait_for_is_named_once(bad: int) -> None:
     assert 3 <= finding.latency_s <= 5
     assert from_json(finding.to_json().encode()) == finding
     stage.pass_time(60, waiting(bad))
-    assert names(stage.found)[1:] == [("hang", "verdict", (bad,))]
+    assert names(stage.found)[1:] == [("hang", "confirmed", (bad,))]
 
 
 def test_no_hang_without_a_wait_or_in_the_first_step_or_while_work_goes_on() -> None:
@@ -92,21 +94,23 @@ def test_no_hang_without_a_wait_or_in_the_first_step_or_while_work_goes_on() -> 
     idle.pass_time(30, [(rank, 9, {"0": (8, 8)}) for rank in range(WORLD)])
     start.pass_time(START - 2, waiting(1, step=1))
     for number in range(10):  # the awaited rank enters collectives of another group
-        beats = waiting(1)
-        busy.pass_time(1, [(r, s, {**groups, "x": (number, number)} if r == 1 else groups) for r, s, groups in beats])
+        heartbeats = waiting(1)
+        busy.pass_time(
+            1, [(r, s, {**groups, "x": (number, number)} if r == 1 else groups) for r, s, groups in heartbeats]
+        )
     assert idle.found == start.found == busy.found == []
 
 
 def test_the_one_for_whom_all_wait_is_found_across_groups() -> None:
     """0 and 1 are a tensor-parallel pair, 0 and 2 data-parallel: 1 waits for 0, and 3 for 1."""
     stage = Stage({"tp": [0, 1], "tp2": [2, 3], "dp": [0, 2], "dp2": [1, 3]})
-    beats: list[tuple[int, int, dict[str, Open]]] = [
+    heartbeats: list[tuple[int, int, dict[str, Open]]] = [
         (0, 9, {"tp": (5, 5), "dp": (3, 3)}),
         (1, 9, {"tp": (6, 5), "dp2": (3, 3)}),
         (2, 9, {"tp2": (6, 6), "dp": (4, 3)}),
         (3, 9, {"tp2": (6, 6), "dp2": (4, 3)}),
     ]
-    stage.pass_time(8, beats)
+    stage.pass_time(8, heartbeats)
     assert names(stage.found) == [("hang", "suspect", (0,))]
     waits = stage.found[0].evidence["waits"]
     assert sorted(waits) == [
@@ -118,12 +122,12 @@ def test_the_one_for_whom_all_wait_is_found_across_groups() -> None:
 def test_a_circle_and_different_operations_are_faults_of_the_program() -> None:
     circle, other, size = Stage({"a": [0, 1], "b": [0, 1]}), Stage(), Stage()
     circle.pass_time(6, [(0, 9, {"a": (5, 4), "b": (2, 2)}), (1, 9, {"a": (4, 4), "b": (3, 2)})])
-    assert names(circle.found) == [("desync", "verdict", (0, 1))]
+    assert names(circle.found) == [("desync", "confirmed", (0, 1))]
     assert circle.found[0].cause == "program"
     entered = (8, 7, "all_reduce", "Float[8]")
     for stage, wrong in ((other, (8, 7, "broadcast", "Float[8]")), (size, (8, 7, "all_reduce", "Float[9]"))):
         stage.pass_time(6, [(rank, 9, {"0": wrong if rank == 2 else entered}) for rank in range(WORLD)])
-        assert names(stage.found) == [("desync", "verdict", (2,))]
+        assert names(stage.found) == [("desync", "confirmed", (2,))]
         assert "train.py:0" in stage.found[0].sentence
         assert "train.py:2" in stage.found[0].sentence
 
@@ -132,7 +136,7 @@ def test_a_collective_that_all_have_entered_is_the_transport() -> None:
     stage = Stage()
     stage.pass_time(10, [(rank, 9, {"0": (8, 7)}) for rank in range(WORLD)])
     assert names(stage.found) == [("hang", "suspect", ())]
-    assert stage.found[0].cause == "wire"
+    assert stage.found[0].cause == "network"
     assert stage.found[0].hosts == ("h0", "h1", "h2", "h3")
 
 
@@ -144,7 +148,7 @@ def test_a_known_phase_is_a_note_until_its_limit(phase: str, seconds: int) -> No
     stage.pass_time(seconds - 10, waiting(0), phase=phase)
     assert len(stage.found) == 1
     stage.pass_time(8, waiting(0), phase=phase)
-    assert names(stage.found)[1:] == [("hang", "verdict", (0,))]
+    assert names(stage.found)[1:] == [("hang", "confirmed", (0,))]
 
 
 def test_sends_and_receives() -> None:
@@ -152,8 +156,8 @@ def test_sends_and_receives() -> None:
     for _ in range(6):
         stage.now += 1
         for rank in range(WORLD):
-            stage.beat(rank, 9, {"0": (8, 8)}, pairs=[["0", "recv", 3]] if rank == 2 else [])
-        stage.found += stage.judge.judge(stage.now)
+            stage.heartbeat(rank, 9, {"0": (8, 8)}, pairs=[["0", "recv", 3]] if rank == 2 else [])
+        stage.found += stage.detector.detect(stage.now)
     assert names(stage.found) == [("hang", "suspect", (3,))]
 
 
@@ -166,7 +170,7 @@ def test_the_dead_are_named_and_not_those_who_die_of_it() -> None:
     stage.pass_time(2)
     stage.process(2, "ended", signal.SIGTERM)
     stage.pass_time(20)
-    assert names(stage.found) == [("dead", "verdict", (1,))]
+    assert names(stage.found) == [("dead", "confirmed", (1,))]
     assert "SIGKILL" in stage.found[0].sentence
 
 
@@ -182,48 +186,48 @@ def test_an_exit_with_an_error_is_the_program_and_a_regular_end_is_nothing() -> 
     vanished.process(2, "ended", None)  # nobody knows how, and it has not said that it ends
     for stage in (failed, ended, vanished):
         stage.pass_time(4)
-    assert names(failed.found) == [("dead", "verdict", (3,))]
+    assert names(failed.found) == [("dead", "confirmed", (3,))]
     assert failed.found[0].cause == "program"
     assert ended.found == []
-    assert names(vanished.found) == [("dead", "verdict", (2,))]
+    assert names(vanished.found) == [("dead", "confirmed", (2,))]
 
 
-def test_a_stopped_rank_is_named_once_its_beats_are_missing_too() -> None:
+def test_a_stopped_rank_is_named_once_its_heartbeats_are_missing_too() -> None:
     stage = Stage()
     everyone = [(rank, 9, {"0": (8, 8)}) for rank in range(WORLD)]
     stage.pass_time(2, everyone)
     stage.process(1, "stopped")
     stage.pass_time(1, everyone)
     assert stage.found == []
-    stage.pass_time(6, [beat for beat in waiting(1) if beat[0] != 1])
-    assert names(stage.found) == [("stopped", "verdict", (1,))]
+    stage.pass_time(6, [heartbeat for heartbeat in waiting(1) if heartbeat[0] != 1])
+    assert names(stage.found) == [("stopped", "confirmed", (1,))]
     stage.process(1, "")
     stage.pass_time(2, everyone)  # it goes on, and is stopped again
     stage.process(1, "stopped")
-    stage.pass_time(6, [beat for beat in waiting(1) if beat[0] != 1])
-    assert names(stage.found[1:]) == [("stopped", "verdict", (1,))]
+    stage.pass_time(6, [heartbeat for heartbeat in waiting(1) if heartbeat[0] != 1])
+    assert names(stage.found[1:]) == [("stopped", "confirmed", (1,))]
 
 
 def test_silence_alone_is_a_suspicion_and_an_asked_end_is_nothing() -> None:
     silent, asked = Stage(), Stage()
     for stage in (silent, asked):
         stage.pass_time(2, [(rank, 9, {"0": (7, 7)}) for rank in range(WORLD)])
-    silent.pass_time(7, [beat for beat in waiting(1) if beat[0] != 1])
+    silent.pass_time(7, [heartbeat for heartbeat in waiting(1) if heartbeat[0] != 1])
     assert names(silent.found) == [("hang", "suspect", (1,))]
-    assert "no beats come" in silent.found[0].sentence
+    assert "it sends no heartbeats" in silent.found[0].sentence
     asked.send(Message("process", 0, 0, {"ending": True}))
     asked.process(1, "ended", signal.SIGTERM)
     asked.pass_time(9, waiting(2))
     assert asked.found == []
 
 
-def steps(judge: Judge, of: int, own: dict[int, list[float]], first: int = 1, kernels: Any = ()) -> list[Finding]:
+def steps(detector: Detector, of: int, own: dict[int, list[float]], first: int = 1, kernels: Any = ()) -> list[Finding]:
     found: list[Finding] = []
     for step in range(first, first + of):
         for rank, times in own.items():
             body = {"shape": "s", "own": times, "total": 100.0, "kernels": kernels[rank] if kernels else []}
-            judge.take(Message("times", rank, step, body), float(step))
-        found += judge.judge(step + 0.1)
+            detector.take(Message("times", rank, step, body), float(step))
+        found += detector.detect(step + 0.1)
     return found
 
 
@@ -235,8 +239,8 @@ def test_a_slow_rank_is_named_after_six_steps_and_a_little_slow_one_never(world:
     late = {**own, 1: [40.0, 80.0, 100.0]}
     assert steps(slow, LAST - 1, late) == []
     assert names(steps(slow, 6, late, first=LAST)) == [("slow", "suspect", (1,))]
-    judge = Slow(Job(world))
-    now_and_then = [steps(judge, 1, late if step % 2 else own, first=step) for step in range(1, 40)]
+    detector = Slow(Job(world))
+    now_and_then = [steps(detector, 1, late if step % 2 else own, first=step) for step in range(1, 40)]
     assert now_and_then == [[]] * 39
 
 
@@ -256,7 +260,7 @@ def test_half_of_the_ranks_and_other_work_are_not_slow() -> None:
         for rank in range(4):
             body = {"shape": "st"[rank == 3], "own": [90.0 if rank == 3 else 50.0], "total": 100.0, "kernels": []}
             other.take(Message("times", rank, step, body), float(step))
-        assert other.judge(step + 3.0) == []
+        assert other.detect(step + 3.0) == []
 
 
 def test_on_gpus_the_shortest_duration_came_last_and_slow_links_are_named() -> None:
@@ -267,7 +271,7 @@ def test_on_gpus_the_shortest_duration_came_last_and_slow_links_are_named() -> N
     pairs = {rank: [[f"d{rank // 2}", 1, 3.0 if rank // 2 == 1 else 1.0]] for rank in range(8)}
     job = Job(8, hosts={rank: f"h{rank // 2}" for rank in range(8)})
     (finding,) = steps(Slow(job), OF, {rank: [] for rank in range(8)}, kernels=pairs)
-    assert (finding.kind, finding.cause, finding.groups, finding.hosts) == ("link", "wire", ((2, 3),), ("h1",))
+    assert (finding.kind, finding.cause, finding.groups, finding.hosts) == ("link", "network", ((2, 3),), ("h1",))
 
 
 def facts(rank: int, **changes: Any) -> dict[str, Any]:
@@ -283,29 +287,29 @@ def test_foreign_ranks_are_named_and_what_ranks_have_for_themselves_is_not() -> 
         one.take(Message("facts", rank, 0, facts(rank, **({"NCCL_ALGO": "Tree"} if rank == 3 else {}))), 1.0)
     for rank in range(2):
         two.take(Message("facts", rank, 0, facts(rank, OMP_NUM_THREADS=str(rank))), 1.0)
-    assert clean.judge(2.0) == []
-    (finding,) = one.judge(2.0)
+    assert clean.detect(2.0) == []
+    (finding,) = one.detect(2.0)
     assert (finding.kind, finding.ranks) == ("foreign", (3,))
     assert finding.evidence == {"environment.NCCL_ALGO": ["Tree", "nothing"]}
-    assert names(two.judge(2.0)) == [("foreign", "suspect", (0, 1))]
+    assert names(two.detect(2.0)) == [("foreign", "suspect", (0, 1))]
 
 
 def test_other_kernels_are_compared_among_ranks_of_one_stage() -> None:
     for shapes, named in (("ssss", [(3,)]), ("ssst", [])):
-        judge = Foreign(Job(4))
+        detector = Foreign(Job(4))
         for rank in range(4):
-            judge.take(Message("times", rank, 2, {"shape": shapes[rank]}), 1.0)
-            judge.take(Message("keys", rank, 2, {"keys": ["a", "b" if rank == 3 else "c"]}), 1.0)
-        assert judge.judge(2.0) == []
-        assert [finding.ranks for finding in judge.judge(9.0)] == named
+            detector.take(Message("times", rank, 2, {"shape": shapes[rank]}), 1.0)
+            detector.take(Message("keys", rank, 2, {"keys": ["a", "b" if rank == 3 else "c"]}), 1.0)
+        assert detector.detect(2.0) == []
+        assert [finding.ranks for finding in detector.detect(9.0)] == named
 
 
-def read(judge: Judge, digests: str, peers: Sequence[int], of: int = STEPS) -> list[tuple[int, ...]]:
+def read(detector: Detector, digests: str, peers: Sequence[int], of: int = STEPS) -> list[tuple[int, ...]]:
     found = []
     for step in range(1, of + 1):
         for rank, digest in enumerate(digests):
-            judge.take(Message("data", rank, step, {"digest": f"{digest}{step}", "peers": list(peers)}), float(step))
-        found += [finding.ranks for finding in judge.judge(step + 0.1)]
+            detector.take(Message("data", rank, step, {"digest": f"{digest}{step}", "peers": list(peers)}), float(step))
+        found += [finding.ranks for finding in detector.detect(step + 0.1)]
     return found
 
 

@@ -1,8 +1,8 @@
-"""Replay: a step's forwards and backwards run a second time on the same rank, and must compute the same.
+"""Same-rank recompute: forwards and backwards of a step run a second time on the same rank, with the same bits.
 
-It finds faults that strike once, in what modules compute, in their gradients and in local gradients; a defect that
-repeats is found by roll calls only.  What lies between a module's result and its gradient, such as a loss that the
-program computes by itself, is not run again.
+The check finds faults that strike once: in results of modules, in their gradients and in local gradients. Only a
+cross-rank recompute finds a defect that repeats. What lies between the result of a module and its gradient, such as a
+loss that the program computes itself, is not run again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OUT_OF = 100
 
 @dataclass
 class _Call:
-    """A call of an outermost module in the present step."""
+    """A call of an outermost module in the current step."""
 
     root: nn.Module
     execution: Execution
@@ -42,36 +42,37 @@ class _Call:
     overlapped: bool = False
 
 
-class Replay(Check):
-    """Repeats a share of all steps.
+class SameRankRecompute(Check):
+    """Runs a share of all steps again, before their first optimizer steps.
 
     Args:
-        replay: how many of 100 steps, from 0 to 100.
-        seed: of the choice of steps, which all ranks make alike.
+        rank: the rank that this check belongs to.
+        same_rank_recompute: how many of 100 steps are run again, from 0 to 100.
+        seed: seed of the choice of steps, which is the same on all ranks.
     """
 
-    name = "replay"
+    name = "same_rank_recompute"
     together = True
 
-    def __init__(self, rank: Host, replay: int = 0, seed: int = 0, **settings: Any) -> None:
+    def __init__(self, rank: Host, same_rank_recompute: int = 0, seed: int = 0, **settings: Any) -> None:
         super().__init__(rank, **settings)
-        self._share, self._seed = replay, seed
+        self._share, self._seed = same_rank_recompute, seed
         self._names = Names()
         self._handles: dict[int, tuple[nn.Module, Any]] = {}
         self._depth = 0
-        self._chosen = self._licensed = False
+        self._chosen = self._preflight_done = False
         self._held = 0
         self._calls: list[_Call] = []
         self._off = ""
 
     def step_began(self, step: int) -> None:
-        """Look at the step if it is one that is repeated."""
+        """Decide whether this step is run again."""
         self._drop()
         self._chosen = not self._off and chosen(self._seed, step, self._share)
 
     @not_compiled
     def module_begins(self, module: nn.Module) -> None:
-        """Keep what a call of an outermost module depends on, and hash what it computes."""
+        """Keep the inputs and the state of a call of an outermost module, and hash what it computes."""
         outermost = self._depth == 0
         self._depth += 1
         if in_backward():
@@ -85,7 +86,7 @@ class Replay(Check):
             self._calls[-1].execution.module_begins(module)
 
     def _begin(self, module: nn.Module) -> None:
-        for call in self._calls:  # their gradients of parameters cannot be told from those of the next call
+        for call in self._calls:  # their gradients of parameters cannot be separated from those of the next call
             call.execution.detach()
             call.overlapped |= not _has_gradients(call.execution)
         devices = {parameter.device.type for parameter in module.parameters()} - {"meta"}
@@ -111,7 +112,7 @@ class Replay(Check):
             return
         try:
             call.batch = batch = MicroBatch.of(module, args, kwargs)
-        except Exception as error:  # within a hook of the program's module, to which nothing may happen
+        except Exception as error:  # a hook of the program's module must not raise
             call.execution.failed = described(error)
             return
         call.execution.returned(result)
@@ -120,14 +121,14 @@ class Replay(Check):
             tensor.register_hook(lambda gradient, number=number: _keep(batch, number, gradient))
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Gradients are complete: run the calls of this step again."""
+        """Run the calls of this step again: gradients are complete now."""
         step = self.rank.step
         if not self._chosen or self._held == step:
             return
         self._held = step
         calls = self._calls
         group = self.rank.group
-        # CUDA graphs compute into results that the program may still read, and eager code rounds otherwise.
+        # CUDA graphs write into results that the program may still read, and eager code rounds differently.
         cannot = in_backward() or has_cuda_graphs()
         why = next((why for call in calls if call.batch is not None and (why := call.batch.why_not_again())), "")
         everyone = group.gather([step, len(calls), bool(self._off), cannot or bool(why)])
@@ -158,13 +159,13 @@ class Replay(Check):
             self.rank.coverage.unseen(self.name, self._off)
             return
         differ = sum(row[0] for row in rows)
-        if not self._licensed and 2 * differ >= len(rows):
+        if not self._preflight_done and 2 * differ >= len(rows):
             self._off = "a step that is run again computes something else on most ranks"
             self.rank.coverage.unseen(self.name, self._off)
-        self._licensed = True
+        self._preflight_done = True
         self.rank.coverage.count(self.name, steps=1, tensors=count)
         if found and shares and where > min(row[3:] for row in rows if row[0]):
-            found = {}  # ranks that split modules hand on what was wrong before
+            found = {}  # ranks that split modules pass on a wrong value that came before
         if found or self._off:
             alike = sum(bool(row[0]) and row[3:] == where for row in rows)
             self.send(step, calls=len(calls), off=self._off, alike=alike, **found)
@@ -174,16 +175,16 @@ class Replay(Check):
         try:
             if call.batch is not None:
                 call.batch.run(execution, None)
-        except Exception as error:  # all ranks are told, and go on training together
+        except Exception as error:  # all ranks learn of it and go on training together
             failed = failed or f"it has failed: {described(error)}"[:300]
         return execution.end(), failed or execution.failed or call.execution.failed
 
     def order(self, message: Message) -> None:
-        """The monitor wants no more of it."""
+        """The monitor switches the check off."""
         self._off = str(message.body.get("off", ""))[:200]
 
     def close(self) -> None:
-        """Take hooks away."""
+        """Remove hooks."""
         self._drop()
         for _, handle in self._handles.values():
             handle.remove()
@@ -199,13 +200,14 @@ class Replay(Check):
 
 
 def chosen(seed: int, step: int, share: int) -> bool:
-    """Whether a step is among `share` of 100; all ranks choose alike, and all steps if it is 100."""
+    """Whether a step is among `share` of 100 steps; the same on all ranks."""
     content = f"{seed} {step}".encode()
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") % _OUT_OF < share
 
 
 def differs(once: list[Digest], again: list[Digest]) -> dict[str, Any]:
-    """The first digest of a run that its repetition has not, {} if they are equal."""
+    """The first digest of a run that differs in its repetition: place, phase, tensor and both digests; {} if all are
+    equal."""
     for place, digest in enumerate(once):
         other = _value(again, place, digest)
         if other != digest.value[:8].hex():
@@ -228,5 +230,5 @@ def _has_gradients(execution: Execution) -> bool:
 
 
 def _keep(batch: MicroBatch, number: int, gradient: Tensor | None) -> None:
-    if gradient is not None:  # results of compiled code that the loss does not use
+    if gradient is not None:  # None: a result of compiled code that the loss does not use
         batch.gradients.setdefault(number, gradient.detach())

@@ -1,25 +1,26 @@
-"""Roll call: all ranks run forward and backward of one rank's micro-batch, and must compute the same.
+"""Cross-rank recompute: all ranks run forward and backward of one rank's micro-batch and compare what they compute.
 
-Note [Roll call]
-It finds a defect that repeats, which no repetition on the same rank can show, and needs no stored reference: the
-ranks are each other's.  One of `roll_call` steps has one.  Which one follows from the seed and the step alone, so that
-all ranks hold it at the same place: before the first optimizer of the step, when gradients are complete.  They first
-agree over the guard's own group that all of them can, then the rank whose turn it is sends its inputs.
+Note [Cross-rank recompute]
+It finds a defect that repeats, which no repetition on the same rank can show. It needs no stored reference: the ranks
+check each other. It runs in one of `cross_rank_recompute` steps. The seed and the step alone decide in which one, so
+that all ranks run it at the same place: before the first optimizer of the step, when gradients are complete. The ranks
+first agree over the guard's own group that all of them can run it. Then one rank, chosen by turns, sends its inputs.
 
-* Before the first step of training ends, the licence is obtained: the roll call is held twice.  If ranks do not
-  repeat their own bits, or honest ranks differ, the program is not deterministic, and no machine may be blamed.
-* Where ranks differ, they run it again, in eager code, with every operator hashed: an operator whose inputs are equal
-  and whose result differs speaks of the machine, different inputs or other operators speak of the program.
-* Two ranks cannot vote.  So they run it once more with all samples one place further: a rank whose result does not move
-  with its sample contradicts itself, which it does if its defect is at a place of a result.  And once more with a
-  backward that begins with zeros: a rank whose gradients are not all zero contradicts itself too.  What more than one
-  rank does, then or at the licence, is what the program does.  Sums over samples depend on their order, so that local
-  gradients are not looked at in the former.  Neither needs equal parameters, so that it also holds after replicas have
-  parted, and where no other rank does the same work: there every roll call runs both, and it is one fact.
-* A roll call that the monitor orders is held at the next step whose number `AGREE` divides, if all ranks have the order
-  by then: they ask each other, so that none holds it alone.
-* What ranks legitimately compute differently (the shards of tensor parallelism, experts) is compared only with ranks
-  that do the same work, see `execution.Execution.work`.
+* The determinism preflight: in the first step of training, the recompute runs twice. If most ranks do not repeat their
+  own bits, or healthy ranks differ, the program is not deterministic, and no machine may be blamed.
+* Where ranks differ, they run the micro-batch again in eager code with every operator hashed. An operator with equal
+  inputs and different results accuses the machine; different inputs or different operators accuse the program.
+* Two ranks cannot vote. So they run the micro-batch once more with all samples shifted by one place. A rank whose
+  result does not move with its sample contradicts itself, as it does if the defect is at one place of a result. They
+  also run it with a backward that begins with zeros: a rank whose gradients are not all zero contradicts itself too.
+  Differences that more than one rank shows, here or in the preflight, come from the program. Sums over samples depend
+  on their order, so local gradients are not compared in the shifted run. Neither run needs equal parameters, so both
+  also work after replicas have diverged, and where no other rank does the same work. There, every recompute does both
+  runs, and they count as one fact.
+* A recompute that the monitor requests runs at the next step whose number `AGREE` divides, if all ranks have the
+  request by then. The ranks ask each other first, so that none runs it alone.
+* Results that ranks legitimately compute differently (shards of tensor parallelism, experts) are compared only with
+  ranks that do the same work, see `recompute.execution.Execution.work`.
 """
 
 from __future__ import annotations
@@ -49,59 +50,60 @@ from ..upstream.parallel import is_gathered, why_not_again
 from .check import Check, Host
 from .state import State
 
-LICENCE, SCHEDULED, ORDERED = "licence", "scheduled", "ordered"
-_PURPOSES = (LICENCE, SCHEDULED, ORDERED)
+PREFLIGHT, SCHEDULED, ORDERED = "preflight", "scheduled", "ordered"
+_PURPOSES = (PREFLIGHT, SCHEDULED, ORDERED)
 AGREE = 8
-"""Ranks ask each other every so many steps whether the monitor has ordered a roll call."""
+"""The number of steps after which ranks ask each other again whether the monitor has requested a recompute."""
 
 _WINDOW = 8  # digests from the first one that differs, and one before it
 
 
 def place(seed: int, window: int, every: int) -> int:
-    """Which step of a window of `every` steps holds the roll call, from 0; all ranks compute the same."""
+    """The place of the step with a cross-rank recompute in a window of `every` steps, from 0; the same on all ranks."""
     content = f"{seed} {window} {every}".encode()
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") % every
 
 
-class RollCall(Check):
-    """See Note [Roll call].
+class CrossRankRecompute(Check):
+    """Runs one rank's micro-batch on all ranks, see Note [Cross-rank recompute].
 
     Args:
-        roll_call: one of so many steps has one; 0: only those that are ordered.
-        seed: of the steps that have one, and of random numbers in it.
+        rank: the rank that this check belongs to.
+        cross_rank_recompute: n: run it in one of n steps; 0: only when the monitor requests it.
+        seed: seed of the choice of steps, and of random numbers in a recompute.
     """
 
-    name = "roll_call"
+    name = "cross_rank_recompute"
     together = True
 
-    def __init__(self, rank: Host, roll_call: int = 100, seed: int = 0, **settings: Any) -> None:
+    def __init__(self, rank: Host, cross_rank_recompute: int = 100, seed: int = 0, **settings: Any) -> None:
         super().__init__(rank, **settings)
-        self._every, self._seed = roll_call, seed
-        self._function_licensed = False
+        self._every, self._seed = cross_rank_recompute, seed
+        self._function_preflight_done = False
         self._function: Callable[[], object] | None = None
         self._names = Names()
         self._roots: dict[int, tuple[nn.Module, Any]] = {}  # with the handle of a hook
         self._depth = 0
         self._batch: MicroBatch | None = None
         self._wanted, self._cannot = False, ""
-        self._held = 0  # the last step that has asked itself
-        self._tried = self._licensed = False
+        self._held = 0  # the last step that has decided whether to recompute
+        self._tried = self._preflight_done = False
         self._turn = 0
         self._order = 0  # its number, 0 for none
         self._excluded: frozenset[str] = frozenset()
-        self._inherent: set[int] = set()  # in what several ranks contradict themselves: the program does
+        self._inherent: set[int] = set()  # contradictions that several ranks show: they come from the program
         self._off = ""
 
-    # What the program does.
+    # Events of the program.
 
     def step_began(self, step: int) -> None:
-        """Inputs are copied in steps that may have a roll call."""
+        """Decide whether inputs are copied in this step, because it may have a recompute."""
         self._batch, self._cannot = None, ""
         self._wanted = not self._off and self._purpose(step) != ""
 
     @not_compiled
     def module_begins(self, module: nn.Module) -> None:
-        """The outermost modules are those whose inputs are copied."""
+        """Put a hook that copies inputs on an outermost module."""
         if self._depth == 0 and id(module) not in self._roots and next(module.parameters(), None) is not None:
             handle = module.register_forward_hook(Hook(self._called), with_kwargs=True)
             self._roots[id(module)] = (module, handle)
@@ -118,21 +120,21 @@ class RollCall(Check):
     @not_compiled
     def _copy(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not active.is_on(self.rank) or in_backward():
-            return  # this is no training, or a part is computed again
+            return  # not training, or a checkpoint runs a part again
         try:
             self._batch, self._cannot = MicroBatch.of(module, args, kwargs), ""
-        except Exception as error:  # within a hook of the program's module, to which nothing may happen
+        except Exception as error:  # a hook of the program's module must not raise
             self._batch, self._cannot = None, described(error)
 
     def order(self, message: Message) -> None:
-        """The monitor wants a roll call at the next step at which ranks agree, or no more of them."""
+        """The monitor requests a recompute at the next step at which ranks agree, or switches the check off."""
         if message.body.get("off"):
             self._off = str(message.body["off"])[:200]
         else:
             self._order = int(message.body.get("number", 0))
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Gradients are complete: hold a roll call, if this step has one."""
+        """Run the recompute of this step, if it has one: gradients are complete now."""
         step = self.rank.step
         if self._held == step:
             return
@@ -144,37 +146,37 @@ class RollCall(Check):
         if in_backward():
             self._unseen("the optimizer steps within the backward")
             return
-        self._hold(step, wanted)
+        self._start(step, wanted)
 
-    def hold(self, function: Callable[[], object]) -> None:
-        """Hold a roll call now, with a function that does the work that ranks must do alike; all ranks call this.
+    def run_now(self, function: Callable[[], object]) -> None:
+        """Run a cross-rank recompute of a function of the program now; all ranks call this.
 
-        The function runs forward and backward of the same inputs in all ranks, such as one micro-batch through all
-        stages of a pipeline.  Stages of the same layers are compared with each other.
+        The function runs forward and backward of the same inputs on all ranks, such as one micro-batch through all
+        stages of a pipeline. Ranks whose stages have the same layers are compared with each other.
         """
         self._function = function
         try:
-            self._hold(self.rank.step, SCHEDULED if self._function_licensed else LICENCE)
+            self._start(self.rank.step, SCHEDULED if self._function_preflight_done else PREFLIGHT)
         finally:
             self._function = None
 
     def close(self) -> None:
-        """Take hooks away."""
+        """Remove hooks."""
         for _, handle in self._roots.values():
             handle.remove()
         self._roots.clear()
 
-    # The roll call.
+    # The recompute itself.
 
     def _scheduled(self, step: int) -> bool:
         return self._every > 0 and (step - 1) % self._every == place(self._seed, (step - 1) // self._every, self._every)
 
     def _purpose(self, step: int) -> str:
         if self._scheduled(step) or not self._tried:
-            return SCHEDULED if self._licensed else LICENCE
-        return ORDERED if self._licensed and step % AGREE == 0 else ""
+            return SCHEDULED if self._preflight_done else PREFLIGHT
+        return ORDERED if self._preflight_done and step % AGREE == 0 else ""
 
-    def _hold(self, step: int, purpose: str) -> None:
+    def _start(self, step: int, purpose: str) -> None:
         batch, group = None if self._function is not None else self._batch, self.rank.group
         why = self._why_not(batch)
         mine = [step, _PURPOSES.index(purpose), self._order, bool(self._off), bool(why)]
@@ -198,7 +200,7 @@ class RollCall(Check):
             return
         of = self._turn % len(everyone)
         self._turn += 1
-        self._call_the_roll(step, purpose, of, batch)
+        self._recompute(step, purpose, of, batch)
 
     def _why_not(self, batch: MicroBatch | None) -> str:
         if self._function is not None:
@@ -212,20 +214,20 @@ class RollCall(Check):
             roots, why = [batch.root], batch.why_not_sent()
         parted = State.of(self.rank).classes.parted
         if any(not parted.isdisjoint(root.modules()) for root in roots):
-            return "replicas of the model have parted, because it was updated by gradients that were not reduced"
+            return "replicas of the model have diverged: it was updated by gradients that were not reduced"
         return why or next(filter(None, map(why_not_again, roots)), "")
 
-    def _call_the_roll(self, step: int, purpose: str, of: int, batch: MicroBatch | None) -> None:
+    def _recompute(self, step: int, purpose: str, of: int, batch: MicroBatch | None) -> None:
         group, refused = self.rank.group, ""
         if self._function is None:
-            self._licensed = True
+            self._preflight_done = True
         else:
-            self._function_licensed = True
+            self._function_preflight_done = True
         if self._function is None and batch is not None:
             batch, refused = self._received(batch, of)
         run = functools.partial(self._run, batch, seed=self._seed * 1_000_003 + step)
         first, work, failed = run() if not refused else ([], "", refused)
-        second = run()[0] if purpose == LICENCE and not refused else first
+        second = run()[0] if purpose == PREFLIGHT and not refused else first
         kept = [d.number() for d in first if _label(d) not in self._excluded]
         repeats = [d.number() for d in second if _label(d) not in self._excluded] == kept
         works = group.gather([_hash(work), _hash(kept), repeats, bool(failed)])
@@ -238,14 +240,14 @@ class RollCall(Check):
         alone = len(peers) == len(works) > 1
         differ = any(len({works[rank][1] for rank in ranks}) > 1 for ranks in peers)
         if differ or not all(row[2] for row in works):
-            if purpose != LICENCE:
+            if purpose != PREFLIGHT:
                 second = run()[0]
             body |= self._compared(first, second, peers)
             body |= self._operators(run, peers, repeats)
             body |= self._contradiction(batch, first, purpose, self._seed * 1_000_003 + step, alone)
-            if purpose == LICENCE:
+            if purpose == PREFLIGHT:
                 self._exclude(first, peers)
-        elif alone or (purpose == LICENCE and len(works) > 1):
+        elif alone or (purpose == PREFLIGHT and len(works) > 1):
             found = self._contradiction(batch, first, purpose, self._seed * 1_000_003 + step, alone)
             body |= found if alone else {}
         self.rank.coverage.count(self.name, calls=1, tensors=len(kept))
@@ -254,7 +256,10 @@ class RollCall(Check):
         self.send(step, **body)
 
     def _received(self, batch: MicroBatch, of: int) -> tuple[MicroBatch, str]:
-        """The micro-batch of another rank, and why it is none."""
+        """The micro-batch of rank `of`.
+
+        Returns:
+            The micro-batch, and why it cannot be used; "" if it can."""
         group = self.rank.group
         mine = batch.encode() if self.rank.number == of else [torch.empty(0, dtype=torch.uint8)] * 2
         sizes = group.gather([part.numel() for part in mine])[of]
@@ -263,7 +268,7 @@ class RollCall(Check):
         arguments, tensors = (group.broadcast(part, of) if part.numel() else part for part in mine)
         try:
             return batch.given(bytes(arguments.tolist()), tensors), ""
-        except Exception as error:  # all ranks are told, and go on training together
+        except Exception as error:  # all ranks learn of it and go on training together
             return batch, f"inputs of rank {of} do not fit: {described(error)}"[:300]
 
     def _run(
@@ -274,7 +279,10 @@ class RollCall(Check):
         turned: int = 0,
         silent: bool = False,
     ) -> tuple[list[Digest], str, str]:
-        """Digests of one run, the work of this rank, and why the run has failed."""
+        """Run the micro-batch, or the function, once.
+
+        Returns:
+            The digests, the work of this rank, and why the run failed; "" if it did not."""
         watches = any(observer.watches_graphs for observer in active.observers) and log is None
         execution = Execution(self._names, watches, turned, silent=silent)
         around = fit_for_graphs()
@@ -289,7 +297,7 @@ class RollCall(Check):
                     run_function(self._function, [root for root, _ in self._roots.values()], execution, seed, around)
                 elif batch is not None:
                     batch.run(execution, seed, around)
-        except Exception as error:  # all ranks are told, and go on training together
+        except Exception as error:  # all ranks learn of it and go on training together
             failed = f"it has failed: {described(error)}"[:300]
         digests = execution.end()
         failed = failed or execution.failed
@@ -297,12 +305,12 @@ class RollCall(Check):
         return digests, roots_ + execution.work(), failed
 
     def _compared(self, first: list[Digest], second: list[Digest], peers: list[list[int]]) -> dict[str, Any]:
-        """The digests from the first one in which ranks differ, of both runs."""
+        """The digests of both runs, from the first one in which ranks differ."""
         group = self.rank.group
         kept = [[d for d in digests if _label(d) not in self._excluded] for digests in (first, second)]
         rows = dict(enumerate(group.gather_padded([d.number() for d in kept[0]])))
         found = first_difference(rows, peers)
-        if found is None:  # somebody has not repeated its bits
+        if found is None:  # a rank has not repeated its bits
             pairs = itertools.zip_longest(*([d.number() for d in digests] for digests in kept))
             mine = next((n for n, (a, b) in enumerate(pairs) if a != b), len(rows[self.rank.number]))
             found = min(number for (number,) in group.gather([mine]))
@@ -315,12 +323,16 @@ class RollCall(Check):
     def _contradiction(
         self, batch: MicroBatch | None, first: list[Digest], purpose: str, seed: int, alone: bool
     ) -> dict[str, Any]:
-        """The first digest in which this rank contradicts itself, and no other rank does.
+        """The first digest in which this rank contradicts itself and no other rank does; {} if there is none.
 
         Args:
-            alone: no other rank has computed the same, so that by chance rounding may show on one rank only.
+            batch: the micro-batch; None for a function of the program.
+            first: the digests of the first run.
+            purpose: preflight, scheduled or ordered.
+            seed: seed of random numbers.
+            alone: whether no other rank does the same work, so that rounding may differ on one rank by chance.
         """
-        found: list[tuple[int, str, Digest]] = []  # place among all digests, and in which execution
+        found: list[tuple[int, str, Digest]] = []  # place among all digests, and in which run
         places = {_label(digest): place for place, digest in enumerate(first)}
         if batch is not None:
             silent = self._run(batch.silenced(), seed, silent=True)[0]
@@ -334,7 +346,7 @@ class RollCall(Check):
         mine = [_hash(f"{how} {_label(digest)}") for _, how, digest in found]
         rows = self.rank.group.gather_padded(mine)
         others = {number for rank, row in enumerate(rows) if rank != self.rank.number for number in row}
-        if purpose == LICENCE:
+        if purpose == PREFLIGHT:
             by_order = {number for (_, how, _), number in zip(found, mine, strict=True) if how == "turned"}
             self._inherent = others | by_order if alone else others & set(mine)
         for (at, _, digest), number in zip(found, mine, strict=True):
@@ -343,7 +355,7 @@ class RollCall(Check):
         return {}
 
     def _operators(self, run: Callable[..., Any], peers: list[list[int]], repeats: bool) -> dict[str, Any]:
-        """The first operator in which ranks differ, or in which two runs of this rank do."""
+        """The first operator in which ranks differ, and the first one in which two runs of this rank differ."""
         logs = []
         for _ in range(2):
             logs.append(log := OperatorLog())
@@ -360,9 +372,10 @@ class RollCall(Check):
         return body
 
     def _exclude(self, first: list[Digest], peers: list[list[int]]) -> None:
-        """What no majority of ranks agrees on, though they agree again later, is what ranks compute differently.
+        """Exclude digests on which no majority of ranks agrees although the last digests are equal.
 
-        If the last digest differs too, nothing is excluded: then ranks do not compute the same at all.
+        Ranks compute these differently by design. If the last digests differ too, nothing is excluded: then the ranks
+        do not compute the same at all.
         """
         rows = self.rank.group.gather_padded([d.number() for d in first])
         own: Sequence[int] = next(ranks for ranks in peers if self.rank.number in ranks)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dash_guard.checks import all as all_checks
-from dash_guard.detectors import all as all_judges
-from dash_guard.detectors.judge import Job
+from dash_guard.detectors import all as all_detectors
+from dash_guard.detectors.detector import Job
 from dash_guard.monitor.monitor import Monitor
 from dash_guard.process.rank import Rank
 from dash_guard.report.findings import Finding
@@ -47,8 +47,8 @@ def found(
     optimizer = make([parameter for parameter in model.parameters() if parameter.requires_grad])
     local, job = Local(), Job(1)
     rank = Rank(0, 1, local.end(0))
-    rank.checks = [kind(rank, rest=at_rest) for kind in all_checks.BITS]
-    monitor = Monitor(job, local, [kind(job) for kind in all_judges.BITS], None, lambda finding: None, lambda: 0.0)
+    rank.checks = [kind(rank, at_rest=at_rest) for kind in all_checks.BITS]
+    monitor = Monitor(job, local, [kind(job) for kind in all_detectors.BITS], None, lambda finding: None, lambda: 0.0)
     runs = called(model)
     scale = torch.amp.GradScaler("cpu", enabled=scaler, init_scale=4.0)
     rank.start()
@@ -88,7 +88,7 @@ def moment(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
 
 def only(findings: list[Finding]) -> tuple[str, int | None, str]:
     (finding,) = findings
-    assert (finding.kind, finding.ranks) == ("rest", (0,))
+    assert (finding.kind, finding.ranks) == ("at_rest", (0,))
     return finding.severity, finding.step, finding.tensor
 
 
@@ -105,7 +105,7 @@ WAYS: dict[str, dict[str, object]] = {
 def test_clean_and_flipped(way: str) -> None:
     clean, monitor, _ = found(nothing, **WAYS[way])  # type: ignore[arg-type]
     assert clean == []
-    assert monitor.coverage.to_dict()["rest"]["counts"]["comparisons"] == 2 * STEPS - 1
+    assert monitor.coverage.to_dict()["at_rest"]["counts"]["comparisons"] == 2 * STEPS - 1
     findings, _, _ = found(flipping(weight), **WAYS[way])  # type: ignore[arg-type]
     assert only(findings) == ("suspect", STEP, "parameter 0.weight")
 
@@ -144,7 +144,7 @@ def test_gradients_between_backward_and_update(way: str) -> None:
     findings, monitor, _ = found(nothing, in_step=flipping(gradient), **WAYS[way])  # type: ignore[arg-type]
     assert only(findings) == ("suspect", STEP, "gradient 2.weight")
     assert "between the backward and the optimizer" in findings[0].sentence
-    assert monitor.coverage.to_dict()["rest"]["counts"]["gradients"] == 8 * (STEPS - 1)
+    assert monitor.coverage.to_dict()["at_rest"]["counts"]["gradients"] == 8 * (STEPS - 1)
     assert found(nothing, in_step=flipping(gradient), at_rest=0)[0] == []
 
 
@@ -154,12 +154,12 @@ def test_gradients_that_the_program_writes_are_not_compared() -> None:
 
     findings, monitor, _ = found(nothing, in_step=clip)
     assert findings == []
-    assert monitor.coverage.to_dict()["rest"]["unseen"] == {
+    assert monitor.coverage.to_dict()["at_rest"]["unseen"] == {
         "gradients that the program wrote meanwhile": 8 * (STEPS - 1)
     }
     findings, monitor, _ = found(nothing, in_step=flipping(gradient), scaler=True)
     assert findings == []
-    assert "gradients, because a scaler of losses writes them" in monitor.coverage.to_dict()["rest"]["unseen"]
+    assert "gradients, because a gradient scaler writes them" in monitor.coverage.to_dict()["at_rest"]["unseen"]
 
 
 def test_gradients_of_several_backwards_and_of_two_optimizers() -> None:
@@ -169,7 +169,7 @@ def test_gradients_of_several_backwards_and_of_two_optimizers() -> None:
     local, job = Local(), Job(1)
     rank = Rank(0, 1, local.end(0))
     rank.checks = [kind(rank) for kind in all_checks.BITS]
-    monitor = Monitor(job, local, [kind(job) for kind in all_judges.BITS], None, lambda finding: None, lambda: 0.0)
+    monitor = Monitor(job, local, [kind(job) for kind in all_detectors.BITS], None, lambda finding: None, lambda: 0.0)
     rank.start()
     try:
         for step in range(1, 9):
@@ -221,10 +221,10 @@ def test_what_the_program_writes_is_a_note() -> None:
     findings, monitor, _ = found(load)
     assert {(f.severity, f.ranks) for f in findings} == {("note", ())}
     assert len(findings) <= 3
-    assert "tensors that the program wrote meanwhile" in monitor.coverage.to_dict()["rest"]["unseen"]
+    assert "tensors that the program wrote meanwhile" in monitor.coverage.to_dict()["at_rest"]["unseen"]
 
 
-def test_what_the_program_writes_behind_the_counters_ends_as_a_note() -> None:
+def test_what_the_program_writes_without_changing_versions_ends_as_a_note() -> None:
     def clamp(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         model[0].weight.data.mul_(0.99)
 
@@ -239,7 +239,7 @@ def test_what_cannot_be_hashed_is_said() -> None:
     model = network()
     model.register_buffer("scales", torch.ones(3).as_subclass(Quantized))
     _, monitor, _ = found(nothing, model)
-    assert any("Quantized" in why for why in monitor.coverage.to_dict()["rest"]["unseen"])
+    assert any("Quantized" in why for why in monitor.coverage.to_dict()["at_rest"]["unseen"])
 
 
 def test_two_optimizers_and_a_model_that_changes() -> None:
@@ -263,8 +263,8 @@ def test_two_optimizers_and_a_model_that_changes() -> None:
 def test_a_hash_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right, _, rank = found(nothing)
     assert right == []
-    assert rank.coverage.to_dict()["rest"]["counts"]["hashes_tested"] == 1
-    monkeypatch.setattr("dash_guard.checks.rest.KNOWN", ((1, 2),) * 5)
+    assert rank.coverage.to_dict()["at_rest"]["counts"]["hashes_tested"] == 1
+    monkeypatch.setattr("dash_guard.checks.at_rest.KNOWN", ((1, 2),) * 5)
     (finding,) = found(nothing)[0]
     assert (finding.kind, finding.severity, finding.ranks) == ("guard", "suspect", (0,))
 
@@ -287,6 +287,6 @@ def test_a_model_that_is_gone_in_the_end_is_no_fault() -> None:
         gc.collect()
     finally:
         rank.close()
-    monitor = Monitor(job, local, [kind(job) for kind in all_judges.BITS], None, lambda finding: None, lambda: 0.0)
+    monitor = Monitor(job, local, [kind(job) for kind in all_detectors.BITS], None, lambda finding: None, lambda: 0.0)
     assert monitor.finish(0.0) == []
-    assert "tensors that are not there any more" in monitor.coverage.to_dict()["rest"]["unseen"]
+    assert "tensors that were freed or replaced" in monitor.coverage.to_dict()["at_rest"]["unseen"]

@@ -1,4 +1,6 @@
-"""Roll calls and replays on a GPU: they change no bit, under CUDA graphs too, and a flipped bit is named."""
+"""Cross-rank recomputes and same-rank recomputes on a GPU: they change no bit, under CUDA graphs too, and a flipped bit
+is named.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dash_guard.checks.replay import Replay
-from dash_guard.checks.roll_call import RollCall
+from dash_guard.checks.cross_rank_recompute import CrossRankRecompute
+from dash_guard.checks.same_rank_recompute import SameRankRecompute
 from dash_guard.process.rank import Rank
 from dash_guard.transport.channel import Local
 from dash_guard.transport.messages import Message
@@ -40,12 +42,12 @@ def train_compiled(mode: str | None) -> nn.Module:
     )
 
 
-def guarded(work: Callable[[], Any], roll_call: bool = True) -> tuple[Any, list[Message], dict[str, Any]]:
+def guarded(work: Callable[[], Any], cross_rank_recompute: bool = True) -> tuple[Any, list[Message], dict[str, Any]]:
     """What the work gives, what the guard's checks have sent, and their coverage."""
     local = Local()
     rank = Rank(0, 1, local.end(0))
-    rank.checks = [RollCall(rank, roll_call=2)] if roll_call else []
-    rank.checks.append(Replay(rank, replay=100))
+    rank.checks = [CrossRankRecompute(rank, cross_rank_recompute=2)] if cross_rank_recompute else []
+    rank.checks.append(SameRankRecompute(rank, same_rank_recompute=100))
     rank.start()
     try:
         given = work()
@@ -61,14 +63,14 @@ def test_they_change_no_bit_of_compiled_code(mode: str | None, deterministic: No
     model, messages, coverage = guarded(lambda: train_compiled(mode))
     assert all(map(torch.equal, without.parameters(), model.parameters()))
     assert torch.equal(random, torch.cuda.get_rng_state())
-    assert coverage["roll_call"]["counts"]["calls"] >= STEPS // 2
-    assert {message.kind for message in messages} == {"roll_call"}
+    assert coverage["cross_rank_recompute"]["counts"]["calls"] >= STEPS // 2
+    assert {message.kind for message in messages} == {"cross_rank_recompute"}
     assert not any("first" in message.body for message in messages), messages
-    replayed = coverage["replay"]["counts"].get("steps", 0)
-    assert replayed == STEPS if mode is None else replayed < STEPS, coverage
+    repeated = coverage["same_rank_recompute"]["counts"].get("steps", 0)
+    assert repeated == STEPS if mode is None else repeated < STEPS, coverage
 
 
-def test_a_bit_that_flips_once_is_found_by_a_replay(deterministic: None) -> None:
+def test_a_bit_that_flips_once_is_found_by_a_same_rank_recompute(deterministic: None) -> None:
     calls = 0
 
     def flip(module: nn.Module, args: Any, result: Tensor) -> None:
@@ -90,12 +92,12 @@ def test_a_bit_that_flips_once_is_found_by_a_replay(deterministic: None) -> None
             optimizer.zero_grad()
 
     struck = 0
-    _, messages, coverage = guarded(work, roll_call=False)
+    _, messages, coverage = guarded(work, cross_rank_recompute=False)
     assert messages == []
-    assert coverage["replay"]["counts"]["steps"] == STEPS
+    assert coverage["same_rank_recompute"]["counts"]["steps"] == STEPS
     assert calls == 2 * STEPS
     calls, struck = 0, 2 * 3 + 1  # the real execution of step 4
-    _, (found,), _ = guarded(work, roll_call=False)
+    _, (found,), _ = guarded(work, cross_rank_recompute=False)
     assert (found.step, found.body["phase"], found.body["tensor"]) == (4, "activation", "3")
     assert found.body["once"] != found.body["again"] == found.body["third"]
 
@@ -108,7 +110,7 @@ def test_a_defect_of_one_gpu_is_found_over_nccl(tmp_path: Path) -> None:
         {"kind": "forward", "rank": 1, "module": "blocks.1.up", "steps": 2, "device": "cuda"},
         {"mode": "fsdp", "kind": "backward", "rank": 1, "module": "blocks.1.up", "steps": 2, "device": "cuda"},
     ]
-    command = [sys.executable, "-W", "ignore", "-m", "guard.tests.support.roll_called", "2", str(tmp_path)]
+    command = [sys.executable, "-W", "ignore", "-m", "guard.tests.support.recomputed", "2", str(tmp_path)]
     result = subprocess.run(
         command, cwd=ROOT, input=json.dumps(trials), capture_output=True, text=True, check=False, timeout=300
     )
@@ -119,5 +121,5 @@ def test_a_defect_of_one_gpu_is_found_over_nccl(tmp_path: Path) -> None:
         assert clean["unchanged"]
     for faulty in results[2:]:
         (found,) = faulty["findings"]
-        assert found["kind"] == "roll_call"
+        assert found["kind"] == "cross_rank_recompute"
         assert 1 in found["ranks"]

@@ -1,6 +1,6 @@
 """Train small models on several processes under checks of the guard, with a defect planted in one rank.
 
-``python -m guard.tests.support.roll_called WORLD FOLDER < trials.json`` runs a list of `Trial` one after the other in
+``python -m guard.tests.support.recomputed WORLD FOLDER < trials.json`` runs a list of `Trial` one after the other in
 one start of the processes, and prints the findings and the coverage of each, a JSON object for each line.
 """
 
@@ -27,20 +27,20 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from dash_guard.checks.replay import Replay
+from dash_guard.checks.cross_rank_recompute import CrossRankRecompute
 from dash_guard.checks.replicas import Replicas
-from dash_guard.checks.roll_call import RollCall
+from dash_guard.checks.same_rank_recompute import SameRankRecompute
 from dash_guard.checks.stop import Stop
-from dash_guard.detectors.judge import Job
-from dash_guard.detectors.replay import ReplayJudge
-from dash_guard.detectors.roll_call import RollCallJudge
-from dash_guard.detectors.verdicts import Verdicts
+from dash_guard.detectors.cross_rank_recompute import CrossRankRecomputeDetector
+from dash_guard.detectors.detector import Job
+from dash_guard.detectors.diagnosis import Diagnosis
+from dash_guard.detectors.same_rank_recompute import SameRankRecomputeDetector
+from dash_guard.errors import FaultConfirmedError
 from dash_guard.monitor.monitor import Monitor
 from dash_guard.process.rank import Rank
 from dash_guard.report.findings import Finding
 from dash_guard.transport.channel import Local
 from dash_guard.transport.messages import Message
-from dash_inductor.errors import GuardVerdict
 from dash_inductor.upstream.dispatch import disable_current_modes
 from tests.support.forked import ranks
 
@@ -63,8 +63,9 @@ class Trial:
         once: strikes at the first execution only.
         loss: the model returns its loss.
         noisy: it has dropout, and buffers that the forward changes.
-        every, replay: settings of roll calls and replays.
-        stop: training ends with a verdict, of which this rank alone is told in step `first` if there is no fault.
+        every, same_rank_recompute: settings of cross-rank recomputes and same-rank recomputes.
+        stop: training ends after a confirmed fault, which this rank alone receives in step `first` if there is no
+            fault.
     """
 
     mode: str = "ddp"
@@ -82,7 +83,7 @@ class Trial:
     micro_batches: int = 1
     steps: int = 4
     every: int = 1
-    replay: int = 0
+    same_rank_recompute: int = 0
     stop: bool = False
 
 
@@ -286,8 +287,8 @@ def train(trial: Trial, rank: int, world: int, guarded: Rank | None, raised: lis
             flip(model.get_submodule(trial.module).weight.grad, trial.element, trial.bit)  # type: ignore[arg-type]
         try:
             optimizer.step()
-        except GuardVerdict as verdict:
-            raised.append((step, str(verdict)))
+        except FaultConfirmedError as error:
+            raised.append((step, str(error)))
             break
         optimizer.zero_grad()
     if guarded is not None:
@@ -305,9 +306,9 @@ def run(trial: Trial, rank: int, world: int) -> dict[str, Any]:
     """Train with and without the guard."""
     local = Local()
     guarded = Rank(rank, world, local.end(rank))
-    guarded.checks = [RollCall(guarded, roll_call=trial.every)]
-    if trial.replay:
-        guarded.checks.append(Replay(guarded, replay=trial.replay))
+    guarded.checks = [CrossRankRecompute(guarded, cross_rank_recompute=trial.every)]
+    if trial.same_rank_recompute:
+        guarded.checks.append(SameRankRecompute(guarded, same_rank_recompute=trial.same_rank_recompute))
     if trial.stop:
         replicas = Replicas(guarded)
         guarded.checks += [replicas, Stop(guarded, replicas)]
@@ -318,17 +319,17 @@ def run(trial: Trial, rank: int, world: int) -> dict[str, Any]:
         ends.append(train(trial, rank, world, None, raised)[0])
     everyone: list[Any] = [None] * world
     dist.all_gather_object(everyone, (local.receive(), ends, struck, raised))
-    merged, job, told = Local(), Job(world), list[Finding]()
+    merged, job, published = Local(), Job(world), list[Finding]()
     for messages, *_ in everyone:
         for message in messages:
             merged.end(message.rank).send(message)
-    judges = [RollCallJudge(job), ReplayJudge(job), Verdicts(job)]
-    monitor = Monitor(job, merged, judges, None, told.append, lambda: 0.0)
+    detectors = [CrossRankRecomputeDetector(job), SameRankRecomputeDetector(job), Diagnosis(job)]
+    monitor = Monitor(job, merged, detectors, None, published.append, lambda: 0.0)
     monitor.turn(0.0)
     monitor.finish(60.0)
     return {
         "trial": asdict(trial),
-        "findings": [asdict(finding) for finding in told],
+        "findings": [asdict(finding) for finding in published],
         "coverage": monitor.coverage.to_dict(),
         "unchanged": all(len(set(ends)) == 1 for _, ends, *_ in everyone),
         "struck": [struck for *_, struck, _ in everyone],

@@ -1,4 +1,6 @@
-"""Who has changed state at rest: one rank is accused, and what all of them did is the program's."""
+"""Finds ranks whose state at rest has changed: a change on one rank accuses it; a change on all ranks comes from the
+program.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,19 @@ from dash_inductor.observers import phases
 
 from ..report.findings import Finding
 from ..transport.messages import Message
-from .judge import Job, Judge
+from .detector import Detector, Job
 from .wording import named
 from .wording import ranks as ranks_in_words
 
 PATIENCE = 3.0
-"""Seconds after which ranks that have said nothing of a step are not waited for."""
+"""Seconds after which the detector no longer waits for messages about a step."""
 
 RECURRENT = 3
-"""Steps in which a lone rank may find the same tensor changed before the program is taken to write it."""
+"""The number of steps in which a job of one rank may find the same tensor changed before it counts as written by the
+program."""
 
 SINCE = "compared with the update of step"
-"""In the evidence: the digest behind this update was not what was found later; None: another digest."""
+"""The key in the evidence for the step whose update digest differed later; None for any other digest."""
 
 _FINDINGS = 32  # of a rank and kind at most
 _WHEN = {
@@ -32,14 +35,14 @@ _WHEN = {
 }
 
 _OWN = frozenset({("update", phases.PARAMETER), ("gradients", phases.GRADIENT)})
-"""Moments and stages of comparisons with a digest of the same step, which nobody else uses."""
+"""Moments and stages that are compared with a digest of the same step, which no other check uses."""
 
 Tensor = tuple[str, str]  # stage and name
 
 
 @dataclass
 class _Report:
-    """What ranks said of one moment of a step."""
+    """What ranks have reported about one moment of a step."""
 
     since: float
     changed: dict[int, tuple[list[Tensor], int]] = field(default_factory=dict)
@@ -48,20 +51,20 @@ class _Report:
     tensors: int = 0
 
 
-class Rest(Judge):
-    """Takes flags of state that was not what it had been."""
+class AtRest(Detector):
+    """Takes reports about state that has changed."""
 
-    kinds = frozenset({"rest"})
+    kinds = frozenset({"at_rest"})
 
     def __init__(self, job: Job, **settings: Any) -> None:
         super().__init__(job)
         self._reports: dict[tuple[int, str], _Report] = {}
         self._hashes: list[tuple[int, int]] = []  # ranks and steps in which their hash was wrong
-        self._heard: dict[int, int] = {}  # the last moment that each rank has spoken of
-        self._told: dict[Any, int] = {}
+        self._heard: dict[int, int] = {}  # the last moment that each rank has reported
+        self._reported: dict[Any, int] = {}
 
     def take(self, message: Message, now: float) -> None:
-        """A rank has compared."""
+        """Take the result of a comparison."""
         body, when = message.body, str(message.body.get("when"))
         if when == "hash":
             self._hashes.append((message.rank, message.step))
@@ -79,15 +82,15 @@ class Rest(Judge):
                 total = body.get("tensors")
                 report.tensors = max(report.tensors, total if type(total) is int else 0)
 
-    def judge(self, now: float) -> list[Finding]:
-        """What is new."""
-        return self._judged(now, last=False)
+    def detect(self, now: float) -> list[Finding]:
+        """Return findings that are new since the last call."""
+        return self._detect(now, last=False)
 
     def finish(self, now: float) -> list[Finding]:
-        """What is new, when nobody will say more."""
-        return self._judged(now, last=True)
+        """Return the last findings; no more messages will arrive."""
+        return self._detect(now, last=True)
 
-    def _judged(self, now: float, last: bool) -> list[Finding]:
+    def _detect(self, now: float, last: bool) -> list[Finding]:
         found = [self._hash(rank, step) for rank, step in self._hashes if not self._often(rank, "hash")]
         self._hashes.clear()
         for (step, when), report in sorted(self._reports.items()):
@@ -104,7 +107,7 @@ class Rest(Judge):
         return Finding(
             "guard",
             "suspect",
-            f"rank {rank} hashes a known tensor wrongly, so that nothing it says of bits counts",
+            f"rank {rank} hashes a known tensor wrongly, so that none of its digests count",
             "Test this machine.",
             ranks=(rank,), step=step, cause="machine",
         )  # fmt: skip
@@ -113,7 +116,7 @@ class Rest(Judge):
         by_all = self.job.world > 1 and len(report.changed) > self.job.world / 2
         for rank, (tensors, number) in report.changed.items():
             stage, name = tensors[0]
-            times = self._told["changed", rank, name] = self._told.get(("changed", rank, name), 0) + 1
+            times = self._reported["changed", rank, name] = self._reported.get(("changed", rank, name), 0) + 1
             bulk = number > 8 and 2 * number > report.tensors
             if by_all or (self.job.world == 1 and (times >= RECURRENT or bulk)):
                 yield from self._note(step, tensors, "written past PyTorch's version counters, such as by `.data`")
@@ -124,11 +127,11 @@ class Rest(Judge):
                 continue
             shared = (when, stage) not in _OWN and stage != phases.BUFFER
             yield Finding(
-                "rest",
+                "at_rest",
                 "suspect",
                 f"{stage} {name} of rank {rank} changed {_WHEN[when]}, and nothing wrote it",
                 "If it happens again on this machine, test its memory.",
-                ranks=(rank,), step=step, stage="rest", tensor=named(stage, name), cause="machine",
+                ranks=(rank,), step=step, stage="at rest", tensor=named(stage, name), cause="machine",
                 evidence={
                     "when": when, "tensors changed": number, "tensors compared": report.tensors,
                     SINCE: report.updates.get(rank) if shared else None,
@@ -150,20 +153,20 @@ class Rest(Judge):
                 "suspect",
                 f"{ranks_in_words(writers)} alone wrote {what} {_WHEN[when]}, of {self.job.world} ranks",
                 "Look for code that runs on some ranks only.",
-                ranks=tuple(writers), step=step, stage="rest", tensor=named(stage, name), cause="program",
+                ranks=tuple(writers), step=step, stage="at rest", tensor=named(stage, name), cause="program",
                 evidence={"when": when, "tensors written": number},
             )  # fmt: skip
 
     def _note(self, step: int, tensors: list[Tensor], how: str) -> Iterator[Finding]:
         stage, name = tensors[0]
-        if self._told.setdefault(("note", how, stage), step) == step and not self._often(-1, how):
+        if self._reported.setdefault(("note", how, stage), step) == step and not self._often(-1, how):
             yield Finding(
-                "rest", "note", f"{stage} {name} is {how}; such tensors are not checked at rest",
-                step=step, stage="rest", tensor=named(stage, name), cause="program",
+                "at_rest", "note", f"{stage} {name} is {how}; such tensors are not checked at rest",
+                step=step, stage="at rest", tensor=named(stage, name), cause="program",
             )  # fmt: skip
 
     def _often(self, rank: int, kind: str) -> bool:
-        times = self._told["times", rank, kind] = self._told.get(("times", rank, kind), 0) + 1
+        times = self._reported["times", rank, kind] = self._reported.get(("times", rank, kind), 0) + 1
         return times > _FINDINGS
 
 

@@ -1,12 +1,13 @@
-"""Judges roll calls: who has computed something else than the others, and whether that is the machine or the program.
+"""Finds ranks that compute a micro-batch differently from the others, and whether the machine or the program is the
+cause.
 
-| accused ranks, again  | meaning |
+| second result of the accused ranks | meaning |
 |---|---|
-| the majority's bits   | a transient fault |
-| the same wrong bits   | a defect that persists |
-| other wrong bits      | an unstable machine |
+| the majority's bits                | a transient fault |
+| the same wrong bits                | a defect that persists |
+| other wrong bits                   | an unstable machine |
 
-If honest ranks differ everywhere, or most do not repeat their own bits, the program is not deterministic.
+If ranks differ everywhere, or most of them do not repeat their own bits, the program is not deterministic.
 """
 
 from __future__ import annotations
@@ -18,83 +19,86 @@ from typing import Any, Literal
 from ..report.findings import Cause, Finding, Severity
 from ..shared.votes import classes, groups, minority
 from ..transport.messages import Message
-from .judge import Job, Judge
+from .detector import Detector, Job
 from .wording import named, placed
 from .wording import ranks as listed_ranks
 
 Asked = Literal["equal", "changed", "different", "unknown"]
 
 PATIENCE = 30.0
-"""Seconds after the first rank's message, after which a roll call is judged without those that are missing."""
+"""Seconds after the first message about a recompute, after which it is evaluated without the missing messages.
+"""
 
-BESIDE = 10.0
-"""Seconds for which a finding waits that may be an effect of what other checks have not said yet; they wait as well."""
+WAIT = 10.0
+"""Seconds for which a finding waits that may be an effect of a fault that other detectors have not reported yet."""
 
 DOCTOR = (
-    "Nothing is blamed on a machine by repetition from now on. Run dash-inductor doctor on the program to find what is "
+    "From now on, no recompute accuses a machine. Run dash-inductor doctor on the program to find what is "
     "not deterministic."
 )
 _CONTRADICTS = "what it computes there contradicts what it computes elsewhere, and no other rank does so"
 MACHINE = "Run dcgmi diag -r 3 there, and take the machine out of service if it fails."
 
 
-class RollCallJudge(Judge):
-    """Judges each roll call when all ranks have told of it."""
+class CrossRankRecomputeDetector(Detector):
+    """Evaluates each cross-rank recompute when all ranks have reported it."""
 
-    kinds = frozenset({"roll_call"})
+    kinds = frozenset({"cross_rank_recompute"})
 
     def __init__(self, job: Job, **settings: Any) -> None:
         super().__init__(job, **settings)
-        self._told: dict[int, dict[int, dict[str, Any]]] = {}  # by step and rank
+        self._reported: dict[int, dict[int, dict[str, Any]]] = {}  # by step and rank
         self._since: dict[int, float] = {}
-        self._judged: set[int] = set()
+        self._evaluated: set[int] = set()
         self._off = False
         self._named: set[tuple[Any, ...]] = set()  # what was found already
         self._apart: set[int] = set()  # ranks whose state is known to differ
         self._finished = False
-        self._waiting: list[tuple[float, Finding]] = []  # for what others say of ranks whose state differs
+        self._waiting: list[tuple[float, Finding]] = []  # for other findings about ranks whose state differs
 
     def take(self, message: Message, now: float) -> None:
-        """A rank has told of a roll call."""
-        if not self._off and message.step not in self._judged and _sound(message.body):
-            self._told.setdefault(message.step, {})[message.rank] = message.body
+        """Take the report of a rank about a cross-rank recompute."""
+        if not self._off and message.step not in self._evaluated and _sound(message.body):
+            self._reported.setdefault(message.step, {})[message.rank] = message.body
             self._since.setdefault(message.step, now)
 
-    def heed(self, finding: Finding, now: float) -> None:
-        """Replicas or memory accuse ranks: from then on these have other parameters than the others."""
-        if finding.kind in ("bits", "rest") and finding.severity != "note":
+    def observe(self, finding: Finding, now: float) -> None:
+        """Note ranks whose state differs: from then on, they compute with other parameters than the others."""
+        if finding.kind in ("bits", "at_rest") and finding.severity != "note":
             self._apart.update(finding.ranks)
 
-    def judge(self, now: float) -> list[Finding]:
-        """Findings about roll calls that are complete, or that nobody will complete."""
+    def detect(self, now: float) -> list[Finding]:
+        """Return findings about recomputes that all ranks have reported, or that have timed out."""
         done = [
             step
-            for step, told in self._told.items()
-            if len(told) == self.job.world or now > self._since[step] + PATIENCE
+            for step, reported in self._reported.items()
+            if len(reported) == self.job.world or now > self._since[step] + PATIENCE
         ]
-        return self._judge(done, now, wait=not self._finished)
+        return self._detect(done, now, wait=not self._finished)
 
     def finish(self, now: float) -> list[Finding]:
-        """Findings about all roll calls; what may be an effect waits for `judge`, after other checks have spoken."""
+        """Return findings about all recomputes; possible effects wait for the next `detect`, after other detectors."""
         self._finished = True
-        return self._judge(list(self._told), now, wait=True)
+        return self._detect(list(self._reported), now, wait=True)
 
-    def _judge(self, steps: list[int], now: float, wait: bool) -> list[Finding]:
+    def _detect(self, steps: list[int], now: float, wait: bool) -> list[Finding]:
         for step in sorted(steps):
-            self._judged.add(step)
+            self._evaluated.add(step)
             self._since.pop(step)
-            finding = judged(step, self._told.pop(step), self.job)
+            finding = evaluate(step, self._reported.pop(step), self.job)
             if finding is not None:
                 self._waiting.append((now, finding))
         found = []
         waiting, self._waiting = self._waiting, []
         for since, finding in waiting:
             if self._is_known(finding):
-                self.job.coverage.unseen("roll_call", "ranks whose state is known to differ compute with it")
-            elif may_be_effect(finding) and wait and (self._finished or now - since < BESIDE):
+                self.job.coverage.unseen("cross_rank_recompute", "ranks whose state is known to differ compute with it")
+            elif may_be_effect(finding) and wait and (self._finished or now - since < WAIT):
                 self._waiting.append((since, finding))
-            elif is_effect(finding) and now - since < BESIDE:
-                self.job.coverage.unseen("roll_call", "the run has ended before it was known whether ranks are equal")
+            elif is_effect(finding) and now - since < WAIT:
+                self.job.coverage.unseen(
+                    "cross_rank_recompute", "the run ended before it was known whether ranks are equal"
+                )
             elif not self._off and (finding.ranks, finding.stage, finding.operator) not in self._named:
                 self._named.add((finding.ranks, finding.stage, finding.operator))
                 found.append(finding)
@@ -102,18 +106,19 @@ class RollCallJudge(Judge):
         return found
 
     def _look_at_program(self, finding: Finding) -> None:
-        """If it is not deterministic, nothing is run again."""
+        """Switch off all recomputes if the program is not deterministic."""
         if finding.kind == "nondeterminism":
             self._off, ranks = True, tuple(range(self.job.world))
-            for check in ("roll_call", "replay"):
+            for check in ("cross_rank_recompute", "same_rank_recompute"):
                 body = {"off": "the program is not deterministic"}
                 self.job.orders.append((ranks, Message(check, 0, finding.step or 0, body)))
 
     def _is_known(self, finding: Finding) -> bool:
-        """Whether a rank whose state is known to differ, and ranks that gather its parameters, compute with these.
+        """Whether a finding is explained by a rank whose state is known to differ, or by ranks that gather its
+        parameters.
 
-        Then one group has none of them, and no other is larger; or all groups have some, because no majority said which
-        of them are right.
+        Then one group contains none of these ranks, and no other group is larger; or all groups contain some, because
+        no majority said which of them are right.
         """
         if not may_be_effect(finding):
             return False
@@ -123,17 +128,17 @@ class RollCallJudge(Judge):
 
 
 def may_be_effect(finding: Finding) -> bool:
-    """Whether ranks may differ in a roll call because their state does, which other checks have to say."""
+    """Whether ranks may differ in a recompute because their state differs, which other detectors must find."""
     return _given(finding) in ("different", "unknown")
 
 
 def is_effect(finding: Finding) -> bool:
-    """Whether ranks differ in a roll call because the state or the program does: they were given other values."""
+    """Whether ranks differ in a recompute because their state or the program differs: their inputs differed."""
     return _given(finding) == "different"
 
 
 def _given(finding: Finding) -> Asked | None:
-    """What ranks that differ from others were given; None where it does not matter."""
+    """How the inputs of the first operator that differs compare; None where it does not matter."""
     evidence = finding.evidence
     if not finding.groups or evidence.get("contradicts itself"):
         return None
@@ -141,49 +146,50 @@ def _given(finding: Finding) -> Asked | None:
     return given
 
 
-def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Finding | None:
-    """What a roll call shows; None if all that was told is equal.
+def evaluate(step: int, reported: Mapping[int, Mapping[str, Any]], job: Job) -> Finding | None:
+    """The finding of one cross-rank recompute; None if all ranks have reported equal digests.
 
     Args:
-        told: by rank, what `checks.roll_call` sends.
-        job: whose ranks these are.
+        step: the step.
+        reported: by rank, the body of the message of `checks.cross_rank_recompute`.
+        job: the job of these ranks.
     """
-    if not any("first" in body for body in told.values()):
-        return _without_peers(step, told, job)
-    licence = any(body["purpose"] == "licence" for body in told.values())
-    once, again = (_values(told, name) for name in ("once", "again"))
-    peers = [ranks for ranks in classes({rank: body["work"] for rank, body in told.items()}) if len(ranks) > 1]
+    if not any("first" in body for body in reported.values()):
+        return _without_peers(step, reported, job)
+    preflight = any(body["purpose"] == "preflight" for body in reported.values())
+    once, again = (_values(reported, name) for name in ("once", "again"))
+    peers = [ranks for ranks in classes({rank: body["work"] for rank, body in reported.items()}) if len(ranks) > 1]
     split = {tuple(ranks): groups({rank: once[rank] for rank in ranks}) for ranks in peers}
     differing = [of for of in split.values() if len(of) > 1]
-    unsteady = tuple(sorted(rank for rank, body in told.items() if licence and not body["repeats"]))
+    unsteady = tuple(sorted(rank for rank, body in reported.items() if preflight and not body["repeats"]))
     if not differing and not unsteady:
         return None
-    phase, tensor = _name(told)
+    phase, tensor = _name(reported)
     common: dict[str, Any] = {
         "step": step,
         "stage": phase,
         "tensor": tensor,
         "groups": tuple(group for of in differing for group in of),
         "evidence": {
-            "roll call": next(iter(told.values()))["purpose"],
-            "micro-batch of rank": next(iter(told.values()))["of"],
-            "ranks that told": len(told),
+            "purpose": next(iter(reported.values()))["purpose"],
+            "micro-batch of rank": next(iter(reported.values()))["of"],
+            "ranks that reported": len(reported),
             "ranks": job.world,
         },
     }
-    if unsteady and (2 * len(unsteady) >= len(told)):
-        return _program(f"two runs of step {step} on the same rank differ", _unrepeated(told, unsteady), common)
+    if unsteady and (2 * len(unsteady) >= len(reported)):
+        return _program(f"two runs of step {step} on the same rank differ", _unrepeated(reported, unsteady), common)
     accused = unsteady or tuple(sorted(rank for of in differing for rank in minority(of)))
-    contradicts = () if accused else _contradicts(told, differing)
+    contradicts = () if accused else _contradicts(reported, differing)
     if contradicts:
-        phase, tensor, _ = told[contradicts[0]]["contradicts"]
+        phase, tensor, _ = reported[contradicts[0]]["contradicts"]
         common |= {"stage": phase, "tensor": tensor}
         common["evidence"]["contradicts itself"] = True
-    asked = _asked(told, accused or contradicts, differing)
-    common["operator"] = _operator(told, accused or contradicts or tuple(told))
+    asked = _asked(reported, accused or contradicts, differing)
+    common["operator"] = _operator(reported, accused or contradicts or tuple(reported))
     common["evidence"]["inputs of the operator"] = asked
     could_vote = any(sum(map(len, of)) > 2 for of in differing)
-    if licence and not unsteady and could_vote and (not accused or asked == "different"):
+    if preflight and not unsteady and could_vote and (not accused or asked == "different"):
         reason = f"ranks compute the same micro-batch of step {step} differently, though each repeats its bits"
         return _program(reason, common["operator"], common)
     if not accused and not contradicts:
@@ -192,17 +198,17 @@ def judged(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Findin
             f"{' and '.join(listed_ranks(group) for of in differing for group in of)} differ in "
             f"{named(phase, tensor)} on the same micro-batch; no majority says which is right"
         )
-        return Finding("roll_call", "suspect", sentence, MACHINE, suspects, cause=_cause(asked), **common)
-    # Three executions are as many votes: the run, its repetition, and the operators of a third one.
+        return Finding("cross_rank_recompute", "suspect", sentence, MACHINE, suspects, cause=_cause(asked), **common)
+    # Three runs are three votes: the run, its repetition, and the operators of a third run.
     given_equal = asked != "different"
     if contradicts:
-        asked = "equal"  # to the meaning it does not matter that others have been given something else
+        asked = "equal"  # other inputs on other ranks do not matter for a contradiction
     repeated = "same" if contradicts else _again(accused, again, once, differing, bool(unsteady))
     common["evidence"]["again"] = repeated
     sentence = _sentence(step, placed(accused or contradicts, job), len(accused or contradicts), named(phase, tensor))
-    sentence += "; ".join(filter(None, (_agreement(told, differing, contradicts), _meaning(repeated, asked))))
-    severity: Severity = "verdict" if repeated != "right" and differing and given_equal else "suspect"
-    return Finding("roll_call", severity, sentence, MACHINE if asked != "different" else DOCTOR,
+    sentence += "; ".join(filter(None, (_agreement(reported, differing, contradicts), _meaning(repeated, asked))))
+    severity: Severity = "confirmed" if repeated != "right" and differing and given_equal else "suspect"
+    return Finding("cross_rank_recompute", severity, sentence, MACHINE if asked != "different" else DOCTOR,
                    accused or contradicts, cause=_cause(asked), **common)  # fmt: skip
 
 
@@ -211,11 +217,11 @@ def _sentence(step: int, who: str, count: int, what: str) -> str:
 
 
 def _agreement(
-    told: Mapping[int, Any], differing: list[tuple[tuple[int, ...], ...]], contradicts: tuple[int, ...]
+    reported: Mapping[int, Any], differing: list[tuple[tuple[int, ...], ...]], contradicts: tuple[int, ...]
 ) -> str:
     if contradicts:
         return _CONTRADICTS
-    return f"{max(len(of[0]) for of in differing)} of {len(told)} ranks agree with each other" if differing else ""
+    return f"{max(len(of[0]) for of in differing)} of {len(reported)} ranks agree with each other" if differing else ""
 
 
 def _meaning(repeated: str, asked: Asked) -> str:
@@ -241,19 +247,19 @@ def _cause(asked: Asked) -> Cause:
     return "unknown" if asked == "different" else "machine"
 
 
-def _values(told: Mapping[int, Mapping[str, Any]], name: str) -> dict[int, str]:
-    """By rank, the digest at the first place that differs; "" where a rank has computed less."""
+def _values(reported: Mapping[int, Mapping[str, Any]], name: str) -> dict[int, str]:
+    """By rank, the digest at the first place that differs; "" for a rank that has computed fewer digests."""
     found = {}
-    for rank, body in told.items():
+    for rank, body in reported.items():
         place = body.get("first", 0) - body.get("start", 0)
         digests = body.get(name, [])
         found[rank] = "" if not 0 <= place < len(digests) else " ".join(digests[place])
     return found
 
 
-def _name(told: Mapping[int, Mapping[str, Any]]) -> tuple[str, str]:
+def _name(reported: Mapping[int, Mapping[str, Any]]) -> tuple[str, str]:
     names: Counter[tuple[str, str]] = Counter()
-    for body in told.values():
+    for body in reported.values():
         place = body.get("first", 0) - body.get("start", 0)
         if 0 <= place < len(body.get("once", [])):
             names[body["once"][place][0], body["once"][place][1]] += 1
@@ -277,18 +283,19 @@ def _again(
 
 
 def _asked(
-    told: Mapping[int, Mapping[str, Any]], accused: tuple[int, ...], differing: list[tuple[tuple[int, ...], ...]]
+    reported: Mapping[int, Mapping[str, Any]], accused: tuple[int, ...], differing: list[tuple[tuple[int, ...], ...]]
 ) -> Asked:
-    """What the first operator that differs was given on the accused ranks, compared with the others.
+    """How the inputs of the first operator that differs compare between the accused ranks and the others.
 
-    "equal": the same operator, with equal inputs; "changed": inputs that no operator of this rank has computed, so that
-    they have changed in memory; "different": other operators, or other values; "unknown": no operator differs.
+    Returns:
+        "equal": the same operator, with equal inputs; "changed": inputs that no operator of this rank has computed, so
+        that they have changed in memory; "different": other operators, or other values; "unknown": no operator differs.
     """
     for of in differing:
-        ranks = [rank for group in of for rank in group if "operator" in told[rank]]
+        ranks = [rank for group in of for rank in group if "operator" in reported[rank]]
         if len(ranks) < 2 or (accused and not set(accused) & set(ranks)):
             continue
-        name, _, inputs, _, strange = zip(*(told[rank]["operator"] for rank in ranks), strict=True)
+        name, _, inputs, _, strange = zip(*(reported[rank]["operator"] for rank in ranks), strict=True)
         if len(set(zip(name, inputs, strict=True))) == 1:
             return "equal"
         theirs = {value for rank, value in zip(ranks, strange, strict=True) if rank not in accused}
@@ -299,51 +306,51 @@ def _asked(
 
 
 def _contradicts(
-    told: Mapping[int, Mapping[str, Any]], differing: list[tuple[tuple[int, ...], ...]]
+    reported: Mapping[int, Mapping[str, Any]], differing: list[tuple[tuple[int, ...], ...]]
 ) -> tuple[int, ...]:
-    """Where no majority decides, the ranks that contradict themselves first; the others do not in the same place."""
-    return _first_to_contradict(told, [rank for of in differing for group in of for rank in group])
+    """The ranks that contradict themselves at the earliest place, where no majority decides."""
+    return _first_to_contradict(reported, [rank for of in differing for group in of for rank in group])
 
 
-def _first_to_contradict(told: Mapping[int, Mapping[str, Any]], ranks: Iterable[int]) -> tuple[int, ...]:
-    places = {rank: int(told[rank]["contradicts"][2]) for rank in ranks if "contradicts" in told[rank]}
+def _first_to_contradict(reported: Mapping[int, Mapping[str, Any]], ranks: Iterable[int]) -> tuple[int, ...]:
+    places = {rank: int(reported[rank]["contradicts"][2]) for rank in ranks if "contradicts" in reported[rank]}
     return tuple(sorted(rank for rank, place in places.items() if place == min(places.values())))
 
 
-def _without_peers(step: int, told: Mapping[int, Mapping[str, Any]], job: Job) -> Finding | None:
-    """Where no rank has done the work of another: who contradicts itself alone."""
-    accused = _first_to_contradict(told, told)
+def _without_peers(step: int, reported: Mapping[int, Mapping[str, Any]], job: Job) -> Finding | None:
+    """The finding where no rank has done the work of another: a rank that alone contradicts itself."""
+    accused = _first_to_contradict(reported, reported)
     if len(accused) != 1:
         return None
-    body = told[accused[0]]
+    body = reported[accused[0]]
     phase, tensor, _ = body["contradicts"]
     sentence = _sentence(step, placed(accused, job), 1, named(phase, tensor)) + _CONTRADICTS
     evidence = {
-        "roll call": body["purpose"], "micro-batch of rank": body["of"], "ranks that told": len(told),
+        "purpose": body["purpose"], "micro-batch of rank": body["of"], "ranks that reported": len(reported),
         "ranks": job.world, "contradicts itself": True,
     }  # fmt: skip
-    return Finding("roll_call", "suspect", sentence, MACHINE, accused, step, phase, tensor, cause="machine",
+    return Finding("cross_rank_recompute", "suspect", sentence, MACHINE, accused, step, phase, tensor, cause="machine",
                    evidence=evidence)  # fmt: skip
 
 
-def _operator(told: Mapping[int, Mapping[str, Any]], of: tuple[int, ...]) -> str:
-    return next((" ".join(told[rank]["operator"][:2]) for rank in of if "operator" in told.get(rank, {})), "")
+def _operator(reported: Mapping[int, Mapping[str, Any]], of: tuple[int, ...]) -> str:
+    return next((" ".join(reported[rank]["operator"][:2]) for rank in of if "operator" in reported.get(rank, {})), "")
 
 
-def _unrepeated(told: Mapping[int, Mapping[str, Any]], of: tuple[int, ...]) -> str:
-    """The operator that most ranks name as the first whose two runs differ."""
-    names = Counter(" ".join(told[rank]["unrepeated"][0][:2]) for rank in of if told[rank].get("unrepeated"))
+def _unrepeated(reported: Mapping[int, Mapping[str, Any]], of: tuple[int, ...]) -> str:
+    """The operator that most ranks report as the first whose two runs differ."""
+    names = Counter(" ".join(reported[rank]["unrepeated"][0][:2]) for rank in of if reported[rank].get("unrepeated"))
     return names.most_common(1)[0][0] if names else ""
 
 
 def _sound(body: Mapping[str, Any]) -> bool:
-    """Whether a message has the fields of a roll call, in the types that are read here."""
+    """Whether a message has the fields of a recompute, with the types that are read here."""
     lists = [body.get(name, []) for name in ("once", "again", "unrepeated")]
     if not all(isinstance(each, list) for each in lists):
         return False
     operators = [*lists[2], *([body["operator"]] if "operator" in body else [])]
     return (
-        body.get("purpose") in ("licence", "scheduled", "ordered")
+        body.get("purpose") in ("preflight", "scheduled", "ordered")
         and type(body.get("of")) is int
         and isinstance(body.get("work"), str)
         and isinstance(body.get("repeats"), bool)
@@ -355,7 +362,7 @@ def _sound(body: Mapping[str, Any]) -> bool:
 
 
 def _is_place(value: Any) -> bool:
-    """Phase, tensor and number of a digest."""
+    """Whether a value is the phase, the tensor and the number of a digest."""
     return _texts(value, 3) and value[2].isdecimal() and len(value[2]) < 12
 
 

@@ -1,4 +1,4 @@
-"""Judges of roll calls, replays and verdicts: pure functions of messages, with healthy messages beside every fault."""
+"""Detectors of recomputes, and the diagnosis: pure functions of messages, with healthy messages for every fault."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from dash_guard.checks.replay import chosen
-from dash_guard.checks.roll_call import place
-from dash_guard.detectors.judge import Job
-from dash_guard.detectors.replay import ReplayJudge
-from dash_guard.detectors.rest import SINCE
-from dash_guard.detectors.roll_call import BESIDE, PATIENCE, RollCallJudge
-from dash_guard.detectors.verdicts import Verdicts
+from dash_guard.checks.cross_rank_recompute import place
+from dash_guard.checks.same_rank_recompute import chosen
+from dash_guard.detectors.at_rest import SINCE
+from dash_guard.detectors.cross_rank_recompute import PATIENCE, WAIT, CrossRankRecomputeDetector
+from dash_guard.detectors.detector import Job
+from dash_guard.detectors.diagnosis import Diagnosis
+from dash_guard.detectors.same_rank_recompute import SameRankRecomputeDetector
 from dash_guard.report.findings import Finding
 from dash_guard.shared.votes import classes, first_difference, groups, minority
 from dash_guard.transport.messages import Message
@@ -20,7 +20,7 @@ from dash_guard.transport.messages import Message
 EQUAL = ["mul", "in blocks.0 at train.py:7", "aa", "bb", "0"]
 
 
-def told(
+def report(
     value: str, again: str = "", operator: list[str] | None = None, purpose: str = "scheduled", **body: Any
 ) -> dict[str, Any]:
     """What a rank sends where ranks differ."""
@@ -30,11 +30,11 @@ def told(
     return {**found, **({} if operator is None else {"operator": operator}), **body}
 
 
-def judge(bodies: list[dict[str, Any]], job: Job | None = None, step: int = 7) -> list[Finding]:
-    judge_ = RollCallJudge(job or Job(len(bodies)))
+def detected(bodies: list[dict[str, Any]], job: Job | None = None, step: int = 7) -> list[Finding]:
+    detector = CrossRankRecomputeDetector(job or Job(len(bodies)))
     for rank, body in enumerate(bodies):
-        judge_.take(Message("roll_call", rank, step, body), 0.0)
-    return judge_.judge(0.0) + judge_.judge(BESIDE)
+        detector.take(Message("cross_rank_recompute", rank, step, body), 0.0)
+    return detector.detect(0.0) + detector.detect(WAIT)
 
 
 def wrong(*operator: str) -> list[str]:
@@ -48,21 +48,26 @@ BAD = wrong("", "", "", "cc", "")
 @pytest.mark.parametrize(
     ("bad", "severity", "cause", "words"),
     [
-        (told("x", operator=BAD), "verdict", "machine", "it repeats: a defect of this machine"),
-        (told("x", again="y", operator=BAD), "verdict", "machine", "this machine is unstable"),
-        (told("x", again="g", operator=EQUAL), "suspect", "machine", "it did not repeat"),
-        (told("x", operator=wrong("", "", "dd", "cc", "1")), "verdict", "machine", "it repeats"),
-        (told("x", operator=wrong("", "", "dd", "cc", "0")), "suspect", "unknown", "the program runs other operators"),
-        (told("x", operator=wrong("add", "", "", "", "")), "suspect", "unknown", "the program runs other operators"),
+        (report("x", operator=BAD), "confirmed", "machine", "it repeats: a defect of this machine"),
+        (report("x", again="y", operator=BAD), "confirmed", "machine", "this machine is unstable"),
+        (report("x", again="g", operator=EQUAL), "suspect", "machine", "it did not repeat"),
+        (report("x", operator=wrong("", "", "dd", "cc", "1")), "confirmed", "machine", "it repeats"),
+        (
+            report("x", operator=wrong("", "", "dd", "cc", "0")),
+            "suspect",
+            "unknown",
+            "the program runs other operators",
+        ),
+        (report("x", operator=wrong("add", "", "", "", "")), "suspect", "unknown", "the program runs other operators"),
     ],
     ids=["repeats", "unstable", "once", "changed in memory", "other values", "other operators"],
 )
 def test_the_minority_is_named(bad: dict[str, Any], severity: str, cause: str, words: str) -> None:
-    good = told("g", operator=EQUAL)
+    good = report("g", operator=EQUAL)
     job = Job(4, hosts={2: "node2"}, gpus={2: "GPU-7"})
-    (found,) = judge([good, good, bad, good], job)
+    (found,) = detected([good, good, bad, good], job)
     assert (found.kind, found.severity, found.ranks, found.step, found.cause) == (
-        "roll_call", severity, (2,), 7, cause,
+        "cross_rank_recompute", severity, (2,), 7, cause,
     )  # fmt: skip
     assert found.sentence.startswith(
         "rank 2 (node2, GPU-7) computes activation up wrongly: 3 of 4 ranks agree with each other; "
@@ -74,15 +79,15 @@ def test_the_minority_is_named(bad: dict[str, Any], severity: str, cause: str, w
 
 def test_equal_ranks_are_healthy() -> None:
     healthy = {"purpose": "scheduled", "of": 0, "work": "", "count": 9, "repeats": True}
-    assert judge([healthy] * 4) == []
-    assert judge([{**healthy, "purpose": "licence"}] * 4) == []
+    assert detected([healthy] * 4) == []
+    assert detected([{**healthy, "purpose": "preflight"}] * 4) == []
 
 
 def test_what_ranks_legitimately_compute_differently_is_not_compared() -> None:
-    shards = [told(value, work=f"{n % 2} of 2") for n, value in enumerate("abab")]
-    assert judge(shards) == []
-    shards[3] = told("x", work="1 of 2")
-    (found,) = judge(shards)
+    shards = [report(value, work=f"{n % 2} of 2") for n, value in enumerate("abab")]
+    assert detected(shards) == []
+    shards[3] = report("x", work="1 of 2")
+    (found,) = detected(shards)
     assert (found.severity, found.ranks) == ("suspect", (1, 3))
     assert "no majority" in found.sentence
 
@@ -90,53 +95,56 @@ def test_what_ranks_legitimately_compute_differently_is_not_compared() -> None:
 @pytest.mark.parametrize(
     "bodies",
     [
-        [told(v, repeats=False, purpose="licence", unrepeated=[wrong("rand", "", "", v, ""), EQUAL]) for v in "abcd"],
-        [told(v, operator=EQUAL, purpose="licence") for v in "abcd"],
-        [told(v, operator=wrong("", "", f"i{v}", "", ""), purpose="licence") for v in "aaab"],
+        [
+            report(v, repeats=False, purpose="preflight", unrepeated=[wrong("rand", "", "", v, ""), EQUAL])
+            for v in "abcd"
+        ],
+        [report(v, operator=EQUAL, purpose="preflight") for v in "abcd"],
+        [report(v, operator=wrong("", "", f"i{v}", "", ""), purpose="preflight") for v in "aaab"],
     ],
     ids=["no rank repeats its bits", "all differ", "one is given other values"],
 )
 def test_a_program_that_is_not_deterministic_blames_nobody(bodies: list[dict[str, Any]]) -> None:
     job = Job(4)
-    judge_ = RollCallJudge(job)
+    detector = CrossRankRecomputeDetector(job)
     for step in (1, 9):
         for rank, body in enumerate(bodies):
-            judge_.take(Message("roll_call", rank, step, body), 0.0)
-    (found,) = judge_.judge(0.0)
+            detector.take(Message("cross_rank_recompute", rank, step, body), 0.0)
+    (found,) = detector.detect(0.0)
     assert (found.kind, found.severity, found.ranks, found.cause) == ("nondeterminism", "note", (), "program")
     assert "dash-inductor doctor" in found.advice
     assert ("rand in blocks.0" if not bodies[0]["repeats"] else "mul in blocks.0 at train.py:7") in found.sentence
     assert [(ranks, message.kind) for ranks, message in job.orders] == [
-        ((0, 1, 2, 3), "roll_call"), ((0, 1, 2, 3), "replay"),
+        ((0, 1, 2, 3), "cross_rank_recompute"), ((0, 1, 2, 3), "same_rank_recompute"),
     ]  # fmt: skip
 
 
 def test_one_rank_that_contradicts_itself_is_no_fault_of_the_program() -> None:
-    good = told("g", purpose="licence", operator=EQUAL)
-    bad = told("x", again="y", purpose="licence", repeats=False, operator=BAD)
-    (found,) = judge([good, bad, good, good])
-    assert (found.kind, found.ranks, found.cause) == ("roll_call", (1,), "machine")
+    good = report("g", purpose="preflight", operator=EQUAL)
+    bad = report("x", again="y", purpose="preflight", repeats=False, operator=BAD)
+    (found,) = detected([good, bad, good, good])
+    assert (found.kind, found.ranks, found.cause) == ("cross_rank_recompute", (1,), "machine")
 
 
 @pytest.mark.parametrize("at", [0, 1, None])
-@pytest.mark.parametrize("purpose", ["licence", "scheduled"])
+@pytest.mark.parametrize("purpose", ["preflight", "scheduled"])
 @pytest.mark.parametrize("apart", [False, True])
 def test_of_two_replicas_the_one_that_contradicts_itself_is_named(at: int | None, purpose: str, apart: bool) -> None:
     """Also after their parameters have parted; what else differs then is an effect."""
     other = wrong("", "", "dd", "cc", "0") if apart else BAD
     of = [{"contradicts": ["gradient of activation", "down", "9"]} if n == at else {} for n in (0, 1)]
-    bodies = [told("ab"[n], operator=[EQUAL, other][n], purpose=purpose, **of[n]) for n in (0, 1)]
-    judge_ = RollCallJudge(Job(2))
+    bodies = [report("ab"[n], operator=[EQUAL, other][n], purpose=purpose, **of[n]) for n in (0, 1)]
+    detector = CrossRankRecomputeDetector(Job(2))
     if apart:
-        judge_.heed(TIE, 0.0)
+        detector.observe(TIE, 0.0)
     for rank, body in enumerate(bodies):
-        judge_.take(Message("roll_call", rank, 7, body), 0.0)
-    findings = judge_.judge(0.0)
+        detector.take(Message("cross_rank_recompute", rank, 7, body), 0.0)
+    findings = detector.detect(0.0)
     if at is None and apart:
         assert findings == []
         return
     (found,) = findings
-    severity = "verdict" if at is not None and not apart else "suspect"
+    severity = "confirmed" if at is not None and not apart else "suspect"
     assert (found.severity, found.ranks) == (severity, (0, 1) if at is None else (at,))
     assert found.cause == "machine"
     if at is not None:
@@ -154,24 +162,24 @@ def test_without_peers_the_rank_that_contradicts_itself_first_is_a_suspect(
     bodies = [{**healthy, "work": f"{rank} of 4"} for rank in range(4)]
     for rank, number in at.items():
         bodies[rank]["contradicts"] = ["activation", f"up{number}", number]
-    found = judge(bodies)
+    found = detected(bodies)
     assert [(each.severity, each.ranks, each.tensor, each.cause) for each in found] == (
         [("suspect", named, "up7", "machine")] if named else []
     )
 
 
-def test_missing_ranks_are_waited_for_and_findings_are_told_once() -> None:
-    judge_ = RollCallJudge(Job(4))
-    bodies = [told("g"), told("x"), told("g")]
+def test_missing_ranks_are_waited_for_and_findings_are_reported_once() -> None:
+    detector = CrossRankRecomputeDetector(Job(4))
+    bodies = [report("g"), report("x"), report("g")]
     for rank, body in enumerate(bodies):
-        judge_.take(Message("roll_call", rank, 7, body), 1.0)
-    assert judge_.judge(2.0) == []
-    (found,) = [*judge_.judge(2.0 + PATIENCE), *judge_.judge(2.0 + PATIENCE + BESIDE)]
+        detector.take(Message("cross_rank_recompute", rank, 7, body), 1.0)
+    assert detector.detect(2.0) == []
+    (found,) = [*detector.detect(2.0 + PATIENCE), *detector.detect(2.0 + PATIENCE + WAIT)]
     assert found.ranks == (1,)
-    assert found.evidence["ranks that told"] == 3
+    assert found.evidence["ranks that reported"] == 3
     for rank, body in enumerate(bodies):
-        judge_.take(Message("roll_call", rank, 107, body), 99.0)
-    assert judge_.finish(99.0) == []
+        detector.take(Message("cross_rank_recompute", rank, 107, body), 99.0)
+    assert detector.finish(99.0) == []
 
 
 @pytest.mark.parametrize(
@@ -192,9 +200,9 @@ def test_missing_ranks_are_waited_for_and_findings_are_told_once() -> None:
     ],
 )
 def test_messages_that_somebody_else_wrote_are_left_out(changed: dict[str, Any]) -> None:
-    judge_ = RollCallJudge(Job(2))
-    judge_.take(Message("roll_call", 0, 7, {**told("a"), **changed}), 0.0)
-    assert judge_.finish(99.0) == []
+    detector = CrossRankRecomputeDetector(Job(2))
+    detector.take(Message("cross_rank_recompute", 0, 7, {**report("a"), **changed}), 0.0)
+    assert detector.finish(99.0) == []
 
 
 def test_votes() -> None:
@@ -223,17 +231,23 @@ def test_every_window_has_one_step_and_every_share_its_steps() -> None:
 @pytest.mark.parametrize(
     ("third", "words"), [("b", "struck once"), ("a", "in the repetition"), ("c", "this machine is unstable")]
 )
-def test_replays(third: str, words: str) -> None:
-    judge_ = ReplayJudge(Job(4))
+def test_same_rank_recomputes(third: str, words: str) -> None:
+    detector = SameRankRecomputeDetector(Job(4))
     body = {"phase": "activation", "tensor": "up", "once": "a", "again": "b", "third": third, "off": "", "call": 1}
-    judge_.take(Message("replay", 2, 9, body), 0.0)
-    judge_.take(Message("replay", 3, 9, {**body, "tensor": 3}), 0.0)
-    (found,) = judge_.judge(0.0)
-    assert (found.kind, found.severity, found.ranks, found.step, found.tensor) == ("replay", "suspect", (2,), 9, "up")
+    detector.take(Message("same_rank_recompute", 2, 9, body), 0.0)
+    detector.take(Message("same_rank_recompute", 3, 9, {**body, "tensor": 3}), 0.0)
+    (found,) = detector.detect(0.0)
+    assert (found.kind, found.severity, found.ranks, found.step, found.tensor) == (
+        "same_rank_recompute",
+        "suspect",
+        (2,),
+        9,
+        "up",
+    )
     assert words in found.sentence
     for rank in range(4):
-        judge_.take(Message("replay", rank, 10, {**body, "off": "differs on most ranks"}), 0.0)
-    (found,) = judge_.judge(0.0)
+        detector.take(Message("same_rank_recompute", rank, 10, {**body, "off": "differs on most ranks"}), 0.0)
+    (found,) = detector.detect(0.0)
     assert (found.kind, found.ranks) == ("nondeterminism", ())
 
 
@@ -241,15 +255,15 @@ def test_replays(third: str, words: str) -> None:
 def test_ranks_that_share_what_has_changed_are_not_accused_of_it(accused: int | None, named: list[int]) -> None:
     """Rank 0 has not differed, or is not here any more."""
     job = Job(4)
-    judge_ = ReplayJudge(job)
+    detector = SameRankRecomputeDetector(job)
     body = {"phase": "activation", "tensor": "up", "once": "a", "again": "b", "third": "b", "alike": 3}
     for rank in (1, 2, 3):
-        judge_.take(Message("replay", rank, 9, body), 0.0)
-    judge_.take(Message("replay", 1, 9, {**body, "alike": "3"}), 0.0)
-    assert [finding.ranks for finding in judge_.judge(0.0)] == [(1,)], "no number: a rank alone"
+        detector.take(Message("same_rank_recompute", rank, 9, body), 0.0)
+    detector.take(Message("same_rank_recompute", 1, 9, {**body, "alike": "3"}), 0.0)
+    assert [finding.ranks for finding in detector.detect(0.0)] == [(1,)], "no number: a rank alone"
     if accused is not None:
-        judge_.heed(suspect("rest", accused), 1.0)
-    found = judge_.judge(1.0) or [*judge_.finish(2.0), *judge_.judge(2.0)]
+        detector.observe(suspect("at_rest", accused), 1.0)
+    found = detector.detect(1.0) or [*detector.finish(2.0), *detector.detect(2.0)]
     assert [rank for finding in found for rank in finding.ranks] == named
     assert [finding.severity for finding in found] == ([] if accused == 0 else ["suspect" if named else "note"])
 
@@ -261,7 +275,7 @@ def suspect(kind: Any, rank: int, step: int | None = 9, **more: Any) -> Finding:
 TIE = Finding("bits", "suspect", "x", ranks=(0, 1), step=9, groups=((0,), (1,)), stage="parameter", tensor="w")
 
 GIVEN_OTHERS = {"inputs of the operator": "different"}
-OF_ONE_DIGEST = [suspect("bits", 1, 8, stage="parameter"), suspect("rest", 1, evidence={SINCE: 8})]
+OF_ONE_DIGEST = [suspect("bits", 1, 8, stage="parameter"), suspect("at_rest", 1, evidence={SINCE: 8})]
 
 
 @pytest.mark.parametrize(
@@ -269,47 +283,49 @@ OF_ONE_DIGEST = [suspect("bits", 1, 8, stage="parameter"), suspect("rest", 1, ev
     [
         ([suspect("bits", 1, groups=((0, 2, 3), (1,)))], None),
         ([suspect("bits", 1), suspect("bits", 1, 10)], None),
-        ([suspect("bits", 1), suspect("roll_call", 1, 20)], 1),
-        ([suspect("bits", 1), suspect("roll_call", 2, 20)], None),
-        ([suspect("bits", 1), suspect("roll_call", 1, 500)], None),
-        ([suspect("rest", 2), suspect("door", 2)], 2),
+        ([suspect("bits", 1), suspect("cross_rank_recompute", 1, 20)], 1),
+        ([suspect("bits", 1), suspect("cross_rank_recompute", 2, 20)], None),
+        ([suspect("bits", 1), suspect("cross_rank_recompute", 1, 500)], None),
+        ([suspect("at_rest", 2), suspect("collective", 2)], 2),
         ([suspect("hang", 3, None), suspect("dead", 3, None)], 3),
         ([suspect("hang", 3, None), suspect("bits", 3)], None),
         ([suspect("slow", 3), suspect("bits", 3)], None),
         ([TIE], None),
-        ([TIE, suspect("rest", 1, 9)], 1),
+        ([TIE, suspect("at_rest", 1, 9)], 1),
         ([TIE, TIE], None),
     ],
 )
-def test_two_independent_facts_are_a_verdict(facts: list[Finding], named: int | None) -> None:
-    verdicts = Verdicts(Job(4), raises=True)
+def test_two_independent_facts_confirm_a_fault(facts: list[Finding], named: int | None) -> None:
+    diagnosis = Diagnosis(Job(4), raises=True)
     for fact in facts:
-        verdicts.heed(fact, 0.0)
-    found = verdicts.judge(0.0)
+        diagnosis.observe(fact, 0.0)
+    found = diagnosis.detect(0.0)
     assert [finding.ranks for finding in found] == ([] if named is None else [(named,)])
-    assert all(finding.severity == "verdict" for finding in found)
-    orders = [message.kind for _, message in verdicts.job.orders]
-    assert orders.count("roll_call") == sum(fact.kind in ("bits", "rest", "door", "replay") for fact in facts)
+    assert all(finding.severity == "confirmed" for finding in found)
+    orders = [message.kind for _, message in diagnosis.job.orders]
+    assert orders.count("cross_rank_recompute") == sum(
+        fact.kind in ("bits", "at_rest", "collective", "same_rank_recompute") for fact in facts
+    )
     for finding in found:
-        verdicts.heed(finding, 1.0)
-        verdicts.heed(facts[0], 1.0)  # nothing new
-        assert verdicts.judge(1.0) == []
-        stops = [message for _, message in verdicts.job.orders if message.kind == "stop"]
+        diagnosis.observe(finding, 1.0)
+        diagnosis.observe(facts[0], 1.0)  # nothing new
+        assert diagnosis.detect(1.0) == []
+        stops = [message for _, message in diagnosis.job.orders if message.kind == "stop"]
         assert [message.body["sentence"] for message in stops] == (
             [f"step {finding.step}: {finding.sentence}"] if finding.kind not in ("hang", "dead") else []
         )
 
 
-def test_a_roll_call_that_was_ordered_and_finds_nothing_says_that_the_fault_struck_once() -> None:
-    verdicts = Verdicts(Job(2))
-    verdicts.heed(TIE, 0.0)
-    ((ranks, order),) = verdicts.job.orders
-    assert (ranks, order.kind, order.body) == ((0, 1), "roll_call", {"number": 1})
+def test_a_cross_rank_recompute_that_was_ordered_and_finds_nothing_says_that_the_fault_struck_once() -> None:
+    diagnosis = Diagnosis(Job(2))
+    diagnosis.observe(TIE, 0.0)
+    ((ranks, order),) = diagnosis.job.orders
+    assert (ranks, order.kind, order.body) == ((0, 1), "cross_rank_recompute", {"number": 1})
     equal = {"purpose": "ordered", "of": 0, "work": "", "count": 9, "repeats": True}
-    verdicts.take(Message("roll_call", 0, 16, equal), 0.0)
-    assert verdicts.judge(0.0) == []
-    verdicts.take(Message("roll_call", 1, 16, equal), 0.0)
-    (found,) = verdicts.judge(0.0)
+    diagnosis.take(Message("cross_rank_recompute", 0, 16, equal), 0.0)
+    assert diagnosis.detect(0.0) == []
+    diagnosis.take(Message("cross_rank_recompute", 1, 16, equal), 0.0)
+    (found,) = diagnosis.detect(0.0)
     assert (found.severity, found.step) == ("note", 16)
     assert "does not repeat" in found.sentence
 
@@ -317,63 +333,63 @@ def test_a_roll_call_that_was_ordered_and_finds_nothing_says_that_the_fault_stru
 @pytest.mark.parametrize(
     ("facts", "named"),
     [
-        # The state behind the update of step 8 was hashed once, for both.
-        ([suspect("bits", 1, 8, stage="parameter"), suspect("rest", 1, evidence={SINCE: 8})], False),
-        ([suspect("bits", 1, 8, stage="gradient"), suspect("rest", 1, evidence={SINCE: 8})], True),
-        ([suspect("bits", 1, 9, stage="parameter"), suspect("rest", 1, evidence={SINCE: 8})], True),
-        ([suspect("bits", 1, 8, stage="parameter"), suspect("rest", 1, evidence={SINCE: None})], True),
+        # The state after the update of step 8 was hashed once, for both.
+        ([suspect("bits", 1, 8, stage="parameter"), suspect("at_rest", 1, evidence={SINCE: 8})], False),
+        ([suspect("bits", 1, 8, stage="gradient"), suspect("at_rest", 1, evidence={SINCE: 8})], True),
+        ([suspect("bits", 1, 9, stage="parameter"), suspect("at_rest", 1, evidence={SINCE: 8})], True),
+        ([suspect("bits", 1, 8, stage="parameter"), suspect("at_rest", 1, evidence={SINCE: None})], True),
         # One of three facts depends on another one.
-        ([*OF_ONE_DIGEST, suspect("replay", 1)], True),
-        ([*OF_ONE_DIGEST, suspect("roll_call", 1, evidence=GIVEN_OTHERS, groups=((0, 2), (1,)))], False),
+        ([*OF_ONE_DIGEST, suspect("same_rank_recompute", 1)], True),
+        ([*OF_ONE_DIGEST, suspect("cross_rank_recompute", 1, evidence=GIVEN_OTHERS, groups=((0, 2), (1,)))], False),
         # What a rank computes with another state is an effect of it.
-        ([suspect("bits", 1), suspect("roll_call", 1, evidence=GIVEN_OTHERS, groups=((0, 2), (1,)))], False),
-        ([suspect("bits", 1), suspect("roll_call", 1, groups=((0, 2), (1,)))], True),
-        ([TIE, suspect("roll_call", 1, evidence={**GIVEN_OTHERS, "contradicts itself": True})], True),
+        ([suspect("bits", 1), suspect("cross_rank_recompute", 1, evidence=GIVEN_OTHERS, groups=((0, 2), (1,)))], False),
+        ([suspect("bits", 1), suspect("cross_rank_recompute", 1, groups=((0, 2), (1,)))], True),
+        ([TIE, suspect("cross_rank_recompute", 1, evidence={**GIVEN_OTHERS, "contradicts itself": True})], True),
         # The process table was read for both.
         ([suspect("dead", 1), suspect("stopped", 1)], False),
         ([suspect("dead", 1), suspect("hang", 1)], True),
     ],
 )  # fmt: skip
-def test_facts_that_one_error_explains_are_no_verdict(facts: list[Finding], named: bool) -> None:
+def test_facts_that_one_error_explains_confirm_nothing(facts: list[Finding], named: bool) -> None:
     for order in (facts, facts[::-1]):
-        verdicts = Verdicts(Job(4))
+        diagnosis = Diagnosis(Job(4))
         for fact in order:
-            verdicts.heed(fact, 0.0)
-        assert [finding.ranks for finding in verdicts.judge(0.0)] == [(1,)] * named
+            diagnosis.observe(fact, 0.0)
+        assert [finding.ranks for finding in diagnosis.detect(0.0)] == [(1,)] * named
 
 
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("ends", [False, True])
 def test_what_may_be_an_effect_waits_for_other_checks(apart: bool, ends: bool) -> None:
-    judge_ = RollCallJudge(Job(4))
-    good, effect = told("g", operator=EQUAL), told("x", operator=wrong("", "", "dd", "cc", "0"))
+    detector = CrossRankRecomputeDetector(Job(4))
+    good, effect = report("g", operator=EQUAL), report("x", operator=wrong("", "", "dd", "cc", "0"))
     for rank, body in enumerate([good, effect, good, good]):
-        judge_.take(Message("roll_call", rank, 16, body), 0.0)
-    assert judge_.judge(0.0) == []
+        detector.take(Message("cross_rank_recompute", rank, 16, body), 0.0)
+    assert detector.detect(0.0) == []
     if apart:
-        judge_.heed(suspect("bits", 1), 1.0)
+        detector.observe(suspect("bits", 1), 1.0)
     if ends:
-        assert judge_.finish(1.0) == []
-    found = judge_.judge(1.0 if ends else BESIDE)
+        assert detector.finish(1.0) == []
+    found = detector.detect(1.0 if ends else WAIT)
     assert [finding.ranks for finding in found] == [(1,)] * (not apart and not ends)
-    (why,) = judge_.job.coverage.to_dict().get("roll_call", {"unseen": ["nothing"]})["unseen"]
+    (why,) = detector.job.coverage.to_dict().get("cross_rank_recompute", {"unseen": ["nothing"]})["unseen"]
     assert why == (
         "ranks whose state is known to differ compute with it" if apart
-        else "the run has ended before it was known whether ranks are equal" if ends else "nothing"
+        else "the run ended before it was known whether ranks are equal" if ends else "nothing"
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("known", [False, True])
 def test_ranks_whose_state_is_known_to_differ_are_not_accused_of_the_effect(known: bool, world: int) -> None:
-    good, effect = told("g", operator=EQUAL), told("x", operator=wrong("", "", "dd", "cc", "0"))
+    good, effect = report("g", operator=EQUAL), report("x", operator=wrong("", "", "dd", "cc", "0"))
     job = Job(world)
-    judge_ = RollCallJudge(job)
+    detector = CrossRankRecomputeDetector(job)
     if known:
-        judge_.heed(suspect("rest", 1), 0.0)
+        detector.observe(suspect("at_rest", 1), 0.0)
     for rank, body in enumerate([good, effect, good, good][:world]):
-        judge_.take(Message("roll_call", rank, 16, body), 0.0)
-    assert [finding.ranks for finding in (*judge_.judge(0.0), *judge_.judge(BESIDE))] == (
+        detector.take(Message("cross_rank_recompute", rank, 16, body), 0.0)
+    assert [finding.ranks for finding in (*detector.detect(0.0), *detector.detect(WAIT))] == (
         [] if known else [(1,) if world == 4 else (0, 1)]
     )
     assert bool(job.coverage.to_dict()) == known
@@ -383,19 +399,19 @@ def test_ranks_whose_state_is_known_to_differ_are_not_accused_of_the_effect(know
 def test_ranks_that_gather_parameters_of_a_rank_that_is_known_to_differ_show_the_effect_too(
     apart: int | None, named: list[tuple[int, ...]]
 ) -> None:
-    values = [told(value, operator=wrong("", "", value, value, "0")) for value in ("gg", "gg", "xx", "xx")]
-    judge_ = RollCallJudge(Job(4))
+    values = [report(value, operator=wrong("", "", value, value, "0")) for value in ("gg", "gg", "xx", "xx")]
+    detector = CrossRankRecomputeDetector(Job(4))
     if apart is not None:
-        judge_.heed(suspect("bits", apart), 0.0)
+        detector.observe(suspect("bits", apart), 0.0)
     for rank, body in enumerate(values):
-        judge_.take(Message("roll_call", rank, 16, body), 0.0)
-    assert [finding.ranks for finding in (*judge_.judge(0.0), *judge_.judge(BESIDE))] == named
+        detector.take(Message("cross_rank_recompute", rank, 16, body), 0.0)
+    assert [finding.ranks for finding in (*detector.detect(0.0), *detector.detect(WAIT))] == named
 
 
 def test_another_rank_than_the_one_that_is_known_to_differ_is_accused() -> None:
-    good, bad = told("g", operator=EQUAL), told("x", operator=wrong("", "", "dd", "cc", "0"))
-    judge_ = RollCallJudge(Job(4))
-    judge_.heed(suspect("rest", 1), 0.0)
+    good, bad = report("g", operator=EQUAL), report("x", operator=wrong("", "", "dd", "cc", "0"))
+    detector = CrossRankRecomputeDetector(Job(4))
+    detector.observe(suspect("at_rest", 1), 0.0)
     for rank, body in enumerate([good, good, good, bad]):
-        judge_.take(Message("roll_call", rank, 16, body), 0.0)
-    assert [finding.ranks for finding in (*judge_.judge(0.0), *judge_.judge(BESIDE))] == [(3,)]
+        detector.take(Message("cross_rank_recompute", rank, 16, body), 0.0)
+    assert [finding.ranks for finding in (*detector.detect(0.0), *detector.detect(WAIT))] == [(3,)]

@@ -1,7 +1,7 @@
-"""Replay of the update: some parameters are updated a second time, from copies, and must become the same.
+"""Same-rank recompute of the update: some parameters are updated a second time from copies, with the same bits.
 
-An optimizer that writes something wrong is seen by replicas, where there are more than two.  This needs none.  Copies
-of parameters, gradients and state take memory: each step has as many of them as fit into `BYTES`, by turns.
+Replicas show a wrong update only where there are more than two of them; this check needs no replica. Copies of
+parameters, gradients and state take memory, so each step copies only what fits into `BYTES`, and parameters take turns.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from dash_inductor.upstream.eager import in_backward
 
 from ..fingerprints.fingerprint import description, digest, why_unseen
 from .check import Check, Host
-from .replay import chosen
+from .same_rank_recompute import chosen
 from .state import State, lanes_of, local
 
 BYTES = 64 << 20
-"""Of copies at a time in a rank; a tensor that is larger is not copied."""
+"""The largest size of all copies of a rank at a time, in bytes; a larger tensor is not copied."""
 
 _ALONE = frozenset({"adam", "adamw", "adamax", "nadam", "radam", "sgd", "rmsprop", "adagrad", "adadelta"})
-"""Modules of `torch.optim` whose optimizers update each parameter by itself."""
+"""Modules of `torch.optim` whose optimizers update each parameter independently of the others."""
 
 
 class Value(NamedTuple):
-    """What an update has made.
+    """A digest of a tensor that an update has written.
 
     Attributes:
-        name: of the parameter.
-        key: of its state, "" for the parameter itself.
+        name: the name of the parameter.
+        key: the key of its state; "" for the parameter itself.
         value: 16 hexadecimal digits.
     """
 
@@ -44,30 +44,30 @@ class Value(NamedTuple):
     value: str
 
 
-class ReplayedUpdate(Check):
-    """Repeats the update of a part of the parameters.
+class RecomputedUpdate(Check):
+    """Runs the update of some parameters again after an optimizer has stepped.
 
     Args:
-        rank: of which this is a check.
-        replay: in how many of 100 steps, from 0 to 100.
-        seed: of the choice of steps.
+        rank: the rank that this check belongs to.
+        same_rank_recompute: in how many of 100 steps, from 0 to 100.
+        seed: seed of the choice of steps.
     """
 
-    name = "replay"
+    name = "same_rank_recompute"
 
-    def __init__(self, rank: Host, replay: int = 0, seed: int = 0, **settings: Any) -> None:
+    def __init__(self, rank: Host, same_rank_recompute: int = 0, seed: int = 0, **settings: Any) -> None:
         super().__init__(rank, **settings)
-        self._share, self._seed = replay, seed
-        self._licensed, self._off = set[int](), set[int]()  # optimizers
+        self._share, self._seed = same_rank_recompute, seed
+        self._preflight_done, self._off = set[int](), set[int]()  # optimizers
         self._next: dict[int, int] = {}  # the first parameter of the next part, by optimizer
         self._copies: dict[int, Copies] = {}
 
     def step_began(self, step: int) -> None:
-        """Copies of a step that was skipped are of no use."""
+        """Drop the copies of a step that was skipped."""
         self._copies.clear()
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Copy what the update depends on."""
+        """Copy the parameters, gradients and state that the update depends on."""
         key = id(optimizer)
         if not chosen(self._seed, self.rank.step, self._share) or key in self._off or in_backward():
             return
@@ -76,11 +76,11 @@ class ReplayedUpdate(Check):
             self._end(optimizer, "are not run again: only those of PyTorch that update each parameter by itself")
             return
         named = [(n, p) for n, p in State.of(self.rank).names.of_parameters(optimizer) if _size(optimizer, p)]
-        start, room = self._next.get(key, 0) % max(1, len(named)), BYTES
+        start, free = self._next.get(key, 0) % max(1, len(named)), BYTES
         part: list[tuple[str, Tensor]] = []
         for name, parameter in (*named[start:], *named[:start]):
-            room -= _size(optimizer, parameter)
-            if room < 0:
+            free -= _size(optimizer, parameter)
+            if free < 0:
                 break
             part.append((name, parameter))
         self._next[key] = start + max(1, len(part))
@@ -90,15 +90,15 @@ class ReplayedUpdate(Check):
             self.rank.coverage.unseen(self.name, f"updates beyond {BYTES >> 20} MiB of a step", len(named) - len(part))
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Run the update again, and compare."""
+        """Run the update again, and compare both results."""
         copies = self._copies.pop(id(optimizer), None)
         if copies is None:
             return
         once, again = copies.now(), copies.updated()
         self.rank.coverage.count(self.name, updates=len(copies.names))
         place = next((n for n, values in enumerate(zip(once, again, strict=True)) if len(set(values)) > 1), None)
-        if place is None or id(optimizer) not in self._licensed:
-            self._licensed.add(id(optimizer))
+        if place is None or id(optimizer) not in self._preflight_done:
+            self._preflight_done.add(id(optimizer))
             if place is not None:
                 self._end(optimizer, "do not repeat their bits")
             return
@@ -115,7 +115,7 @@ class ReplayedUpdate(Check):
         )
 
     def close(self) -> None:
-        """Keep nothing."""
+        """Drop all copies."""
         self._copies.clear()
 
     def _end(self, optimizer: torch.optim.Optimizer, why: str) -> None:
@@ -124,10 +124,10 @@ class ReplayedUpdate(Check):
 
 
 class Copies:
-    """Parameters of an optimizer with their gradients and states, as they were before it has stepped.
+    """Copies of parameters with their gradients and optimizer state, from before the optimizer steps.
 
     Attributes:
-        names: of the parameters.
+        names: the names of the parameters.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, part: list[tuple[str, Tensor]]) -> None:
@@ -141,11 +141,11 @@ class Copies:
         ]
 
     def now(self) -> list[Value]:
-        """What the optimizer has made of them."""
+        """Digests of what the optimizer has written."""
         return list(self._values(self._parameters, self._optimizer.state))
 
     def updated(self) -> list[Value]:
-        """What it makes of copies: the same class with the same settings, and without hooks."""
+        """Digests of what the same optimizer class writes into copies, with the same settings and without hooks."""
         again = copy.copy(self._optimizer)
         for name in vars(again).copy():
             if name.startswith("_optimizer_") and isinstance(getattr(again, name), OrderedDict):
@@ -183,7 +183,7 @@ def _clone(value: Any) -> Any:
 
 
 def _size(optimizer: torch.optim.Optimizer, parameter: Tensor) -> int:
-    """Bytes of what is copied, with the copies that are updated; 0 for what has no update, or cannot be hashed."""
+    """Bytes of the copies of a parameter; 0 if it has no update or cannot be hashed."""
     if parameter.grad is None or parameter.grad.layout != torch.strided or why_unseen(local(parameter)):
         return 0
     tensors = [parameter, parameter.grad, *optimizer.state.get(parameter, {}).values()]

@@ -1,6 +1,6 @@
-"""The beats of a rank: once a second it says where it is, from a thread that waits for nothing that training waits for.
+"""The heartbeats of a rank: once a second, a thread that never waits for the training sends where the rank is.
 
-Beside its place it sends how long it has worked in steps that are over: a check counts these (`checks.times`).
+A heartbeat also carries how long the rank has worked in the steps that have ended, which `checks.times` measures.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dash_inductor.errors import described
 
 from ..checks.times import Times
 from ..observation import environment
-from ..shared.beating import PERIOD, packed
+from ..shared.heartbeat import PERIOD, packed
 from ..transport.messages import Message
 from ..upstream import collectives
 from . import flight, stacks
@@ -23,36 +23,36 @@ from .rank import Rank
 
 log = logging.getLogger("dash_guard")
 
-_STEPS = 4  # of one beat
+_STEPS = 4  # steps in one heartbeat
 _GROUPS = 24
-_COVERAGE = 10  # beats between two reports of what was checked
-_LONGEST = 4.0  # seconds between two looks at the flight recorder
-_SHARE = 100  # reading the flight recorder may take one part of so many of the time
+_COVERAGE = 10  # heartbeats between two reports of the coverage
+_LONGEST = 4.0  # seconds between two readings of the flight recorder
+_SHARE = 100  # reading the flight recorder may take 1/100 of the time
 
 
-class Beats:
-    """The thread that beats, until `close`.
+class Heartbeats:
+    """The thread that sends heartbeats until `close`.
 
     Args:
-        rank: of this process.
-        times: its check of that name.
-        drains: are called with each beat: they wait for what devices have computed, and send it.
+        rank: the rank of this process.
+        times: its check `Times`.
+        drains: functions that are called with each heartbeat, to wait for results of devices and send them.
     """
 
     def __init__(self, rank: Rank, times: Times, drains: Sequence[Callable[[], None]] = ()) -> None:
         self._rank, self._times, self._drains = rank, times, drains
         self._end, self._phase = threading.Event(), ""
-        self._told: dict[str, list[int]] = {}
-        self._beats = 0
+        self._reported: dict[str, list[int]] = {}
+        self._heartbeats = 0
         self._keys: tuple[str, ...] = ()
         self._read_again, self._entries = 0.0, list[flight.Entry]()
         self._pending: list[tuple[int, int, int]] = []
-        self._thread = threading.Thread(target=self._run, name="dash-guard-beat", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="dash-guard-heartbeat", daemon=True)
         self._thread.start()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """The program says what it does in a block, such as "evaluation"."""
+        """Name what the program does in a block, such as "evaluation"."""
         before, self._phase = self._phase, name
         try:
             yield
@@ -60,34 +60,34 @@ class Beats:
             self._phase = before
 
     def close(self) -> None:
-        """Beat no more."""
+        """Send no more heartbeats."""
         self._end.set()
         self._thread.join(timeout=PERIOD)
 
     def _run(self) -> None:
         try:
             while not self._end.wait(PERIOD):
-                self._beat()
-        except Exception as error:  # watching never ends the training
+                self._heartbeat()
+        except Exception as error:  # an error of the guard never ends the training
             why = f"switched off: {described(error)}"
-            self._rank.coverage.unseen("beat", why)
-            log.warning("the beats of the guard are off: %s", why)
+            self._rank.coverage.unseen("heartbeat", why)
+            log.warning("the heartbeats of the guard are off: %s", why)
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         began, now = time.thread_time(), time.monotonic()
         if now >= self._read_again:
             self._entries = list(collectives.entries())
             self._read_again = now + min(_LONGEST, _SHARE * (time.thread_time() - began) - PERIOD / 2)
-            self._tell_groups()
-            self._tell_steps()
-        self._tell_keys()
+            self._send_groups()
+            self._send_steps()
+        self._send_keys()
         groups = flight.waits(self._entries)
         if len(groups) > _GROUPS:
-            self._rank.coverage.unseen("hang", "process groups beyond the number that a beat has room for")
+            self._rank.coverage.unseen("hang", "process groups beyond the number that fits into a heartbeat")
             waiting = sorted(groups, key=lambda name: groups[name][0] == groups[name][1])
             groups = {name: groups[name] for name in waiting[:_GROUPS]}
         self._send(
-            "beat",
+            "heartbeat",
             frame=stacks.place(),
             phase=self._phase or stacks.phase(),
             groups=groups,
@@ -97,24 +97,24 @@ class Beats:
         )
         for drain in self._drains:
             drain()
-        self._beats += 1
-        if self._beats % _COVERAGE == 0:
+        self._heartbeats += 1
+        if self._heartbeats % _COVERAGE == 0:
             self._send("coverage", **self._rank.coverage.news())
-        self._rank.coverage.count("beat", beats=1, milliseconds=round(1000 * (time.thread_time() - began)))
+        self._rank.coverage.count("heartbeat", heartbeats=1, milliseconds=round(1000 * (time.thread_time() - began)))
 
     def _idle(self) -> float:
-        """Seconds since the last collective was entered or the last step ended, by this rank's clock."""
+        """Seconds since the last collective was entered or the last step ended, by the clock of this rank."""
         last = max(int(self._entries[-1].get("time_created_ns", 0)) if self._entries else 0, self._times.last())
         return round(max(0.0, (time.time_ns() - last) / 1e9), 2) if last else 0.0
 
-    def _tell_groups(self) -> None:
+    def _send_groups(self) -> None:
         groups = collectives.groups()
-        new = {name: packed(ranks) for name, ranks in groups.items() if self._told.get(name) != ranks}
-        self._told = groups
+        new = {name: packed(ranks) for name, ranks in groups.items() if self._reported.get(name) != ranks}
+        self._reported = groups
         for name, ranks in new.items():
             self._send("groups", name=name, ranks=ranks)
 
-    def _tell_steps(self) -> None:
+    def _send_steps(self) -> None:
         self._pending = (self._pending + self._times.take())[-64:]
         ready, waiting = [], []
         for step, begin, end in self._pending:
@@ -132,7 +132,7 @@ class Beats:
             body = {"shape": of.shape, "own": of.own, "total": of.total, "kernels": of.kernels}
             self._rank.channel.send(Message("times", self._rank.number, of.step, body))
 
-    def _tell_keys(self) -> None:
+    def _send_keys(self) -> None:
         keys = environment.numerics_keys()
         if keys != self._keys:
             self._keys = keys

@@ -1,6 +1,6 @@
-"""Whose copy of gathered parameters is not what their owners hold.
+"""Finds ranks whose copy of gathered parameters differs from what the owners hold.
 
-With all owners' shards as evidence there is no vote: a copy is right if it is the sum of the shards.
+No vote is needed, because the shards of all owners are known: a copy is right if it is the sum of the shards.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from ..report.findings import Finding
 from ..shared.class_names import members
 from ..shared.roots import OWNERS
 from ..transport.messages import Message
-from .judge import Job, Judge
+from .detector import Detector, Job
 from .promises import PARTED, parts
 from .wording import ranks as ranks_in_words
 
 PATIENCE = 30.0
-"""Seconds after which ranks that have said nothing of a step are not waited for."""
+"""Seconds after which the detector no longer waits for messages about a step."""
 
 ANSWER = 20.0
-"""Seconds in which ranks send the segments that they have gathered."""
+"""Seconds in which ranks must send the segments that they have gathered."""
 
 _REMEMBERED = 256
 _ASKED = 4
@@ -32,25 +32,26 @@ _LANES = 32  # hexadecimal digits
 
 @dataclass
 class _Step:
-    """What ranks of a group gathered, and what they own, as far as they have told.
+    """What the ranks of a group have reported about one step.
 
     Attributes:
-        told: digest of all segments, and the lanes of the own shard.
+        reported: by rank, the digest of all segments, and the lanes of the own shard.
         wrong: ranks whose copy is not what the owners hold, once that is known.
-        segments: of some of these, lanes by owner.
+        asked: ranks that were asked for their segments.
+        segments: by rank, the lanes of each owner's segment.
     """
 
     since: float
-    told: dict[int, tuple[str, str]] = field(default_factory=dict)
+    reported: dict[int, tuple[str, str]] = field(default_factory=dict)
     wrong: tuple[int, ...] = ()
     asked: tuple[int, ...] = ()
     segments: dict[int, list[str] | None] = field(default_factory=dict)
 
 
-class Doors(Judge):
-    """Compares what was gathered with shards."""
+class GatheredParameters(Detector):
+    """Compares what ranks have gathered with the shards of the owners."""
 
-    kinds = frozenset({"doors"})
+    kinds = frozenset({"gathered_parameters"})
 
     def __init__(self, job: Job, **settings: Any) -> None:
         super().__init__(job)
@@ -60,7 +61,7 @@ class Doors(Judge):
         self._findings, self._parted = 0, False
 
     def take(self, message: Message, now: float) -> None:
-        """What a rank has gathered."""
+        """Take what a rank has gathered."""
         body = message.body
         if self._parted:
             return
@@ -75,36 +76,36 @@ class Doors(Judge):
         for group, steps in groups.items() if isinstance(groups, dict) else ():
             if not isinstance(group, str) or message.rank not in self._owners(group)[1] or not isinstance(steps, dict):
                 continue
-            for text, told in steps.items():
-                if not (text.isdecimal() and len(text) < 16 and isinstance(told, list) and len(told) == 2):
+            for text, reported in steps.items():
+                if not (text.isdecimal() and len(text) < 16 and isinstance(reported, list) and len(reported) == 2):
                     continue
                 key = int(text), group
-                if key not in self._done and isinstance(told[0], str) and _is_lanes([told[1]]):
-                    self._steps.setdefault(key, _Step(now)).told[message.rank] = told[0], told[1]
+                if key not in self._done and isinstance(reported[0], str) and _is_lanes([reported[1]]):
+                    self._steps.setdefault(key, _Step(now)).reported[message.rank] = reported[0], reported[1]
 
-    def heed(self, finding: Finding, now: float) -> None:
-        """Ranks may have begun to count steps differently."""
+    def observe(self, finding: Finding, now: float) -> None:
+        """Stop comparing if ranks have begun to count steps differently."""
         if parts(finding) and not self._parted:
             self._parted = True
             self._steps.clear()
-            self.job.coverage.unseen("doors", PARTED)
+            self.job.coverage.unseen("gathered_parameters", PARTED)
 
-    def judge(self, now: float) -> list[Finding]:
-        """What is new."""
-        return self._judged(now, last=False)
+    def detect(self, now: float) -> list[Finding]:
+        """Return findings that are new since the last call."""
+        return self._detect(now, last=False)
 
     def finish(self, now: float) -> list[Finding]:
-        """What is new, when nobody will say more."""
-        return self._judged(now, last=True)
+        """Return the last findings; no more messages will arrive."""
+        return self._detect(now, last=True)
 
-    def _judged(self, now: float, last: bool) -> list[Finding]:
+    def _detect(self, now: float, last: bool) -> list[Finding]:
         found: list[Finding] = []
         for key in sorted(self._steps):
             step, owners = self._steps[key], self._owners(key[1])[0]
             if not step.asked:
-                if len(step.told) < len(owners):
+                if len(step.reported) < len(owners):
                     if last or now - step.since > PATIENCE:
-                        self.job.coverage.unseen("doors", "shards of all owners have not come")
+                        self.job.coverage.unseen("gathered_parameters", "shards of some owners have not arrived")
                         self._close(key)
                     continue
                 self._compare(key, step, owners, now)
@@ -114,7 +115,7 @@ class Doors(Judge):
         return found
 
     def _owners(self, group: str) -> tuple[tuple[int, ...], frozenset[int]]:
-        """The ranks that such a name means: theirs, behind what was gathered for."""
+        """The ranks that the name of a group means; the name may begin with the phase."""
         found = self._groups.get(group)
         if found is None:
             what, _, ranks = group.rpartition(" ")
@@ -131,15 +132,15 @@ class Doors(Judge):
             del self._done[next(iter(self._done))]
 
     def _compare(self, key: tuple[int, str], step: _Step, owners: tuple[int, ...], now: float) -> None:
-        held = _held([step.told[rank][1] for rank in owners])
-        step.wrong = tuple(rank for rank in owners if step.told[rank][0] != held)
-        self.job.coverage.count("doors", compared=len(owners))
+        held = _held([step.reported[rank][1] for rank in owners])
+        step.wrong = tuple(rank for rank in owners if step.reported[rank][0] != held)
+        self.job.coverage.count("gathered_parameters", compared=len(owners))
         if not step.wrong:
             self._close(key)
             return
         step.asked, step.since = step.wrong[:_ASKED], now
         body = {"step": key[0], "group": key[1]}
-        self.job.orders.append((step.asked, Message("doors", 0, key[0], body)))
+        self.job.orders.append((step.asked, Message("gathered_parameters", 0, key[0], body)))
 
     def _finding(self, key: tuple[int, str], step: _Step, owners: tuple[int, ...]) -> list[Finding]:
         self._findings += 1
@@ -153,7 +154,7 @@ class Doors(Judge):
             "step": key[0], "stage": "activation", "collective": collective, "evidence": evidence,
             "groups": tuple(g for g in (tuple(right), step.wrong) if g),
         }  # fmt: skip
-        own = [step.told[rank][1] for rank in owners]
+        own = [step.reported[rank][1] for rank in owners]
         apart = {
             owner
             for segments in step.segments.values()
@@ -162,20 +163,20 @@ class Doors(Judge):
             if segment != mine
         }
         if right or len(owners) < 2:
-            others = f"than {ranks_in_words(right)} and the owners have"
-            sentence = f"{ranks_in_words(step.wrong)} gathered other parameters {others}, in {collective}"
+            others = f"than {ranks_in_words(right)} and the owners hold"
+            sentence = f"{ranks_in_words(step.wrong)} gathered different parameters {others}, in {collective}"
             evidence["segments of"] = sorted(apart)[:16]
-            return [Finding("door", "suspect", sentence, ranks=step.wrong, cause="machine", **common)]
+            return [Finding("collective", "suspect", sentence, ranks=step.wrong, cause="machine", **common)]
         ranks = tuple(sorted(apart)) if len(apart) < len(owners) else ()
         whose = f"of {ranks_in_words(ranks)}" if ranks else "of some rank"
         sentence = (
-            f"all of {ranks_in_words(owners)} gathered a shard {whose} that is not what it holds, in {collective}"
+            f"{ranks_in_words(owners)} all gathered a shard {whose} that differs from what it holds, in {collective}"
         )
-        return [Finding("door", "suspect", sentence, ranks=ranks, cause="machine", **common)]
+        return [Finding("collective", "suspect", sentence, ranks=ranks, cause="machine", **common)]
 
 
 def _held(own: list[str]) -> str:
-    """The digest of a table of segments in which everybody has what the owners hold."""
+    """The digest that all ranks have if they have gathered what the owners hold."""
     if len(own) > OWNERS:
         halves = [[int.from_bytes(bytes.fromhex(lanes)[8 * n : 8 * n + 8], "little") for lanes in own] for n in (0, 1)]
         whole = b"".join((sum(numbers) % (1 << 64)).to_bytes(8, "little") for numbers in halves)

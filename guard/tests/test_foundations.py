@@ -1,4 +1,4 @@
-"""The parts that every check and judge of the guard stands on."""
+"""The parts that every check and detector of the guard stands on."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from dash_guard.checks.check import Check
-from dash_guard.detectors.judge import Job, Judge
+from dash_guard.detectors.detector import Detector, Job
+from dash_guard.errors import RecordingError
 from dash_guard.monitor.monitor import Monitor
 from dash_guard.process.rank import Rank
 from dash_guard.report.findings import Finding, from_json, read
 from dash_guard.transport.channel import Local
 from dash_guard.transport.messages import SIZE, Message, decode
-from dash_inductor.errors import ArgumentError, RecordingError
+from dash_inductor.errors import ArgumentError
 from dash_inductor.untrusted import Refused
 
 
@@ -28,20 +29,20 @@ class Counts(Check):
 
 
 class Breaks(Check):
-    name = "rest"
+    name = "at_rest"
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         raise RuntimeError("no memory for digests")
 
 
-class Second(Judge):
+class Second(Detector):
     kinds = frozenset({"bits"})
 
     def take(self, message: Message, now: float) -> None:
         if message.step == 2:
             self.found = [Finding("bits", "suspect", f"step 2 of rank {message.rank}", ranks=(message.rank,), step=2)]
 
-    def judge(self, now: float) -> list[Finding]:
+    def detect(self, now: float) -> list[Finding]:
         found, self.found = getattr(self, "found", []), []
         return found
 
@@ -57,7 +58,7 @@ def train(steps: int, optimizers: int = 1) -> None:
 
 @pytest.mark.parametrize("optimizers", [1, 2])
 def test_a_run_of_one_rank_from_event_to_file(tmp_path: Path, optimizers: int) -> None:
-    local, told = Local(), list[Finding]()
+    local, published = Local(), list[Finding]()
     rank = Rank(0, 1, local.end(0))
     rank.checks = [Breaks(rank), Counts(rank)]
     rank.start()
@@ -66,13 +67,13 @@ def test_a_run_of_one_rank_from_event_to_file(tmp_path: Path, optimizers: int) -
     finally:
         rank.close()
     job = Job(1, hosts={0: "node"})
-    monitor = Monitor(job, local, [Second(job)], tmp_path, told.append, lambda: 7.0)
+    monitor = Monitor(job, local, [Second(job)], tmp_path, published.append, lambda: 7.0)
     (found,) = monitor.turn(0.0)
     assert monitor.finish(1.0) == []
-    assert (found.hosts, found.time, told) == (("node",), 7.0, [found])
+    assert (found.hosts, found.time, published) == (("node",), 7.0, [found])
     assert read(tmp_path) == [found]
     assert monitor.coverage.to_dict()["bits"]["counts"] == {"steps": 3}
-    assert "no memory for digests" in next(iter(monitor.coverage.to_dict()["rest"]["unseen"]))
+    assert "no memory for digests" in next(iter(monitor.coverage.to_dict()["at_rest"]["unseen"]))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_bytes_that_are_no_message_are_refused(content: bytes) -> None:
 
 
 def test_messages() -> None:
-    message = Message("roll_call", 3, 12, {"roots": ["00ff"]})
+    message = Message("cross_rank_recompute", 3, 12, {"roots": ["00ff"]})
     assert decode(message.encode(), world=4) == message
     with pytest.raises(ArgumentError, match="at most"):
         Message("bits", 0, 1, {"x": "y" * SIZE}).encode()
@@ -96,7 +97,7 @@ def test_messages() -> None:
     "changed", [{"v": 2}, {"kind": "else"}, {"ranks": [1 << 20]}, {"ranks": [True]}, {"step": "1"}, {"more": 1}]
 )
 def test_a_file_of_findings_that_somebody_else_wrote(tmp_path: Path, changed: dict[str, object]) -> None:
-    good = Finding("hang", "verdict", "rank 1\x1b[31m waits", ranks=(1,)).to_json()
+    good = Finding("hang", "confirmed", "rank 1\x1b[31m waits", ranks=(1,)).to_json()
     assert from_json(good.encode()).sentence == "rank 1\\x1b[31m waits"
     (tmp_path / "findings.jsonl").write_text(json.dumps({**json.loads(good), **changed}))
     with pytest.raises(RecordingError):

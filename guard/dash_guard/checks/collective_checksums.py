@@ -1,7 +1,7 @@
-"""Reductions, which nobody can check by what went in: results are compared among ranks, and some with a second run.
+"""Collective checksums: compares the results of reductions among ranks, and of some reductions with a second run.
 
-All members of an `all_reduce` must have the same result; of a `reduce_scatter` each has its own.  One bucket of each
-backward is reduced twice, and must be the same both times.
+Nobody can check a reduction by its inputs. All members of an `all_reduce` must have the same result; each member of a
+`reduce_scatter` has its own. One bucket of each backward is reduced twice, and both results must be equal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .digests import Arriving, Queue, Ring
 from .state import ON_CPU, State, lanes_of
 
 SENT = 4
-"""Steps of each message."""
+"""The number of last steps that each message contains."""
 
 _LABEL = 100  # characters
 _REDUCE, _SCATTER = "all_reduce", "reduce_scatter"
@@ -39,47 +39,47 @@ _REDUCE, _SCATTER = "all_reduce", "reduce_scatter"
 
 @dataclass
 class _Results:
-    """Lanes of what came out of the collectives of a group in this step.
+    """The lanes of the results of one kind of collective in one group of ranks in this step.
 
     Attributes:
-        first: by backward and bucket.
-        twice: the same of those that were run again: first and second result, and what they are of.
+        first: lanes of results, by backward and bucket.
+        twice: lanes of the first and the second result of collectives that ran twice, and what was reduced.
     """
 
     first: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     twice: list[tuple[Tensor, Tensor, str]] = field(default_factory=list)
 
 
-class Wires(Check):
-    """Puts doors on DDP and FSDP2 models behind their first backward.
+class CollectiveChecksums(Check):
+    """Puts hooks on the collectives of DDP and FSDP2 models after their first backward, and hashes results.
 
     Args:
-        rank: of which this is a check.
-        doors: n: results of every n-th step are looked at; 0: models get no doors.
+        rank: the rank that this check belongs to.
+        collectives: n: hash the results of every n-th step; 0: install no hooks.
     """
 
-    name = "wires"
+    name = "collective_checksums"
     together = True
 
-    def __init__(self, rank: Host, doors: int = 1, **settings: object) -> None:
+    def __init__(self, rank: Host, collectives: int = 1, **settings: object) -> None:
         super().__init__(rank)
-        self._state, self._every = State.of(rank), doors
+        self._state, self._every = State.of(rank), collectives
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._models: list[weakref.ref[nn.Module]] = []  # in the order in which they have begun
         self._agreed = False
         self._reductions: list[tuple[Reduction, str, weakref.ref[DistributedDataParallel]]] = []
         self._results: dict[str, _Results] = {}  # by collective and ranks
-        self._looking = self._on_cpu = 0  # at a step; bytes of it
+        self._looking = self._on_cpu = 0  # the step that is checked, and the bytes of its results on the CPU
         self._failed: Exception | None = None
         self._queue, self._ring = Queue(), Ring()
 
     def step_began(self, step: int) -> None:
-        """A new step."""
+        """A step begins: forget the results of the last one."""
         self._results, self._looking, self._on_cpu = {}, step, 0
         self._queue.poll()
 
     def module_begins(self, module: nn.Module) -> None:
-        """Find models."""
+        """Find models that may get hooks."""
         self._state.module_begins(module)
         if module in self._known or self._every == 0 or self.rank.world < 2:
             return
@@ -92,7 +92,7 @@ class Wires(Check):
                     self.rank.coverage.unseen(self.name, "a model that has begun after the first step")
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Put the doors once; look at what came out of them."""
+        """Install hooks once, and hash the second results of this step."""
         self._raise()
         self._queue.poll()
         if not self._agreed and self._every > 0 and self.rank.world > 1:
@@ -109,7 +109,7 @@ class Wires(Check):
                 self._results[where].twice.append((first, lanes_of([result]), name))
 
     def step_done(self, step: int) -> None:
-        """Send what came out as soon as it has arrived."""
+        """Send the digests of results as soon as they have arrived."""
         self._raise()
         results, self._results = self._results, {}
         for where, each in results.items():
@@ -123,15 +123,16 @@ class Wires(Check):
                 )
 
     def close(self) -> None:
-        """Wait for what is on its way."""
+        """Wait for digests that have not arrived."""
         self._queue.poll(wait=True)
 
     def _agree(self) -> None:
-        """A model gets a door if all ranks of its group have it, and nothing stands in the way on any of them."""
+        """Agree with all ranks on the models that get hooks: all ranks of the group have the model, and none has a
+        reason against it."""
         found = list(self._candidates())
         mine = [_number(f"{kind} {where} {of} {not why}") for kind, _, where, of, why, _ in found]
         rows = self.rank.group.gather_padded(mine)
-        self.rank.group.gather([1])  # everybody knows
+        self.rank.group.gather([1])  # no rank installs a hook before all ranks have the table
         chosen = []
         for number, (kind, module, _, _, why, ranks) in enumerate(found):
             alike = all(len(rows[r]) > number and rows[r][number] == mine[number] for r in ranks)
@@ -140,7 +141,7 @@ class Wires(Check):
                 self.rank.coverage.unseen(self.name, f"{kind} of a model: {why}")
             else:
                 chosen.append((kind, module, ranks))
-        turns: dict[str, list[nn.Module]] = {}  # those of a group of ranks are the same on all of them
+        turns: dict[str, list[nn.Module]] = {}  # the modules of a group of ranks are the same on all of its ranks
         for kind, module, ranks in chosen:
             if isinstance(module, DistributedDataParallel):
                 self._put(module, ranks)
@@ -150,20 +151,20 @@ class Wires(Check):
         for where, modules in turns.items():
             for turn, module in enumerate(modules):
                 of.setdefault(module, {})[where.split()[0]] = where, turn
-        for module, doors in of.items():
+        for module, hooks in of.items():
             assert isinstance(module, FSDPModule)
             scatters, between = None, None
-            if _SCATTER in doors:
-                scatters = self._turns(module, *doors[_SCATTER], turns)
-            if _REDUCE in doors:
-                where, turn = doors[_REDUCE]
+            if _SCATTER in hooks:
+                scatters = self._turns(module, *hooks[_SCATTER], turns)
+            if _REDUCE in hooks:
+                where, turn = hooks[_REDUCE]
                 reduced = functools.partial(_summed, weakref.ref(self), where, -1 - turn)
                 between = Between(module, self._turns(module, where, turn, turns), reduced)
             repeat_reductions(module, scatters, between, self._state.counts(module))
         self.rank.coverage.count(self.name, models=len({id(module) for _, module, _ in chosen}))
 
     def _candidates(self) -> Sequence[tuple[str, nn.Module, str, str, str, tuple[int, ...]]]:
-        """Collective, module, group and parameters of all that could have a door; why it cannot; its ranks."""
+        """Collective, module, group, parameters, the reason against a hook ("" for none) and ranks of all models."""
         found = []
         for reference in self._models:
             inside = reference()
@@ -191,22 +192,22 @@ class Wires(Check):
         return found
 
     def _turns(self, module: nn.Module, where: str, turn: int, turns: dict[str, list[nn.Module]]) -> Turns:
-        told = functools.partial(_twice, weakref.ref(self), where, weakref.ref(module))
-        return Turns(turn, len(turns[where]), told)
+        on_result = functools.partial(_twice, weakref.ref(self), where, weakref.ref(module))
+        return Turns(turn, len(turns[where]), on_result)
 
     def _put(self, model: DistributedDataParallel, ranks: tuple[int, ...]) -> None:
         where = f"all_reduce {spelled(ranks)}"
-        told = functools.partial(_reduced, weakref.ref(self), where)
-        reduction = Reduction(model, told, self._state.counts(model))
+        on_reduced = functools.partial(_reduced, weakref.ref(self), where)
+        reduction = Reduction(model, on_reduced, self._state.counts(model))
         try:
             reduction.put(model)
-        except RuntimeError:  # a hook of PyTorch's, which all ranks have
+        except RuntimeError:  # a hook of the program, which all ranks have
             self.rank.coverage.unseen(self.name, "all_reduce of a model: the program has a comm hook of its own")
         else:
             self._reductions.append((reduction, where, weakref.ref(model)))
 
     def _may(self, result: Tensor) -> bool:
-        """Whether a result is looked at; coverage says why not."""
+        """Whether a result can be hashed; coverage records why not."""
         why = why_unseen(result) or ""
         if result.device.type == "cpu":
             self._on_cpu += result.numel() * result.element_size()
@@ -218,11 +219,11 @@ class Wires(Check):
         return not why
 
     def reduced(self, where: str, backward: int, bucket: int, result: Tensor) -> None:
-        """A bucket has been reduced."""
+        """Hash the result of a reduction."""
         self._safely(lambda: self._reduced(where, backward, bucket, result))
 
     def twice(self, where: str, module: nn.Module, first: Tensor, second: Tensor) -> None:
-        """Gradients of a module of FSDP have been reduced twice."""
+        """Hash both results of a reduction that ran twice."""
         self._safely(lambda: self._twice(where, module, first, second))
 
     def _reduced(self, where: str, backward: int, bucket: int, result: Tensor) -> None:
@@ -235,12 +236,12 @@ class Wires(Check):
             self._results.setdefault(where, _Results()).twice.append((*pair, self._state.names.of_module(module)))
 
     def _is_on(self) -> bool:
-        """Whether this step is looked at; a check that is off has no new steps."""
+        """Whether this step is checked; a check that is off has no new steps."""
         step = self.rank.step
         return active.is_on(self.rank) and step == self._looking and step % self._every == 0
 
     def _safely(self, call: Callable[[], None]) -> None:
-        """Within a collective of the program, to which nothing may happen; an error ends the check later."""
+        """Make a call within a collective of the program, which must not raise; an error ends the check later."""
         try:
             call()
         except Exception as error:
@@ -259,7 +260,7 @@ class Wires(Check):
         arriving: Sequence[Arriving],
         held: Sequence[Tensor],
     ) -> None:
-        """Tell what came out; `held` are tensors of other streams, whose memory is not used again before this."""
+        """Send digests; `held` keeps tensors of other streams, so that their memory is not used again before this."""
         numbers = arriving[0].numbers()
         digest = hashlib.blake2b(numbers[:count].tobytes(), digest_size=8).hexdigest() if count else ""
         pairs = numbers[count:].reshape(len(labels), 2, -1)
@@ -268,25 +269,30 @@ class Wires(Check):
         self.rank.coverage.count(self.name, results=count, repeated=len(labels))
         kept: dict[str, dict[str, list[str]]] = {}
         for number in range(max(1, step - SENT + 1), step + 1):
-            for of, told in self._ring.of(number).items():
-                kept.setdefault(of, {})[str(number)] = told
-        self.send(step, wires=kept)
+            for of, result in self._ring.of(number).items():
+                kept.setdefault(of, {})[str(number)] = result
+        self.send(step, checksums=kept)
 
 
-def _reduced(check: weakref.ref[Wires], where: str, backward: int, bucket: int, result: Tensor) -> None:
+def _reduced(check: weakref.ref[CollectiveChecksums], where: str, backward: int, bucket: int, result: Tensor) -> None:
     here = check()
     if here is not None:
         here.reduced(where, backward, bucket, result)
 
 
-def _summed(check: weakref.ref[Wires], where: str, module: int, call: int, result: Tensor) -> None:
+def _summed(check: weakref.ref[CollectiveChecksums], where: str, module: int, call: int, result: Tensor) -> None:
     here = check()
     if here is not None:
         here.reduced(where, call, module, result)
 
 
 def _twice(
-    check: weakref.ref[Wires], where: str, module: weakref.ref[nn.Module], first: Tensor, second: Tensor, group: object
+    check: weakref.ref[CollectiveChecksums],
+    where: str,
+    module: weakref.ref[nn.Module],
+    first: Tensor,
+    second: Tensor,
+    group: object,
 ) -> None:
     here, of = check(), module()
     if here is not None and of is not None:

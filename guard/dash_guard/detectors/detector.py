@@ -1,0 +1,62 @@
+"""The base class of all detectors. A detector turns messages into findings, without side effects: the time is an
+argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..report.coverage import Coverage
+from ..report.findings import Finding
+from ..transport.messages import Message
+
+
+@dataclass
+class Job:
+    """What is known about the training run.
+
+    Attributes:
+        world: the number of ranks.
+        hosts, gpus: names by rank, for ranks that have reported them.
+        orders: requests of detectors to ranks, (ranks, message), until the monitor has sent them.
+        coverage: of all ranks, with what detectors could not compare.
+    """
+
+    world: int
+    hosts: dict[int, str] = field(default_factory=dict)
+    gpus: dict[int, str] = field(default_factory=dict)
+    orders: list[tuple[tuple[int, ...], Message]] = field(default_factory=list)
+    coverage: Coverage = field(default_factory=Coverage)
+
+
+class Detector:
+    """A detector of the monitor.
+
+    Attributes:
+        kinds: the kinds of messages that it takes.
+    """
+
+    kinds: frozenset[str] = frozenset()
+
+    def __init__(self, job: Job, **settings: Any) -> None:
+        self.job = job
+
+    def take(self, message: Message, now: float) -> None:
+        """Take a message of one of `kinds`.
+
+        Args:
+            message: the message.
+            now: seconds of a monotonic clock.
+        """
+
+    def observe(self, finding: Finding, now: float) -> None:
+        """Observe a finding of any detector, including its own."""
+
+    def detect(self, now: float) -> list[Finding]:
+        """Return findings that are new since the last call."""
+        return []
+
+    def finish(self, now: float) -> list[Finding]:
+        """Return the last findings; no more messages will arrive."""
+        return self.detect(now)

@@ -1,0 +1,27 @@
+"""The errors of dash_guard; all of them derive from `dash_inductor.errors.DashError`."""
+
+from __future__ import annotations
+
+import os
+
+from dash_inductor.errors import DashError
+from dash_inductor.untrusted import printable
+
+
+class RecordingError(DashError, RuntimeError):
+    """A file of a recording or of a guard cannot be written, or this version cannot read it.
+
+    Args:
+        path: the file.
+        found: what is wrong with it.
+        allowed: what is expected, or what to do.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], found: str, allowed: str) -> None:
+        self.path, self.found, self.allowed = os.fspath(path), found, allowed
+        super().__init__(printable(f"{self.path}: {found}; expected {allowed}"))
+
+
+class FaultConfirmedError(DashError, RuntimeError):
+    """The guard has confirmed a fault; with ``on_confirmed="raise"``, every rank raises it before an optimizer
+    steps."""
