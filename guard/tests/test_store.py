@@ -259,7 +259,7 @@ def test_codes_are_bound_to_direction_number_and_content() -> None:
 
 STOPPED_MONITOR = """
 import os, signal, sys, threading, time
-from dash_guard.guard import store
+from dash_guard.transport import store
 from dash_guard.report.coverage import Coverage
 from dash_guard.transport.messages import Message
 

@@ -1,4 +1,4 @@
-"""Facts about a run that can change bits; `compare` tells which of them differ."""
+"""Facts about a run that can change bits; `compare` reports which of them differ."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _PACKAGES = ("triton", "numpy", "transformers", "accelerate", "flash-attn")
 
 
 def rank_and_world() -> tuple[int, int]:
-    """This process's rank and the number of processes: of the default process group, else of the launcher."""
+    """The rank of this process and the number of ranks, of the default process group or else of the launcher."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def facts(rank: int, world: int, every: int) -> dict[str, Any]:
-    """The facts that begin the file of a rank."""
+    """The facts at the beginning of a rank's recording."""
     return {
         "rank": rank,
         "world_size": world,

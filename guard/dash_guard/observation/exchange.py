@@ -1,10 +1,10 @@
-"""Collectives over the ranks of a process group, after which the process can end.
+"""Collectives over the ranks of a process group after which the process can exit safely.
 
-Gloo works on threads of its own.  Such a thread lets go of the tensors of a collective some time after everyone who
-waits for it has gone on, and takes the interpreter's lock for that, because Python knows these tensors.  If the
-interpreter is being finalized by then, CPython ends the thread in a place where C++ aborts the process: "terminate
-called without an active exception", https://github.com/pytorch/pytorch/issues/190489.  A program that ends soon after
-its last step would run into that, so a recording ends only when gloo has let go.
+Gloo works on threads of its own. Such a thread releases the tensors of a collective some time after all waiting threads
+have gone on, and takes the interpreter lock for that, because Python knows these tensors. If the interpreter is being
+finalized by then, CPython ends the thread at a place where C++ aborts the process: "terminate called without an active
+exception", https://github.com/pytorch/pytorch/issues/190489. A program that ends soon after its last step would run
+into that, so a recording ends only when gloo has released all tensors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Exchange:
         self._lent: list[Tensor] = []
 
     def gather(self, lanes: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """The lanes of all ranks, [ranks, *lanes.shape], in the order of the group; all its ranks call this."""
+        """Gather the lanes of all ranks, [ranks, *lanes.shape], in the order of the group; all its ranks call this."""
         everyone = [torch.empty_like(lanes) for _ in range(dist.get_world_size(group))]
         dist.all_gather(everyone, lanes, group)
         gathered = torch.stack(everyone)
@@ -42,7 +42,7 @@ class Exchange:
         return gathered
 
     def broadcast(self, content: Tensor, source: int, group: dist.ProcessGroup) -> Tensor:
-        """The content of the rank `source` of the group, in all its ranks; all of them call this."""
+        """Send the content of rank `source` of the group to all its ranks; all of them call this."""
         sent, options = content.clone(), dist.BroadcastOptions()
         options.rootRank = source
         group.broadcast([sent], options).wait()
@@ -91,4 +91,4 @@ def _counts(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
     return [(use_count(tensor), sys.getrefcount(tensor)) for tensor in tensors]
 
 
-_FREE = _counts([torch.empty(0)])[0]  # nobody holds this tensor, except for the list
+_FREE = _counts([torch.empty(0)])[0]  # only the list holds this tensor

@@ -1,4 +1,4 @@
-"""The parts of modules that a recording sees: inputs, results, gradients of the outermost one and of those inside."""
+"""Observes modules: inputs, results, and gradients of the results, of the outermost module and of its submodules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dash_inductor.upstream.pytree import tree_leaves
 
 
 class Sink(Protocol):
-    """The recording, to which everything goes."""
+    """The interface of a recording, which receives all observations."""
 
     names: Names
 
@@ -32,22 +32,22 @@ class Sink(Protocol):
         """Allocate what a device needs."""
 
     def replicate(self, model: DistributedDataParallel) -> None:
-        """Tell other observers of a model that has equal parameters on all of its ranks."""
+        """Report a model with equal parameters on all of its ranks to other observers."""
 
     def place(self) -> int:
-        """The place of the next entry of this step."""
+        """The place of the next entry in this step."""
 
     def observe_in_step(self, phase: str, tensors: Sequence[tuple[str, Tensor]], place: int | None = None) -> None:
-        """Add fingerprints of tensors to the present step."""
+        """Add fingerprints of tensors to the current step."""
 
 
 class Modules:
-    """The modules and parameters that one recording watches.
+    """The modules and parameters that one recording observes.
 
     Args:
-        sink: gets what there is to see.
-        activations: whether it gets inputs and results of modules, and gradients of results.
-        local_gradients: whether it gets gradients as they are accumulated; None: of models wrapped in DDP.
+        sink: receives the tensors.
+        activations: whether it receives inputs and results of modules, and gradients of results.
+        local_gradients: whether it receives gradients as they are accumulated; None: only for models wrapped in DDP.
     """
 
     def __init__(self, sink: Sink, activations: bool, local_gradients: bool | None) -> None:
@@ -59,7 +59,7 @@ class Modules:
         self._calls = threading.local()
 
     def remove(self) -> None:
-        """Take away what was put on modules and parameters."""
+        """Remove hooks from modules and parameters."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -120,7 +120,7 @@ class Modules:
         while running[-1][0] is not module:  # what has raised an exception is not running any more
             running.pop()
         self._calls.left = running.pop()
-        wrapped = bool(running) and inner(running[-1][0]) is module  # then the wrapper tells
+        wrapped = bool(running) and inner(running[-1][0]) is module  # then the wrapper reports the result
         if self._activations and not wrapped:
             for label, tensor in _labelled(self._sink.names.of_module(module), result):
                 self._result(label, tensor)
@@ -133,7 +133,7 @@ class Modules:
     def _result(self, label: str, tensor: Tensor) -> None:
         version = 0 if tensor.is_inference() else tensor._version
         if self._calls.last is not None and self._calls.last[0]() is tensor and self._calls.last[1] == version:
-            return  # a module hands on the result of its last part
+            return  # a module returns the result of its last submodule
         self._calls.last = weakref.ref(tensor), version
         self._observe(phases.ACTIVATION, label, tensor)
         if tensor.requires_grad and tensor.grad_fn is not None:

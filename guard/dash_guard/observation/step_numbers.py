@@ -1,6 +1,6 @@
-"""The numbers of training steps, for recordings and for the guard: a resumed run goes on where the first one was.
+"""The numbers of training steps, for recordings and the guard; a resumed run continues the numbers of the first one.
 
-A step is what lies between two steps of the same optimizer, or what a scaler of losses made optimizers skip.
+A step is what lies between two steps of the same optimizer, or what a gradient scaler made optimizers skip.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _MOST = (1 << 32) - 1  # what a recording can say
 
 
 class StepNumbers:
-    """Counts steps from the first one, which is known as soon as its optimizer is about to step.
+    """Counts steps; the number of the first one is known as soon as its optimizer is about to step.
 
     Args:
-        first: the number of the first step; None: of the environment variable DASH_GUARD_FIRST_STEP, else one more
-            than the steps that the state of the first optimizer has counted, else 1.
+        first: the number of the first step; None: the environment variable DASH_GUARD_FIRST_STEP, else one more than
+            the state of the first optimizer has counted, else 1.
 
     Attributes:
-        number: of the present step.
+        number: the number of the current step.
     """
 
     def __init__(self, first: int | None = None) -> None:
@@ -40,7 +40,7 @@ class StepNumbers:
         self.number = first or 1
 
     def see(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step: the first of all says where training is.  Waits for its device, once."""
+        """Read the number of the first step from an optimizer that is about to step; waits for its device, once."""
         if not self._known:
             self._known = True
             done = _done(optimizer)
@@ -48,12 +48,12 @@ class StepNumbers:
                 self.number = min(done + 1, _MOST)
 
     def advance(self) -> None:
-        """The next step begins."""
+        """Begin the next step."""
         self.number += 1
 
 
 def _done(optimizer: torch.optim.Optimizer) -> int | None:
-    """How many steps the state of an optimizer has counted, None if it counts none."""
+    """The number of steps that the state of an optimizer has counted; None if it counts none."""
     counts: list[Any] = [
         state["step"] for state in optimizer.state.values() if isinstance(state, dict) and "step" in state
     ]

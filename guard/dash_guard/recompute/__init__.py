@@ -1,1 +1,1 @@
-"""Runs a step again in the process that has run it, without a trace, and digests what it computes."""
+"""Runs a step again in the same process, without a trace, and hashes what it computes."""

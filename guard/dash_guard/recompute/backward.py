@@ -1,8 +1,8 @@
-"""A backward that leaves no trace: gradients are computed, and accumulated nowhere.
+"""A backward without a trace: gradients are computed and accumulated nowhere.
 
-So nothing that waits behind the accumulation of a gradient runs: no reducer of DDP counts a parameter, no optimizer
-steps within the backward, no hook adds to sums of the program, and `grad` of a leaf stays what it is, also of leaves
-that belong to no module.  Hooks that see a gradient before it is accumulated do run.
+So nothing that follows the accumulation of a gradient runs: no reducer of DDP counts a parameter, no optimizer steps
+within the backward, no hook adds to sums of the program, and `grad` of a leaf stays the same, also for leaves that
+belong to no module. Hooks that see a gradient before it is accumulated do run.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from dash_inductor.upstream.eager import in_backward, without_accumulation_hooks
 from ..upstream.parallel import ddp_models, needs_accumulation, watches_leaves
 
 _REENTRANT = "CheckpointFunctionBackward"
-"""The node of a checkpoint whose backward runs a backward of its own, which accumulates."""
+"""The name of the node of a checkpoint whose backward runs an inner backward, which accumulates."""
 
 _EDGE: Any = torch.autograd.graph.GradientEdge
 
 
 def differentiate(root: nn.Module, tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-    """Run the backward of results of a model.
+    """Run the backward of results of a model without accumulating gradients.
 
     Args:
         root: the model.
-        tensors: where it begins.
-        gradients: of them.
+        tensors: the results at which the backward begins.
+        gradients: the gradients of these results.
 
     Raises:
-        DashError: reentrant checkpoints accumulate gradients, and DDP learns from that.
+        DashError: the model has reentrant checkpoints, which accumulate gradients, in a DDP model that counts them.
     """
     leaves, reentrant = _leaves(tensors)
     if not reentrant and not needs_accumulation(root):
@@ -50,16 +50,16 @@ def differentiate(root: nn.Module, tensors: Sequence[Tensor], gradients: Sequenc
 
 @contextmanager
 def traceless(roots: Sequence[nn.Module]) -> Iterator[None]:
-    """Let backwards that this thread begins in a block compute the same gradients, and none of them reach a reducer.
+    """Make backwards that this thread starts in a block compute the same gradients without reaching a reducer.
 
-    Leaves get their gradients behind the backward, and what they had before comes back at the end.  Parameters that
-    are in no model, such as what FSDP2 has gathered, get none.
+    Leaves get their gradients after the backward; at the end of the block, the gradients from before are restored.
+    Parameters that are in no model, such as those that FSDP2 has gathered, get none.
 
     Args:
-        roots: the models; whoever finds more of them in the block adds them.
+        roots: the models; models that are found in the block are added to it.
 
-    A backward raises:
-        DashError: reentrant checkpoints in a DDP model accumulate gradients, for which it may be waiting.
+    A backward in the block raises:
+        DashError: the model has reentrant checkpoints in a DDP model, which may wait for accumulated gradients.
     """
     original, thread = torch.autograd.backward, threading.get_ident()
     before: dict[int, tuple[Tensor, Tensor | None]] = {}
@@ -102,7 +102,7 @@ def traceless(roots: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _several(given: Any) -> list[Any]:
-    """What a backward is given, as a list: tensors, or edges of the graph."""
+    """The arguments of a backward as a list of tensors or edges of the graph."""
     if isinstance(given, (Tensor, _EDGE)):
         return [given]
     return list(given.values() if isinstance(given, dict) else given)
@@ -121,7 +121,7 @@ def _set_aside(leaves: Sequence[Tensor]) -> Iterator[None]:
 
 
 def _leaves(ends: Sequence[Any]) -> tuple[list[Any], bool]:
-    """The leaves of the graphs of results or of edges, and whether there are reentrant checkpoints in them."""
+    """The leaves of the graphs of results or edges, and whether these graphs contain reentrant checkpoints."""
     leaves: dict[int, Any] = {id(end): end for end in ends if isinstance(end, Tensor) and end.grad_fn is None}
     reentrant = False
     nodes: list[Any] = [end.node if isinstance(end, _EDGE) else end.grad_fn for end in ends]

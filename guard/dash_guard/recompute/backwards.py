@@ -1,4 +1,4 @@
-"""Tells when a backward has ended: gradients are reduced by then, and nobody has used them."""
+"""Detects when a backward has ended: gradients are reduced by then, and nothing has used them yet."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from dash_inductor.upstream.eager import at_end_of_backward, backward_number, in
 from dash_inductor.upstream.pytree import tree_leaves
 
 _LAST = 2
-"""How often what waits for the end lines up again, behind what others have lined up: DDP and FSDP2 do so."""
+"""How often the callback at the end of a backward queues itself again, after callbacks of DDP and FSDP2."""
 
 
 class Backwards:
-    """The backwards of what outermost modules give.
+    """Calls a function at the end of each backward of results of outermost modules.
 
     Args:
-        ended: is called at the end of each, on the thread and the streams that have called the backward, or on a thread
-            of autograd meanwhile.
-        failed: is called with an error in place of the program.
+        ended: is called at the end of each backward, on the thread and streams that have started it, or on an autograd
+            thread during it.
+        failed: is called with an error, instead of raising it in the program.
     """
 
     def __init__(self, ended: Callable[[], None], failed: Callable[[Exception], None]) -> None:

@@ -1,4 +1,4 @@
-"""What one forward and backward computes: digests of results of modules, their gradients and local gradients."""
+"""Hashes what one forward and backward computes: results of modules, their gradients, and local gradients."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ from ..observation.modules import Modules
 
 
 def zero() -> bytes:
-    """The value of a digest of a gradient that is zero, in an execution that is silent."""
+    """The digest value (16 bytes) of a zero gradient in a silent execution."""
     return bytes.fromhex(fingerprint(torch.zeros(1, dtype=torch.bool)))
 
 
 class Digest(NamedTuple):
-    """What was hashed, and the hash, 16 bytes."""
+    """The digest of one tensor: its phase, its name, and the hash, 16 bytes."""
 
     phase: str
     tensor: str
     value: bytes
 
     def number(self) -> int:
-        """Half of the hash as a number of 64 bits with a sign, which process groups can carry."""
+        """The first half of the hash as a signed 64-bit number, which process groups can send."""
         return int.from_bytes(self.value[:8], "little", signed=True)
 
 
 class Execution(Observer):
-    """Hashes what is computed between `begin` and `end`, in the order in which it is computed.
+    """Hashes what is computed until `end`, in the order in which it is computed.
+
+    An error while hashing never reaches the program: the execution ends there and keeps the reason.
 
     Args:
-        names: of modules and parameters, for all executions of a program.
+        names: the names of modules and parameters, for all executions of a program.
         watches_graphs: whether graphs that are compiled meanwhile show gradients of attention.
-        turned: the size of the first dimension of a micro-batch whose samples have been turned by one place; what has
-            this size is hashed with its samples in their old order.  0: nothing is turned.
-        owner: hash only while this one is among the active observers; by default, while the execution itself is.
-        silent: the backward begins with zeros, so that all gradients must be zero: it is hashed only whether they are.
-
-    An error of hashing never reaches the program: the execution ends there, and says why.
+        turned: the first dimension of a micro-batch whose samples were shifted by one place; tensors of this size are
+            hashed with their samples in the original order. 0: nothing was shifted.
+        owner: hash only while this observer is active; by default, the execution itself.
+        silent: the backward begins with zeros, so that all gradients must be zero; only whether they are is hashed.
 
     Attributes:
-        begins: is told of each outermost module before it runs.
+        begins: is called with each outermost module before it runs.
         roots: the names of the outermost modules.
-        failed: why it has ended too early, "" if it has not.
+        failed: why the execution has ended too early; "" if it has not.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class Execution(Observer):
             self._watch(self.names.of_parameter(parameter), parameter)
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
-        """The forward of a module has ended; its parameters are those that it has computed with."""
+        """The forward of a module has ended; its parameters are still those that it has used."""
         if self._sharded:
             self._watch_inside(module)
         if isinstance(module, DistributedDataParallel) and module.static_graph:
-            result = None  # in the first step alone it gives copies of what its module gives
+            result = None  # only in the first step it returns copies of the results of its module
         self._modules.leave(module, result)
 
     @not_compiled
@@ -123,7 +123,7 @@ class Execution(Observer):
                 self._watch(f"{self.names.of_module(module)}.{name}", parameter)
 
     def returned(self, result: Any) -> None:
-        """The outermost module has returned; hooks of the program run behind ours and may have changed its result."""
+        """The outermost module has returned; hooks of the program run after ours and may have changed its result."""
         leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         self.observe_in_step(phases.ACTIVATION, [("result", leaf) for leaf in leaves])
 
@@ -141,14 +141,14 @@ class Execution(Observer):
         self.observe_in_step(phases.ATTENTION_GRADIENT, gradients)
 
     def is_on(self) -> bool:
-        """Whether it hashes."""
+        """Whether tensors are hashed now."""
         return self._on and active.is_on(self._owner)
 
     def replicate(self, model: DistributedDataParallel) -> None:
-        """A model has equal parameters on all of its ranks, which does not matter here."""
+        """Ignored: equal parameters on other ranks do not matter here."""
 
     def place(self) -> int:
-        """The place of what comes next."""
+        """The place of the next digest."""
         return len(self._hashed)
 
     def prepare(self, device: torch.device) -> None:
@@ -159,7 +159,7 @@ class Execution(Observer):
                     self._buffers[device] = LaneBuffer(device)
 
     def observe_in_step(self, phase: str, tensors: Sequence[tuple[str, Tensor]], place: int | None = None) -> None:
-        """Hash tensors; inputs of modules are no results, and what has no bytes of its own is left out."""
+        """Hash tensors; skips inputs of modules, and tensors without data of their own."""
         if phase == phases.INPUT or not self.is_on() or (self._silent and phase == phases.ACTIVATION):
             return
         try:
@@ -192,13 +192,13 @@ class Execution(Observer):
         return self._modules.innermost()
 
     def detach(self) -> None:
-        """See no more gradients of parameters."""
+        """Observe no more gradients of parameters."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def end(self) -> list[Digest]:
-        """Take hooks away, wait for the device, and give all digests."""
+        """Remove hooks, wait for the device, and return all digests."""
         self._on = False
         self.detach()
         self._modules.remove()
@@ -207,13 +207,13 @@ class Execution(Observer):
         return self._digests
 
     def has(self, phase: str) -> bool:
-        """Whether anything of a phase was hashed."""
+        """Whether a tensor of a phase was hashed."""
         return any(hashed == phase for hashed, _ in self._calls)
 
     def work(self) -> str:
-        """Which part of each product this rank computes where modules are split over ranks; "" where all compute all.
+        """The part that this rank computes where modules are split over ranks; "" if all ranks compute everything.
 
-        Ranks with the same text compute the same on the same inputs.
+        Ranks with the same text compute the same from the same inputs.
         """
         parts = set()
         for parameter in self._inside if self._sharded else self._outside:

@@ -1,7 +1,7 @@
-"""What modules keep beside their parameters, so that it can come back after they have run again.
+"""Saves what modules keep apart from their parameters, so that it can be restored after they have run again.
 
-That is their buffers, and the attributes of modules that PyTorch does not define: numbers, tensors, generators of
-random numbers, and what lists, dictionaries and sets hold of them.
+This is their buffers, and the attributes that PyTorch does not define: numbers, tensors, generators of random numbers,
+and what lists, dictionaries and sets hold of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MISSING = object()
 
 
 class Kept:
-    """What the modules of a model keep, as it was when this was made.
+    """The buffers and attributes of the modules of a model, as they were when this was created.
 
     Args:
         root: the model.
@@ -40,9 +40,9 @@ class Kept:
                 self._keep_attributes(module)
 
     def put(self) -> None:
-        """Put everything back, with its values; some operators write into buffers without saying so.
+        """Restore all objects and their values; some operators write to buffers without changing their versions.
 
-        Versions of tensors stay, because to training nothing was written.
+        Versions of tensors stay the same, because for the training nothing was written.
         """
         for back in self._back:
             back()
@@ -56,7 +56,7 @@ class Kept:
         self._keep_values(tensor, always=not _repeats(tensor))
 
     def _keep_values(self, tensor: Tensor, always: bool = False) -> None:
-        """Values of a tensor, which are written if PyTorch knows that there are others, or always."""
+        """Save the values of a tensor, which are restored if its version has changed, or always."""
         values, version = tensor.detach().clone(), -1 if tensor.is_inference() else tensor._version
 
         def back() -> None:
@@ -83,7 +83,7 @@ class Kept:
             self._keep(value, _DEPTH)
 
     def _keep(self, value: Any, depth: int) -> None:
-        """What is inside of a value that can change."""
+        """Save what a mutable value contains."""
         if type(value) is Tensor and not (value.requires_grad and value.is_leaf):
             self._keep_values(value)
         elif isinstance(value, torch.Generator):
@@ -98,7 +98,7 @@ class Kept:
 
 
 def _is_the_programs(module: nn.Module) -> bool:
-    """Whether a class of the program stands behind a module; wrappers keep what is none of training."""
+    """Whether the class of a module comes from the program; wrappers of PyTorch keep state of their own."""
     if isinstance(module, DistributedDataParallel) or compiled_from(module) is not None:
         return False
     kinds = (kind for kind in type(module).__mro__ if issubclass(kind, nn.Module))
@@ -106,14 +106,14 @@ def _is_the_programs(module: nn.Module) -> bool:
 
 
 def _repeats(tensor: Tensor) -> bool:
-    """Whether elements share a place, so that nothing can be written into it."""
+    """Whether elements share memory, so that the tensor cannot be written."""
     return tensor.layout == torch.strided and any(
         s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)
     )
 
 
 def _fill(container: Any, inside: dict[Any, Any] | list[Any]) -> None:
-    """Let a container have these elements, if it has others."""
+    """Restore the elements of a container, if it has others."""
     same = len(inside) == len(container) and all(a is b for a, b in zip(container, inside, strict=True))
     if isinstance(inside, dict):
         same = same and all(container[key] is value for key, value in inside.items())

@@ -1,8 +1,9 @@
-"""One call of an outermost module, as it can be made again: on the same rank, or on all ranks with one rank's inputs.
+"""One call of an outermost module that can be made again, on the same rank or on all ranks with one rank's inputs.
 
-Running it again changes nothing that training reads: no gradient is accumulated (`backward.differentiate`), buffers,
-attributes of modules (`kept.Kept`) and the states of random numbers come back, and `DistributedDataParallel` runs
-without its reducer.  FSDP2 gathers parameters as always, so that all of its ranks must run at the same place.
+Running it again changes nothing that the training reads: no gradient is accumulated (`backward.differentiate`),
+buffers, attributes of modules (`kept.Kept`) and the states of random numbers are restored, and
+`DistributedDataParallel` runs without its reducer. FSDP2 gathers parameters as always, so all of its ranks must run the
+call at the same place.
 """
 
 from __future__ import annotations
@@ -40,25 +41,25 @@ from .kept import Kept
 _PLAIN = (int, float, bool, str, type(None))
 _LEAVES = 1 << 12
 _FIELDS = 64
-"""JSON values of one leaf at most."""
+"""The largest number of JSON values of one argument."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What of PyTorch's state decides how a module computes, at the call that is made again."""
+    """The state of PyTorch that decides how a module computes: autocast, and the enabled kernels of attention."""
 
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     attention: tuple[bool, bool, bool, bool]
 
     @classmethod
     def now(cls, devices: Iterable[str]) -> Settings:
-        """Those of the present."""
+        """The current ones."""
         on = tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in sorted(devices))
         return cls(on, _attention())
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Put them in place for a block."""
+        """Set them for a block."""
         before = _attention()
         with ExitStack() as stack:
             for device, enabled, dtype in self.autocast:
@@ -88,7 +89,8 @@ def _set_attention(flags: tuple[bool, bool, bool, bool]) -> None:
 
 @dataclass
 class Random:
-    """The states of random numbers: of PyTorch on the CPU and the present GPU, of Python, and of numpy if loaded."""
+    """The states of random numbers: of PyTorch on the CPU and the current GPU, of Python, and of numpy if it is
+    loaded."""
 
     cpu: Tensor
     gpu: Tensor | None
@@ -97,7 +99,7 @@ class Random:
 
     @classmethod
     def now(cls) -> Random:
-        """Those of the present."""
+        """The current ones."""
         on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
         numpy = sys.modules.get("numpy.random")
         return cls(
@@ -108,7 +110,7 @@ class Random:
         )
 
     def restore(self) -> None:
-        """Put them in place."""
+        """Restore these states."""
         torch.set_rng_state(self.cpu)
         if self.gpu is not None:
             torch.cuda.set_rng_state(self.gpu)
@@ -118,7 +120,7 @@ class Random:
 
 
 def seed_all(seed: int) -> None:
-    """Let all ranks draw the same random numbers, on the CPU and the present GPU."""
+    """Seed all random numbers, on the CPU and the current GPU, so that all ranks draw the same."""
     seed %= 1 << 63
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -135,13 +137,13 @@ class MicroBatch:
 
     Attributes:
         root: the module, as the program calls it.
-        leaves: its arguments, flat; tensors are copies.
-        structure: how they were nested.
-        settings: of the call.
-        random: as it was before the call, if it is to be made again on this rank.
+        leaves: its arguments in flat order; tensors are copies.
+        structure: how the arguments were nested.
+        settings: the settings of the call.
+        random: the states of random numbers before the call, if it is made again on this rank.
         kept: what modules kept before the call, in the same case.
-        gradients: of the tensors in its result, by their numbers, as the backward has given them, in the same case.
-        turns: whether samples have been turned, and random numbers in the place of gradients must be.
+        gradients: gradients of the tensors in its result from the backward, by their numbers, in the same case.
+        turns: whether samples were shifted, so that random gradients must be shifted too.
         silent: whether the backward begins with zeros.
     """
 
@@ -164,11 +166,11 @@ class MicroBatch:
         return cls(root, copies, structure, Settings.now(devices - {"meta"}))
 
     def why_not_again(self) -> str:
-        """Why the call cannot be made again, in words; "" if it can."""
+        """Why the call cannot be made again; "" if it can."""
         return why_not_again(self.root)
 
     def why_not_sent(self) -> str:
-        """Why other ranks cannot make this call, in words; "" if they can."""
+        """Why other ranks cannot make this call; "" if they can."""
         if why := self.why_not_again():
             return why
         if len(self.leaves) > _LEAVES:
@@ -182,16 +184,17 @@ class MicroBatch:
         return ""
 
     def signature(self) -> int:
-        """What ranks must have in common: how arguments are nested, and their kinds; 64 bits with a sign."""
+        """A signed 64-bit number of the module, the nesting and the types of arguments, which ranks must have in
+        common."""
         kinds = [str(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in self.leaves]
         return _number(f"{type(self.root).__name__} {self.structure} {kinds}")
 
     def shapes(self) -> int:
-        """Sizes and strides of tensors, and other arguments; 64 bits with a sign."""
+        """A signed 64-bit number of sizes and strides of tensors, and of other arguments."""
         return _number(json.dumps([_described(leaf) for leaf in self.leaves]))
 
     def encode(self) -> list[Tensor]:
-        """The inputs: descriptions as JSON, and the bytes of all tensors, both as uint8 [n] on the CPU."""
+        """Encode the inputs: descriptions as JSON, and the bytes of all tensors, both as uint8 [n] on the CPU."""
         tensors = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
         parts = [t.detach().contiguous().view(-1).view(torch.uint8).cpu() for t in tensors if t.numel()]
         payload = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
@@ -199,10 +202,13 @@ class MicroBatch:
         return [torch.frombuffer(bytearray(text), dtype=torch.uint8), payload]
 
     def given(self, described: bytes, payload: Tensor) -> MicroBatch:
-        """This call with the inputs that another rank has encoded, on this rank's devices.
+        """This call with the inputs of another rank, on the devices of this rank.
+
+        Args:
+            described, payload: what `encode` has returned on the other rank.
 
         Raises:
-            Refused: they do not fit.
+            Refused: the inputs do not fit this call.
         """
         found = parse_json(described, _FIELDS * (len(self.leaves) + 1))
         if not isinstance(found, list) or len(found) != len(self.leaves):
@@ -222,12 +228,12 @@ class MicroBatch:
         return MicroBatch(self.root, leaves, self.structure, self.settings)
 
     def samples(self) -> int:
-        """The size of the first dimension that all tensors have, 0 if they have none in common."""
+        """The size of the first dimension that all tensors have in common; 0 if there is none."""
         sizes = {leaf.shape[0] if leaf.dim() else 0 for leaf in self.leaves if isinstance(leaf, Tensor)}
         return sizes.pop() if len(sizes) == 1 else 0
 
     def turned(self) -> MicroBatch:
-        """The same call with every sample one place further."""
+        """The same call with every sample shifted by one place."""
         leaves = [
             leaf.detach().roll(1, 0).requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
             for leaf in self.leaves
@@ -235,19 +241,19 @@ class MicroBatch:
         return MicroBatch(self.root, leaves, self.structure, self.settings, turns=True)
 
     def silenced(self) -> MicroBatch:
-        """The same call with a backward that begins with zeros, whose gradients are all zero."""
+        """The same call with a backward that begins with zeros, so that all gradients must be zero."""
         return replace(self, silent=True)
 
     def run(self, execution: Execution, seed: int | None, around: Callable[[], Any] | None = None) -> None:
-        """Make the call, and its backward, again.
+        """Make the call and its backward again.
 
-        The backward begins with what `gradients` has.  Without it, it begins with the loss, if the module gives one,
-        or else with random numbers.
+        The backward begins with `gradients`. If there are none, it begins with the loss if the module returns one, or
+        else with random numbers.
 
         Args:
-            execution: observes it.
-            seed: of random numbers; None draws the same as the call did.
-            around: gives a context manager for the block.
+            execution: observes the call.
+            seed: seed of random numbers; None draws the same numbers as the original call.
+            around: returns a context manager for the call.
         """
         args, kwargs = tree_unflatten([_fresh(leaf) for leaf in self.leaves], self.structure)
         with ExitStack() as stack:
@@ -274,12 +280,12 @@ class MicroBatch:
 
 @contextmanager
 def undisturbed(roots: Sequence[nn.Module], parameters: Iterable[Tensor], execution: Execution) -> Iterator[None]:
-    """Let a block run modules and backwards of which training sees nothing, and `execution` everything.
+    """Run modules and backwards in a block without an effect on the training.
 
     Args:
-        roots: the modules that keep what they have now, and whose gradients are not reduced.
-        parameters: whose gradients are set aside.
-        execution: the only observer meanwhile.
+        roots: modules whose state is restored, and whose gradients are not reduced.
+        parameters: parameters whose gradients are set aside.
+        execution: the only observer in the block.
     """
     before = Random.now()
     kept = [Kept(root) for root in roots]
@@ -309,14 +315,14 @@ def run_function(
     seed: int,
     around: Callable[[], Any] | None = None,
 ) -> None:
-    """Run a function of the program, with backwards of its own, of which training sees nothing.
+    """Run a function of the program, including its backwards, without an effect on the training.
 
     Args:
-        function: does what a program does in a step, up to its gradients.
-        roots: models that have run before; others that the function runs are looked after from there on.
-        execution: observes it.
-        seed: of random numbers.
-        around: gives a context manager for the block.
+        function: does what the program does in a step, up to its gradients.
+        roots: models that have run before; other models are protected from their first call in the function on.
+        execution: observes the function.
+        seed: seed of random numbers.
+        around: returns a context manager for the function.
     """
     models, inside = list(roots), {id(module) for root in roots for module in root.modules()}
     with ExitStack() as stack:
@@ -338,7 +344,7 @@ def run_function(
 
 
 def _gradients(result: Any, gradients: dict[int, Tensor], seed: int | None, turned: int) -> list[tuple[Tensor, Tensor]]:
-    """What the backward of a result begins with; see `MicroBatch.run`."""
+    """The results and gradients with which the backward begins; see `MicroBatch.run`."""
     results = results_of(result)
     if gradients:
         return [(tensor, gradients[number]) for number, tensor in results if number in gradients]
@@ -348,31 +354,31 @@ def _gradients(result: Any, gradients: dict[int, Tensor], seed: int | None, turn
 
 
 def results_of(result: Any) -> list[tuple[int, Tensor]]:
-    """The tensors in a result that have gradients, with their numbers."""
+    """The tensors in a result that require gradients, with their numbers."""
     leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
     return [(n, leaf) for n, leaf in enumerate(leaves) if leaf.requires_grad and leaf.grad_fn is not None]
 
 
 def in_eager_code() -> AbstractContextManager[Any]:
-    """A context in which nothing that was compiled runs; it loads no compiler if nothing was."""
+    """A context in which compiled code runs eagerly; loads no compiler if nothing was compiled."""
     return torch.compiler.set_stance("force_eager") if compiler_is_loaded() else nullcontext()
 
 
 def fit_for_graphs() -> Callable[[], AbstractContextManager[Any]] | None:
-    """A context in which nothing overwrites results of CUDA graphs that the program may still read; None if needless.
+    """A context that keeps results of CUDA graphs that the program may still read; None if there are no CUDA graphs.
 
-    A CUDA graph computes into the same memory again, so its module runs in eager code here.
+    A CUDA graph writes to the same memory in every run, so its module runs in eager code here.
     """
     return in_eager_code if has_cuda_graphs() else None
 
 
 def compiled(batch: MicroBatch) -> bool:
-    """Whether the call runs graphs, which new shapes would compile again."""
+    """Whether the call runs compiled code, which would be compiled again for new shapes."""
     return is_compiled(batch.root)
 
 
 def _loss(result: Any) -> Tensor | None:
-    """The loss in a result: the result itself, what it has under this name, or the first of several."""
+    """The loss in a result: the result itself, its entry `loss`, or its first element; None if there is none."""
     candidates = [result, getattr(result, "loss", None)]
     if isinstance(result, dict):
         candidates.append(result.get("loss"))
@@ -405,7 +411,7 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _fresh(leaf: Any) -> Any:
-    """An argument that the call may write into."""
+    """A copy of an argument, which the call may write to."""
     return _copied(leaf) if isinstance(leaf, Tensor) else leaf
 
 
@@ -416,7 +422,7 @@ def _described(leaf: Any) -> Any:
 
 
 def _laid_out(tensor: Tensor, stride: Sequence[int], device: torch.device) -> Tensor:
-    """A copy with these strides, as graphs ask for, where no two elements share a place; else a contiguous one."""
+    """A copy with these strides, as compiled graphs require; a contiguous copy if elements would share memory."""
     steps = sorted((step, size) for step, size in zip(stride, tensor.shape, strict=True) if size > 1)
     overlaps = any(step < before * size for (before, size), (step, _) in itertools.pairwise([(1, 1), *steps]))
     dtype = tensor.dtype

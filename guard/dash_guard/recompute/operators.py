@@ -1,7 +1,7 @@
-"""The operators that eager code runs, hashed: which is the first whose result differs, and on which line.
+"""Hashes the operators that eager code runs, to find the first one whose result differs, and its source line.
 
-The mode sees what a program asks PyTorch to do, as `torch.utils._debug_mode.DebugMode` does, with the hash of
-recordings.  It changes no bit.  Collectives and operators that leave memory unwritten have no digest.
+The dispatch mode sees every operator that the program calls, as `torch.utils._debug_mode.DebugMode` does, and uses the
+hash of recordings. It changes no bit. Collectives, and operators that leave memory unwritten, are not hashed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..fingerprints.sizes import DIGEST, LANES
 _OURS = str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)
 _SHARDING = str(Path(_TORCH, "distributed", "fsdp"))
-"""Here each rank handles shards of its own, which honestly differ."""
+"""The code in which each rank handles its own shards, which legitimately differ."""
 _NOT_HASHED = ("c10d", "_c10d_functional", "c10d_functional", "fsdp", "prim", "profiler")
 _UNWRITTEN = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "resize_", "set_")
 
@@ -35,8 +35,9 @@ _UNWRITTEN = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_st
 class Operator(NamedTuple):
     """An operator that has run.
 
-    name: as PyTorch calls it; where: module and source line, or the node of the backward; inputs, outputs: digests, 8
-    bytes each; strange: how many tensors among its inputs no operator before it has had, as input or as result.
+    name: its name in PyTorch; where: module and source line, or the node of the backward; inputs, outputs: digests of 8
+        bytes
+    each; strange: the number of input tensors that no earlier operator has had as input or result.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Operator(NamedTuple):
     strange: int
 
     def number(self) -> int:
-        """A hash of all but `where` as a number of 64 bits with a sign."""
+        """A hash of all fields but `where` as a signed 64-bit number."""
         content = self.name.encode() + self.inputs + self.outputs
         return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
 
@@ -55,11 +56,11 @@ class Operator(NamedTuple):
 
 
 class OperatorLog(DispatchMode):
-    """Hashes inputs and results of every operator.
+    """Hashes the inputs and results of every operator.
 
     Attributes:
-        operators: in the order in which they have run.
-        module: gives the name of the module that runs.
+        operators: the operators in the order in which they have run.
+        module: returns the name of the module that runs.
     """
 
     def __init__(self) -> None:
@@ -70,7 +71,7 @@ class OperatorLog(DispatchMode):
         self._lock = threading.Lock()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator; subclasses of tensors first turn it into operators of plain ones."""
+        """Run an operator and hash it; tensor subclasses first turn it into operators of plain tensors."""
         if any(has_own_dispatch(kind) for kind in types):
             return NotImplemented
         name = func.name().removeprefix("aten::")
@@ -96,7 +97,7 @@ class OperatorLog(DispatchMode):
         return result
 
     def _where(self) -> str | None:
-        """Module and line of the program, or the node of the backward; None for what shards parameters."""
+        """Module and line of the program, or the node of the backward; None in the code that shards parameters."""
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and (file := frame.f_code.co_filename).startswith((_OURS, _TORCH)):
             if file.startswith(_SHARDING) and "hook" not in frame.f_code.co_name:
@@ -109,7 +110,7 @@ class OperatorLog(DispatchMode):
 
 
 def _hash(leaf: Any) -> bytes:
-    """Of a tensor or a plain value; b"" of anything else."""
+    """The hash of a tensor or a plain value; b"" for anything else."""
     if isinstance(leaf, Tensor) and not why_unseen(leaf):
         lanes = torch.zeros(1, LANES, dtype=torch.int64, device=leaf.device)
         add_lanes([leaf], lanes, [0])

@@ -1,4 +1,4 @@
-"""Addresses that people write: HOST:PORT."""
+"""Addresses in the form HOST:PORT."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from dash_inductor.errors import ArgumentError
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """HOST:PORT, with an IPv6 address in brackets.
+    """Parse HOST:PORT, with an IPv6 address in brackets.
+
+    Returns:
+        Host and port; an empty host means 127.0.0.1.
 
     Raises:
-        ArgumentError: it is not that.
+        ArgumentError: the text has another form.
     """
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
@@ -18,10 +21,10 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Whether only this machine can reach a host."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def reachable(host: str) -> str:
-    """An address at which this machine itself reaches what listens at `host`."""
+    """The host at which this machine reaches a socket that listens at `host`."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

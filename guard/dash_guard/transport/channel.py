@@ -1,4 +1,6 @@
-"""The way of messages between ranks and the monitor.  `store` has the one that crosses processes."""
+"""The interfaces through which messages travel between ranks and the monitor; `store` implements them across
+processes.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +14,27 @@ class Channel(Protocol):
     """The end of a rank."""
 
     def send(self, message: Message) -> None:
-        """Hand a message over; never waits for the monitor, and never raises: what is lost is counted."""
+        """Send a message; never waits for the monitor and never raises; lost messages are counted in the coverage."""
 
     def orders(self) -> list[Message]:
-        """What the monitor has asked of this rank since the last call, such as leaves or a cross-rank recompute; never
-        waits.
-        """
+        """The requests of the monitor since the last call, such as leaves or a cross-rank recompute; never waits."""
 
     def close(self) -> None:
-        """Send what is left, within a second."""
+        """Send the remaining messages, within a second."""
 
 
 class Mailbox(Protocol):
     """The end of the monitor."""
 
     def receive(self) -> list[Message]:
-        """What has come since the last call, of each rank in its order; never waits."""
+        """The messages that have arrived since the last call, in the order of each rank; never waits."""
 
     def order(self, ranks: tuple[int, ...], message: Message) -> None:
-        """Ask something of ranks."""
+        """Send a request to ranks."""
 
 
 class Local:
-    """Both ends within one process, for one rank alone and for tests."""
+    """Both ends in one process, for a single rank and for tests."""
 
     def __init__(self) -> None:
         self._sent: deque[Message] = deque()
@@ -45,11 +45,11 @@ class Local:
         return LocalEnd(self._sent, self._orders.setdefault(rank, deque()))
 
     def receive(self) -> list[Message]:
-        """What has come."""
+        """The messages that have arrived."""
         return [self._sent.popleft() for _ in range(len(self._sent))]
 
     def order(self, ranks: tuple[int, ...], message: Message) -> None:
-        """Ask something of ranks."""
+        """Send a request to ranks."""
         for rank in ranks:
             self._orders.setdefault(rank, deque()).append(message)
 
@@ -61,12 +61,12 @@ class LocalEnd:
         self._sent, self._orders = sent, orders
 
     def send(self, message: Message) -> None:
-        """Hand a message over."""
+        """Send a message."""
         self._sent.append(message)
 
     def orders(self) -> list[Message]:
-        """What was asked of this rank."""
+        """The requests to this rank."""
         return [self._orders.popleft() for _ in range(len(self._orders))]
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Does nothing: no messages remain."""

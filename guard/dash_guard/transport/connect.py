@@ -1,4 +1,4 @@
-"""How a rank finds the monitor of its job, and starts one where there is none."""
+"""How a rank finds the monitor of its job, and starts one if there is none."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ from .address import parse_address
 log = logging.getLogger("dash_guard")
 
 FOLDER, ADDRESS = "DASH_GUARD", "DASH_GUARD_ADDRESS"
-"""Variables: the folder of the guard, and where its monitor listens."""
+"""Environment variables: the folder of the guard, and the address of its monitor."""
 
 FILE = "monitor.json"
-"""In the folder: address and secret of a monitor that a rank has started; only its owner can read it."""
+"""The file in the folder with the address and the secret of a monitor that a rank has started; only its owner can read
+it."""
 
 Found = tuple[tuple[str, int], str]
 
 
 def run_name() -> str:
-    """The same on all ranks of a job, and another one after a restart."""
+    """A name of the job that is equal on all ranks, and another one after a restart."""
     return "/".join(os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")) + (
         "/" + os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     )
 
 
 def from_environment() -> Found | None:
-    """The monitor that a wrapper has told of."""
+    """Address and secret of the monitor of `dash-guard watch`, from the environment; None if there is none."""
     address, secret = os.environ.get(ADDRESS), wire.secret_of(os.environ)
     return (parse_address(address), secret) if address and secret else None
 
 
 def from_folder(folder: Path) -> Found | None:
-    """The monitor of this job that another rank has started; None as long as there is none."""
+    """Address and secret of the monitor that a rank of this job has started; None as long as there is none."""
     try:
         raw = parse_json(read_regular(folder / FILE, 4096), 64)
         if raw["run"] != run_name():
@@ -52,7 +53,10 @@ def from_folder(folder: Path) -> Found | None:
 
 
 def publish(folder: Path, run: str, address: tuple[str, int], secret: str) -> Path:
-    """Tell other ranks of a monitor.
+    """Write the address and the secret of a monitor to the folder, for other ranks.
+
+    Returns:
+        The path of the file.
 
     Raises:
         OSError: the folder cannot be written.
@@ -67,10 +71,10 @@ def publish(folder: Path, run: str, address: tuple[str, int], secret: str) -> Pa
 
 
 def start_monitor(folder: Path) -> None:
-    """Start a monitor as a process of its own, which outlives this one.
+    """Start a monitor in a process of its own, which outlives this one.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the process cannot be started.
     """
     environment = {name: value for name, value in os.environ.items() if name not in (FOLDER, ADDRESS)}
     subprocess.Popen(

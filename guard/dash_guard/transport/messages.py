@@ -1,4 +1,4 @@
-"""Messages of ranks to the monitor, and back: small JSON objects without values of tensors."""
+"""Messages between ranks and the monitor: small JSON objects without values of tensors."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from dash_inductor.errors import ArgumentError
 from dash_inductor.untrusted import Refused, parse_json
 
 SIZE = 64 << 10
-"""Bytes of a message at most; what a rank sends in a step is below 1 KB, leaves that were asked for are not."""
+"""The largest size of a message in bytes; messages of a step are below 1 KB, leaves that were requested are larger."""
 RANKS = 1 << 20
 _VALUES = 1 << 14
 
 
 @dataclass(frozen=True)
 class Message:
-    """What one rank tells the monitor.
+    """A message of one rank to the monitor, or of the monitor to a rank.
 
     Attributes:
-        kind: which detect it is for: the name of a check, "heartbeat" of a rank's thread, "facts" of its environment.
-        rank: of the sender.
-        step: of training, from 1; 0 before the first.
-        body: of JSON's types; digests are hexadecimal.
+        kind: what the message is about: the name of a check, "heartbeat", or "facts" about the environment.
+        rank: the rank that sends it.
+        step: the number of the training step, from 1; 0 before the first.
+        body: values of JSON types; digests are hexadecimal.
     """
 
     kind: str
@@ -32,7 +32,7 @@ class Message:
     body: dict[str, Any] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """The bytes that are sent.
+        """Encode the message as JSON.
 
         Raises:
             ArgumentError: it is larger than `SIZE`.
@@ -44,10 +44,10 @@ class Message:
 
 
 def decode(content: bytes, world: int = RANKS) -> Message:
-    """The message in bytes that anybody may have sent.
+    """Decode a message from untrusted bytes.
 
     Raises:
-        Refused: it is no message of one of `world` ranks.
+        Refused: they are no message of one of `world` ranks.
     """
     if len(content) > SIZE:
         raise Refused(f"a message of {len(content)} bytes, where {SIZE} are allowed")

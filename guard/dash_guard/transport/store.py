@@ -1,10 +1,11 @@
-"""The way of messages across processes and machines: a `TCPStore` of PyTorch, which the monitor hosts for the guard.
+"""Sends messages across processes and machines through a `TCPStore` of PyTorch, which the monitor hosts for the guard.
 
-It is never the store of the training: nothing here waits for what training waits for.  Ranks push their messages into
-one queue of the store; what the monitor asks of a rank lies in a queue of that rank.  A rank's end has a thread of its
-own and a queue with a bound; the monitor's end takes what has come when it is asked.
+It is never the store of the training: nothing here waits for what the training waits for. Ranks push their messages
+into one queue of the store; requests of the monitor to a rank lie in a queue of that rank. The end of a rank has a
+thread of its own and a bounded queue; the end of the monitor takes messages when it is asked.
 
-The store itself knows no secret.  So every message has a code (`wire`), and what has none is refused and counted.
+The store itself knows no secret. So every message has an authentication code (`wire`); a message without one is refused
+and counted.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("dash_guard")
 
 JOINED, LEFT = "joined", "left"
-"""The first message of a rank, and the last one of a rank that ends regularly."""
+"""The first message of a rank, and the shutdown notice of a rank that ends regularly."""
 
 _QUEUE = 4096  # messages that wait
 _BYTES = 8 << 20
-_INTERVAL = 0.1  # seconds between two looks at the queues
-_RANKS = 1000  # that may look so often; of more each looks seldom
-_PATIENCE = 60.0  # seconds for what the store answers
-_ORDERS = 256  # that wait for a rank which does not read
+_INTERVAL = 0.1  # seconds between two readings of the queues
+_RANKS = 1000  # more ranks than these read less often
+_PATIENCE = 60.0  # seconds for answers of the store
+_ORDERS = 256  # requests that wait for a rank that does not read
 _ROUND = 1 << 16  # messages that are taken before the monitor detectors again
 
 _BEGIN, _UP, _DOWN = "begin", "up", "down"
@@ -49,24 +50,24 @@ _TO_MONITOR, _TO_RANK, _GREETING = b"up", b"down", b"begin"  # directions
 
 
 def listen(address: tuple[str, int]) -> socket.socket:
-    """A socket for `Server`; port 0 takes a free one.
+    """Open a socket for `Server`; port 0 chooses a free port.
 
     Raises:
-        OSError: nothing can listen there.
+        OSError: the address cannot be used.
     """
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     return socket.create_server(address, family=family, backlog=1024)
 
 
 class Line:
-    """A rank's end of the way (`channel.Channel`).
+    """The end of a rank (`channel.Channel`).
 
     Args:
-        find: gives the address of the monitor and the secret, or None as long as there is none; it runs on the thread.
-        hello: what the monitor learns of this rank: world, host, node, pid.
-        rank: of this process.
-        coverage: gets what was lost.
-        patience: seconds until the monitor must have been found.
+        find: returns the address of the monitor and the secret, or None as long as there is none; called on the thread.
+        hello: what the monitor learns about this rank: world, host, node, pid.
+        rank: the number of this rank.
+        coverage: counts messages that were lost.
+        patience: seconds in which the monitor must be found.
     """
 
     def __init__(
@@ -88,11 +89,11 @@ class Line:
 
     @property
     def cut(self) -> str:
-        """Why nothing reaches the monitor any more, "" as long as it does."""
+        """Why messages no longer reach the monitor; "" as long as they do."""
         return self._cut
 
     def send(self, message: Message) -> None:
-        """Hand a message over; never waits, never raises."""
+        """Send a message; never waits, never raises."""
         if os.getpid() != self._process:
             return
         try:
@@ -109,11 +110,11 @@ class Line:
             self._queue.append(content)
 
     def orders(self) -> list[Message]:
-        """What the monitor has asked of this rank."""
+        """The requests of the monitor to this rank."""
         return [self._orders.popleft() for _ in range(len(self._orders))]
 
     def close(self) -> None:
-        """Send what is left, within a second."""
+        """Send the remaining messages and the shutdown notice, within a second."""
         if os.getpid() == self._process and not self._closing.is_set():
             self.send(Message(LEFT, self._rank))
             self._closing.set()
@@ -149,10 +150,10 @@ class Line:
                 found = self._find()
                 if found is not None:
                     return _End(*found)
-                problem = OSError("it has told no address")
+                problem = OSError("it has published no address")
             except OSError as error:
                 problem = error
-            if is_last:  # a rank that ends before it has looked again is still seen to come and go
+            if is_last:  # a rank that ends early still joins and leaves
                 raise problem
             self._closing.wait(_INTERVAL)
 
@@ -164,15 +165,15 @@ class Line:
 
 
 class _End:
-    """A session of a rank with the monitor: `push` and `pop` count and prove messages.
+    """A session of a rank with the monitor: `push` and `pop` number and authenticate messages.
 
     Raises:
-        OSError: nobody listens there; so do the methods once nobody does any more.
-        Refused: the monitor there is that of another job.
+        OSError: nothing listens at the address; the methods raise it too once nothing does.
+        Refused: the monitor belongs to another job.
     """
 
     def __init__(self, address: tuple[str, int], secret: str) -> None:
-        socket.create_connection(address, timeout=_PATIENCE).close()  # TCPStore would say more of it, and for long
+        socket.create_connection(address, timeout=_PATIENCE).close()  # TCPStore would retry and log for long
         try:
             self._store = _store(address)
             begin = bytes.fromhex(self._store.get(_BEGIN).decode())
@@ -184,7 +185,7 @@ class _End:
         self._pushed, self._popped, self._queue = 0, -1, f"{_DOWN}/{self._nonce.hex()}"
 
     def push(self, content: bytes) -> None:
-        """Send a message; waits only for room in the connection."""
+        """Send a message; waits only for space in the connection."""
         sealed = wire.seal(self._key, _TO_MONITOR, self._pushed, content)
         self._pushed += 1
         try:
@@ -193,10 +194,10 @@ class _End:
             raise _closed(error) from error
 
     def pop(self) -> list[bytes]:
-        """The messages of the monitor that have come.
+        """The messages of the monitor that have arrived.
 
         Raises:
-            Refused: somebody else has written, changed or taken one.
+            Refused: another process has written, changed or taken one.
         """
         sealed: list[bytes] = []
         try:
@@ -217,26 +218,26 @@ class _End:
 
 @dataclass
 class _Session:
-    """A process that has joined, as the monitor sees it."""
+    """The session of a process that has joined, in the monitor."""
 
     rank: int
     nonce: bytes
     key: bytes
-    helper: bool  # the wrapper of another node, which tells of processes
+    helper: bool  # the wrapper of another node, which reports processes
     number: int = 0
     orders: int = 0
 
 
 class Server:
-    """The monitor's end of the way (`channel.Mailbox`).
+    """The end of the monitor (`channel.Mailbox`).
 
     Args:
-        listener: from `listen`; the store takes it over.
-        secret: of the job.
-        coverage: gets what was refused, and what has not come.
+        listener: a socket of `listen`; the store takes it over.
+        secret: the secret of the job.
+        coverage: counts messages that were refused or lost.
 
     Raises:
-        OSError: no store can be hosted there.
+        OSError: the store cannot be hosted.
     """
 
     def __init__(self, listener: socket.socket, secret: str, coverage: Coverage) -> None:
@@ -253,7 +254,7 @@ class Server:
             raise _closed(error) from error
 
     def receive(self) -> list[Message]:
-        """What has come since the last call, of each rank in its order."""
+        """The messages that have arrived since the last call, in the order of each rank."""
         received: list[Message] = []
         try:
             for _ in range(min(_ROUND, self._store.queue_len(_UP))):
@@ -261,12 +262,12 @@ class Server:
                     received += self._take(_pop(self._store, _UP))
                 except Refused as error:
                     self._coverage.unseen("messages", f"refused: {error}")
-        except RuntimeError as error:  # somebody else takes messages out: their numbers will tell
+        except RuntimeError as error:  # another process takes messages: their numbers will show it
             self._coverage.unseen("messages", f"not read: {_first_line(error)}")
         return received
 
     def order(self, ranks: tuple[int, ...], message: Message) -> None:
-        """Ask something of ranks; those that are not there, or do not read, are left out."""
+        """Send a request to ranks; ranks that have left or do not read are skipped."""
         content = message.encode()
         for rank in ranks:
             session = self._by_rank.get(rank)
@@ -278,7 +279,7 @@ class Server:
             session.orders += 1
 
     def close(self) -> None:
-        """End the store."""
+        """Close the store."""
         del self._store
 
     def _take(self, sealed: bytes) -> list[Message]:
@@ -302,11 +303,11 @@ class Server:
         self._sessions[session.nonce] = session
         if session.helper:
             return []
-        self._by_rank[session.rank] = session  # a restarted rank takes the place of its former self
+        self._by_rank[session.rank] = session  # a restarted rank replaces its former session
         return [message]
 
     def _allows(self, session: _Session, message: Message) -> bool:
-        """Whether a message counts; a former self of a rank has nothing to say of the present one.
+        """Whether a message counts; messages of a rank from before its restart do not.
 
         Raises:
             Refused: this sender may not send it.
@@ -326,8 +327,8 @@ class Server:
 
 
 def _store(address: tuple[str, int], listener: int | None = None) -> TCPStore:
-    """The store at an address, as one of its clients, or as the host where `listener` is a socket."""
-    import torch.distributed as dist  # here: who only starts a program needs no torch
+    """Connect to the store at an address, or host it if `listener` is the descriptor of a socket."""
+    import torch.distributed as dist  # here, because a process that only starts a program needs no torch
 
     store: TCPStore = dist.TCPStore(  # type: ignore[attr-defined]
         address[0],
@@ -341,7 +342,7 @@ def _store(address: tuple[str, int], listener: int | None = None) -> TCPStore:
 
 
 def _pop(store: TCPStore, queue: str) -> bytes:
-    """The next message of a queue that has one; RuntimeError if somebody has taken it."""
+    """The next message of a queue that has one; RuntimeError if another process has taken it."""
     return bytes(store.queue_pop(queue, False))
 
 

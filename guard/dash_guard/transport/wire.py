@@ -1,8 +1,8 @@
-"""What proves that a message was written by a rank, or by the monitor, of this job: a code beside it, and its number.
+"""Authenticates messages: a code and a number prove that a rank or the monitor of this job has written a message.
 
-The code (a keyed BLAKE2b) covers the direction and the number of the message, and its key is made of the secret of the
-job and of random bytes of both ends: a message that was recorded elsewhere, changed or repeated is refused, and one
-that was left out is missed.  Messages are not secret: they hold digests, times and names.
+The code (a keyed BLAKE2b) covers the direction and the number of the message. Its key is derived from the secret of the
+job and from random bytes of both ends. So a message that was recorded elsewhere, changed or repeated is refused, and a
+missing message is noticed. Messages are not encrypted: they contain digests, times and names.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dash_inductor.errors import ArgumentError
 from dash_inductor.untrusted import Refused
 
 SECRET, SECRET_FILE = "DASH_GUARD_SECRET", "DASH_GUARD_SECRET_FILE"
-"""Variables with the secret of the job, or with a file of mode 0600 that has it."""
+"""Environment variables with the secret of the job, or with the path of a file of mode 0600 that contains it."""
 
 NONCE = 16
-"""Random bytes of each end."""
+"""The number of random bytes of each end."""
 
 _NUMBER, _CODE = 8, 16
 _SHORTEST = 16  # characters of a secret
@@ -30,15 +30,15 @@ _LONGEST = 4096  # bytes of a file with one
 
 
 def new_secret() -> str:
-    """A secret for a job."""
+    """Make a secret for a job: 64 hexadecimal digits."""
     return secrets.token_hex(32)
 
 
 def secret_of(environment: Mapping[str, str]) -> str | None:
-    """The secret that a process has inherited, None without one.
+    """The secret in the environment of a process; None if there is none.
 
     Raises:
-        ArgumentError: it is too short, or everybody can read its file.
+        ArgumentError: the secret is too short, or others can read its file.
     """
     secret, path = environment.get(SECRET), environment.get(SECRET_FILE)
     if secret is None and path is not None:
@@ -60,21 +60,24 @@ def _read(path: Path) -> str:
 
 
 def session_key(secret: str, monitor: bytes, rank: bytes) -> bytes:
-    """The key of the messages between two ends, made of the secret and of the random bytes of both."""
+    """The key of the messages between two ends, derived from the secret and the random bytes of both."""
     key = hashlib.blake2b(secret.encode(), digest_size=32).digest()
     return hashlib.blake2b(monitor + rank, key=key, digest_size=32).digest()
 
 
 def seal(key: bytes, direction: bytes, number: int, content: bytes) -> bytes:
-    """A message with its number and its code."""
+    """Put the number and the code before a message."""
     return number.to_bytes(_NUMBER, "big") + _code(key, direction, number, content) + content
 
 
 def unseal(key: bytes, direction: bytes, sealed: bytes) -> tuple[int, bytes]:
-    """The number and the content of what `seal` has made.
+    """Check the code of a sealed message.
+
+    Returns:
+        The number and the content of the message.
 
     Raises:
-        Refused: it has not made this.
+        Refused: `seal` has not made it with this key and direction.
     """
     number = int.from_bytes(sealed[:_NUMBER], "big")
     code, content = sealed[_NUMBER : _NUMBER + _CODE], sealed[_NUMBER + _CODE :]
