@@ -264,9 +264,9 @@ def _conclusion(first: Difference, found: list[Difference], steps: list[Step]) -
     if recorded:
         return (
             "Before gradients are exchanged, every rank's gradient of this tensor is equal in both runs. The "
-            "difference arises in the exchange, or in what the program does to gradients behind it."
+            "difference arises in the exchange, or in what the program does to gradients after it."
         )
-    return "The difference arises in the backward, or in what the program does to gradients behind it."
+    return "The difference arises in the backward, or in what the program does to gradients after it."
 
 
 _SENTENCES = {

@@ -72,13 +72,13 @@ class Recording:
         step, numbers, entries = 0, list[int](), list[Entry]()
         for content in self._frames:
             if self.ended:
-                raise self._frames.error("a frame behind the end of the recording", "none")
+                raise self._frames.error("a frame after the end of the recording", "none")
             if content[:1] == b"J":
                 self._take(self._object(content))
                 continue
             next_, body = self._step(content)
             if next_ < max(step, 1):
-                raise self._frames.error(f"step {next_} behind step {step}", "steps from 1 on, in ascending order")
+                raise self._frames.error(f"step {next_} after step {step}", "steps from 1 on, in ascending order")
             if next_ != step:
                 if step:
                     yield step, self._whole(step, numbers, entries)
@@ -96,7 +96,7 @@ class Recording:
                 numbers.append(number)
                 entries.append(Entry(self._names[number], value))
         if self.ended and self.torn is not None:
-            raise self._frames.error("bytes behind the end of the recording", "none")
+            raise self._frames.error("bytes after the end of the recording", "none")
         if step:
             yield step, self._whole(step, numbers, entries)
 

@@ -189,7 +189,7 @@ def segment(folder: Path, number: int, steps: range, ended: bool = True, value: 
 
 
 def test_a_restarted_process_goes_on_in_a_segment(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Killed after step 7, resumed behind the checkpoint of step 4: what it did again counts."""
+    """Killed after step 7, resumed from the checkpoint of step 4: what it did again counts."""
     segment(tmp_path, 0, range(1, 8), ended=False, value=100)
     writer = Writer(tmp_path, 0, environment())
     writer.put(lambda file: file.json({"type": "names", "names": NAMES[:1]}))

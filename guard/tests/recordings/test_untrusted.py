@@ -150,8 +150,8 @@ REFUSED: dict[str, tuple[Crafted, str]] = {
     "sparse frame": (sparse(START + HEAD.pack(1 << 31, 0), 3 << 30), "a frame of 2147483648 bytes"),
     "too long a frame": (started(frame(b"J" + bytes(limits.FRAME))), "a frame of 16777217 bytes"),
     "other kind of frame": (started(frame(b"X")), "a frame of kind b'X'"),
-    "frame behind the end": (content(sound() + step(9, 0)), "behind the end"),
-    "bytes behind the end": (content(sound() + b"\0"), "behind the end"),
+    "frame after the end": (content(sound() + step(9, 0)), "after the end"),
+    "bytes after the end": (content(sound() + b"\0"), "after the end"),
     # names
     "names that are none": (started(objects({"type": "names", "names": [[1, 2, 3]]})), "phase=1"),
     "names of two parts": (started(objects({"type": "names", "names": [["input", "x"]]})), "phase, tensor and desc"),
@@ -168,9 +168,9 @@ REFUSED: dict[str, tuple[Crafted, str]] = {
     "huge count": (started(named(NAME), step(1, 0, count=2**32 - 1)), "4294967295 fingerprints"),
     "unknown name": (started(named(NAME), step(1, 1)), "name 1 in step 1"),
     "step before its names": (started(step(1, 0)), "1 fingerprints in step 1"),
-    "step 0": (started(step(0)), "step 0 behind step 0"),
-    "step 0 behind others": (started(step(1), step(0)), "step 0 behind step 1"),
-    "steps out of order": (started(named(NAME), step(2, 0), step(1, 0)), "step 1 behind step 2"),
+    "step 0": (started(step(0)), "step 0 after step 0"),
+    "step 0 after others": (started(step(1), step(0)), "step 0 after step 1"),
+    "steps out of order": (started(named(NAME), step(2, 0), step(1, 0)), "step 1 after step 2"),
     "a name three times": (started(named(*many(2)), step(1, 0, 0), step(1, 0)), "3 times in step 1"),
     "sparse step": (zeros(500_000), "500000 fingerprints in step 1"),
     # the rest
@@ -347,7 +347,7 @@ def test_a_rank_without_a_file_is_missing(
     assert said[0] in capsys.readouterr().out
 
 
-def test_a_difference_is_found_beside_a_missing_rank(tmp_path: Path) -> None:
+def test_a_difference_is_found_with_a_missing_rank(tmp_path: Path) -> None:
     other = ("input", "Model", "float32 [3]")
     result = compare(run_of(tmp_path / "a", 3, 0, 1), run_of(tmp_path / "b", 3, 0, 1, rank1=other))
     assert (result.verdict, str(result.first)) == ("diverged", "step 1, rank 1: input Model")

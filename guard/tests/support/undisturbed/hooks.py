@@ -20,7 +20,7 @@ from .training import (
 
 
 def summed(number: int, model: nn.Module, to_none: bool = True) -> Training:
-    """Gradients go into sums of the program's own, by hooks behind their accumulation."""
+    """Gradients go into sums of the program's own, by hooks after their accumulation."""
     sums = [torch.zeros_like(p, dtype=torch.float64) for p in model.parameters()]
 
     def hook(parameter: Tensor, into: Tensor) -> None:
@@ -97,7 +97,7 @@ def optimizers_in_the_backward(number: int, world: int) -> Training:
 
 @kind
 def optimizer_in_the_backward_and_another(number: int, world: int) -> Training:
-    """The last layer has an optimizer in the backward, all others have one behind it."""
+    """The last layer has an optimizer in the backward, all others have one after it."""
     model = network()
     own = torch.optim.SGD(model[6].parameters(), lr=0.1)
     count = [0]
