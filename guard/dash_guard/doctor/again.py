@@ -1,4 +1,4 @@
-"""What looks at a call while it is made again: its results, gradients, and the gradients of its arguments."""
+"""Observes a call while it is made again: its results, its gradients, and the gradients of its arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..recompute.execution import Execution
 
 
 class Again(Execution):
-    """Observes a repetition, and lets the flag of its backward be what it was."""
+    """Observes a repetition, and sets the determinism flag of its backward to what it was."""
 
     def __init__(self, names: Names, flag: Flag) -> None:
         super().__init__(names)
@@ -29,7 +29,8 @@ class Again(Execution):
 
 
 class Inputs:
-    """Hashes the gradients of arguments, and hands them on as what they were: results of something before."""
+    """Hashes the gradients of arguments, and passes the arguments on as results of an earlier operation, as they
+    were."""
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution

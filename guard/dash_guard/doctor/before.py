@@ -1,4 +1,4 @@
-"""What a call of a module depends on, as it was before the call, so that the call can be made again."""
+"""Saves what a call of a module depends on before the call, so that the call can be made again."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Before:
     """A call, and what it depends on.
 
     Attributes:
-        batch: the call, whose arguments are copies.
-        parameters: their values, on the host.
-        flag: PyTorch's flag.
+        batch: the call, with copies of its arguments.
+        parameters: the values of the parameters, on the host.
+        flag: the determinism flag of PyTorch.
         generators: the states of random numbers of all GPUs.
     """
 
@@ -58,9 +58,9 @@ class Before:
 
         Args:
             root: the module.
-            args: its arguments.
-            kwargs: its arguments with names.
-            copies: of parameters, by their addresses in Python and their versions, for all calls of a step.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            copies: copies of parameters by their ids and versions, shared by all calls of a step.
 
         Raises:
             CannotRepeat: something cannot be copied.
@@ -80,10 +80,10 @@ class Before:
         return cls(batch, parameters, Flag.now(), generators)
 
     def again(self) -> MicroBatch:
-        """The call with arguments that it may write into.
+        """The call with arguments that it may write to.
 
         Raises:
-            CannotRepeat: graphs of CUDA compute into results that the program may still read.
+            CannotRepeat: CUDA graphs write to results that the program may still read.
         """
         if has_cuda_graphs():
             raise CannotRepeat("Inductor has made CUDA graphs, whose results the program may still read")
@@ -91,7 +91,8 @@ class Before:
 
     @contextmanager
     def put(self) -> Iterator[None]:
-        """Put the flag and the random numbers of all GPUs back for a block; `MicroBatch.run` does so with the rest."""
+        """Restore the flag and the random numbers of all GPUs for a block; `MicroBatch.run` restores everything
+        else."""
         now = _generators()
         self.flag.put()
         try:
@@ -104,14 +105,14 @@ class Before:
 
 
 class Parameters:
-    """The values that the parameters of a module have now, on the host.
+    """The current values of the parameters of a module, on the host.
 
     Args:
         root: the module.
-        copies: that were made before, by addresses in Python and versions; gets the new ones.
+        copies: earlier copies by ids and versions of parameters; gets the new ones.
 
     Raises:
-        CannotRepeat: they need more than half of the memory that is free.
+        CannotRepeat: the copies need more than half of the free memory.
     """
 
     def __init__(self, root: nn.Module, copies: dict[tuple[int, int], Tensor]) -> None:
@@ -128,7 +129,7 @@ class Parameters:
 
     @contextmanager
     def put(self) -> Iterator[None]:
-        """Let parameters have these values in a block, and those that they have now afterwards."""
+        """Set parameters to these values for a block, and restore the current values afterwards."""
         pairs = list(zip(self._parameters, self._values, strict=True))
         with versions_kept(tuple(self._parameters)):
             now = [value if same_bits(parameter, value) else _on_host(parameter) for parameter, value in pairs]
@@ -169,7 +170,7 @@ def _generators() -> list[Tensor]:
 
 
 def _copied(leaves: list[Any]) -> list[Any]:
-    """The arguments of a call, in which what is no tensor but may change is another object."""
+    """The arguments of a call, with copies of mutable objects that are no tensors."""
     return [leaf if isinstance(leaf, (Tensor, *_SHARED)) else _copy(leaf) for leaf in leaves]
 
 

@@ -1,4 +1,4 @@
-"""Where two runs of the same call differ first: the module, and in eager code the operator."""
+"""Finds where two runs of the same call differ first: the module, and in eager code the operator."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ..recompute.execution import Digest
 from ..recompute.operators import Operator
 
 _NUMBERS = re.compile(r"(\[\d+\])?( \(call \d+\))?$")
-"""Behind the name of a module: which of its results, and which of its calls."""
+"""The suffix of a module's name: which of its results, and which of its calls."""
 
 OTHERS = 4
-"""Gradients of parameters that are named."""
+"""The number of gradients of parameters that are named."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Difference:
 
     Attributes:
         what: what differs, in words.
-        module: the module that computes it, as `frames.name_of` names it; "" where it is not known.
-        operator: the first operator whose result differs, or what else the operators say, in words; "" for nothing.
+        module: the module that computes it, as `frames.name_of` names it; "" if unknown.
+        operator: the first operator whose result differs, or what else the operators show, in words; "" for nothing.
     """
 
     what: str
@@ -54,11 +54,11 @@ class Difference:
             module = titles.get(_plain(label), titles[""])
             what = f"the output of {module} differs, and everything before it is equal"
         elif phase == phases.ACTIVATION_GRADIENT:
-            behind = _last_gradient(digests[: found["place"]])
-            module = titles.get(behind, titles[""])
+            before = _last_gradient(digests[: found["place"]])
+            module = titles.get(before, titles[""])
             output = titles.get(_plain(label), titles[""])
             what = f"all outputs are equal, and the gradient of the output of {output} differs"
-            if behind:
+            if before:
                 what += (
                     f": it comes out of the backward of {module}, whose own gradient is equal, or of what is between"
                 )
@@ -77,7 +77,7 @@ class Difference:
 
 
 def first_operator(once: Sequence[Operator], again: Sequence[Operator]) -> tuple[Operator, str] | None:
-    """The first operator of a run that was another one in the other run, and how; None if all are equal."""
+    """The first operator that differs between two runs, and how; None if all are equal."""
     for one, other in zip(once, again, strict=False):
         if one.name != other.name:
             return one, "is where the runs begin to call different operators: a value outside of PyTorch decides"
@@ -97,7 +97,7 @@ def _plain(label: str) -> str:
 
 
 def _titles(root: nn.Module) -> dict[str, str]:
-    """What modules are called by their names in digests; "" is the outermost one."""
+    """The titles of modules, by their names in digests; "" is the outermost one."""
     names = Names()
     names.add(root)
     kind = type(unwrapped(root)).__name__

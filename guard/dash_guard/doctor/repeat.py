@@ -1,8 +1,8 @@
-"""Runs the first step's forwards and backwards again, from the same state, and compares the bits of what they compute.
+"""Runs the forwards and backwards of the first step again from the same state, and compares the bits of their results.
 
-That is a proof for these inputs on this machine: bits that differ are not deterministic.  Everything that the
-repetitions write in modules, gradients and generators of random numbers is put back; what a forward writes elsewhere,
-such as a file or a list of the program, it writes again.
+For these inputs on this machine, this is a proof: bits that differ are not deterministic. Everything that the
+repetitions write in modules, gradients and generators of random numbers is restored. What a forward writes elsewhere,
+such as to a file or a list of the program, it writes again.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from .difference import Difference, first_operator
 OK, NOTE, WARNING, _ERROR = Severity
 
 RUNS = 3
-"""How often each call is made again: with each more, chance hides less of what adds in no fixed order."""
+"""How often each call is made again; more runs make it less likely that a random order of additions stays unnoticed."""
 TRIES = 3
-"""Backwards that are waited for, where no call of the first one can be made again."""
+"""The number of backwards to wait for if no call of the first one can be made again."""
 MOST = 32
-"""Calls of outermost modules whose backward is waited for."""
+"""The largest number of calls of outermost modules that wait for their backward."""
 
 
 @dataclass
 class _Call:
-    """A call of an outermost module: what is before it, and what its backward began with."""
+    """A call of an outermost module: the state before it, and the gradients with which its backward began."""
 
     root: nn.Module
     before: Before | None = None
@@ -60,7 +60,7 @@ class _Call:
 
 @dataclass
 class Outcome:
-    """What became of a call: how many tensors were compared, the first difference, or why it is unknown."""
+    """The outcome of a call: the number of compared tensors, the first difference, or the reason why it is unknown."""
 
     root: str
     tensors: int = 0
@@ -69,16 +69,16 @@ class Outcome:
 
 
 class Repeat(Repeating):
-    """Makes the calls of outermost modules again that the first backward of a program has gone through.
+    """Makes calls of outermost modules again, those that the first backward of a program has gone through.
 
-    It is an entry point `repeat` of the group `dash_inductor.doctor`, see `dash_inductor.doctor.repeating`.
+    It is the entry point `repeat` of the group `dash_inductor.doctor`, see `dash_inductor.doctor.repeating`.
 
     Args:
-        quiet: gives a block in which nobody else looks at what runs.
+        quiet: returns a context manager in which no other observer is active.
 
     Attributes:
         outcomes: one for each call.
-        dropped: how many calls were forgotten before a backward came.
+        dropped: the number of calls that were forgotten before a backward came.
     """
 
     def __init__(self, quiet: Callable[[], AbstractContextManager[None]]) -> None:
@@ -121,7 +121,7 @@ class Repeat(Repeating):
                 call.before = Before.of(module, *given, self._copies)
         except CannotRepeat as error:
             call.cannot = str(error)
-        except Exception as error:  # within the program's call, to which nothing may happen
+        except Exception as error:  # the call of the program must not raise
             call.cannot = described(error)
         self._handles.append(module.register_forward_hook(Hook(self._returned), with_kwargs=True))
 
@@ -132,7 +132,7 @@ class Repeat(Repeating):
 
     @not_compiled
     def _returned(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        """The outermost module gives a result: wait for its gradient."""
+        """The outermost module returns a result: wait for its gradient."""
         if self._done or self._depth or not self._calls or self._calls[-1].root is not module:
             return
         self._forget_hooks()
@@ -149,7 +149,7 @@ class Repeat(Repeating):
 
     @not_compiled
     def backward_ended(self) -> None:
-        """A backward has ended: if it has gone through calls of modules, make them again."""
+        """A backward has ended: make the calls again that it has gone through."""
         if self._done or self._depth or in_backward() or threading.get_ident() != self._thread or foreign_modes():
             return
         calls = [call for call in self._calls if call.gradients]
@@ -164,17 +164,17 @@ class Repeat(Repeating):
         self.outcomes += [self._outcome(call) for call in calls]
 
     def end(self) -> None:
-        """Wait for no backward any more."""
+        """Stop waiting for backwards."""
         self.outcomes += self._unknown
         self._unknown, self._done = [], True
         self._forget_hooks()
         self._calls, self._copies = [], {}
 
     def shown(self, ran_in: Callable[[str], list[str]]) -> Iterator[Seen]:
-        """What the repetitions have shown, after the last of them.
+        """The findings of all repetitions.
 
         Args:
-            ran_in: gives what is known to have run in a module that may not be deterministic.
+            ran_in: returns what is known to have run in a module that may not be deterministic.
         """
         outcomes = self.outcomes
         for outcome in outcomes:
@@ -247,7 +247,7 @@ class Repeat(Repeating):
         return digests
 
     def _operator(self, call: _Call) -> tuple[Operator, str] | None:
-        """The first operator of eager code whose result differs, and how it does; None where none is found."""
+        """The first operator of eager code whose result differs, and how; None if none is found."""
         if is_compiled(call.root):
             return None
         logs = [OperatorLog() for _ in range(RUNS)]

@@ -1,4 +1,4 @@
-"""Numbers on their way from a device to the host; nobody waits for them before they are asked for."""
+"""Numbers that are being copied from a device to the host; reading them is the only wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Arriving:
-    """A copy of a tensor of a plain dtype, which has begun."""
+    """A copy of a tensor to the host that has been started."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._arrived: torch.cuda.Event | None = None
@@ -28,7 +28,7 @@ class Arriving:
         return self._arrived is None or self._arrived.query()
 
     def numbers(self) -> np.ndarray[Any, Any]:
-        """The numbers; waits for them if they are not here yet."""
+        """The numbers; waits for the copy if necessary."""
         if self._arrived is not None:
             self._arrived.synchronize()
         found: np.ndarray[Any, Any] = self._host.numpy()

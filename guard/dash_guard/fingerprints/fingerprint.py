@@ -60,7 +60,7 @@ def why_unseen(tensor: Tensor) -> str:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that lies in this rank, which is what is hashed of it."""
+    """The part of a tensor on this rank, which is hashed."""
     if isinstance(tensor, DTensor):
         with torch.no_grad():
             return tensor.to_local()
@@ -84,10 +84,11 @@ def add_lanes(
     """Add the lanes of tensors to rows of `results`, without waiting for the device.
 
     Args:
-        tensors: all on the device of `results`, none of which `why_unseen` complains about.
+        tensors: hashable tensors (`why_unseen`), all on the device of `results`.
         results: int64 [rows, 2], contiguous.
         rows: a row for each tensor; several may have the same.
-        firsts: words in front of each tensor, where it is a part of another (`hashing.lanes_of`); none by default.
+        firsts: the number of 8-byte words before each tensor if it is a part of another (`hashing.lanes_of`); 0 by
+            default.
     """
     with torch.no_grad():
         parts = [
@@ -103,7 +104,7 @@ def add_lanes(
 
 
 class Part(NamedTuple):
-    """A tensor whose elements lie one after the other, where its lanes go, and the words in front of it."""
+    """A contiguous tensor, the row of its lanes, and the number of words before it."""
 
     tensor: Tensor
     row: int
@@ -145,7 +146,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def plain_view(tensor: Tensor) -> Tensor:
-    """The elements one after the other, in the order of their indices; a copy where they do not lie so."""
+    """The elements in the order of their indices, [n]; a copy if the tensor is not contiguous."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
 
 

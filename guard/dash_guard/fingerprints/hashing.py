@@ -1,4 +1,5 @@
-"""The hash behind fingerprints: two 64-bit lanes over the bytes of a tensor, a sum that no order of additions changes.
+"""The hash of fingerprints: two 64-bit lanes over the bytes of a tensor, sums that do not depend on the order of
+additions.
 
 Note [Fingerprints]
 A tensor's bytes, in the order of its elements' indices, are words of 8 bytes, the last one filled up with zeros.  Word
@@ -56,7 +57,7 @@ def lanes_of(bytes_: Tensor, first: int = 0) -> Tensor:
 
     Args:
         bytes_: uint8 [n].
-        first: words in front of these bytes.
+        first: the number of words before these bytes.
 
     Returns:
         int64 [2], the bits of numbers modulo 2^64.
@@ -73,7 +74,7 @@ def lanes_of_many(parts: Sequence[Tensor], firsts: Sequence[int]) -> Tensor:
 
     Args:
         parts: uint8 [n] each.
-        firsts: words in front of each.
+        firsts: the number of words before each part.
 
     Returns:
         int64 [parts, 2].
@@ -98,9 +99,9 @@ def _keys(sizes: tuple[int, ...], firsts: tuple[int, ...]) -> list[tuple[Tensor,
 
 
 def _words(chunk: Tensor) -> Tensor:
-    rest = -chunk.numel() % WORD
-    if rest or chunk.storage_offset() % WORD or chunk.data_ptr() % WORD:
-        padded = chunk.new_zeros(chunk.numel() + rest)
+    missing = -chunk.numel() % WORD
+    if missing or chunk.storage_offset() % WORD or chunk.data_ptr() % WORD:
+        padded = chunk.new_zeros(chunk.numel() + missing)
         padded[: chunk.numel()] = chunk
         chunk = padded
     return chunk.view(torch.int64)

@@ -1,4 +1,4 @@
-"""Adds up the lanes of one device, and brings them to the host without anybody waiting."""
+"""Collects the lanes of tensors on one device, and copies them to the host without waiting."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .fingerprint import add_lanes
 from .sizes import LANES
 
 CAPACITY = 4096
-"""Fingerprints that are kept on a device until they are copied to the host."""
+"""The largest number of fingerprints on a device before they are copied to the host."""
 
 Ready = Callable[[], list[list[int]]]
-"""Waits for a copy and returns its rows; called by the thread that writes."""
+"""Waits for a copy and returns its rows; called by the writer thread."""
 
 
 class LaneBuffer:
@@ -25,22 +25,23 @@ class LaneBuffer:
         self._results = torch.zeros(CAPACITY, LANES, dtype=torch.int64, device=device)
         self._used = 0
 
-    def room(self) -> int:
+    def free(self) -> int:
+        """The number of free rows."""
         return CAPACITY - self._used
 
     def add(self, tensors: Sequence[Tensor]) -> range:
-        """Hash tensors, at most `room()`; the numbers of their rows."""
+        """Hash at most `free()` tensors; returns their rows."""
         rows = range(self._used, self._used + len(tensors))
         add_lanes(tensors, self._results, rows)
         self._used = rows.stop
         return rows
 
     def copy(self, rows: range) -> Tensor:
-        """Rows that were added, on the device."""
+        """A copy of rows on the device, int64 [rows, 2]."""
         return self._results[rows.start : rows.stop].clone()
 
     def take(self) -> Ready:
-        """Send all rows to the host, and begin anew."""
+        """Start to copy all rows to the host, and clear the buffer."""
         used, self._used = self._results[: self._used], 0
         ready = Arriving(used).rows
         used.zero_()

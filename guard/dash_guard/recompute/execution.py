@@ -180,7 +180,7 @@ class Execution(Observer):
                     plain = plain.detach().roll(-1, 0)
                 self.prepare(plain.device)
                 buffer = self._buffers[plain.device]
-                if not buffer.room():
+                if not buffer.free():
                     self._collect()
                 (row,) = buffer.add([plain])
                 calls = self._calls[phase, name] = self._calls.get((phase, name), 0) + 1

@@ -1,14 +1,15 @@
-"""Gradients of attention in compiled graphs: an operator shows them, in graphs that are compiled while someone watches.
+"""Records gradients of attention in compiled graphs: an operator passes them to observers, in graphs compiled while one
+watches.
 
-Behind every `attention_backward`, `dash_guard::observe` (`operators.observe`) reads the results of the kernel, which
-are in memory in any case.  So it changes nothing but the time that the graph takes.  Its `scratch` holds the lanes of a
-hash on their way to the journal.
+After every `attention_backward`, `dash_guard::observe` (`recorder.observe`) reads the results of the kernel, which are
+in memory in any case. So it changes nothing but the duration of the graph. Its `scratch` holds the lanes of a hash
+before they go to the journal.
 
-A CUDA graph replays launches and no Python.  Captured calls therefore append the lanes of each tensor to a journal on
-the device, from which the recorder takes them at the end of a step.  The journal stays where it is for the life of the
+A CUDA graph replays launches and no Python. So captured calls append the lanes of each tensor to a journal on the
+device, from which the recorder takes them at the end of a step. The journal stays at its address for the life of the
 process, because a captured graph may be replayed at any time.
 
-Importing this module lets the operator do so.
+Importing this module enables the operator.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _journals: dict[torch.device, Journal] = {}
 
 
 class Journal:
-    """The hashes that CUDA graphs have made on one device since `take`, in the order of their launches."""
+    """The hashes that CUDA graphs have computed on one device since the last `take`, in the order of their launches."""
 
     def __init__(self, device: torch.device) -> None:
         self._names: list[tuple[str, str]] = []
@@ -57,10 +58,12 @@ class Journal:
         self.clear()
 
     def append(self, name: str, tensor: Tensor, scratch: Tensor) -> None:
-        """Hash a tensor and append its lanes, by launches that a CUDA graph can hold.
+        """Hash a tensor and append its lanes, with launches that a CUDA graph can capture.
 
         Args:
-            scratch: int64 [2], zeros; they are zeros again behind it.
+            name: the name of the tensor.
+            tensor: the tensor, on the device of the journal.
+            scratch: int64 [2], zeros; it contains zeros again afterwards.
         """
         from ..fingerprints.gpu_kernels import append
 
@@ -72,7 +75,7 @@ class Journal:
         append[(1,)](self._entries, scratch, self._names.index(key), CAPACITY)
 
     def take(self) -> FromGraphs | None:
-        """Send the entries to the host, and begin anew; None while no graph can have appended any."""
+        """Send the entries to the host and clear the journal; None if no graph can have appended any."""
         if not self._names:
             return None
         ready = Arriving(self._entries).rows
@@ -88,13 +91,16 @@ def journals() -> Sequence[Journal]:
 
 
 def prepare(device: torch.device) -> None:
-    """Make the journal of a device: not while a CUDA graph is captured, nor in the memory of its warm-up."""
+    """Make the journal of a device; not while a CUDA graph is captured, and not in the memory of its warm-up."""
     if device.type == "cuda" and device not in _journals:
         _journals[device] = Journal(device)
 
 
 def insert(graph: Graph) -> bool:
-    """Let a joint graph show the gradients of its attentions to its observers, if it has any; whether it changed."""
+    """Make a joint graph pass the gradients of its attentions to observers, if there are any.
+
+    Returns:
+        Whether the graph has changed."""
     from dash_inductor.graph.emit import Emitter
     from dash_inductor.graph.model_line import model_line
     from dash_inductor.operators import attention as ops
@@ -114,11 +120,11 @@ def insert(graph: Graph) -> bool:
         _, module = model_line([node])
         names = [f"{module or node.name} {_GRADIENTS[index]}" for index in sorted(parts)]
         tensors = [parts[index] for index in sorted(parts)]
-        behind = emitter.behind(max(tensors))
+        after = emitter.behind(max(tensors))
         device = tensors[0].meta["val"].device
         like = {"dtype": torch.int64, "device": device, "pin_memory": False}
-        scratch = emitter.call(torch.ops.aten.full.default, ([LANES], 0), like, before=behind, like=node)
-        emitter.call(operator_of_graphs.observe, (tensors, names, scratch), before=behind, like=node)
+        scratch = emitter.call(torch.ops.aten.full.default, ([LANES], 0), like, before=after, like=node)
+        emitter.call(operator_of_graphs.observe, (tensors, names, scratch), before=after, like=node)
         for observer in watching:
             observer.prepare(device)
         seen = True

@@ -1,9 +1,9 @@
-"""The operator that shows tensors of a compiled graph to whoever watches the training run.
+"""The operator that passes tensors of a compiled graph to the observers of a training run.
 
     dash_guard::observe(Tensor[] tensors, str[] names, Tensor(a!) scratch) -> ()
 
-It reads `tensors`, whose `names` are for people, and changes none of them.  It says that it mutates `scratch`, int64
-[2], because nobody would run an operator without a result.  Nothing happens while nobody watches (`receive`).
+It reads `tensors`, whose `names` are for people, and changes none of them. It declares that it mutates `scratch`, int64
+[2], because an operator without a result would be removed. Without an observer (`receive`) it does nothing.
 
 Importing this module defines the operator.
 """
@@ -23,7 +23,7 @@ _lib.define(
 observe = torch.ops.dash_guard.observe.default
 
 receive: Callable[[list[Tensor], list[str], Tensor], None] | None = None
-"""Gets the operator's arguments at every call, on the thread that calls it; `recorder.in_graphs` sets it."""
+"""Is called with the operator's arguments, on the calling thread; `recorder.in_graphs` sets it."""
 
 
 def _observe(tensors: list[Tensor], names: list[str], scratch: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""`record`: fingerprints of what a training program computes, step by step, in a file for each rank."""
+"""`record`: writes fingerprints of what a training program computes, step by step, to a file for each rank."""
 
 from __future__ import annotations
 
@@ -50,49 +50,53 @@ def record(
     optimizer_state: bool = False,
     first_step: int | None = None,
 ) -> Recorder:
-    """Record fingerprints of everything that training computes, in this process, within a ``with`` block.
-
-    The environment variable DASH_GUARD_RECORD=folder does so for a whole program, without a change of it.
+    """Record 128-bit fingerprints of everything that the training computes in this process, within a ``with`` block.
 
         with dash_guard.record("runs/a"):
             train()
 
-    A step is what lies between two steps of the same optimizer; so all optimizers of a program may take turns.  A step
-    that a scaler of losses skips, because gradients overflow, counts too.  The recording has, in this order,
+    The environment variable DASH_GUARD_RECORD=folder records a whole program without a change of it.
 
-    * the parameters before the first step, as its optimizer has them;
+    A step is what lies between two steps of the same optimizer; several optimizers may take turns. A step that a
+    gradient scaler skips, because gradients overflow, counts too. A step of the recording contains, in this order,
+
+    * in the first step, the parameters before it, as its optimizer has them;
     * tensors that are given to the outermost module, results of modules, and gradients of these results;
     * gradients of attention (dQ, dK, dV) of every site that dash_inductor replaces in a graph compiled while recording;
-    * with DDP, each parameter's gradient of this rank, as it is before gradients are reduced;
+    * with DDP, each parameter's gradient of this rank, before gradients are reduced;
     * each parameter's gradient as the optimizer gets it, and the parameter after the step;
-    * tensors of the optimizer's state after the step, if they are asked for, and buffers of modules.
+    * buffers of modules, and on request the tensors of the optimizer's state, after the step.
 
-    Code in a compiled graph is not disturbed: of modules inside, neither results nor gradients are recorded, because
-    a graph in which they had to exist would round differently.  Of a model compiled by ``torch.compile(model)`` the
-    inputs, results and their gradients are, of one compiled by ``model.compile()`` not even these.  Parameters and
-    their gradients are always recorded, and so are gradients of attention under CUDA graphs.  No recording waits for
-    the device or changes a bit.  Results of modules inside a graph become visible with ``torch.compiler.set_stance(
-    "force_eager")``, which however computes other bits than the graph.
+    Recording does not disturb compiled graphs: results and gradients of modules inside a graph are not recorded,
+    because a graph in which they had to exist would round differently. For a model compiled by
+    ``torch.compile(model)``, its inputs, its results and their gradients are recorded; for one compiled by
+    ``model.compile()``, not even these. Parameters and their gradients are always recorded, and so are gradients of
+    attention under CUDA graphs. Recording does not wait for the device and changes no bit.
+    ``torch.compiler.set_stance("force_eager")`` makes results of all modules visible, but eager code computes other
+    bits than the graph.
 
-    A recording never ends a training run.  If its file cannot be written, or if it fails in any other way, one warning
-    says so, the recording of this rank ends there, and `compare` says that it was cut off.
+    A recording never ends a training run. If its file cannot be written, or if it fails in any other way, there is one
+    warning, the recording of this rank ends, and `compare` reports that it was cut off.
 
     Args:
-        folder: where the file of every rank goes.  If a rank has one there already, it goes on in a new segment, as it
-            should after a restart; a warning says so.
-        model: whose parameters and modules the names are taken from; by default, the first outermost module called or
-            else the modules that have the optimizer's parameters.
-        optimizer: whose steps count; by default, all.
-        every: record the first of so many steps.
+        folder: the folder of the files of all ranks. If this rank has a file there, as after a restart, it continues in
+            a new one, and a warning says so.
+        model: gives the names of parameters and modules; by default, the first outermost module that is called, or else
+            the modules that have the optimizer's parameters.
+        optimizer: the optimizer, or several, whose steps count; by default, all.
+        every: record the first of this many steps.
         activations: record inputs and results of modules, and gradients of results.
         local_gradients: record gradients before they are reduced; by default where DDP reduces them.
-        replicas: what happens if ranks that DDP keeps equal are not, in a gradient or a parameter of a recorded step:
-            "warn" logs it, "raise" raises `ReplicasDiffer` in every rank before the optimizer's next recorded step, or
-            at the end; both write it to the file.  With "off" they are not compared.
-        optimizer_state: record tensors of the optimizer's state.  That reads as much memory again as the state takes:
-            with AdamW, twice the parameters.
+        replicas: what happens if ranks that DDP keeps equal differ in a gradient or a parameter of a recorded step:
+            "warn" logs it; "raise" raises `ReplicasDiffer` on every rank before the optimizer's next recorded step, or
+            at the end; both write it to the file. "off" does not compare ranks.
+        optimizer_state: record tensors of the optimizer's state, all of which must be read: with AdamW, twice the size
+            of the parameters.
         first_step: the number of the first step; by default the environment variable DASH_GUARD_FIRST_STEP, else one
-            more than the optimizer's state has counted (AdamW does, SGD does not), else 1.
+            more than the optimizer's state has counted (AdamW counts, SGD does not), else 1.
+
+    Returns:
+        A context manager, `Recorder`.
 
     Raises:
         ArgumentError: a bad argument.
@@ -131,12 +135,12 @@ def _optimizers(given: object) -> list[torch.optim.Optimizer] | None:
 
 
 class Recorder(Observer):
-    """A recording; see `record`.
+    """A recording, a context manager; see `record`.
 
     Attributes:
-        folder: where the files of all ranks are.
-        names: of modules and parameters.
-        modules: the parts of modules that are watched.
+        folder: the folder of the files of all ranks.
+        names: the names of modules and parameters.
+        modules: the observed modules.
     """
 
     watches_graphs = True
@@ -155,7 +159,7 @@ class Recorder(Observer):
         self._numbers, self._optimizer_state = numbers, optimizer_state
         self._every = every
         self._optimizers = None if optimizers is None else {id(optimizer) for optimizer in optimizers}
-        self._beside: list[Observer] = [] if replicas == "off" else [Replicas(replicas, self._open)]
+        self._companions: list[Observer] = [] if replicas == "off" else [Replicas(replicas, self._open)]
         self._lock = threading.RLock()  # hooks of the backward run on threads of autograd
         self._process = os.getpid()
         self._writer: Writer | None = None
@@ -172,7 +176,7 @@ class Recorder(Observer):
 
     @property
     def step_number(self) -> int:
-        """The number of the present step."""
+        """The number of the current step."""
         return self._numbers.number
 
     def __enter__(self) -> Recorder:
@@ -181,7 +185,7 @@ class Recorder(Observer):
                 raise DashError(f"a recording is on already, into {observer.folder}: end it first")
         for journal in in_graphs.journals():
             journal.clear()
-        active.observers += [self, *self._beside]
+        active.observers += [self, *self._companions]
         hooks.install()
         return self
 
@@ -191,15 +195,15 @@ class Recorder(Observer):
         self.close()
 
     def close(self) -> None:
-        """End the recording: write what was observed, and take hooks away from modules and parameters.
+        """End the recording: write what was observed, and remove hooks from modules and parameters.
 
         Raises:
-            ReplicasDiffer: ranks that must be equal are not, if the recording was asked to raise it.
+            ReplicasDiffer: ranks that must be equal differ, with ``replicas="raise"``.
         """
         if not self.is_on():
             return
         others = self._others()
-        for observer in (self, *self._beside):
+        for observer in (self, *self._companions):
             active.observers.remove(observer)
         self.modules.remove()
         if os.getpid() != self._process:
@@ -212,7 +216,7 @@ class Recorder(Observer):
                     for observer in others:
                         observer.check()
             finally:
-                for observer in self._beside:
+                for observer in self._companions:
                     observer.close()
 
     def is_on(self) -> bool:
@@ -238,17 +242,17 @@ class Recorder(Observer):
             self._advance()
 
     def recording(self) -> bool:
-        """Whether the present step is recorded, in this process and not in one that it has forked."""
+        """Whether the current step is recorded, in this process and not in a forked one."""
         return self._wanted and os.getpid() == self._process
 
     def begin(self) -> None:
-        """Something happens that is no step of an optimizer: if there was one, the next step of training begins."""
+        """Begin the next training step if an optimizer has stepped; called at any event but a step of an optimizer."""
         if self._stepped:
             with self._lock:
                 self._advance()
 
     def scaler_updated(self) -> None:
-        """A scaler of losses ends a step: if no optimizer has stepped, it was skipped."""
+        """A gradient scaler ends a step; if no optimizer has stepped, the step was skipped."""
         with self._lock:
             if os.getpid() == self._process and not self._stepped:
                 self._advance()
@@ -300,7 +304,7 @@ class Recorder(Observer):
             self.observe(phases.BUFFER, buffers)
 
     def prepare(self, device: torch.device) -> None:
-        """Allocate what a device needs: before a CUDA graph is warmed up, whose memory is no place for it."""
+        """Allocate buffers on a device, before a CUDA graph is warmed up, whose memory must not contain them."""
         with self._lock:
             in_graphs.prepare(device)
             if device not in self._lanes:
@@ -308,7 +312,7 @@ class Recorder(Observer):
                     self._lanes[device] = LaneBuffer(device)
 
     def replicate(self, model: DistributedDataParallel) -> None:
-        """Tell other observers of a model that has equal parameters on all of its ranks."""
+        """Report a model with equal parameters on all of its ranks to other observers."""
         for observer in self._others():
             observer.replicated(model)
 
@@ -319,12 +323,12 @@ class Recorder(Observer):
         place: int | None = None,
         copies: list[tuple[list[str], Tensor]] | None = None,
     ) -> None:
-        """Add fingerprints of tensors to the present step.
+        """Add fingerprints of tensors to the current step.
 
         Args:
             phase: one of `phases.STAGES`.
-            tensors: with their names.
-            place: where they stand among the entries of the step, by default behind all.
+            tensors: the tensors with their names.
+            place: their place among the entries of the step; by default, after all others.
             copies: gets names and lanes, int64 [names, 2] on the device, of the tensors that could be hashed.
         """
         with self._lock:
@@ -341,14 +345,14 @@ class Recorder(Observer):
                         copies.append(([name for name, _ in part], lanes))
 
     def observe_in_step(self, phase: str, tensors: Sequence[tuple[str, Tensor]], place: int | None = None) -> None:
-        """`observe`, as something that happens during a step, if it is recorded."""
+        """Call `observe` for an event during a step, if the step is recorded."""
         with self._lock:
             self.begin()
             if self.recording():
                 self._safely(lambda: self.observe(phase, tensors, place))
 
     def _safely(self, work: Callable[[], None]) -> None:
-        """Do a part of the recording; the first that raises ends it, and training goes on."""
+        """Do a part of the recording; an exception ends the recording, and training goes on."""
         if self._failed:
             return
         try:
@@ -361,7 +365,7 @@ class Recorder(Observer):
             self._open().leave(f"anything from step {self.step_number} on", why)
 
     def place(self) -> int:
-        """The place of the next entry of this step, for `observe`."""
+        """The place of the next entry in this step, for `observe`."""
         return len(self._entries)
 
     def _observe(
@@ -369,7 +373,7 @@ class Recorder(Observer):
     ) -> Tensor | None:
         self.prepare(device)
         rows = self._lanes[device]
-        if len(tensors) > rows.room():
+        if len(tensors) > rows.free():
             self._flush()
         added = rows.add([tensor for _, tensor in tensors])
         where = len(self._entries) if place is None else min(place, len(self._entries))
@@ -382,7 +386,7 @@ class Recorder(Observer):
     def _observe_parameters(
         self, phase: str, parameters: list[tuple[str, Tensor]], tensors: list[tuple[str, Tensor]]
     ) -> None:
-        """Observe gradients or values of parameters, and show their lanes to other observers of the phase."""
+        """Observe gradients or values of parameters, and pass their lanes to other observers of the phase."""
         shown = [observer for observer in self._others() if phase in observer.phases]
         lanes: list[tuple[list[str], Tensor]] = []
         self._safely(lambda: self.observe(phase, tensors, copies=lanes if shown else None))
@@ -414,7 +418,7 @@ class Recorder(Observer):
         self._calls.clear()
 
     def _flush(self) -> None:
-        """Send the present step to the writer, as far as it has been observed."""
+        """Send what was observed of the current step to the writer."""
         if os.getpid() != self._process:
             return
         from_graphs = [taken for journal in in_graphs.journals() if (taken := journal.take()) is not None]
@@ -423,7 +427,7 @@ class Recorder(Observer):
         entries, self._entries = self._entries, []
         ready = {device: rows.take() for device, rows in self._lanes.items()}
         step = self.step_number
-        self._tell_of_new_keys()
+        self._write_new_keys()
         self._open().put(lambda file: self._steps.write(file, step, entries, ready, from_graphs))
 
     def _open(self) -> Writer:
@@ -432,7 +436,7 @@ class Recorder(Observer):
             self._writer = Writer(self.folder, rank, environment.facts(rank, world, self._every))
         return self._writer
 
-    def _tell_of_new_keys(self) -> None:
+    def _write_new_keys(self) -> None:
         keys = environment.numerics_keys()
         if keys != self._keys:
             self._keys = keys

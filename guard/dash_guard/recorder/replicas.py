@@ -1,7 +1,7 @@
-"""An observer beside a recording: it checks that the ranks that DDP keeps equal are equal.
+"""Checks during a recording that the ranks that DDP keeps equal are equal.
 
-All ranks of a process group gather the lanes of their gradients and parameters, 32 bytes of each parameter.  Every rank
-then compares all of them, on the thread that writes.
+All ranks of a process group gather the lanes of their gradients and parameters, 32 bytes for each parameter. Then every
+rank compares all lanes, on the writer thread.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ log = logging.getLogger("dash_guard")
 
 
 GONE = -(1 << 63)
-"""In place of all lanes of a rank that cannot hash any more, so that the others need not wait for it in vain."""
+"""The lanes of a rank that can no longer hash, so that the others do not wait for it in vain."""
 
 
 class ReplicasDiffer(DashError, RuntimeError):
-    """Ranks that must have equal gradients and parameters have different ones."""
+    """Ranks that must have equal gradients and parameters differ."""
 
 
 class Replicas(Observer):
-    """The tensors on which the ranks of each process group must agree in the present step.
+    """Compares the tensors on which the ranks of each process group must agree.
 
     Args:
-        found: "warn" logs the first difference, "raise" lets `check` raise it.
-        writer: gives the writer of the recording, into whose file every difference goes.
+        found: "warn" logs the first difference, "raise" makes `check` raise it.
+        writer: returns the writer of the recording, to whose file every difference is written.
     """
 
     def __init__(self, found: Literal["warn", "raise"], writer: Callable[[], Writer]) -> None:
@@ -72,7 +72,7 @@ class Replicas(Observer):
                 self._keep(group, names, event)
 
     def step_ended(self, step: int) -> None:
-        """Exchange what was kept, and leave the rest to the thread that writes."""
+        """Exchange the lanes; the writer thread compares them."""
         taken, self._taken = self._taken, {}
         for group, parts in taken.items():
             everyone = self._exchange.gather(torch.cat([lanes for *_, lanes in parts]), group)
@@ -90,7 +90,7 @@ class Replicas(Observer):
         return groups
 
     def _keep(self, group: dist.ProcessGroup, names: list[str], event: Seen) -> None:
-        """Keep the lanes of these names; those that were not seen count as zeros, so that all ranks send as many."""
+        """Keep the lanes of these names; missing ones count as zeros, so that all ranks send equally many."""
         parts = [(seen, lanes) for seen, lanes in event.lanes if not set(names).isdisjoint(seen)]
         if not parts:
             return
@@ -106,12 +106,12 @@ class Replicas(Observer):
         self._taken.setdefault(group, []).append((event.phase, names, kept))
 
     def check(self) -> None:
-        """With "raise", wait until all that was exchanged has been compared.
+        """With "raise", wait until all exchanged lanes have been compared.
 
-        All ranks have compared the same and call this at the same places, so that all of them raise or none.
+        All ranks have compared the same lanes and call this at the same places, so that all of them raise or none.
 
         Raises:
-            ReplicasDiffer: ranks differed, once.
+            ReplicasDiffer: ranks differed; raised once.
         """
         if not self._raises:
             return
@@ -124,7 +124,7 @@ class Replicas(Observer):
             raise ReplicasDiffer(text)
 
     def close(self) -> None:
-        """Wait until no process group holds what was exchanged."""
+        """Wait until no process group holds a tensor that was exchanged."""
         self._exchange.close()
 
     def _job(self, step: int, ranks: list[int], labels: list[tuple[str, str]], ready: Ready) -> Job:

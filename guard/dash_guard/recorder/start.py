@@ -1,4 +1,4 @@
-"""Starts a recording in a program that knows nothing of it: DASH_GUARD_RECORD=folder."""
+"""Starts a recording in a program that does not call `record`: DASH_GUARD_RECORD=folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns what came from the devices into the frames of a step, on the thread that writes."""
+"""Turns lanes from devices into the frames of a step, on the writer thread."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..recordings.limits import NAMES_AT_ONCE
 from ..recordings.writer import File
 
 Observed = tuple[Name, torch.device, int]
-"""The name of what was hashed, the device and the row of its lanes there."""
+"""The name of a hashed tensor, its device, and the row of its lanes there."""
 
 _AFTER_GRAPHS = (phases.LOCAL_GRADIENT, phases.GRADIENT)
 
 
 @dataclass(frozen=True)
 class FromGraphs:
-    """The hashes of CUDA graphs: the names that their entries are numbered by, and the journal on its way."""
+    """The hashes of CUDA graphs: the names to which entries refer by number, and the journal that is being copied."""
 
     names: Sequence[tuple[str, str]]  # with descriptions
     ready: Ready
@@ -31,7 +31,7 @@ class FromGraphs:
 
 @dataclass
 class StepWriter:
-    """Numbers names, and writes steps."""
+    """Numbers the names of tensors, and writes steps."""
 
     _numbers: dict[Name, int] = field(default_factory=dict)
     _calls: dict[str, int] = field(default_factory=dict)  # of the present step
@@ -51,7 +51,7 @@ class StepWriter:
         for name, device, row in observed:
             low, high = rows[device][row]
             entries.append((name, digest(low, high, name.description)))
-        # A graph tells nothing of what is between its parts: gradients of attention come before those of parameters.
+        # The order within a graph is unknown: gradients of attention come before those of parameters.
         place = next((n for n, (name, _) in enumerate(entries) if name.phase in _AFTER_GRAPHS), len(entries))
         if step != self._step:
             self._step = step

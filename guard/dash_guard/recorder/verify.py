@@ -15,7 +15,7 @@ from .start import VARIABLE
 
 
 class ScriptError(DashError, RuntimeError):
-    """A script ended with an error, or did nothing that can be recorded."""
+    """A script has ended with an error, or has done nothing that can be recorded."""
 
 
 def verify(arguments: Sequence[str], folder: Path, say: Callable[[str], None] = lambda text: None) -> Comparison:
@@ -26,7 +26,7 @@ def verify(arguments: Sequence[str], folder: Path, say: Callable[[str], None] = 
     Args:
         arguments: of the Python interpreter: a script, or ``-m`` and a module, and its arguments.
         folder: gets the recordings, in the folders ``a`` and ``b``.
-        say: is told what happens.
+        say: is called with a line about each run.
 
     Raises:
         ScriptError: a run failed, or left no recording.

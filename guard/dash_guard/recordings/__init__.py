@@ -1,1 +1,1 @@
-"""Files of fingerprints: their format, reading files that somebody else wrote, and comparing two runs."""
+"""Files of fingerprints: their format, reading untrusted files, and comparing two runs."""

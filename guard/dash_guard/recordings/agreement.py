@@ -1,4 +1,4 @@
-"""Finds which ranks agree on tensors that all of them must have."""
+"""Finds which ranks agree on tensors that must be equal on all of them."""
 
 from __future__ import annotations
 

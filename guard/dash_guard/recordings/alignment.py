@@ -1,4 +1,4 @@
-"""Which step of one recording is which of another: a resumed run, or one that was numbered otherwise."""
+"""Matches the steps of two recordings, of which one may be resumed or numbered differently."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Values = dict[str, bytes]
 
 @dataclass
 class Step:
-    """A step of one rank; None where a run does not have it.
+    """A step of one rank in both runs; None for a run that does not have it.
 
-    before: whether the run that does not have it had not begun then.
+    before: whether the run without it had not begun yet.
     """
 
     number: int
@@ -29,10 +29,10 @@ class Step:
 
 
 def shift(a: Segments, b: Segments) -> int:
-    """What has to be added to the numbers of b.
+    """The number that must be added to the step numbers of b.
 
-    It follows from the parameters that a run begins with: the other one begins with them too, or has them after one of
-    its steps.  Otherwise, numbers stand as they are.
+    It follows from the parameters with which a run begins: the other run begins with them too, or has them after one of
+    its steps. Otherwise, it is 0.
     """
     first_a, first_b = (next(Segments(run.paths).steps(), None) for run in (a, b))
     if first_a is None or first_b is None:
@@ -51,9 +51,9 @@ def shift(a: Segments, b: Segments) -> int:
 
 
 def aligned(rank: int, a: Segments, b: Segments, shifted: int) -> Iterator[Step]:
-    """The steps of two recordings of a rank, side by side, by the numbers of a.
+    """The matching steps of two recordings of a rank, by the numbers of a.
 
-    What a run begins with stands beside the parameters that the other one had after the step before.
+    The initial parameters of a run are matched with the parameters that the other run had after the step before.
     """
     streams = a.steps(), ((number + shifted, entries) for number, entries in b.steps())
     heads = [next(each, None) for each in streams]
@@ -64,7 +64,7 @@ def aligned(rank: int, a: Segments, b: Segments, shifted: int) -> Iterator[Step]
         for which in (0, 1):
             mine, theirs = present[which], present[1 - which]
             if mine is not None and theirs is not None and not begun[which] and begun[1 - which]:
-                present[which], present[1 - which] = _beside(mine, theirs, parameters[1 - which])
+                present[which], present[1 - which] = _with_initial(mine, theirs, parameters[1 - which])
         waits = not all(begun[which] or present[which] is not None for which in (0, 1))
         yield Step(number, rank, present[0], present[1], waits)
         for which in (0, 1):
@@ -75,8 +75,8 @@ def aligned(rank: int, a: Segments, b: Segments, shifted: int) -> Iterator[Step]
                 heads[which] = next(streams[which], None)
 
 
-def _beside(mine: list[Entry], theirs: list[Entry], before: Values) -> tuple[list[Entry], list[Entry]]:
-    """The first step of a run and the same step of the other, in which initial parameters stand beside `before`."""
+def _with_initial(mine: list[Entry], theirs: list[Entry], before: Values) -> tuple[list[Entry], list[Entry]]:
+    """The first step of a run and the same step of the other run, to which `before` is added as initial parameters."""
     initial = [entry for entry in mine if entry.name.phase == phases.INITIAL]
     known = [
         Entry(Name(phases.INITIAL, entry.name.tensor, entry.name.description), before[entry.name.tensor])
@@ -84,8 +84,8 @@ def _beside(mine: list[Entry], theirs: list[Entry], before: Values) -> tuple[lis
         if entry.name.tensor in before
     ]
     names = {entry.name.tensor for entry in known}
-    rest = [entry for entry in mine if entry.name.phase != phases.INITIAL or entry.name.tensor in names]
-    return rest, known + theirs
+    kept = [entry for entry in mine if entry.name.phase != phases.INITIAL or entry.name.tensor in names]
+    return kept, known + theirs
 
 
 def _values(entries: list[Entry], phase: str) -> Values:
@@ -93,7 +93,7 @@ def _values(entries: list[Entry], phase: str) -> Values:
 
 
 def _after(run: Segments, values: Values) -> int | None:
-    """The first step behind which a run has these parameters."""
+    """The first step after which a run has these parameters."""
     for number, entries in Segments(run.paths).steps():
         if _values(entries, phases.PARAMETER) == values:
             return number

@@ -1,4 +1,4 @@
-"""Two recordings side by side: the first step, rank and tensor that differs.  Holds one step of each at a time."""
+"""Compares two recordings: finds the first step, rank and tensor that differs. Holds one step of each at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .segments import Segments
 
 Verdict = Literal["equal", "diverged", "not comparable"]
 EXIT_CODES: dict[Verdict, int] = {"equal": 0, "diverged": 1, "not comparable": 2}
-_LISTED = 20  # differences beside the first
+_LISTED = 20  # differences after the first
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Difference:
     """A tensor that differs.
 
     Attributes:
-        step, rank: where, from 1 and from 0.
+        step, rank: the step, from 1, and the rank, from 0.
         phase: one of `phases.STAGES`.
         tensor: its name.
         a, b: dtype, shape and fingerprint (hexadecimal) in either run.
-        before: what this rank observed just before it, which is equal; "" for the first tensor of a step.
+        before: the equal tensor that this rank observed just before it; "" for the first tensor of a step.
     """
 
     step: int
@@ -56,17 +56,17 @@ class Comparison:
 
     Attributes:
         a, b: the folders.
-        verdict: "diverged" if any tensor that both have differs, or if one run has more steps than the other; "not
-            comparable" if what they have in common is equal, but does not suffice to call the runs equal, as where a
-            rank has no file, or a file was cut off.
-        reasons: in words, why the runs are not comparable, or what their recordings lack beside the difference.
-        first: the first difference; None without one.
-        conclusion: in words, what the first difference tells about where it arose.
+        verdict: "diverged" if a tensor differs that both runs have, or if one run has more steps than the other; "not
+            comparable" if everything that both have is equal, but something is missing, such as the file of a rank or
+            the end of a file; otherwise "equal".
+        reasons: why the runs are not comparable, or what else their recordings lack, in words.
+        first: the first difference; None if there is none.
+        conclusion: where the first difference arose, in words.
         others: further tensors that differ in the same step, in order, at most 20; others_count: all of them.
-        steps: how many steps were compared, the one that differs included; last_step: the last of them, 0 for none.
-        ranks: how many ranks have a file in both.
+        steps: the number of compared steps, including the one that differs; last_step: the last of them, 0 for none.
+        ranks: the number of ranks with a file in both recordings.
         facts: facts about the runs that differ, as (name, in a, in b).
-        findings: what either run has found itself about ranks that must be equal, as ("a" or "b", finding); the first
+        findings: what either run has itself found about ranks that must be equal, as ("a" or "b", finding); the first
             100 of each run.
     """
 
@@ -102,15 +102,18 @@ class Comparison:
 def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Comparison:
     """Find the first tensor in which two recordings differ.
 
-    Within a step, what comes before gradients are exchanged between ranks counts as earlier than what comes after.
+    Within a step, tensors from before the exchange of gradients between ranks come before those from after it.
 
     Args:
         a, b: folders that `dash_guard.record` has filled.
 
+    Returns:
+        The result, whose `verdict` is "equal", "diverged" or "not comparable".
+
     Raises:
         ArgumentError: a folder is no path, or has no recording.
-        RecordingError: a file cannot be read, or is not what a recorder of this version writes, within what `limits`
-            allows; or the files of a folder do not belong to one run.
+        RecordingError: a file cannot be read, is no recording of this version, or exceeds `limits`; or the files of a
+            folder do not belong to one run.
     """
     first, second = _arguments.path("a", a), _arguments.path("b", b)
     result = Comparison(str(first), str(second))
@@ -167,7 +170,7 @@ class _Walk:
         self._look_at_runs()
 
     def _differences(self, step: Step) -> Iterator[tuple[tuple[int, int, int], Difference]]:
-        """The differences in a step of a rank, with their places in the order of all ranks."""
+        """The differences in a step of a rank, with sort keys for all ranks."""
         if step.before:
             self.later.setdefault("a" if step.a is None else "b", step.number)
             return
@@ -198,12 +201,14 @@ class _Walk:
         result.others, result.others_count = found[1 : 1 + _LISTED], len(found) - 1
         result.conclusion = _conclusion(first, found, steps)
         if not self.complete:
-            result.conclusion += " Ranks without a file in both runs were not looked at; it may have arisen there."
+            result.conclusion += (
+                " Ranks without a file in both runs were not compared; the difference may have arisen there."
+            )
 
     def _look_at_runs(self) -> None:
         result = self.result
         facts: dict[str, tuple[Any, Any]] = {}
-        reasons: dict[str, None] = {}  # each once, whatever number of ranks it is true of
+        reasons: dict[str, None] = {}  # each once, however many ranks it applies to
         for rank, (a, b) in self.pairs.items():
             for name, values in _differing(a.facts, b.facts):
                 facts.setdefault(name, values)
@@ -301,7 +306,7 @@ def _differing(a: Any, b: Any, name: str = "") -> Iterator[tuple[str, tuple[Any,
 
 
 def _distinguished(entries: list[Entry]) -> Iterator[tuple[tuple[str, str, int], Entry]]:
-    """Entries by phase, tensor, and how often the step had these two before."""
+    """Entries with their keys: phase, tensor, and how often the step has had these two before."""
     times: Counter[tuple[str, str]] = Counter()
     for entry in entries:
         key = entry.name[:2]

@@ -42,7 +42,7 @@ class Frames:
         return self._contents
 
     def error(self, found: str, allowed: str) -> RecordingError:
-        """An error that also says at which byte the frame that was read last begins."""
+        """An error that names the byte at which the last frame begins."""
         return RecordingError(self.path, f"{found}, at byte {self.start}", allowed)
 
     def _read(self) -> Iterator[bytes]:
@@ -67,7 +67,7 @@ class Frames:
             yield content
 
     def _take(self, count: int) -> bytes:
-        """The next `count` bytes, less at the end of the file."""
+        """The next `count` bytes, fewer at the end of the file."""
         if len(self._block) - self._used < count:
             self._block = self._block[self._used :] + self._more(max(count, _BLOCK))
             self._used = 0

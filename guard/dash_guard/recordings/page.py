@@ -55,7 +55,7 @@ def html(result: Comparison) -> str:
         found = (f"{run}, step {finding['step']}: {sentence(finding)}" for run, finding in result.findings)
         parts.append(_section("What the runs themselves have found", _list(found)))
     if result.reasons:
-        parts.append(_section("What must be said of the recordings", _list(result.reasons)))
+        parts.append(_section("Notes about the recordings", _list(result.reasons)))
     if result.facts:
         facts = [(_mono(name), _mono(shown(a)), _mono(shown(b))) for name, a, b in result.facts]
         parts.append(_section("Facts that differ", _table(("fact", "a", "b"), facts)))

@@ -24,7 +24,7 @@ def headline(result: Comparison) -> str:
     if result.verdict == "equal":
         return f"The runs are equal: {steps} of {ranks}, bit by bit"
     if result.steps:
-        return f"The runs are not comparable as wholes; what they have in common is equal ({steps} of {ranks})"
+        return f"The runs are not comparable; everything that both have is equal ({steps} of {ranks})"
     return "The runs are not comparable"
 
 
@@ -43,10 +43,10 @@ def text(result: Comparison) -> str:
         lines += [f"  rank {other.rank}: {other.phase} {other.tensor}" for other in result.others]
         lines += ["  ..."] * (result.others_count > len(result.others))
     if result.findings:
-        lines += ["", "The runs themselves found that", ""]
+        lines += ["", "The runs themselves found:", ""]
         lines += [f"  {run}, step {finding['step']}: {sentence(finding)}" for run, finding in result.findings]
     if result.reasons:
-        lines += ["", "Of the recordings it must be said that", ""]
+        lines += ["", "Notes about the recordings:", ""]
         lines += [line for reason in result.reasons for line in _wrapped(reason, "  ")]
     if result.facts:
         lines += ["", "The runs differ in", ""]
@@ -58,7 +58,7 @@ def text(result: Comparison) -> str:
 
 
 def others(result: Comparison) -> str:
-    """How many tensors differ beside the first."""
+    """How many more tensors differ, in words."""
     return "1 more tensor differs" if result.others_count == 1 else f"{result.others_count} more tensors differ"
 
 

@@ -1,4 +1,6 @@
-"""The thread that waits for the device and writes the file, so that training does neither, and fails for neither."""
+"""The writer thread, which waits for the device and writes the file, so that training does not wait and does not
+fail.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ class File(Protocol):
 
 
 class Nowhere:
-    """In the place of a file that cannot be written: jobs still compare ranks."""
+    """Replaces a file that cannot be written; jobs still compare ranks."""
 
     def json(self, content: dict[str, Any]) -> None:
         """Write nothing."""
@@ -46,15 +48,15 @@ Job = Callable[[File], None]
 
 
 class Writer:
-    """Does jobs one after the other, on a thread of its own.
+    """Runs jobs one after the other, on a thread of its own.
 
-    If the file cannot be written, one warning says so, and the recording of this rank ends there; training, and what
-    jobs do for other ranks, goes on.
+    If the file cannot be written, there is one warning, and the recording of this rank ends; training goes on, and so
+    do jobs that other ranks depend on.
 
     Args:
-        folder: where the file goes; if this rank has one there, as after a restart, a new segment begins.
-        rank: whose file it is.
-        environment: the facts that the file begins with, as `schema` has them.
+        folder: the folder of the file; if this rank has a file there, as after a restart, a new segment begins.
+        rank: the rank of the file.
+        environment: the facts at the beginning of the file, see `schema`.
     """
 
     def __init__(self, folder: Path, rank: int, environment: dict[str, Any]) -> None:
@@ -72,11 +74,11 @@ class Writer:
         self._thread.start()
 
     def put(self, job: Job) -> None:
-        """Do a job later."""
+        """Queue a job."""
         self._jobs.put(job)
 
     def leave(self, name: str, why: str) -> None:
-        """Say that nothing is recorded any more, and why: `compare` takes it as cut off; jobs still run."""
+        """End the file with a reason, so that `compare` reports it as cut off; jobs still run."""
 
         def job(file: File) -> None:
             file.json({"type": "unseen", "name": name, "reason": why})
@@ -103,7 +105,7 @@ class Writer:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Write no more; a file that is open ends here, and `compare` says that it was cut off."""
+        """Stop writing; an open file ends here, and `compare` reports that it was cut off."""
         log.warning("the recording of rank %d ends here, and training goes on: %s", self._rank, error)
         file, self._file = self._file, Nowhere()
         try:

@@ -1,4 +1,4 @@
-"""What PyTorch knows of the collectives of this process: its flight recorder, and its process groups."""
+"""Reads PyTorch's flight recorder and process groups, and makes the guard's own group."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def is_up() -> bool:
 
 
 def entries() -> list[dict[str, Any]]:
-    """Collectives that were entered lately, in the order of their entry, as the flight recorders of PyTorch have them.
+    """The collectives that were entered lately, in order of entry, as the flight recorders of PyTorch have them.
 
-    NCCL's is one of its own in torch 2.11; that of gloo has no times of completion, but tells what has completed
-    (``retired``).  The other form, a pickle, is not read.
+    In torch 2.11, NCCL has a flight recorder of its own. That of gloo has no completion times, but marks completed
+    collectives (``retired``). The pickled form is not read.
     """
     if not is_up():
         return []
@@ -49,7 +49,7 @@ def entries() -> list[dict[str, Any]]:
 
 
 def groups() -> dict[str, list[int]]:
-    """The ranks of every process group that this process is in, by the name that `entries` calls it by."""
+    """The ranks of every process group of this process, by its name in `entries`."""
     if not is_up():
         return {}
     world = dist.distributed_c10d._world
@@ -61,24 +61,24 @@ def groups() -> dict[str, list[int]]:
 
 
 def device_uuid() -> str:
-    """The UUID of the present GPU, "" without one; starts no CUDA context."""
+    """The UUID of the current GPU, "" without one; starts no CUDA context."""
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return ""
     return str(getattr(torch.cuda.get_device_properties(), "uuid", ""))
 
 
 class Board:
-    """Words that any rank of a job can write, and all can look for, without a wait for one another.
+    """Words that any rank of a job can write and all ranks can read, without waiting for each other.
 
     Args:
-        store: of the job, with a prefix.
+        store: the store of the job, with a prefix.
     """
 
     def __init__(self, store: Any) -> None:
         self._store = store
 
     def write(self, word: str) -> None:
-        """Let all ranks find a word from now on; nothing if the store is gone."""
+        """Write a word; does nothing if the store is gone."""
         with contextlib.suppress(Exception):
             self._store.set(word, "")
 
@@ -91,20 +91,20 @@ class Board:
 
 
 def meet(number: int, settings: str, patience: float, timeout: timedelta) -> tuple[Any, Board | None, str]:
-    """Connect all ranks of the job by gloo, beside all process groups that the program knows.
+    """Connect all ranks of the job by gloo, apart from all process groups that the program knows.
 
-    Each rank says in the store of the job that it is here.  The last one says "open"; one that has waited too long, or
-    finds other settings, says why not.  The store keeps the first word, which holds for all.
+    Each rank registers in the store of the job. The last one writes "open"; a rank that has waited too long, or finds
+    other settings, writes the reason. The store keeps the first word, which holds for all ranks.
 
     Args:
-        number: of this meeting; ranks count alike.
-        settings: equal on all ranks.
+        number: the number of this meeting, equal on all ranks.
+        settings: must be equal on all ranks.
         patience: seconds to wait for the others.
-        timeout: of everything that is done with the result.
+        timeout: timeout of all collectives of the group.
 
     Returns:
-        What `torch.distributed.all_gather` takes as a group, which ends for all with the last reference on any of
-        them, and a board of its ranks; or None, and why there is none.
+        A group for `torch.distributed.all_gather`, which ends on all ranks when any rank drops its last reference, a
+        board of its ranks, and ""; or None, None, and why there is no group.
     """
     world, rank = dist.get_world_size(), dist.get_rank()
     if world < 2:
@@ -135,5 +135,5 @@ def meet(number: int, settings: str, patience: float, timeout: timedelta) -> tup
 
 
 def part() -> None:
-    """The last group that has met is no more."""
+    """Forget the group that `meet` has made."""
     _met.clear()

@@ -1,4 +1,4 @@
-"""What the first process group must find in the environment, so that collectives are recorded; imports no torch."""
+"""Sets the variables that the first process group must find, so that collectives are recorded; imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that are parallel: what PyTorch has made of their modules, and how they communicate."""
+"""Parallel models: how PyTorch wraps their modules, and how they communicate."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _replicate_state(module: nn.Module) -> Any:
 
 
 class _NoReducer:
-    """Stands in the place of DDP's reducer while a model runs again: no bucket is rebuilt, and nothing is reduced."""
+    """Replaces DDP's reducer while a model runs again: rebuilds no bucket and reduces nothing."""
 
     def _rebuild_buckets(self) -> bool:
         return False
@@ -38,9 +38,9 @@ class _NoReducer:
 
 @contextmanager
 def not_reduced(module: nn.Module) -> Iterator[None]:
-    """Let a block run a module again, if it is a DDP model or one of `replicate`, without its reducer.
+    """Run a DDP model, or one of `replicate`, without its reducer in a block.
 
-    A forward makes DDP rebuild its buckets, once, behind the first backward.  Gradients that are views of buckets then
+    A forward makes DDP rebuild its buckets, once, after the first backward.  Gradients that are views of buckets then
     become views of the new ones; those that are not in their places just then would stay views of the old ones, and
     DDP would multiply them where it had divided them.  The first backward of a static graph ends with a reduction of
     all that it has seen: a forward here must not ask for it.
@@ -128,7 +128,7 @@ def no_comm_hook(model: DistributedDataParallel) -> str:
 
 
 def register_comm_hook(model: DistributedDataParallel, hook: Callable[[object, Any], Any]) -> None:
-    """Let a hook reduce the buckets of a model from now on; the model does not know of it, and so can be pickled.
+    """Make a hook reduce the buckets of a model; the model has no reference to it, so that it can be pickled.
 
     Raises:
         RuntimeError: there is a hook already.
