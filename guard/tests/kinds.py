@@ -165,7 +165,7 @@ def missed_update(run: Run, now: str, stack: ExitStack) -> Fact | None:
 
 
 def forgotten_step(run: Run, now: str, stack: ExitStack) -> Fact | None:
-    """A counter of steps stays behind, while the optimizer steps: before anybody can look."""
+    """A step counter misses a step while the optimizer steps, before any check can read it."""
     if now != "begin" or not run.here:
         return None
     draw, *_ = _drawn(run)

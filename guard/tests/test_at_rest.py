@@ -1,4 +1,4 @@
-"""State at rest in one process: what flips is found, and what programs do is not taken for it."""
+"""State at rest in one process: flipped bits are found, and writes of the program cause no finding."""
 
 from __future__ import annotations
 

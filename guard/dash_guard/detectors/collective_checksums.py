@@ -49,8 +49,8 @@ class CollectiveChecksums(Detector):
 
     def take(self, message: Message, now: float) -> None:
         """Take the digests of the results of a rank."""
-        wires = None if self._parted else message.body.get("checksums")
-        for where, steps in wires.items() if isinstance(wires, dict) else ():
+        checksums = None if self._parted else message.body.get("checksums")
+        for where, steps in checksums.items() if isinstance(checksums, dict) else ():
             if not isinstance(steps, dict) or message.rank not in self._of(where)[1]:
                 continue
             for text, reported in steps.items():

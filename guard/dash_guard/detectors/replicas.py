@@ -284,8 +284,8 @@ class Replicas(Detector):
             sentence = f"{apart} differ from each other in {what}; no majority says which is right"
         else:
             differ = "differs" if len(ranks) == 1 else "differ"
-            rest = tuple(sorted(rank for group in case.groups for rank in group if rank not in ranks))
-            sentence = f"{ranks_in_words(ranks)} {differ} from {ranks_in_words(rest)} in {what}"
+            others = tuple(sorted(rank for group in case.groups for rank in group if rank not in ranks))
+            sentence = f"{ranks_in_words(ranks)} {differ} from {ranks_in_words(others)} in {what}"
             if how == "other checks":
                 sentence += ", and another check accuses it too"
         if not case.agreed:

@@ -352,7 +352,9 @@ def test_a_difference_is_found_with_a_missing_rank(tmp_path: Path) -> None:
     result = compare(run_of(tmp_path / "a", 3, 0, 1), run_of(tmp_path / "b", 3, 0, 1, rank1=other))
     assert (result.verdict, str(result.first)) == ("diverged", "step 1, rank 1: input Model")
     assert "a has no file of rank 2, of 3 ranks" in result.reasons
-    assert result.conclusion.endswith("Ranks without a file in both runs were not compared; the difference may have arisen there.")
+    assert result.conclusion.endswith(
+        "Ranks without a file in both runs were not compared; the difference may have arisen there."
+    )
 
 
 def test_no_rank_in_common(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def branches(number: int, view: bool) -> Training:
     model = DistributedDataParallel(Branches(), find_unused_parameters=True, gradient_as_bucket_view=view)
 
     def step(n: int) -> None:
-        loss_of(model(inputs(number, n), int(n == 0 and number == 0))).backward()  # `one` rests from step 1 on
+        loss_of(model(inputs(number, n), int(n == 0 and number == 0))).backward()  # `one` is unused from step 1 on
         update(training, to_none=True)
 
     training = Training(model, step, [torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.3)])

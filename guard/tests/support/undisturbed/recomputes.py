@@ -53,7 +53,7 @@ def called_ddp(number: int, world: int, view: bool, static: bool) -> Training:
 def called_unused(number: int, world: int, view: bool) -> Training:
     model = DistributedDataParallel(Branches(), find_unused_parameters=True, gradient_as_bucket_view=view)
     training = called(number, model, lambda x: model(x, 0))
-    training.work = lambda: loss_of(model(inputs(0, 99), 1)).backward()  # uses the layer that rests
+    training.work = lambda: loss_of(model(inputs(0, 99), 1)).backward()  # uses the layer that is otherwise unused
     return training
 
 
