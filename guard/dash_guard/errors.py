@@ -24,4 +24,5 @@ class RecordingError(DashError, RuntimeError):
 
 class FaultConfirmedError(DashError, RuntimeError):
     """The guard has confirmed a fault; with ``on_confirmed="raise"``, every rank raises it before an optimizer
-    steps."""
+    steps.
+    """

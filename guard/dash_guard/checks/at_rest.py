@@ -164,7 +164,8 @@ class AtRest(Check):
         """Hash entries again and start to copy the flags of changed ones to the host.
 
         Returns:
-            The new hashes."""
+            The new hashes.
+        """
         if not any(part.entries for part in parts):
             return []
         now = self._state.hash(self.name, [entry for part in parts for entry in part.entries])

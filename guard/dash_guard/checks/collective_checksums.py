@@ -128,7 +128,8 @@ class CollectiveChecksums(Check):
 
     def _agree(self) -> None:
         """Agree with all ranks on the models that get hooks: all ranks of the group have the model, and none has a
-        reason against it."""
+        reason against it.
+        """
         found = list(self._candidates())
         mine = [_number(f"{kind} {where} {of} {not why}") for kind, _, where, of, why, _ in found]
         rows = self.rank.group.gather_padded(mine)

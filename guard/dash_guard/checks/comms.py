@@ -51,7 +51,8 @@ class Reduction:
         """Install the hook on the model.
 
         Raises:
-            RuntimeError: the model has a hook already."""
+            RuntimeError: the model has a hook already.
+        """
         parallel.register_comm_hook(model, self)
 
     def __call__(self, state: object, bucket: Any) -> torch.futures.Future[Tensor]:
@@ -74,7 +75,8 @@ class Reduction:
 
     def second(self) -> tuple[int, int, Tensor] | None:
         """The bucket that was reduced twice since the last call: backward, number and second result; None if there is
-        none."""
+        none.
+        """
         again, self._again = self._again, None
         if again is None:
             return None
@@ -92,7 +94,8 @@ def watch_gather(module: FSDPModule, on_result: OnResult) -> bool:
     """Pass what an FSDP2 module gathers to a callback.
 
     Returns:
-        Whether it can be observed: the module gathers with PyTorch's own communication."""
+        Whether it can be observed: the module gathers with PyTorch's own communication.
+    """
     own = parallel.own_gather(module)
     if own is None:
         return False

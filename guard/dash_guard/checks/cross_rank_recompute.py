@@ -259,7 +259,8 @@ class CrossRankRecompute(Check):
         """The micro-batch of rank `of`.
 
         Returns:
-            The micro-batch, and why it cannot be used; "" if it can."""
+            The micro-batch, and why it cannot be used; "" if it can.
+        """
         group = self.rank.group
         mine = batch.encode() if self.rank.number == of else [torch.empty(0, dtype=torch.uint8)] * 2
         sizes = group.gather([part.numel() for part in mine])[of]
@@ -282,7 +283,8 @@ class CrossRankRecompute(Check):
         """Run the micro-batch, or the function, once.
 
         Returns:
-            The digests, the work of this rank, and why the run failed; "" if it did not."""
+            The digests, the work of this rank, and why the run failed; "" if it did not.
+        """
         watches = any(observer.watches_graphs for observer in active.observers) and log is None
         execution = Execution(self._names, watches, turned, silent=silent)
         around = fit_for_graphs()

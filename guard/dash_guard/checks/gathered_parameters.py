@@ -152,7 +152,8 @@ class GatheredParameters(Check):
         """Hash a gathered parameter and the own shard of it.
 
         Returns:
-            Why it cannot be hashed; "" if it was."""
+            Why it cannot be hashed; "" if it was.
+        """
         dimension = _sharded_along(whole, shard)
         plain, mine, coordinate = local(whole), local(shard), shard.device_mesh.get_coordinate()
         reason = why_unseen(plain) or why_unseen(mine)
@@ -230,7 +231,8 @@ class GatheredParameters(Check):
         """Hash the result of an all-gather and this rank's input of it.
 
         Returns:
-            Why they cannot be hashed; "" if they were."""
+            Why they cannot be hashed; "" if they were.
+        """
         owners = tuple(dist.get_process_group_ranks(group))
         reason = why_unseen(whole)
         if reason:

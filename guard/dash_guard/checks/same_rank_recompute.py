@@ -207,7 +207,8 @@ def chosen(seed: int, step: int, share: int) -> bool:
 
 def differs(once: list[Digest], again: list[Digest]) -> dict[str, Any]:
     """The first digest of a run that differs in its repetition: place, phase, tensor and both digests; {} if all are
-    equal."""
+    equal.
+    """
     for place, digest in enumerate(once):
         other = _value(again, place, digest)
         if other != digest.value[:8].hex():

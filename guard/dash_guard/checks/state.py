@@ -133,7 +133,8 @@ class State:
 
     def counts(self, module: nn.Module) -> Callable[[], None]:
         """A function that counts one reduction of a model's gradients; it works after the check that asked for it has
-        ended."""
+        ended.
+        """
         if isinstance(module, DistributedDataParallel):
             ranks = tuple(dist.get_process_group_ranks(module.process_group))
         else:
@@ -270,7 +271,8 @@ _states: weakref.WeakKeyDictionary[Host, State] = weakref.WeakKeyDictionary()
 
 def known_lanes(device: torch.device) -> Tensor:
     """The lanes of tensors whose lanes must be `KNOWN`, int64 [5, 2] on the device, by the code that hashes all
-    state."""
+    state.
+    """
     return lanes_of(_known_tensors(device))
 
 

@@ -21,7 +21,8 @@ PATIENCE = 3.0
 
 RECURRENT = 3
 """The number of steps in which a job of one rank may find the same tensor changed before it counts as written by the
-program."""
+program.
+"""
 
 SINCE = "compared with the update of step"
 """The key in the evidence for the step whose update digest differed later; None for any other digest."""

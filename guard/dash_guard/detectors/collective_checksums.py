@@ -29,7 +29,8 @@ _REDUCES, _SCATTERS = "all_reduce", "reduce_scatter"
 @dataclass
 class _Step:
     """What members have reported about a collective in a step: a digest of all results, and what differed in a second
-    run."""
+    run.
+    """
 
     since: float
     reported: dict[int, tuple[str, str]] = field(default_factory=dict)

@@ -196,6 +196,7 @@ def _near(a: Finding, b: Finding) -> bool:
 
 def _accuses(finding: Finding) -> bool:
     """Whether a finding accuses its ranks; a finding that names all ranks that differ from each other only supports
-    others."""
+    others.
+    """
     everyone = {rank for group in finding.groups for rank in group}
     return bool(finding.ranks) and (len(finding.groups) < 2 or not everyone <= set(finding.ranks))

@@ -23,7 +23,8 @@ _WAITS = 1 << 16  # that are remembered, to be shared
 
 class Place(NamedTuple):
     """A collective: the name of its group, the number of the set of its members (`Roster.sets`), and its number in the
-    group, 0 for sends and receives."""
+    group, 0 for sends and receives.
+    """
 
     group: str
     members: int

@@ -68,7 +68,8 @@ class SameRankRecomputeDetector(Detector):
 
     def finish(self, now: float) -> list[Finding]:
         """Return the last findings; differences that several ranks share wait for the next `detect`, after other
-        detectors."""
+        detectors.
+        """
         self._finished = True
         return self._detect(now, wait=True)
 

@@ -276,7 +276,8 @@ class Slow(Detector):
 
     def _transfers(self, step: int, groups: NDArray[np.int64], durations: Matrix) -> list[Finding]:
         """Compare groups of equal size with equally many collectives; their shortest durations are those of the
-        transfer."""
+        transfer.
+        """
         if len(groups) < 3:
             return []
         times = np.median(durations.min(axis=1), axis=1, keepdims=True)
@@ -322,7 +323,8 @@ def _usual(late: Matrix) -> float:
 
 def _latest(sets: Sequence[tuple[NDArray[np.int64], Matrix]], peers: NDArray[np.int64]) -> tuple[Matrix, Matrix]:
     """For each rank, [peers]: its largest lateness by the durations of collectives, and the number of that
-    collective."""
+    collective.
+    """
     who, by, where = [], [], []
     for groups, durations in sets:
         late, place = lateness(-durations)

@@ -30,7 +30,8 @@ class Again(Execution):
 
 class Inputs:
     """Hashes the gradients of arguments, and passes the arguments on as results of an earlier operation, as they
-    were."""
+    were.
+    """
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution

@@ -92,7 +92,8 @@ class Before:
     @contextmanager
     def put(self) -> Iterator[None]:
         """Restore the flag and the random numbers of all GPUs for a block; `MicroBatch.run` restores everything
-        else."""
+        else.
+        """
         now = _generators()
         self.flag.put()
         try:

@@ -30,7 +30,8 @@ from .watching import TURN, Watching, process_message
 
 CONFIRMED, PROGRAM, UNWATCHED = 10, 11, 12
 """Exit statuses if the program's own is 0: a confirmed fault of a machine or the network, a confirmed fault of the
-program, and a job that could not be watched."""
+program, and a job that could not be watched.
+"""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 _ENDS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
@@ -135,7 +136,8 @@ class Wrapper:
         """Watch the ranks until the program ends.
 
         Returns:
-            The exit status of the program."""
+            The exit status of the program.
+        """
         assert self._child is not None
         while (status := self._child.poll()) is None:
             if self._signal:
@@ -154,7 +156,8 @@ class Wrapper:
         """Watch the processes of this node for the monitor of another node, until the program ends.
 
         Returns:
-            The exit status of the program."""
+            The exit status of the program.
+        """
         assert self._child is not None
         assert self._join is not None
         address = self._join

@@ -125,7 +125,8 @@ def step(number: int, begin: int, end: int, entries: Iterable[Entry]) -> Step | 
 
 def sampled(steps: Sequence[Step], most: int) -> list[Step]:
     """At most `most` of these steps, chosen by the powers of two in their numbers, so that all ranks choose the
-    same."""
+    same.
+    """
     every = 1
     while sum(each.step % every == 0 for each in steps) > most:
         every *= 2

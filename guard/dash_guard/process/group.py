@@ -74,7 +74,8 @@ class Group:
         """Leave the group: other ranks that wait for this rank, or will, get an error.
 
         Args:
-            why: the reason, for the coverage."""
+            why: the reason, for the coverage.
+        """
         if self._group is not None:
             self._group = self._board = None
             collectives.part()
@@ -113,7 +114,8 @@ class Group:
 
     def broadcast(self, content: torch.Tensor, source: int) -> torch.Tensor:
         """Send the content of rank `source`, uint8 [n] on the CPU, to all ranks; the others give n bytes of any
-        value."""
+        value.
+        """
         return content if self._alone() else self._exchange.broadcast(content, source, self._group)
 
     def highest(self, numbers: Sequence[int]) -> list[int]:

@@ -140,18 +140,21 @@ class Guard:
         """All findings up to now, of any rank; the monitor must write to the same folder.
 
         Raises:
-            RecordingError: the file of findings cannot be read."""
+            RecordingError: the file of findings cannot be read.
+        """
         return findings.read(self.folder)
 
     @property
     def coverage(self) -> dict[str, Any]:
         """What this rank has checked, and what it has not checked and why: ``{check: {"counts": {unit: number},
-        "unseen": {reason: times}}}``."""
+        "unseen": {reason: times}}}``.
+        """
         return self._rank.coverage.to_dict() if self._rank is not None else {}
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Name what the program does in a ``with`` block, such as "evaluation" on rank 0 while others wait, which is no
-        hang."""
+        hang.
+        """
         return self._heartbeats.phase(name) if self._heartbeats is not None else contextlib.nullcontext()
 
     def cross_rank_recompute(self, fn: Callable[[], Any]) -> None:

@@ -132,7 +132,8 @@ class Rank(Observer):
         """Run a call of a check that all ranks make now.
 
         Returns:
-            Whether the check is still on."""
+            Whether the check is still on.
+        """
         self._meet()
         if check in self.checks:
             self._safely(check, call)

@@ -90,7 +90,8 @@ def _set_attention(flags: tuple[bool, bool, bool, bool]) -> None:
 @dataclass
 class Random:
     """The states of random numbers: of PyTorch on the CPU and the current GPU, of Python, and of numpy if it is
-    loaded."""
+    loaded.
+    """
 
     cpu: Tensor
     gpu: Tensor | None
@@ -185,7 +186,8 @@ class MicroBatch:
 
     def signature(self) -> int:
         """A signed 64-bit number of the module, the nesting and the types of arguments, which ranks must have in
-        common."""
+        common.
+        """
         kinds = [str(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in self.leaves]
         return _number(f"{type(self.root).__name__} {self.structure} {kinds}")
 

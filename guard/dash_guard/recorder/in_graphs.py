@@ -100,7 +100,8 @@ def insert(graph: Graph) -> bool:
     """Make a joint graph pass the gradients of its attentions to observers, if there are any.
 
     Returns:
-        Whether the graph has changed."""
+        Whether the graph has changed.
+    """
     from dash_inductor.graph.emit import Emitter
     from dash_inductor.graph.model_line import model_line
     from dash_inductor.operators import attention as ops

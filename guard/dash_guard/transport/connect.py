@@ -21,7 +21,8 @@ FOLDER, ADDRESS = "DASH_GUARD", "DASH_GUARD_ADDRESS"
 
 FILE = "monitor.json"
 """The file in the folder with the address and the secret of a monitor that a rank has started; only its owner can read
-it."""
+it.
+"""
 
 Found = tuple[tuple[str, int], str]
 
