@@ -155,7 +155,7 @@ def test_gradients_that_the_program_writes_are_not_compared() -> None:
     findings, monitor, _ = found(nothing, in_step=clip)
     assert findings == []
     assert monitor.coverage.to_dict()["at_rest"]["unseen"] == {
-        "gradients that the program wrote meanwhile": 8 * (STEPS - 1)
+        "gradients that the program wrote in between": 8 * (STEPS - 1)
     }
     findings, monitor, _ = found(nothing, in_step=flipping(gradient), scaler=True)
     assert findings == []
@@ -221,7 +221,7 @@ def test_what_the_program_writes_is_a_note() -> None:
     findings, monitor, _ = found(load)
     assert {(f.severity, f.ranks) for f in findings} == {("note", ())}
     assert len(findings) <= 3
-    assert "tensors that the program wrote meanwhile" in monitor.coverage.to_dict()["at_rest"]["unseen"]
+    assert "tensors that the program wrote in between" in monitor.coverage.to_dict()["at_rest"]["unseen"]
 
 
 def test_what_the_program_writes_without_changing_versions_ends_as_a_note() -> None:

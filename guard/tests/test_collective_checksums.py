@@ -80,7 +80,7 @@ def test_a_programs_own_way_to_communicate_is_kept(results: dict[Trial, dict[str
     checked, without = results[OWN[mode]], results[off(OWN[mode])]
     assert checked["bits"] == without["bits"]
     assert (checked["bits"] == results[CLEAN[mode]]["bits"]) == (mode == "fsdp")  # it halves gradients of DDP
-    why = {"ddp": "has a comm hook of its own", "fsdp": "has its own way to reduce"}[mode]
+    why = {"ddp": "has its own communication hook", "fsdp": "has its own communication to reduce"}[mode]
     (unseen,) = checked["coverage"]["collective_checksums"]["unseen"]
     assert unseen.endswith(f"the program {why}")
     assert "repeated" not in checked["coverage"]["collective_checksums"]["counts"]

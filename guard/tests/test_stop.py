@@ -109,7 +109,7 @@ def test_a_hash_that_was_wrong_once_ends_nothing() -> None:
 
     for raised, coverage in run(wrong):
         assert raised == ""
-        assert coverage["stop"]["unseen"] == {"ranks that differed, and agree when they hash again": 1}
+        assert coverage["stop"]["unseen"] == {"ranks that differed at first and agree in a second hash": 1}
 
 
 def test_ranks_without_the_same_tensors_are_not_compared() -> None:

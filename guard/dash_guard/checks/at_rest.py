@@ -211,13 +211,13 @@ class AtRest(Check):
         if when == GRADIENTS:
             self.rank.coverage.count(self.name, gradients=count)
             if written:
-                self.rank.coverage.unseen(self.name, "gradients that the program wrote meanwhile", len(written))
+                self.rank.coverage.unseen(self.name, "gradients that the program wrote in between", len(written))
             if changed:
                 self.send(step, when=when, tensors=count, changed=_reported(changed), changes=len(changed))
             return
         self.rank.coverage.count(self.name, comparisons=1, tensors=count)
         if written:
-            self.rank.coverage.unseen(self.name, "tensors that the program wrote meanwhile", len(written))
+            self.rank.coverage.unseen(self.name, "tensors that the program wrote in between", len(written))
         self.send(
             step,
             when=when,

@@ -174,7 +174,11 @@ class CollectiveChecksums(Check):
                 ranks: tuple[int, ...] = tuple(dist.get_process_group_ranks(module.process_group))
                 collectives = [(_REDUCE, ranks, parallel.no_comm_hook(module))]
             elif isinstance(module, FSDPModule):
-                own = "" if parallel.own_scatter(module) is not None else "the program has its own way to reduce"
+                own = (
+                    ""
+                    if parallel.own_scatter(module) is not None
+                    else "the program has its own communication to reduce"
+                )
                 collectives = [(_SCATTER, parallel.scatter_ranks(module), own)]
                 if len(between := parallel.reduce_ranks(module)) > 1:
                     collectives.append((_REDUCE, between, parallel.no_reduce_hook(module)))
@@ -186,7 +190,7 @@ class CollectiveChecksums(Check):
                 if in_backward():
                     why = why or "an optimizer steps within the backward"
                 elif len(where) > LENGTH or list(ranks) != sorted(ranks):
-                    why = why or "its ranks take too long to name, or do not ascend"
+                    why = why or "its list of ranks is too long or not in ascending order"
                 if ranks:
                     found.append((kind, module, where, shapes, why, ranks))
         self._models.clear()
@@ -203,7 +207,7 @@ class CollectiveChecksums(Check):
         try:
             reduction.put(model)
         except RuntimeError:  # a hook of the program, which all ranks have
-            self.rank.coverage.unseen(self.name, "all_reduce of a model: the program has a comm hook of its own")
+            self.rank.coverage.unseen(self.name, "all_reduce of a model: the program has its own communication hook")
         else:
             self._reductions.append((reduction, where, weakref.ref(model)))
 

@@ -196,7 +196,7 @@ class CrossRankRecompute(Check):
             self._unseen(why or ("another rank cannot" if any(cannot) else "ranks do not call the same module"))
             return
         if any(graphs) and len(set(shapes)) > 1:
-            self._unseen("ranks have inputs of different shapes, for which graphs would be compiled again")
+            self._unseen("ranks have inputs of different shapes, which would recompile graphs")
             return
         of = self._turn % len(everyone)
         self._turn += 1

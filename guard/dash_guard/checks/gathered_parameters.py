@@ -114,7 +114,7 @@ class GatheredParameters(Check):
         self._seen.add(module)
         self._after_forward.add(module)
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            self.rank.coverage.unseen(self.name, "what is captured into a CUDA graph")
+            self.rank.coverage.unseen(self.name, "tensors that are captured into a CUDA graph")
             return
         for key, parameter in _parameters(module):
             shard = self._shards.get(key)
@@ -209,7 +209,9 @@ class GatheredParameters(Check):
                 if isinstance(inside, FSDPModule):
                     on_result = functools.partial(_gathered, weakref.ref(self), weakref.ref(inside))
                     if not watch_gather(inside, on_result):
-                        self.rank.coverage.unseen(self.name, "a module that does not gather in PyTorch's own way")
+                        self.rank.coverage.unseen(
+                            self.name, "a module that gathers with a communication of the program"
+                        )
 
     def gathered(self, module: nn.Module, own: Tensor, whole: Tensor, group: dist.ProcessGroup) -> None:
         """Hash what a module has gathered; never raises, because it runs in a forward or a backward of the program."""
@@ -236,16 +238,16 @@ class GatheredParameters(Check):
         owners = tuple(dist.get_process_group_ranks(group))
         reason = why_unseen(whole)
         if reason:
-            return f"what is gathered in the {what} is {reason}"
+            return f"gathered parameters in the {what}: {reason}"
         if whole.is_cuda and torch.cuda.is_current_stream_capturing():
-            return "what is captured into a CUDA graph"
+            return "tensors that are captured into a CUDA graph"
         size = own.numel() * own.element_size()
         if list(owners) != sorted(owners):
-            return f"what is gathered in the {what} by ranks that do not ascend"
+            return f"gathered parameters in the {what}: ranks are not in ascending order"
         if len(owners) > OWNERS:
-            return f"what is gathered in the {what} by more than {OWNERS} ranks"
+            return f"gathered parameters in the {what}: more than {OWNERS} ranks"
         if size % _WORD:
-            return f"what is gathered in the {what} from shards of no multiple of {_WORD} bytes"
+            return f"gathered parameters in the {what}: shards are no multiple of {_WORD} bytes"
         gathered = self._of(f"{what} {spelled(owners)}", owners, whole)
         if gathered is None:
             return _TOO_MUCH

@@ -166,7 +166,7 @@ class Replicas(Check):
                         again.add((of, entry.stage))
                     table[entry.name] = described, lanes[16 * row : 16 * row + 16]
                 else:
-                    why = "no other rank has it, as far as is declared" if not of else "its ranks take too long to name"
+                    why = "no other rank is declared to have it" if not of else "its list of ranks is too long"
                     self.rank.coverage.unseen(self.name, f"{entry.stage}: {why}")
         kept = self._ring.of(step)
         for (of, stage), table in found.items():

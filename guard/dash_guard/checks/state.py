@@ -145,7 +145,9 @@ class State:
         """An optimizer is about to step; models whose gradients were not reduced lose their replicas."""
         if self.classes.part(optimizer):
             self._entries.clear()
-            self.rank.coverage.unseen("bits", "replicas of a model that is updated by gradients that are not reduced")
+            self.rank.coverage.unseen(
+                "bits", "replicas of a model that is updated with gradients that were not reduced"
+            )
 
     def optimizer_entries(self, optimizer: torch.optim.Optimizer) -> list[Entry]:
         """The parameters and the state of an optimizer; the same entries as before if the tensors are the same."""
@@ -227,7 +229,7 @@ class State:
             The lanes of the entries, one `Hashed` for each device.
         """
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            self.rank.coverage.unseen(check, "what is captured into a CUDA graph")
+            self.rank.coverage.unseen(check, "tensors that are captured into a CUDA graph")
             return []
         by_device: dict[torch.device, Hashed] = {}
         tensors: dict[torch.device, list[Tensor]] = {}

@@ -81,7 +81,7 @@ class Stop(Check):
             raise FaultConfirmedError(self._confirmed or f"step {step}: another rank received a confirmed finding")
         for stage, which, root in zip(_STAGES, agree[::2], agree[1::2], strict=True):
             if not which:
-                self.rank.coverage.unseen(self.name, f"{stage}: ranks do not have the same tensors of it")
+                self.rank.coverage.unseen(self.name, f"{stage}: ranks have different tensors of this stage")
             elif not root:
                 self._differ(step, stage, parts)
 
@@ -93,7 +93,7 @@ class Stop(Check):
         rows = dict(enumerate(self.rank.group.gather_padded(leaves.numbers())))
         place = first_difference(rows, [list(rows)])
         if place is None:
-            self.rank.coverage.unseen(self.name, "ranks that differed, and agree when they hash again")
+            self.rank.coverage.unseen(self.name, "ranks that differed at first and agree in a second hash")
             return
         apart = groups({rank: row[place] if place < len(row) else None for rank, row in rows.items()})
         few = minority(apart)

@@ -128,12 +128,14 @@ class CollectiveChecksums(Detector):
         where = f"{_collective(key[1])} gave two results for the same input ({label})"
         evidence = {"seen by": sorted(seen)[:16], "members": len(step.reported), "of": label}
         if key[1].startswith(_SCATTERS):  # each member has a part of its own, which comes from all of them
-            sentence = f"{where}, in the part of {ranks_in_words(sorted(seen))}: one of the group gave something else"
+            sentence = (
+                f"{where}, in the part of {ranks_in_words(sorted(seen))}: one rank of the group sent different data"
+            )
             return [self._finding(key, sentence, (), (), evidence)]
         if 2 * len(seen) < len(step.reported) or (len(step.reported) == 2 and len(seen) == 1):
             accused = tuple(sorted(seen))
             return [self._finding(key, f"{where}, to {ranks_in_words(accused)} alone", accused, (), evidence)]
-        return [self._finding(key, f"{where}: what one of the group gave was changed on its way", (), (), evidence)]
+        return [self._finding(key, f"{where}: the data of one rank was changed on its way", (), (), evidence)]
 
     def _finding(
         self, key: tuple[int, str], sentence: str, ranks: tuple[int, ...], sides: Any, evidence: dict[str, Any]

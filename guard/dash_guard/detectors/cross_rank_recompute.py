@@ -36,7 +36,7 @@ DOCTOR = (
     "From now on, no recompute accuses a machine. Run dash-inductor doctor on the program to find what is "
     "not deterministic."
 )
-_CONTRADICTS = "what it computes there contradicts what it computes elsewhere, and no other rank does so"
+_CONTRADICTS = "its results contradict each other, which those of no other rank do"
 MACHINE = "Run dcgmi diag -r 3 there, and take the machine out of service if it fails."
 
 
@@ -226,7 +226,7 @@ def _agreement(
 
 def _meaning(repeated: str, asked: Asked) -> str:
     if asked == "different":
-        return "there the program runs other operators, or gives them other values"
+        return "the program runs other operators on this rank, or gives them other inputs"
     return {
         "same": "it repeats: a defect of this machine",
         "other": "it computes something else each time: this machine is unstable",

@@ -176,7 +176,7 @@ class Replicas(Detector):
         """Compare optimizer settings; `case` is opened if ranks differ."""
         promise = self._promises.see(case.of, roots.values(), everyone)
         if promise == "never":
-            self.job.coverage.unseen("bits", "settings of optimizers that ranks have for themselves")
+            self.job.coverage.unseen("bits", "optimizer settings that each rank sets by itself")
             case.agreed = False
             self._open(case)
         elif promise == "broken":
@@ -193,7 +193,7 @@ class Replicas(Detector):
         for rank, root in roots.items():
             by_tensors.setdefault(root[:WHICH], {}).setdefault(root, []).append(rank)
         if len(by_tensors) > 1:
-            self.job.coverage.unseen("bits", "ranks of a class that do not have the same tensors of a stage")
+            self.job.coverage.unseen("bits", "ranks of a class that have different tensors of a stage")
         different = [groups for groups in by_tensors.values() if len(groups) > 1]
         groups = max(different, key=lambda groups: sum(map(len, groups.values())), default={})
         return sorted((tuple(group) for group in groups.values()), key=lambda group: (-len(group), group))

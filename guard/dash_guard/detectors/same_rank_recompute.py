@@ -83,7 +83,7 @@ class SameRankRecomputeDetector(Detector):
             if accused is None:
                 found.append(_shared(step, messages))
                 continue
-            self.job.coverage.unseen("same_rank_recompute", "ranks that share what has changed on another rank")
+            self.job.coverage.unseen("same_rank_recompute", "ranks that share a change with another rank")
             found += [_finding(message, message.body) for message in messages if message.rank in accused]
         return found
 

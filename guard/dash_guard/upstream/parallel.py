@@ -114,7 +114,7 @@ def has_uneven_inputs(module: nn.Module) -> bool:
 def no_comm_hook(model: DistributedDataParallel) -> str:
     """Why a model reduces its gradients in a way that a hook of ours could not repeat bit for bit; "" if it could."""
     if model._comm_hooks:
-        return "the program has a comm hook of its own"
+        return "the program has its own communication hook"
     if getattr(model, "_use_python_reducer", False):
         return "its gradients are reduced by compiled code"
     if model._join_config.enable:
@@ -179,9 +179,9 @@ def reduce_op(module: FSDPModule, dtype: torch.dtype, device: torch.device) -> A
 def no_reduce_hook(module: FSDPModule) -> str:
     """Why the `all_reduce` of a module of HSDP cannot be repeated bit for bit; "" if it can."""
     if any(getattr(group, "_all_reduce_hook", None) is not None for group in _parameter_groups(module)):
-        return "the program has a hook of its own for it"
+        return "the program has its own hook for it"
     if own_scatter(module) is None:
-        return "the program has its own way to reduce"
+        return "the program has its own communication to reduce"
     try:
         reduce_op(module, torch.float32, torch.device("cpu"))
     except Exception as error:  # another version of PyTorch
