@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Iterable
-
-from .untrusted import printable
 
 
 class DashError(Exception):
@@ -26,24 +23,6 @@ class ArgumentError(DashError, ValueError):
         self.name, self.value = name, value
         self.allowed = allowed if isinstance(allowed, str) else "one of " + ", ".join(repr(a) for a in allowed)
         super().__init__(f"{name}={value!r} is not allowed: expected {self.allowed}")
-
-
-class RecordingError(DashError, RuntimeError):
-    """A file of a recording cannot be written, or is no recording that this version reads.
-
-    Args:
-        path: the file.
-        found: what is wrong with it.
-        allowed: what is expected, or what to do.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], found: str, allowed: str) -> None:
-        self.path, self.found, self.allowed = os.fspath(path), found, allowed
-        super().__init__(printable(f"{self.path}: {found}; expected {allowed}"))
-
-
-class GuardVerdict(DashError, RuntimeError):
-    """With ``on_verdict="raise"``: the guard has named a rank that computes wrongly, before parameters change."""
 
 
 class MissingPackageError(DashError, ImportError):
