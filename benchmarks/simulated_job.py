@@ -28,7 +28,7 @@ TRIALS = 15
 """Of each kind of fault."""
 RANK_STEPS = 100_000_000
 """Of healthy ranks, among which nobody may be named slow."""
-TOLD = 1_000_000
+REPORTED = 1_000_000
 """Of healthy ranks that send all their messages to all detectors, which may name nobody."""
 
 _RUN = 100  # steps in which the ranks of a run keep their speeds
@@ -60,7 +60,7 @@ class Score:
 
 
 def false_names(world: int, rank_steps: int, generator: np.random.Generator) -> int:
-    """How often a healthy rank is named slow in so many steps of ranks."""
+    """How often a healthy rank is named slow in `rank_steps` steps of ranks."""
     detector, named = Slow(Job(world)), 0
     peers, of_ranks = list(range(world)), speeds(generator, world)
     for step in range(max(1, rank_steps // world)):
@@ -79,7 +79,7 @@ def found_in_healthy(world: int, rank_steps: int, generator: np.random.Generator
 
 
 def simulate(
-    world: int, trials: int = TRIALS, rank_steps: int = RANK_STEPS, of_all: int = TOLD, seed: int = 0
+    world: int, trials: int = TRIALS, rank_steps: int = RANK_STEPS, of_all: int = REPORTED, seed: int = 0
 ) -> dict[str, Any]:
     """Run all of it; the scores by kind, and the false names."""
     generator = np.random.default_rng(seed)

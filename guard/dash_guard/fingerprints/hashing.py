@@ -92,7 +92,7 @@ def lanes_of_many(parts: Sequence[Tensor], firsts: Sequence[int]) -> Tensor:
 
 @functools.lru_cache(maxsize=16)
 def _keys(sizes: tuple[int, ...], firsts: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
-    """The halves of the keys of every word of tensors with so many words, for each lane."""
+    """The halves of the keys of every word of tensors of these sizes in words, for each lane."""
     places = torch.cat([torch.arange(first + 1, first + 1 + size) for size, first in zip(sizes, firsts, strict=True)])
     keys = [_splitmix(places, seed) for seed in SEEDS]
     return [(key & _LOW, (key >> 32) & _LOW) for key in keys]

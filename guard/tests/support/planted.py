@@ -1,6 +1,6 @@
 """A small language model in five kinds of parallelism, trained under the guard with faults planted into single ranks.
 
-``python -m guard.tests.support.planted WORLD FOLDER`` runs the trials of ``FOLDER/trials.json`` on so many ranks, and
+``python -m guard.tests.support.planted WORLD FOLDER`` runs the trials of ``FOLDER/trials.json`` on WORLD ranks, and
 rank 0 writes ``FOLDER/results.jsonl``.  Messages are carried between two steps, by
 collectives of a group of their own, so that what is found does not depend on time.
 """
