@@ -145,7 +145,7 @@ def check_plot(path: Path) -> None:
     try:
         import matplotlib  # type: ignore[import-not-found, unused-ignore]  # noqa: F401  # optional
     except ImportError:
-        raise MissingPackageError("matplotlib", "the pictures of --plot") from None
+        raise MissingPackageError("matplotlib", "the pictures of --plot", "pictures") from None
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:

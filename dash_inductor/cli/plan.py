@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeline", action="append", default=[], type=Path, metavar="FILE",
         help="draw workers over time for every schedule, may be repeated:\n"
-        ".html an interactive page, .svg and .png images, .txt text,\n.json a trace for Perfetto and chrome://tracing",
+        ".svg and .png images (need matplotlib), .txt text,\n.json a trace for Perfetto and chrome://tracing",
     )  # fmt: skip
     parser.add_argument(
         "--draw", default="", metavar="NAME,NAME", help="draw these schedules, by default all of the chosen kernels"

@@ -179,7 +179,7 @@ def test_plot_without_matplotlib_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
     assert cli.main(["bench", "--plot", "chart.png"]) == 2
-    assert "pip install matplotlib" in capsys.readouterr().err
+    assert 'pip install "dash-inductor[pictures]"' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", ["chart.jpeg", "no_such_folder/chart.png"])

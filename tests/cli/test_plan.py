@@ -99,7 +99,7 @@ def test_bad_arguments_are_named(words: tuple[str, ...], message: str) -> None:
     ("words", "message"),
     [
         (("--schedule", "shift"), "schedule='shift'"),
-        (("--timeline", "a.gif"), "timeline='a.gif'.*.html"),
+        (("--timeline", "a.html"), r"timeline='a.html'.* ends with one of \.svg, \.png, \.json, \.txt"),
         (("--draw", "spt"), "beside --timeline"),
         (("--measured", "run.json"), "beside --timeline"),
         (("--workers", "0"), "workers=0"),
@@ -199,19 +199,20 @@ def test_timelines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     recorded = tmp_path / "run.json"
     span = {"sm": 0, "ticket": 0, "head": 3, "kv": 0, "q": 0, "start": 0, "wait": 900, "added": 1000, "end": 1150}
     recorded.write_text(json.dumps({"unit": "ns", "spans": [span], "meta": {}}))
-    page, image, trace = tmp_path / "a.html", tmp_path / "a.svg", tmp_path / "a.json"
+    image, trace = tmp_path / "a.svg", tmp_path / "a.json"
     out = printed(
-        capsys, *SHAPE, "--timeline", str(page), "--timeline", str(image), "--timeline", str(trace),
-        "--draw", "bent_fold,spt", "--measured", str(recorded), "--workers", "16",
+        capsys, *SHAPE, "--timeline", str(image), "--timeline", str(trace), "--draw", "bent_fold,spt",
+        "--measured", str(recorded), "--workers", "16",
     )  # fmt: skip
-    assert all(f"drawn: {path}" in out for path in (page, image, trace))
+    assert all(f"drawn: {path}" in out for path in (image, trace))
     text = image.read_text(encoding="utf-8")
     assert "Backward of 1 x 4 heads on 2 of 1024 tokens" in text
     assert "16 workers; the first run was recorded on a GPU" in text
     names = [e["args"]["name"] for e in json.loads(trace.read_text())["traceEvents"] if e["name"] == "process_name"]
-    assert names[0].startswith("measured, measured: ")
+    assert names[0].startswith("measured, measured, real run: ")
     assert {name.split(",")[0] for name in names[1:]} == {"bent_fold", "spt"}
-    assert '"badge":"chosen"' in page.read_text(encoding="utf-8")
+    assert [name.split(":")[0] for name in names if "chosen" in name] == ["bent_fold, simulated, chosen"]
+    assert "bent_fold  ·  chosen" in text
 
 
 def test_without_torch() -> None:
