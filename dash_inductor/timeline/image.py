@@ -18,7 +18,7 @@ _COLUMNS = 1600
 """Columns in which a run of many bars is drawn."""
 _WRITER_LANES = 32
 """Lanes with which there is room for what writers do."""
-_SETTINGS: Any = {
+SETTINGS: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9,
@@ -42,7 +42,7 @@ def image(picture: Picture, kind: Literal["svg", "png"]) -> bytes:
     except ImportError as error:
         raise MissingPackageError("matplotlib", "SVG and PNG pictures", "pictures") from error
     out = io.BytesIO()
-    with matplotlib.rc_context(_SETTINGS):
+    with matplotlib.rc_context(SETTINGS):
         figure(picture).savefig(out, format=kind, metadata={"Date": None} if kind == "svg" else {})
     return out.getvalue()
 

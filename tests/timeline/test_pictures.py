@@ -1,4 +1,4 @@
-"""Pictures of timelines: every format says what the timeline says, and the figures of the docs are current."""
+"""Pictures of timelines: every format says what the timeline says."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from dash_inductor.timeline.chrome import chrome
 from dash_inductor.timeline.image import figure, image
 from dash_inductor.timeline.model import MICROSECONDS, Picture
 from dash_inductor.timeline.simulated import timeline
-from tools import figures
 
 CAUSAL = Band(0)
 SVG = "{http://www.w3.org/2000/svg}"
@@ -31,16 +30,6 @@ def picture(tiles: int = 4, workers: int = 4, depth: int = 0, heads: int = 2) ->
     problem = Problem(CAUSAL, tiles, tiles, 1, 1, heads=heads)
     runs = tuple(timeline(name, problem, workers, Costs(1.0, 0.5, depth=depth)) for name in ("ascending", "spt"))
     return Picture("A <title> & more", "a subtitle", runs)
-
-
-def test_figures_of_the_docs_are_current() -> None:
-    """If this fails, run ``python tools/figures.py``."""
-    matplotlib = pytest.importorskip("matplotlib")
-    found = {path.name: path.read_text(encoding="utf-8") for path in figures.FIGURES.glob("schedules_*")}
-    drawn_by = {version for text in found.values() for version in re.findall(r"Matplotlib v([\d.]+)", text)}
-    if drawn_by != {matplotlib.__version__}:
-        pytest.skip(f"the figures were drawn by matplotlib {drawn_by}, here is {matplotlib.__version__}")
-    assert found == figures.figures()
 
 
 def boxes(axes: Any) -> list[tuple[float, float]]:
