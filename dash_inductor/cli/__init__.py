@@ -14,7 +14,6 @@ from ..errors import DashError
 from ..version import __version__
 
 COMMANDS = {
-    "bench": "times the kernels on this machine, beside what PyTorch has there",
     "compare": "finds the first step, rank and tensor in which two recorded runs differ",
     "doctor": "checks versions, hooks, caches and settings, and says what to do",
     "dump": "compiles a script's graphs and writes a folder of pages about every one of them",
