@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,12 +114,8 @@ def test_bad_arguments_of_the_command(capsys: pytest.CaptureFixture[str], words:
     assert re.search(message, captured.err)
 
 
-@pytest.mark.parametrize("rich", [True, False])
-def test_what_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, rich: bool) -> None:
+def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """The plan, and every candidate with the reason why it lost, in at most 100 columns."""
-    if not rich:
-        monkeypatch.setitem(sys.modules, "rich", None)
-        monkeypatch.setitem(sys.modules, "rich.box", None)
     out = printed(capsys, *SHAPE)
     assert max(map(len, out.splitlines())) <= 100
     found = asked(*SHAPE)
@@ -132,8 +127,8 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
         "schedule bent_fold",
     ):
         assert fact in words
-    assert plan.numerics_key in out.replace("\n           ", "")
-    starred = [line for line in out.splitlines() if line.startswith("*  ")]
+    assert plan.numerics_key in re.sub(r"\n +", "", out)
+    starred = [line for line in out.splitlines() if line.startswith("  *  ")]
     assert [line.split()[1:3] for line in starred] == [[plan.schedule, plan.kernel]]
     rows = [line.split()[:2] for line in out.splitlines() if line.startswith("   ")]
     for candidacy in rank(found.site, "sm_90"):
@@ -188,7 +183,7 @@ def test_a_named_schedule(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_site_that_no_kernel_covers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     wide = ("--shape", "1,4,2,1024,1024,264", "--arch", "a100")
     out = printed(capsys, *wide, status=1)
-    assert "kept       No kernel for this device and dtype has this head dimension" in out
+    assert "kept No kernel for this device and dtype has this head dimension" in " ".join(out.split())
     drawn = tmp_path / "a.svg"
     document = json.loads(printed(capsys, *wide, "--json", "--timeline", str(drawn), status=1))
     assert (document["plan"], document["kept"]["reason"], document["timelines"]) == (None, "head_dim", [])
