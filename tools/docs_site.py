@@ -60,8 +60,8 @@ def filled(markdown: str) -> str:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The page as mkdocs reads it: filled, and without what only tests read."""
-    return SNIPPET.sub("", filled(markdown))
+    """The page as mkdocs reads it: filled, without what only tests read; the log, which is no part of it, is linked."""
+    return SNIPPET.sub("", filled(markdown)).replace("](log/", f"]({ON_GITHUB}docs/log/")
 
 
 def on_post_build(config: Any) -> None:

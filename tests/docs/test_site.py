@@ -15,7 +15,8 @@ from ..support.distribution import ROOT
 
 DOCS = ROOT / "docs"
 SITE = runpy.run_path(str(ROOT / "tools" / "docs_site.py"))
-PAGES = sorted(DOCS.rglob("*.md"))
+PAGES = sorted(DOCS.glob("*.md"))
+LOG = sorted((DOCS / "log").glob("*.md"))
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
@@ -34,6 +35,7 @@ def test_pages_are_filled(page: Path) -> None:
     assert "<!-- include" not in shown
     assert "<!-- snippet" not in shown
     assert len(shown.splitlines()) >= 10
+    assert "](log/" not in shown
     local = re.findall(r"\]\(([^):#]+)[^):]*\)", shown)
     assert not [target for target in local if not (page.parent / target).exists()]
 
@@ -145,7 +147,7 @@ def misread(markdown: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CHANGELOG.md", *PAGES], ids=name_of)
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CHANGELOG.md", *PAGES, *LOG], ids=name_of)
 def test_lists_are_lists_on_the_site_too(page: Path) -> None:
     assert not misread(page.read_text(encoding="utf-8"))
 
