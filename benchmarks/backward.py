@@ -27,12 +27,12 @@ from typing import Any
 import torch
 
 from dash_inductor import lowering
-from dash_inductor.bench.timing import take_turns
 from dash_inductor.planning import plan as make_plan
 
 from . import common
 from .contenders import BOUNDED, CONTENDERS, DETERMINISTIC, UNDER_ALGORITHMS, arch, bounded, versions
 from .shapes import SHAPES, Shape
+from .timing import take_turns
 
 REGULAR = "regular"
 """The run of dash at the nearest regular shape, among the runs of a shape."""

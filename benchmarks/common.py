@@ -5,14 +5,18 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import platform
 import subprocess
 import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dash_inductor.bench import results
-from dash_inductor.bench.timing import take_turns
+import torch
+
+from dash_inductor.version import __version__
+
+from .timing import take_turns
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -38,11 +42,22 @@ def conditions() -> dict[str, Any]:
     if not commit:
         git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
         commit = git.stdout.strip() if git.returncode == 0 else "unknown"
-    return results.conditions() | {"commit": commit}
+    import triton
+
+    facts: dict[str, Any] = {
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "dash_inductor": __version__,
+    }
+    if torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name()
+        facts["cudnn"] = torch.backends.cudnn.version()
+    return facts | {"commit": commit}
 
 
 def time_ms(*runs: Callable[[], object], repeats: int = 20, warmup: int = 3) -> list[float]:
-    """Median times of one call of each on the GPU in ms; the runs take turns (`dash_inductor.bench.timing`)."""
+    """Median times of one call of each on the GPU in ms; the runs take turns (`benchmarks.timing`)."""
     timings = take_turns(dict(enumerate(runs)), "cuda", repeats=repeats, warmup=warmup)
     return [timings[i].median for i in range(len(runs))]
 

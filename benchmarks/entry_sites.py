@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from dash_inductor.bench.variants import DASH, DEFAULT
-
 from .entry_steps import DEVICE, made, measure, step
+from .variants import DASH, DEFAULT
 
 Rows = list[dict[str, Any]]
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dash_inductor.bench.variants import Variant
 from dash_inductor.records.records import clear_sites, sites
 
 from . import common, turns
+from .variants import Variant
 
 DEVICE = "cuda"
 Step = tuple[Callable[[], Any], Callable[[], Any]]

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dash_inductor.bench.variants import DASH, DEFAULT, DETERMINISTIC
-
 from .documents import packed
 from .entry_steps import DEVICE, Step, made, measure, step
+from .variants import DASH, DEFAULT, DETERMINISTIC
 
 aten = torch.ops.aten
 

@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from dash_inductor.bench.variants import DASH, DEFAULT, Variant
 from dash_inductor.records.records import clear_sites
 
 from . import common
 from .documents import packed
 from .entry_steps import DEVICE, fates_of
+from .variants import DASH, DEFAULT, Variant
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,12 @@ class MissingPackageError(DashError, ImportError):
     Args:
         package: the package, as pip calls it.
         wanted_for: what needs it.
+        extra: the extra of this package that has it.
     """
 
-    def __init__(self, package: str, wanted_for: str) -> None:
-        super().__init__(f"{wanted_for} need {package}, which is not installed: python -m pip install {package}")
+    def __init__(self, package: str, wanted_for: str, extra: str) -> None:
+        command = f'python -m pip install "dash-inductor[{extra}]"'
+        super().__init__(f"{wanted_for} need {package}, which is not installed: {command}")
 
 
 class LaunchError(DashError, RuntimeError):

@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     print(f"\n{table}\n\n{compiled.LEGEND}\n")
     say(f"All facts that can change a bit of its gradients, the numerics key, are: {plan.numerics_key}")
-    print("\nHow fast it is on a GPU of yours: dash-inductor bench")
+    print("\nHow fast it is on a GPU of yours: python -m benchmarks.site")
     return 1 if problems else 0
 
 

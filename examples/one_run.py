@@ -6,6 +6,7 @@ python -m examples.one_run --name "run 1" --size cpu --out FILE
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import Any
 import torch
 
 import dash_inductor
-from dash_inductor.cli.progress import Progress
 from dash_inductor.records.records import SiteRecord, shape_text
 from dash_inductor.upstream.fresh import every_graph_compiled
 
@@ -50,21 +50,21 @@ class Outcome:
 
 
 def train(name: str, size: str) -> Outcome:
-    """Train from scratch, with a progress bar; every graph is planned and generated here, none comes from a cache."""
+    """Train from scratch, saying how far it is; every graph is planned and generated here, none comes from a cache."""
     torch.use_deterministic_algorithms(True)
     settings = training.SIZES[size]
     started = time.monotonic()
     first = 0.0
-    with Progress(settings.steps) as bar, every_graph_compiled():
-        bar.say(f"{name}: compiling the model, then training")
+    print(f"{name}: compiling the model, then training", file=sys.stderr, flush=True)
 
-        def report(done: int, loss: float) -> None:
-            nonlocal first
-            if done == 1:
-                first = time.monotonic() - started
-                bar.say(f"{name}: training")
-            bar.done()
+    def report(done: int, loss: float) -> None:
+        nonlocal first
+        if done == 1:
+            first = time.monotonic() - started
+        if done % 10 == 0:
+            print(f"{name}: {done} of {settings.steps} steps", file=sys.stderr, flush=True)
 
+    with every_graph_compiled():
         run = training.train(settings, training.read_tokens(), report)
     sites = [facts_of(record) for record in dash_inductor.sites()]
     return Outcome(run, sites, first, time.monotonic() - started - first)
@@ -85,7 +85,7 @@ def facts_of(record: SiteRecord) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--name", required=True, help="what the progress bar calls the run")
+    parser.add_argument("--name", required=True, help="what messages call the run")
     parser.add_argument("--size", required=True, choices=list(training.SIZES))
     parser.add_argument("--out", required=True, type=Path, help="where the outcome is written")
     options = parser.parse_args()

@@ -18,8 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 INCLUDE = re.compile(r"^<!-- include: (?P<file>[\w.]+)(?:#(?P<anchor>[\w-]+))? -->$", re.MULTILINE)
 SNIPPET = re.compile(r"^<!-- snippet: .*?-->\n", re.MULTILINE | re.DOTALL)
 ON_GITHUB = "https://github.com/dash-inductor/dash-inductor/blob/main/"
-BETWEEN = re.compile(r"\]\(((?:\.\./)?)\.\./(?:guard/docs|\.\./docs)/")
-"""Links between the folders of pages, up to the page."""
+LOG = re.compile(r"\]\((?:\.\./\.\./docs/)?log/")
+BETWEEN = re.compile(r"\]\(\.\./(?:guard/docs|\.\./docs)/")
+"""Links between the two folders of pages."""
 REQUESTS = re.compile(
     r"""<(?:script|img|iframe|source|audio|video|embed|object)\b[^>]*\b(?:src|data)\s*=\s*["']?(?:https?:)?//[^"'\s>]*"""
     r"""|<link\b(?![^>]*\brel=["']?(?:canonical|edit|next|prev)\b)[^>]*\bhref=["']?(?:https?:)?//[^"'\s>]*"""
@@ -65,8 +66,12 @@ def filled(markdown: str) -> str:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The page as mkdocs reads it: filled, without what only tests read, and with the links of the site."""
-    return BETWEEN.sub(r"](\1", SNIPPET.sub("", filled(markdown)))
+    """The page as mkdocs reads it: filled, without what only tests read, and with the links of the site.
+
+    The log is no part of the site: it is linked where it is.
+    """
+    text = LOG.sub(f"]({ON_GITHUB}docs/log/", SNIPPET.sub("", filled(markdown)))
+    return BETWEEN.sub("](", text)
 
 
 def on_files(files: Any, config: Any) -> Any:

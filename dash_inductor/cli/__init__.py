@@ -8,7 +8,6 @@ from ..version import __version__
 from . import command
 
 COMMANDS = {
-    "bench": "times the kernels on this machine, beside what PyTorch has there",
     "doctor": "checks versions, hooks, caches and settings, and says what to do",
     "dump": "compiles a script's graphs and writes a folder of pages about every one of them",
     "explain": "compiles a script and prints what becomes of every attention, and why",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 EPILOG = """
 The script runs in this process, to its end; what it prints goes to the standard error.  No graph is taken from a cache.
+The folder is what a report of a defect needs: doctor.txt has the versions, the GPU and the settings.
 Exit status: 0, 1 if no graph with attention was compiled or if the script failed, 2 for bad arguments.
 """
 
@@ -23,12 +24,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from ..doctor import diagnose
+    from ..doctor.report import format_report
     from ..explanations.dump import writer
     from ..explanations.script import explain_script
 
     with writer.dumping(str(Path(arguments.output).resolve()), arguments.arch):
         explanation, ended = explain_script(arguments.script, arguments.script_arguments, arguments.arch)
         page = writer.index()
+    if page is not None:
+        (page.parent / "doctor.txt").write_text(format_report(diagnose(), colours=False) + "\n", encoding="utf-8")
     if arguments.json:
         print(json.dumps({"index": str(page) if page else None, **explanation.to_dict()}, indent=2))
     else:

@@ -32,5 +32,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(explanation.to_dict(), indent=2))
     else:
-        explanation.show()
+        print(explanation)
     return 0 if ended and explanation.all_replaced else 1

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import ArgumentError
+from ..explanations import text_blocks
+from ..explanations.text_blocks import WIDTH, Fields, Table
 from ..model.plan import Kept, Plan
 from ..planning import planner, prediction
 from ..planning.ranking import Candidacy, rank
@@ -22,9 +23,6 @@ from .site_arguments import Request
 MOST_WORKERS = 4096
 """Of a timeline: more than any GPU has SMs."""
 
-WIDTH = 100
-"""Columns of everything that is printed."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     site_arguments.add_arguments(parser)
@@ -32,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeline", action="append", default=[], type=Path, metavar="FILE",
         help="draw workers over time for every schedule, may be repeated:\n"
-        ".html an interactive page, .svg and .png images, .txt text,\n.json a trace for Perfetto and chrome://tracing",
+        ".svg and .png images (need matplotlib), .txt text,\n.json a trace for Perfetto and chrome://tracing",
     )  # fmt: skip
     parser.add_argument(
         "--draw", default="", metavar="NAME,NAME", help="draw these schedules, by default all of the chosen kernels"
@@ -116,39 +114,9 @@ def _print(asked: Request, found: Plan | Kept, ranking: Sequence[Candidacy], wri
             ("numerics", f"{found.numerics_key}, and the compiler's settings"),
             ("plan", str(found)),
         ]
-    for name, text in facts:
-        lines = textwrap.wrap(text, WIDTH - 11, break_on_hyphens=False)
-        print("\n".join(f"{name if i == 0 else '':<10} {line}" for i, line in enumerate(lines)))
-    print()
-    _table([planned.row(candidacy) for candidacy in ranking])
+    rows = tuple(planned.row(candidacy) for candidacy in ranking)
+    head = tuple(f">{name}" if name == "predicted" else name for name in planned.HEAD)
+    print(text_blocks.text([Fields(tuple(facts)), Table(head, rows)], WIDTH))
     print(f"\n* chosen; predicted: the backward of this site on an {asked.gpu}")
     for path in written if isinstance(found, Plan) else ():
         print(f"drawn: {path}")
-
-
-def _table(rows: Sequence[Sequence[str]]) -> None:
-    """Print the candidates: by rich where it is installed, else plainly."""
-    try:
-        from rich.box import SIMPLE_HEAD
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        print("\n".join(_plain_table(rows)))
-        return
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1))
-    for name in planned.HEAD:
-        table.add_column(name, no_wrap=name != "why", justify="right" if name == "predicted" else "left")
-    for row in rows:
-        table.add_row(*row, style="bold" if row[0] else None)
-    Console(width=WIDTH, highlight=False).print(table)
-
-
-def _plain_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in (planned.HEAD, *rows)) for i in range(len(planned.HEAD) - 1)]
-    room = WIDTH - sum(widths) - 2 * len(widths)
-    lines = []
-    for row in (planned.HEAD, *rows):
-        for i, words in enumerate(textwrap.wrap(row[-1], room) or [""]):
-            cells = (cell if i == 0 else "" for cell in row[:-1])
-            lines.append("  ".join([*(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)), words]))
-    return [line.rstrip() for line in lines]

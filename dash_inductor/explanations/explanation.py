@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TextIO
 
 import torch
 
@@ -32,7 +31,7 @@ OF_THE_PLANNER = (
 class Explanation(Explained):
     """The outcome of every attention of some compiled graphs; `Explained` says what it holds.
 
-    ``str`` is a table of at most 100 columns, made by rich where that is installed.
+    ``str`` is a text of at most 100 columns.
     """
 
     @staticmethod
@@ -54,10 +53,6 @@ class Explanation(Explained):
 
     def __str__(self) -> str:
         return text.text(self)
-
-    def show(self, file: TextIO | None = None) -> None:
-        """Print to `file`, by default the standard output; in colours if that is a terminal and rich is installed."""
-        text.show(self, file)
 
 
 def _explained(record: SiteRecord, arch: str | None) -> SiteExplanation:

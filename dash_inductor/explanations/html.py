@@ -47,8 +47,6 @@ tr.marked td { color: var(--good); font-weight: 600 } tr:last-child td { border-
 summary { cursor: pointer; color: var(--soft); margin-top: 14px } summary:hover { color: var(--ink) }
 figure { margin: 10px 0 } figcaption { color: var(--soft); font-size: 13px; margin-bottom: 6px }
 .figures { display: flex; gap: 22px; flex-wrap: wrap; align-items: flex-start } .figures figure { min-width: 0 }
-.drawn { overflow: auto; max-height: 900px; border: 1px solid var(--line); border-radius: 8px; padding: 8px }
-.drawn svg { display: block; max-width: 100%; height: auto; margin: 0 auto }
 .links { display: flex; gap: 8px 18px; flex-wrap: wrap }
 """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TextIO
 
 from ..model.plan import Plan
 from ..planning.ranking import Candidacy
@@ -25,11 +24,6 @@ Group = list[tuple[int, SiteExplanation]]
 def text(explanation: Explained) -> str:
     """A text of at most `text_blocks.WIDTH` columns."""
     return text_blocks.text(list(blocks(explanation)))
-
-
-def show(explanation: Explained, file: TextIO | None = None) -> None:
-    """Print the text; in colours where that is possible."""
-    text_blocks.show(list(blocks(explanation)), file)
 
 
 def blocks(explanation: Explained) -> Iterator[Block]:

@@ -1,13 +1,10 @@
-"""Headings, fields and tables as text of a given width: by rich where that is installed, else by plain characters."""
+"""Headings, fields and tables as text of a given width."""
 
 from __future__ import annotations
 
-import io
-import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TextIO
 
 WIDTH = 100
 
@@ -64,22 +61,11 @@ Block = Heading | Fields | Table
 
 
 def text(blocks: Sequence[Block], width: int = WIDTH) -> str:
-    """The blocks as text without colours, no line longer than `width`."""
-    file = io.StringIO()
-    if not _with_rich(blocks, file, width, colours=False):
-        file.write("".join(f"{line}\n" for line in plain(blocks, width)))
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip("\n")
+    """The blocks as text, no line longer than `width`."""
+    return "\n".join(line.rstrip() for line in _lines(blocks, width)).strip("\n")
 
 
-def show(blocks: Sequence[Block], file: TextIO | None = None, width: int = WIDTH) -> None:
-    """Print to `file`, by default the standard output; in colours if that is a terminal and rich is installed."""
-    file = file or sys.stdout
-    if not (file.isatty() and _with_rich(blocks, file, width, colours=True)):
-        print(text(blocks, width), file=file)
-
-
-def plain(blocks: Sequence[Block], width: int = WIDTH) -> Iterator[str]:
-    """The lines of the blocks, in plain characters."""
+def _lines(blocks: Sequence[Block], width: int) -> Iterator[str]:
     for block in blocks:
         if isinstance(block, Heading):
             yield from ("", *(_wrapped(block.text, width) if block.text else ()))
@@ -119,40 +105,3 @@ def _widths(rows: Sequence[Sequence[str]], room: int) -> list[int]:
 
 def _wrapped(words: str, width: int) -> list[str]:
     return textwrap.wrap(words, width, break_on_hyphens=False) or [""]
-
-
-def _with_rich(blocks: Sequence[Block], file: TextIO, width: int, *, colours: bool) -> bool:
-    """Print by rich; whether it is installed."""
-    try:
-        from rich import box
-        from rich.console import Console
-        from rich.padding import Padding
-        from rich.table import Table as RichTable
-        from rich.text import Text
-    except ImportError:
-        return False
-    console = Console(file=file, width=width, color_system="auto" if colours else None, force_terminal=colours or None)
-    for block in blocks:
-        if isinstance(block, Heading):
-            console.print()
-            if block.text:
-                console.print(Text(block.text, style="bold"))
-        elif isinstance(block, Fields):
-            grid = RichTable.grid(padding=(0, 2))
-            grid.add_column(style="cyan", no_wrap=True)
-            grid.add_column(overflow="fold")
-            for label, words in block.known:
-                grid.add_row(label, Text(words))
-            console.print(Padding(grid, (0, 0, 0, 2)))
-        else:
-            table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="cyan")
-            for name in block.columns:
-                right = name.startswith(">")
-                table.add_column(name.removeprefix(">"), justify="right" if right else "left", overflow="fold")
-            for number, row in enumerate(block.cells):
-                table.add_row(*map(Text, row), style="bold green" if number in (block.marked or ()) else "")
-            console.print()
-            if block.title:
-                console.print(Padding(Text(block.title), (0, 0, 0, 2)))
-            console.print(Padding(table, (0, 0, 0, 2)))
-    return True

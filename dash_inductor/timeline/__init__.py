@@ -1,6 +1,6 @@
 """Timelines: which worker computes, waits and adds when, simulated or recorded, and pictures of that.
 
-Needs only the standard library and sympy; PNG pictures need matplotlib.  Names are loaded on first use.
+Needs only the standard library and sympy; SVG and PNG pictures need matplotlib.  Names are loaded on first use.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ def chrome(picture: Picture) -> dict[str, Any]:
 
 def _events(process: int, t: Timeline) -> Iterator[dict[str, Any]]:
     unit = "" if t.unit == MICROSECONDS else f"; one unit is shown as 1 µs ({t.unit.axis})"
-    kind = "measured" if t.measured else "simulated"
-    yield _name(process, 0, "process_name", f"{t.name}, {kind}: {summary(t)}{unit}")
+    name = ", ".join(filter(None, (t.name, "measured" if t.measured else "simulated", t.badge)))
+    yield _name(process, 0, "process_name", f"{name}: {summary(t)}{unit}")
     yield {"ph": "M", "pid": process, "tid": 0, "name": "process_sort_index", "args": {"sort_index": process}}
     tracks = 2 if t.writer else 1
     for lane, name in enumerate(t.lanes):

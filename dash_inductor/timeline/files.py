@@ -8,20 +8,17 @@ from pathlib import Path
 
 from ..errors import ArgumentError
 from .chrome import chrome
-from .html import html
+from .image import image
 from .model import Picture
-from .png import png
-from .svg import svg
 from .text import text
 
 SUFFIXES: dict[str, Callable[[Picture], bytes]] = {
-    ".html": lambda picture: html(picture).encode(),
-    ".png": png,
-    ".svg": lambda picture: svg(picture).encode(),
+    ".svg": lambda picture: image(picture, "svg"),
+    ".png": lambda picture: image(picture, "png"),
     ".json": lambda picture: json.dumps(chrome(picture), separators=(",", ":")).encode(),
     ".txt": lambda picture: "\n".join(text(timeline) for timeline in picture.timelines).encode(),
 }
-"""How a picture becomes a file: an interactive page, two images, a trace for Perfetto and chrome://tracing, text."""
+"""How a picture becomes a file: two images, a trace for Perfetto and chrome://tracing, text."""
 
 
 def check_path(path: Path) -> None:
@@ -37,7 +34,7 @@ def write(picture: Picture, path: Path) -> None:
 
     Raises:
         ArgumentError: another suffix, a folder that does not exist, or timelines in different units.
-        MissingPackageError: a PNG picture without matplotlib.
+        MissingPackageError: an SVG or PNG picture without matplotlib.
     """
     check_path(path)
     path.write_bytes(SUFFIXES[path.suffix](picture))

@@ -147,19 +147,16 @@ def ticks(end: float, most: int = 10) -> list[float]:
 
 @dataclass(frozen=True)
 class Picture:
-    """Timelines that are drawn side by side, on one scale of time.
+    """Timelines that are drawn one below the other, on one scale of time.
 
     Args:
         title, subtitle: what is drawn.
         timelines: in the order in which they are drawn.
-        head, rows: a table that pages show beside the drawing; may be empty.
     """
 
     title: str
     subtitle: str
     timelines: tuple[Timeline, ...]
-    head: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
 
     @property
     def end(self) -> float:

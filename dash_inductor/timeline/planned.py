@@ -18,7 +18,7 @@ from .model import MICROSECONDS, Picture, Timeline
 from .simulated import of_plan, query_heads
 
 HEAD = ("", "schedule", "kernel", "tiles", "predicted", "why")
-"""The heads of the columns of `rows`."""
+"""The heads of the columns of `row`."""
 
 SIZES = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim")
 """Sizes of a site that a recorded run must share."""
@@ -84,8 +84,7 @@ def picture(
     subtitle = f"Simulated for {arch} with {count} workers{beside}. Chosen: {chosen.kernel} {chosen.schedule}"
     if site.mask.operands and data is None:
         subtitle += ". Drawn as if the mask's tensors hid nothing"
-    rows = tuple(row(candidacy) for candidacy in ranking)
-    return Picture(f"Backward of {in_words(site)}", subtitle, tuple(runs), HEAD, rows)
+    return Picture(f"Backward of {in_words(site)}", subtitle, tuple(runs))
 
 
 def _run(

@@ -9,43 +9,36 @@ from .model import Kind, Picture, Step, Timeline
 
 
 class Hue(NamedTuple):
-    """The colours of some tile pairs: of computing and adding, on a light page and on a dark one."""
+    """The colours of some tile pairs: of computing and adding."""
 
     compute: str
     add: str
-    compute_dark: str
-    add_dark: str
 
 
 HUES = (
-    Hue("#a9c8ea", "#2f6db3", "#2d5684", "#7db3ee"),
-    Hue("#fbd0a0", "#d9730d", "#8a4f17", "#f7a552"),
-    Hue("#b5dfb0", "#3a8f35", "#2f6b32", "#7fd079"),
-    Hue("#f6b8b8", "#c93c45", "#8b3239", "#f28b90"),
-    Hue("#d9c2ec", "#7d4bb0", "#5d3f82", "#bf97ea"),
-    Hue("#a8dedb", "#1c8f8a", "#1e6a68", "#5fd0ca"),
-    Hue("#f3e19a", "#b08a00", "#75610f", "#e6c845"),
-    Hue("#dcc7b8", "#8a5a3b", "#674733", "#c99b7c"),
+    Hue("#a9c8ea", "#2f6db3"),
+    Hue("#fbd0a0", "#d9730d"),
+    Hue("#b5dfb0", "#3a8f35"),
+    Hue("#f6b8b8", "#c93c45"),
+    Hue("#d9c2ec", "#7d4bb0"),
+    Hue("#a8dedb", "#1c8f8a"),
+    Hue("#f3e19a", "#b08a00"),
+    Hue("#dcc7b8", "#8a5a3b"),
 )
 
 RAMP = (
-    Hue("#fbe89c", "#c9a400", "#f2dd85", "#fff3bd"),
-    Hue("#d3e6a0", "#8fae3c", "#c3dc86", "#e4f3bd"),
-    Hue("#9fd6a8", "#4f9a5c", "#8ccf98", "#c0ecc9"),
-    Hue("#6bc3b3", "#258a79", "#5bbbaa", "#9de4d8"),
-    Hue("#47aabf", "#1b7388", "#40a4ba", "#86d5e5"),
-    Hue("#3f8bbf", "#205d87", "#4289bf", "#86bdea"),
-    Hue("#4a68ae", "#2c4581", "#5873bd", "#93a9e6"),
-    Hue("#4b4790", "#2f2c66", "#6a62b5", "#a29be3"),
+    Hue("#fbe89c", "#c9a400"),
+    Hue("#d3e6a0", "#8fae3c"),
+    Hue("#9fd6a8", "#4f9a5c"),
+    Hue("#6bc3b3", "#258a79"),
+    Hue("#47aabf", "#1b7388"),
+    Hue("#3f8bbf", "#205d87"),
+    Hue("#4a68ae", "#2c4581"),
+    Hue("#4b4790", "#2f2c66"),
 )
 """Colours of kv tiles where there are more q tiles than `HUES`: from the first kv tile to the last."""
 
-INK, INK_DARK = "#1f2328", "#e6edf3"
-FAINT, FAINT_DARK = "#6a737d", "#9aa4af"
-GRID, GRID_DARK = "#e3e6ea", "#2d333b"
-PAGE, PAGE_DARK = "#ffffff", "#0f1318"
-ACCENT, ACCENT_DARK = "#2f6db3", "#7db3ee"
-WAIT, WAIT_DARK = "#9aa1a9", "#6b7480"
+INK, FAINT, GRID, PAGE, WAIT = "#1f2328", "#6a737d", "#e3e6ea", "#ffffff", "#9aa1a9"
 
 
 def ink_on(colour: str) -> str:

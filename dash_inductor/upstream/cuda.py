@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import torch
-from torch.cuda import _sleep as sleep
 
-__all__ = ["current_device", "has_tunable_op", "raw_stream", "sleep"]
+__all__ = ["current_device", "has_tunable_op", "raw_stream"]
 
 
 def _without_cuda(*_: object) -> NoReturn:

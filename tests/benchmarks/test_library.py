@@ -26,7 +26,7 @@ from benchmarks.common import NotRun
 from benchmarks.contenders import DASH_FORK, FA3
 from benchmarks.library import Arguments
 from benchmarks.shapes import CAUSAL, FULL, WINDOW, Shape
-from dash_inductor.bench.timing import Timing
+from benchmarks.timing import Timing
 from dash_inductor.model import Band
 
 from ..support.snippets import ROOT, snippets

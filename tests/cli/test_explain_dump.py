@@ -117,6 +117,7 @@ def test_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert main(["dump", "-o", str(tmp_path / "out"), path]) == 0
     assert capsys.readouterr().out.strip() == str(index)
     assert config.dump == ""
+    assert "torch" in (index.parent / "doctor.txt").read_text(encoding="utf-8")
 
 
 def test_dump_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
+from tools import figures
+
 from ..support.distribution import ROOT
 
 DOCS = ROOT / "docs"
 SITE = runpy.run_path(str(ROOT / "tools" / "docs_site.py"))
-FIGURES = runpy.run_path(str(ROOT / "tools" / "docs_figures.py"))
 FOLDERS = (DOCS, ROOT / "guard" / "docs")
-PAGES = sorted(page for folder in FOLDERS for page in folder.rglob("*.md"))
+PAGES = sorted(page for folder in FOLDERS for page in folder.glob("*.md"))
+LOG = sorted((DOCS / "log").glob("*.md"))
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
     listed = re.findall(r"[\w/-]+\.md$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(listed) == sorted(
-        page.relative_to(folder).as_posix() for folder in FOLDERS for page in folder.rglob("*.md")
-    )
+    assert sorted(listed) == sorted(page.name for page in PAGES)
 
 
 def name_of(page: Path) -> str:
@@ -36,6 +36,7 @@ def test_pages_are_filled(page: Path) -> None:
     assert "<!-- include" not in shown
     assert "<!-- snippet" not in shown
     assert len(shown.splitlines()) >= 10
+    assert "](log/" not in shown
     local = re.findall(r"\]\(([^):#]+)[^):]*\)", SITE["filled"](text))
     assert not [target for target in local if not (page.parent / target).exists()]
 
@@ -58,19 +59,51 @@ def test_a_comment_in_code_is_no_heading() -> None:
         SITE["section"](text + "## A\n", "a")
 
 
-@pytest.mark.parametrize("name", FIGURES["PICTURES"])
+@pytest.mark.parametrize("name", figures.PICTURES)
 def test_pictures_are_up_to_date(name: str) -> None:
-    """If this fails, run ``python tools/docs_figures.py``."""
-    assert (DOCS / "figures" / f"{name}.svg").read_text(encoding="utf-8") == FIGURES["PICTURES"][name]()
+    """What is drawn, whatever the version of matplotlib.  If this fails, run ``python -m tools.figures``."""
+    pytest.importorskip("matplotlib")
+    path = DOCS / "figures" / f"{name}.png"
+    assert figures.digest_of(path) == figures.digest(figures.draw(name))
+    assert path.stat().st_size < 150_000
+
+
+def test_a_picture_of_something_else_is_out_of_date() -> None:
+    """Negative control: another number, another text, another bar."""
+    pytest.importorskip("matplotlib")
+    for change in (
+        lambda ax: ax.texts[0].set_text("9"),
+        lambda ax: ax.set_title("another", loc="left"),
+        lambda ax: ax.patches[0].set_width(0.5),
+    ):
+        found = figures.draw("walk")
+        before = figures.digest(found)
+        change(found.axes[0])
+        assert figures.digest(found) != before
 
 
 def test_the_picture_of_a_walk_has_the_ranks_of_the_schedule() -> None:
-    shown = re.findall(r"CTA of kv (\d), dQ tile (\d): rank (\d)", FIGURES["walk"]())
-    spans = FIGURES["run_of"]("spt").spans
-    assert sorted((int(kv), int(q), int(rank)) for kv, q, rank in shown) == sorted(
-        (span.kv, span.accumulator[2], span.rank) for span in spans
-    )
+    pytest.importorskip("matplotlib")
+    ranks = next(ax for ax in figures.draw("walk").axes if ax.get_title("left") == "Ranks under spt")
+    kv = [int(label.get_text().split()[-1]) for label in ranks.get_yticklabels()]
+    shown = [(kv[round(text.get_position()[1])], text.get_position()[0], int(text.get_text())) for text in ranks.texts]
+    spans = figures.run_of("spt").spans
+    assert sorted(shown) == sorted((span.kv, span.accumulator[2], span.rank) for span in spans)
     assert len(spans) == 6 * 7 // 2
+
+
+def test_the_pictures_of_results_have_their_numbers() -> None:
+    pytest.importorskip("matplotlib")
+    full, causal = figures.draw("backward").axes
+    for ax, mask in ((full, "full"), (causal, "causal")):
+        rows = {row["shape"]: row for row in figures._results("backward_h100")["rows"]}
+        drawn = [patch.get_height() for patch in ax.patches]
+        assert len(drawn) == 4 * 5
+        assert {rows[f"regular:d128:{mask}:b16h16:s1024"][name] for name in figures.CONTENDERS} <= set(drawn)
+    (steps,) = figures.draw("steps").axes
+    measured = figures.result_tables.measured_steps()
+    shares = [patch.get_width() for patch in steps.patches]
+    assert all(one["dash"]["ms"] / one["default"]["ms"] in shares for one in measured.values())
 
 
 @pytest.mark.parametrize(
@@ -83,7 +116,7 @@ def test_the_picture_of_a_walk_has_the_ranks_of_the_schedule() -> None:
         ('<style>@import url("https://fonts.example/x.css")</style>', True),
         ("p { background: url(//example.org/x.png) }", True),
         (
-            '<script src="assets/x.js"></script><img src="figures/walk.svg"><img src="data:image/png;base64,AA==">',
+            '<script src="assets/x.js"></script><img src="figures/walk.png"><img src="data:image/png;base64,AA==">',
             False,
         ),
         ('<a href="https://example.org">a link</a><link rel="canonical" href="https://example.org/">', False),
@@ -115,7 +148,7 @@ def misread(markdown: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CHANGELOG.md", *PAGES], ids=name_of)
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CHANGELOG.md", *PAGES, *LOG], ids=name_of)
 def test_lists_are_lists_on_the_site_too(page: Path) -> None:
     assert not misread(page.read_text(encoding="utf-8"))
 

@@ -24,7 +24,8 @@ from torch._inductor.utils import fresh_cache
 
 import dash_inductor
 from dash_inductor.config import config
-from dash_inductor.explanations.dump import drawing, files, graph_page, kernels, writer
+from dash_inductor.explanations.dump import files, graph_page, kernels, writer
+from dash_inductor.explanations.dump.dot import dot
 from dash_inductor.explanations.dump.snapshot import Item, Snapshot
 from dash_inductor.model.reasons import Reason
 
@@ -72,8 +73,8 @@ def test_files_of_a_graph(folder: Path) -> None:
     (graph,) = graph_folders(folder)
     names = {path.name for path in graph.iterdir()}
     assert names == {
-        "index.html", "joint_before.py", "joint_after.py", "joint.diff", "sites.json", "site_1_before.svg",
-        "site_1_after.svg", "site_1_schedule.svg",
+        "index.html", "joint_before.py", "joint_after.py", "joint.diff", "sites.json", "site_1_before.dot",
+        "site_1_after.dot", "site_1_schedule.txt", "site_1_schedule.json",
     }  # fmt: skip
     before, after = ((graph / f"joint_{when}.py").read_text() for when in ("before", "after"))
     assert "_scaled_dot_product_flash_attention_for_cpu_backward" in before
@@ -85,10 +86,12 @@ def test_files_of_a_graph(folder: Path) -> None:
     (site,) = json.loads((graph / "sites.json").read_text())["graphs"][0]["sites"]
     assert site["name"] == record.name
     assert site["decision"]["plan"] == str(record.plan)
-    drawings = [(graph / f"site_1_{when}.svg").read_text() for when in ("before", "after")]
-    assert [">flash_attention_for_cpu_backward</text>" in text for text in drawings] == [True, False]
-    assert [">dash_inductor::attention_backward</text>" in text for text in drawings] == [False, True]
+    around = [(graph / f"site_1_{when}.dot").read_text() for when in ("before", "after")]
+    assert ['label="flash_attention_for_cpu_backward\\n' in text for text in around] == [True, False]
+    assert ['label="dash_inductor::attention_backward\\n' in text for text in around] == [False, True]
     page = (graph / "index.html").read_text()
+    assert all(html.escape(text) in page for text in (*around, (graph / "site_1_schedule.txt").read_text()))
+    assert json.loads((graph / "site_1_schedule.json").read_text())["traceEvents"]
     assert all(f'href="{name}"' in page for name in names - {"index.html"})
     for above, below in ((folder, graph.parent), (graph.parent, graph)):
         assert f'href="{below.name}/index.html"' in (above / "index.html").read_text()
@@ -101,16 +104,16 @@ def test_nothing_is_written_without_the_setting(tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_kept_site_is_drawn_once_and_has_advice(folder: Path) -> None:
+def test_a_kept_site_is_shown_once_and_has_advice(folder: Path) -> None:
     passes(causal, query(), cpu="off")
     (graph,) = graph_folders(folder)
     assert (graph / "joint.diff").read_text() == ""
     page = (graph / "index.html").read_text()
-    assert page.count("<svg") == 1
+    assert page.count("digraph") == 1
     assert html.escape(Reason.CPU_OFF.advice.split(".")[0]) in page
 
 
-def test_equal_sites_share_a_card_and_every_site_is_drawn(folder: Path) -> None:
+def test_equal_sites_share_a_card_and_every_site_has_its_files(folder: Path) -> None:
     def layers(x: Tensor) -> Tensor:
         for _ in range(2):
             x = F.scaled_dot_product_attention(x, x, x, is_causal=True)
@@ -118,13 +121,13 @@ def test_equal_sites_share_a_card_and_every_site_is_drawn(folder: Path) -> None:
 
     passes(layers, query())
     (graph,) = graph_folders(folder)
-    drawn = sorted(path.name for path in graph.glob("site_*_before.svg"))
-    assert drawn == [f"site_{number}_before.svg" for number in (1, 2, 3)]
-    assert len({(graph / name).read_text() for name in drawn}) == 3
-    assert {path.name for path in graph.glob("site_*_schedule.svg")} == {"site_1_schedule.svg", "site_3_schedule.svg"}
+    around = sorted(path.name for path in graph.glob("site_*_before.dot"))
+    assert around == [f"site_{number}_before.dot" for number in (1, 2, 3)]
+    assert len({(graph / name).read_text() for name in around}) == 3
+    assert {path.name for path in graph.glob("site_*_schedule.txt")} == {"site_1_schedule.txt", "site_3_schedule.txt"}
     page = (graph / "index.html").read_text()
     assert page.count("<section class=card>") == 2
-    assert all(f'href="{name}"' in page for name in drawn)
+    assert all(f'href="{name}"' in page for name in around)
     assert all(page.count(f'id="site-{number}"') == 1 for number in (1, 2, 3))
 
 
@@ -137,8 +140,8 @@ def test_the_operators_of_a_site_are_found(folder: Path) -> None:
     """Their text of the site has the name of its module, too, and with a bias it is not their last argument."""
     passes(torch.nn.Sequential(Masked()), query())
     (graph,) = graph_folders(folder)
-    text = (graph / "site_1_after.svg").read_text()
-    centres = re.findall(r'class="ours centre".*?text-anchor="middle">([\w:]+)<', text)
+    text = (graph / "site_1_after.dot").read_text()
+    centres = re.findall(r'label="([\w:]+).*penwidth', text)
     assert centres == ["dash_inductor::attention_forward", "dash_inductor::attention_backward"]
     dash_inductor.clear_sites()
     with_bias, record = rewritten(joint_graph(efficient, bias=lambda: causal_bias(128), bias_grad=True))
@@ -193,7 +196,7 @@ def test_files_appear_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    "broken", [(drawing, "svg"), (writer, "_readable"), (graph_page.GraphPage, "_write_index")], ids=str
+    "broken", [(graph_page, "dot"), (writer, "_readable"), (graph_page.GraphPage, "_write_index")], ids=str
 )
 def test_a_failing_dump_warns_once_and_breaks_nothing(
     broken: tuple[Any, str], folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -245,8 +248,8 @@ def test_generated_code_and_no_cache(folder: Path) -> None:
     for kind, operator in (("forward", "attention_forward"), ("backward", "attention_backward")):
         assert f"torch.ops.dash_inductor.{operator}" in (graph / f"{kind}.py").read_text()
         assert f'href="{kind}.py"' in (graph / "index.html").read_text()
-    drawings = [(graph / f"site_1_{when}.svg").read_text() for when in ("before", "after")]
-    assert all(">attention_mask</text>" in text for text in drawings)  # as the model calls it
+    around = [(graph / f"site_1_{when}.dot").read_text() for when in ("before", "after")]
+    assert all('label="attention_mask\\n' in text for text in around)  # as the model calls it
 
 
 def chain(*layers: int) -> Snapshot:
@@ -268,23 +271,23 @@ def test_a_neighbourhood_is_the_nearest_nodes() -> None:
     assert {"n2_0", "n3_0"} <= set(wide.around(["n2_0"]).items)
 
 
-def test_boxes_do_not_overlap_and_edges_go_down() -> None:
-    graph = chain(1, 4, 3, 7, 2)
-    far = Item("far", "a label that is much longer than those of the others", "", "far", "ours", ("n0_0", "n3_2"))
-    graph = Snapshot({**graph.items, "far": far})
-    text = drawing.svg(graph, graph, ["far"], "title")
-    number = r'="([-\d.]+)"'
-    boxes = [tuple(map(float, m)) for m in re.findall(rf"<rect x{number} y{number} width{number} height{number}", text)]
-    assert len(boxes) == len(graph.items)
-    for i, (x, y, width, _) in enumerate(boxes):
-        for other_x, other_y, other_width, _ in boxes[:i]:
-            assert y != other_y or x + width <= other_x or other_x + other_width <= x
-        assert x >= 0
-    total = tuple(map(float, re.search(r'width="(\d+)" height="(\d+)"', text).groups()))  # type: ignore[union-attr]
-    assert all(x + width <= total[0] and y + height <= total[1] for x, y, width, height in boxes)
-    ends = re.findall(r'<path d="M[-\d.]+,([-\d.]+) .*?([-\d.]+)"/>', text)
-    assert len(ends) == 4 + 12 + 21 + 14 + 2
-    assert all(float(begin) < float(end) for begin, end in ends)
+def test_dot() -> None:
+    """Every node and edge that is shown, with what is special about them, and nothing that breaks the syntax."""
+    far = Item("far", 'a "b"', "f32", "far = \\d\n", "ours", ("n0_0", "n1_0"))
+    graph = Snapshot({**chain(1, 2).items, "far": far})
+    shown = Snapshot({name: item for name, item in graph.items.items() if name != "n1_0"})
+    assert (
+        dot(graph, shown, ["far"], 'a "title"')
+        == r"""digraph "a \"title\"" {
+  node [shape=box, style="rounded,filled", fontname=monospace];
+  "n0_0" [label="n0_0", tooltip="n0_0", fillcolor="#f4f4f2"];
+  "n1_1" [label="n1_1", tooltip="n1_1", fillcolor="#f4f4f2"];
+  "far" [label="a \"b\"\nf32", tooltip="far = \\d\n", fillcolor="#dcf3e4", style="rounded,filled,dashed", penwidth="3"];
+  "n0_0" -> "n1_1";
+  "n0_0" -> "far";
+}
+"""
+    )
 
 
 @functools.cache
@@ -301,7 +304,7 @@ def test_in_a_browser(folder: Path) -> None:
     seen = dom(graph / "index.html")
     (record,) = dash_inductor.sites()
     assert record.name in seen
-    assert seen.count("<svg") == 3
+    assert seen.count("<figure>") == 3
     for page in (folder / "index.html", graph.parent / "index.html", graph / "index.html"):
         text = dom(page) if page == folder / "index.html" else page.read_text()
         assert not re.search(r"https?:|//\w", text.replace("http-equiv", "")), page

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -261,20 +260,10 @@ def explanation() -> Explanation:
     return Explanation((*layers.graphs, *kept.graphs), (*layers.sites, *kept.sites), notes)
 
 
-@pytest.fixture(params=[True, False], ids=["rich", "plain"])
-def with_rich(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    if not request.param:
-        monkeypatch.setitem(sys.modules, "rich", None)
-    else:
-        pytest.importorskip("rich")
-    return bool(request.param)
-
-
-def test_the_text_fits_and_says_all(explanation: Explanation, with_rich: bool) -> None:
+def test_the_text_fits_and_says_all(explanation: Explanation) -> None:
     text = str(explanation)
     assert max(map(len, text.splitlines())) <= text_blocks.WIDTH
     assert text.splitlines()[0] == explanation_text.headline(explanation)
-    assert ("─" in text) is with_rich
     words = " ".join(text.split())
     assert "2 of 3 attention sites replaced on sm_90, 1 kept" in words
     assert "sites 1-2: " in words  # equal layers are told once

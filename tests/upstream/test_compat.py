@@ -119,14 +119,13 @@ VALUES = {
 }
 """The classes of values that names are bound to while a graph is compiled."""
 TOOLS = (
-    "dash_inductor/bench/",
     "dash_inductor/doctor/",
     "guard/",
     "dash_inductor/explanations/elsewhere/",
     "dash_inductor/upstream/breaks.py",
     "dash_inductor/upstream/devices.py",
 )
-"""No compile needs what is used here alone: without it a check of the doctor, the bench, or an explanation for a GPU
+"""No compile needs what is used here alone: without it a check of the doctor, or an explanation for a GPU
 that is not there says what it misses."""
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
 from ...records.records import GraphRecord
+from ...timeline.files import SUFFIXES
 from .. import html
 from .. import page as explanation_page
 from .. import text as explanation_text
 from ..explained import SiteExplanation
 from ..explanation import Explanation
-from . import drawing, files, kernels, schedule
+from . import files, kernels, schedule
+from .dot import dot
 from .snapshot import Snapshot
 
 DIFF_LINES = 400
@@ -54,8 +56,8 @@ class GraphPage:
         self._write_index()  # there is a page even if something below fails
         for group in explanation_text.grouped(self.explanation):
             (number, site), *others = group
-            drawings = self._drawings(number, site, others)
-            self.extras[number] = drawings + self._schedule(number, site) + self._kernels(number, site)
+            places = self._places(number, site, others)
+            self.extras[number] = places + self._schedule(number, site) + self._kernels(number, site)
         self._write_index()
 
     def add_code(self, kind: str, code: str) -> None:
@@ -90,34 +92,43 @@ class GraphPage:
         trail = '<a href="../../index.html">runs</a> / <a href="../index.html">graphs</a>'
         files.write(self.folder / "index.html", html.page(title, body, trail))
 
-    def _drawings(self, number: int, site: SiteExplanation, others: explanation_text.Group) -> str:
-        """Draw the neighbourhoods of equal sites, and show the first one."""
-        figures = "".join(_figure(f"{when} the pass", file, text) for when, file, text in self._draw(number, site))
-        links = [f'<a href="{file}">{file}</a>' for other in others for _, file, _ in self._draw(*other)]
+    def _places(self, number: int, site: SiteExplanation, others: explanation_text.Group) -> str:
+        """Write the neighbourhoods of equal sites, and show the first one."""
+        graphs = self._neighbourhoods(number, site)
+        figures = "".join(_figure(f"{when} the pass", [file], text) for when, file, text in graphs)
+        links = [_link(file) for other in others for _, file, _ in self._neighbourhoods(*other)]
         more = f'<p class="links legend">{"".join(links)}</p>' if links else ""
-        return html.details("where it is in the graph", f'<div class="figures">{figures}</div>{more}', opened=True)
+        legend = '<p class="legend">Graphviz draws these files: <code>dot -Tsvg -O FILE</code></p>'
+        content = f'<div class="figures">{figures}</div>{legend}{more}'
+        return html.details("where it is in the graph", content, opened=True)
 
-    def _draw(self, number: int, site: SiteExplanation) -> Iterator[tuple[str, str, str]]:
-        """Draw the neighbourhood of a site before and, if it was replaced, after the pass: when, the file, its text."""
+    def _neighbourhoods(self, number: int, site: SiteExplanation) -> Iterator[tuple[str, str, str]]:
+        """Write what is around a site before and, if it was replaced, after the pass: when, the file, its text."""
         name = site.record.name
         graphs = {"before": self.before, "after": self.after}
         if site.record.status == "kept":
             del graphs["after"]  # the pass left it alone
         for when, graph in graphs.items():
             centres = graph.of_site(name)
-            text = drawing.svg(graph, graph.around(centres), centres, f"{name}, {when} the pass")
-            file = f"site_{number}_{when}.svg"
+            text = dot(graph, graph.around(centres), centres, f"{name}, {when} the pass")
+            file = f"site_{number}_{when}.dot"
             files.write(self.folder / file, text)
             yield when, file, text
 
     def _schedule(self, number: int, site: SiteExplanation) -> str:
-        """Draw the schedule that was chosen."""
+        """Write the timeline of the schedule that was chosen, and show it as text."""
         if site.plan is None or site.site is None:
             return ""
-        text = schedule.svg(site.site, site.arch, site.plan)
-        file = f"site_{number}_schedule.svg"
-        files.write(self.folder / file, text)
-        return html.details(f"the schedule {site.plan.schedule}", _figure("workers over time", file, text))
+        picture = schedule.picture(site.site, site.arch, site.plan)
+        texts = {f"site_{number}_schedule{suffix}": SUFFIXES[suffix](picture).decode() for suffix in (".txt", ".json")}
+        for file, text in texts.items():
+            files.write(self.folder / file, text)
+        legend = (
+            f'<p class="legend">{escape(picture.title)}. {escape(picture.subtitle)} A worker computes for the head of '
+            "the letter, waits for its turn (.), or adds its dQ tile (+). Perfetto opens the trace.</p>"
+        )
+        figure = _figure("workers over time, as text and as a trace", list(texts), next(iter(texts.values())))
+        return html.details(f"the schedule {site.plan.schedule}", figure + legend)
 
     def _kernels(self, number: int, site: SiteExplanation) -> str:
         """Compile the kernels and write their texts; the error in words where that fails."""
@@ -155,7 +166,11 @@ class GraphPage:
         return f"<h3>Kernels on {escape(site.arch)}</h3>" + html.table(header, rows) + note
 
 
-def _figure(caption: str, file: str, svg: str) -> str:
-    svg = svg.replace(' xmlns="http://www.w3.org/2000/svg"', "")  # a page needs no name of that kind
-    named = f'<figcaption>{caption}: <a href="{file}">{file}</a></figcaption>'
-    return f'<figure>{named}<div class="drawn">{svg}</div></figure>'
+def _figure(caption: str, names: Sequence[str], text: str) -> str:
+    """A text, under the names of the files that have it."""
+    named = f"<figcaption>{caption}: {' '.join(map(_link, names))}</figcaption>"
+    return f"<figure>{named}<pre>{escape(text)}</pre></figure>"
+
+
+def _link(file: str) -> str:
+    return f'<a href="{file}">{file}</a>'

@@ -1,19 +1,19 @@
-"""The picture of the schedule that a plan has."""
+"""The timeline of the schedule that a plan has, in small."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ... import timeline
 from ...model.plan import Plan
 from ...model.site import NOMINAL_LEN, Site
-from ...timeline.svg import svg as draw
+from ...timeline.model import Picture
+from ...timeline.simulated import of_plan
 
 TILES, HEADS, WORKERS = 8, 4, 8
-"""The picture shows this many tiles along either length, heads and workers: of more, none could be told apart."""
+"""It has this many tiles along either length, heads and workers: of more, none could be told apart."""
 
 
-def svg(site: Site, arch: str, plan: Plan) -> str:
+def picture(site: Site, arch: str, plan: Plan) -> Picture:
     """Workers over time, simulated for a few heads and tiles like those of the site.
 
     Raises:
@@ -23,7 +23,6 @@ def svg(site: Site, arch: str, plan: Plan) -> str:
     q_len, kv_len = (min(length or NOMINAL_LEN, TILES * tile) for length in (site.q_len, site.kv_len))
     kv_heads = min(site.kv_heads, max(1, HEADS // site.group))
     small = replace(site, batch=1, q_heads=kv_heads * site.group, kv_heads=kv_heads, q_len=q_len, kv_len=kv_len)
-    run = timeline.of_plan(small, arch, plan, workers=WORKERS)
     title = f"{plan.schedule} at {small.q_heads} heads, {q_len} queries, {kv_len} keys"
     subtitle = f"Simulated for {arch}, with {WORKERS} workers, in tiles of {tile}; the site may have more of each."
-    return draw(timeline.Picture(title, subtitle, (run,)))
+    return Picture(title, subtitle, (of_plan(small, arch, plan, workers=WORKERS),))

@@ -1,4 +1,4 @@
-"""The parts of a graph that are drawn: a `Snapshot` of its nodes, and the neighbourhood of some of them."""
+"""The parts of a graph that a dump shows: a `Snapshot` of its nodes, and the neighbourhood of some of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UP, DOWN, MOST = 6, 2, 36
 
 @dataclass(frozen=True)
 class Item:
-    """A node as it is drawn.
+    """A node as it is shown.
 
     Args:
         name: of the node.

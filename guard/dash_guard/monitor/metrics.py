@@ -32,7 +32,7 @@ class Metrics:
         try:
             import prometheus_client as client
         except ImportError as error:
-            raise MissingPackageError("prometheus_client", "metrics of watch") from error
+            raise MissingPackageError("prometheus_client", "metrics of watch", "guard") from error
         self._registry = client.CollectorRegistry()
 
         def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Any:

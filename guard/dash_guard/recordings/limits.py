@@ -13,7 +13,7 @@ FRAME = 16 << 20
 """Bytes of a frame: 16 MiB.  A step may have any number of frames."""
 
 VALUES = 1 << 20
-"""Values in a frame of JSON, as `_untrusted.parse_json` counts them."""
+"""Values in a frame of JSON, as `dash_inductor.untrusted.parse_json` counts them."""
 
 STEPS = (1 << 32) - 1
 """The last step: what the 32 bits of its number can say."""

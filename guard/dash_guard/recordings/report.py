@@ -29,7 +29,7 @@ def headline(result: Comparison) -> str:
 
 
 def text(result: Comparison) -> str:
-    """The result for a terminal, at most 100 columns wide where names allow; see `_untrusted.printable`."""
+    """The result for a terminal, at most 100 columns wide where names allow; see `untrusted.printable`."""
     lines = [headline(result), "", f"  a  {result.a}", f"  b  {result.b}"]
     if result.first is not None:
         lines += ["", "In the first tensor that differs, there is", ""]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _switch
+from dash_inductor import _switch
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,6 @@ DEFAULT = Variant("default", "PyTorch as it is; its attention need not be determ
 DETERMINISTIC = Variant("deterministic", "PyTorch under use_deterministic_algorithms(True)", True, False)
 DASH = Variant("dash", "the same with dash_inductor", True, True)
 VARIANTS = (DEFAULT, DETERMINISTIC, DASH)
-PARTS = len(VARIANTS) + 1
-"""Parts of a measurement: every variant compiles, and then all take turns."""
 
 
 def same_bits(call: Callable[[], Sequence[Tensor]], repeats: int) -> bool:

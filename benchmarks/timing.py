@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-
-from ..upstream.cuda import sleep
+from torch.cuda import _sleep as sleep
 
 Call = Callable[[], object]
 K = TypeVar("K")
