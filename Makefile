@@ -49,7 +49,7 @@ test-full: $(READY)
 # failing compilations), and the kernels that the planner can choose: those of the budgets in other combinations.
 TEST_TORCH := tests/install tests/upstream tests/test_switch.py tests/passes/ops/test_embeddings.py \
 	tests/eager/test_attention.py tests/eager/test_flash.py \
-	$(foreach name,repeat_kv math_path varlen,tests/entries/test_$(name).py) tests/masks/test_recognition.py \
+	$(foreach name,repeat_kv math_backend varlen,tests/frontends/test_$(name).py) tests/masks/test_recognition.py \
 	$(foreach name,dropout lone_forwards replace rewrite rewritten_tensors sites training,tests/passes/attention/test_$(name).py) \
 	$(foreach name,data_masks dropout forward hopper packed portable segments,tests/lowering/test_$(name).py) \
 	$(foreach name,dump elsewhere explain,tests/explanations/test_$(name).py) tests/records/test_publication.py tests/operators/test_flops.py \

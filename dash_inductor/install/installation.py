@@ -155,7 +155,7 @@ def _making_calls_fusable(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _make_fusable(gm: torch.fx.GraphModule) -> None:
-    from ..entries.fusable import make_fusable
+    from ..frontends.fusable import make_fusable
 
     undo = Undo(gm.graph)
     try:

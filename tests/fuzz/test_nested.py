@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ..support import attention_entries, by_hand
-from ..support.attention_entries import ENTRIES
+from ..support import attention_frontends, by_hand
+from ..support.attention_frontends import ENTRIES
 from ..support.fuzzed import BY_DYNAMO, COMPILED_AUTOGRAD, Case, cases, check
 from ..support.graphs import tensors
 from ..support.nested import NESTS
@@ -76,7 +76,7 @@ def attention(r: random.Random, nests: list[str]) -> Case:
     if r.random() < 0.5:
         name = r.choice([*ATTENTION])
         entry = ENTRIES[name]
-        return _case(r, name, entry.function, [*attention_entries.tensors_of(entry).values()], nests)
+        return _case(r, name, entry.function, [*attention_frontends.tensors_of(entry).values()], nests)
     name = r.choice([*by_hand.PROGRAMS])
     hand = by_hand.PROGRAMS[name]
     return _case(r, f"by hand {name}", hand.function, tensors(*hand.shapes), nests)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dash_inductor import config, sites
-from dash_inductor.entries import all as entries
+from dash_inductor.frontends import all as frontends
 from dash_inductor.kernels.families import PORTABLE
 from dash_inductor.planning import planner
 from dash_inductor.records.records import clear_sites
@@ -37,7 +37,7 @@ ON = pytest.mark.parametrize(("family", "dim", "value_dim"), FAMILIES)
 
 @pytest.fixture(autouse=True)
 def the_entry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(entries, "ENTRIES", (*entries.ENTRIES, base_2.find))
+    monkeypatch.setattr(frontends, "FRONTENDS", (*frontends.FRONTENDS, base_2.find))
     torch._dynamo.reset()
     clear_sites()
     yield

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from dash_inductor.config import config
 from dash_inductor.records.records import FORWARD_ONLY, FULL, sites
 
-from ..support.attention_entries import ENTRIES, tensors_of
+from ..support.attention_frontends import ENTRIES, tensors_of
 from ..support.rewriting import OUTPUT, differs, gradients_after
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic")]

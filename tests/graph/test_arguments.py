@@ -15,7 +15,7 @@ from torch.fx import Graph
 
 import dash_inductor
 from dash_inductor.config import config
-from dash_inductor.entries.all import attentions
+from dash_inductor.frontends.all import attentions
 from dash_inductor.graph import arguments
 from dash_inductor.records.records import SiteRecord, Tensors
 from tests.support.graphs import capture

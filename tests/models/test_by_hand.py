@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dash_inductor.entries.by_hand.entry import OP
+from dash_inductor.frontends.decomposed.frontend import OP
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import sites
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from dash_inductor.entries.attention import Attention, Backward, Forward, Found, Gradient, Inputs, Output, View
-from dash_inductor.entries.logsumexp import LogSumExp
+from dash_inductor.frontends.attention import Attention, Backward, Forward, Found, Gradient, Inputs, Output, View
+from dash_inductor.frontends.logsumexp import LogSumExp
 from dash_inductor.graph.nodes import Argument, bind, op_name, origin
 from dash_inductor.model.mask import Band
 

@@ -39,7 +39,7 @@ from dash_inductor.records.records import all_records, clear_sites
 
 from .graphs import partition_with
 
-PACKAGES = ("entries", "masks", "graph", "passes", "planning", "schedule", "records", "install")
+PACKAGES = ("frontends", "masks", "graph", "passes", "planning", "schedule", "records", "install")
 OUTERMOST = ("install.installation.JointPass.apply", "graph.emit.erase_dead")
 """What Inductor calls, so that nothing of ours is around it; and what takes dead nodes away, which may stay."""
 NOT_LOOKED_AT = ("records.profiles", "install.dynamo_backend", "install.precompile", "schedule.simulator")

@@ -24,9 +24,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dash_inductor.entries.attention import NotReadable
-from dash_inductor.entries.mods import Mod, Plane
-from dash_inductor.entries.scores import read_score
+from dash_inductor.frontends.attention import NotReadable
+from dash_inductor.frontends.mods import Mod, Plane
+from dash_inductor.frontends.scores import read_score
 from dash_inductor.graph.drafts import Drafts, erase
 from dash_inductor.masks import recognition
 

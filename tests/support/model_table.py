@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from dash_inductor import explain
-from dash_inductor.entries.by_hand.entry import OP
+from dash_inductor.frontends.decomposed.frontend import OP
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import FORWARD_ONLY, SiteRecord, clear_sites, sites
 

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import dash_inductor
 from dash_inductor import lowering
 from dash_inductor.config import config
-from dash_inductor.entries import sdpa, varlen
+from dash_inductor.frontends import sdpa, varlen
 from dash_inductor.records.records import clear_sites, sites
 
 from .graphs import FORWARD, partition_with

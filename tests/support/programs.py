@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from dash_inductor.entries.by_hand.entry import OP
+from dash_inductor.frontends.decomposed.frontend import OP
 from dash_inductor.records.records import clear_sites, sites
 
 from . import titan

@@ -1,4 +1,4 @@
-"""Whether our operators can have an attention, from what its entry found alone; nothing is read back or changed."""
+"""Whether our operators can have an attention, from what its frontend found alone; nothing is read back or changed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...config import config
-from ...entries.attention import Attention, Backward, Forward, Found, Gradient, NotReadable, Refusal
+from ...frontends.attention import Attention, Backward, Forward, Found, Gradient, NotReadable, Refusal
 from ...graph import sizes as layout
 from ...model.reasons import Reason
 from ...model.site import DType
@@ -24,7 +24,7 @@ def check(found: Found) -> Attention:
     """The attention, if its device, sizes, dtypes and results are those of our operators.
 
     Raises:
-        NotReadable: they are not, or the entry has refused it.
+        NotReadable: they are not, or the frontend has refused it.
     """
     if isinstance(found, Refusal):
         if not found.everywhere:

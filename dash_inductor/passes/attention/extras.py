@@ -94,7 +94,7 @@ class _Graph:
         return tensor
 
     def alibi(self, slopes: Node) -> Node:
-        """fp32 [batch or 1, heads, q_len, kv_len] of slopes, as `entries.attention.Inputs` says."""
+        """fp32 [batch or 1, heads, q_len, kv_len] of slopes, as `frontends.attention.Inputs` says."""
         q_len, kv_len = (self._size(*self._length(axis)) for axis in ("q", "kv"))
         is_known = isinstance(kv_len, int) and isinstance(q_len, int)
         behind = kv_len - q_len if is_known else self.call(operator.sub, kv_len, q_len)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.fx import Graph, Node
 
-from ...entries.attention import Found
+from ...frontends.attention import Found
 
 
 class NodeOrder:

@@ -6,8 +6,8 @@ import operator
 from collections.abc import Sequence
 
 from ...config import config
-from ...entries.attention import Forward, Inputs
-from ...entries.logsumexp import cause_of_results
+from ...frontends.attention import Forward, Inputs
+from ...frontends.logsumexp import cause_of_results
 from ...graph.nodes import Argument, origin
 from .match import Match
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from ...entries.attention import Attention
-from ...entries.biases import FoundBias
+from ...frontends.attention import Attention
+from ...frontends.biases import FoundBias
 from ...masks.normal_form import Terms
 from ...model.plan import Kept, Plan
 from ...model.site import Site
@@ -22,7 +22,7 @@ class Match:
     """An attention that can be replaced: a backward, or a forward without one in its graph.
 
     Attributes:
-        attention: the attention, as its entry found it.
+        attention: the attention, as its frontend found it.
         site, plan: the facts that the planner was given, and its answer.
         operands: the query, key and value that the new operators read, and the layouts of the gradients.
         terms: the mask, with the nodes from which the call's extra operands are computed.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...entries.attention import Attention, Sink, View
-from ...entries.repeat_kv import Repeat, Unused, find_repeat, find_sum, is_padded_repeat
+from ...frontends.attention import Attention, Sink, View
+from ...frontends.repeat_kv import Repeat, Unused, find_repeat, find_sum, is_padded_repeat
 from ...graph import sizes
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from torch.fx import Node
 
-from ...entries.attention import Attention, NotReadable, Sink
-from ...entries.biases import FoundBias, bias_of, find_bias, may_broadcast
+from ...frontends.attention import Attention, NotReadable, Sink
+from ...frontends.biases import FoundBias, bias_of, find_bias, may_broadcast
 from ...graph import sizes as layout
 from ...graph.nodes import origin
 from ...masks.documents import Documents

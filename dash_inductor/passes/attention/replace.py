@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ...entries.attention import Backward, Forward, Output, View, between
-from ...entries.logsumexp import LogSumExp, gradient_of
+from ...frontends.attention import Backward, Forward, Output, View, between
+from ...frontends.logsumexp import LogSumExp, gradient_of
 from ...graph.emit import Emitter, erase_dead
 from ...graph.model_line import model_line, site_text
 from ...graph.nodes import origin

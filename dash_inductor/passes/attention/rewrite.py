@@ -12,9 +12,9 @@ import torch
 from torch.fx import Graph, Node
 
 from ...config import Config, config
-from ...entries.all import attentions
-from ...entries.attention import Attention, Found, Refusal
 from ...errors import described
+from ...frontends.all import attentions
+from ...frontends.attention import Attention, Found, Refusal
 from ...graph import arguments, drafts
 from ...graph.model_line import model_line
 from ...masks import recognition

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ...entries.attention import Sink
+from ...frontends.attention import Sink
 from ...graph import sizes
 from ...graph.emit import Emitter
 from ...graph.nodes import bind, op_name

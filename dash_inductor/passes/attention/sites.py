@@ -10,10 +10,10 @@ import torch
 from torch.fx import Node
 
 from ...config import config
-from ...entries.attention import Attention, Backward, Forward, Found, Inputs, NotReadable, Refusal
-from ...entries.biases import FoundBias
-from ...entries.logsumexp import cause_of_results
 from ...errors import ArgumentError
+from ...frontends.attention import Attention, Backward, Forward, Found, Inputs, NotReadable, Refusal
+from ...frontends.biases import FoundBias
+from ...frontends.logsumexp import cause_of_results
 from ...graph import sizes as layout
 from ...graph.arguments import name_of
 from ...masks.nodes import inputs_of

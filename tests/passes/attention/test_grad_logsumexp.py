@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dash_inductor.entries import all as entries
+from dash_inductor.frontends import all as frontends
 from dash_inductor.graph.nodes import op_name
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import sites
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("deterministic")
 
 @pytest.fixture(autouse=True)
 def the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries, "ENTRIES", (*entries.ENTRIES, find))
+    monkeypatch.setattr(frontends, "FRONTENDS", (*frontends.FRONTENDS, find))
 
 
 def loss(out: Tensor, lse: Tensor, which: str) -> Tensor:

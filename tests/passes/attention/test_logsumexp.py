@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.varlen import varlen_attn
 
-from dash_inductor.entries.logsumexp import LogSumExp
+from dash_inductor.frontends.logsumexp import LogSumExp
 from dash_inductor.graph.emit import Emitter
 from dash_inductor.masks.documents import Documents
 from dash_inductor.model.call import Bias, Call

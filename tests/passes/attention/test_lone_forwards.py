@@ -19,7 +19,7 @@ from dash_inductor.errors import SiteKeptError
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import FORWARD_ONLY, FULL, sites
 
-from ...support.attention_entries import ENTRIES, tensors_of
+from ...support.attention_frontends import ENTRIES, tensors_of
 from ...support.graphs import BACKWARD, CPU_FORWARD, FORWARD, Shape, capture, cuda_inputs, op_counts, rewritten, trace
 
 aten = torch.ops.aten

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dash_inductor.entries import sdpa, varlen
-from dash_inductor.entries.all import attentions
-from dash_inductor.entries.attention import NotReadable
+from dash_inductor.frontends import sdpa, varlen
+from dash_inductor.frontends.all import attentions
+from dash_inductor.frontends.attention import NotReadable
 from dash_inductor.graph import nodes, sizes
 from dash_inductor.model.mask import Band
 from dash_inductor.passes.attention.reading import intersect

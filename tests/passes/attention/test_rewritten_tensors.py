@@ -10,7 +10,7 @@ from torch import Tensor
 from dash_inductor.graph.views import viewed
 from dash_inductor.records.records import FULL, sites
 
-from ...support.attention_entries import ENTRIES, tensors_of
+from ...support.attention_frontends import ENTRIES, tensors_of
 from ...support.graphs import capture
 from ...support.rewriting import OUTPUT, differs, gradients_after
 

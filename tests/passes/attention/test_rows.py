@@ -20,7 +20,7 @@ from dash_inductor.model.site import DType, Site
 from dash_inductor.planning import decide
 from dash_inductor.records.records import sites
 
-from ...entries.test_varlen import DIM, HEADS, TOKENS, WINDOWS, attend, documents
+from ...frontends.test_varlen import DIM, HEADS, TOKENS, WINDOWS, attend, documents
 from ...support.cases import some
 from ...support.graphs import capture, rewritten, step, tensors, trace
 from ...support.packed import COMPANIES, Company

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import Graph
 
 from dash_inductor.config import Config, config
-from dash_inductor.entries import all as entries
+from dash_inductor.frontends import all as frontends
 from dash_inductor.model.reasons import Reason
 from dash_inductor.passes.all import record_unseen, rewrite_graph
 from dash_inductor.passes.base.rewrite import Result
@@ -92,20 +92,20 @@ def test_a_failure_where_nothing_is_rewritten() -> None:
     assert (record.rewrite, record.reason) == ("half", Reason.INTERNAL_ERROR)
 
 
-@pytest.mark.parametrize("number", range(len(entries.ENTRIES)))
-def test_an_entry_that_fails(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other entries go on, and what the net of unknown operators finds is recorded, too."""
+@pytest.mark.parametrize("number", range(len(frontends.FRONTENDS)))
+def test_a_frontend_that_fails(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other frontends go on, and what the net of unknown operators finds is recorded, too."""
 
     def fail(graph: Graph) -> Any:
         raise ZeroDivisionError("on purpose")
 
-    fail.__module__ = "an_entry"
-    changed = list(entries.ENTRIES)
+    fail.__module__ = "a_frontend"
+    changed = list(frontends.FRONTENDS)
     changed[number] = fail
-    monkeypatch.setattr(entries, "ENTRIES", tuple(changed))
+    monkeypatch.setattr(frontends, "FRONTENDS", tuple(changed))
     rewrite_on(joint_graph(flash).graph)
     failed = [record for record in sites() if record.reason is Reason.INTERNAL_ERROR]
-    assert [record.op for record in failed] == ["an_entry"]
+    assert [record.op for record in failed] == ["a_frontend"]
     others = [record.status for record in sites() if record not in failed]
     assert others == (["kept"] if number == 0 else ["replaced"])
 

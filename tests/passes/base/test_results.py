@@ -12,8 +12,8 @@ from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 import dash_inductor
 from dash_inductor.records.records import clear_sites
 
-from ...support import attention_entries, by_hand, rewritten_programs
-from ...support.attention_entries import ENTRIES
+from ...support import attention_frontends, by_hand, rewritten_programs
+from ...support.attention_frontends import ENTRIES
 from ...support.flex import Mod, Sizes, block_mask, causal, training_on_the_cpu
 from ...support.fuzzed import BY_DYNAMO, compiled, everything_on_the_cpu, rewritten
 from ...support.graphs import capture
@@ -93,7 +93,7 @@ def test_attention(name: str, how: str) -> None:
     """A write to an input is noticed where a backward of ours reads it, as in eager mode."""
     function, tensors = (
         _returned_otherwise(ENTRIES[name].function, how),
-        [*attention_entries.tensors_of(ENTRIES[name]).values()],
+        [*attention_frontends.tensors_of(ENTRIES[name]).values()],
     )
     with capture():
         ours = _seen(compiled(function), tensors)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dash_inductor.config import config
-from dash_inductor.entries import math_path
+from dash_inductor.frontends import math_backend
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import sites
 
@@ -114,7 +114,7 @@ def test_a_bias_that_is_no_view_is_repeated(bias: tuple[int, ...]) -> None:
     inputs = tensors(*[WIDE] * 3)
     with capture() as graphs:
         results = step(graphs.compile(attention(given)), inputs)
-    assert [(record.op, record.status) for record in sites()] == [(math_path.OP, "replaced")]
+    assert [(record.op, record.status) for record in sites()] == [(math_backend.OP, "replaced")]
     assert_as_exact(attention(given), inputs, results)
 
 
@@ -125,14 +125,14 @@ def test_what_is_no_view_is_replaced_as_attention_by_hand() -> None:
     inputs = tensors(*[WIDE] * 3)
     with capture() as graphs:
         results = step(graphs.compile(function), inputs)
-    assert [(record.op, record.status) for record in sites()] == [(math_path.OP, "replaced")]
+    assert [(record.op, record.status) for record in sites()] == [(math_backend.OP, "replaced")]
     assert_as_exact(function, inputs, results)
 
 
 def test_nothing_changes_on_a_cpu_that_is_left_alone() -> None:
     with capture(cpu="off") as graphs:
         step(graphs.compile(attention(None)), tensors(*[WIDE] * 3))
-    assert [(record.op, record.reason) for record in sites()] == [(math_path.OP, Reason.CPU_OFF)]
+    assert [(record.op, record.reason) for record in sites()] == [(math_backend.OP, Reason.CPU_OFF)]
 
 
 # ---- an H100
@@ -140,7 +140,7 @@ def test_nothing_changes_on_a_cpu_that_is_left_alone() -> None:
 PROGRAM = """
     import json
 
-    from tests.entries.test_fusable import records_of_h100
+    from tests.frontends.test_fusable import records_of_h100
 
     print(json.dumps(records_of_h100()))
 """
@@ -212,7 +212,7 @@ def records_of_h100() -> dict[str, Any]:
     def relative(q: Tensor, k: Tensor, v: Tensor, b: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=b.permute(2, 0, 1)[None])
 
-    with mock.patch("dash_inductor.entries.fusable.make_fusable", return_value=False):
+    with mock.patch("dash_inductor.frontends.fusable.make_fusable", return_value=False):
         found["as it was"] = line(relative, *[(2, 8, 128, 64)] * 3, (128, 128, 8))
     found["five dimensions"] = line(pairs, *[(1, 6, 8, 128, 64)] * 3, (1, 1, 128, 128, 8))
     found["t5"] = line(t5, *[(2, 8, 128, 64)] * 3, (32, 8))

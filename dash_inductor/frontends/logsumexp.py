@@ -142,7 +142,7 @@ def gradient_of(emitter: Emitter, gradient: Gradient, logsumexp: Node, query: No
 
 def cause_of_results(forward: Forward, call: Call, backwards: Set[Node] = frozenset()) -> str:
     """Why a forward of ours does not give what others than these backwards read of this one; "" if it does."""
-    if not isinstance(forward.out, Output) or forward.logsumexp is None:  # the entry has looked at it
+    if not isinstance(forward.out, Output) or forward.logsumexp is None:  # the frontend has looked at it
         return ""
     given = forward.given(backwards) - {forward.out.index}
     if given - {forward.logsumexp.index}:

@@ -45,7 +45,7 @@ _MERGED = "bits depend on how keys are split: output and log-sum-exp are merged 
 
 
 def find(graph: Graph) -> Iterator[Found]:
-    """The calls of a graph; see `Entry`."""
+    """The calls of a graph; see `Frontend`."""
     found = list(calls(graph, (*PAIRS, _OVERRIDEABLE)))
     merged = {node: pair.merged_from(node) for pair, node in found if isinstance(pair, Pair) and pair.is_backward(node)}
     parts = {part for forwards in merged.values() for part in forwards}

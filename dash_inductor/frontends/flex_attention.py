@@ -48,7 +48,7 @@ _OF_PYTORCH = ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX")
 
 
 def find(graph: Graph) -> Iterator[Found]:
-    """The calls of a graph; see `Entry`."""
+    """The calls of a graph; see `Frontend`."""
     drafts = Drafts(graph)
     for _, node in calls(graph, [FLEX]):
         yield _found(node, drafts)

@@ -1,4 +1,4 @@
-"""A net for operators that no entry knows: attention by their names, their arguments and their shapes."""
+"""A net for operators that no frontend knows: attention by their names, their arguments and their shapes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PYTORCH = frozenset({
     "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem", "_dtensor", "torchvision", "quantized",
     "quantized_decomposed", "dash_inductor", "profiler", "debugprims", "mkldnn", "onednn", "streams", "fsdp",
 })  # fmt: skip
-"""Namespaces of which entries know all operators of attention."""
+"""Namespaces of which frontends know all operators of attention."""
 
 
 def find(graph: Graph, known: Set[Node]) -> Iterator[Refusal]:

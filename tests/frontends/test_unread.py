@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.fx import Graph
 
-from dash_inductor.entries import unread
-from dash_inductor.entries.unread.net import OP
+from dash_inductor.frontends import unread
+from dash_inductor.frontends.unread.net import OP
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import FORWARD_ONLY, FULL, sites
 

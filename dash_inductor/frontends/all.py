@@ -11,22 +11,22 @@ from .. import failures
 from ..graph.nodes import is_joint
 from ..model.plan import Kept
 from ..model.reasons import Reason
-from . import by_hand, flash_attn, flex_attention, sdpa, unknown, unread, varlen
-from .attention import Entry, Found, Refusal
+from . import decomposed, flash_attn, flex_attention, sdpa, unknown, unread, varlen
+from .attention import Found, Frontend, Refusal
 
-ENTRIES: tuple[Entry, ...] = (
+FRONTENDS: tuple[Frontend, ...] = (
     sdpa.find,
     varlen.find,
     flash_attn.find,
     flex_attention.find,
-    by_hand.find,
+    decomposed.find,
 )
 
 
 def attentions(graph: Graph) -> Iterator[Found]:
-    """Every attention of a graph, by its entry; last what no entry knows."""
+    """Every attention of a graph, by its frontend; last what no frontend knows."""
     known: set[Node] = set()
-    for find in (*ENTRIES, partial(unknown.find, known=known), partial(unread.find, known=known)):
+    for find in (*FRONTENDS, partial(unknown.find, known=known), partial(unread.find, known=known)):
         try:
             for found in find(graph):
                 known.update(_nodes(found))
@@ -45,7 +45,7 @@ def _nodes(found: Found) -> Iterator[Node]:
 
 
 def _failure(graph: Graph, name: str, error: Exception) -> Refusal:
-    """The refusal of all that an entry would have found, had it not failed."""
+    """The refusal of all that a frontend would have found, had it not failed."""
     text = failures.caught(f"{name}.find", error, recorded=True)
     kept = Kept(Reason.INTERNAL_ERROR, text)
     return Refusal(graph.output_node(), name, kept, is_joint(graph), None, everywhere=True)

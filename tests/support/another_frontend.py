@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from dash_inductor.entries.attention import (
+from dash_inductor.frontends.attention import (
     Attention,
     Backward,
     Forward,

@@ -48,7 +48,7 @@ _DEPTH = 20
 
 
 def find(graph: Graph) -> Iterator[Found]:
-    """The calls of a graph; see `Entry`."""
+    """The calls of a graph; see `Frontend`."""
     for found, node in calls(graph, (*PAIRS, *_REFUSED)):
         yield found.refusal(node) if isinstance(found, Refused) else _attention(found, node)
 

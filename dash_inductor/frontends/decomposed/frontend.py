@@ -26,7 +26,7 @@ from ...graph.numbers import holds_all
 from ...model.mask import Band
 from ...model.plan import Kept
 from ...model.reasons import Reason
-from .. import math_path
+from .. import math_backend
 from ..attention import Attention, Backward, Forward, Found, Inputs, Refusal, Sink, View
 from ..repeat_kv import Unused
 from .labels import CAST, is_float, shape_of
@@ -54,8 +54,8 @@ class _Softmax:
 
 
 def find(graph: Graph) -> Iterator[Found]:
-    """The softmaxes of a graph; see `Entry`.  Nodes are added that only replaced attention reads (`graph.drafts`)."""
-    of_math = {refusal.node: refusal for refusal in math_path.find(graph) if isinstance(refusal, Refusal)}
+    """The softmaxes of a graph; see `Frontend`.  Adds nodes that only replaced attention reads (`graph.drafts`)."""
+    of_math = {refusal.node: refusal for refusal in math_backend.find(graph) if isinstance(refusal, Refusal)}
     softmaxes = list(_softmaxes(graph))
     if not softmaxes:
         yield from of_math.values()
@@ -227,7 +227,7 @@ class _Match:
         wide = values.results["O"].meta["val"].dtype.itemsize > own.itemsize
         note = (WIDE if wide else NOTE) + ("; with sinks" if scores.sink is not None else "")
         return Attention(
-            forward, backward, OP if self.of_math is None else math_path.OP, note=note, one_operator=False,
+            forward, backward, OP if self.of_math is None else math_backend.OP, note=note, one_operator=False,
         )  # fmt: skip
 
     def _sizes(self, inputs: Inputs) -> Iterator[tuple[Node, tuple[tuple[View, int], ...]]]:

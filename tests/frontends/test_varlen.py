@@ -17,7 +17,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 
 from dash_inductor.config import config
-from dash_inductor.entries import varlen as packed
+from dash_inductor.frontends import varlen as packed
 from dash_inductor.graph.nodes import op_name, origin
 from dash_inductor.model.mask import ALIGNMENT, MAX_LENGTH, Band
 from dash_inductor.model.reasons import Reason

@@ -27,10 +27,10 @@ OP = "attention by hand"
 
 
 def find(graph: Graph, known: Set[Node]) -> Iterator[Refusal]:
-    """The attentions of a graph that no entry has found.
+    """The attentions of a graph that no frontend has found.
 
     Args:
-        known: the nodes of what entries have found.
+        known: the nodes of what frontends have found.
     """
     of_backward = backward.of_backward(graph)
     planes, found = Planes(), set[Node]()

@@ -152,7 +152,7 @@ def calls(graph: Graph, pairs: Iterable[Pair | Refused]) -> Iterator[tuple[Pair 
 
 
 def _forwards_of(pair: Pair, backward: Node) -> Iterator[Node | None]:
-    """As `Pair.forward_of`; what made the arguments where they are not known, of a backward that its entry refuses."""
+    """As `Pair.forward_of`; what made the arguments where they are not known, of a backward that it refuses."""
     try:
         yield pair.forward_of(backward)
     except (TypeError, KeyError, ValueError):

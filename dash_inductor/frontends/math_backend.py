@@ -30,7 +30,7 @@ _MASKED = ("aten::add", "aten::where", "aten::masked_fill")
 
 
 def find(graph: Graph) -> Iterator[Found]:
-    """Every call of the math implementation in a graph; see `Entry`.
+    """Every call of the math implementation in a graph; see `Frontend`.
 
     The detail of a refusal says which conditions of fused operators a call does not meet, and what it was called with.
     """

@@ -60,7 +60,7 @@ _SAME = ("scale", "is_causal", "window_size_left", "window_size_right", "softcap
 
 
 def find(graph: Graph) -> Iterator[Found]:
-    """The calls of a graph; see `Entry`."""
+    """The calls of a graph; see `Frontend`."""
     for pair, node in calls(graph, list(_pairs(graph))):
         assert isinstance(pair, Pair)
         yield _attention(pair, node)

@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dash_inductor.config import config
-from dash_inductor.entries import all as entries
 from dash_inductor.errors import SiteKeptError
+from dash_inductor.frontends import all as frontends
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import FORWARD_ONLY, clear_sites, sites
 
-from ..support import another_entry
-from ..support.another_entry import attend
+from ..support import another_frontend
+from ..support.another_frontend import attend
 from ..support.graphs import BACKWARD, FORWARD, capture, step, tensors
 
 pytestmark = pytest.mark.usefixtures("deterministic")
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("deterministic")
 
 @pytest.fixture(autouse=True)
 def the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries, "ENTRIES", (*entries.ENTRIES, another_entry.find))
+    monkeypatch.setattr(frontends, "FRONTENDS", (*frontends.FRONTENDS, another_frontend.find))
 
 
 def inputs() -> list[Tensor]:
@@ -46,12 +46,12 @@ def test_calls_are_replaced_beside_those_of_pytorch() -> None:
     with capture(strict=True) as graphs:
         results = step(graphs.compile(two_layers), inputs())
     assert [(record.op, record.mask) for record in sites()] == [
-        (another_entry.BACKWARD, "causal"),
-        (another_entry.BACKWARD, "full"),
+        (another_frontend.BACKWARD, "causal"),
+        (another_frontend.BACKWARD, "full"),
         ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "full"),
     ]
     assert (graphs.count(FORWARD), graphs.count(BACKWARD)) == (3, 3)
-    assert not graphs.count(another_entry.FORWARD) + graphs.count(another_entry.BACKWARD)
+    assert not graphs.count(another_frontend.FORWARD) + graphs.count(another_frontend.BACKWARD)
     true = step(exact, [t.detach().double().requires_grad_() for t in inputs()])
     assert all((ours - theirs).abs().max() < 1e-5 for ours, theirs in zip(results, true, strict=True))
 
@@ -63,8 +63,8 @@ def test_a_forward_that_stays() -> None:
     (record,) = sites()
     assert record.forward == "kept: by the setting forward='keep'"
     assert record.plan is not None
-    assert f"/forward=keep:{another_entry.FORWARD}" in record.plan.numerics_key
-    assert (graphs.count(another_entry.FORWARD), graphs.count(BACKWARD)) == (1, 1)
+    assert f"/forward=keep:{another_frontend.FORWARD}" in record.plan.numerics_key
+    assert (graphs.count(another_frontend.FORWARD), graphs.count(BACKWARD)) == (1, 1)
     doubles = [t.detach().double().requires_grad_() for t in inputs()]
     true = step(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), doubles)
     assert all((ours - theirs).abs().max() < 1e-5 for ours, theirs in zip(results, true, strict=True))
@@ -74,7 +74,7 @@ def test_a_forward_alone() -> None:
     with capture(strict=True) as graphs, torch.no_grad():
         graphs.compile(lambda q, k, v: attend(q, k, v, True)[1])(*inputs())
     (record,) = sites()
-    assert (record.op, record.kind, record.status) == (another_entry.FORWARD, FORWARD_ONLY, "replaced")
+    assert (record.op, record.kind, record.status) == (another_frontend.FORWARD, FORWARD_ONLY, "replaced")
 
 
 def test_a_refusal_has_its_reason() -> None:
@@ -85,7 +85,7 @@ def test_a_refusal_has_its_reason() -> None:
         step(graphs.compile(capped), inputs())
         (record,) = sites()
         assert (record.op, record.reason, record.detail) == (
-            another_entry.BACKWARD,
+            another_frontend.BACKWARD,
             Reason.UNSUPPORTED_OP,
             "a softcap",
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch.fx import Graph
 
-from dash_inductor.entries.all import attentions
+from dash_inductor.frontends.all import attentions
 from dash_inductor.graph.nodes import op_name
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import FORWARD_ONLY, FULL, sites

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import dash_inductor
-from dash_inductor.entries import math_path
-from dash_inductor.entries.by_hand.entry import ONLY_READ, OP
-from dash_inductor.entries.by_hand.values import Values
+from dash_inductor.frontends import math_backend
+from dash_inductor.frontends.decomposed.frontend import ONLY_READ, OP
+from dash_inductor.frontends.decomposed.values import Values
 from dash_inductor.graph.emit import Emitter
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import FORWARD_ONLY, SiteRecord, sites
@@ -29,7 +29,7 @@ from ..support.hand_programs import run
 pytestmark = pytest.mark.usefixtures("deterministic")
 Function = Callable[..., Tensor]
 NAMES = pytest.mark.parametrize("name", PROGRAMS)
-OP_OF = {"math": math_path.OP}
+OP_OF = {"math": math_backend.OP}
 """Attention that is PyTorch's own.  In "flat", Inductor of torch 2.11 finds one of its patterns before us."""
 
 
@@ -53,7 +53,7 @@ def test_training(name: str, dtype: torch.dtype) -> None:
     record = only_record()
     assert (record.status, record.mask, record.forward) == ("replaced", program.mask, "reference"), record.detail
     assert record.op == OP_OF.get(name, OP) or (name == "flat" and compat.TORCH == (2, 11))
-    ours = record.op in (OP, math_path.OP)
+    ours = record.op in (OP, math_backend.OP)
     if ours:
         assert "computed by hand" in record.detail
         assert "more precise" in record.detail or (name, dtype) == ("math", torch.bfloat16)
@@ -111,7 +111,7 @@ def test_dynamic_lengths(name: str) -> None:
             inputs = tensors(*shapes)
             results = step(run, inputs)
             # A fused operator that a pattern of Inductor's has put there has strides of its own.
-            assert_as_exact(program.function, inputs, results, strides=sites()[-1].op in (OP, math_path.OP))
+            assert_as_exact(program.function, inputs, results, strides=sites()[-1].op in (OP, math_backend.OP))
     assert {record.status for record in sites()} == {"replaced"}, [record.detail for record in sites()]
 
 

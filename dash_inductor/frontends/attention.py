@@ -1,7 +1,7 @@
-"""An attention as an entry finds it in a graph: tensors that it reads as views, results as sinks, or why it is kept.
+"""An attention as a frontend finds it in a graph: tensors that it reads as views, results as sinks, or why it is kept.
 
-An entry knows the operators of one origin.  Behind it, nobody knows an operator by its name: rewrites ask views for the
-nodes that are there now, and sinks take the results of other operators.
+A frontend knows the operators of one origin.  After it, nothing knows an operator by its name: passes ask views for
+the nodes that are there now, and sinks take the results of other operators.
 """
 
 from __future__ import annotations
@@ -311,8 +311,8 @@ class Attention:
         forward: None if it is in no graph that is seen here.  Several backwards may have the same one.
         backward: None if nothing in the graph is the backward of the forward.
         forward_op: the name of the operator of the forward.
-        refusal: says, before anything else is read, why an entry does not replace such a call; it may guard a number.
-        note: a note of the entry for the record.
+        refusal: says, before anything else is read, why a frontend does not replace such a call; it may guard a number.
+        note: a note of the frontend for the record.
         one_operator: whether it is a call of one operator, forward or backward; else `forward_op` names it.
     """
 
@@ -365,7 +365,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Refusal:
-    """An attention that its entry never replaces.
+    """An attention that its frontend never replaces.
 
     Attributes:
         node: the node that has the name of the site.
@@ -395,7 +395,7 @@ class Refusal:
 Found = Attention | Refusal
 
 
-class Entry(Protocol):
+class Frontend(Protocol):
     """One way in which attention comes into a graph."""
 
     def __call__(self, graph: Graph) -> Iterator[Found]:

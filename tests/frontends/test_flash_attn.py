@@ -13,9 +13,9 @@ from torch import Tensor
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 
 from dash_inductor.config import config
-from dash_inductor.entries import flash_attn as entry
-from dash_inductor.entries.written import written
 from dash_inductor.errors import SiteKeptError
+from dash_inductor.frontends import flash_attn as entry
+from dash_inductor.frontends.written import written
 from dash_inductor.graph.nodes import op_name
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import FORWARD_ONLY, FULL, SiteRecord, sites

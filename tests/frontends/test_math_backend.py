@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("deterministic", "unmatched")
 
 @pytest.fixture
 def unmatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dash_inductor.entries.by_hand.entry._softmaxes", lambda graph: iter(()))
+    monkeypatch.setattr("dash_inductor.frontends.decomposed.frontend._softmaxes", lambda graph: iter(()))
 
 
 QKV = [(2, 4, 8, 16)] * 3

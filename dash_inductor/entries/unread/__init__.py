@@ -1,5 +1,0 @@
-"""A net for attention that no entry reads, so that none is without a record."""
-
-from .net import find
-
-__all__ = ["find"]
