@@ -26,7 +26,12 @@ from dash_inductor.upstream.compat import TESTED
 from ..support.distribution import ROOT
 
 DOCS = ROOT / "docs"
-PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")), *sorted(DOCS.rglob("*.md"))]
+GUARD = ROOT / "guard"
+PAGES = [
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "guard/README")),
+    *sorted(DOCS.rglob("*.md")),
+    *sorted((GUARD / "docs").glob("*.md")),
+]
 
 
 def text_of(name: str) -> str:
@@ -139,7 +144,7 @@ def test_troubleshooting_has_advice_for_every_reason() -> None:
 def test_quoted_messages_exist(message: str) -> None:
     assert message in text_of("docs/troubleshooting.md")
     sources = [*ROOT.glob("_dash_inductor_*.py")]
-    sources += [path for folder in ("dash_inductor", "kernels") for path in (ROOT / folder).rglob("*.py")]
+    sources += [path for folder in ("dash_inductor", "kernels", "guard/dash_guard") for path in (ROOT / folder).rglob("*.py")]
     assert any(message in literal for path in sources for literal in literals(path))
 
 
