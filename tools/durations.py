@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SHORT = 4.0
+SHORT = 1.5
 """Functions whose cases take less than this altogether (seconds) are not written down."""
 
 

@@ -144,7 +144,9 @@ def test_troubleshooting_has_advice_for_every_reason() -> None:
 def test_quoted_messages_exist(message: str) -> None:
     assert message in text_of("docs/troubleshooting.md")
     sources = [*ROOT.glob("_dash_inductor_*.py")]
-    sources += [path for folder in ("dash_inductor", "kernels", "guard/dash_guard") for path in (ROOT / folder).rglob("*.py")]
+    sources += [
+        path for folder in ("dash_inductor", "kernels", "guard/dash_guard") for path in (ROOT / folder).rglob("*.py")
+    ]
     assert any(message in literal for path in sources for literal in literals(path))
 
 

@@ -1,6 +1,7 @@
 """Cross products of tests are cut: some cases of each run every time, and all of them run within several slices.
 
-``--cases few`` runs, of a test function whose cases take long, as many cases as fit into `BUDGET` seconds.
+``--cases few`` runs, of a test function whose cases take long, as many cases as fit into `BUDGET` seconds, and none
+of a function of which one case takes longer than `LONG`.
 ``--cases 3/10`` runs these and the third tenth of all others, so that ten runs with 0/10 to 9/10 run everything.
 ``--cases all``, the default, runs everything.
 
@@ -23,8 +24,10 @@ import pytest
 from .distribution import ROOT
 
 DURATIONS = ROOT / "tests" / "durations.json"
-BUDGET = 4.0
-"""Seconds for the cases of one function that run every time; one case runs in any case."""
+BUDGET = 2.0
+"""Seconds for the cases of one function that run every time; at least one case does, unless it takes `LONG`."""
+LONG = 10.0
+"""A case that takes longer than this (seconds) runs in its slice only."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,7 @@ class Cases:
             of_function[function(name)].append(name)
         found: set[str] = set()
         for name, cases in of_function.items():
-            few = max(1, math.floor(BUDGET / seconds[name])) if seconds.get(name) else len(cases)
-            always = sorted(cases, key=_mixed)[:few]
+            always = sorted(cases, key=_mixed)[: _few(seconds[name])] if name in seconds else cases
             found |= set(always) | {case for case in cases if self._has(case)}
         return found
 
@@ -85,6 +87,11 @@ def durations() -> dict[str, float]:
     """Seconds of one case on average, by the node id of its function."""
     found = json.loads(DURATIONS.read_text(encoding="utf-8"))
     return {name: entry["seconds"] / entry["cases"] for name, entry in found.items()}
+
+
+def _few(seconds: float) -> int:
+    """How many cases run every time, of those that take this long."""
+    return 0 if seconds > LONG else max(1, math.floor(BUDGET / seconds))
 
 
 def _mixed(name: str) -> int:
