@@ -35,14 +35,14 @@ def autoload() -> None:
     if _armed:
         return
     _armed = True
-    _after_import(_OPERATORS, _offer_operators)
+    after_import(_OPERATORS, _offer_operators)
     if state.off_by_environment():
         return
     switch = os.environ.get("DASH_INDUCTOR", "")
     if switch and switch.lower() not in state.BOOLEANS:
         allowed = ", ".join(map(repr, state.BOOLEANS))
         state.give_up(ValueError(f"DASH_INDUCTOR={switch!r} is not allowed: expected one of {allowed}"))
-    _after_import(_INDUCTOR, _install)
+    after_import(_INDUCTOR, _install)
 
 
 def _install() -> None:
@@ -105,7 +105,7 @@ def _is_defining() -> bool:
     return any(getattr(module.__spec__, "_initializing", False) for module in modules)
 
 
-def _after_import(name: str, step: Callable[[], None]) -> None:
+def after_import(name: str, step: Callable[[], None]) -> None:
     """Run `step` once the module `name` has been imported, at once if it has been."""
     if name in sys.modules:
         _guarded(step)

@@ -1,35 +1,47 @@
 """What `import torch` runs of dash_guard: start what the environment asks for, the guard or a recording.
 
 torch loads every entry point of the group `torch.backends` at the end of its own import, and any exception there makes
-`import torch` fail for the whole environment.  So this module stands by itself, standard library only, and imports
-dash_guard only if one of its variables is set.
+`import torch` fail for the whole environment.  So this module imports the standard library and the module like it of
+dash_inductor, and dash_guard only if one of its variables is set.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
 import warnings
 
+import _dash_inductor_autoload
+
 STARTS = {"DASH_GUARD_RECORD": "dash_guard.recorder.start", "DASH_GUARD": "dash_guard.process.start"}
 """The modules that start what each variable asks for, by a function `from_environment`."""
 
-_started = False
+_armed = False
 
 
 def autoload() -> None:
-    """Start once what the environment asks for.  Never raises: what is broken becomes one warning."""
-    global _started
-    if _started:
+    """Start once what the environment asks for, when torch has been imported.
+
+    Never raises: what is broken becomes one warning.
+    """
+    global _armed
+    if _armed:
         return
-    _started = True
+    _armed = True
     for variable, module in STARTS.items():
         if os.environ.get(variable):
-            try:
-                importlib.import_module(module).from_environment()
-            except (Exception, SystemExit) as error:
-                _warn(f"dash_guard is off, although {variable} is set. {type(error).__name__}: {error}")
+            _dash_inductor_autoload.after_import("torch", functools.partial(_start, variable, module))
+
+
+def _start(variable: str, module: str) -> None:
+    if not os.environ.get(variable):  # deleted since, as in the process of a monitor
+        return
+    try:
+        importlib.import_module(module).from_environment()
+    except (Exception, SystemExit) as error:
+        _warn(f"dash_guard is off, although {variable} is set. {type(error).__name__}: {error}")
 
 
 def _warn(text: str) -> None:

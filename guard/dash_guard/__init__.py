@@ -14,6 +14,9 @@ find out what it means (`report.findings.Finding`).  Detectors are pure: they kn
 process, clock or network.  Nothing runs in a collective of the training or changes a bit of it; what a check could not
 see goes into `report.coverage.Coverage`.
 
+Importing this package does what `import torch` does by itself where torch loads extensions
+(TORCH_DEVICE_BACKEND_AUTOLOAD is not 0): it starts what the variables ask for.
+
 This file does not import torch, because it may run while torch itself is being imported.
 """
 
@@ -21,6 +24,8 @@ from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+import _dash_guard_autoload
 
 from dash_inductor.observers import active
 
@@ -53,3 +58,4 @@ def _show(graph: Any) -> bool:
 
 
 active.graphs = active.Graphs(__name__, _show)
+_dash_guard_autoload.autoload()

@@ -48,5 +48,5 @@ def _run(arguments: Sequence[str], folder: Path) -> None:
     if not any(folder.glob("rank*.dash")):
         hint = "it called no module and no optimizer of PyTorch"
         if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
-            hint = "TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set, and it does not import dash_inductor"
+            hint = "TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set, and it does not import dash_guard"
         raise ScriptError(f"{' '.join(arguments)} left no recording: {hint}")

@@ -286,6 +286,15 @@ def test_verify_runs_a_script_twice(tmp_path: Path) -> None:
     assert "has a recording already" in again.stderr
 
 
+def test_verify_of_a_script_that_imports_dash_guard_itself(tmp_path: Path) -> None:
+    """Where torch loads no extensions; before torch or after it."""
+    for number, first in enumerate(("dash_guard, torch", "torch, dash_guard")):
+        lines = f"import {first}", "torch.manual_seed(0)", "torch.nn.Linear(2, 2)(torch.ones(1, 2))"
+        (tmp_path / f"{number}.py").write_text("\n".join(lines), encoding="utf-8")
+        result = verify(tmp_path, f"{number}.py", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+        assert result.returncode == 0, result.stderr
+
+
 def test_verify_needs_something_to_compare(tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text("raise SystemExit(3)", encoding="utf-8")
     (tmp_path / "nothing.py").write_text("", encoding="utf-8")
