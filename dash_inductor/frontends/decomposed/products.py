@@ -1,4 +1,4 @@
-"""The products of attention: scores, output, the gradients, and where the gradient of the output comes in."""
+"""Identifies the products of attention (scores, output, gradients), and the gradient of the output."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .value import Kind, Operand, Value
 
 
 def product_of_scores(values: Known) -> None:
-    """Name query and key, the operands of the product that gives the scores.
+    """Record query and key, the operands of the product that computes the scores.
 
     Raises:
         NotAttention: the softmax is not over a dimension of the product.
-        Stuck: it is over a part of one.
+        Stuck: the softmax is over part of a dimension.
     """
     scores = values.scores.product
     assert scores is not None
@@ -44,7 +44,9 @@ def product_of_scores(values: Known) -> None:
 
 
 def is_outer(node: Node) -> bool:
-    """Whether a node multiplies columns by rows, which is how a product over one query or one key is decomposed."""
+    """Return whether a node multiplies a column by a row, which is how a product with an inner size of 1 is
+    decomposed.
+    """
     factors = [arg for arg in node.args if isinstance(arg, Node) and is_float(arg)]
     if op_name(node) != "aten::mul" or len(factors) != 2:
         return False
