@@ -1,4 +1,6 @@
-"""The values of operators on elements and rows, by the values of their arguments: what is no product."""
+"""Rules for the values of elementwise operators and reductions, from the values of their arguments; products
+excepted.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ _EMPTY: dict[tuple[str, str], Kind] = {
     ("row visible", "aten::logical_not"): "empty",
     ("hidden", "aten::all"): "empty",
 }
-"""How a program finds the rows whose scores all are minus infinity; their probabilities are no numbers, or zeros."""
+"""How programs find rows whose scores are all minus infinity, whose probabilities they replace by zeros, because they
+would be NaN."""
 
 _RANDOM = ("aten::rand", "prims::inductor_random")
 
@@ -35,7 +38,9 @@ def _maximum_and_place(values: Known, node: Node) -> Value | None:
 
 
 def result_of_maximum(values: Known, node: Node) -> Value | None:
-    """The value of a result of a maximum with its place; None if it is none of the scores."""
+    """Return the value of a result of ``max(dim)``, the maximum or its index; None if it is not a maximum of the
+    scores.
+    """
     if not values.is_kind(node.args[0], "maximum"):
         return None
     return Value("row" if node.args[1] == 0 else "index")
@@ -96,7 +101,9 @@ def _times(values: Known, a: Value, b: Value) -> Value | None:
 
 
 def _drop(values: Known, probabilities: Value, other: Node) -> Value | None:
-    """Dropout: probabilities times random flags, which are times a constant."""
+    """Return the value of probabilities after dropout: multiplied by a random mask and a constant; None if `other`
+    differs.
+    """
     chain, factor = [(other, 1.0)], 1.0
     while op_name(other) != "aten::gt":
         step = constant_factor(other)
@@ -181,7 +188,7 @@ def _sum(values: Known, node: Node) -> Value | None:
 
 
 def _row_labels(values: Known, node: Node, labels: Labels) -> Labels | None:
-    """The labels of a reduction over the keys alone, whose dimension is kept; None if the node is another reduction."""
+    """Return the labels of a reduction over the keys alone that keeps the dimension; None for other reductions."""
     args, labels = bind(node), values.atoms.resolved(labels)
     dims = args.get("dim")
     dims = [dims] if isinstance(dims, int) else dims
@@ -304,4 +311,4 @@ RULES: dict[str, Callable[[Known, Node], Value | None]] = {
     "aten::slice_scatter": _beside_zero,
     "aten::constant_pad_nd": _beside_zero,
 }
-"""The rule of each operator; None where its result is nothing that attention has."""
+"""The rule of each operator, which returns None if the result is not a value of attention."""
