@@ -81,10 +81,11 @@ class Pair:
         return forward if forward is logsumexp.args[0] and op_name(forward) == self.forward else None
 
     def merged_from(self, backward: Node) -> tuple[Node, ...]:
-        """The forwards from whose results a backward's `logsumexp` is computed; empty where `forward_of` knows it.
+        """Return the forwards from whose results a backward's `logsumexp` is computed; empty if `forward_of` finds its
+        forward.
 
-        So it is with context parallel: the forwards of several parts of the keys are merged, and every part has a
-        backward that reads what was merged.
+        Context parallel does this: it merges the forwards of several parts of the keys, and each part has a backward
+        that reads the merged results.
         """
         start = self.argument(backward, "logsumexp").value
         if self.forward_of(backward) is not None or not isinstance(start, Node):
