@@ -85,11 +85,12 @@ def rule_name(node: Node) -> str:
 
 
 def is_unknown(node: Node, readable: Container[str]) -> bool:
-    """Whether nobody knows a tensor when the graph is compiled: it is an input of the graph, or the result of an
-    operator that is not readable, as random numbers are.
+    """Return whether a tensor is unknown at compile time: an input of the graph, or the result of an operator without a
+    rule, such as random numbers.
 
     Args:
-        readable: names of rules, see `rule_name`.
+        node: the node of the tensor.
+        readable: the names of rules, see `rule_name`.
     """
     return node.op == "placeholder" or rule_name(node) not in readable
 
