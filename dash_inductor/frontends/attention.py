@@ -148,7 +148,7 @@ class Output:
     def order(self) -> Order | None:
         used = self.used
         value = self.node.meta["val"][self.index] if used is None else used.meta["val"]
-        if not isinstance(value, Tensor):  # it is not wanted
+        if not isinstance(value, Tensor):  # the result is not computed
             return (0, 1, 2, 3)
         value = heads_first(value, self.axes)
         return sizes.dense_order(value.shape, value.stride())
@@ -351,6 +351,7 @@ class Attention:
 
     @property
     def has_backward(self) -> bool:
+        """Whether the graph has a backward of this attention."""
         return self.backward is not None
 
     @property

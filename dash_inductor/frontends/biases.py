@@ -166,7 +166,7 @@ def _with_sum(source: Argument, sink: Sink) -> FoundBias:
     """Return the bias with the graph's sum of its gradient over batch elements or heads, if only that sum reads it."""
     bias, gradient, users = FoundBias(source, sink), sink.used, sink.users
     assert gradient is not None
-    if len(users) != 1 or sink.axes != "bhsd":  # in other dimensions, a sum is over others
+    if len(users) != 1 or sink.axes != "bhsd":  # else the sum's dimensions have another meaning
         return bias
     (user,) = users
     if op_name(user) != "aten::sum" or "dim" not in (args := bind(user)) or not args["keepdim"]:

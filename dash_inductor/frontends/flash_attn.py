@@ -200,7 +200,7 @@ def _of_slopes(args: Mapping[str, Any]) -> Kept | None:
         return None
     value, query = slopes.meta["val"], args["query"].meta["val"]
     if query.dim() != 4:
-        return None  # for which there is another reason
+        return None  # kept for another reason
     batch, heads = query.shape[0], query.shape[2]
     fits = sizes.same_all(value.shape, [heads]) or sizes.same_all(value.shape, [batch, heads])
     if value.dtype != torch.float32 or value.device != query.device or not fits:

@@ -218,7 +218,7 @@ class _Call:
         scale = self.args["scale"]
         try:
             score, masked = self._score, self._mask is not None
-        except NotReadable:  # it is refused
+        except NotReadable:  # `cause_to_keep` refuses the call
             return Inputs(query, key, value, scale, 0.0, flags=None, band=Band)
         masked = masked or bool(score.hidden)
         return Inputs(

@@ -101,7 +101,7 @@ def _with_batch_of_mask(call: Node) -> bool:
 
 def _with_contiguous_mask(call: Node) -> bool:
     mask = _tensors(call).get("attn_mask")
-    if mask is None or _value(call).device.type != "cuda":  # on the CPU, fused operators read any strides
+    if mask is None or _value(call).device.type != "cuda":  # CPU kernels read any strides
         return False
     value = _value(mask)
     if not value.dim() or sizes.static(value.stride(-1)) in (None, 1) or sizes.static(value.shape[-1]) == 1:

@@ -56,7 +56,7 @@ class LogSumExp(Output):
         wanted = [[*heads_first, length], [*heads_first, length, 1]]
         if self.multiple > 1 and value.dim() == 3:
             padded = (length + self.multiple - 1) // self.multiple * self.multiple
-            # The operator says the same in other symbols.
+            # The operator's fake expresses the padded length by other symbols.
             wanted.append([*heads_first, padded if sizes.differ(value.shape[2], padded) else value.shape[2]])
         if call.mask.placed is not None:
             wanted = [[query.shape[1], length]]
@@ -151,7 +151,7 @@ def gradient_of(emitter: Emitter, gradient: Gradient, logsumexp: Node, query: No
 
 def cause_of_results(forward: Forward, call: Call, backwards: Set[Node] = frozenset()) -> str:
     """Return why our forward cannot provide the results that nodes other than `backwards` read; "" if it can."""
-    if not isinstance(forward.out, Output) or forward.logsumexp is None:  # the frontend has looked at it
+    if not isinstance(forward.out, Output) or forward.logsumexp is None:  # the frontend has checked it
         return ""
     given = forward.given(backwards) - {forward.out.index}
     if given - {forward.logsumexp.index}:
@@ -170,5 +170,5 @@ def _may_hide(call: Call) -> bool:
 
 def _heads(logsumexp: Node) -> int:
     found = sizes.static(logsumexp.meta["val"].shape[1])
-    assert found is not None  # kernels are compiled for it
+    assert found is not None  # static: kernels are compiled for it
     return found

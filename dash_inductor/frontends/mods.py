@@ -66,6 +66,7 @@ class Plane:
         return (self.key, 2) if axis == 3 else (self.query, axis)
 
     def size(self, axis: int) -> sizes.Dim:
+        """Return the size of an axis of the scores."""
         tensor, dim = self.of(axis)
         return cast(sizes.Dim, tensor.meta["val"].shape[dim])
 
@@ -342,7 +343,7 @@ class _Writer:
         same = len(set(axes)) == len(places) and all(map(sizes.same, size, map(self._plane.size, axes)))
         if same:
             return self._placed(tensor, axes)
-        # Of four dimensions, all of them: PyTorch tells a wrong size of the result where places differ in their number.
+        # All indices get four dimensions: PyTorch infers a wrong shape if they differ in their number of dimensions.
         found = list(map(self._of_four_dimensions, places))
         if self._floats:
             found = [self._in_range(place, tensor, dim) for dim, place in enumerate(found)]

@@ -75,7 +75,9 @@ class Repeat:
 
     @property
     def loses_range(self) -> bool:
-        """Whether the operand's dtype has a smaller range of exponents than the smaller tensor's."""
+        """Whether the smallest normal number of the operand's dtype is larger than that of the smaller tensor's
+        dtype.
+        """
         return torch.finfo(self.dtype).tiny > torch.finfo(self.base.meta["val"].dtype).tiny
 
 

@@ -199,7 +199,7 @@ def scattered(shape: Sequence[int], indices: Sequence[Tensor], values: Tensor) -
         values = values.sum(rest, keepdim=True)
     places = []
     for index, n in zip(indices, shape, strict=True):
-        inside = torch.where(index < 0, index + n, index).clamp(0, n - 1)  # hidden scores may name any place
+        inside = torch.where(index < 0, index + n, index).clamp(0, n - 1)  # hidden scores may have any index
         places.append(inside)
     zeros = values.new_zeros(list(shape))
     return zeros.index_put(tuple(places), values, accumulate=True)
@@ -316,6 +316,6 @@ def _slope_of(joint: Mod, node: Any) -> object:
     if not is_square and not (op_name(square) == "aten::pow" and square.args[1] == 2):
         return None
     tanh = square.args[0]
-    while isinstance(tanh, Node) and op_name(tanh) in CASTS and _is_exact(joint, tanh):  # derivatives are in float32
+    while isinstance(tanh, Node) and op_name(tanh) in CASTS and _is_exact(joint, tanh):  # derivatives use float32
         tanh = tanh.args[0]
     return joint.token(tanh)

@@ -52,7 +52,7 @@ def find(graph: Graph, known: Set[Node]) -> Iterator[Refusal]:
     backwards = [node for node in graph.nodes if node not in known and _is_backward(node)]
     for node in backwards:
         yield _refusal(node, op_name(node), has_backward=True)
-    ours = [node for node in graph.nodes if op_name(node).startswith(OURS)]  # of a forward that stayed in another pass
+    ours = [node for node in graph.nodes if op_name(node).startswith(OURS)]  # an earlier pass kept their forwards
     read = {_source(source) for node in (*backwards, *known, *ours) for source in node.all_input_nodes}
     for node in graph.nodes:
         if node in known or not _is_forward(node):

@@ -126,9 +126,7 @@ def band(args: Mapping[str, Any]) -> Band:
 
 
 def _reach(bound: int | None) -> int | None:
-    """Return how many tokens a window reaches to one side; None if it is unbounded, which negative numbers stand
-    for.
-    """
+    """Return how many tokens a window reaches to one side; None if it is unbounded, which a negative number means."""
     return None if bound is None or not 0 <= bound <= MAX_LENGTH else bound
 
 
@@ -176,7 +174,7 @@ def _same_value(a: Node, b: Node, depth: int = _DEPTH) -> bool:
     computed = all(node.op == "call_function" and op_name(node).startswith(("aten::", "prims::")) for node in (a, b))
     if not depth or not computed or a.target is not b.target or a.kwargs.keys() != b.kwargs.keys():
         return False
-    # Random tensors, and tensors that nothing is written to, have other values in every node.
+    # Random and uninitialized tensors differ from node to node.
     if torch.Tag.nondeterministic_seeded in a.target.tags or "empty" in op_name(a):  # type: ignore[union-attr]
         return False
 

@@ -40,7 +40,7 @@ def written(node: Node, names: Sequence[str], axes: Axes) -> tuple[Sink, Sink, S
         return None
     first = max(1, len(operator._schema.returns))
     arguments = [argument.name for argument in operator._schema.arguments if is_written(argument)]
-    if "_all_bases" not in node.kwargs:  # the first form: every argument is a tensor by itself
+    if "_all_bases" not in node.kwargs:  # auto_functionalized v1: each argument is its own tensor
         if any(name not in arguments or not isinstance(node.kwargs.get(name), Node) for name in names):
             return None
         outputs = [Output(node, first + arguments.index(name), axes) for name in names]
@@ -49,7 +49,7 @@ def written(node: Node, names: Sequence[str], axes: Axes) -> tuple[Sink, Sink, S
     parts = {name: _View.of(node, name) for name in arguments}
     for index, base in enumerate(node.kwargs["_all_bases"]):  # type: ignore[arg-type]  # a list of nodes
         of_base = {name: view for name, view in parts.items() if view is not None and view.base == index}
-        if not of_base.keys() <= set(names):  # something else is written there, too
+        if not of_base.keys() <= set(names):  # another argument is written there too
             continue
         whole = [name for name, view in of_base.items() if view.is_whole(base)]
         if whole:

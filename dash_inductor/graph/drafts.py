@@ -28,6 +28,7 @@ class Drafts:
 
     @property
     def graph(self) -> Graph:
+        """The graph to which drafts are added."""
         return self._emitter.graph
 
     def call(self, target: Callable[..., Any], *args: Any, like: Node, **kwargs: Any) -> Node:

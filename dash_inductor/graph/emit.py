@@ -17,7 +17,7 @@ from . import sizes
 
 aten = torch.ops.aten
 
-# Metadata of a node's own result; all others (checkpoint tags, sequence number, source, partition) are inherited.
+# Metadata of a node's own result; the rest (checkpoint tags, sequence number, source, partition) is copied from `like`.
 _OWN_META = frozenset({"val", "tensor_meta", "example_value", "eager_input_vals", "unbacked_bindings"})
 
 

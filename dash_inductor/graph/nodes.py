@@ -84,7 +84,7 @@ def _dtype(node: Node) -> object:
 
 def _undoes(squeeze: Node, unsqueeze: Node) -> bool:
     value = unsqueeze.meta.get("val")
-    if not isinstance(value, Tensor) or len(squeeze.args) < 2:  # all dimensions of size 1
+    if not isinstance(value, Tensor) or len(squeeze.args) < 2:  # squeezes all dimensions of size 1
         return False
     dims: tuple[Any, Any] = squeeze.args[1], unsqueeze.args[1]
     return all(isinstance(dim, int) for dim in dims) and dims[0] % value.dim() == dims[1] % value.dim()
@@ -127,7 +127,7 @@ def bind(node: Node) -> dict[str, Any]:
         return named.arguments
     schema = operator._schema.arguments
     bound = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    given = () if is_functionalized(node) else node.args  # the rest is in kwargs
+    given = () if is_functionalized(node) else node.args  # arguments are in kwargs
     bound.update(zip((argument.name for argument in schema), given, strict=False))
     own = {argument.name for argument in schema}
     bound.update({name: value for name, value in node.kwargs.items() if name in own})

@@ -29,7 +29,7 @@ def stays_on_its_device(gm: GraphModule) -> bool:
     """Return whether all operators of a graph and its subgraphs are kernels that compute on the device of their inputs.
 
     These are kernels of Inductor, PyTorch or this package; CPU scalars may be read on any device.  Return False if the
-    graph does not tell the device of a tensor.
+    device of a tensor is unknown.
     """
     graphs = [module.graph for module in gm.modules() if isinstance(module, GraphModule)]
     return all(_stays(node) for graph in graphs for node in graph.nodes if node.op == "call_function")

@@ -40,7 +40,7 @@ def _marked_dynamic(x: torch.SymInt | torch.SymFloat) -> bool:
         constraints = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()
         sizes = tracked.fake.shape if isinstance(tracked.fake, torch.Tensor) else ()
         for size, constraint in zip(sizes, constraints, strict=False):
-            firm = constraint is not None and not constraint.warn_only  # what Dynamo itself made dynamic may be fixed
+            firm = constraint is not None and not constraint.warn_only  # sizes made dynamic by Dynamo may be fixed
             if firm and isinstance(size, torch.SymInt) and size.node.expr.free_symbols & symbols:
                 return True
     return False

@@ -37,7 +37,7 @@ class Undo:
             else:
                 with graph.inserting_before(next(iter(graph.nodes), None)):
                     live[node] = graph.create_node(op, target, name=name, type_expr=type_)
-                live[node].name = name  # the graph knows it as used, and would number it
+                live[node].name = name  # create_node appends a number to a used name
             if before is not None and before.next is not live[node]:
                 before.append(live[node])
             elif before is None and next(iter(graph.nodes)) is not live[node]:

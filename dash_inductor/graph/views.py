@@ -20,7 +20,7 @@ def viewed(node: Node) -> Node | None:
     source = node.args[0] if node.args else None
     if not isinstance(source, Node):
         return None
-    if node.target is operator.getitem:  # of several views, as `split` gives them
+    if node.target is operator.getitem:  # one of several views, such as those of `split`
         return source if _is_view(source.target) else None
     return source if _is_view(node.target) else None
 

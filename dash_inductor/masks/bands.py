@@ -89,7 +89,7 @@ def to_band(scores: Scores, visible: Value) -> Band | None:
     if scores.q_len.is_Integer and scores.kv_len.is_Integer:
         first, last = 1 - int(scores.kv_len), int(scores.q_len) - 1
         intervals = [(max(low, first), min(high, last)) for low, high in intervals]
-    else:  # of sequences that may be as long as MAX_LENGTH: a bound that far away excludes nothing, or everything
+    else:  # lengths may reach MAX_LENGTH: a bound that far away excludes nothing, or everything
         intervals = [(low, high) for low, high in intervals if low < MAX_LENGTH and high > -MAX_LENGTH]
         intervals = [
             (-math.inf if low <= -MAX_LENGTH else low, math.inf if high >= MAX_LENGTH else high)

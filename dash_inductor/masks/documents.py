@@ -109,8 +109,8 @@ class Documents:
         """
         starts = self.starts
         dtype = starts.meta["val"].dtype
-        # One of everything for each of the starts: where there are fewer, one document alone would be guarded.  The
-        # tokens behind the last document begin with the last start.
+        # All vectors have one element per start: with one less, the case of one document would add a guard (size 1).
+        # The last element stands for the tokens after the last document, which begin at the last start.
         ends = call(aten.slice.Tensor, call(aten.constant_pad_nd.default, starts, [0, 1], MAX_LENGTH), 0, 1)
         ends = call(aten.clamp_max.default, ends, tokens)
         lengths = call(aten.sub.Tensor, ends, starts)

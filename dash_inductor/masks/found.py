@@ -27,10 +27,12 @@ class FoundTerm:
 
     @property
     def fields(self) -> tuple[str, ...]:
+        """The names of the operands that are present."""
         return tuple(TERMS[self.NAME].ROLES)
 
     @property
     def same(self) -> Mapping[str, str]:
+        """Operands that are the same tensor as another operand, by name."""
         return {}
 
     @property

@@ -61,6 +61,7 @@ def same(a: Value, b: Value) -> bool:
 
 
 def is_number(value: Value) -> bool:
+    """Return whether a value is a constant number."""
     return isinstance(value, sympy.Expr) and value.is_number
 
 
@@ -94,6 +95,7 @@ class Algebra:
         return symbol
 
     def is_index(self, symbol: sympy.Basic) -> bool:
+        """Return whether a symbol is an index symbol."""
         return symbol in self._extent
 
     def data(self, low: int, high: int, moved_by: frozenset[sympy.Basic]) -> sympy.Symbol:
@@ -117,6 +119,7 @@ class Algebra:
         return self._equalities.get(symbol)
 
     def is_data(self, symbol: sympy.Basic) -> bool:
+        """Return whether a symbol is a data symbol."""
         return symbol in self._data
 
     def has_data(self, expr: sympy.Expr) -> bool:
@@ -152,6 +155,7 @@ class Algebra:
         return self._bounds[expr]
 
     def upper(self, expr: sympy.Expr) -> sympy.Expr | None:
+        """Return a proved upper bound of `expr`, or None if there is none."""
         low = self.lower(-expr)
         return None if low is None else -low
 
@@ -289,11 +293,12 @@ class Algebra:
             return True
         if self.nonnegative(-expr - 1):
             return False
-        if terms[min(terms, key=str)] < 0:  # one spelling of a condition and its negation
+        if terms[min(terms, key=str)] < 0:  # canonical form of a condition and its negation
             return Branch(-expr - 1, False, True)
         return Branch(expr, True, False)
 
     def equal_zero(self, expr: sympy.Expr) -> Value:
+        """Return the truth of ``expr == 0``."""
         if expr.is_number:
             return bool(expr == 0)
         above, below = self.at_least_zero(expr), self.at_least_zero(-expr)
@@ -435,6 +440,7 @@ def _at(value: Value, point: dict[Any, Any]) -> Value:
 
 
 def leaves(value: Value) -> Sequence[Leaf]:
+    """Return the leaves of a value, from left to right."""
     if isinstance(value, Branch):
         return [*leaves(value.then), *leaves(value.other)]
     return [value]

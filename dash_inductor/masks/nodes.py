@@ -66,6 +66,7 @@ def meta_of(node: Node) -> torch.Tensor:
 
 
 def shape_of(node: Node) -> Position:
+    """Return the shape of a node's tensor, as expressions in size symbols."""
     return tuple(as_expr(n) for n in meta_of(node).shape)
 
 

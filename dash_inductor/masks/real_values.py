@@ -78,6 +78,7 @@ class RealValues:
         return value
 
     def shape(self, node: Node) -> tuple[int, ...]:
+        """Return the shape of a node's tensor for the given sizes."""
         return tuple(self.size(n) for n in meta_of(node).shape)
 
     def window(self, node: Node, window: Window) -> torch.Tensor:
@@ -146,7 +147,7 @@ class RealValues:
         if node.op != "call_function":
             raise NotRecognised("value_mismatch", f"{node.op} {node.name} cannot be evaluated")
         constant = _constant(node)
-        if constant is not None:  # its tensor argument only lends shape and type, and may be an input of the graph
+        if constant is not None:  # the tensor argument may be a graph input
             return torch.full(self.shape(node), self.size(constant), dtype=meta_of(node).dtype)
         kwargs = {k: v for k, v in node.kwargs.items() if k != "pin_memory"}
         if "device" in kwargs:
@@ -193,7 +194,7 @@ def _expand(values: RealValues, node: Node, args: dict[str, Any], window: Window
 
 
 def _same_elements(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor | None:
-    """View-like ops that only add or remove dimensions of size 1."""
+    """Evaluate views that only add or remove dimensions of size 1."""
     source = values.shape(args["self"])
     kept = [(n, r) for n, r in zip(values.shape(node), window, strict=True) if n != 1]
     if "dtype" in args or [n for n in source if n != 1] != [n for n, _ in kept]:

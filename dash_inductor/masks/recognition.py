@@ -84,6 +84,7 @@ class MaskResult:
 
     @staticmethod
     def refused(cause: NotRecognised) -> MaskResult:
+        """Return the result for a mask that is not recognised."""
         return MaskResult(None, cast(MaskReason, cause.reason), cause.detail)
 
     @property

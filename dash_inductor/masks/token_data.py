@@ -91,6 +91,7 @@ class Load:
 
     @property
     def axes(self) -> frozenset[Axis]:
+        """The axes of the scores on which the load depends."""
         return frozenset(index.axis for index in self.indices if index.axis is not None)
 
     @property
@@ -115,7 +116,7 @@ class Loads:
         self._axes: dict[sympy.Expr, tuple[Axis, sympy.Expr]] = {}
         names: tuple[Axis, ...] = ("b", "h", "q", "kv")
         for name, index, extent in zip(names, position, plane, strict=True):
-            if index.is_Symbol and (dense or name != "h"):  # where the extent is 1, the index is 0
+            if index.is_Symbol and (dense or name != "h"):  # for an extent of 1, the index is 0
                 self._axes[index] = name, extent
         self._symbols: dict[Load, sympy.Symbol] = {}
 

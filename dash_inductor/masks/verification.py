@@ -89,11 +89,11 @@ def _values(terms: Terms, chain: list[Node], sizes: Sizes, readable: Container[s
     close = {c.bound + i for c in terms.comparisons for i in (-1, 0, 1)}
     for load in terms.loads:
         if terms.positions is not None and terms.segments is not None and load in terms.segments.loads:
-            continue  # counted from the positions
+            continue  # computed from the positions
         shape, dtype = values.shape(load.node), meta_of(load.node).dtype
         least, greatest = RANGES[dtype]
         choices = torch.tensor(sorted({min(max(x, least), greatest) for x in (*FEW_VALUES, *close)}), dtype=dtype)
-        steps = [STEP**d for d in range(len(shape))][::-1]  # elements that share memory, as planes are large
+        steps = [STEP**d for d in range(len(shape))][::-1]  # overlapping strides save memory
         count = 1 + sum((n - 1) * step for n, step in zip(shape, steps, strict=True))
         drawn = choices[torch.randint(0, len(choices), (count,), generator=generator)]
         values.give(load.node, drawn.as_strided(shape, steps))
@@ -221,7 +221,7 @@ def _visible(band: Band, rows: tuple[int, int], columns: tuple[int, int]) -> tor
     """Return the part of the mask that `band` (anchored top left) describes: bool, [rows, columns]."""
     start, stop = rows
     length = columns[1] - columns[0]
-    d = torch.arange(stop - 1 - columns[0], start - columns[1], -1)  # the last row's, and above it, what moves in
+    d = torch.arange(stop - 1 - columns[0], start - columns[1], -1)  # d of the last row, then of rows above
     visible = torch.ones_like(d, dtype=torch.bool)
     if band.lo is not None:
         visible &= d >= band.lo

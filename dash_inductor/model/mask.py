@@ -46,10 +46,11 @@ class Band:
         if self.lo is not None and self.hi is not None and self.lo > self.hi:
             raise ArgumentError("hi", self.hi, f"None or an integer >= lo={self.lo}")
         if self.is_full and self.anchor != "top_left":
-            object.__setattr__(self, "anchor", "top_left")  # one spelling of the full mask
+            object.__setattr__(self, "anchor", "top_left")  # canonical form of the full mask
 
     @property
     def is_full(self) -> bool:
+        """Whether neither bound is set, so that every query sees every key."""
         return self.lo is None and self.hi is None
 
     @property

@@ -66,15 +66,19 @@ class PythonPrinter:
     """Prints an expression as Python; subclasses override the syntax of single operations."""
 
     def where(self, condition: str, a: str, b: str) -> str:
+        """Return the source of a choice of `a` or `b`."""
         return f"({a} if {condition} else {b})"
 
     def extremum(self, name: str, a: str, b: str) -> str:
+        """Return the source of the maximum or the minimum, as `name` ("max" or "min") says."""
         return f"{name}({a}, {b})"
 
     def divide(self, a: str, b: str) -> str:
+        """Return the source of an integer division."""
         return f"({a} // {b})"
 
     def remainder(self, a: str, b: str) -> str:
+        """Return the source of a remainder."""
         return f"({a} % {b})"
 
     def print(self, e: Expr) -> str:
@@ -199,7 +203,7 @@ def compile_functions(s: Schedule, printer: PythonPrinter, scope: dict[str, Any]
     """
     results, namespace = definitions(s), dict(scope or {})
     for name, parameters in (SIGNATURES | HOST_SIGNATURES).items():
-        exec(function_source(name, parameters, results[name], printer), namespace)  # our own text, printed above
+        exec(function_source(name, parameters, results[name], printer), namespace)  # our own source, printed above
     return SimpleNamespace(**{name: namespace[name] for name in results})
 
 

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:  # jobs need sympy, which the prices alone do not
+if TYPE_CHECKING:  # jobs import sympy, which `Costs` does not need
     from .jobs import Job
 
 Accumulator = tuple[int, int, int]  # head, query head within the group, q tile

@@ -14,7 +14,7 @@ from typing import Any
 
 import sympy
 
-Expr = Any  # sympy carries no types; an alias says what is meant
+Expr = Any  # sympy is untyped; the alias documents intent
 
 
 def _index(name: str) -> Expr:
@@ -104,4 +104,5 @@ def ceil_div(a: Expr, b: Expr) -> Expr:
 
 
 def at_least_zero(x: Expr) -> Expr:
+    """Return ``max(0, x)``."""
     return Maximum(0, x)

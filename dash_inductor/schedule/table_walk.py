@@ -149,7 +149,7 @@ class Tables:
         return self._pairs(head)[q][kv] != FULL
 
     def kind(self, head: int) -> int:
-        return head  # nothing is shared: this class is for checks, and small
+        return head  # no two heads are assumed equal: this class only serves checks of small problems
 
     def words(self, head: int, kv: int, blind: Collection[int] = ()) -> list[int]:
         """Return the steps of a kv tile's walk as kernels read them; `blind` are the q tiles with queries that see no

@@ -70,9 +70,9 @@ def find(graph: Graph) -> Iterator[Found]:
     matches = [match for match in found if isinstance(match, _Match)]
     yield from (refusal for refusal in found if isinstance(refusal, Refusal))
     for match in matches:
-        with contextlib.suppress(Exception):  # it is raised again below
+        with contextlib.suppress(Exception):  # `attention` below raises it again
             known.avoid.update(match.inside())
-    for match in matches:  # only now, because what is added has users
+    for match in matches:  # only now, because it adds users to nodes
         try:
             attention: Found = match.attention()
         except Stuck as error:
@@ -299,7 +299,7 @@ class _Match:
         all_ = [node for node, value in values.known.items() if value.kind == "dsink"]
         if not all_:
             return None
-        found = [node for node in all_ if not node.users or not set(node.users) <= set(all_)]  # others are converted
+        found = [node for node in all_ if not node.users or not set(node.users) <= set(all_)]  # others are casts
         if len(found) != 1 or abs(values.known[found[0]].factor - 1) > 1e-5:
             raise Stuck(found[0], "the gradient of the sinks")
         batch, heads, queries, _ = self.reader.roles.of_kind("score")

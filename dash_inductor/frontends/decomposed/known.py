@@ -53,6 +53,7 @@ class Known:
 
     @property
     def atoms(self) -> Atoms:
+        """The atoms of the attention's dimensions."""
         return self.scores.atoms
 
     @property

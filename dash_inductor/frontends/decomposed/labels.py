@@ -49,10 +49,12 @@ def broadcast(node: Node, labels: Labels) -> Labels:
 
 
 def is_tensor(value: object) -> bool:
+    """Return whether a value is a node with a tensor."""
     return isinstance(value, Node) and isinstance(value.meta.get("val"), Tensor)
 
 
 def is_float(value: object) -> bool:
+    """Return whether a value is a node with a floating-point tensor."""
     return isinstance(value, Node) and is_tensor(value) and value.meta["val"].dtype.is_floating_point
 
 
@@ -79,6 +81,7 @@ class Atoms:
         return tuple(found)
 
     def resolved(self, labels: Labels) -> Labels:
+        """Return labels in which every split atom is replaced by its parts."""
         return tuple(map(self.atoms, labels))
 
     def same(self, a: Labels, b: Labels) -> bool:

@@ -81,7 +81,7 @@ def _in_four(reader: Reader, term: Term) -> Node:
         return term.tensor
     own = term.own(atoms)
     present = {atom for dimension in own for atom in dimension}
-    lacking = [a for d in wanted if present & set(d) for a in d if a not in present]  # as windows of one picture
+    lacking = [a for d in wanted if present & set(d) for a in d if a not in present]  # such as the windows of an image
     tensor, own = _repeated(reader, term.tensor, own, lacking)
     present |= set(lacking)
     return reader.in_four(tensor, own, tuple(_if_present(dimension, present) for dimension in wanted))

@@ -28,7 +28,7 @@ def operand(values: Known, kind: Operand, node: object, labels: Labels) -> None:
         node, labels, times = found
         factor *= times
     values.chains[kind] = [part for part, _, _ in reversed(chain)]
-    for part, own, after in reversed(chain):  # a factor behind a node is none of its own
+    for part, own, after in reversed(chain):  # only the factors before a node count
         values.set_operand(part, Value(kind, own, factor / after))
 
 

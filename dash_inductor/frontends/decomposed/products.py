@@ -94,7 +94,7 @@ def _product_with(values: Known, node: Node, value: Value, other: Node, is_left:
         return Value(kind, (*lead, outer, end) if is_left else (*lead, end, outer), factor)
 
     keys, rows = values.keys, values.rows
-    over_rows = set(inner) == set(rows)  # grouped heads may lie in front of queries, or behind them
+    over_rows = set(inner) == set(rows)  # grouped heads may come before or after queries
     if value.kind == ("D" if values.random else "P"):
         if node not in values.of_backward and inner == keys:
             if set(outer) != set(rows):
@@ -179,7 +179,7 @@ def _take_gradient(values: Known, node: Node, planes: Labels | None) -> None:
     """
     if planes is not None:
         rows = [d for d in values.atoms.resolved(planes)[-2:] if set(d) == set(values.rows)]
-    else:  # several atoms may lie in another order
+    else:  # several atoms may be in another order
         rows = [values.rows] if len(values.rows) < 2 else []
     left, right = node.args
     assert isinstance(left, Node)

@@ -201,7 +201,7 @@ def _row_labels(values: Known, node: Node, labels: Labels) -> Labels | None:
 
 
 def _fits_rows(values: Known, row: Labels, plane: Labels) -> bool:
-    """Whether a tensor has one number for each row of a plane, where the plane has the row."""
+    """Return whether a tensor has one number for each row of a plane, where the plane has the dimension of the row."""
     wide = values.atoms.atoms(values.scores.wide_dim)
     of_rows = tuple(() if dim == wide else dim for dim in values.atoms.resolved(plane))
     return values.atoms.same(row, of_rows)
@@ -227,7 +227,7 @@ def _where(values: Known, node: Node) -> Value | None:
 
 
 def _hides_nothing_else(values: Known, condition: object, labels: Labels) -> bool:
-    """Whether a condition holds only where probabilities are 0, or where a row has none."""
+    """Return whether a condition holds only where probabilities are 0, or in rows whose keys are all hidden."""
     found = values.known.get(condition) if isinstance(condition, Node) else None
     if found is None:
         return False
@@ -256,7 +256,7 @@ def _slice(values: Known, node: Node) -> Value | None:
 
 
 def _beside_zero(values: Known, node: Node) -> Value | None:
-    """A gradient of probabilities with a column of zeros for the sink."""
+    """Return the value of a gradient of probabilities that is extended by a column of zeros for the sink."""
     args, name = bind(node), op_name(node)
     if name == "aten::slice_scatter":
         inner, fits = args["src"], number_of(args["self"]) == 0 and args["start"] in (None, 0)

@@ -73,17 +73,17 @@ class Term:
 
 @dataclass
 class Scores:
-    """What was found between the product and the exponential.
+    """The scores of a softmax, from the product of query and key to the argument of the exponential.
 
     Attributes:
-        atoms: of all tensors of the attention.
-        labels: of the nodes of the scores.
-        product: of query and key.
-        outer, inner: the constant factors of the scores, outside and inside of the hyperbolic tangent.
-        tanh: its node, None without a softcap.
+        atoms: the atoms of the attention.
+        labels: the labels of the scores' nodes.
+        product: the product of query and key.
+        outer, inner: the constant factors of the scores, outside and inside of the tanh.
+        tanh: the node of a softcap's tanh; None without a softcap.
         terms: masks and biases, the innermost first.
-        sink: the column that stands behind the scores, None without one.
-        key_dim: the dimension of the keys, and the same with the column of the sink.
+        sink: the attention sink that is concatenated after the scores; None without one.
+        key_dim, wide_dim: the dimension of the keys, without and with the column of the sink.
     """
 
     atoms: Atoms
@@ -98,6 +98,7 @@ class Scores:
     wide_dim: Dimension = ()
 
     def copy(self) -> Scores:
+        """Return a copy with its own lists and dicts, which shares the atoms."""
         return Scores(
             self.atoms, dict(self.labels), self.product, self.outer, self.inner, self.tanh, list(self.terms), self.sink,
             self.key_dim, self.wide_dim,

@@ -142,7 +142,7 @@ def _expand(node: Node, dims: Dims, known: dict[Any, int]) -> Dims:
     own = plain_dims(node, known)
     return tuple(
         dim or wide for dim, wide in zip(((),) * (len(own) - len(dims)) + dims, own, strict=True)
-    )  # the new ones have no labels
+    )  # new dimensions have no labels
 
 
 def cut(node: Node, dims: Dims, known: dict[Any, int]) -> Dims:

@@ -80,7 +80,7 @@ def _contracted(plane: Plane, product: Product, side: int) -> Iterator[Label]:
     summed = labels([pair for pair in product.contracted if None not in pair])
     for label in sorted(
         summed & plane.normal.keys(), key=lambda label: (label[0], label[1]), reverse=True
-    ):  # the closest product
+    ):  # the latest product first
         rows = [other for other in batch | free if other[0] is label[0] and other[1] != label[1]]
         if not any(row in batch for row in rows) or any(row in free for row in rows):
             yield label

@@ -55,6 +55,7 @@ class Plane:
 
     @property
     def labels(self) -> Labels:
+        """All labels of the dimensions."""
         return labels_of(self.dims)
 
 
@@ -121,7 +122,7 @@ class Planes:
             given = self.of.get(operand)
             if given is None:
                 continue
-            shared = product.operands[1 - side] in self.of  # a matrix of weights may be repeated for a batch
+            shared = product.operands[1 - side] in self.of  # weights may be expanded for a batch
             alone = [None if shared and pair[1 - side] is not None else pair[side] for pair in product.kept]
             dims = [() if place is None else given.dims[place] for place in alone]
             kept = labels_of(dims)
@@ -149,7 +150,7 @@ class Planes:
             dims = through(node, given.dims, self._numbers)
             if dims is not None:
                 return replace(given, dims=dims, **self._column(name, given, dims))
-        if name == "" and given is not None:  # a result of several
+        if name == "" and given is not None:  # getitem: one of several results
             same = len(given.dims) == len(shape_of(node))
             return replace(given, dims=cut(node, given.dims, self._numbers)) if same else None
         if name in _SEVERAL:
@@ -314,7 +315,7 @@ def _neg(planes: Planes, node: Node, whole: Plane, operands: Operands) -> Plane:
 def _reciprocal(planes: Planes, node: Node, whole: Plane, operands: Operands) -> Plane:
     (given,) = operands[:1]
     assert given is not None
-    inverse = node.args[1:] in ((), (-1,), (-1.0,))  # a power otherwise
+    inverse = node.args[1:] in ((), (-1,), (-1.0,))  # else another power
     return replace(whole, **(_formed({"sum": "inverse", "inverse": "sum"})(given, whole) if inverse else {}))
 
 
@@ -323,7 +324,7 @@ def _sub(planes: Planes, node: Node, whole: Plane, operands: Operands) -> Plane:
     if one is not None and other is not None and other.form == "log":
         whole = replace(whole, logs=whole.logs | {label for label in other.sums if label in one.labels})
     minus = node.args[1]
-    if isinstance(minus, Node) and len(shape_of(minus)) == len(whole.dims):  # a loss subtracts what is expected
+    if isinstance(minus, Node) and len(shape_of(minus)) == len(whole.dims):  # e.g. a loss subtracts its target
         lost = [
             label
             for label in whole.normal

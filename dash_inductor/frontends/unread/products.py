@@ -61,7 +61,7 @@ def _matmul(place: int = 0) -> Callable[[Node], Product | None]:
         a, b = len(shape_of(left)), len(shape_of(right))
         if not a or not b:
             return None
-        lead = "abcdefghij"[: max(a, b, 2) - 2]  # aligned at the right
+        lead = "abcdefghij"[: max(a, b, 2) - 2]  # batch dimensions, right-aligned
         of_left = lead[len(lead) - a + 2 :] + "mk" if a > 1 else "k"
         of_right = lead[len(lead) - b + 2 :] + "kn" if b > 1 else "k"
         kept = lead + "m" * (a > 1) + "n" * (b > 1)

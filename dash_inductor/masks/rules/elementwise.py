@@ -29,6 +29,7 @@ def _register(*names: str) -> Callable[[Rule], Rule]:
 
 
 def number(leaf: Leaf) -> sympy.Expr:
+    """Return a leaf as a number; booleans become 0 or 1."""
     return sympy.Integer(int(leaf)) if isinstance(leaf, bool) else leaf
 
 
