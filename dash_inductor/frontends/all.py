@@ -24,8 +24,7 @@ FRONTENDS: tuple[Frontend, ...] = (
 
 
 def attentions(graph: Graph) -> Iterator[Found]:
-    """Yield every attention in the graph, frontend by frontend; operators that no frontend supports come last, as
-    `Refusal`.
+    """Yield every attention in the graph, frontend by frontend; last, as `Refusal`s, those that no frontend supports.
 
     An exception in one frontend is caught, logged and yielded as a `Refusal` of the whole graph; the others still run.
     """

@@ -35,8 +35,7 @@ _HEADS_FIRST = (0, 2, 1, 3)
 """The permutation from "bshd" to "bhsd"; it is its own inverse."""
 
 OURS = "dash_inductor::attention_backward"
-"""The prefix of the names of this package's backward operators, which may read the results of a forward that is
-kept."""
+"""The prefix of the names of this package's backward operators, which may read the results of a kept forward."""
 
 
 class NotReadable(Exception):
@@ -115,8 +114,7 @@ class Sink(Protocol):
         """The nodes of the program that read the result."""
 
     def put(self, emitter: Emitter, result: Node, before: Node) -> tuple[Node, Node] | None:
-        """Return the node to be replaced, which the rest of the graph reads, and its replacement, computed from
-        `result`.
+        """Return the node that the rest of the graph reads, and its replacement, computed from `result`.
 
         Return None if another sink returns both, because one node holds several results.
         """
@@ -335,9 +333,7 @@ class Attention:
 
     @property
     def node(self) -> Node:
-        """The node after which the attention is named in records: the backward's, or that of a forward without a
-        backward.
-        """
+        """The node that names the attention in records: the backward or, without one, the forward."""
         found = self.backward or self.forward
         assert found is not None
         return found.node
@@ -420,9 +416,7 @@ class Frontend(Protocol):
 
 
 def is_alone(forward: Node, backwards: Set[str] = frozenset()) -> bool:
-    """Return whether no attention backward reads a result of `forward`: neither one of `backwards` nor one of our
-    own.
-    """
+    """Return whether no attention backward, neither of `backwards` nor of this package, reads a result of `forward`."""
     return not any(_leads_to(user, backwards) for user in forward.users)
 
 

@@ -62,9 +62,7 @@ class FoundBias:
         return self.total if self.total is not None or self.sink is None else self.sink.used
 
     def put(self, emitter: Emitter, result: Node, before: Node) -> list[tuple[Node, Node]]:
-        """Return pairs of a gradient that the graph reads and its replacement, computed from our operator's
-        `result`.
-        """
+        """Return pairs of a gradient that the graph reads and its replacement, computed from `result`."""
         if self.total is None:
             assert self.sink is not None
             swap = self.sink.put(emitter, result, before)
@@ -97,9 +95,7 @@ def find_bias(mask: Argument, gradient: Sink | None, plane: Sequence[Dim]) -> Fo
 
 
 def bias_of(place: Argument, gradients: tuple[TensorGradient, ...], plane: Sequence[Dim]) -> FoundBias:
-    """Return a bias of four dimensions with gradients of the tensors that it is computed from; `plane` as in
-    `find_bias`.
-    """
+    """Return a bias of four dimensions with gradients of its source tensors; `plane` as in `find_bias`."""
     size = place.value.meta["val"].shape
     one = [dim for dim in range(4) if sizes.static(size[dim]) == 1 and sizes.static(plane[dim]) != 1]
     summed, rest = (tuple(dim for dim in one if dim in dims) for dims in ((0, 1), (2, 3)))
@@ -107,18 +103,14 @@ def bias_of(place: Argument, gradients: tuple[TensorGradient, ...], plane: Seque
 
 
 def may_broadcast(mask: Node, plane: Sequence[Dim]) -> bool:
-    """Return whether a mask can broadcast to scores [batch, q heads, q_len, kv_len] for some values of dynamic
-    sizes.
-    """
+    """Return whether a mask can broadcast to scores [batch, q heads, q_len, kv_len] for some dynamic sizes."""
     size = mask.meta["val"].shape
     pairs = zip(size[::-1], plane[::-1], strict=False)
     return len(size) <= len(plane) and not any(sizes.differ(a, b) and sizes.static(a) != 1 for a, b in pairs)
 
 
 def _before_expansion(place: Argument) -> Iterator[Argument]:
-    """Yield the argument itself, then the arguments that hold the tensor before expansion, or before padding and
-    slicing.
-    """
+    """Yield the argument, then those that hold the tensor before expansion, or before padding and slicing."""
     while True:
         yield place
         node: Node = place.value
@@ -132,16 +124,15 @@ def _before_expansion(place: Argument) -> Iterator[Argument]:
 
 
 def _is_fast_to_read(node: Any) -> bool:
-    """Return whether elements along the keys are contiguous or all the same, so that copying the tensor gains
-    nothing.
-    """
+    """Return whether elements along the keys are contiguous or all the same, so that a copy gains nothing."""
     value: Tensor = node.meta["val"]
     return not value.dim() or sizes.static(value.stride(-1)) in (0, 1) or sizes.static(value.shape[-1]) == 1
 
 
 def _padded(node: Node) -> Argument | None:
-    """Return the argument that holds the tensor before a pad whose appended elements in the last dimension `node`, a
-    slice, cuts off again; None for any other slice.
+    """Return the argument that holds the tensor before a pad whose added elements `node`, a slice, cuts off again.
+
+    Only padding at the end of the last dimension counts; return None for any other slice.
     """
     args = bind(node)
     pad = args["self"]

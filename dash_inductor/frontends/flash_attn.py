@@ -44,8 +44,7 @@ _EXTENSIONS = {
 _READ = {"q", "k", "v", "softmax_scale", "window_size_left", "window_size_right"}
 _SAVED = {"dout", "out", "softmax_lse"}
 _WRITTEN = {"dq", "dk", "dv"}
-"""`_READ`: the arguments of every call.  `_SAVED` and `_WRITTEN`: the additional arguments that a backward reads and
-writes."""
+"""`_READ`: the arguments of every call.  `_SAVED`, `_WRITTEN`: those that a backward also reads and writes."""
 
 _UNDERSTOOD = {
     *_NAMES, *_NAMES.values(), *_SAVED, *_WRITTEN, "dropout_p", "window_size_left", "window_size_right", "softcap",
@@ -163,8 +162,9 @@ def _refusal(
     gradients: tuple[Sink, Sink, Sink] | None,
     backward: Node | None = None,
 ) -> Kept | None:
-    """Return why a call is kept, by its arguments, those of its forward if it is in the graph, and its results; else
-    None.
+    """Return why a call is kept, given its arguments, its results and, if it is in the graph, its forward's arguments.
+
+    Return None if nothing prevents its replacement.
     """
     for each in (args, *([] if of_forward is None else [of_forward])):
         others = [name for name, value in each.items() if name not in _UNDERSTOOD | _OF_NO_MATTER and _asks(value)]

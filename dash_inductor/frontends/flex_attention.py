@@ -151,9 +151,7 @@ class _Call:
         return Gradient(FLEX.argument(self.node, "grad_logsumexp"), 1 / math.log(2))
 
     def cause_to_keep(self) -> str:
-        """Return why the call is kept, as far as is known before its functions are inlined; "" if nothing prevents
-        replacement.
-        """
+        """Return why the call is kept, as far as is known before its functions are inlined; "" if it is not."""
         try:
             score, mask = self._score, self._mask
         except NotReadable as error:

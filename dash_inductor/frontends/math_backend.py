@@ -131,9 +131,7 @@ def _causes(on_cpu: bool, found: _Arguments) -> Iterator[str]:
 
 
 def _without_a_cause(found: _Arguments) -> str:
-    """Describe the remaining causes if no condition is seen to fail: graphs do not show which tensors need a
-    gradient.
-    """
+    """Describe the remaining causes if no condition fails: graphs do not show which tensors need a gradient."""
     if found.query.device.type == "cpu" and found.mask is not None and found.mask.dtype.is_floating_point:
         return "a mask that needs a gradient, which the fused operator of the CPU does not give, or SDPBackend.MATH"
     return "no condition of a fused operator is seen to fail: a program that uses SDPBackend.MATH has asked for it"
@@ -163,8 +161,9 @@ def _drops(nodes: Sequence[Node]) -> bool:
 
 
 def _passed(node: Node, of_call: frozenset[Node]) -> Node | None:
-    """Return the argument from which a node of a call is computed by casts, views, repeats and scaling; None if
-    unknown.
+    """Return the argument from which a node of a call is computed by casts, views, repeats and scaling.
+
+    Return None if unknown.
     """
     while node in of_call:
         sources = [source for source in node.all_input_nodes if isinstance(source.meta.get("val"), Tensor)]
@@ -190,8 +189,9 @@ def _aten(node: Node) -> str:
 
 
 def _call(node: Node, kind: str) -> tuple[str, ...] | None:
-    """Return the names of the calls in Dynamo's graph from which a node comes, outermost first; None if there are
-    none.
+    """Return the names of the calls in Dynamo's graph from which a node comes, outermost first.
+
+    Return None if there are none.
     """
     stack = node.meta.get(kind)
     return tuple(name for name, _ in stack) if stack else None

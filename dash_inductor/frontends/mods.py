@@ -294,8 +294,9 @@ class _Writer:
         return tree_map_only(Node, self._values.__getitem__, value)
 
     def _of_four_dimensions(self, node: Node) -> Any:
-        """Return the value of a node; zero-dimensional tensors get four dimensions, so that type promotion is that of
-        the mod.
+        """Return the value of a node; a tensor without dimensions gets four of size 1.
+
+        Type promotion is then that of the mod: it ranks tensors without dimensions below others.
         """
         value = self._values[node]
         tensor = value.meta["val"] if isinstance(value, Node) else None
@@ -329,9 +330,7 @@ class _Writer:
         return node
 
     def _read(self, node: Node) -> Node:
-        """Read one element of a tensor per score; if the element is given by the score's indices alone, this is a
-        view.
-        """
+        """Read one element of a tensor per score; the result is a view if each index is one of the score's indices."""
         source, places = bind(node)["self"], bind(node)["indices"]
         tensor = self._values.get(source)
         whole = isinstance(tensor, Node) and source not in self._mod.moved and None not in places

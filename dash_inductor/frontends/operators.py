@@ -1,6 +1,4 @@
-"""Pairs of attention operators: a forward that returns output and log-sum-exp, and a backward that returns
-gradients.
-"""
+"""Pairs of attention operators: a forward with output and log-sum-exp, and a backward with the gradients."""
 
 from __future__ import annotations
 
@@ -81,11 +79,10 @@ class Pair:
         return forward if forward is logsumexp.args[0] and op_name(forward) == self.forward else None
 
     def merged_from(self, backward: Node) -> tuple[Node, ...]:
-        """Return the forwards from whose results a backward's `logsumexp` is computed; empty if `forward_of` finds its
-        forward.
+        """Return the forwards from whose results a backward's `logsumexp` is computed.
 
-        Context parallel does this: it merges the forwards of several parts of the keys, and each part has a backward
-        that reads the merged results.
+        Context parallel merges the forwards of several parts of the keys, and each part has a backward that reads the
+        merged results.  The result is empty if `forward_of` finds a forward.
         """
         start = self.argument(backward, "logsumexp").value
         if self.forward_of(backward) is not None or not isinstance(start, Node):
@@ -155,8 +152,9 @@ def calls(graph: Graph, pairs: Iterable[Pair | Refused]) -> Iterator[tuple[Pair 
 
 
 def _forwards_of(pair: Pair, backward: Node) -> Iterator[Node | None]:
-    """Yield the result of `Pair.forward_of`, or, if the arguments are unknown, all nodes that computed the backward's
-    inputs.
+    """Yield the result of `Pair.forward_of`.
+
+    If the arguments are unknown, yield all nodes that computed the backward's inputs.
     """
     try:
         yield pair.forward_of(backward)

@@ -61,9 +61,7 @@ class Repeat:
         return found
 
     def read(self, emitter: Emitter, before: Node) -> Node:
-        """Return a node before `before` that holds the smaller tensor with the dimension order and dtype of the
-        operand.
-        """
+        """Return a node before `before` with the smaller tensor in the operand's dimension order and dtype."""
         base = node = self.base
         if node.meta["val"].dtype != self.dtype:
             node = emitter.call(prims.convert_element_type.default, (node, self.dtype), before=before, like=base)
@@ -75,16 +73,13 @@ class Repeat:
 
     @property
     def loses_range(self) -> bool:
-        """Whether the smallest normal number of the operand's dtype is larger than that of the smaller tensor's
-        dtype.
-        """
+        """Whether the operand's dtype has a larger smallest normal number than the smaller tensor's dtype."""
         return torch.finfo(self.dtype).tiny > torch.finfo(self.base.meta["val"].dtype).tiny
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """A sink: the graph's sum of a repeated operand's gradient over the group, replaced by a gradient of the smaller
-    tensor.
+    """A sink: the graph's sum of a repeated operand's gradient over the group, a gradient of the smaller tensor.
 
     Attributes:
         gradient: the gradient of the repeated operand.
@@ -262,9 +257,7 @@ def _whole_sum(total: Node, repeat: Repeat) -> tuple[Node, bool] | None:
 
 
 def _splits(merged: Sequence[Dim], parts: Sequence[Dim], head: int) -> bool:
-    """Return whether `parts` is `merged` with dimension `head` split in two; guards fix these sizes if they are
-    dynamic.
-    """
+    """Return whether `parts` is `merged` with dimension `head` split in two; guards fix dynamic sizes."""
     if len(merged) != 4 or len(parts) != 5:
         return False
     if not all(map(same, _without(merged, head), [*parts[:head], *parts[head + 2 :]])):
@@ -274,8 +267,9 @@ def _splits(merged: Sequence[Dim], parts: Sequence[Dim], head: int) -> bool:
 
 
 def _permutation(node: Node) -> tuple[int, ...] | None:
-    """Return the permutation that a node is: its dimension i is dimension ``result[i]`` of the input; None if it is not
-    one.
+    """Return the permutation that a node is: its dimension i is dimension ``result[i]`` of the input.
+
+    Return None if it is not one.
     """
     name = op_name(node)
     if name == "aten::permute":

@@ -219,9 +219,7 @@ def _after_scatter(path: Sequence[Node]) -> frozenset[Node]:
 
 
 def _is_linear(joint: Mod, node: Node, is_sum: bool) -> bool:
-    """Return whether a node is linear in the gradients that it reads, and is a number per score or a sum over all
-    scores.
-    """
+    """Return whether a node is linear in the gradients it reads, and a number per score or a sum over all scores."""
     name, read = op_name(node), [source for source in node.all_input_nodes if source in joint.of_gradient]
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or not value.dtype.is_floating_point or (value.dim() and not is_sum):

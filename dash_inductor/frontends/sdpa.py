@@ -1,6 +1,4 @@
-"""Frontend for `scaled_dot_product_attention` as PyTorch's fused operators: tensors [batch, heads, length, head
-dim].
-"""
+"""Frontend for the fused operators of `scaled_dot_product_attention`: [batch, heads, length, head dim]."""
 
 from __future__ import annotations
 
@@ -35,8 +33,7 @@ FLASH_CPU = Pair(
 PAIRS = (FLASH, EFFICIENT, CUDNN, FLASH_CPU)
 
 _OF_CUDNN = (-65504.0, -65536.0)
-"""The numbers that PyTorch adds to scores hidden by a boolean mask before cuDNN: as written, and rounded to
-bfloat16."""
+"""The numbers that PyTorch adds to scores hidden by a boolean mask for cuDNN: as written, and in bfloat16."""
 
 _OVERRIDEABLE = Refused(
     _SDPA + "fused_attention_overrideable", _SDPA + "fused_attention_overrideable_backward", Reason.UNSUPPORTED_OP

@@ -98,10 +98,9 @@ def _is_forward(node: Node) -> bool:
 
 
 def _by_shapes(node: Node) -> bool | None:
-    """Return whether the shapes are [.., L, D], [.., S, D], [.., S, Dv] -> [.., L, Dv] with L != S; None if they are
-    not.
+    """Return whether the shapes are [.., L, D], [.., S, D], [.., S, Dv] -> [.., L, Dv] with L != S.
 
-    Return False if they are but L equals S: elementwise operators have these shapes too.
+    Return False if L equals S, because elementwise operators have these shapes too, and None for other shapes.
     """
     found, result = _tensors(node), node.meta.get("val")
     result = result[0] if isinstance(result, (tuple, list)) and result else result

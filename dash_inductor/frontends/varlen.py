@@ -140,8 +140,9 @@ def _window(args: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def number(bound: Any) -> int | None:
-    """Return a number for which kernels are compiled, fixed by a guard if it is symbolic; None if it cannot be
-    known.
+    """Return a number for which kernels are compiled, fixed by a guard if it is symbolic.
+
+    Return None if it cannot be known.
     """
     value = sizes.specialised(bound.meta["val"] if isinstance(bound, Node) else bound)
     return None if value is None else int(value)
@@ -165,9 +166,7 @@ def _vector(node: Node) -> Node:
 
 
 def _same_value(a: Node, b: Node, depth: int = _DEPTH) -> bool:
-    """Return whether two nodes provably have the same value: they are one node, or the same operators on the same
-    nodes.
-    """
+    """Return whether two nodes provably have the same value: one node, or the same operators on the same nodes."""
     a, b = _vector(a), _vector(b)
     if a is b:
         return True

@@ -64,8 +64,9 @@ def written(node: Node, names: Sequence[str], axes: Axes) -> tuple[Sink, Sink, S
 
 
 def given(node: Node, name: str) -> Any:
-    """Return the tensor passed to a functionalized call for an argument that it writes to; None if it is part of a
-    tensor.
+    """Return the tensor passed to a functionalized call for an argument that it writes to.
+
+    Return None if it is part of a tensor.
     """
     view, bases = _View.of(node, name), node.kwargs.get("_all_bases")
     if view is None or bases is None or view.slice is not None or view.strided is not None:
@@ -161,8 +162,9 @@ class _Together:
         return used, found
 
     def _stacked(self) -> tuple[int, list[Node]] | None:
-        """Return the dimension along which the parts make up the whole tensor, and the results in order; None if they
-        do not.
+        """Return the dimension along which the parts make up the whole tensor, and the results in order.
+
+        Return None if they do not.
         """
         value: Tensor = self.base.meta["val"]
         places = {view.place(value): name for name, view in self.views.items()}

@@ -21,8 +21,7 @@ from ..upstream import seams
 _captured: ContextVar[tuple[str, ...]] = ContextVar("dash_inductor_arguments", default=())
 """The names of the inputs of the graph that is being compiled, in the order of Dynamo's graph."""
 _wanting: ContextVar[str] = ContextVar("dash_inductor_wanting", default="")
-"""The first of these inputs that is a non-leaf tensor requiring a gradient, if the graph is compiled without
-autograd."""
+"""The first of these inputs that is a non-leaf requiring a gradient, if compilation runs without autograd."""
 
 
 def install() -> None:
@@ -51,8 +50,7 @@ def _first_wanting(names: Sequence[str], inputs: Sequence[Any]) -> str:
 
 
 def wanting_a_gradient() -> str:
-    """Return the name of an input that requires a gradient which the graph being compiled does not compute; "" without
-    one.
+    """Return the name of an input that requires a gradient which the compiled graph does not compute; "" without one.
 
     The forward of an autograd function that Dynamo does not trace is such a graph: its backward runs outside of it.
     """

@@ -1,6 +1,4 @@
-"""Adds nodes to a graph: copies metadata from an existing node, computes fake values, and can undo all of it on
-failure.
-"""
+"""Adds nodes to a graph, with metadata of an existing node and fake values; all can be removed on failure."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ class Emitter:
         like: Node,
         name: str | None = None,
     ) -> Node:
-        """Add a node ``target(*args, **kwargs)`` before `before`, with the metadata of `like` and a value computed on
+        """Add a node ``target(*args, **kwargs)`` before `before`, with metadata of `like` and a value computed on
         fakes.
 
         FX derives the node's name from `name`, by default from the operator's name.
@@ -138,9 +136,7 @@ class Emitter:
 
     @staticmethod
     def behind(node: Node) -> Node:
-        """Return the node before which a new node must be inserted to come directly after `node` and the
-        placeholders.
-        """
+        """Return the node before which to insert a new node so that it follows `node` and the placeholders."""
         place = node.next
         while place.op == "placeholder":
             place = place.next

@@ -47,8 +47,7 @@ WRITTEN_IF: Mapping[str, Callable[[Node], bool]] = {
     "_embedding_bag_forward_only": _writes_bags,
     "_embedding_bag_backward": lambda node: not bind(node)["sparse"],
 }
-"""ATen operators that write everything that they allocate in some calls, with a function that tells whether a call
-does."""
+"""ATen operators that write everything that they allocate in those calls for which the function returns True."""
 PARTIAL = frozenset({"_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"})
 """ATen operators that Inductor may call instead of its own lowering and that do not write all rows: those after the
 last offset.  `passes.ops.grouped_mm` replaces the first one by an operator of this package."""

@@ -61,8 +61,8 @@ def origin(node: Node) -> Node:
 
 
 def untouched(node: Node) -> Node:
-    """Return the node whose value this one has, through aliases, conversions to the same dtype, and unsqueeze then
-    squeeze.
+    """Return the node whose value this one has, through aliases, casts to the same dtype, and unsqueeze-squeeze
+    pairs.
     """
     while True:
         node = origin(node)

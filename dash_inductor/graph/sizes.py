@@ -32,9 +32,7 @@ def specialised(x: Dim | float | torch.SymFloat) -> int | float | None:
 
 
 def _marked_dynamic(x: torch.SymInt | torch.SymFloat) -> bool:
-    """Return whether `x` depends on a size passed to `torch._dynamo.mark_dynamic`; fixing that size would be an
-    error.
-    """
+    """Return whether `x` depends on a size passed to `torch._dynamo.mark_dynamic`, which must not be fixed."""
     symbols = x.node.expr.free_symbols
     for tracked in x.node.shape_env.tracked_fakes or ():
         constraints = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()

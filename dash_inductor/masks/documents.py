@@ -55,7 +55,7 @@ class Documents:
         return found
 
     def placed(self, emitter: Emitter, tokens: int | Node, before: Node) -> PackedOperands:
-        """Return the segment ids of the rows, and the tokens that they hold.  Layers with the same starts share these
+        """Return the segment ids of the rows, and the tokens that they hold; layers with the same starts share the
         nodes.
 
         Args:
@@ -104,9 +104,7 @@ class Documents:
         return call(aten.clamp_min.default, row, 0)  # tokens before the first document have none
 
     def _bounds(self, call: _Shared, tokens: int | Node) -> tuple[Node, Node, Node]:
-        """Return where each document ends, the row in which it begins, and what to add to its rows to get its
-        tokens.
-        """
+        """Return each document's end, its first row, and what to add to its rows to get its tokens."""
         starts = self.starts
         dtype = starts.meta["val"].dtype
         # All vectors have one element per start: with one less, the case of one document would add a guard (size 1).
@@ -136,9 +134,7 @@ class PackedOperands(NamedTuple):
 
 
 def _tiles(tokens: Any, starts: Any) -> Any:
-    """Return how many multiples of `ALIGNMENT` hold all documents, each rounded up, and the tokens after the last
-    one.
-    """
+    """Return how many multiples of `ALIGNMENT` hold all documents, each rounded up, and the tokens after the last."""
     return (tokens + starts * (ALIGNMENT - 1)) // ALIGNMENT
 
 

@@ -42,9 +42,7 @@ class Branch:
 
 
 class NotRecognised(Exception):
-    """The interpretation of a mask fails: `reason` is one of `masks.MaskReason`, `detail` names the operator or
-    node.
-    """
+    """A mask cannot be interpreted: `reason` is one of `masks.MaskReason`, `detail` names the operator or node."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -106,7 +104,7 @@ class Algebra:
         return symbol
 
     def tell_apart(self, first: sympy.Expr, second: sympy.Expr) -> None:
-        """Make `equal_zero` represent equalities between values of these two index symbols by a data symbol: see
+        """Make `equal_zero` represent equalities between values of two index symbols by data symbols: see
         `equality`.
         """
         self._apart = first, second
@@ -274,9 +272,7 @@ class Algebra:
     # Conditions and trees
 
     def at_least_zero(self, expr: sympy.Expr, strict: bool = False) -> Value:
-        """Return the truth of ``expr >= 0`` (``> 0`` if `strict`) for an expression that is integer-valued up to a
-        constant.
-        """
+        """Return the truth of ``expr >= 0`` (``> 0`` if `strict`) for an integer-valued expression plus a constant."""
         if expr.is_number:
             if not expr.is_comparable:
                 raise NotRecognised("not_a_band", f"comparison with {expr}")
@@ -309,8 +305,8 @@ class Algebra:
         return self.choose(above, below, False)
 
     def _sides(self, expr: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr] | None:
-        """Return ``expr == 0`` as the equality of a value of the first index symbol that is told apart and one of the
-        second.
+        """Return ``expr == 0`` as the equality of a value of one of the two index symbols of `tell_apart` and one of
+        the other.
 
         Return None if it is not one, or if both are positions, because then their difference says more.
         """

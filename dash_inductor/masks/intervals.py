@@ -213,9 +213,7 @@ class _Reader:
     loads: Loads
 
     def has_interval(self, cond: sympy.Expr) -> bool:
-        """Return whether a condition compares the key's position with data of the query, or a number of the key with
-        data.
-        """
+        """Return whether a condition compares a key's position with data of the query, or a number of the key."""
         return any(self.half_line(side, of_data=True) is not None for side in (cond, sympy.expand(-cond - 1)))
 
     def half_line(self, cond: sympy.Expr, of_data: bool = False) -> Between | None:
@@ -273,9 +271,7 @@ class _Reader:
         return found if isinstance(found, Between) else None
 
     def _solve(self, tree: Value) -> Between | bool | None:
-        """Return the same as `solve`, but True if all keys are seen, False if none is, and None if it is not an
-        interval.
-        """
+        """Return the result of `solve`, or True if all keys are seen, False if none, None if it is not an interval."""
         if not isinstance(tree, Branch):
             return bool(tree)
         here = self.half_line(tree.cond)

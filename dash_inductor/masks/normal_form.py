@@ -24,8 +24,7 @@ from .token_vectors import Calculator, Numbers, computable
 Split = Callable[[Scores, Value, Loads], tuple[Value, FoundTerm | None]]
 
 SPLITS: list[Split] = [of_intervals.split]
-"""Functions that split off a term which compares numbers of queries and keys: they return the rest and a term or
-None."""
+"""Functions that split off a term comparing numbers of queries and keys: they return the rest and the term or None."""
 
 MAX_CASES = 200
 """The maximum number of combinations of conditions on data; real masks have two."""
@@ -173,9 +172,7 @@ def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | Non
 
 
 def _without_positions(scores: Scores, visible: Value, loads: Loads, restarts: Restarts) -> tuple[Value, Load | None]:
-    """Return `visible` without comparisons of positions within packed documents, and these positions; see
-    `restarts`.
-    """
+    """Return `visible` without comparisons of positions in packed documents, and these positions; see `restarts`."""
     for symbol in _equalities(scores, visible):
         segments = _segments(scores, symbol, loads)
         inside, outside = (assume(visible, symbol - 1, truth) for truth in (True, False))
@@ -201,8 +198,9 @@ def _without_positions(scores: Scores, visible: Value, loads: Loads, restarts: R
 def _in_places(
     scores: Scores, cond: sympy.Expr, loads: Loads, restarts: Restarts, number: Load, used: set[Load]
 ) -> sympy.Expr | None:
-    """Return a condition on the difference of two positions in one document as one on indices; None for other
-    conditions.
+    """Return a condition on the difference of two positions in one document as one on indices.
+
+    Return None for other conditions.
     """
     found = loads.named_in(cond)
     of_query, of_key = ([(symbol, load) for symbol, load in found if axis in load.axes] for axis in ("q", "kv"))

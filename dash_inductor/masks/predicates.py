@@ -27,8 +27,9 @@ class LoadComparison:
 
     @staticmethod
     def of(cond: sympy.Expr, symbol: sympy.Symbol, load: Load) -> LoadComparison | None:
-        """Return the condition ``cond >= 0`` on the symbol of a load; None if it does not compare the load with a
-        number.
+        """Return the condition ``cond >= 0`` on the symbol of a load.
+
+        Return None if it does not compare the load with a number.
         """
         constant, rest = cond.as_coeff_Add()
         if rest not in (symbol, -symbol) or not constant.is_Integer:

@@ -146,8 +146,7 @@ class MaskReader:
         return self.algebra.choose(condition, then(), other())
 
     def exact(self, leaf: Leaf, dtype: torch.dtype) -> Leaf:
-        """Return a value as `dtype` represents it: constants are rounded to a float dtype, everything else is
-        unchanged.
+        """Return a value as `dtype` represents it: constants are rounded to a float dtype, others are unchanged.
 
         Raises:
             NotRecognised: "not_a_band" if the dtype is not proved to represent it for every position and size.

@@ -41,10 +41,9 @@ class Restarts:
         self._shape_env = shape_env
 
     def difference(self, number: Load, of_query: Load, of_key: Load) -> tuple[int, Load] | None:
-        """Return c with ``of_query[i] - of_key[j] == i - j + c`` for all tokens i, j with equal `number`, and the
-        positions.
+        """Return c with ``of_query[i] - of_key[j] == i - j + c`` for all tokens i, j with equal `number`.
 
-        The positions are those from which `number` is counted.  Return None if no c is proved.
+        Return also the positions from which `number` is counted.  Return None if no c is proved.
         """
         for position in (of_key, of_query):
             try:
@@ -57,9 +56,7 @@ class Restarts:
 
 
 class _Documents(Loads):
-    """The values computed from one vector of positions, see `Loads`: all loads are elements of that vector, at any
-    index.
-    """
+    """Values computed from one vector of positions, see `Loads`: all loads are elements of that vector."""
 
     def __init__(self, position: Load, algebra: Algebra, rules: dict[str, Rule]) -> None:
         self._algebra, self._node = algebra, position.node
@@ -95,9 +92,7 @@ class _Documents(Loads):
         raise NotRecognised("depends_on_input", f"{node.name} does not count where positions begin anew")
 
     def beyond(self, load: Load) -> int:
-        """Return the constant by which `load` exceeds the position of its token; raise NotRecognised if it is not
-        constant.
-        """
+        """Return the constant by which `load` exceeds its token's position; raise NotRecognised if there is none."""
         value = self._reader.load(load.node, self._place_of(load))
         more = sympy.expand(value - self._here) if isinstance(value, sympy.Expr) else None
         if more is None or not more.is_Integer:

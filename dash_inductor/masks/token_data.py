@@ -125,8 +125,9 @@ class Loads:
         return tuple((symbol, load) for load, symbol in self._symbols.items() if symbol in expr.free_symbols)
 
     def find(self, node: Node, position: Position) -> Load | None:
-        """Return `node` at `position` as a load; None if its dtype is not supported, or it is not read token by
-        token.
+        """Return `node` at `position` as a load.
+
+        Return None if its dtype is not supported, or it is not read token by token.
         """
         if meta_of(node).dtype not in RANGES:
             return None

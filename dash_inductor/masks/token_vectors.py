@@ -1,5 +1,4 @@
-"""Vectors with one value per token, [batch, tokens], computed by nodes of a graph or, for verification, on real
-tensors.
+"""Vectors with one value per token, [batch, tokens], as nodes of a graph or, for verification, real tensors.
 
 A dimension along which a vector does not vary may have size 1.
 """

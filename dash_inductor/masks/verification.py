@@ -188,9 +188,7 @@ def _shown(
     rows: tuple[int, int],
     columns: tuple[int, int],
 ) -> torch.Tensor:
-    """Return which pairs a term shows in a window of the scores: bool [batch, 1, rows, columns]; dimensions may have
-    size 1.
-    """
+    """Return which pairs a term shows in a window of the scores: bool [batch or 1, 1, rows or 1, columns or 1]."""
     found = {}
     for name, vector in given.items():
         of_keys = "kv" in kind.AXES[name]
@@ -283,9 +281,7 @@ def _candidates(symbols: list[sympy.Symbol], band: Band, plane: Position, shape_
 
 
 def _inside(shape_env: ShapeEnv, symbol: sympy.Symbol, above: int, below: int = 0) -> sympy.Integer:
-    """Return a value in the symbol's range: its minimum plus `above` or, if that is too large, its maximum minus
-    `below`.
-    """
+    """Return the minimum of the symbol's range plus `above` or, if that is too large, its maximum minus `below`."""
     known = shape_env.bound_sympy(symbol)
     value = sympy.Integer(above + (int(known.lower) if known.lower.is_Integer else -2))
     if known.upper.is_Integer and value > known.upper:

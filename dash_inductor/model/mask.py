@@ -17,8 +17,7 @@ ALIGNMENT = 128
 """In every kernel, each multiple of this many positions begins a tile of queries and a tile of keys."""
 
 ROW_BLOCK = 64
-"""Positions in a row block: of the queries of one consumer warp group of the Hopper forward, and of one entry of
-`Placed`."""
+"""Positions in a row block: the queries of a consumer warp group of the Hopper forward, or an entry of `Placed`."""
 
 Anchor = Literal["top_left", "bottom_right"]
 
@@ -159,9 +158,7 @@ class Mask:
 
     @property
     def by_query(self) -> bool:
-        """Whether a term reads a vector with a number per query, such as segment ids, so that keys seen differ between
-        queries.
-        """
+        """Whether a term reads a number per query, such as a segment id, so that queries see different keys."""
         return any(term.RELATION.queries for term in self.others)
 
     @functools.cached_property  # every call asks

@@ -37,8 +37,9 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Plan:
-    """The kernels chosen for an attention.  ``str(plan)`` is an argument of the operator in the graph; `parse` is its
-    inverse.
+    """The kernels chosen for an attention.
+
+    ``str(plan)`` is an argument of the operator in the graph; `parse` is its inverse.
 
     Args:
         kernel: the kernel family: "hopper" (warp-specialized Gluon), "portable" (Triton templates) or "reference"

@@ -112,8 +112,9 @@ RELATIONS = frozenset({EQUAL, BETWEEN, TRUTH, PAIRS})
 
 
 def fit_tables(relations: Sequence[Relation]) -> bool:
-    """Return whether schedule tables can encode a mask of these relations: one dense mask at most, next to relations
-    with `codes`.
+    """Return whether schedule tables can encode a mask of these relations.
+
+    Without a relation of pairs they always can.  Otherwise they hold the bits of one, and all others must have `codes`.
     """
     of_pairs = [relation for relation in relations if relation.pairs]
     return not of_pairs or (len(of_pairs) == 1 and all(of.codes or of.pairs for of in relations))

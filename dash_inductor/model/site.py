@@ -66,8 +66,7 @@ class Site:
 
     @property
     def likely_band(self) -> Band | None:
-        """The band that the visible tile pairs probably fill if the mask depends on data; None if the mask is only a
-        band.
+        """The band that a data-dependent mask probably fills; None if the mask is only a band.
 
         A dense mask without a band is usually causal: this is what a graph gets if the model is split into several
         graphs, as DDP does.  The same holds for an interval, such as a prefix that every query sees.  A schedule for

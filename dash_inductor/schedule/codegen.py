@@ -184,8 +184,7 @@ def _triton_source(s: Schedule) -> str:
 
 
 def triton_source(schedule_name: str, band: Band) -> str:
-    """Return the source of the ``@triton.jit`` functions in `SIGNATURES`; the module that contains it must import
-    triton and tl.
+    """Return the source of the ``@triton.jit`` functions in `SIGNATURES`; its module must import triton and tl.
 
     `walk` is a tuple of the members named in `WALK`.  All values are int32.  `lo` and `hi` are anchored top left:
     subtract ``kv_len - q_len`` from the bounds of a band anchored bottom right.  A bound that the band does not have is
@@ -198,9 +197,7 @@ def triton_source(schedule_name: str, band: Band) -> str:
 
 
 def compile_functions(s: Schedule, printer: PythonPrinter, scope: dict[str, Any] | None = None) -> SimpleNamespace:
-    """Return all functions of a schedule as Python callables; `scope` holds the names that the printer's syntax
-    uses.
-    """
+    """Return all functions of a schedule as Python callables; `scope` holds the names that the source uses."""
     results, namespace = definitions(s), dict(scope or {})
     for name, parameters in (SIGNATURES | HOST_SIGNATURES).items():
         exec(function_source(name, parameters, results[name], printer), namespace)  # our own source, printed above
@@ -213,7 +210,9 @@ def _python_functions(s: Schedule) -> SimpleNamespace:
 
 
 def python_functions(schedule_name: str, band: Band) -> SimpleNamespace:
-    """Return the functions of `SIGNATURES` and `HOST_SIGNATURES` as Python callables with the same names and
-    arguments.
+    """Return the functions of `SIGNATURES` and `HOST_SIGNATURES` as Python callables, by the same names.
+
+    Raises:
+        ArgumentError: an unknown schedule or an unsupported mask.
     """
     return _python_functions(define(schedule_name, band))

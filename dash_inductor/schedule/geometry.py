@@ -46,8 +46,7 @@ N_KV = ceil_div(KV_LEN, BLOCK_KV)
 
 
 Interval = tuple[Expr, Expr]
-"""The first and the end (exclusive) of consecutive rows or keys.  If empty, ``end <= first``, and end may be
-negative."""
+"""First and end (exclusive) of consecutive rows or keys; if empty, ``end <= first``, and end may be negative."""
 
 
 @dataclass(frozen=True)

@@ -64,9 +64,7 @@ def _grouped(ticket: Expr, slots: Expr, heads: Expr, together: Expr = SECTION) -
 
 @dataclass(frozen=True)
 class Visible:
-    """The visible q tiles of kv tile KV, the visible kv tiles of q tile Q, the rows that see a key, and the keys that
-    are seen.
-    """
+    """The visible q tiles of kv tile KV and kv tiles of q tile Q, the rows that see a key, and the keys seen."""
 
     q: Range
     kv: Range
@@ -154,9 +152,7 @@ def _spt(c: Visible) -> Schedule:
 
 
 def _two_pass(c: Visible) -> Schedule:
-    """Two kernels: the dk/dv kernel walks as in ascending; in the dq kernel each CTA owns q tiles and walks up the kv
-    tiles.
-    """
+    """Two passes: dk/dv CTAs walk as in ascending; each CTA of the dq kernel owns q tiles and walks up the kv tiles."""
     return _column("two_pass", c, SLOT, c.up, c.rank_up, shared=False)
 
 

@@ -64,9 +64,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """Result of `simulate`; if the schedule hangs, `makespan` is infinite and `unfinished` lists the unfinished
-    tickets.
-    """
+    """Result of `simulate`; if the schedule hangs, `makespan` is infinite and `unfinished` lists the tickets."""
 
     makespan: float
     spans: tuple[Span, ...]

@@ -15,13 +15,12 @@ Note [Tables]
 
 Note [Seen bits]
     With a dense mask a forward reads, for every pair of a row block and a kv tile, one bit for each query and key: 1 if
-        both exist, and the whole mask, including its band and codes, lets the query see the key.
+    both exist, and the whole mask, including its band and codes, lets the query see the key.
 
     The bits are laid out as the scores are after a matmul, which gives each thread four scores of 16 rows and 8
-        columns: thread ``4 r + l`` of a warp has rows r and ``r + 8`` and columns ``2 l`` and ``2 l + 1``.  So in word
-        w of the thread ``4 r + l`` of the rows from ``16 m`` on, bit ``4 n + 2 i + j`` belongs to row ``16 m + 8 i +
-        r`` and to key ``64 w + 8 n + 2 l + j``.  A thread has a word for every 64 keys, and words are ordered by m, r,
-        l and w.
+    columns: thread ``4 r + l`` of a warp has rows r and ``r + 8`` and columns ``2 l`` and ``2 l + 1``.  So in word w of
+    the thread ``4 r + l`` of the rows from ``16 m`` on, bit ``4 n + 2 i + j`` belongs to row ``16 m + 8 i + r`` and to
+    key ``64 w + 8 n + 2 l + j``.  A thread has a word for every 64 keys, and words are ordered by m, r, l and w.
 """
 
 from __future__ import annotations
@@ -152,9 +151,7 @@ class Tables:
         return head  # no two heads are assumed equal: this class only serves checks of small problems
 
     def words(self, head: int, kv: int, blind: Collection[int] = ()) -> list[int]:
-        """Return the steps of a kv tile's walk as kernels read them; `blind` are the q tiles with queries that see no
-        key.
-        """
+        """Return the steps of a kv tile's walk as kernels read them; `blind`: q tiles with queries that see no key."""
         steps = ((q, self.rank(head, q, kv), self.needs_mask(head, q, kv)) for q in self.walk(head, kv))
         return [step_word(q, rank, needs_mask, q in blind) for q, rank, needs_mask in steps]
 

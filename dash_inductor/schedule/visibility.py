@@ -25,8 +25,7 @@ def sees(
     valid: Sequence[object] | None = None,
     segments: tuple[Sequence[int], Sequence[int]] | None = None,
 ) -> Callable[[int, int], bool]:
-    """Return a function that tells whether query i sees key j of one batch element, under a band and terms with
-    vectors.
+    """Return a function of i and j: whether query i sees key j of one batch element, under a band and vectors.
 
     Args:
         band: the band of the mask.

@@ -1,5 +1,4 @@
-"""`Walk`: which CTA visits which tile pairs, in which order, and the rank of each pair in the accumulation of its dq
-tile.
+"""`Walk`: which CTA visits which tile pairs, in which order, and their ranks in the accumulation of dq tiles.
 
 Tables, simulator, checks, reference executor and the host side of the kernels use this interface, whatever implements
 it.  `ClosedForm` evaluates the expressions of a schedule, the same ones that the kernels run.

@@ -251,9 +251,7 @@ class _Match:
         )  # fmt: skip
 
     def _sizes(self, inputs: Inputs) -> Iterator[tuple[Node, tuple[tuple[View, int], ...]]]:
-        """Yield the sizes that the program asks of tensors between the products, as products of sizes of query and
-        key.
-        """
+        """Yield sizes that the program asks of tensors between the products, as products of sizes of query and key."""
         places = [(view, dim) for view in (inputs.query, inputs.key) for dim in range(4)]
         for node in _asked(self.values):
             for parts in itertools.chain(zip(places, strict=True), itertools.combinations(places, 2)):

@@ -119,8 +119,9 @@ class Atoms:
         return labels if self.through(node, labels) is not None else None
 
     def _viewed(self, labels: Labels, node: Node) -> Labels | None:
-        """Return the labels of a node that is a view, with its elements in order, of a tensor with `labels`; None if
-        unknown.
+        """Return the labels of a node that is a view, with its elements in order, of a tensor with `labels`.
+
+        Return None if unknown.
         """
         shape = shape_of(node)
         old = [atom for dimension in self.resolved(labels) for atom in dimension]

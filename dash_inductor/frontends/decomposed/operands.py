@@ -72,9 +72,7 @@ def new_dimension(node: object, dim: int) -> Dimension:
 
 
 def _widens(source: object, node: Node) -> bool:
-    """Return whether a cast loses no precision that the kernels have, so that its source may be read instead of its
-    result.
-    """
+    """Return whether a cast loses no precision that the kernels have, so that its source may be read instead."""
     assert isinstance(source, Node)
     old, new = source.meta["val"].dtype, node.meta["val"].dtype
     return bool(old == new or (old.itemsize < new.itemsize and new != torch.float64))

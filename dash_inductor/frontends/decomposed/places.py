@@ -286,8 +286,9 @@ class Result:
 
 @dataclass(frozen=True)
 class Reader:
-    """Finds the nodes of one attention's operands and results; it reads no nodes in `avoid`, which are erased, if it
-    can.
+    """Finds the nodes of one attention's operands and results.
+
+    If it can, it reads no nodes in `avoid`, which will be erased.
     """
 
     drafts: Drafts

@@ -44,9 +44,7 @@ def product_of_scores(values: Known) -> None:
 
 
 def is_outer(node: Node) -> bool:
-    """Return whether a node multiplies a column by a row, which is how a product with an inner size of 1 is
-    decomposed.
-    """
+    """Return whether a node multiplies a column by a row, as products with an inner size of 1 are decomposed."""
     factors = [arg for arg in node.args if isinstance(arg, Node) and is_float(arg)]
     if op_name(node) != "aten::mul" or len(factors) != 2:
         return False
@@ -77,8 +75,9 @@ def product(values: Known, node: Node) -> Value | None:
 
 
 def _product_with(values: Known, node: Node, value: Value, other: Node, is_left: bool) -> Value | None:
-    """Return the value of a product of probabilities or scores, or of their gradient, with an operand; None if it has
-    none.
+    """Return the value of a product of probabilities or scores, or of their gradient, with an operand.
+
+    Return None if it has none.
     """
     labels = values.atoms.resolved(value.labels)
     lead, (outer, inner) = labels[:-2], labels[-2:] if is_left else labels[:-3:-1]

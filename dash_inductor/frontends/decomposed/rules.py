@@ -1,6 +1,4 @@
-"""Rules for the values of elementwise operators and reductions, from the values of their arguments; products
-excepted.
-"""
+"""Rules for the values of elementwise operators and reductions, given the values of their arguments."""
 
 from __future__ import annotations
 
@@ -38,8 +36,9 @@ def _maximum_and_place(values: Known, node: Node) -> Value | None:
 
 
 def result_of_maximum(values: Known, node: Node) -> Value | None:
-    """Return the value of a result of ``max(dim)``, the maximum or its index; None if it is not a maximum of the
-    scores.
+    """Return the value of a result of ``max(dim)``, the maximum or its index.
+
+    Return None if it is not a maximum of the scores.
     """
     if not values.is_kind(node.args[0], "maximum"):
         return None
@@ -101,8 +100,9 @@ def _times(values: Known, a: Value, b: Value) -> Value | None:
 
 
 def _drop(values: Known, probabilities: Value, other: Node) -> Value | None:
-    """Return the value of probabilities after dropout: multiplied by a random mask and a constant; None if `other`
-    differs.
+    """Return the value of probabilities after dropout: multiplied by a random mask and a constant.
+
+    Return None if `other` differs.
     """
     chain, factor = [(other, 1.0)], 1.0
     while op_name(other) != "aten::gt":

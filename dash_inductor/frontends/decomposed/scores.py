@@ -163,16 +163,12 @@ def _keeps_shape(source: Any, node: Node) -> bool:
 
 
 def _takes_shifts(found: Scores) -> bool:
-    """Return whether subtracting a number from all scores of a query changes nothing: not inside a softcap or before a
-    sink.
-    """
+    """Return whether subtracting a number from a query's scores changes nothing: no softcap or sink follows."""
     return found.tanh is None and found.sink is None
 
 
 def _is_row_bound(found: Scores, node: object, labels: Labels) -> bool:
-    """Return whether a node is a maximum over all keys of a query, which may be subtracted without changing the
-    softmax.
-    """
+    """Return whether a node is a maximum over a query's keys, which may be subtracted without changing the softmax."""
     while isinstance(node, Node) and op_name(node) in (CAST, *COPIES):
         node = node.args[0]
     if not isinstance(node, Node) or len(shape_of(node)) != len(labels):
@@ -283,10 +279,9 @@ def _added(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
 
 
 def _either(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels] | None:
-    """Return scores from which a choice of two row bounds is subtracted: Inductor chooses one that no factor makes
-    infinite.
+    """Return scores from which one of two row bounds is subtracted.
 
-    Return None if the condition is not one per row.
+    Inductor chooses a bound that no factor makes infinite.  Return None if the condition is not one per row.
     """
     condition, one, other = node.args
     ways = [source for source in (one, other) if isinstance(source, Node) and is_float(source)]

@@ -1,5 +1,4 @@
-"""Identifies the nodes around a softmax as tensors of attention: the forward, and its derivative as autograd computes
-it.
+"""Identifies the nodes around a softmax as tensors of attention, in the forward and in its autograd derivative.
 
 A `Value` is a tensor of attention times a constant.  Starting from the softmax, rules identify users of known nodes
 until no rule applies (`rules`, `products`, `operands`).  Rounding to another dtype does not change a value.

@@ -34,9 +34,7 @@ def relabelled(dim: Dim, labels: Labels) -> Dim:
 
 
 def _latest(labels: Labels) -> Labels:
-    """Return the labels of the latest products, at most `_MOST`; residual sums would otherwise collect those of all
-    layers.
-    """
+    """Return the labels of the latest products, at most `_MOST`; residual sums would collect those of all layers."""
     if len(labels) <= _MOST:
         return labels
     return frozenset(sorted(labels)[-_MOST:])

@@ -97,8 +97,9 @@ def _by_letters(operands: tuple[Node, Node], names: tuple[str, str], kept: str) 
 
 
 def _summed(node: Node) -> Product | None:
-    """Return the product that a sum of an elementwise product is: it contracts the summed dimensions that both factors
-    have.
+    """Return a sum of an elementwise product as a product.
+
+    It contracts summed dimensions.  Return None unless both factors have one of them.
     """
     args = bind(node)
     source, dims = args["self"], args.get("dim")

@@ -91,9 +91,7 @@ RULES["aten::clamp"] = _clamp
 
 
 def _quotient(reader: MaskReader) -> LeafOp:
-    """Return the quotient of floats by a power of 2; other divisors round, and do so differently on different
-    devices.
-    """
+    """Return the quotient of floats by a power of 2; other divisors round, differently on different devices."""
     del reader
 
     def leaf(a: sympy.Expr, b: sympy.Expr) -> Value:

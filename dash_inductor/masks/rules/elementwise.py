@@ -198,9 +198,7 @@ for _name in ("convert_element_type", "device_put"):
 
 @_register("get_attr")
 def _get_attr(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
-    """Return the value of a constant tensor of the graph; only single numbers (``torch.tensor(5)`` in a model) are
-    read.
-    """
+    """Return the value of a constant tensor of the graph, which must be one number (``torch.tensor(5)`` in a model)."""
     del args
     holder: Any = node.graph.owning_module
     for name in str(node.target).split("."):
