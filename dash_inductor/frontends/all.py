@@ -1,4 +1,4 @@
-"""The ways in which attention comes into a graph, in the order in which they are looked for."""
+"""The frontends, which find attention in a joint or forward graph, in the order in which they search it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ FRONTENDS: tuple[Frontend, ...] = (
 
 
 def attentions(graph: Graph) -> Iterator[Found]:
-    """Every attention of a graph, by its frontend; last what no frontend knows."""
+    """Yield every attention in the graph, frontend by frontend; last, as `Refusal`s, those that no frontend supports.
+
+    An exception in one frontend is caught, logged and yielded as a `Refusal` of the whole graph; the others still run.
+    """
     known: set[Node] = set()
     for find in (*FRONTENDS, partial(unknown.find, known=known), partial(unread.find, known=known)):
         try:
@@ -36,7 +39,7 @@ def attentions(graph: Graph) -> Iterator[Found]:
 
 
 def _nodes(found: Found) -> Iterator[Node]:
-    """The nodes that tell an attention from all others."""
+    """Yield the nodes that identify this attention, so that the last searches do not report it again."""
     yield found.node
     if found.place is not None:
         yield found.place
@@ -45,7 +48,7 @@ def _nodes(found: Found) -> Iterator[Node]:
 
 
 def _failure(graph: Graph, name: str, error: Exception) -> Refusal:
-    """The refusal of all that a frontend would have found, had it not failed."""
+    """Return the refusal that stands for everything a frontend would have found, had it not raised `error`."""
     text = failures.caught(f"{name}.find", error, recorded=True)
     kept = Kept(Reason.INTERNAL_ERROR, text)
     return Refusal(graph.output_node(), name, kept, is_joint(graph), None, everywhere=True)

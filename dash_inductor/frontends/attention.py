@@ -1,7 +1,8 @@
-"""An attention as a frontend finds it in a graph: tensors that it reads as views, results as sinks, or why it is kept.
+"""The interface between frontends and rewriting: an attention found in a graph, with its inputs, outputs and gradients.
 
-A frontend knows the operators of one origin.  After it, nothing knows an operator by its name: passes ask views for
-the nodes that are there now, and sinks take the results of other operators.
+A frontend knows the operators of one origin (SDPA, flash-attn, FlexAttention, decomposed attention).  It describes the
+tensors that an attention reads as `View`s and its results as `Sink`s, or says why the attention is kept.  No later pass
+looks at operator names: passes ask a view for its current node, and a sink replaces a result.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from ..model.reasons import Reason
 from ..records.records import Tensors
 
 Axes = Literal["bhsd", "bshd", "thd"]
-"""The dimensions of query, key, value, output and their gradients: [batch, heads, length, head dim], [batch, length,
-heads, head dim], or [tokens, heads, head dim] of documents that lie one behind the other, which is one batch element of
-all tokens."""
+"""The dimensions of query, key, value, output and their gradients: "bhsd" is [batch, heads, length, head dim], "bshd"
+is [batch, length, heads, head dim], "thd" is [tokens, heads, head dim] with all documents packed along the tokens
+(varlen), which count as one batch element."""
 
 _HEADS_FIRST = (0, 2, 1, 3)
-"""From "bshd" to "bhsd", and back."""
+"""The permutation from "bshd" to "bhsd"; it is its own inverse."""
 
 OURS = "dash_inductor::attention_backward"
-"""The beginning of the names of our own backwards, which may read a forward that stays."""
+"""The prefix of the names of this package's backward operators, which may read the results of a kept forward."""
 
 
 class NotReadable(Exception):
-    """Raised while an attention is read: it is `kept`."""
+    """The attention cannot be read and is kept; raised while it is read.  `kept` holds the reason."""
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(reason, detail)
@@ -46,16 +47,17 @@ class NotReadable(Exception):
 
 
 def heads_first(value: Tensor, axes: Axes) -> Tensor:
-    """The tensor as [batch, heads, length, head dim]."""
+    """Return a view of the tensor as [batch, heads, length, head dim]."""
     if axes == "thd":
         value = value.unsqueeze(0)
     return value if axes == "bhsd" else value.transpose(1, 2)
 
 
 def between(emitter: Emitter, node: Node, axes: Axes, before: Node) -> Node:
-    """The node that our operators read where the graph has `node`, or the graph where they have it: without copies.
+    """Convert `node` between the graph's dimensions and those of our operators, in either direction, without a copy.
 
-    Packed tokens, [tokens, heads, head dim], are the same for both.
+    For "bshd" this is a permute, or the source of the permute that `node` already is.  "bhsd" and packed tokens,
+    [tokens, heads, head dim], are the same on both sides, so `node` itself is returned.
     """
     if axes != "bshd":
         return node
@@ -69,57 +71,58 @@ def between(emitter: Emitter, node: Node, axes: Axes, before: Node) -> Node:
 
 @dataclass(frozen=True)
 class View:
-    """A tensor that an attention reads: where it finds its node, and the dimensions that it has."""
+    """A tensor that an attention reads: the argument that holds its node, and the tensor's dimensions."""
 
     argument: Argument
     axes: Axes = "bhsd"
 
     @property
     def node(self) -> Node:
-        """The node that is read now; replacing another attention may put a new one there."""
+        """The node that is read now; it may change when another attention is replaced."""
         found: Node = self.argument.value
         return found
 
     @property
     def tensor(self) -> Tensor:
-        """The value of the node, [batch, heads, length, head dim]."""
+        """The fake tensor of the node, as [batch, heads, length, head dim]."""
         return heads_first(self.node.meta["val"], self.axes)
 
     def dim(self, dim: int) -> int:
-        """The dimension of the node that is this one of [batch, heads, length, head dim]."""
+        """Return the dimension of the node's tensor that corresponds to `dim` of [batch, heads, length, head dim]."""
         return _HEADS_FIRST[dim] if self.axes == "bshd" else dim
 
 
 class Sink(Protocol):
-    """A place of the graph that takes a result."""
+    """A result of an attention in the graph, which a replacement has to provide: the output or a gradient."""
 
     @property
     def axes(self) -> Axes | None:
-        """The dimensions of the node that has the result; None where they are other ones."""
+        """The dimensions of the result's node; None if they are not one of `Axes`."""
 
     @property
     def used(self) -> Node | None:
-        """The node that has the result of the operator, None where nothing uses it."""
+        """The node that holds the operator's result; None if nothing uses it."""
 
     @property
     def order(self) -> Order | None:
-        """The dimensions that the graph expects, of [batch, heads, length, head dim], from the largest stride to the
-        smallest; None if they are not dense.
+        """The layout that the graph expects: the dimensions of [batch, heads, length, head dim], from the largest
+        stride to the smallest; None if the strides are not dense.
         """
 
     @property
     def users(self) -> list[Node]:
-        """The nodes of the program that read it."""
+        """The nodes of the program that read the result."""
 
     def put(self, emitter: Emitter, result: Node, before: Node) -> tuple[Node, Node] | None:
-        """The node that the rest of the graph reads, and the one that takes its place, made of `result`; None if
-        another sink gives both, because the node has several results.
+        """Return the node that the rest of the graph reads, and its replacement, computed from `result`.
+
+        Return None if another sink returns both, because one node holds several results.
         """
 
 
 @dataclass(frozen=True)
 class Output:
-    """A sink: one of the results of a node, as its getitem has it."""
+    """A sink: one of several results of an operator, read by getitem."""
 
     node: Node
     index: int
@@ -127,7 +130,7 @@ class Output:
 
     @property
     def readers(self) -> list[Node]:
-        """The getitems, whether something uses them or not."""
+        """The getitem nodes of this result, whether they are used or not."""
         return [user for user in self.node.users if _is_result(user, self.index)]
 
     @property
@@ -143,7 +146,7 @@ class Output:
     def order(self) -> Order | None:
         used = self.used
         value = self.node.meta["val"][self.index] if used is None else used.meta["val"]
-        if not isinstance(value, Tensor):  # it is not wanted
+        if not isinstance(value, Tensor):  # the result is not computed
             return (0, 1, 2, 3)
         value = heads_first(value, self.axes)
         return sizes.dense_order(value.shape, value.stride())
@@ -156,28 +159,31 @@ class Output:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The tensors and numbers from which one node of an attention computes.
+    """The tensors and numbers that the forward or the backward of an attention reads.
 
     Attributes:
         query, key, value: the tensors.
-        scale, dropout: numbers or nodes that have them; a scale of None is the operator's own.
-        flags: the band that flags of the operator tell without a guard; None where it takes `band` to know it.
-        band: the band of the operator's own, which may guard a number.
+        scale, dropout: numbers, or nodes that hold them; a scale of None is the operator's default.
+        flags: the band mask that the operator's flags give without a guard; None if only `band` can tell it.
+        band: returns the operator's own band mask; it may add a guard on a number.
 
             Raises:
-                NotReadable: the operator means something else than a band.
+                NotReadable: the operator's mask is not a band.
         mask: a mask tensor, additive or boolean, that broadcasts to the scores; None without one.
-        mask_text: the mask in words, for the record of one that is not read; by default its size and type are told.
-        documents: the beginnings of documents, one behind the other, which alone see each other (see `Documents`).
-        data: the nodes from which it is computed who sees whom, beside the band.
-        modifiers: what changes scores, by its name in `model.call.MODIFIERS`: a number, a node that has one, or None.
-        bias: a tensor of floats that is added to the scores beside the mask, broadcasts to them; None without one.
-        slopes: fp32 [heads] or [batch, heads]: of ALiBi, ``-slope * |i + kv_len - q_len - j|`` is added to the score of
-            query i and key j; None without them.
-        sinks: further scores, which take part in the softmax and have no value: floats that broadcast to [batch, heads,
-            q_len, 1]; None without them.
-        mask_only: why the mask cannot be added to the scores where it is not read as a mask; "" if it can.
-        mask_as_floats: what is added to the scores where the mask is not read; None if that is the mask itself.
+        mask_text: the mask in words, for the record of a mask that cannot be read; "" stands for its size and dtype.
+        documents: the offsets at which packed documents begin (``cu_seqlens``); a query sees only the keys of its own
+            document (see `Documents`).  None without packing.
+        data: the nodes that compute the mask, apart from the band.
+        modifiers: score modifiers by their names in `model.call.MODIFIERS`: a number, a node that holds one, or None.
+        bias: a float tensor that is added to the scores in addition to the mask and broadcasts to them; None without
+            one.
+        slopes: ALiBi slopes, fp32 [heads] or [batch, heads]: ``-slope * |i + kv_len - q_len - j|`` is added to the
+            score of query i and key j; None without them.
+        sinks: attention sinks, further scores that take part in the softmax but have no value: floats that broadcast to
+            [batch, heads, q_len, 1]; None without them.
+        mask_only: why the mask cannot be added to the scores as a bias if it is not recognised as a mask; "" if it can.
+        mask_as_floats: what is added to the scores as a bias if the mask is not recognised; None if that is `mask`
+            itself.
     """
 
     query: View
@@ -201,17 +207,18 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Forward:
-    """A forward.
+    """The forward of an attention.
 
     Attributes:
-        node: the call; it is erased once it is replaced.  Of attention by several nodes, the one that makes the output.
+        node: the operator's call, erased after its replacement.  For decomposed attention, the node of the output.
         inputs: its operands.
-        out, logsumexp: its results.  The latter is a `LogSumExp` where the program may read it, too; a program's own
-            softmax has none.
-        draws: the nodes that draw random numbers for it, which are erased with it if nothing else reads them.
-        sizes: nodes that ask for a size of a tensor that is gone with it, and sizes of operands with the same product.
-        not_read: backwards without dropout that are given its random state, and are not its own; they read nothing of
-            it, and are replaced first.
+        out, logsumexp: its results.  `logsumexp` is a `LogSumExp` if the program may read it too; None for the softmax
+            of decomposed attention.
+        draws: the nodes that draw its random numbers; they are erased with it unless something else reads them.
+        sizes: nodes that ask for a size of a tensor that is erased with it, each with sizes of operands whose product
+            is that size.
+        not_read: backwards without dropout that take the random state of this forward but belong to another one; they
+            do not use the state, and are replaced first.
     """
 
     node: Node
@@ -224,11 +231,11 @@ class Forward:
 
     @property
     def order(self) -> Order | None:
-        """The dimensions of the output, as `Sink.order`."""
+        """The layout of the output, see `Sink.order`."""
         return self.out.order
 
     def given(self, backwards: Set[Node] = frozenset()) -> set[int | None]:
-        """The results that something else than these backwards uses, by their numbers; None for all of them."""
+        """Return the indices of the results that anything except `backwards` uses; None stands for all results."""
         return {
             user.args[1] if user.target is operator.getitem else None  # type: ignore[misc]
             for user in self.node.users
@@ -238,11 +245,11 @@ class Forward:
 
 @dataclass(frozen=True)
 class Gradient:
-    """The gradient of a log-sum-exp.
+    """The gradient of the log-sum-exp.
 
     Attributes:
-        argument: the place that has it, floats [batch, heads, length].
-        factor: times this it is the gradient of the natural logarithm.
+        argument: the argument that holds it, floats [batch, heads, length].
+        factor: multiplied by it, this is the gradient with respect to the natural logarithm.
     """
 
     argument: Argument
@@ -250,39 +257,39 @@ class Gradient:
 
 
 class TensorGradient(Protocol):
-    """The gradient of a tensor that a bias is computed from, as a function of the gradient of the bias."""
+    """The gradient of a tensor from which a bias is computed, as a function of the gradient of the bias."""
 
     @property
     def gradient(self) -> Node:
-        """The gradient in the graph."""
+        """The node that holds the gradient in the graph."""
 
     def put(self, emitter: Emitter, of_bias: Node, before: Node) -> tuple[Node, Node]:
-        """The gradient in the graph, and the node that takes its place, made of the gradient of the bias."""
+        """Return the gradient's node and its replacement, which is computed from the gradient of the bias."""
 
 
 @dataclass(frozen=True)
 class Backward:
-    """A backward.
+    """The backward of an attention.
 
     Attributes:
-        node: the call; it is erased once it is replaced.
+        node: the operator's call, erased after its replacement.
         inputs: its operands.
-        grad_out, out: the gradient of the output, and the output; None where the backward reads no output, so that only
-            our forward makes what ours reads.
-        logsumexp: the argument that has the log-sum-exp, fp32 [batch, heads, >= length] or with a dimension of size 1
-            behind; None if only a forward of the same origin makes what it reads.
-        gradients: of query, key and value.
-        bias_gradient: of the mask; None where the call computes none.
-        sink_gradient: of the sinks, [batch, heads, q_len, 1]; None where the call computes none.
-        random_state: the arguments that tell which random numbers the forward drew for dropout.
-        grad_logsumexp: of the log-sum-exp; None where it has none.
-        merged: the forwards of the graph from whose results `out` and `logsumexp` are computed; empty where these are
-            results of one forward, or come from elsewhere.
-        tensor_gradients: gives, when it is called, the gradients of tensors from which `inputs.bias` is computed, as
-            far as the graph uses them.
+        grad_out, out: the gradient of the output, and the output.  `out` is None if the backward does not read the
+            output, so that only our own forward computes what our backward needs.
+        logsumexp: the argument that holds the log-sum-exp, fp32 [batch, heads, >= length], possibly with a trailing
+            dimension of size 1; None if our backward can only read that of a forward that is replaced with it.
+        gradients: the gradients of query, key and value.
+        bias_gradient: the gradient of the mask; None if the call computes none.
+        sink_gradient: the gradient of the sinks, [batch, heads, q_len, 1]; None if the call computes none.
+        random_state: the arguments that identify the random numbers that the forward drew for dropout.
+        grad_logsumexp: the gradient of the log-sum-exp; None without one.
+        merged: the forwards of the graph from whose results `out` and `logsumexp` are computed; empty if `out` and
+            `logsumexp` are results of one forward, or come from elsewhere.
+        tensor_gradients: a function that returns the gradients of tensors from which `inputs.bias` is computed, as far
+            as the graph uses them.
 
             Raises:
-                NotReadable: one of them does not follow from the gradient of the bias.
+                NotReadable: one of them cannot be computed from the gradient of the bias.
     """
 
     node: Node
@@ -305,15 +312,16 @@ def _none() -> None:
 
 @dataclass(frozen=True)
 class Attention:
-    """An attention that may be replaced: a backward with the forward that it belongs to, or a forward alone.
+    """An attention that may be replaced: a backward together with its forward, or a forward alone.
 
     Attributes:
-        forward: None if it is in no graph that is seen here.  Several backwards may have the same one.
-        backward: None if nothing in the graph is the backward of the forward.
-        forward_op: the name of the operator of the forward.
-        refusal: says, before anything else is read, why a frontend does not replace such a call; it may guard a number.
+        forward: None if the forward is in another graph.  Several backwards may share one forward.
+        backward: None if the graph has no backward of this forward.
+        forward_op: the name of the forward operator.
+        refusal: called before anything else is read; returns why the frontend keeps this call, or None.  It may add a
+            guard on a number.
         note: a note of the frontend for the record.
-        one_operator: whether it is a call of one operator, forward or backward; else `forward_op` names it.
+        one_operator: whether forward or backward is a call of one operator; if not, `forward_op` describes the nodes.
     """
 
     forward: Forward | None
@@ -325,41 +333,42 @@ class Attention:
 
     @property
     def node(self) -> Node:
-        """The node that has the name of the site: the backward, or the forward alone."""
+        """The node that names the attention in records: the backward or, without one, the forward."""
         found = self.backward or self.forward
         assert found is not None
         return found.node
 
     @property
     def inputs(self) -> Inputs:
-        """The operands of `node`."""
+        """The operands of the operator at `node`."""
         found = self.backward or self.forward
         assert found is not None
         return found.inputs
 
     @property
     def has_backward(self) -> bool:
+        """Whether the graph has a backward of this attention."""
         return self.backward is not None
 
     @property
     def op(self) -> str:
-        """The name of the operator of `node`."""
+        """The name of the operator at `node`, or `forward_op` if the attention consists of several nodes."""
         return op_name(self.node) if self.one_operator else self.forward_op
 
     @property
     def place(self) -> Node | None:
-        """The node of the forward; None if it is not in this graph."""
+        """The node of the forward; None if the forward is not in this graph."""
         return None if self.forward is None else self.forward.node
 
     @property
     def tensors(self) -> Tensors | None:
-        """The sizes of query, key and value, for the record."""
+        """The shapes, dtype and device of query, key and value, for the record."""
         views = self.inputs.query, self.inputs.key, self.inputs.value
         return tensors_of([view.node for view in views], views[0].axes)
 
     @property
     def lines(self) -> Iterable[Node]:
-        """The nodes that may tell the line of the model."""
+        """The nodes whose metadata may name the line of the model's source."""
         return [self.node, *self.node.users]
 
 
@@ -368,13 +377,14 @@ class Refusal:
     """An attention that its frontend never replaces.
 
     Attributes:
-        node: the node that has the name of the site.
+        node: the node after which the attention is named in records.
         op: the name of the operator.
         kept: the reason.
         has_backward: whether it is a backward, or has one in the graph.
-        tensors: the sizes of query, key and value; None where they cannot be told.
-        place: the node of the forward; None if it is not known.
-        everywhere: whether the reason is the same on devices on which no attention is replaced.
+        tensors: the shapes, dtype and device of query, key and value; None if they are unknown.
+        place: the node of the forward; None if it is unknown.
+        everywhere: whether the reason also holds on devices on which no attention is replaced.
+        of_line: nodes whose metadata may name the line of the model's source; empty for `node` and its users.
     """
 
     node: Node
@@ -388,7 +398,7 @@ class Refusal:
 
     @property
     def lines(self) -> Iterable[Node]:
-        """The nodes that may tell the line of the model."""
+        """The nodes whose metadata may name the line of the model's source."""
         return self.of_line or [self.node, *self.node.users]
 
 
@@ -396,22 +406,22 @@ Found = Attention | Refusal
 
 
 class Frontend(Protocol):
-    """One way in which attention comes into a graph."""
+    """A search for the attention of one origin; it is a function that reads a graph."""
 
     def __call__(self, graph: Graph) -> Iterator[Found]:
-        """The attentions of a graph, in the order of their nodes; nothing is changed and nothing guarded.
+        """Yield the attentions of a graph in the order of their nodes, without changing the graph or adding guards.
 
-        Only when its tensors are asked for, an attention may add nodes to the graph, which are drafts (`graph.drafts`).
+        Only reading the tensors of an attention may add nodes to the graph; these are drafts (`graph.drafts`).
         """
 
 
 def is_alone(forward: Node, backwards: Set[str] = frozenset()) -> bool:
-    """Whether no attention backward, one of these operators or one of ours, reads a result of a forward."""
+    """Return whether no attention backward, neither of `backwards` nor of this package, reads a result of `forward`."""
     return not any(_leads_to(user, backwards) for user in forward.users)
 
 
 def _leads_to(node: Node, backwards: Set[str]) -> bool:
-    """Whether a result of a forward, or a view of one, is read by a backward."""
+    """Return whether `node` is a backward, or a result of a forward (or a view of one) that a backward reads."""
     if op_name(node) in backwards or op_name(node).startswith(OURS):
         return True
     shows = node.target is operator.getitem or viewed(node) is not None
@@ -427,7 +437,7 @@ def _only_used_by(node: Node, allowed: Set[Node]) -> bool:
 
 
 def tensors_of(nodes: Iterable[object], axes: Axes = "bhsd") -> Tensors | None:
-    """The record of query, key and value; None where they are something else than tensors."""
+    """Return the record of query, key and value; None if any of them is not a tensor."""
     values = [node.meta.get("val") if isinstance(node, Node) else None for node in nodes]
     found = [value for value in values if isinstance(value, torch.Tensor)]
     if axes == "bshd":

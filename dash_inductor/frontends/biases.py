@@ -1,7 +1,8 @@
-"""A tensor that is added to the scores as it is: what a mask argument is where it cannot be read as a mask.
+"""Attention biases: float tensors that are added to the scores, including additive masks that no reader recognises.
 
-Nothing is assumed of its values, so any such tensor may be one.  Graphs expand it to all batch elements and heads, and
-on CUDA PyTorch pads its rows for alignment and slices them again; the kernels need neither and read the tensor before.
+The kernels assume nothing of a bias's values, so any float mask can be read as one.  Graphs expand the tensor to all
+batch elements and heads, and on CUDA PyTorch pads its rows for alignment and slices the padding off again.  The kernels
+need neither and read the tensor before these steps.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ _ALIASES = ("aten::alias", "aten::detach")
 
 @dataclass(frozen=True)
 class FoundBias:
-    """A bias and what becomes of its gradient.
+    """A bias, and how the graph uses its gradient.
 
     Attributes:
-        source: the place where the tensor is.
-        sink: of the graph's gradient, [batch, q heads, q_len, kv_len]; None without one.
-        total: the graph's sum of that gradient, which takes the place of the sink; None where the sink is read.
-        summed: over which dimensions of these the operator's result is summed.
-        rest: over which others that result has to be summed to be `gradient`.
-        slopes: the tensor has the slopes of ALiBi, of which the bias is made.
-        tensor_gradients: of tensors that the bias is computed from, where the graph has them in place of the bias's;
-            `gradient` is one of them then.
+        source: the argument that holds the tensor.
+        sink: the graph's gradient, [batch, q heads, q_len, kv_len]; None without one.
+        total: the graph's sum of that gradient, which is replaced instead of the sink; None if the sink itself is read.
+        summed: the dimensions over which our operator sums the gradient, of the batch and the heads.
+        rest: the further dimensions over which our operator's result must be summed to equal `gradient`.
+        slopes: whether the tensor holds ALiBi slopes from which the bias is computed.
+        tensor_gradients: the gradients of tensors from which the bias is computed, if the graph has these instead of
+            the gradient of the bias; `gradient` is then one of them.
     """
 
     source: Argument
@@ -51,7 +52,7 @@ class FoundBias:
 
     @property
     def tensor(self) -> Node:
-        """The node that is there now: 1 to 4 dimensions, which broadcast to the scores, or slopes."""
+        """The node that `source` holds now: 1 to 4 dimensions that broadcast to the scores, or ALiBi slopes."""
         found: Node = self.source.value
         return found
 
@@ -61,7 +62,7 @@ class FoundBias:
         return self.total if self.total is not None or self.sink is None else self.sink.used
 
     def put(self, emitter: Emitter, result: Node, before: Node) -> list[tuple[Node, Node]]:
-        """The gradients that the graph reads, and the nodes that take their places, made of the operator's `result`."""
+        """Return pairs of a gradient that the graph reads and its replacement, computed from `result`."""
         if self.total is None:
             assert self.sink is not None
             swap = self.sink.put(emitter, result, before)
@@ -78,12 +79,12 @@ class FoundBias:
 
 
 def find_bias(mask: Argument, gradient: Sink | None, plane: Sequence[Dim]) -> FoundBias | None:
-    """The bias of a site; None if kernels cannot read the tensor.
+    """Return the bias of an attention; None if the kernels cannot read the tensor.
 
     Args:
-        mask: the place of the mask that is added to the scores.
-        gradient: the sink of the backward's result for it, if that is used.
-        plane: the sizes of the scores, [batch, q heads, q_len, kv_len].
+        mask: the argument that holds the mask, which is added to the scores.
+        gradient: the sink of the backward's gradient of the mask, if it is used.
+        plane: the shape of the scores, [batch, q heads, q_len, kv_len].
     """
     found = [place for place in _before_expansion(mask) if _broadcasts(place.value.meta["val"].shape, plane)]
     if not found or not mask.value.meta["val"].dtype.is_floating_point:
@@ -94,7 +95,7 @@ def find_bias(mask: Argument, gradient: Sink | None, plane: Sequence[Dim]) -> Fo
 
 
 def bias_of(place: Argument, gradients: tuple[TensorGradient, ...], plane: Sequence[Dim]) -> FoundBias:
-    """A bias of four dimensions with the gradients of tensors that it is computed from; `plane` as for `find_bias`."""
+    """Return a bias of four dimensions with gradients of its source tensors; `plane` as in `find_bias`."""
     size = place.value.meta["val"].shape
     one = [dim for dim in range(4) if sizes.static(size[dim]) == 1 and sizes.static(plane[dim]) != 1]
     summed, rest = (tuple(dim for dim in one if dim in dims) for dims in ((0, 1), (2, 3)))
@@ -102,14 +103,14 @@ def bias_of(place: Argument, gradients: tuple[TensorGradient, ...], plane: Seque
 
 
 def may_broadcast(mask: Node, plane: Sequence[Dim]) -> bool:
-    """Whether a mask broadcasts to the scores, [batch, q heads, q_len, kv_len], for some values of their sizes."""
+    """Return whether a mask can broadcast to scores [batch, q heads, q_len, kv_len] for some dynamic sizes."""
     size = mask.meta["val"].shape
     pairs = zip(size[::-1], plane[::-1], strict=False)
     return len(size) <= len(plane) and not any(sizes.differ(a, b) and sizes.static(a) != 1 for a, b in pairs)
 
 
 def _before_expansion(place: Argument) -> Iterator[Argument]:
-    """The place, and the places of what its node is made of by expanding, or by padding and slicing again."""
+    """Yield the argument, then those that hold the tensor before expansion, or before padding and slicing."""
     while True:
         yield place
         node: Node = place.value
@@ -123,13 +124,16 @@ def _before_expansion(place: Argument) -> Iterator[Argument]:
 
 
 def _is_fast_to_read(node: Any) -> bool:
-    """Whether neighbours along the keys are neighbours in memory, or one element: a copy of it is of no use."""
+    """Return whether elements along the keys are contiguous or all the same, so that a copy gains nothing."""
     value: Tensor = node.meta["val"]
     return not value.dim() or sizes.static(value.stride(-1)) in (0, 1) or sizes.static(value.shape[-1]) == 1
 
 
 def _padded(node: Node) -> Argument | None:
-    """The place of the tensor behind which something was appended in the last dimension that this slice takes away."""
+    """Return the argument that holds the tensor before a pad whose added elements `node`, a slice, cuts off again.
+
+    Only padding at the end of the last dimension counts; return None for any other slice.
+    """
     args = bind(node)
     pad = args["self"]
     if op_name(pad) != "aten::constant_pad_nd":
@@ -150,10 +154,10 @@ def _broadcasts(size: Sequence[Dim], plane: Sequence[Dim]) -> bool:
 
 
 def _with_sum(source: Argument, sink: Sink) -> FoundBias:
-    """The bias with the graph's sum of its gradient over batch elements or heads, if nothing else reads it."""
+    """Return the bias with the graph's sum of its gradient over batch elements or heads, if only that sum reads it."""
     bias, gradient, users = FoundBias(source, sink), sink.used, sink.users
     assert gradient is not None
-    if len(users) != 1 or sink.axes != "bhsd":  # in other dimensions, a sum is over others
+    if len(users) != 1 or sink.axes != "bhsd":  # else the sum's dimensions have another meaning
         return bias
     (user,) = users
     if op_name(user) != "aten::sum" or "dim" not in (args := bind(user)) or not args["keepdim"]:
@@ -169,6 +173,6 @@ def _with_sum(source: Argument, sink: Sink) -> FoundBias:
 
 
 def _is_small(gradient: Tensor, summed: set[int]) -> bool:
-    """Whether a gradient takes less memory than its sum over `summed`, which kernels add up in float32 beside it."""
+    """Return whether a gradient takes less memory than the fp32 buffer and the result of its sum over `summed`."""
     addends = [sizes.static(gradient.shape[dim]) for dim in summed]
     return None not in addends and math.prod(filter(None, addends)) * gradient.itemsize < 4 + gradient.itemsize

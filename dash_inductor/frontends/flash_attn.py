@@ -1,10 +1,10 @@
-"""The packages flash-attn 2 and 3: operators that write gradients into tensors of the caller.
+"""Frontend for the packages flash-attn 2 and 3, whose backwards write gradients into tensors of the caller.
 
-Copies of the packages, and kernels from a hub, have namespaces of their own: operators are known by their names and by
-the names of their arguments.  Below the operators of the packages are those of their extensions in C++ (`fwd`, `bwd`,
-`varlen_bwd`), which are known in namespaces of the packages if their schemas say that they write to gradients alone.
-Tensors are [batch, length, heads, head dim] or, with `cu_seqlens_q`, [tokens, heads, head dim].  Causal attention and
-windows are anchored bottom right.
+Copies of the packages, and kernels from a hub, use other namespaces, so operators are recognised by their names and
+argument names.  The packages' operators call those of their C++ extensions (`fwd`, `bwd`, `varlen_bwd`), which are
+recognised in namespaces of the packages if their schemas declare that they write only to gradients.  Tensors are
+[batch, length, heads, head dim] or, with `cu_seqlens_q`, [tokens, heads, head dim].  Causal attention and windows are
+anchored bottom right.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _NAMES = {
     "query": "q", "key": "k", "value": "v", "logsumexp": "softmax_lse", "scale": "softmax_scale", "is_causal": "causal",
     "cu_seq_q": "cu_seqlens_q", "cu_seq_k": "cu_seqlens_k",
 }  # fmt: skip
-"""Names of arguments that other pairs have, and those of the packages."""
+"""The packages' argument names, by the names that all `Pair`s share."""
 
 _EXTENSIONS = {
     "p_dropout": "dropout_p", "alibi_slopes_": "alibi_slopes", "dq_": "dq", "dk_": "dk", "dv_": "dv",
 }  # fmt: skip
-"""Names of arguments that extensions in C++ have, and those of the packages."""
+"""The packages' argument names, by those of the C++ extensions."""
 
 _READ = {"q", "k", "v", "softmax_scale", "window_size_left", "window_size_right"}
 _SAVED = {"dout", "out", "softmax_lse"}
 _WRITTEN = {"dq", "dk", "dv"}
-"""The arguments that every call has, and those that a backward reads and writes beside them."""
+"""`_READ`: the arguments of every call.  `_SAVED`, `_WRITTEN`: those that a backward also reads and writes."""
 
 _UNDERSTOOD = {
     *_NAMES, *_NAMES.values(), *_SAVED, *_WRITTEN, "dropout_p", "window_size_left", "window_size_right", "softcap",
@@ -53,21 +53,21 @@ _UNDERSTOOD = {
 _OF_NO_MATTER = {
     "deterministic", "return_softmax", "zero_tensors", "num_splits", "pack_gqa", "rotary_interleaved",
 }  # fmt: skip
-"""Arguments that are read, and those that change nothing of what is computed."""
+"""`_UNDERSTOOD`: the arguments that are read.  `_OF_NO_MATTER`: arguments that do not change what is computed."""
 
 _SAME = ("scale", "is_causal", "window_size_left", "window_size_right", "softcap", "alibi_slopes")
-"""Arguments that a backward has from its forward."""
+"""Arguments that must be the same in a backward and its forward."""
 
 
 def find(graph: Graph) -> Iterator[Found]:
-    """The calls of a graph; see `Frontend`."""
+    """Yield the calls of flash-attn operators in a graph; see `Frontend`."""
     for pair, node in calls(graph, list(_pairs(graph))):
         assert isinstance(pair, Pair)
         yield _attention(pair, node)
 
 
 def _pairs(graph: Graph) -> Iterator[Pair]:
-    """The operators of the namespaces that a graph has calls of."""
+    """Yield the operator pairs of which the graph has calls."""
     found: dict[str, Pair] = {}
     for node in graph.nodes:
         namespace, _, name = op_name(node).partition("::")
@@ -126,7 +126,7 @@ def _attention(pair: Pair, node: Node) -> Attention:
 
 
 def _arguments(pair: Pair, node: Node) -> dict[str, Any]:
-    """The arguments of a call by the names that all pairs share; those that a version lacks have no effect."""
+    """Return a call's arguments by the names that all pairs share; those that a version lacks get a neutral default."""
     found = {"cu_seq_q": None, "cu_seq_k": None, "alibi_slopes": None, "softcap": 0.0} | pair.arguments(node)
     return {"is_causal": False} | found
 
@@ -149,7 +149,7 @@ def _inputs(pair: Pair, node: Node, args: Mapping[str, Any]) -> Inputs:
 
 
 def _bottom_right(args: Mapping[str, Any]) -> Band:
-    """The band of a call that is not packed; where lengths are equal, it is anchored top left as well."""
+    """Return the band of a call that is not packed; for equal lengths, top left anchoring is equivalent and is used."""
     band = varlen.band(args)
     q_len, kv_len = (args[name].meta["val"].shape[1] for name in ("query", "key"))
     return band if band.is_full or sizes.same(q_len, kv_len) else Band(band.lo, band.hi, "bottom_right")
@@ -162,7 +162,10 @@ def _refusal(
     gradients: tuple[Sink, Sink, Sink] | None,
     backward: Node | None = None,
 ) -> Kept | None:
-    """Why a call is kept, by its arguments, those of its forward if that is in the graph, and by its results."""
+    """Return why a call is kept, given its arguments, its results and, if it is in the graph, its forward's arguments.
+
+    Return None if nothing prevents its replacement.
+    """
     for each in (args, *([] if of_forward is None else [of_forward])):
         others = [name for name, value in each.items() if name not in _UNDERSTOOD | _OF_NO_MATTER and _asks(value)]
         if others:
@@ -197,7 +200,7 @@ def _of_slopes(args: Mapping[str, Any]) -> Kept | None:
         return None
     value, query = slopes.meta["val"], args["query"].meta["val"]
     if query.dim() != 4:
-        return None  # for which there is another reason
+        return None  # kept for another reason
     batch, heads = query.shape[0], query.shape[2]
     fits = sizes.same_all(value.shape, [heads]) or sizes.same_all(value.shape, [batch, heads])
     if value.dtype != torch.float32 or value.device != query.device or not fits:
@@ -207,7 +210,7 @@ def _of_slopes(args: Mapping[str, Any]) -> Kept | None:
 
 
 def _asks(value: object) -> bool:
-    """Whether an argument asks for something: it is no None, no False and no zero."""
+    """Return whether an argument has an effect: it is not None, False or zero."""
     return value is not None and (isinstance(value, (Node, Tensor)) or bool(value))
 
 

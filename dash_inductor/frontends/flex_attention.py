@@ -1,8 +1,8 @@
-"""FlexAttention, whose operators call functions of the program: `mask_mod` hides keys, and `score_mod` changes scores.
+"""Frontend for FlexAttention, whose operators take functions of the program: `mask_mod` and `score_mod`.
 
-What `mask_mod` computes is written into the graph as a mask, which is read as any other, and the tensors of the block
-mask are not looked at.  Of `score_mod`, the forms of `scores` are read; what it adds is written into the graph as a
-bias.  Its gradients are those of PyTorch's joint graph of it (`score_gradients`).
+The computation of `mask_mod` is inlined into the graph as a mask, which is then read like any other; the tensors of the
+block mask are not read.  A `score_mod` must have one of the forms in `scores`; what it adds to the score is inlined as
+a bias.  Its gradients are taken from PyTorch's joint graph of the score_mod (`score_gradients`).
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ aten, prims = torch.ops.aten, torch.ops.prims
 FLEX = Pair("flex_attention", "flex_attention_backward", random_state=())
 
 _OUT, _LOGSUMEXP = range(2)
-"""The results of the forward, behind which is the maximum of the scores."""
+"""Indices of the forward's results; the third result is the maximum of the scores."""
 
 _WHOLE = 1 << 30
-"""The size of blocks of the block mask that PyTorch makes where the program gives none."""
+"""The block size of the block mask that PyTorch makes if the program passes none."""
 
 _DEFAULTS = {
     "BACKEND": "AUTO", "PRESCALE_QK": False, "ROWS_GUARANTEED_SAFE": False, "BLOCKS_ARE_CONTIGUOUS": False,
     "WRITE_DQ": True,
 }  # fmt: skip
 _OF_PYTORCH = ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX")
-"""Options of kernels that PyTorch sets itself."""
+"""Kernel options that PyTorch sets itself."""
 
 
 def find(graph: Graph) -> Iterator[Found]:
-    """The calls of a graph; see `Frontend`."""
+    """Yield the calls of FlexAttention in a graph; see `Frontend`."""
     drafts = Drafts(graph)
     for _, node in calls(graph, [FLEX]):
         yield _found(node, drafts)
 
 
 def _found(node: Node, drafts: Drafts) -> Found:
-    """A call; a refusal where its arguments are not those that are known."""
+    """Return the attention of a call, or a refusal if its arguments are not those of a known version."""
     try:
         own = _Call(node, drafts)
         source = FLEX.forward_of(node) if FLEX.is_backward(node) else node
@@ -83,7 +83,7 @@ def _refusal(forward: _Call | None, backward: _Call | None) -> Kept | None:
 
 
 def _results_used(forward: _Call | None, backward: _Call | None) -> str:
-    """Why results keep a call; "" if the program uses no more than its output and its log-sum-exp."""
+    """Return why the used results keep a call; "" if the program uses at most the output and the log-sum-exp."""
     if backward is not None and not isinstance(backward.args["grad_out"], Node):
         return "its output has no gradient"
     if forward is not None:
@@ -96,7 +96,7 @@ def _results_used(forward: _Call | None, backward: _Call | None) -> str:
 
 @dataclass(frozen=True)
 class _Written(Argument):
-    """A tensor that is written into the graph where it is first asked for."""
+    """A tensor that is written into the graph when it is first read."""
 
     write: Callable[[], Node]
 
@@ -106,10 +106,10 @@ class _Written(Argument):
 
 
 class _Call:
-    """One of the two operators, with the functions of the program that it calls.
+    """A call of the forward or backward operator, with the program's functions that it takes.
 
     Raises:
-        TypeError, KeyError, ValueError: its arguments are not those that are known.
+        TypeError, KeyError, ValueError: the arguments are not those of a known version.
     """
 
     def __init__(self, node: Node, drafts: Drafts) -> None:
@@ -126,7 +126,7 @@ class _Call:
 
     @property
     def note(self) -> str:
-        """The options of kernels that the program has set."""
+        """The kernel options that the program has set, which have no effect; "" without any."""
         own = {k: v for k, v in self._options.items() if k not in _OF_PYTORCH and _DEFAULTS.get(k) != v}
         return "" if not own else f"kernel_options are not used: {', '.join(f'{k}={v}' for k, v in own.items())}"
 
@@ -147,11 +147,11 @@ class _Call:
 
     @property
     def _grad_logsumexp(self) -> Gradient:
-        """The gradient of the logarithm in base 2."""
+        """The gradient of the log-sum-exp, which has base 2."""
         return Gradient(FLEX.argument(self.node, "grad_logsumexp"), 1 / math.log(2))
 
     def cause_to_keep(self) -> str:
-        """Why it is kept, as far as is known before its functions are written into the graph; "" if it is not."""
+        """Return why the call is kept, as far as is known before its functions are inlined; "" if it is not."""
         try:
             score, mask = self._score, self._mask
         except NotReadable as error:
@@ -166,7 +166,7 @@ class _Call:
         return self._cause_of_gradients()
 
     def _cause_of_gradients(self) -> str:
-        """Why the gradients of a backward are not those that ours computes; "" if they are."""
+        """Return why a backward's gradients differ from those that our backward computes; "" if they do not."""
         if not FLEX.is_backward(self.node):
             return ""
         try:
@@ -182,7 +182,7 @@ class _Call:
 
     @functools.cached_property
     def _joint(self) -> Mod:
-        """PyTorch's joint graph of the score_mod of a backward."""
+        """PyTorch's joint graph of the score_mod, in a backward."""
         module = self._module(self._joint_graph)
         return Mod("the joint graph of score_mod", module, self._given, is_joint=True, tokens=self._tokens)
 
@@ -196,12 +196,12 @@ class _Call:
 
     @property
     def _mask(self) -> Mod | None:
-        """The function that hides keys; None if it hides none."""
+        """The mask_mod; None if it hides no key."""
         return None if scalar(self._masks, self._masks.result) == 1.0 else self._masks
 
     @property
     def _hides_blocks(self) -> bool:
-        """Whether blocks of keys alone may say who sees whom."""
+        """Whether the block mask may hide keys that the mask_mod does not hide."""
         sizes = (self._q_block, self._kv_block)
         return self._mask is None and not all(isinstance(size, int) and size >= _WHOLE for size in sizes)
 
@@ -216,7 +216,7 @@ class _Call:
         scale = self.args["scale"]
         try:
             score, masked = self._score, self._mask is not None
-        except NotReadable:  # it is refused
+        except NotReadable:  # `cause_to_keep` refuses the call
             return Inputs(query, key, value, scale, 0.0, flags=None, band=Band)
         masked = masked or bool(score.hidden)
         return Inputs(
@@ -236,7 +236,7 @@ class _Call:
 
     @functools.cached_property
     def _written_mask(self) -> Node:
-        """The mask: bool, True where a query sees a key."""
+        """The inlined mask: bool, True where a query sees a key."""
         found = [] if self._mask is None else [self._write(self._mask, self._mask.result)]
         for part in self._score.hidden:
             condition = self._write(self._scores, part.node)
@@ -245,7 +245,7 @@ class _Call:
 
     @functools.cached_property
     def _written_bias(self) -> Node:
-        """The sum of what is added to the scores: float32, of four dimensions."""
+        """The inlined sum of everything that is added to the scores: float32, four dimensions."""
         found = []
         for part in self._score.added:
             node = self._write(self._scores, part.node, floats=True)
@@ -263,10 +263,10 @@ class _Call:
         return self._drafts.call(target, *args, like=self.node)
 
     def _tensor_gradients(self) -> tuple[TensorGradient, ...]:
-        """The gradients of tensors that score_mod reads, as far as something uses them.
+        """Return the gradients of tensors that score_mod reads, as far as the graph uses them.
 
         Raises:
-            NotReadable: one of them is not that of what is added to the score.
+            NotReadable: one of them does not follow from the gradient of the bias.
         """
         used = [
             (result.args[1], result)
@@ -284,11 +284,11 @@ class _Call:
         return tuple(found)
 
     def _write_factor(self, node: Node) -> Node:
-        """A node of the joint graph that does not depend on the gradient, as a draft."""
+        """Inline a node of the joint graph that does not depend on the gradient, as a draft."""
         written = self._joint.write(node, self._plane, self._drafts, self.node, floats=True)
         return self._drafts.call(aten.alias.default, written, like=written)
 
 
 def _plain(value: Any) -> Any:
-    """A tensor of the program without aliases, so that forward and backward have the same."""
+    """Return a tensor of the program without aliases, so that forward and backward refer to the same node."""
     return origin(value) if isinstance(value, Node) else value

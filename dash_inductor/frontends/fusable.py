@@ -1,13 +1,14 @@
-"""Calls of attention that only their layout keeps from PyTorch's fused operators: they get another one.
+"""Adapts the layout of SDPA calls that PyTorch's fused operators would otherwise reject, in Dynamo's graph.
 
-Fused operators take four dimensions, and on CUDA a mask whose last dimension is contiguous.  All other calls are
-computed by PyTorch's math implementation, of which nothing is left when a joint graph is made.  So this is done before,
-in Dynamo's graph, where a call is still one node:
+Fused operators take four dimensions and, on CUDA, a mask whose last dimension is contiguous.  PyTorch computes all
+other calls by its math backend, which decomposes them before the joint graph is traced.  The calls are therefore
+adapted earlier, in Dynamo's graph, where each is still one node:
 
-- Leading dimensions of query, key and value become one batch dimension, where that is a view of them and of the mask.
-  Tensors of three dimensions get one for the heads, and a mask of three dimensions one for the batch.
-- A mask whose last dimension is not contiguous is copied.  A tile of it would be read from as many cache lines as it
-  has elements, in every kernel; a copy is made once.
+- Leading dimensions of query, key and value are flattened into one batch dimension if that is a view of each of them
+  and of the mask.  Tensors of three dimensions get a dimension for the heads; a mask of three dimensions gets one for
+  the batch.
+- A mask whose last dimension is not contiguous is copied once.  Otherwise every kernel would read each element of a
+  tile of the mask from a cache line of its own.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from ..upstream.tensors import is_functorch_wrapped
 
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 CALLS = (F.scaled_dot_product_attention, scaled_dot_product_attention)
-"""The functions that Dynamo's graph calls."""
+"""The SDPA functions that a Dynamo graph may call."""
 _PLANE = 3
-"""Dimensions behind the batch: heads, length, head dim."""
+"""The number of dimensions after the batch: heads, length, head dim."""
 
 
 def make_fusable(graph: Graph) -> bool:
-    """Give calls of attention in a graph of Dynamo's a layout that fused operators take; return whether any changed."""
+    """Give SDPA calls in a Dynamo graph a layout that fused operators accept; return whether any call changed."""
     calls = [node for node in graph.nodes if node.op == "call_function" and node.target in CALLS]
     steps = _with_one_batch_dimension, _with_batch_of_mask, _with_contiguous_mask
     changed = [step(call) for call in calls if _is_replaced_on(call) for step in steps]
@@ -42,10 +43,10 @@ def make_fusable(graph: Graph) -> bool:
 
 
 def _is_replaced_on(call: Node) -> bool:
-    """Whether calls on its device are replaced, and all of its tensors are known.
+    """Return whether calls on this device are replaced and all tensors of the call have example values.
 
-    Those of a transform of `torch.func` (`vmap`, `grad`) are not: they have the sizes and strides that the transform
-    shows, and nothing can be computed of them once it has ended.
+    Calls inside a `torch.func` transform (`vmap`, `grad`) are excluded: their tensors have the sizes and strides that
+    the transform shows, and cannot be used in a computation after the transform has ended.
     """
     tensors = _tensors(call)
     values = [_value(node) for node in (*tensors.values(), call)]
@@ -58,7 +59,7 @@ def _is_replaced_on(call: Node) -> bool:
 
 
 def _tensors(call: Node) -> dict[str, Node]:
-    """Query, key, value and, if there is one, the mask, by their names."""
+    """Return query, key, value and, if there is one, the mask, by name."""
     return {name: node for name, node in _arguments(call).items() if isinstance(node, Node) and name in _NAMES[:4]}
 
 
@@ -78,7 +79,7 @@ def _set(call: Node, name: str, node: Node) -> None:
 
 
 def _inserted(call: Node, source: Node, method: str, *args: Any) -> Node:
-    """A method of `source`, called in front of the call."""
+    """Insert a call of the method `method` of `source` before `call`."""
     with call.graph.inserting_before(call):
         return _described(call.graph.call_method(method, (source, *args)), call, source, method, *args)
 
@@ -100,7 +101,7 @@ def _with_batch_of_mask(call: Node) -> bool:
 
 def _with_contiguous_mask(call: Node) -> bool:
     mask = _tensors(call).get("attn_mask")
-    if mask is None or _value(call).device.type != "cuda":  # on the CPU, fused operators read any strides
+    if mask is None or _value(call).device.type != "cuda":  # CPU kernels read any strides
         return False
     value = _value(mask)
     if not value.dim() or sizes.static(value.stride(-1)) in (None, 1) or sizes.static(value.shape[-1]) == 1:
@@ -132,7 +133,7 @@ def _with_one_batch_dimension(call: Node) -> bool:
 
 
 def _with_heads(call: Node, tensors: dict[str, Node]) -> bool:
-    """Tensors [batch, length, head dim] become tensors of one head."""
+    """Turn tensors [batch, length, head dim] into tensors with one head."""
     for name, node in tensors.items():
         if _value(node).dim() == 3:
             _set(call, name, _inserted(call, node, "unsqueeze", 1))
@@ -141,7 +142,7 @@ def _with_heads(call: Node, tensors: dict[str, Node]) -> bool:
 
 
 def _restore(call: Node, method: str, args: tuple[Any, ...], inverse: str, inverse_args: tuple[Any, ...]) -> None:
-    """Let the readers of the call read its result in the dimensions that it had before."""
+    """Restore the original dimensions of the call's result for its readers."""
     users, whole = list(call.users), _value(call)
     with torch.no_grad():
         call.meta["example_value"] = getattr(whole, method)(*args)
@@ -152,7 +153,7 @@ def _restore(call: Node, method: str, args: tuple[Any, ...], inverse: str, inver
 
 
 def _fits(mask: Tensor, lead: Sequence[sizes.Dim]) -> bool:
-    """Whether a view of the mask broadcasts to one batch dimension of these."""
+    """Return whether a view of the mask broadcasts to one batch dimension in place of the dimensions `lead`."""
     if mask.dim() <= _PLANE:
         return True
     own = [*[1] * (len(lead) + _PLANE - mask.dim()), *mask.shape[:-_PLANE]]
@@ -162,7 +163,7 @@ def _fits(mask: Tensor, lead: Sequence[sizes.Dim]) -> bool:
 
 
 def _is_one_batch(value: Tensor) -> bool:
-    """Whether all dimensions in front of heads are one dimension of the same memory."""
+    """Return whether all dimensions before the heads can be viewed as one dimension, without a copy."""
     lead = [
         (size, stride)
         for size, stride in zip(value.shape[:-_PLANE], value.stride()[:-_PLANE], strict=True)

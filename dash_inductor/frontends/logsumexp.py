@@ -1,4 +1,4 @@
-"""The log-sum-exp of a forward, where the program itself reads it: ours in the words of the operator that it had."""
+"""Converts our forward's log-sum-exp to the form that the replaced operator returned, if the program reads it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ from .attention import Forward, Gradient, Output
 aten = torch.ops.aten
 
 _NEVER_ALONE = (Band(), Band(0, None))
-"""Bands under which every query sees a key, whatever the lengths are."""
+"""Bands under which every query sees a key, for all lengths."""
 
 
 @dataclass(frozen=True)
 class LogSumExp(Output):
-    """The result of a forward that has its log-sum-exp, fp32: [batch, heads, length], with more rows behind, with a
-    dimension of size 1 behind, or, of packed tokens, [heads, tokens].
+    """The log-sum-exp that a forward returns, fp32.
+
+    Its shape is [batch, heads, length], possibly padded to more rows or with a trailing dimension of size 1; [heads,
+    tokens] for packed tokens.
 
     Attributes:
-        base: of its logarithm.
-        without_keys: its value for a query that sees no key; None if it is not known.
-        past_end: its value in rows behind the last query.
-        multiple: the length is rounded up to a multiple of this.
+        base: the base of the logarithm.
+        without_keys: the value for a query that sees no key; None if it is unknown.
+        past_end: the value of the padding rows.
+        multiple: the length is padded to a multiple of this.
     """
 
     base: float = math.e
@@ -42,10 +44,11 @@ class LogSumExp(Output):
     multiple: int = 1
 
     def cause(self, query: Tensor, call: Call) -> str:
-        """Why it cannot be made of ours; "" if it can.
+        """Return why this log-sum-exp cannot be computed from ours; "" if it can.
 
         Args:
             query: [batch, heads, length, head dim].
+            call: the specification of the attention.
         """
         value: Tensor = self.node.meta["val"][self.index]
         length = query.shape[2]
@@ -53,7 +56,7 @@ class LogSumExp(Output):
         wanted = [[*heads_first, length], [*heads_first, length, 1]]
         if self.multiple > 1 and value.dim() == 3:
             padded = (length + self.multiple - 1) // self.multiple * self.multiple
-            # The operator says the same in other symbols.
+            # The operator's fake expresses the padded length by other symbols.
             wanted.append([*heads_first, padded if sizes.differ(value.shape[2], padded) else value.shape[2]])
         if call.mask.placed is not None:
             wanted = [[query.shape[1], length]]
@@ -66,12 +69,15 @@ class LogSumExp(Output):
     def made_of(
         self, emitter: Emitter, ours: Node, call: Call, query: Node, documents: Documents | None, before: Node
     ) -> Node:
-        """The node that has it, in front of `before`, made of ours, which may be the node itself.
+        """Return a node before `before` that holds this log-sum-exp, computed from ours; it may be our node itself.
 
         Args:
-            ours: as `operators.attention` says.
-            query: of the call, as the graph has it.
-            documents: those of packed tokens.
+            emitter: adds nodes.
+            ours: the log-sum-exp of our forward, see `operators.attention`.
+            call: the specification of the attention.
+            query: the query of the call in the graph.
+            documents: the documents of packed tokens; None if they are not packed.
+            before: the node before which nodes are added.
         """
         like = ours
 
@@ -101,7 +107,7 @@ class LogSumExp(Output):
         return value * math.log(self.base)
 
     def _laid_out(self, emitter: Emitter, found: Node, before: Node, like: Node) -> Node:
-        """[batch, heads, length] or [heads, tokens], in the sizes of the operator's."""
+        """Return `found`, [batch, heads, length] or [heads, tokens], with the shape that the operator returned."""
         value, own = self.node.meta["val"][self.index], found.meta["val"]
         if value.dim() == own.dim() + 1:
             return emitter.call(aten.unsqueeze.default, (found, own.dim()), before=before, like=like)
@@ -118,13 +124,16 @@ class LogSumExp(Output):
 
 
 def gradient_of(emitter: Emitter, gradient: Gradient, logsumexp: Node, query: Node, before: Node) -> Node:
-    """The gradient of the natural log-sum-exp that a backward of ours reads, in front of `before`.
+    """Return a node before `before` with the gradient of the natural log-sum-exp, for our backward.
 
-    It is zero where a query sees no key, whatever the program has made of minus infinity there.
+    It is zero where a query sees no key, whatever the program computes from minus infinity there.
 
     Args:
-        logsumexp: that the backward reads, [batch, heads, >= length].
-        query: of the call, [batch, heads, length, head dim].
+        emitter: adds nodes.
+        gradient: the gradient in the graph.
+        logsumexp: the log-sum-exp that the backward reads, [batch, heads, >= length].
+        query: the query of the call, [batch, heads, length, head dim].
+        before: the node before which nodes are added.
     """
     given: Node = gradient.argument.value
 
@@ -141,8 +150,8 @@ def gradient_of(emitter: Emitter, gradient: Gradient, logsumexp: Node, query: No
 
 
 def cause_of_results(forward: Forward, call: Call, backwards: Set[Node] = frozenset()) -> str:
-    """Why a forward of ours does not give what others than these backwards read of this one; "" if it does."""
-    if not isinstance(forward.out, Output) or forward.logsumexp is None:  # the frontend has looked at it
+    """Return why our forward cannot provide the results that nodes other than `backwards` read; "" if it can."""
+    if not isinstance(forward.out, Output) or forward.logsumexp is None:  # the frontend has checked it
         return ""
     given = forward.given(backwards) - {forward.out.index}
     if given - {forward.logsumexp.index}:
@@ -155,11 +164,11 @@ def cause_of_results(forward: Forward, call: Call, backwards: Set[Node] = frozen
 
 
 def _may_hide(call: Call) -> bool:
-    """Whether a query may see no key."""
+    """Return whether a query may see no key."""
     return call.bias is not None or bool(call.mask.operands) or call.mask.band not in _NEVER_ALONE
 
 
 def _heads(logsumexp: Node) -> int:
     found = sizes.static(logsumexp.meta["val"].shape[1])
-    assert found is not None  # kernels are compiled for it
+    assert found is not None  # static: kernels are compiled for it
     return found

@@ -1,10 +1,10 @@
-"""Attention that PyTorch computes without a fused operator: matrix products around ``aten::_safe_softmax``.
+"""Finds SDPA calls that PyTorch computed by its math backend: matrix products around ``aten::_safe_softmax``.
 
-Only PyTorch's own math implementation of `scaled_dot_product_attention` calls ``_safe_softmax``, and with a softcap the
-attention that we offer to programs that are not compiled; a softmax that a model writes by hand is ``_softmax``.  The
-operator is decomposed before a joint graph is made, but its nodes keep its name (`original_aten`), and all nodes of one
-call its autograd sequence number, those of the backward too.  The other nodes that the nodes of a call read are its
-arguments, as the program passed them.
+Only the math backend of `scaled_dot_product_attention` calls ``_safe_softmax``, and so does the softcap attention that
+this package offers to programs that are not compiled; a softmax in a model is ``_softmax``.  The operator is decomposed
+before a joint graph is traced, but its nodes keep its name (`original_aten`), and all nodes of one call, including its
+backward, share an autograd sequence number.  Other nodes that the nodes of a call read are its arguments, as the
+program passed them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _MASKED = ("aten::add", "aten::where", "aten::masked_fill")
 
 
 def find(graph: Graph) -> Iterator[Found]:
-    """Every call of the math implementation in a graph; see `Frontend`.
+    """Yield a refusal for every call of the math backend in a graph; see `Frontend`.
 
-    The detail of a refusal says which conditions of fused operators a call does not meet, and what it was called with.
+    The detail says which conditions of fused operators the call does not meet, and with which tensors it was called.
     """
     softmax: dict[object, list[Node]] = {}
     forward: dict[object, list[Node]] = {}
@@ -57,7 +57,7 @@ def find(graph: Graph) -> Iterator[Found]:
 
 
 def _refusal(softmax: Sequence[Node], scores: Tensor, nodes: Sequence[Node], has_backward: bool) -> Refusal:
-    """The refusal of a call: the nodes of its softmax, and all that is known to be of the call."""
+    """Return the refusal of a call, given the nodes of its softmax and all nodes known to belong to the call."""
     found = _arguments(nodes)
     if found is None:
         detail, tensors = _little_known(scores, nodes), None
@@ -78,7 +78,7 @@ def _refusal(softmax: Sequence[Node], scores: Tensor, nodes: Sequence[Node], has
 
 @dataclass(frozen=True)
 class _Arguments:
-    """The arguments of a call, as far as they can be told; `dropout` is whether it has any."""
+    """The arguments of a call, as far as the graph shows them; `dropout` is whether it has any."""
 
     query: Tensor
     key: Tensor
@@ -97,13 +97,13 @@ class _Arguments:
 
 
 def _little_known(scores: Tensor, nodes: Sequence[Node]) -> str:
-    """The little that can be told of a call inside of another function, whose arguments are not the call's own."""
+    """Describe a call inside another function, whose arguments the graph does not show."""
     dropout = "dropout; " if _drops(nodes) else ""
     return f"{dropout}its arguments cannot be told; its scores are {_in_words(scores)}"
 
 
 def _causes(on_cpu: bool, found: _Arguments) -> Iterator[str]:
-    """The conditions of PyTorch's fused operators that a call does not meet (``sdp_utils.cpp``)."""
+    """Yield the conditions of PyTorch's fused operators that a call does not meet (``sdp_utils.cpp``)."""
     query, key, value, mask = found.query, found.key, found.value, found.mask
     types = [_type(tensor) for tensor in (query, key, value)]
     if len(set(types)) > 1:
@@ -131,15 +131,16 @@ def _causes(on_cpu: bool, found: _Arguments) -> Iterator[str]:
 
 
 def _without_a_cause(found: _Arguments) -> str:
-    """The causes that are left where no condition is seen to fail: graphs do not tell which tensors need a gradient."""
+    """Describe the remaining causes if no condition fails: graphs do not show which tensors need a gradient."""
     if found.query.device.type == "cpu" and found.mask is not None and found.mask.dtype.is_floating_point:
         return "a mask that needs a gradient, which the fused operator of the CPU does not give, or SDPBackend.MATH"
     return "no condition of a fused operator is seen to fail: a program that uses SDPBackend.MATH has asked for it"
 
 
 def _arguments(nodes: Sequence[Node]) -> _Arguments | None:
-    """The arguments of the call that these nodes compute; None where the nodes are not from a call in Dynamo's graph,
-    or its two products cannot be told.
+    """Return the arguments of the call that these nodes compute.
+
+    Return None if the nodes do not come from an SDPA call in Dynamo's graph, or its two products are ambiguous.
     """
     of_call = frozenset(nodes)
     stack = nodes[0].meta.get("source_fn_stack")
@@ -160,7 +161,10 @@ def _drops(nodes: Sequence[Node]) -> bool:
 
 
 def _passed(node: Node, of_call: frozenset[Node]) -> Node | None:
-    """The argument that a node of a call is made of: through casts, views, repeats and the scale."""
+    """Return the argument from which a node of a call is computed by casts, views, repeats and scaling.
+
+    Return None if unknown.
+    """
     while node in of_call:
         sources = [source for source in node.all_input_nodes if isinstance(source.meta.get("val"), Tensor)]
         if not sources:
@@ -179,12 +183,15 @@ def _in_words(tensor: Tensor) -> str:
 
 
 def _aten(node: Node) -> str:
-    """The operator before decomposition, else the one that the node calls."""
+    """Return the name of the operator before decomposition, if known; else that of the operator that the node calls."""
     original = node.meta.get("original_aten")
     return original._schema.name if isinstance(original, OpOverload) else op_name(node)
 
 
 def _call(node: Node, kind: str) -> tuple[str, ...] | None:
-    """Names of the calls in Dynamo's graph from which a node comes, from the outside in; None if it has none."""
+    """Return the names of the calls in Dynamo's graph from which a node comes, outermost first.
+
+    Return None if there are none.
+    """
     stack = node.meta.get(kind)
     return tuple(name for name, _ in stack) if stack else None

@@ -1,9 +1,9 @@
-"""Functions of the program on single scores (`mask_mod`, `score_mod`), written into the graph around them.
+"""Inlines a mod (`mask_mod` or `score_mod` of FlexAttention) into the surrounding graph, for all scores at once.
 
-A mod is a graph of its own, on numbers: the score, its batch element, head, query and key, and tensors of the program.
-Here it is computed for all scores at once.  An index becomes all of its values along one of four dimensions, and an
-operator on elements computes for every combination what the mod computes for one.  Nothing else is done to what depends
-on an index: an operator that is not elementwise, and does not read a tensor at one place, is refused.
+A mod is a graph on single numbers: the score, the indices of its batch element, head, query and key, and tensors of the
+program.  To compute it for all scores, each index becomes a vector of all its values along one of four dimensions, and
+elementwise operators broadcast.  An operator that depends on an index is refused if it is neither elementwise nor reads
+one element of a tensor.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from .attention import NotReadable
 aten, prims = torch.ops.aten, torch.ops.prims
 
 INDICES = ("b", "h", "q", "kv")
-"""The indices of a score, the names of its dimensions."""
+"""The names of a score's indices, and of its dimensions."""
 
 _LOW = (torch.float16, torch.bfloat16)
-"""Types in which no kernel computes: FlexAttention's compute in float32 what a mod computes in them."""
+"""Dtypes that kernels do not compute in: FlexAttention's kernels compute in float32 what a mod computes in these."""
 
 _CONSTANT = {f"aten::{of}{name}": value for of in ("", "new_") for name, value in (("ones", 1), ("zeros", 0))}
 _CONSTANT |= {"aten::ones_like": 1, "aten::zeros_like": 0}
@@ -46,26 +46,27 @@ _SIGNS = {
 }  # fmt: skip
 
 _LONGEST = 200
-"""The most letters of a mod that are shown."""
+"""The maximum length of a mod's text, in characters."""
 
 
 def unread(text: str) -> NotReadable:
-    """What is raised where a FlexAttention cannot be read."""
+    """Return the exception to raise if a FlexAttention cannot be read."""
     return NotReadable(Reason.FLEX_ATTENTION, text)
 
 
 @dataclass(frozen=True)
 class Plane:
-    """The scores of one attention: its query and its key, [batch, heads, length, head dim]."""
+    """The scores of one attention, given by its query and key, [batch, heads, length, head dim]."""
 
     query: Node
     key: Node
 
     def of(self, axis: int) -> tuple[Node, int]:
-        """A tensor and its dimension that has the size of an axis."""
+        """Return a tensor, and the dimension of it that has the size of an axis of the scores."""
         return (self.key, 2) if axis == 3 else (self.query, axis)
 
     def size(self, axis: int) -> sizes.Dim:
+        """Return the size of an axis of the scores."""
         tensor, dim = self.of(axis)
         return cast(sizes.Dim, tensor.meta["val"].shape[dim])
 
@@ -74,12 +75,15 @@ class Mod:
     """A mod of a call, or the joint graph of one.
 
     Args:
-        name: "mask_mod" or "score_mod".
-        module: its graph: the score if it has one, the four indices, the gradient of the result if it is a joint graph,
-            then the tensors and numbers of the program.
-        given: those tensors and numbers, in the graph around.
-        is_joint: whether it is a joint graph, whose results are the gradients of all its arguments but the gradient.
-        tokens: numbers of what nodes compute, the same for mods whose tokens are compared.
+        name: "mask_mod" or "score_mod", or a description of a joint graph.
+        module: its graph, whose placeholders are the score (score_mod only), the four indices, the gradient of the
+            result (joint graph only), and the tensors and numbers of the program.
+        given: these tensors and numbers, in the surrounding graph.
+        is_joint: whether it is a joint graph, whose results are the gradients of all arguments except the gradient.
+        tokens: numbers that identify computations; mods whose tokens are compared share this dict.
+
+    Raises:
+        NotReadable: the number of arguments or results is wrong, or the result of a mod is not one number.
     """
 
     def __init__(
@@ -117,15 +121,15 @@ class Mod:
         return dtype
 
     def name_of(self, number: int) -> str:
-        """The name of tensor `number` of the program in the graph around."""
+        """Return the name that tensor `number` of the program has in the surrounding graph."""
         return str(list(self.given.values())[number])
 
     def behind(self, node: Node) -> list[Node]:
-        """A node and all that it depends on, in the order of the graph."""
+        """Return a node and all nodes that it depends on, in graph order."""
         return sorted(_behind([node]))
 
     def token(self, value: Any) -> object:
-        """Equal for two values that mods of the same arguments compute in the same way, and only then."""
+        """Return a token that is equal for two values iff mods of the same arguments compute them in the same way."""
         if not isinstance(value, Node):
             return _token(value, self.token)
         for node in self.behind(value) if value not in self._tokens else ():
@@ -146,7 +150,7 @@ class Mod:
         return node.target, self.token(node.args), self.token(node.kwargs)
 
     def _reached(self, sources: Sequence[Node]) -> frozenset[Node]:
-        """The nodes that depend on one of these, themselves included."""
+        """Return these nodes and all nodes that depend on one of them."""
         found = set(sources)
         for node in self.graph.nodes:
             if node.op != "output" and not found.isdisjoint(node.all_input_nodes):
@@ -154,29 +158,33 @@ class Mod:
         return frozenset(found)
 
     def tensors(self, node: Node) -> tuple[Node, ...]:
-        """The tensors of the program that a node of the mod depends on, in the graph around."""
+        """Return the program's tensors that a node of the mod depends on, as nodes of the surrounding graph."""
         own = (self.given.get(found) for found in _behind([node]))
         return tuple(dict.fromkeys(found for found in own if isinstance(found, Node)))
 
     def places(self, node: Node) -> frozenset[int]:
-        """The numbers of the tensors of the program that a node of the mod depends on."""
+        """Return the indices, in `given`, of the values that a node of the mod depends on."""
         numbers = {place: number for number, place in enumerate(self.given)}
         return frozenset(numbers[found] for found in _behind([node]) if found in numbers)
 
     def write(self, wanted: Node, plane: Plane, drafts: Drafts, like: Node, *, floats: bool = False) -> Node:
-        """A node of the mod that does not depend on the score, for all scores: of four dimensions, or of none.
+        """Inline a node of the mod that does not depend on the score, for all scores: four dimensions, or none.
 
         Args:
-            floats: whether floats of 16 bits become float32 where they are read.
+            wanted: the node of the mod.
+            plane: the scores.
+            drafts: adds nodes to the surrounding graph.
+            like: the node whose metadata the new nodes get.
+            floats: whether 16-bit floats are converted to float32 where they are read.
 
         Raises:
-            NotReadable: the mod does something that cannot be done for all scores at once.
+            NotReadable: the mod has an operator that cannot be applied to all scores at once.
         """
         writer = _Writer(self, plane, drafts, like, floats)
         return writer.write(wanted)
 
     def text(self, node: Node | None = None) -> str:
-        """A node of the mod as an expression; its results by default."""
+        """Return a node of the mod as an expression; by default its results."""
         text = ", ".join(map(self._in_words, self.results if node is None else [node]))
         return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
 
@@ -211,7 +219,7 @@ class Mod:
 
 
 def _token(value: Any, inner: Callable[[Any], object]) -> object:
-    """What tells two arguments of operators apart: 1, 1.0 and True are three of them."""
+    """Return a token that distinguishes arguments of operators; 1, 1.0 and True have different tokens."""
     if isinstance(value, (list, tuple)):
         return tuple(map(inner, value))
     if isinstance(value, dict):
@@ -220,7 +228,7 @@ def _token(value: Any, inner: Callable[[Any], object]) -> object:
 
 
 def _behind(nodes: Sequence[Node]) -> Iterator[Node]:
-    """These nodes and all that they depend on."""
+    """Yield these nodes and all nodes that they depend on."""
     stack, seen = list(nodes), set[Node]()
     while stack:
         node = stack.pop()
@@ -231,7 +239,7 @@ def _behind(nodes: Sequence[Node]) -> Iterator[Node]:
 
 
 class _Writer:
-    """Writes nodes of one mod; see `Mod.write`."""
+    """Inlines nodes of one mod; see `Mod.write`."""
 
     def __init__(self, mod: Mod, plane: Plane, drafts: Drafts, like: Node, floats: bool) -> None:
         self._mod, self._plane, self._drafts, self._like, self._floats = mod, plane, drafts, like, floats
@@ -286,7 +294,10 @@ class _Writer:
         return tree_map_only(Node, self._values.__getitem__, value)
 
     def _of_four_dimensions(self, node: Node) -> Any:
-        """The value of a node; numbers in tensors get dimensions, so that types meet as the mod's numbers do."""
+        """Return the value of a node; a tensor without dimensions gets four of size 1.
+
+        Type promotion is then that of the mod: it ranks tensors without dimensions below others.
+        """
         value = self._values[node]
         tensor = value.meta["val"] if isinstance(value, Node) else None
         if not isinstance(tensor, Tensor) or tensor.dim():
@@ -301,7 +312,7 @@ class _Writer:
         return self._call(prims.convert_element_type.default, node, torch.float32)
 
     def _index(self, axis: int) -> Node:
-        """All values of an index, int32 along its own dimension of four."""
+        """Return all values of an index, int32, along its own dimension of four."""
         tensor, dim = self._plane.of(axis)
         length = self._drafts.size(tensor, dim, like=self._like)
         facts = {"start": 0, "step": 1, "dtype": torch.int32, "device": self._device, "requires_grad": False}
@@ -309,7 +320,7 @@ class _Writer:
         return self._placed(node, [axis])
 
     def _placed(self, node: Node, axes: Sequence[int]) -> Node:
-        """A tensor that has these axes, in this order, with four dimensions."""
+        """Return a tensor whose dimensions are these axes, in this order, with four dimensions."""
         order = sorted(range(len(axes)), key=axes.__getitem__)
         if order != list(range(len(axes))):
             node = self._call(aten.permute.default, node, order)
@@ -319,7 +330,7 @@ class _Writer:
         return node
 
     def _read(self, node: Node) -> Node:
-        """A tensor read at one place for every score: it is a view where the places are its indices as they are."""
+        """Read one element of a tensor per score; the result is a view if each index is one of the score's indices."""
         source, places = bind(node)["self"], bind(node)["indices"]
         tensor = self._values.get(source)
         whole = isinstance(tensor, Node) and source not in self._mod.moved and None not in places
@@ -331,16 +342,16 @@ class _Writer:
         same = len(set(axes)) == len(places) and all(map(sizes.same, size, map(self._plane.size, axes)))
         if same:
             return self._placed(tensor, axes)
-        # Of four dimensions, all of them: PyTorch tells a wrong size of the result where places differ in their number.
+        # All indices get four dimensions: PyTorch infers a wrong shape if they differ in their number of dimensions.
         found = list(map(self._of_four_dimensions, places))
         if self._floats:
             found = [self._in_range(place, tensor, dim) for dim, place in enumerate(found)]
         return self._call(aten.index.Tensor, tensor, found)
 
     def _in_range(self, place: Node, tensor: Node, dim: int) -> Node:
-        """A place of a tensor that is one for hidden scores too, of which a program may compute any.
+        """Clamp an index into a tensor, because the program may compute any index for hidden scores.
 
-        FlexAttention computes a score_mod only for blocks of scores in which some are seen.
+        FlexAttention evaluates a score_mod only for blocks in which some scores are visible.
         """
         size: Any = self._drafts.size(tensor, dim, like=self._like)
         last = self._call(operator.sub, size, 1) if isinstance(size, Node) else size - 1
@@ -349,7 +360,7 @@ class _Writer:
         return self._call(aten.clamp_max.default, self._call(aten.clamp_min.default, place, 0), last)
 
     def _constant(self, node: Node) -> Node:
-        """A number that is kept with the mod."""
+        """Return a tensor with a number that is stored as an attribute of the mod."""
         value = _held(node)
         if value is None:
             raise self._unread(node, "is no number that is known")
@@ -360,12 +371,12 @@ class _Writer:
 
 
 def is_number(value: object) -> bool:
-    """Whether an argument of a mod's operator is a number of Python."""
+    """Return whether an argument of a mod's operator is a Python number."""
     return isinstance(value, (bool, int, float))
 
 
 def scalar(mod: Mod, value: Any) -> float | None:
-    """A number that a mod computes with, if it is known: one of Python's, or a constant tensor; else None."""
+    """Return a number that a mod computes with, if it is known: a Python number or a constant tensor; else None."""
     if is_number(value):
         return float(value)
     if not isinstance(value, Node):
@@ -385,7 +396,7 @@ def scalar(mod: Mod, value: Any) -> float | None:
 
 
 def _held(node: Node) -> float | None:
-    """The number in a tensor that is kept with a graph; None if the node is none, or it is not known."""
+    """Return the number in a tensor that is an attribute of the graph's module; None for other nodes, or if unknown."""
     value: Any = node.graph.owning_module
     for name in str(node.target).split(".") if node.op == "get_attr" else ("",):
         value = getattr(value, name, None)

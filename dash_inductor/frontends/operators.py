@@ -1,4 +1,4 @@
-"""Operators of attention that come in pairs: a forward with output and log-sum-exp, a backward with the gradients."""
+"""Pairs of attention operators: a forward with output and log-sum-exp, and a backward with the gradients."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Pair:
         mask: the argument that holds an additive or boolean mask; None if the operators take none.
         random_state: the arguments that tell the backward which random numbers its forward drew for dropout.
         axes: the dimensions of the tensors.
-        without_keys: the log-sum-exp of a query that sees no key, None where it is not known.
-        multiple: the length of the log-sum-exp is rounded up to a multiple of this.
-        renamed: names of arguments that other pairs have, and its own names for the same.
+        renamed: the operators' own argument names, by the names that all pairs share.
+        without_keys: the log-sum-exp of a query that sees no key; None if it is unknown.
+        multiple: the length of the log-sum-exp is padded to a multiple of this.
     """
 
     forward: str
@@ -42,24 +42,24 @@ class Pair:
     multiple: int = 1
 
     def is_backward(self, node: Node) -> bool:
-        """Whether a call of one of the two is a backward."""
+        """Return whether a call of one of the two operators is a backward."""
         return op_name(node) == self.backward
 
     def arguments(self, node: Node) -> dict[str, Any]:
-        """`bind` of its forward or its backward, by the names that all pairs share; no dropout without a word."""
+        """Return the arguments of a call (`bind`) by the names that all pairs share; `dropout_p` defaults to 0."""
         names = {own: shared for shared, own in self.renamed.items()}
         return {"dropout_p": 0.0} | {names.get(name, name): value for name, value in bind(node).items()}
 
     def argument(self, node: Node, name: str) -> Argument:
-        """The place of an argument, by its shared name."""
+        """Return an argument by its shared name."""
         return Argument(node, self.renamed.get(name, name))
 
     def view(self, node: Node, name: str) -> View:
-        """The tensor of an argument, by its shared name."""
+        """Return the tensor of an argument by its shared name."""
         return View(self.argument(node, name), self.axes)
 
     def inputs(self, node: Node, **others: Any) -> Inputs:
-        """The inputs of a call: its tensors, scale and dropout, the documents of packed ones, and these others."""
+        """Return the inputs of a call: its tensors, scale, dropout, the documents of packed tokens, and `others`."""
         args = self.arguments(node)
         query, key, value = (self.view(node, name) for name in ("query", "key", "value"))
         if self.axes == "thd":
@@ -69,7 +69,7 @@ class Pair:
         return Inputs(query, key, value, args["scale"], args["dropout_p"], **others)
 
     def forward_of(self, backward: Node) -> Node | None:
-        """The forward that made a backward's `out` and `logsumexp`, None if it is elsewhere."""
+        """Return the forward that computed a backward's `out` and `logsumexp`; None if it is not in the graph."""
         out, logsumexp = (untouched(self.argument(backward, name).value) for name in ("out", "logsumexp"))
         for result, index in ((out, 0), (logsumexp, 1)):
             if result.target is not operator.getitem or result.args[1] != index:
@@ -79,10 +79,10 @@ class Pair:
         return forward if forward is logsumexp.args[0] and op_name(forward) == self.forward else None
 
     def merged_from(self, backward: Node) -> tuple[Node, ...]:
-        """The forwards from whose results a backward's `logsumexp` is computed; empty where `forward_of` knows it.
+        """Return the forwards from whose results a backward's `logsumexp` is computed.
 
-        So it is with context parallel: the forwards of several parts of the keys are merged, and every part has a
-        backward that reads what was merged.
+        Context parallel merges the forwards of several parts of the keys, and each part has a backward that reads the
+        merged results.  The result is empty if `forward_of` finds a forward.
         """
         start = self.argument(backward, "logsumexp").value
         if self.forward_of(backward) is not None or not isinstance(start, Node):
@@ -98,7 +98,7 @@ class Pair:
         return tuple(node for node in backward.graph.nodes if node in found)
 
     def without_dropout(self, forward: Node) -> frozenset[Node]:
-        """The backwards without dropout that are given the random state of a forward, and read nothing of it."""
+        """Return the backwards without dropout that take the random state of `forward` but none of its results."""
         given = {reader for result in forward.users for reader in result.users if self.is_backward(reader)}
         return frozenset(
             reader
@@ -108,17 +108,17 @@ class Pair:
         )
 
     def logsumexp(self, forward: Node) -> LogSumExp:
-        """The log-sum-exp of a forward, its second result."""
+        """Return the log-sum-exp of a forward, its second result."""
         return LogSumExp(forward, 1, without_keys=self.without_keys, multiple=self.multiple)
 
     def gradients(self, backward: Node) -> tuple[Output, Output, Output]:
-        """The gradients of query, key and value."""
+        """Return the gradients of query, key and value."""
         return Output(backward, 0, self.axes), Output(backward, 1, self.axes), Output(backward, 2, self.axes)
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A forward and a backward operator of PyTorch that are known, and never replaced."""
+    """A forward and a backward operator of PyTorch that are recognised, but never replaced."""
 
     forward: str
     backward: str
@@ -126,16 +126,16 @@ class Refused:
     note: str = ""
 
     def refusal(self, node: Node) -> Refusal:
-        """The refusal of a call of one of them, whose first arguments are query, key and value."""
+        """Return the refusal of a call of either operator, whose first arguments are query, key and value."""
         name = op_name(node)
         kept = Kept(self.reason, "; ".join(filter(None, (name, self.note))))
         return Refusal(node, name, kept, name == self.backward, tensors_of(node.args[:3]))
 
 
 def calls(graph: Graph, pairs: Iterable[Pair | Refused]) -> Iterator[tuple[Pair | Refused, Node]]:
-    """The backwards of these operators in a graph, and the forwards that are alone, each with its operators.
+    """Yield the backwards of these operators in a graph, and forwards without a backward, each with its pair.
 
-    A forward is alone where no backward is its own, whatever else reads its results.
+    A forward without a backward is one that no backward belongs to, whatever else reads its results.
     """
     by_backward = {pair.backward: pair for pair in pairs}
     by_forward = {pair.forward: pair for pair in by_backward.values()}
@@ -152,7 +152,10 @@ def calls(graph: Graph, pairs: Iterable[Pair | Refused]) -> Iterator[tuple[Pair 
 
 
 def _forwards_of(pair: Pair, backward: Node) -> Iterator[Node | None]:
-    """As `Pair.forward_of`; what made the arguments where they are not known, of a backward that it refuses."""
+    """Yield the result of `Pair.forward_of`.
+
+    If the arguments are unknown, yield all nodes that computed the backward's inputs.
+    """
     try:
         yield pair.forward_of(backward)
     except (TypeError, KeyError, ValueError):
@@ -161,7 +164,7 @@ def _forwards_of(pair: Pair, backward: Node) -> Iterator[Node | None]:
 
 
 def refusals(graph: Graph, operators: Iterable[Refused]) -> Iterator[Found]:
-    """The calls of operators that are never replaced."""
+    """Yield a refusal for every call of operators that are never replaced."""
     for found, node in calls(graph, operators):
         assert isinstance(found, Refused)
         yield found.refusal(node)

@@ -1,15 +1,15 @@
-"""Grouped heads that a model spelled out: key or value repeated to the query heads before attention.
+"""GQA that a model spells out: key or value repeated to the number of query heads before attention.
 
 A repeat is ``expand`` along a new dimension right after the heads, then a view that merges both; in the backward, the
-gradient is viewed apart again and summed over that dimension.  Both may happen in any order of the other dimensions,
+gradient is split again by a view and summed over that dimension.  Both may happen in any order of the other dimensions,
 with permutations between them and the attention operator.
 
 Under autocast the repeated tensor may have another dtype and be cast before attention, once.  A cast and a repeat give
-the same values in either order, so the smaller tensor is cast instead.  The gradient is cast back per query head and
-summed in the dtype of the smaller tensor; ours is summed in fp32, rounded once to the dtype of the attention and then
-cast.  Casting bfloat16 to float32 is exact, so both are sums of fp32 numbers that were rounded to bfloat16: the graph
-rounds every summand, we round the sum, whose error is never larger than the bound of the graph's.  A cast to float16
-is not looked through: a sum over the group may overflow there where the graph's own sum in float32 does not.
+the same values in either order, so the smaller tensor is cast instead.  The graph casts the gradient back per query
+head and sums in the dtype of the smaller tensor; ours is summed in fp32, rounded once to the dtype of the attention and
+then cast.  Casting bfloat16 to float32 is exact, so both are sums of fp32 numbers that were rounded to bfloat16: the
+graph rounds every summand, we round the sum, whose error never exceeds the error bound of the graph's.  Casts to
+float16 are not supported: a sum over the group may overflow there where the graph's own sum in float32 does not.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Repeat:
     """A tensor [batch, heads, length, head_dim] that repeats every head of a smaller one `group` times in a row.
 
     Attributes:
-        source: the place of the smaller tensor, which has its own layout.
-        squeeze: the dimension of size 1 that `base` has besides its four, or None.
-        head: where the heads are in the smaller tensor's own layout.
+        source: the argument that holds the smaller tensor, in its own layout.
+        squeeze: the dimension of size 1 that `base` has in addition to its four, or None.
+        head: the dimension of the heads in the smaller tensor's own layout.
         perm: dimension d of the attention operand is dimension ``perm[d]`` of the smaller tensor's own layout.
-        kv_heads, group: its heads, and how often each is repeated.
-        dtype: of the operand; the smaller tensor may have another one.
+        kv_heads, group: the number of heads of the smaller tensor, and how often each is repeated.
+        dtype: the dtype of the operand; the smaller tensor may have another one.
     """
 
     source: Argument
@@ -56,12 +56,12 @@ class Repeat:
 
     @property
     def base(self) -> Node:
-        """The smaller tensor that is there now."""
+        """The node that holds the smaller tensor now."""
         found: Node = self.source.value
         return found
 
     def read(self, emitter: Emitter, before: Node) -> Node:
-        """The smaller tensor in front of `before`, as the operand would be: its layout and dtype."""
+        """Return a node before `before` with the smaller tensor in the operand's dimension order and dtype."""
         base = node = self.base
         if node.meta["val"].dtype != self.dtype:
             node = emitter.call(prims.convert_element_type.default, (node, self.dtype), before=before, like=base)
@@ -73,14 +73,13 @@ class Repeat:
 
     @property
     def loses_range(self) -> bool:
-        """Whether the operand's dtype has a smaller range of exponents than the smaller tensor's."""
+        """Whether the operand's dtype has a larger smallest normal number than the smaller tensor's dtype."""
         return torch.finfo(self.dtype).tiny > torch.finfo(self.base.meta["val"].dtype).tiny
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """A sink: the graph's own sum of a repeated operand's gradient over the group, for which a gradient of the smaller
-    tensor is put in.
+    """A sink: the graph's sum of a repeated operand's gradient over the group, a gradient of the smaller tensor.
 
     Attributes:
         gradient: the gradient of the repeated operand.
@@ -130,7 +129,7 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Unused:
-    """A sink: a gradient that nothing in the graph uses."""
+    """A sink for a gradient that nothing in the graph uses."""
 
     @property
     def axes(self) -> Axes | None:
@@ -153,7 +152,7 @@ class Unused:
 
 
 def find_repeat(operand: Node) -> Repeat | None:
-    """Read `operand` (key or value of an attention operator) as a repeat; None if it is something else."""
+    """Return how `operand` (key or value of an attention operator) repeats a smaller tensor; None if it does not."""
     perm: tuple[int, ...] = (0, 1, 2, 3)
     node = operand
     casts = 0
@@ -189,13 +188,14 @@ def find_repeat(operand: Node) -> Repeat | None:
 
 
 def is_padded_repeat(operand: Node) -> bool:
-    """Whether `operand` is a repeat whose head dim was padded afterwards, as PyTorch does for some head dims."""
+    """Return whether `operand` is a repeat whose head dim was padded afterwards, as PyTorch does for some head dims."""
     return op_name(operand) == "aten::constant_pad_nd" and find_repeat(_input(operand)) is not None
 
 
 def find_sum(gradient: Sink, repeat: Repeat) -> Sink | None:
-    """The sink of the gradient of the smaller tensor; None where the gradient of the repeated operand is not summed
-    over the group, or not that alone, or the sum is not dense.
+    """Return the sink of the gradient of the smaller tensor.
+
+    Return None if the gradient of the repeated operand is not just summed over the group, or the sum is not dense.
     """
     used = gradient.used
     if used is None:
@@ -208,7 +208,7 @@ def find_sum(gradient: Sink, repeat: Repeat) -> Sink | None:
 
 
 def _sum_of(gradient: Node, repeat: Repeat) -> tuple[Node, bool] | None:
-    """The sum over the group and whether it keeps the dimension, if it alone uses the repeated operand's `gradient`."""
+    """Return the sum over the group, and whether it keeps the dimension; None unless `gradient` is used by it alone."""
     perm: tuple[int, ...] = (0, 1, 2, 3)  # dimension i of `node` is dimension perm[i] of `gradient`
     node = gradient
     casts = 0
@@ -257,7 +257,7 @@ def _whole_sum(total: Node, repeat: Repeat) -> tuple[Node, bool] | None:
 
 
 def _splits(merged: Sequence[Dim], parts: Sequence[Dim], head: int) -> bool:
-    """Whether `parts` is `merged` with dimension `head` split in two, which are fixed by guards where dynamic."""
+    """Return whether `parts` is `merged` with dimension `head` split in two; guards fix dynamic sizes."""
     if len(merged) != 4 or len(parts) != 5:
         return False
     if not all(map(same, _without(merged, head), [*parts[:head], *parts[head + 2 :]])):
@@ -267,7 +267,10 @@ def _splits(merged: Sequence[Dim], parts: Sequence[Dim], head: int) -> bool:
 
 
 def _permutation(node: Node) -> tuple[int, ...] | None:
-    """The permutation of a node's input: dimension i of the node is dimension ``result[i]`` of the input."""
+    """Return the permutation that a node is: its dimension i is dimension ``result[i]`` of the input.
+
+    Return None if it is not one.
+    """
     name = op_name(node)
     if name == "aten::permute":
         dims = node.args[1]

@@ -1,12 +1,13 @@
-"""Gradients of a `score_mod`, read from PyTorch's joint graph of it, so that they are those of the program.
+"""Gradients of a `score_mod`, read from PyTorch's joint graph of it, so that they are the program's own.
 
-FlexAttention differentiates a score_mod by autograd.  Its backward has the result as a graph of single numbers: given a
-score, its indices and the gradient of the changed score, it gives the gradient of the score and of each tensor that the
-score_mod reads.  A `detach`, `no_grad` or an autograd function with a derivative of its own shows only there.
+FlexAttention differentiates a score_mod by autograd, and its backward holds the result as a graph on single numbers:
+given a score, its indices and the gradient of the modified score, it returns the gradients of the score and of each
+tensor that the score_mod reads.  Only this graph shows a `detach`, `no_grad`, or an autograd function with its own
+derivative.
 
 The gradient of the score must be the derivative of the form that `scores` has read.  The gradients of tensors are
-linear in the gradient of the changed score.  They are written into the graph around for all scores at once, and read
-the gradient of the bias, which the backward of attention gives.
+linear in the gradient of the modified score.  They are inlined into the surrounding graph for all scores at once, and
+read the gradient of the bias that the attention backward returns.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from .scores import CASTS, CLOSE, Score, refused
 aten = torch.ops.aten
 
 SCATTER = "flex_lib::zeros_and_scatter"
-"""PyTorch's operator for the gradient of a tensor that is read at one place for each score."""
+"""PyTorch's operator for the gradient of a tensor of which each score reads one element."""
 
 _TENSORWISE = frozenset(
     f"aten::{name}"
@@ -39,14 +40,14 @@ _TENSORWISE = frozenset(
         *("t", "unsqueeze", "squeeze", "expand", "sum"),
     )
 )
-"""Linear operators on what a scatter has made, besides elementwise ones."""
+"""Linear operators, besides elementwise ones, that are supported on the result of a scatter."""
 
 
 def check_gradient_of_score(forward: Mod, joint: Mod, score: Score) -> None:
-    """Check that the gradient of the score is the derivative of the form of a score_mod.
+    """Check that the gradient of the score is the derivative of the score_mod's form.
 
     Raises:
-        NotReadable: it is something else.
+        NotReadable: it is not.
     """
     words = f"the gradient of the score is not the derivative of {forward.text()}"
     node = joint.results[0]
@@ -85,10 +86,11 @@ class TensorGradient:
 
     Attributes:
         joint: the joint graph of the score_mod.
-        output: its gradient of the tensor.
-        gradient: the gradient of the tensor in the graph around, which this one takes the place of.
-        given: nodes of the graph around by the nodes of the joint graph that do not depend on the gradient.
-        hidden: nodes that clear gradients of hidden scores, whose bias has a gradient of 0 already.
+        output: its result for the gradient of the tensor.
+        gradient: the gradient of the tensor in the surrounding graph, which is replaced.
+        given: for nodes of the joint graph that do not depend on the gradient, the nodes of the surrounding graph.
+        hidden: nodes that zero the gradients of hidden scores; they are skipped, because the bias has a gradient of 0
+            there.
     """
 
     joint: Mod
@@ -105,12 +107,15 @@ class TensorGradient:
         """Read the gradient of tensor `number` of a score_mod.
 
         Args:
-            conditions: by which scores are hidden, as tokens, with their values for scores that are seen.
+            joint: the joint graph of the score_mod.
+            number: the index of the tensor.
+            gradient: the gradient of the tensor in the surrounding graph.
+            conditions: the conditions that hide scores, as tokens, each with its value for visible scores.
             bias: what is added to the scores, four dimensions.
-            write: writes a node of the joint graph for all scores into the graph around.
+            write: inlines a node of the joint graph for all scores.
 
         Raises:
-            NotReadable: it is not linear in the gradient of the score, or depends on more than the bias does.
+            NotReadable: the gradient is not linear in the gradient of the score, or depends on more than the bias does.
         """
         output = joint.results[5 + number]
         words = f"the gradient of {joint.name_of(number)}"
@@ -135,10 +140,12 @@ class TensorGradient:
         return TensorGradient(joint, output, gradient, given, frozenset(hidden))
 
     def put(self, emitter: Emitter, of_bias: Node, before: Node) -> tuple[Node, Node]:
-        """The gradient that the graph reads, and the node that takes its place.
+        """Return the gradient that the graph reads, and its replacement.
 
         Args:
-            of_bias: the gradient of the bias, [B or 1, H or 1, Q or 1, K or 1], of the bias's size.
+            emitter: adds nodes.
+            of_bias: the gradient of the bias, [B or 1, H or 1, Q or 1, K or 1], the shape of the bias.
+            before: the node before which nodes are added.
         """
         free = list(self.given)
         path = [node for node in self.joint.behind(self.output) if node in self.joint.of_gradient]
@@ -166,7 +173,7 @@ class TensorGradient:
 
 
 def _computed(node: Node, args: Any, kwargs: Any) -> Tensor:
-    """One step, for all scores at once; conversions of single gradients to 16 bits are left out."""
+    """Compute one node for all scores at once; conversions of single gradients to 16 bits are omitted."""
     if op_name(node) == SCATTER:
         return scattered(*args)
     if op_name(node) in CASTS and not node.meta["val"].dim():
@@ -178,12 +185,12 @@ def _computed(node: Node, args: Any, kwargs: Any) -> Tensor:
 
 
 def scattered(shape: Sequence[int], indices: Sequence[Tensor], values: Tensor) -> Tensor:
-    """Sums of the values of all scores by the places at which their score_mod reads a tensor.
+    """Sum the values of all scores by the elements of a tensor that their score_mod reads.
 
     Args:
-        shape: of the tensor.
-        indices: one for each of its dimensions: integers of four dimensions, which broadcast together.
-        values: of four dimensions, which broadcast to the scores.
+        shape: the shape of the tensor.
+        indices: for each of its dimensions, integers of four dimensions that broadcast with one another.
+        values: four dimensions that broadcast to the scores.
     """
     size = torch.broadcast_shapes(*(index.shape for index in indices))
     along = [dim for dim in range(4) if not _is_one(size[dim])]
@@ -192,7 +199,7 @@ def scattered(shape: Sequence[int], indices: Sequence[Tensor], values: Tensor) -
         values = values.sum(rest, keepdim=True)
     places = []
     for index, n in zip(indices, shape, strict=True):
-        inside = torch.where(index < 0, index + n, index).clamp(0, n - 1)  # hidden scores may name any place
+        inside = torch.where(index < 0, index + n, index).clamp(0, n - 1)  # hidden scores may have any index
         places.append(inside)
     zeros = values.new_zeros(list(shape))
     return zeros.index_put(tuple(places), values, accumulate=True)
@@ -203,7 +210,7 @@ def _is_one(size: Any) -> bool:
 
 
 def _after_scatter(path: Sequence[Node]) -> frozenset[Node]:
-    """The nodes of a path that are, or are computed from, sums over all scores."""
+    """Return the nodes of a path that are sums over all scores, or are computed from them."""
     found = set[Node]()
     for node in path:
         if op_name(node) == SCATTER or not found.isdisjoint(node.all_input_nodes):
@@ -212,7 +219,7 @@ def _after_scatter(path: Sequence[Node]) -> frozenset[Node]:
 
 
 def _is_linear(joint: Mod, node: Node, is_sum: bool) -> bool:
-    """Whether a node is linear in the gradients that it reads, and of one number, or of sums over all scores."""
+    """Return whether a node is linear in the gradients it reads, and a number per score or a sum over all scores."""
     name, read = op_name(node), [source for source in node.all_input_nodes if source in joint.of_gradient]
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or not value.dtype.is_floating_point or (value.dim() and not is_sum):
@@ -236,12 +243,12 @@ def _is_linear(joint: Mod, node: Node, is_sum: bool) -> bool:
 
 
 def _free(joint: Mod, node: Node) -> Iterator[Node]:
-    """The nodes that a node reads and that do not depend on the gradient."""
+    """Return the inputs of a node that do not depend on the gradient."""
     return (source for source in node.all_input_nodes if source not in joint.of_gradient)
 
 
 def _check_axes(joint: Mod, node: Node, given: Mapping[Node, Node], bias: Node, words: str) -> None:
-    """Raise where a factor of a gradient differs along a dimension along which the bias does not."""
+    """Raise NotReadable if a factor of a gradient varies along a dimension in which the bias has size 1."""
     own = bias.meta["val"].shape
     for source in _free(joint, node):
         value = given[source].meta["val"]
@@ -252,7 +259,7 @@ def _check_axes(joint: Mod, node: Node, given: Mapping[Node, Node], bias: Node, 
 
 
 def _is_exact(joint: Mod, node: Node) -> bool:
-    """Whether a conversion keeps what kernels compute: to the dtype of the query, to float32, or no conversion."""
+    """Return whether a conversion keeps the precision of kernels: its dtype is the query's or float32."""
     own, dtype = joint.dtype, node.meta["val"].dtype
     return dtype in (own, torch.float32)
 
@@ -262,7 +269,7 @@ def _others(node: Node, source: Node) -> list[Any]:
 
 
 def _number(joint: Mod, node: Node, inner: Node) -> float:
-    """The number by which a gradient is multiplied or divided; 0 where that is not known."""
+    """Return the number by which a gradient is multiplied or divided; 0 if it is unknown."""
     by = _others(node, inner)
     if len(by) != 1 or node.kwargs or (op_name(node) == "aten::div" and inner is not node.args[0]):
         return 0.0
@@ -270,7 +277,10 @@ def _number(joint: Mod, node: Node, inner: Node) -> float:
 
 
 def _kept_where(joint: Mod, node: Node) -> tuple[object, bool] | None:
-    """The condition of a choice between a gradient and 0, as a token, and its value where the gradient is kept."""
+    """Return the condition of a choice between a gradient and 0, as a token, and its value where the gradient is kept.
+
+    Return None for other nodes.
+    """
     args = bind(node)
     condition, then, other = (args[name] for name in ("condition", "self", "other"))
     sides = [(then in joint.of_gradient, other), (other in joint.of_gradient, then)]
@@ -281,7 +291,7 @@ def _kept_where(joint: Mod, node: Node) -> tuple[object, bool] | None:
 
 
 def _multiplied_by_slope(joint: Mod, node: Node, source: Node) -> object:
-    """The hyperbolic tangent t, as a token, where a node multiplies its source by 1 - t * t; None for other nodes."""
+    """Return the tanh t, as a token, if a node multiplies `source` by ``1 - t * t``; None for other nodes."""
     if op_name(node) == "aten::tanh_backward":
         return joint.token(node.args[1]) if source is node.args[0] else None
     by = _others(node, source)
@@ -289,7 +299,7 @@ def _multiplied_by_slope(joint: Mod, node: Node, source: Node) -> object:
 
 
 def _slope_of(joint: Mod, node: Any) -> object:
-    """The hyperbolic tangent t of 1 - t * t, as a token; None where a node is something else."""
+    """Return the tanh t, as a token, if a node is ``1 - t * t``; None for other nodes."""
     if not isinstance(node, Node):
         return None
     if op_name(node) == "aten::sub" and not node.kwargs:
@@ -304,6 +314,6 @@ def _slope_of(joint: Mod, node: Any) -> object:
     if not is_square and not (op_name(square) == "aten::pow" and square.args[1] == 2):
         return None
     tanh = square.args[0]
-    while isinstance(tanh, Node) and op_name(tanh) in CASTS and _is_exact(joint, tanh):  # derivatives are in float32
+    while isinstance(tanh, Node) and op_name(tanh) in CASTS and _is_exact(joint, tanh):  # derivatives use float32
         tanh = tanh.args[0]
     return joint.token(tanh)

@@ -1,8 +1,8 @@
-"""What a `score_mod` does to a score: bound it, add to it, hide it; anything else is refused.
+"""Reads the form of a `score_mod`: it may scale a score, bound it, add to it and hide it; anything else is refused.
 
-The forms are read from the result inwards: the score may be hidden by minus infinity; then numbers that do not depend
-on it are added; inside of these, the score may be bounded, ``c * tanh(s / c)``; innermost, it may be multiplied.  That
-is the order in which kernels do the same.
+The form is read from the result inwards: a choice of minus infinity that hides the score, then additions of numbers
+that do not depend on it, then a softcap ``c * tanh(s / c)``, innermost a factor.  Kernels apply these steps in the same
+order.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from .attention import NotReadable
 from .mods import Mod, scalar, unread
 
 CLOSE = 1e-6
-"""Relative difference below which c * (1 / c) is one: floats have no exact 1 / c."""
+"""Relative tolerance within which ``c * (1 / c)`` counts as one: floats have no exact ``1 / c``."""
 
 CASTS = ("prims::convert_element_type", "aten::_to_copy", "aten::alias", "aten::clone", "aten::detach")
-"""Conversions and copies.  What a `detach` does to gradients is read from the joint graph (`score_gradients`)."""
+"""Conversions and copies.  The effect of a `detach` on gradients is read from the joint graph (`score_gradients`)."""
 
 
 @dataclass(frozen=True)
 class Added:
-    """A part that is added to the score.
+    """A value that is added to the score.
 
     Attributes:
-        node: of the mod; it does not depend on the score.
-        sign: 1, or -1 where it is subtracted.
+        node: a node of the mod that does not depend on the score.
+        sign: 1, or -1 if it is subtracted.
     """
 
     node: Node
@@ -39,11 +39,11 @@ class Added:
 
 @dataclass(frozen=True)
 class Hidden:
-    """A condition by which scores become minus infinity.
+    """A condition for which scores become minus infinity.
 
     Attributes:
-        node: of the mod, bool; it does not depend on the score.
-        where: the value at which the score is hidden.
+        node: a bool node of the mod that does not depend on the score.
+        where: the value for which the score is hidden.
     """
 
     node: Node
@@ -55,10 +55,10 @@ class Score:
     """A score_mod: ``where(hidden, -inf, cap * tanh(factor * s / cap) + added)``.
 
     Attributes:
-        factor: of the scaled score.
+        factor: the factor of the scaled score s.
         softcap: the bound; None without one.
-        tanh: the node of the softcap's hyperbolic tangent.
-        added, hidden: parts that do not depend on the score.
+        tanh: the node of the softcap's tanh.
+        added, hidden: the parts that do not depend on the score.
     """
 
     factor: float = 1.0
@@ -69,10 +69,10 @@ class Score:
 
 
 def read_score(mod: Mod) -> Score:
-    """The form of a score_mod.
+    """Return the form of a score_mod.
 
     Raises:
-        NotReadable: it has another one.
+        NotReadable: it does not have this form.
     """
     _check_dtypes(mod)
     hidden, node = _hidden(mod, mod.result)
@@ -85,7 +85,7 @@ def read_score(mod: Mod) -> Score:
 
 
 def _check_dtypes(mod: Mod) -> None:
-    """Raise where a score is rounded to another dtype than that of the query, or computed in float64."""
+    """Raise NotReadable if a score is rounded to a dtype other than the query's, or computed in float64."""
     for node in mod.scored:
         dtype = node.meta["val"].dtype
         if dtype.is_floating_point and dtype not in (mod.dtype, torch.float32):
@@ -93,12 +93,12 @@ def _check_dtypes(mod: Mod) -> None:
 
 
 def refused(mod: Mod, what: str) -> NotReadable:
-    """What is raised where a mod, or its joint graph, cannot be read."""
+    """Return the exception to raise if a mod, or its joint graph, cannot be read."""
     return unread(f"{mod.name}: {mod.text()} {what}")
 
 
 def _hidden(mod: Mod, node: Node) -> tuple[list[Hidden], Node]:
-    """The conditions around a score, and what is inside of them."""
+    """Return the conditions that hide a score, and the node inside them."""
     found = list[Hidden]()
     while op_name(node := _uncast(node)) == "aten::where":
         condition, then, other = (bind(node)[name] for name in ("condition", "self", "other"))
@@ -111,7 +111,7 @@ def _hidden(mod: Mod, node: Node) -> tuple[list[Hidden], Node]:
 
 
 def _uncast(node: Node) -> Node:
-    """The node behind conversions to floats, which kernels compute in float32."""
+    """Return the node before conversions to floats, which kernels compute in float32."""
     while op_name(node) in CASTS and node.meta["val"].dtype.is_floating_point:
         source = node.args[0]
         assert isinstance(source, Node)
@@ -120,7 +120,7 @@ def _uncast(node: Node) -> Node:
 
 
 def _sum(mod: Mod, node: Node) -> tuple[Node, Added] | None:
-    """A sum of a score and something else: both; None if the node is none."""
+    """Return the score and the added part of a sum; None if the node is not a sum."""
     node = _uncast(node)
     name = op_name(node)
     if node not in mod.scored or name not in ("aten::add", "aten::sub"):
@@ -137,7 +137,7 @@ def _sum(mod: Mod, node: Node) -> tuple[Node, Added] | None:
 
 
 def _bounded(mod: Mod, node: Node) -> tuple[float, Node | None, float | None]:
-    """The factor of the score, the hyperbolic tangent around it, and its bound."""
+    """Return the factor of the score, the tanh of its softcap, and the softcap."""
     outer, node = _factors(mod, node)
     if node is mod.score:
         return _positive(mod, outer), None, None
@@ -162,7 +162,7 @@ def _positive(mod: Mod, factor: float) -> float:
 
 
 def _factors(mod: Mod, node: Node) -> tuple[float, Node]:
-    """The product of known numbers around a node, and the node inside."""
+    """Return the product of the known factors of a node, and the node that they multiply."""
     product = 1.0
     while True:
         node = _uncast(node)

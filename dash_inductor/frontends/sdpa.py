@@ -1,4 +1,4 @@
-"""`scaled_dot_product_attention`, as PyTorch's fused operators compute it: tensors [batch, heads, length, head dim]."""
+"""Frontend for the fused operators of `scaled_dot_product_attention`: [batch, heads, length, head dim]."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FLASH_CPU = Pair(
 PAIRS = (FLASH, EFFICIENT, CUDNN, FLASH_CPU)
 
 _OF_CUDNN = (-65504.0, -65536.0)
-"""What PyTorch adds to scores that a boolean mask hides, in front of cuDNN: as it is written, and in bfloat16."""
+"""The numbers that PyTorch adds to scores hidden by a boolean mask for cuDNN: as written, and in bfloat16."""
 
 _OVERRIDEABLE = Refused(
     _SDPA + "fused_attention_overrideable", _SDPA + "fused_attention_overrideable_backward", Reason.UNSUPPORTED_OP
@@ -45,7 +45,7 @@ _MERGED = "bits depend on how keys are split: output and log-sum-exp are merged 
 
 
 def find(graph: Graph) -> Iterator[Found]:
-    """The calls of a graph; see `Frontend`."""
+    """Yield the calls of SDPA's fused operators in a graph; see `Frontend`."""
     found = list(calls(graph, (*PAIRS, _OVERRIDEABLE)))
     merged = {node: pair.merged_from(node) for pair, node in found if isinstance(pair, Pair) and pair.is_backward(node)}
     parts = {part for forwards in merged.values() for part in forwards}
@@ -59,9 +59,11 @@ def find(graph: Graph) -> Iterator[Found]:
 
 
 def _alone(pair: Pair, node: Node, is_part: bool) -> Attention:
-    """A forward that has no backward of its own.
+    """Return the attention of a forward without a backward of its own.
 
     Args:
+        pair: its operators.
+        node: the forward.
         is_part: whether its results are merged with those of other forwards before a backward reads them.
     """
     forward = replace(_forward(pair, node), not_read=pair.without_dropout(node))
@@ -77,11 +79,7 @@ def _of_part(forward: Forward) -> Kept | None:
 
 
 def _attention(pair: Pair, node: Node, merged: tuple[Node, ...]) -> Attention:
-    """A backward.
-
-    Args:
-        merged: as `Backward.merged`.
-    """
+    """Return the attention of a backward; `merged` as in `Backward.merged`."""
     found = pair.forward_of(node)
     backward = Backward(
         node,
@@ -119,10 +117,10 @@ def _inputs(pair: Pair, node: Node) -> Inputs:
 
 
 def _before_conversion(mask: Argument) -> Argument | None:
-    """The boolean mask of the program, of which PyTorch makes the mask that cuDNN is given; None for other masks.
+    """Return the program's boolean mask, which PyTorch converts to floats for cuDNN; None for other masks.
 
-    Up to torch 2.12 it has -65504 where the boolean mask hides a key.  A program that writes this number itself has it
-    added to the scores, so the conversion must be one of `scaled_dot_product_attention`'s own nodes.
+    Up to torch 2.12 the converted mask has -65504 where the boolean mask hides a key.  If a program writes this number
+    itself, it is added to the scores, so the conversion must be one of `scaled_dot_product_attention`'s own nodes.
     """
     node = origin(mask.value)
     stack = node.meta.get("source_fn_stack")
@@ -134,7 +132,7 @@ def _before_conversion(mask: Argument) -> Argument | None:
 
 
 def _filled(value: object) -> object:
-    """The number that a node without dimensions is made of, also where Inductor has folded it; None for other nodes."""
+    """Return the number in a constant node without dimensions, even if Inductor has folded it; None for other nodes."""
     if not isinstance(value, Node) or value.meta["val"].dim():
         return None
     place = {"aten::scalar_tensor": 0, "aten::full": 1}.get(op_name(value))
@@ -142,7 +140,13 @@ def _filled(value: object) -> object:
 
 
 def _top_left(pair: Pair, band: Band, query: View, key: View) -> Band:
-    """Where the lengths differ, flash aligns bottom right and the others top left; PyTorch avoids flash then."""
+    """Return the band if its alignment is top left.
+
+    If the lengths differ, flash aligns bottom right and the other operators top left; PyTorch then does not use flash.
+
+    Raises:
+        NotReadable: a causal flash call with different lengths.
+    """
     q_len, kv_len = query.node.meta["val"].shape[2], key.node.meta["val"].shape[2]
     if pair is FLASH and not band.is_full and not sizes.same(q_len, kv_len):
         raise NotReadable(Reason.CAUSAL_LENGTHS, f"query length {q_len}, key length {kv_len}")

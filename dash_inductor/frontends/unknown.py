@@ -1,4 +1,7 @@
-"""A net for operators that no frontend knows: attention by their names, their arguments and their shapes."""
+"""Detects attention operators that no frontend supports, by operator name, argument names and shapes.
+
+They are not replaced, but recorded, so that no attention stays non-deterministic silently.
+"""
 
 from __future__ import annotations
 
@@ -21,34 +24,35 @@ _ATTENTION, _BACKWARD = re.compile("attn|attention", re.IGNORECASE), re.compile(
 _NAMES = ("query", "key", "value"), ("q", "k", "v")
 _GRADIENTS = {"do", "dout", "d_out", "dO", "grad_out", "grad_output", "grad"}
 _LOGSUMEXPS = {"lse", "softmax_lse", "logsumexp", "log_sum_exp", "L", "M"}
-"""Arguments of a backward whose name says nothing: besides query, key and value, it reads one of each."""
+"""Argument names that identify a backward whose operator name does not: it reads query, key and value, an argument of
+`_GRADIENTS` and one of these."""
 
 _WORD = re.compile(
     r"attn|attention|(?<![a-z])(sdpa|mha|mqa|gqa|mla|fmha|flash|flashmla|flashinfer)(?![a-z])", re.IGNORECASE
 )
-"""What the name of an operator says that is attention."""
+"""Matches operator names that denote attention."""
 _BESIDE = re.compile(
     "norm|rope|rotary|mask|bias|cache|metadata|plan|schedule|quant|slope|alibi|padd?ing", re.IGNORECASE
 )
-"""What the name of an operator says that works for attention, and is none."""
+"""Matches operator names that serve attention but do not compute it."""
 _OF_MODULE = re.compile(r"attn|attention", re.IGNORECASE)
 _PYTORCH = frozenset({
     "aten", "prims", "prim", "inductor", "inductor_prims", "rngprims", "higher_order", "_c10d_functional",
     "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem", "_dtensor", "torchvision", "quantized",
     "quantized_decomposed", "dash_inductor", "profiler", "debugprims", "mkldnn", "onednn", "streams", "fsdp",
 })  # fmt: skip
-"""Namespaces of which frontends know all operators of attention."""
+"""Namespaces whose attention operators are all known to the frontends."""
 
 
 def find(graph: Graph, known: Set[Node]) -> Iterator[Refusal]:
-    """The calls of operators that are attention by their names, arguments or shapes, but those that are known.
+    """Yield a refusal for each call that is attention by its name, arguments or shapes and is not in `known`.
 
-    A forward beside its backward has no refusal of its own.
+    A forward whose backward is in the graph has no refusal of its own.
     """
     backwards = [node for node in graph.nodes if node not in known and _is_backward(node)]
     for node in backwards:
         yield _refusal(node, op_name(node), has_backward=True)
-    ours = [node for node in graph.nodes if op_name(node).startswith(OURS)]  # of a forward that stayed in another pass
+    ours = [node for node in graph.nodes if op_name(node).startswith(OURS)]  # an earlier pass kept their forwards
     read = {_source(source) for node in (*backwards, *known, *ours) for source in node.all_input_nodes}
     for node in graph.nodes:
         if node in known or not _is_forward(node):
@@ -77,10 +81,10 @@ def _reads_of_backward(node: Node) -> bool:
 
 
 def _is_forward(node: Node) -> bool:
-    """Whether an operator of no namespace of PyTorch's is attention.
+    """Return whether an operator outside PyTorch's own namespaces computes attention.
 
-    Its own name says so, or the names of its arguments, the module that calls it, or shapes that are those of nothing
-    else.  A name of a norm, a rotation or a cache says that it is none.
+    The evidence is its name, its argument names, the module that calls it, or shapes that only attention has.  A name
+    that mentions a norm, a rotation, a cache or the like rules it out.
     """
     namespace, _, name = op_name(node).partition("::")
     operator = called(node)
@@ -94,9 +98,9 @@ def _is_forward(node: Node) -> bool:
 
 
 def _by_shapes(node: Node) -> bool | None:
-    """Whether shapes are [.., L, D], [.., S, D], [.., S, Dv] to [.., L, Dv] with other keys than queries; None if not.
+    """Return whether the shapes are [.., L, D], [.., S, D], [.., S, Dv] -> [.., L, Dv] with L != S.
 
-    The same tensors in all places are False: elementwise operators have these, too.
+    Return False if L equals S, because elementwise operators have these shapes too, and None for other shapes.
     """
     found, result = _tensors(node), node.meta.get("val")
     result = result[0] if isinstance(result, (tuple, list)) and result else result
@@ -114,7 +118,7 @@ def _by_shapes(node: Node) -> bool | None:
 
 
 def _tensors(node: Node) -> Sequence[Tensor]:
-    """The tensors of floats among an operator's arguments, in their order."""
+    """Return the float tensors among an operator's arguments, in order."""
     values = [source.meta.get("val") for source in node.all_input_nodes]
     return [value for value in values if isinstance(value, Tensor) and value.dtype.is_floating_point]
 
@@ -124,20 +128,20 @@ def _reads_qkv(names: Set[str]) -> bool:
 
 
 def _source(node: Node) -> Node:
-    """The node of which another one is a copy or a view."""
+    """Return the node of which `node` is a copy or a view, through any number of them."""
     while op_name(node) in ("aten::clone", "aten::alias", "aten::detach", "aten::view", "aten::permute"):
         (node, *_) = node.all_input_nodes
     return node
 
 
 def _operands(node: Node) -> list[Any]:
-    """Query, key and value, where the operator calls them so."""
+    """Return query, key and value if the operator's arguments have these names; else an empty list."""
     names = next((qkv for qkv in _NAMES if _arguments(node) >= set(qkv)), ())
     arguments = bind(node) if names else {}
     return [arguments.get(name) or given(node, name) for name in names]
 
 
 def _arguments(node: Node) -> Set[str]:
-    """The names of an operator's arguments; none of a higher-order one."""
+    """Return the names of an operator's arguments; empty for higher-order operators."""
     operator = called(node)
     return set() if operator is None else {argument.name for argument in operator._schema.arguments}

@@ -1,8 +1,8 @@
-"""Packed operators: documents of any lengths that lie one behind the other in [tokens, heads, head dim].
+"""Frontend for varlen operators: documents of any lengths, packed as [tokens, heads, head dim].
 
-Where queries and keys have the same documents, this is attention of one batch element of all tokens: a query sees the
-keys of its own document that the operator's window leaves, and places within a document differ as places among all
-tokens do, so that the window is a band.  The numbers of documents are `Segments` (see `documents`).
+If queries and keys have the same documents, this is attention of one batch element that contains all tokens: a query
+sees the keys of its own document within the operator's window.  Distances within a document equal those among all
+tokens, so the window is a band.  The documents are `Segments` (see `documents`).
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ _REFUSED = tuple(
 )
 
 _READ = ("query", "key", "value", "cu_seq_q", "cu_seq_k")
-"""The tensors of a packed forward that are read."""
+"""The tensors of a varlen forward that are read."""
 
 _DEPTH = 20
-"""Operators behind one another that are compared to tell whether two nodes have the same value."""
+"""The maximum depth of operators that are compared to decide whether two nodes have the same value."""
 
 
 def find(graph: Graph) -> Iterator[Found]:
-    """The calls of a graph; see `Frontend`."""
+    """Yield the varlen calls in a graph; see `Frontend`."""
     for found, node in calls(graph, (*PAIRS, *_REFUSED)):
         yield found.refusal(node) if isinstance(found, Refused) else _attention(found, node)
 
 
 def _attention(pair: Pair, node: Node) -> Attention:
-    """A call.  Only our own forward leaves the log-sum-exp that our backward reads."""
+    """Return the attention of a call.  Our backward can only read the log-sum-exp of our own forward."""
     if not pair.is_backward(node):
         return Attention(_forward(pair, node), None, pair.forward, partial(_refusal, pair, node, node))
     found = pair.forward_of(node)
@@ -85,11 +85,11 @@ def _refusal(pair: Pair, node: Node, forward: Node | None) -> Kept | None:
 
 
 def cause_to_keep(args: Mapping[str, Any], forward: Mapping[str, Any]) -> str:
-    """The part of a packed call that is not replaced; "" if it is a call that `Documents` and `band` describe.
+    """Return why a varlen call is not replaced; "" if `Documents` and `band` describe it.
 
     Args:
-        args, forward: arguments of the backward, and of its forward if that is in the graph, as `Pair.arguments`;
-            of the forward both where that is alone.
+        args: the arguments of the backward, or of a forward without a backward, see `Pair.arguments`.
+        forward: those of the forward; empty if it is not in the graph.
     """
     starts, key_starts = args["cu_seq_q"], args["cu_seq_k"]
     if not (isinstance(starts, Node) and isinstance(key_starts, Node)):
@@ -118,7 +118,7 @@ def cause_to_keep(args: Mapping[str, Any], forward: Mapping[str, Any]) -> str:
 
 
 def band(args: Mapping[str, Any]) -> Band:
-    """The places within a document that see each other, of a call that has no `cause_to_keep`."""
+    """Return the band of positions within a document that see each other, of a call without a `cause_to_keep`."""
     left, right = (_reach(number(bound)) for bound in _window(args))
     if args["is_causal"]:
         right = 0
@@ -126,12 +126,12 @@ def band(args: Mapping[str, Any]) -> Band:
 
 
 def _reach(bound: int | None) -> int | None:
-    """How many tokens a window reaches to one side, None without an end: a negative number has none."""
+    """Return how many tokens a window reaches to one side; None if it is unbounded, which a negative number means."""
     return None if bound is None or not 0 <= bound <= MAX_LENGTH else bound
 
 
 def _window(args: Mapping[str, Any]) -> tuple[Any, Any]:
-    """How far a query sees to the left and to the right."""
+    """Return how many tokens a query sees to the left and to the right."""
     if "window_size" in args:
         left, right = (-1, -1) if args["window_size"] is None else args["window_size"]
         return left, right
@@ -140,7 +140,10 @@ def _window(args: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def number(bound: Any) -> int | None:
-    """A number that kernels are compiled for, guarded where it is symbolic; None where it cannot be known."""
+    """Return a number for which kernels are compiled, fixed by a guard if it is symbolic.
+
+    Return None if it cannot be known.
+    """
     value = sizes.specialised(bound.meta["val"] if isinstance(bound, Node) else bound)
     return None if value is None else int(value)
 
@@ -150,7 +153,7 @@ def _is_tensor(value: object) -> bool:
 
 
 def _vector(node: Node) -> Node:
-    """The node whose value this one has, also behind views of a vector as a vector."""
+    """Return the node whose value this one has, through aliases and one-dimensional views."""
     node = origin(node)
     while op_name(node) in ("aten::view", "aten::reshape"):
         source = node.args[0]
@@ -163,14 +166,14 @@ def _vector(node: Node) -> Node:
 
 
 def _same_value(a: Node, b: Node, depth: int = _DEPTH) -> bool:
-    """Whether two nodes certainly have the same value: one node, or the same operators on the same nodes."""
+    """Return whether two nodes provably have the same value: one node, or the same operators on the same nodes."""
     a, b = _vector(a), _vector(b)
     if a is b:
         return True
     computed = all(node.op == "call_function" and op_name(node).startswith(("aten::", "prims::")) for node in (a, b))
     if not depth or not computed or a.target is not b.target or a.kwargs.keys() != b.kwargs.keys():
         return False
-    # Random tensors, and tensors that nothing is written to, have other values in every node.
+    # Random and uninitialized tensors differ from node to node.
     if torch.Tag.nondeterministic_seeded in a.target.tags or "empty" in op_name(a):  # type: ignore[union-attr]
         return False
 

@@ -1,7 +1,8 @@
-"""Sinks of an operator that writes its results into tensors of the caller, as a functionalized call has them.
+"""Results of an operator that writes to tensors of its caller (``out=`` style), after functionalization.
 
-Such a call gives what the operator returns, and behind it the tensors as they are after the writes.  The second form of
-it has one tensor for all arguments that are views of it (`_all_bases`), and says of each argument which view it is.
+A functionalized call returns what the operator returns, followed by the tensors as they are after the writes.  In its
+second form (auto_functionalized_v2), arguments that are views of one tensor share one entry in `_all_bases`, and
+keyword arguments describe the view that each argument is.
 """
 
 from __future__ import annotations
@@ -23,21 +24,23 @@ from .attention import Axes, Output, Sink, between
 aten = torch.ops.aten
 
 _DENSE: Order = (0, 2, 1, 3)
-"""The order of a result that is copied into another tensor, which has heads behind lengths."""
+"""The layout of a result that is copied into part of another tensor: [batch, length, heads, head dim] in memory."""
 
 
 def written(node: Node, names: Sequence[str], axes: Axes) -> tuple[Sink, Sink, Sink] | None:
-    """The sinks of three arguments that a call writes to, all of them; None if that cannot be told.
+    """Return the sinks of three arguments that a call writes to; None if any of them cannot be determined.
 
     Args:
-        names: of the arguments in the operator's schema.
+        node: the functionalized call.
+        names: the names of the arguments in the operator's schema.
+        axes: the dimensions of the arguments.
     """
     operator = called(node)
     if operator is None or not is_functionalized(node):
         return None
     first = max(1, len(operator._schema.returns))
     arguments = [argument.name for argument in operator._schema.arguments if is_written(argument)]
-    if "_all_bases" not in node.kwargs:  # the first form: every argument is a tensor by itself
+    if "_all_bases" not in node.kwargs:  # auto_functionalized v1: each argument is its own tensor
         if any(name not in arguments or not isinstance(node.kwargs.get(name), Node) for name in names):
             return None
         outputs = [Output(node, first + arguments.index(name), axes) for name in names]
@@ -46,7 +49,7 @@ def written(node: Node, names: Sequence[str], axes: Axes) -> tuple[Sink, Sink, S
     parts = {name: _View.of(node, name) for name in arguments}
     for index, base in enumerate(node.kwargs["_all_bases"]):  # type: ignore[arg-type]  # a list of nodes
         of_base = {name: view for name, view in parts.items() if view is not None and view.base == index}
-        if not of_base.keys() <= set(names):  # something else is written there, too
+        if not of_base.keys() <= set(names):  # another argument is written there too
             continue
         whole = [name for name, view in of_base.items() if view.is_whole(base)]
         if whole:
@@ -61,7 +64,10 @@ def written(node: Node, names: Sequence[str], axes: Axes) -> tuple[Sink, Sink, S
 
 
 def given(node: Node, name: str) -> Any:
-    """What a functionalized call is given for an argument that it writes to; None if that is a part of a tensor."""
+    """Return the tensor passed to a functionalized call for an argument that it writes to.
+
+    Return None if it is part of a tensor.
+    """
     view, bases = _View.of(node, name), node.kwargs.get("_all_bases")
     if view is None or bases is None or view.slice is not None or view.strided is not None:
         return None
@@ -69,13 +75,13 @@ def given(node: Node, name: str) -> Any:
 
 
 def is_written(argument: Any) -> bool:
-    """Whether an operator's schema says that it writes to an argument."""
+    """Return whether an operator's schema says that the operator writes to an argument."""
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
 @dataclass(frozen=True)
 class _View:
-    """Which view of a base an argument is: all of it, a slice, or one of these sizes and strides."""
+    """The view of its base that an argument is: all of it, a slice, or one with given sizes and strides."""
 
     base: int
     slice: tuple[Any, ...] | None = None
@@ -83,7 +89,7 @@ class _View:
 
     @staticmethod
     def of(node: Node, name: str) -> _View | None:
-        """The view of an argument of a call; None if it is no tensor."""
+        """Return the view for an argument of a call; None if the argument is not a tensor."""
         told = {
             key.removeprefix(f"_{name}_"): value for key, value in node.kwargs.items() if key.startswith(f"_{name}_")
         }
@@ -97,11 +103,11 @@ class _View:
         return _View(base)
 
     def is_whole(self, base: Node) -> bool:
-        """Whether it is all of the base."""
+        """Return whether the view is the whole base."""
         return self.slice is None and self.strided is None
 
     def place(self, base: Tensor) -> tuple[int, int] | None:
-        """(dimension, number): it is the base at this number of this dimension; None if it is something else."""
+        """Return (dimension, index) if the view is ``base.select(dimension, index)``; else None."""
         if self.strided is None or base.storage_offset() != 0:
             return None
         size, stride, offset = self.strided
@@ -120,13 +126,13 @@ class _View:
 
 @dataclass(frozen=True)
 class _Together:
-    """A tensor of which several results are parts.
+    """A tensor of which several results are parts, replaced as a whole once all of them are known.
 
     Attributes:
         output: the tensor after the writes.
-        base: the tensor before.
-        views: its parts, by the names of the arguments.
-        results: those that are there already.
+        base: the tensor before the writes.
+        views: its parts, by argument name.
+        results: the parts whose replacements are known so far, by argument name.
     """
 
     output: Output
@@ -156,7 +162,10 @@ class _Together:
         return used, found
 
     def _stacked(self) -> tuple[int, list[Node]] | None:
-        """The dimension along which the parts are all of the tensor, and the results in their order."""
+        """Return the dimension along which the parts make up the whole tensor, and the results in order.
+
+        Return None if they do not.
+        """
         value: Tensor = self.base.meta["val"]
         places = {view.place(value): name for name, view in self.views.items()}
         dims = {None if place is None else place[0] for place in places}
@@ -170,7 +179,7 @@ class _Together:
 
 @dataclass(frozen=True)
 class _Part:
-    """A sink: a part of a tensor."""
+    """A sink: a result that is part of a tensor."""
 
     together: _Together
     name: str

@@ -1,8 +1,8 @@
-"""How the model calls the inputs of a graph: `attention_mask`, where the graph says `primals_25`.
+"""The model's names for the inputs of a graph: `attention_mask`, where the graph says `primals_25`.
 
-AOTAutograd names the inputs of a joint graph anew, and leaves with each its place among the inputs of the graph that
-Dynamo captured.  Only Dynamo's graph knows where these come from; so its names are noted while Inductor compiles it.
-So is which of them wants a gradient that this graph does not give, as inside of an autograd function.
+AOTAutograd renames the inputs of a joint graph, but records each one's index among the inputs of Dynamo's graph.  Only
+Dynamo's graph knows their sources, so its names are stored while Inductor compiles it.  So is the first input that
+requires a gradient that this graph does not compute, as inside an autograd function.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch.fx import Graph, Node
 from ..upstream import seams
 
 _captured: ContextVar[tuple[str, ...]] = ContextVar("dash_inductor_arguments", default=())
-"""Names of the inputs of the graph that is being compiled, in the order of Dynamo's graph."""
+"""The names of the inputs of the graph that is being compiled, in the order of Dynamo's graph."""
 _wanting: ContextVar[str] = ContextVar("dash_inductor_wanting", default="")
-"""The first of these inputs that is computed from what wants gradients, where the graph is compiled without any."""
+"""The first of these inputs that is a non-leaf requiring a gradient, if compilation runs without autograd."""
 
 
 def install() -> None:
-    """Note the names of every graph that Inductor is given, for as long as it compiles it."""
+    """Wrap Inductor's compilation of a graph so that the names of the graph's inputs are known while it runs."""
     seams.COMPILE_GRAPH.wrap(_noting)
 
 
@@ -50,8 +50,7 @@ def _first_wanting(names: Sequence[str], inputs: Sequence[Any]) -> str:
 
 
 def wanting_a_gradient() -> str:
-    """The name of an input of the graph that is being compiled that wants a gradient which this graph does not give;
-    "" if there is none.
+    """Return the name of an input that requires a gradient which the compiled graph does not compute; "" without one.
 
     The forward of an autograd function that Dynamo does not trace is such a graph: its backward runs outside of it.
     """
@@ -59,19 +58,20 @@ def wanting_a_gradient() -> str:
 
 
 def names_of(graph: Graph) -> tuple[str, ...]:
-    """The inputs of a graph that Dynamo captured, as expressions of the model's source.
+    """Return the inputs of Dynamo's graph, as expressions of the model's source.
 
-    A graph that was cut out of Dynamo's (by the DDP optimizer) has no sources any more, only the names made of them.
+    A graph that was split off Dynamo's (by the DDP optimizer) has no sources any more, only the names derived from
+    them.
     """
     sources = ((node, getattr(node, "_dynamo_source", None)) for node in graph.nodes if node.op == "placeholder")
     return tuple(node.name if source is None else in_source(str(source.name)) for node, source in sources)
 
 
 def in_source(name: str) -> str:
-    """Dynamo's name of a source as the model would write it.
+    """Return Dynamo's name of a source as the model would write it.
 
-    ``L['attention_mask']`` is ``attention_mask``, ``L['self']._modules['attn']._parameters['weight']`` is
-    ``self.attn.weight``, and the value on the stack at a graph break is called so.
+    ``L['attention_mask']`` becomes ``attention_mask``, ``L['self']._modules['attn']._parameters['weight']`` becomes
+    ``self.attn.weight``, and a stack value at a graph break is described as one.
     """
     name = re.sub(r"\bL\['kwargs'\]\['(\w+)'\]", r"\1", name)
     name = re.sub(r"\b[LG]\['(\w+)'\]", r"\1", name)
@@ -80,9 +80,9 @@ def in_source(name: str) -> str:
 
 
 def name_of(node: Node) -> str:
-    """The name of an input of a joint or inference graph in the model; the graph's own name where that is not known.
+    """Return the model's name of an input of a joint or inference graph; the node's own name if that is unknown.
 
-    A tensor that AOTAutograd made of inputs is described by them, as in ``x._base``.
+    A tensor that AOTAutograd derived from inputs is described by them, for example ``x._base``.
     """
     description = node.meta.get("desc")
     if description is None:
@@ -98,6 +98,6 @@ def name_of(node: Node) -> str:
 
 
 def in_words(text: str, graph: Graph) -> str:
-    """A text with the model's names in the place of the graph's names of its inputs."""
+    """Replace the graph's names of its inputs in a text by the model's names."""
     inputs = {node.name: name_of(node) for node in graph.nodes if node.op == "placeholder"}
     return re.sub(r"\b\w+\b", lambda match: str(inputs.get(match[0], match[0])), text)

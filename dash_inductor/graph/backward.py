@@ -1,4 +1,4 @@
-"""Which nodes of a joint graph are of the backward, and which of the forward they read."""
+"""Which nodes of a joint graph belong to the backward, and whether it reads given nodes of the forward."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PRODUCTS = frozenset({"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", 
 
 
 def of_backward(graph: Graph) -> Set[Node]:
-    """The nodes that depend on gradients of outputs, and these gradients."""
+    """Return the tangents of a joint graph (gradients of outputs) and all nodes that depend on them."""
     found: set[Node] = set()
     for node in graph.nodes:
         reads = node.op == "call_function" and any(source in found for source in node.all_input_nodes)
@@ -22,10 +22,10 @@ def of_backward(graph: Graph) -> Set[Node]:
 
 
 def has_backward(nodes: Iterable[Node], backward: Set[Node]) -> bool:
-    """Whether the backward reads one of these nodes, or what the forward makes of them up to the next products.
+    """Return whether the backward reads one of these nodes, or a result of them before the next matrix products.
 
     Args:
-        nodes: of the forward, such as the probabilities of an attention.
+        nodes: nodes of the forward, such as the probabilities of an attention.
         backward: the result of `of_backward`.
     """
     left, seen = list(nodes), set(nodes)

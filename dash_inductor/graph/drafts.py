@@ -1,4 +1,4 @@
-"""Nodes that are in a graph so that it can be read, and that stay where something has come to use them."""
+"""Drafts: temporary nodes that are added while a graph is read, and kept only if something uses them in the end."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .emit import Emitter, erase_dead
 
 _DRAFT = "dash_inductor_draft"
 _OF_A_REGION = ("recompute", "ac_graph_id")
-"""Metadata that says in which region of activation checkpointing a node is: a draft is in none."""
+"""Metadata that assigns a node to a region of activation checkpointing; drafts belong to none."""
 
 
 class Drafts:
-    """Adds nodes to a graph for the time in which it is read; `erase` takes back those that nothing uses.
+    """Adds temporary nodes to a graph while it is read; `erase` removes those that nothing uses.
 
-    Equal operators on the same arguments are one node.  It stands directly behind its arguments, where all later nodes
-    can use it.
+    Equal calls of an operator share one node.  It is placed directly after its arguments, so that all later nodes can
+    use it.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -28,10 +28,11 @@ class Drafts:
 
     @property
     def graph(self) -> Graph:
+        """The graph to which drafts are added."""
         return self._emitter.graph
 
     def call(self, target: Callable[..., Any], *args: Any, like: Node, **kwargs: Any) -> Node:
-        """``target(*args, **kwargs)``, a new node with the metadata of `like` or an old one."""
+        """Return a draft ``target(*args, **kwargs)``: an existing one, or a new one with the metadata of `like`."""
         key = target, _token(args), _token(kwargs)
         if key not in self._known:
             sources = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Node)]
@@ -40,7 +41,7 @@ class Drafts:
         return self._known[key]
 
     def size(self, tensor: Node, dim: int, *, like: Node) -> int | Node:
-        """A size of a tensor: its number, or a node that has it."""
+        """Return a size of a tensor: a number if it is static, else a node."""
         return self._emitter.size(tensor, dim, before=self._emitter.behind(tensor), like=like)
 
     @property
@@ -53,7 +54,7 @@ class Drafts:
 
 
 class _DraftEmitter(Emitter):
-    """Its nodes are drafts, also one at which an error has been raised."""
+    """An emitter whose nodes are marked as drafts, even if an error is raised while one is added."""
 
     def call(self, *args: Any, **kwargs: Any) -> Node:
         before = len(self.created)
@@ -67,12 +68,12 @@ class _DraftEmitter(Emitter):
 
 
 def users(node: Node) -> list[Node]:
-    """The users of a node that are no drafts."""
+    """Return the users of a node that are not drafts."""
     return [user for user in node.users if _DRAFT not in user.meta]
 
 
 def erase(graph: Graph) -> None:
-    """Erase the drafts that nothing uses; the others are of the graph from now on."""
+    """Erase the drafts that nothing uses; the others become ordinary nodes."""
     drafts = [node for node in graph.nodes if _DRAFT in node.meta]
     erase_dead(graph, list(drafts))
     for node in graph.nodes:
@@ -80,7 +81,7 @@ def erase(graph: Graph) -> None:
 
 
 def _token(value: Any) -> Any:
-    """What tells two arguments apart: 1, 1.0 and True are three of them."""
+    """Return a key that distinguishes arguments; 1, 1.0 and True have different keys."""
     if isinstance(value, Node):
         return value
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""New nodes next to old ones: metadata copied, values computed on fakes, and all taken back if anything fails."""
+"""Adds nodes to a graph, with metadata of an existing node and fake values; all can be removed on failure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from . import sizes
 
 aten = torch.ops.aten
 
-# Metadata of a node's own result; all others (checkpoint tags, sequence number, source, partition) are inherited.
+# Metadata of a node's own result; the rest (checkpoint tags, sequence number, source, partition) is copied from `like`.
 _OWN_META = frozenset({"val", "tensor_meta", "example_value", "eager_input_vals", "unbacked_bindings"})
 
 
 class Emitter:
-    """Adds nodes to a graph; `discard` takes back those that nothing uses yet."""
+    """Adds nodes to a graph; `discard` removes all of them, before anything else uses them."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -36,8 +36,10 @@ class Emitter:
         like: Node,
         name: str | None = None,
     ) -> Node:
-        """``target(*args, **kwargs)`` in front of `before`, with the metadata of `like` and the value of running it on
-        fakes; FX makes the node's name from `name`, by default from the operator's.
+        """Add a node ``target(*args, **kwargs)`` before `before`, with metadata of `like` and a value computed on
+        fakes.
+
+        FX derives the node's name from `name`, by default from the operator's name.
         """
         with self.graph.inserting_before(before):
             node = self.graph.create_node("call_function", target, args, kwargs, name)
@@ -59,11 +61,16 @@ class Emitter:
         like: Node,
         with_autograd: bool = False,
     ) -> Node:
-        """``function(*tensors)`` in front of `before`, as the operators that Inductor decomposes it into.
+        """Add nodes for ``function(*tensors)`` before `before`, decomposed into the operators that Inductor uses.
 
         Args:
-            with_autograd: whether the function takes gradients: it is given tensors on the CPU then, because autograd
-                asks for the device, which need not be there.  The operators run on the first tensor's device.
+            function: a function of tensors.
+            tensors: the nodes of its arguments.
+            before: the node before which the nodes are added.
+            like: the node whose metadata they get.
+            with_autograd: whether the function calls autograd.  It is then traced on CPU tensors, because autograd
+                queries the device, which need not exist on this machine.  The added operators run on the first tensor's
+                device.
         """
         values = [node.meta["val"] for node in tensors]
         mode, device = detect_fake_mode(values), values[0].device
@@ -84,8 +91,9 @@ class Emitter:
     def shared(
         self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, before: Node, like: Node
     ) -> Node:
-        """A node in front of `before` that is ``target(*args, **kwargs)`` already; else a new one, directly behind its
-        arguments, where all later nodes can share it.
+        """Return an existing node before `before` that is ``target(*args, **kwargs)``, else a new one.
+
+        A new node is placed directly after its arguments, so that all later nodes can share it.
         """
         sources = [arg for arg in tree_leaves(args) if isinstance(arg, Node)]
         for user in sources[0].users:
@@ -94,7 +102,10 @@ class Emitter:
         return self.call(target, args, kwargs, before=self.behind(max(sources)), like=like)
 
     def laid_out(self, result: Node, *, like: Node) -> Node:
-        """A result with the strides of a node, in front of that node, if it is contiguous or has channels last."""
+        """Return `result` with the strides of `like`, added before `like`, if `like` is contiguous or channels-last.
+
+        Return `result` itself if the strides are equal, or `like` has another layout.
+        """
         wanted, value = like.meta["val"], result.meta["val"]
         if sizes.same_all(wanted.stride(), value.stride()):
             return result
@@ -108,10 +119,10 @@ class Emitter:
         return result
 
     def copied(self, node: Node, *, before: Node, like: Node) -> Node:
-        """A copy of a node in front of `before`, with the strides and the metadata of `like`, a dense tensor.
+        """Return a copy of a node before `before`, with the strides and the metadata of `like`, a dense tensor.
 
-        Inductor keeps the order of dimensions of contiguous tensors alone; and it takes a clone with the strides of its
-        argument for one that changes nothing, and may return the argument.
+        Inductor preserves the dimension order of contiguous tensors only; and it treats a clone with the strides of its
+        argument as a no-op and may return the argument.
         """
         value: torch.Tensor = like.meta["val"]
         order = sizes.dense_order(value.shape, value.stride())
@@ -125,14 +136,14 @@ class Emitter:
 
     @staticmethod
     def behind(node: Node) -> Node:
-        """The node in front of which a new node stands directly behind `node`."""
+        """Return the node before which to insert a new node so that it follows `node` and the placeholders."""
         place = node.next
         while place.op == "placeholder":
             place = place.next
         return place
 
     def size(self, tensor: Node, dim: int, *, before: Node, like: Node) -> int | Node:
-        """A size of a tensor: its number, or one node that has it, the same for all tensors of that size."""
+        """Return a size of a tensor: a number if it is static, else a node, the same for all tensors of that size."""
         size = tensor.meta["val"].shape[dim]
         known = sizes.static(size)
         if known is not None:
@@ -145,23 +156,23 @@ class Emitter:
         return self.shared(aten.sym_size.int, (tensor, dim), {}, before=before, like=like)
 
     def discard(self) -> None:
-        """Erase what `call` added, latest first."""
+        """Erase all nodes that were added, latest first."""
         for node in reversed(self.created):
             self.graph.erase_node(node)
         self.created.clear()
 
 
 def _on_the_cpu(value: Any) -> Any:
-    """A tensor like this one, on the CPU; a number itself."""
+    """Return an empty CPU tensor like this one; other values unchanged."""
     if not isinstance(value, torch.Tensor):
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
 
 
 def erase_dead(graph: Graph, nodes: list[Node], also: frozenset[Node] = frozenset()) -> None:
-    """Erase the nodes of `nodes` that nothing uses, then the inputs of these that became unused, and so on.
+    """Erase those of `nodes` that have no users, then their inputs that have become unused, and so on.
 
-    Placeholders and operators with effects (random numbers included) stay, unless they are in `also`.
+    Placeholders and operators with effects (including random ones) stay, unless they are in `also`.
     """
     seen = set()
     while nodes:

@@ -1,4 +1,4 @@
-"""Graphs whose operators write every element that they return."""
+"""Detects graphs whose operators all write every element of their results, so that no uninitialized memory is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import sizes
 from .nodes import bind
 
 OURS = frozenset({"dash_inductor", "inductor", "inductor_prims", "rngprims", "_c10d_functional"})
-"""Namespaces of operators that allocate nothing which they do not write."""
+"""Namespaces whose operators write everything that they allocate."""
 WRITTEN = frozenset({
     "mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "_cudnn_rnn", "_cudnn_rnn_backward",
     "_thnn_fused_lstm_cell", "_fused_rms_norm", "_weight_norm_interface_backward", "embedding_dense_backward",
@@ -28,12 +28,14 @@ WRITTEN = frozenset({
     "upsample_linear1d_backward", "upsample_trilinear3d_backward", "view_as_complex", "view_as_real", "_fft_r2c",
     "_fft_c2c", "_fft_c2r",
 })  # fmt: skip
-"""Operators of PyTorch outside of the kernels that Inductor generates, which write all of what they return."""
+"""ATen operators, apart from those that Inductor generates kernels for, that write every element of their results."""
 
 
 def _writes_bags(node: Node) -> bool:
-    """Bags of embeddings: CUDA's kernel has a thread for each bag and column.  It leaves out the size of a last bag
-    that is none, and where there are no bags or columns, to which bag an index belongs.
+    """Return whether a call of an embedding bag operator writes its whole result.
+
+    CUDA's kernel has a thread for each bag and column.  With `include_last_offset` it does not write the size for the
+    last offset, which is not a bag; without bags or columns, it does not write which bag an index belongs to.
     """
     args = bind(node)
     counts = args["offsets"].meta["val"].shape[0], args["weight"].meta["val"].shape[1]
@@ -45,22 +47,22 @@ WRITTEN_IF: Mapping[str, Callable[[Node], bool]] = {
     "_embedding_bag_forward_only": _writes_bags,
     "_embedding_bag_backward": lambda node: not bind(node)["sparse"],
 }
-"""Operators of PyTorch that write all of what they return in some calls; everything counts that they allocate."""
+"""ATen operators that write everything that they allocate in those calls for which the function returns True."""
 PARTIAL = frozenset({"_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"})
-"""Operators of PyTorch that Inductor may leave to PyTorch although it has a lowering for them, and that leave rows
-unwritten: those behind the last offset.  `passes.ops.grouped_mm` puts one of ours in the place of the first."""
+"""ATen operators that Inductor may call instead of its own lowering and that do not write all rows: those after the
+last offset.  `passes.ops.grouped_mm` replaces the first one by an operator of this package."""
 NESTING = frozenset(
     {"cond", "while_loop", "invoke_subgraph", "triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation"}
 )
-"""Higher-order operators that allocate nothing by themselves."""
+"""Higher-order operators that allocate nothing themselves."""
 PYTHON = frozenset({"_operator", "operator", "math", "torch", "torch.sym"})
-"""Modules of functions of numbers."""
+"""Modules of functions on Python numbers."""
 
 
 def all_written(gm: GraphModule) -> bool:
-    """Whether all operators of a graph and of those nested in it are known to write all elements of their results.
+    """Return whether all operators of a graph and its subgraphs are known to write every element of their results.
 
-    What Inductor generates counts: its kernels write into memory of Inductor's, which PyTorch fills in no case.
+    Kernels that Inductor generates count as such: they write to memory that Inductor allocates and PyTorch never fills.
     """
     graphs = [module.graph for module in gm.modules() if isinstance(module, GraphModule)]
     return all(_writes(node) for graph in graphs for node in graph.nodes if node.op == "call_function")

@@ -1,4 +1,4 @@
-"""The line in the user's model that a node comes from."""
+"""Finds the line of the user's model that a node comes from."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _NOT_OF_THE_MODEL = re.compile(
 )
 
 _ROOT = re.compile(r"""^[LG](\[('[^']*'|"[^"]*"|\d+)\])+\.?""")
-"""Dynamo's name of the root module: L['self'], G['model'], or L['args'][0] where a wrapper passes it on."""
+"""Dynamo's name of the root module: L['self'], G['model'], or L['args'][0] if a wrapper passes it on."""
 
 
 def model_line(nodes: Iterable[Node]) -> tuple[str, str]:
-    """``file:line`` and the path of the module, from the first of these nodes that knows the line; "" is unknown.
+    """Return ``file:line`` and the module path of the first of these nodes with a stack trace; "" for what is unknown.
 
-    The line is the innermost one of the model's stack, without functions of PyTorch, and of ours, that call an
+    The line is the innermost one of the model's stack, ignoring functions of PyTorch and of this package that call an
     attention operator.
     """
     for node in nodes:
@@ -32,7 +32,7 @@ def model_line(nodes: Iterable[Node]) -> tuple[str, str]:
 
 
 def site_text(node: Node) -> str:
-    """An attention as the new operators name it: its node's name and, where that is known, its module's path."""
+    """Return the name of an attention in the new operators: its node's name and, if known, its module's path."""
     module = model_line([node, *node.users])[1]
     return f"{node.name} in {module}" if module else str(node.name)
 

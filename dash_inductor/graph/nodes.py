@@ -1,4 +1,4 @@
-"""The operator that a node of a graph calls, its arguments, and the node whose value it has."""
+"""Helpers for FX nodes: the operator that a node calls, its arguments by name, and the node whose value it has."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _ALIASES = ("aten::alias", "aten::detach")
 
 _TAGLESS = "alias detach lift_fresh lift_fresh_copy copy fill masked_fill floor_divide _to_copy __and__ __or__ __xor__"
 _ELEMENTWISE = frozenset({"prims::device_put"} | {f"aten::{name}" for name in _TAGLESS.split()})
-"""Elementwise in fact, though not all of their overloads carry the tag ``pointwise``."""
+"""Operators that are elementwise although not all of their overloads have the tag ``pointwise``."""
 
 
 _FUNCTIONALIZED = ("auto_functionalized", "auto_functionalized_v2")
-"""Higher-order operators that call an operator that writes to its arguments, and give what it has written."""
+"""Higher-order operators that call a mutating operator and return what it has written."""
 
 
 def called(node: Node) -> OpOverload | None:
-    """The operator that a node calls, as it is or functionalized; None for other nodes."""
+    """Return the operator that a node calls, directly or functionalized; None for other nodes."""
     if node.op != "call_function":
         return None
     if isinstance(node.target, OpOverload):
@@ -34,13 +34,14 @@ def called(node: Node) -> OpOverload | None:
 
 
 def is_functionalized(node: Node) -> bool:
-    """Whether a node calls an operator that writes to its arguments, and gives what it has written."""
+    """Return whether a node calls a mutating operator through `auto_functionalized`."""
     return isinstance(node.target, HigherOrderOperator) and node.target.name() in _FUNCTIONALIZED
 
 
 def op_name(node: Node) -> str:
-    """``namespace::name`` of the operator that a node calls, functionalized or not (higher-order: ``name``), "" for
-    other nodes.
+    """Return ``namespace::name`` of the operator that a node calls, functionalized or not; "" for other nodes.
+
+    For a higher-order operator it is its ``name``.
     """
     operator = called(node)
     if operator is not None:
@@ -51,7 +52,7 @@ def op_name(node: Node) -> str:
 
 
 def origin(node: Node) -> Node:
-    """The node whose value this one has, behind aliases."""
+    """Return the node whose value this one has, through aliases."""
     while op_name(node) in _ALIASES:
         source = node.args[0]
         assert isinstance(source, Node)
@@ -60,8 +61,8 @@ def origin(node: Node) -> Node:
 
 
 def untouched(node: Node) -> Node:
-    """The node whose value this one has, behind aliases, conversions to the type that it has, and dimensions of size 1
-    that come and go.
+    """Return the node whose value this one has, through aliases, casts to the same dtype, and unsqueeze-squeeze
+    pairs.
     """
     while True:
         node = origin(node)
@@ -83,40 +84,40 @@ def _dtype(node: Node) -> object:
 
 def _undoes(squeeze: Node, unsqueeze: Node) -> bool:
     value = unsqueeze.meta.get("val")
-    if not isinstance(value, Tensor) or len(squeeze.args) < 2:  # all dimensions of size 1
+    if not isinstance(value, Tensor) or len(squeeze.args) < 2:  # squeezes all dimensions of size 1
         return False
     dims: tuple[Any, Any] = squeeze.args[1], unsqueeze.args[1]
     return all(isinstance(dim, int) for dim in dims) and dims[0] % value.dim() == dims[1] % value.dim()
 
 
 def is_alias(node: Node) -> bool:
-    """Whether the node has the value of another one."""
+    """Return whether the node is an alias of another one."""
     return op_name(node) in _ALIASES
 
 
 def is_elementwise(node: Node) -> bool:
-    """Whether an element of the node's result depends on the elements at its place in the inputs alone."""
+    """Return whether each element of the result depends only on the elements of the inputs at the same index."""
     return torch.Tag.pointwise in getattr(node.target, "tags", ()) or op_name(node) in _ELEMENTWISE
 
 
 def is_joint(graph: Graph) -> bool:
-    """Whether the graph is a forward with its backward, which PyTorch will take apart."""
+    """Return whether the graph is a joint graph of forward and backward, which PyTorch will partition."""
     return any(map(is_tangent, graph.find_nodes(op="placeholder")))
 
 
 def is_tangent(node: Node) -> bool:
-    """Whether the node is an input of a joint graph that only the backward gets: the gradient of a result."""
+    """Return whether the node is an input of a joint graph that only the backward gets: the gradient of an output."""
     return node.op == "placeholder" and str(node.target).startswith("tangents_")
 
 
 def bind(node: Node) -> dict[str, Any]:
-    """The node's arguments by their names in the operator's schema, defaults included: nodes or Python values.
+    """Return the node's arguments by their names in the operator's schema, including defaults: nodes or Python values.
 
-    Of a functionalized call, those that it is not given as they are, tensors to write to, are missing or None.  A
-    higher-order operator has the names of its Python function.
+    For a functionalized call, tensors that the operator writes to are missing or None if they are not passed as they
+    are.  For a higher-order operator, the names are those of its Python function.
 
     Raises:
-        TypeError: a higher-order operator is not called with the arguments of its function.
+        TypeError: the arguments of a higher-order operator do not match its function.
     """
     operator = called(node)
     if operator is None:
@@ -126,7 +127,7 @@ def bind(node: Node) -> dict[str, Any]:
         return named.arguments
     schema = operator._schema.arguments
     bound = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    given = () if is_functionalized(node) else node.args  # the rest is in kwargs
+    given = () if is_functionalized(node) else node.args  # arguments are in kwargs
     bound.update(zip((argument.name for argument in schema), given, strict=False))
     own = {argument.name for argument in schema}
     bound.update({name: value for name, value in node.kwargs.items() if name in own})
@@ -135,10 +136,11 @@ def bind(node: Node) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Argument:
-    """A place among the arguments of a node, which another node may take while the graph is rewritten.
+    """An argument of a node, by its name or index; its value may change while the graph is rewritten.
 
     Args:
-        place: the name in the schema of the node's operator, or a number where the operator has no schema.
+        reader: the node.
+        place: the name in the schema of the node's operator, or an index if the operator has no schema.
     """
 
     reader: Node
@@ -146,5 +148,5 @@ class Argument:
 
     @property
     def value(self) -> Any:
-        """The node or Python value that is there now."""
+        """The node or Python value of the argument now."""
         return bind(self.reader)[self.place] if isinstance(self.place, str) else self.reader.args[self.place]

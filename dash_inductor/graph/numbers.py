@@ -1,4 +1,4 @@
-"""Numbers that a graph writes into tensors, as the dtypes of these tensors hold them."""
+"""Numbers in tensors: rounding to a dtype, and comparing the ranges of dtypes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..upstream.dispatch import disable_current_modes
 
 
 def rounded(number: float, dtype: torch.dtype) -> float | None:
-    """A number as an element of a dtype, converted by ATen; None where the dtype cannot hold it at all.
+    """Return a number converted to a dtype by ATen, as a float; None if the dtype cannot represent it.
 
     For example 2.0 for 2.7 in an integer dtype, and 2.703125 in bfloat16.
     """
@@ -22,7 +22,7 @@ def rounded(number: float, dtype: torch.dtype) -> float | None:
 
 
 def holds_all(dtype: torch.dtype, of: torch.dtype) -> bool:
-    """Whether every number of the floating-point dtype `of` is a number of a dtype; no integer dtype has all."""
+    """Return whether `dtype` can represent every number of the floating-point dtype `of`; False for integer dtypes."""
     if not dtype.is_floating_point:
         return False
     have, want = torch.finfo(dtype), torch.finfo(of)

@@ -1,8 +1,8 @@
-"""Graphs whose tensors are read by kernels of their own device alone.
+"""Detects graphs whose tensors are only read by kernels on their own device.
 
-Zeros without memory (`upstream.zero_pages`) are addresses that one device may read.  Others read plain memory, too: a
-copy to another GPU, which that GPU may make; NCCL, which registers what it sends; symmetric memory, handles for other
-processes, and whatever an operator of a program does with an address.
+Zeros without memory (`upstream.zero_pages`) are addresses that only one device may read.  Other readers need ordinary
+memory: a copy to another GPU, which that GPU may perform; NCCL, which registers the buffers that it sends; symmetric
+memory, whose handles go to other processes; and whatever an operator of a program does with an address.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ..upstream.pytree import tree_leaves
 from .fully_written import NESTING, PYTHON, WRITTEN, WRITTEN_IF
 
 OURS = frozenset({"dash_inductor", "inductor", "inductor_prims", "rngprims"})
-"""Namespaces of operators that are kernels; those of collectives are not."""
+"""Namespaces whose operators are kernels; those of collectives are excluded."""
 OTHERS = frozenset({"observe", "_local_scalar_dense"})
-"""Operators that hand their tensors to Python."""
+"""Operators that pass their tensors to Python."""
 KERNELS = frozenset({"triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation"})
-"""Higher-order operators that are kernels of a program."""
+"""Higher-order operators that run a program's own kernels."""
 
 
 def stays_on_its_device(gm: GraphModule) -> bool:
-    """Whether all operators of a graph, and of those nested in it, are kernels of Inductor's, of PyTorch's or ours that
-    give results on the device of the tensors that they read; numbers on the CPU may go anywhere.
+    """Return whether all operators of a graph and its subgraphs are kernels that compute on the device of their inputs.
 
-    It is false where the graph does not say of which device a tensor is.
+    These are kernels of Inductor, PyTorch or this package; CPU scalars may be read on any device.  Return False if the
+    device of a tensor is unknown.
     """
     graphs = [module.graph for module in gm.modules() if isinstance(module, GraphModule)]
     return all(_stays(node) for graph in graphs for node in graph.nodes if node.op == "call_function")
@@ -62,7 +62,7 @@ def _is_kernel(operator: OpOverload) -> bool:
 
 
 def _is_graph(node: Node) -> bool:
-    """Whether a node is a graph that a higher-order operator runs."""
+    """Return whether a node is a subgraph that a higher-order operator runs."""
     owner = node.graph.owning_module
     return node.op == "get_attr" and isinstance(getattr(owner, str(node.target), None), GraphModule)
 

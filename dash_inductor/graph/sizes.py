@@ -12,15 +12,15 @@ Dim = int | torch.SymInt
 
 
 def static(x: Dim) -> int | None:
-    """The value of a size if it is known when the graph is compiled."""
+    """Return the value of a size if it is static; else None."""
     return x if isinstance(x, int) else x.node.maybe_as_int()
 
 
 def specialised(x: Dim | float | torch.SymFloat) -> int | float | None:
-    """The value of a number, made static by a guard where it is symbolic: another value compiles another graph.
+    """Return the value of a number, fixed by a guard if it is symbolic: other values then recompile.
 
-    None if no guard can be added: the number depends on data, the user marked it as dynamic, or the guards of this
-    graph have been made already.
+    Return None if no guard can be added: the number depends on data, the user marked it as dynamic, or the guards of
+    this graph are final already.
     """
     if isinstance(x, (int, float)):
         return x
@@ -32,25 +32,25 @@ def specialised(x: Dim | float | torch.SymFloat) -> int | float | None:
 
 
 def _marked_dynamic(x: torch.SymInt | torch.SymFloat) -> bool:
-    """Whether `x` depends on a size given to `torch._dynamo.mark_dynamic`: to fix that one would be an error."""
+    """Return whether `x` depends on a size passed to `torch._dynamo.mark_dynamic`, which must not be fixed."""
     symbols = x.node.expr.free_symbols
     for tracked in x.node.shape_env.tracked_fakes or ():
         constraints = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()
         sizes = tracked.fake.shape if isinstance(tracked.fake, torch.Tensor) else ()
         for size, constraint in zip(sizes, constraints, strict=False):
-            firm = constraint is not None and not constraint.warn_only  # what Dynamo itself made dynamic may be fixed
+            firm = constraint is not None and not constraint.warn_only  # sizes made dynamic by Dynamo may be fixed
             if firm and isinstance(size, torch.SymInt) and size.node.expr.free_symbols & symbols:
                 return True
     return False
 
 
 def same(a: Dim, b: Dim) -> bool:
-    """Whether two sizes are certainly equal."""
+    """Return whether two sizes are provably equal."""
     return a is b or statically_known_true(a == b)
 
 
 def made_same(a: Dim, b: Dim) -> bool:
-    """Whether two sizes are equal, certainly or for the tensors at hand: then by a guard that this call adds."""
+    """Return whether two sizes are equal, provably or for the current inputs; the latter adds a guard."""
     if same(a, b):
         return True
     symbolic = [x for x in (a, b) if isinstance(x, torch.SymInt)]
@@ -60,17 +60,17 @@ def made_same(a: Dim, b: Dim) -> bool:
 
 
 def differ(a: Dim, b: Dim) -> bool:
-    """Whether two sizes are certainly different."""
+    """Return whether two sizes are provably different."""
     return a is not b and statically_known_true(a != b)
 
 
 def same_all(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    """Whether two lists of sizes are certainly equal."""
+    """Return whether two lists of sizes are provably equal."""
     return len(a) == len(b) and all(map(same, a, b))
 
 
 def spanned(value: torch.Tensor) -> Dim:
-    """The bytes from a tensor's first element to its last one, those between them included."""
+    """Return the number of bytes from a tensor's first element to its last one, inclusive."""
     span: Dim = 1
     for size, stride in zip(value.shape, value.stride(), strict=True):
         if static(size) == 0:
@@ -80,9 +80,9 @@ def spanned(value: torch.Tensor) -> Dim:
 
 
 def dense_order(size: Sequence[Dim], stride: Sequence[Dim]) -> tuple[int, ...] | None:
-    """The dimensions from the largest stride to the smallest, if the tensor is dense; else None.
+    """Return the dimensions from the largest stride to the smallest if the tensor is dense; else None.
 
-    The strides of a dense tensor made with this order are `stride`, where possible also in dimensions of size 1.
+    A dense tensor made with this order has the strides `stride`, if possible even in dimensions of size 1.
     """
     unit = [static(n) == 1 for n in size]
     for exact in (True, False):

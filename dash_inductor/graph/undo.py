@@ -1,4 +1,4 @@
-"""Takes back what was done to a graph since some time."""
+"""Undoes changes of an FX graph."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torch.fx.node import map_arg
 
 
 class Undo:
-    """A graph as it is now: taking it costs about a microsecond a node.
+    """A snapshot of a graph; taking it costs about a microsecond per node.
 
-    Values and other objects in the metadata of nodes are not copied: who changes a graph puts others in their place.
+    Values and other objects in the nodes' metadata are not copied: code that changes a graph must replace these
+    objects, not modify them.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -23,9 +24,9 @@ class Undo:
         ]
 
     def restore(self) -> None:
-        """Make the graph what it was.
+        """Restore the graph to the snapshot.
 
-        Nodes that are still there stay the same objects; those that were erased are made anew, with their names.
+        Nodes that still exist stay the same objects; erased ones are recreated with their names.
         """
         graph, present = self._graph, set(self._graph.nodes)
         live: dict[Node, Node] = {}
@@ -36,7 +37,7 @@ class Undo:
             else:
                 with graph.inserting_before(next(iter(graph.nodes), None)):
                     live[node] = graph.create_node(op, target, name=name, type_expr=type_)
-                live[node].name = name  # the graph knows it as used, and would number it
+                live[node].name = name  # create_node appends a number to a used name
             if before is not None and before.next is not live[node]:
                 before.append(live[node])
             elif before is None and next(iter(graph.nodes)) is not live[node]:

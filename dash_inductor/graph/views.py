@@ -1,4 +1,4 @@
-"""Nodes that are views: they have the memory of another node."""
+"""Nodes that are views, which share the memory of another node."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from torch.fx import Node
 from ..upstream.dispatch import OpOverload
 
 _UNMARKED = ("aten::_unsafe_view", "aten::reshape")
-"""Operators whose schema does not say that their result may have the memory of their argument."""
+"""Operators whose result may share their argument's memory although the schema does not say so."""
 
 
 def viewed(node: Node) -> Node | None:
-    """The node whose memory this one shows, directly; None if it has memory of its own, or is no call."""
+    """Return the node that this one is a direct view of; None if it has its own memory or is not a call."""
     if node.op != "call_function":
         return None
     source = node.args[0] if node.args else None
     if not isinstance(source, Node):
         return None
-    if node.target is operator.getitem:  # of several views, as `split` gives them
+    if node.target is operator.getitem:  # one of several views, such as those of `split`
         return source if _is_view(source.target) else None
     return source if _is_view(node.target) else None
 
 
 def chain(node: Node) -> Iterator[Node]:
-    """The views behind a node, itself included, and the node whose memory they all show, last."""
+    """Yield the node, the nodes that it is a view of in turn, and last the node that owns the memory."""
     yield node
     while (source := viewed(node)) is not None:
         yield (node := source)
 
 
 def base(node: Node) -> Node:
-    """The node whose memory this one shows, behind all views."""
+    """Return the node that owns the memory of this one, through all views."""
     *_, last = chain(node)
     return last
 
 
 def shows_input(node: Node) -> bool:
-    """Whether the node is an input of the graph, or a view of one."""
+    """Return whether the node is an input of the graph, or a view of one."""
     return base(node).op != "call_function"
 
 

@@ -1,4 +1,4 @@
-"""Turns the value of a mask element, a decision tree over positions, into a diagonal band."""
+"""Turns the visibility of a mask element, a decision tree over positions, into a band (a diagonal band of pairs)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from .index_expr import Algebra, Branch, Leaf, NotRecognised, Value, leaves
 
 @dataclass(frozen=True)
 class Scores:
-    """The plane of one attention: its lengths, and the index symbols of a query and a key.
+    """The scores of one attention: their lengths, and the index symbols of a query and a key.
 
     Args:
+        algebra: knows the symbols.
+        q_len, kv_len: the lengths.
+        q, kv: the index symbols; 0 for a length of 1.
         sizes: the size symbols that are lengths or the batch size.
     """
 
@@ -30,7 +33,7 @@ class Scores:
 
     @property
     def offset(self) -> sympy.Expr:
-        """``kv_len - q_len``: the shift of the diagonal by bottom-right anchoring."""
+        """``kv_len - q_len``: the shift of the diagonal under bottom-right anchoring."""
         return self.kv_len - self.q_len
 
 
@@ -39,20 +42,23 @@ HIDDEN = {
     torch.bfloat16: torch.finfo(torch.bfloat16).min,
     torch.float32: torch.finfo(torch.bfloat16).min,
 }
-"""The greatest value of a mask of each type that hides a key.
+"""For each dtype of a mask, the largest value that hides a key.
 
 Note [Finite values that hide]
-Kernels add the mask to scores in float32.  Minus infinity hides for certain.  A finite value would hide only if no
-score could outweigh it, and there is no such value: scores of float16 reach 65504**2 times the head dimension and the
-scale, far beyond the least number of a mask of that type, and scores of the other types reach infinity.  By convention
-the least finite number of a type hides all the same, because models write it (``torch.finfo(dtype).min``) and mean it.
-The type is the mask's own.  A mask of float32 may be a cast mask of bfloat16, whose least number is nearly the least of
-float32.  Every other finite number is added to the scores as it is.
-"""
+Kernels add the mask to the scores in float32.  Minus infinity certainly hides a key.  A finite value would hide it only
+if no score could outweigh it, and there is no such value: scores of float16 reach 65504**2 times the head dim and the
+scale, far beyond the lowest float16 number, and scores of the other dtypes reach infinity.  By convention the lowest
+finite number of a dtype hides a key all the same, because models write it (``torch.finfo(dtype).min``) with this
+intent.  The dtype is the mask's own.  A float32 mask may be a cast bfloat16 mask, whose lowest number is slightly above
+the lowest of float32.  Every other finite number is added to the scores as it is."""
 
 
 def visibility(scores: Scores, value: Value, dtype: torch.dtype) -> tuple[Value, bool]:
-    """Whether a mask element makes the key visible; and whether hidden keys all have the value -inf (or False)."""
+    """Return whether a mask element makes the key visible, and whether all hidden keys have the value -inf (or False).
+
+    Raises:
+        NotRecognised: "not_a_band" for other dtypes, and for numbers that neither are 0 nor hide a key.
+    """
     if dtype == torch.bool:
         return value, True
     if dtype not in HIDDEN:
@@ -71,8 +77,11 @@ def visibility(scores: Scores, value: Value, dtype: torch.dtype) -> tuple[Value,
 
 
 def to_band(scores: Scores, visible: Value) -> Band | None:
-    """The band that `visible` describes, None if no query sees a key; raises `NotRecognised` ("not_a_band") if it is
-    none."""
+    """Return the band that `visible` describes; None if no query sees a key.
+
+    Raises:
+        NotRecognised: "not_a_band" if it is not a band.
+    """
     anchors: set[Anchor] = set()
     intervals = [_intersection(scores, path, anchors) for path in _paths(visible, ())]
     if len(anchors) > 1:
@@ -80,7 +89,7 @@ def to_band(scores: Scores, visible: Value) -> Band | None:
     if scores.q_len.is_Integer and scores.kv_len.is_Integer:
         first, last = 1 - int(scores.kv_len), int(scores.q_len) - 1
         intervals = [(max(low, first), min(high, last)) for low, high in intervals]
-    else:  # of sequences that may be as long as MAX_LENGTH: a bound that far away excludes nothing, or everything
+    else:  # lengths may reach MAX_LENGTH: a bound that far away excludes nothing, or everything
         intervals = [(low, high) for low, high in intervals if low < MAX_LENGTH and high > -MAX_LENGTH]
         intervals = [
             (-math.inf if low <= -MAX_LENGTH else low, math.inf if high >= MAX_LENGTH else high)
@@ -105,7 +114,7 @@ def to_band(scores: Scores, visible: Value) -> Band | None:
 
 
 def hides_a_row(scores: Scores, band: Band) -> bool:
-    """Whether some query sees no key, as far as is known of the lengths."""
+    """Return whether some query may see no key, as far as the lengths are known."""
     offset = scores.offset if band.anchor == "bottom_right" else sympy.S.Zero
     gaps = []
     if band.lo is not None:
@@ -117,7 +126,7 @@ def hides_a_row(scores: Scores, band: Band) -> bool:
 
 
 def _paths(value: Value, path: tuple[sympy.Expr, ...]) -> Iterator[tuple[sympy.Expr, ...]]:
-    """Every way to a visible leaf: conditions ``>= 0`` that hold together."""
+    """Yield each path to a visible leaf, as conditions ``>= 0`` that hold together."""
     if isinstance(value, Branch):
         yield from _paths(value.then, (*path, value.cond))
         yield from _paths(value.other, (*path, -value.cond - 1))
@@ -135,7 +144,7 @@ def _intersection(scores: Scores, path: tuple[sympy.Expr, ...], anchors: set[Anc
 
 
 def _diagonal_bound(scores: Scores, cond: sympy.Expr) -> tuple[int, int, Anchor]:
-    """``cond >= 0`` as ``d >= bound`` (sign 1) or ``d <= bound`` (sign -1) with d = q - kv, from the anchor."""
+    """Return ``cond >= 0`` as ``d >= bound`` (sign 1) or ``d <= bound`` (sign -1) with d = q - kv, from the anchor."""
     terms = sympy.expand(cond).as_coefficients_dict()
     of_q, of_kv = terms.get(scores.q, 0), terms.get(scores.kv, 0)
     if scores.q == 0:

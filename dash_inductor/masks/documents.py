@@ -1,20 +1,21 @@
-"""Documents of packed operators, as nodes of a graph: rows in which each begins with a tile, and their numbers.
+"""Converts the documents of varlen operators to segment ids and a layout in rows, as nodes of a graph.
 
 Note [Rows of documents]
-The tiles of the kernels begin at multiples of their size.  A document that began elsewhere would share tiles with
-others, and how its own sums are cut into tiles would follow from where it begins.  So token t of document d has the row
-``begin[d] + t - starts[d]``, where ``begin[d]`` is the sum of the lengths before it, each rounded up to a multiple of
-`ALIGNMENT`, which every tile divides.  Kernels count in rows, and read and write tokens where they are: `model.Placed`
-says which tokens the rows of a row block have.  No tile holds tokens of two documents, nor does a row block of a Hopper
-forward, whose tiles are several of these, so that all that a document gets is what it gets alone.
+The tiles of the kernels begin at multiples of their size.  If a document began elsewhere, it would share tiles with
+others, and the split of its own sums into tiles, and so their bits, would depend on where it begins.  So token t of
+document d has the row ``begin[d] + t - starts[d]``, where ``begin[d]`` is the sum of the lengths before it, each
+rounded up to a multiple of `ALIGNMENT`, which every tile size divides.  Kernels count in rows, and read and write
+tokens where they are: `model.Placed` says which tokens the rows of a row block hold.  No tile holds tokens of two
+documents, nor does a row block of a Hopper forward, whose tiles consist of several, so that a document's results are
+the same as if it were computed alone.
 
-There are as many rows as can be needed for so many tokens in so many documents, which is known without the data.
+The number of rows is the largest that this number of tokens and documents can need, which is known without the data.
 
 Note [Tokens behind the last document]
-The operators ask for documents that hold all tokens, and leave the output and the gradients of others uninitialised,
-which under deterministic algorithms means NaN.  Here each such token is a document by itself: it sees its own key, so
-that its output is its value, and no other token depends on it.  One document of all of them would cost the square of
-their number.  Their rows begin at a multiple of `ALIGNMENT` and follow one another.
+The operators require documents that contain all tokens.  They leave the output and the gradients of other tokens
+uninitialised, which under deterministic algorithms means NaN.  Here each token after the last document is a document by
+itself: it sees its own key, so that its output is its value, and no other token depends on it.  A single document of
+all of them would cost the square of their number.  Their rows begin at a multiple of `ALIGNMENT` and are consecutive.
 """
 
 from __future__ import annotations
@@ -34,35 +35,39 @@ from ..model.mask import ALIGNMENT, MAX_LENGTH, ROW_BLOCK
 aten, prims = torch.ops.aten, torch.ops.prims
 
 _NOBODY = MAX_LENGTH + 1
-"""The number of a query without a token, which no key has."""
+"""The segment id of a query without a token; no key has it."""
 
 
 @dataclass(frozen=True)
 class Documents:
-    """The beginnings of documents: document d has the tokens from ``starts[d]`` to ``starts[d + 1] - 1``.
+    """The offsets of packed documents: document d has the tokens from ``starts[d]`` to ``starts[d + 1] - 1``.
 
     Args:
-        starts: int32 or int64 [documents + 1], from 0 on in ascending order; equal neighbours make an empty document.
+        starts: int32 or int64 [documents + 1] (``cu_seqlens``), ascending from 0; equal neighbours make an empty
+            document.
     """
 
     starts: Node
 
     def rows(self, tokens: sizes.Dim) -> sizes.Dim:
-        """How many rows there are for so many tokens, a multiple of `ALIGNMENT`."""
+        """Return the number of rows for this number of tokens, a multiple of `ALIGNMENT`."""
         found: sizes.Dim = _tiles(tokens, self.starts.meta["val"].shape[0]) * ALIGNMENT
         return found
 
     def placed(self, emitter: Emitter, tokens: int | Node, before: Node) -> PackedOperands:
-        """The tokens that the rows have, and their numbers.  All layers with the same starts share them.
+        """Return the segment ids of the rows, and the tokens that they hold; layers with the same starts share the
+        nodes.
 
         Args:
-            before: a node of the forward that reads them.
+            emitter: adds nodes.
+            tokens: the number of tokens.
+            before: a node of the forward that reads the result.
         """
         call, starts = _Shared(emitter, before), self.starts
         ends, begin, to_token = self._bounds(call, tokens)
 
         def of(rows: Node) -> tuple[Node, Node, Node]:
-            """The document of each row, the token that it has there, and how many come from this one on."""
+            """Return each row's document, its token, and how many tokens the document has from that token on."""
             document = call(aten.sub.Tensor, call.count(rows, begin), 1)
             token = call(aten.add.Tensor, rows, call(aten.index.Tensor, to_token, [document]))
             return document, token, call(aten.sub.Tensor, call(aten.index.Tensor, ends, [document]), token)
@@ -84,10 +89,12 @@ class Documents:
         return PackedOperands(call(aten.unsqueeze.default, queries, 0), call(aten.unsqueeze.default, keys, 0), *facts)
 
     def rows_of_tokens(self, emitter: Emitter, tokens: int | Node, before: Node) -> Node:
-        """The row that each token has: [tokens], in the type of the starts.
+        """Return the row of each token: [tokens], in the dtype of the starts.
 
         Args:
-            before: a node of the forward that reads them.
+            emitter: adds nodes.
+            tokens: the number of tokens.
+            before: a node of the forward that reads the result.
         """
         call, starts = _Shared(emitter, before), self.starts
         _, _, to_token = self._bounds(call, tokens)
@@ -97,11 +104,11 @@ class Documents:
         return call(aten.clamp_min.default, row, 0)  # tokens before the first document have none
 
     def _bounds(self, call: _Shared, tokens: int | Node) -> tuple[Node, Node, Node]:
-        """Where each document ends, the row in which it begins, and what to add to its rows for its tokens."""
+        """Return each document's end, its first row, and what to add to its rows to get its tokens."""
         starts = self.starts
         dtype = starts.meta["val"].dtype
-        # One of everything for each of the starts: where there are fewer, one document alone would be guarded.  The
-        # tokens behind the last document begin with the last start.
+        # All vectors have one element per start: with one less, the case of one document would add a guard (size 1).
+        # The last element stands for the tokens after the last document, which begin at the last start.
         ends = call(aten.slice.Tensor, call(aten.constant_pad_nd.default, starts, [0, 1], MAX_LENGTH), 0, 1)
         ends = call(aten.clamp_max.default, ends, tokens)
         lengths = call(aten.sub.Tensor, ends, starts)
@@ -115,9 +122,9 @@ class PackedOperands(NamedTuple):
     """The operands of the segments of documents, in their order.
 
     Attributes:
-        queries, keys: [1, rows], in the type of the starts: numbers, the same for tokens of one document alone.  They
-            ascend.  No query has the number of a key without a token; no key has that of a query without a token.
-        places, counts: int32 [row blocks], place and count as `model.Placed` says.
+        queries, keys: [1, rows], in the dtype of the starts: segment ids, equal only for tokens of the same document.
+            They ascend.  No query has the id of a key without a token; no key has that of a query without a token.
+        places, counts: int32 [row blocks], place and count as in `model.Placed`.
     """
 
     queries: Node
@@ -127,12 +134,12 @@ class PackedOperands(NamedTuple):
 
 
 def _tiles(tokens: Any, starts: Any) -> Any:
-    """Multiples of `ALIGNMENT` that hold all documents, each rounded up, and the tokens behind the last one."""
+    """Return how many multiples of `ALIGNMENT` hold all documents, each rounded up, and the tokens after the last."""
     return (tokens + starts * (ALIGNMENT - 1)) // ALIGNMENT
 
 
 class _Shared:
-    """Calls of operators that all layers share: they belong to no checkpointed region, whatever the layer does."""
+    """Adds calls that all layers share; they belong to no checkpointed region, even if the layers do."""
 
     def __init__(self, emitter: Emitter, before: Node) -> None:
         self._emitter, self._before = emitter, before
@@ -143,22 +150,22 @@ class _Shared:
         return self._of_no_region(node, known)
 
     def count(self, positions: Node, boundaries: Node) -> Node:
-        """How many of the ascending boundaries are not beyond each position."""
+        """Return for each position how many of the ascending boundaries are not beyond it."""
         is_int32 = boundaries.meta["val"].dtype == torch.int32
         return self(aten.bucketize.Tensor, positions, boundaries, out_int32=is_int32, right=True)
 
     def of_sizes(self, target: Callable[[Any, Any], Any], a: int | Node, b: int | Node) -> int | Node:
-        """A number, or a node where one of the sizes is symbolic."""
+        """Return ``target(a, b)``: a number, or a node if one of the sizes is a node."""
         found: int | Node = self(target, a, b) if isinstance(a, Node) or isinstance(b, Node) else target(a, b)
         return found
 
     def tiles(self, tokens: int | Node, starts: int | Node) -> int | Node:
-        """`_tiles` of sizes, each of which may be a node."""
+        """Return `_tiles` of sizes, each of which may be a node."""
         padded = self.of_sizes(operator.add, tokens, self.of_sizes(operator.mul, starts, ALIGNMENT - 1))
         return self.of_sizes(operator.floordiv, padded, ALIGNMENT)
 
     def ramp(self, boundaries: Node, length: int | Node, step: int) -> Node:
-        """0, step, 2 * step, ... in the type of the boundaries, behind these and in front of all that reads them."""
+        """Return 0, step, 2 * step, ... in the dtype of the boundaries, placed after them and before every reader."""
         value = boundaries.meta["val"]
         args = (length,)
         kwargs = {"start": 0, "step": step, "dtype": value.dtype, "device": value.device, "requires_grad": False}

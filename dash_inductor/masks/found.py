@@ -1,4 +1,4 @@
-"""A term of a mask as it was read: what it makes of the nodes of a graph."""
+"""Mask terms as they are read from a graph, with the computation of their operands from nodes of the graph."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ class FoundTerm:
     """A term of `model.terms`, with the nodes from which its operands are computed.
 
     Attributes:
-        NAME: the term's.
-        fields: the operands that there are.
-        same: operands that are one tensor with another, which is named; only that one is computed.
+        NAME: the name of the term.
+        fields: the operands that are present.
+        same: operands that are the same tensor as another operand, which is named; only the latter is computed.
     """
 
     NAME: ClassVar[str]
 
     @property
     def fields(self) -> tuple[str, ...]:
+        """The names of the operands that are present."""
         return tuple(TERMS[self.NAME].ROLES)
 
     @property
     def same(self) -> Mapping[str, str]:
+        """Operands that are the same tensor as another operand, by name."""
         return {}
 
     @property
@@ -40,24 +42,25 @@ class FoundTerm:
 
     @property
     def loads(self) -> list[Load]:
-        """The loads of data that it reads."""
+        """The loads of data that the term reads."""
         raise NotImplementedError
 
     def renamed(self, node: Callable[[Node], Node]) -> FoundTerm:
-        """The same of other nodes."""
+        """Return the same term with its nodes replaced by `node`."""
         raise NotImplementedError
 
     def compute(self, calculator: Calculator) -> dict[str, Any]:
-        """The operands by field, without those that are the `same` as another."""
+        """Return the operands by field, except those that are the `same` as another."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Where(FoundTerm):
-    """The keys, or the pairs, that a predicate of data chooses.
+    """The keys, or the pairs, for which a predicate of data is true.
 
     Args:
-        axes: the dimensions of what it chooses.
+        choice: the predicate.
+        axes: the dimensions of its result.
     """
 
     choice: Conditional
@@ -81,7 +84,7 @@ class Where(FoundTerm):
 
 @dataclass(frozen=True)
 class ValidKeys(Where):
-    """The keys that are valid."""
+    """A key padding mask: the valid keys."""
 
     NAME = "keys"
 
@@ -90,12 +93,12 @@ class ValidKeys(Where):
 
 @dataclass(frozen=True)
 class ShownPairs(Where):
-    """The pairs of each head that may see each other."""
+    """A dense mask: the visible pairs of each batch element and head."""
 
     NAME = "dense"
 
     axes: tuple[Axis, ...] = PLANE
 
     def within(self, window: Mapping[Axis, tuple[int, int]]) -> ShownPairs:
-        """The same in a window of the scores."""
+        """Return the same term restricted to a window of the scores."""
         return replace(self, choice=of_loads(self.choice, lambda load: load.within(window)))

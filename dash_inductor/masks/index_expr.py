@@ -24,17 +24,17 @@ Leaf: TypeAlias = "bool | sympy.Expr"
 Value: TypeAlias = "bool | sympy.Expr | Branch"
 
 Range: TypeAlias = "tuple[sympy.Expr | None, sympy.Expr | None]"
-"""The least and the greatest value; None where none is proved."""
+"""The least and the greatest value; None if unknown."""
 
 INT64_MAX = sympy.Integer(2**63 - 1)
 
 MAX_LEAVES = 20_000
-"""Work limit of one mask (leaf evaluations): far above any band, reached only by masks that are no bands."""
+"""Limit on the leaf evaluations for one mask: far above what any band needs, reached only by other masks."""
 
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """`then` where ``cond >= 0``, else `other`."""
+    """A decision: `then` if ``cond >= 0``, else `other`."""
 
     cond: sympy.Expr
     then: Value
@@ -42,7 +42,7 @@ class Branch:
 
 
 class NotRecognised(Exception):
-    """Stops an interpretation: `reason` is one of `masks.MaskReason`, `detail` names the op or node."""
+    """A mask cannot be interpreted: `reason` is one of `masks.MaskReason`, `detail` names the operator or node."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -50,7 +50,7 @@ class NotRecognised(Exception):
 
 
 def same(a: Value, b: Value) -> bool:
-    """Whether two values are written alike (True and 1 are not)."""
+    """Return whether two values are structurally equal (True and 1 are not)."""
     if isinstance(a, Branch) and isinstance(b, Branch):
         return a.cond == b.cond and same(a.then, b.then) and same(a.other, b.other)
     if isinstance(a, (bool, Branch)) or isinstance(b, (bool, Branch)):
@@ -59,13 +59,14 @@ def same(a: Value, b: Value) -> bool:
 
 
 def is_number(value: Value) -> bool:
+    """Return whether a value is a constant number."""
     return isinstance(value, sympy.Expr) and value.is_number
 
 
 class Algebra:
-    """Ranges of the symbols, and the operations on values that need them.
+    """The ranges of the symbols, and the operations on values that need them.
 
-    A size is what PyTorch lets it be: an int64 within the range that the shape environment knows, or below a `limit`.
+    A size is an int64 within the range that the shape environment knows, or below its `limit`.
     """
 
     def __init__(self, shape_env: ShapeEnv | None) -> None:
@@ -84,7 +85,7 @@ class Algebra:
     # Symbols and their ranges
 
     def index(self, name: str, extent: sympy.Expr) -> sympy.Expr:
-        """An index symbol (the same for the same name); the constant 0 where the extent is 1."""
+        """Return the index symbol of this name; the constant 0 if the extent is 1."""
         if extent == 1:
             return sympy.S.Zero
         symbol = sympy.Symbol(name, integer=True, nonnegative=True)
@@ -92,41 +93,46 @@ class Algebra:
         return symbol
 
     def is_index(self, symbol: sympy.Basic) -> bool:
+        """Return whether a symbol is an index symbol."""
         return symbol in self._extent
 
     def data(self, low: int, high: int, moved_by: frozenset[sympy.Basic]) -> sympy.Symbol:
-        """A new data symbol: an integer from `low` to `high`, one for every value of the index symbols `moved_by`."""
+        """Return a new data symbol: an integer from `low` to `high` that depends on the index symbols `moved_by`."""
         symbol = sympy.Symbol(f"data:{len(self._data)}", integer=True)
         self._data[symbol] = low, high
         self._moved_by[symbol] = moved_by
         return symbol
 
     def tell_apart(self, first: sympy.Expr, second: sympy.Expr) -> None:
-        """Let `equal_zero` keep comparisons of numbers of two index symbols together: see `equality`."""
+        """Make `equal_zero` represent equalities between values of two index symbols by data symbols: see
+        `equality`.
+        """
         self._apart = first, second
 
     def equality(self, symbol: sympy.Basic) -> tuple[sympy.Expr, sympy.Expr] | None:
-        """The two numbers, one of the first of two index symbols and one of the second, for whose equality a data
-        symbol stands (1 where they are equal, 0 elsewhere); None for other symbols.
+        """Return the two values, one of each of the two index symbols, for whose equality a data symbol stands.
+
+        The symbol is 1 where they are equal and 0 elsewhere.  Return None for other symbols.
         """
         return self._equalities.get(symbol)
 
     def is_data(self, symbol: sympy.Basic) -> bool:
+        """Return whether a symbol is a data symbol."""
         return symbol in self._data
 
     def has_data(self, expr: sympy.Expr) -> bool:
-        """Whether `expr` contains a data symbol."""
+        """Return whether `expr` contains a data symbol."""
         return not self._data.keys().isdisjoint(expr.free_symbols)
 
     def moved_by(self, expr: sympy.Expr) -> frozenset[sympy.Basic]:
-        """The index symbols on which `expr` depends, through data symbols too."""
+        """Return the index symbols on which `expr` depends, including through data symbols."""
         found: set[sympy.Basic] = set()
         for symbol in expr.free_symbols:
             found |= self._moved_by.get(symbol, {symbol} if symbol in self._extent else frozenset())
         return frozenset(found)
 
     def limit(self, size: sympy.Expr, largest: int) -> None:
-        """Take for granted that `size` is at most `largest`; a sum of sizes limits each of them."""
+        """Assume that `size` is at most `largest`; for a sum of sizes, this limits each of them."""
         terms = sympy.expand(size).as_coefficients_dict()
         lows = {m: sympy.S.One if m == 1 else self._monomial_range(m)[0] for m in terms}
         if any(low is None or (m != 1 and (low < 0 or terms[m] < 0)) for m, low in lows.items()):
@@ -139,7 +145,7 @@ class Algebra:
         self._bounds.clear()
 
     def lower(self, expr: sympy.Expr) -> sympy.Expr | None:
-        """A number that `expr` never falls below, or None where none is proved.  Exact for linear expressions."""
+        """Return a proved lower bound of `expr`, or None if there is none.  It is exact for linear expressions."""
         if expr.is_number:
             return expr
         if expr not in self._bounds:
@@ -147,11 +153,14 @@ class Algebra:
         return self._bounds[expr]
 
     def upper(self, expr: sympy.Expr) -> sympy.Expr | None:
+        """Return a proved upper bound of `expr`, or None if there is none."""
         low = self.lower(-expr)
         return None if low is None else -low
 
     def nonnegative(self, expr: sympy.Expr) -> bool:
-        """Whether ``expr >= 0`` is proved, by ranges or by what the shape environment guards (``kv_len >= q_len``)."""
+        """Return whether ``expr >= 0`` is proved, by ranges or by guards of the shape environment (``kv_len >=
+        q_len``).
+        """
         low = self.lower(expr)
         return (low is not None and low >= 0) or (not expr.is_number and self._guarded(expr))
 
@@ -178,8 +187,10 @@ class Algebra:
         return total
 
     def _at_extreme(self, expr: sympy.Expr) -> sympy.Expr | None:
-        """An expression in sizes alone that `expr` never falls below: each term with its index symbols at the end of
-        their ranges where it is smallest."""
+        """Return a lower bound of `expr` in sizes alone; None if unknown.
+
+        Each term has its index symbols at that end of their ranges at which it is smallest.
+        """
         total = sympy.S.Zero
         for term, coefficient in expr.as_coefficients_dict().items():
             if not coefficient.is_rational:
@@ -211,20 +222,20 @@ class Algebra:
         return sympy.expand(total)
 
     def _extent_of(self, factor: sympy.Expr) -> sympy.Expr | None:
-        """The end of an index symbol, or of a remainder of positions; None for anything else."""
+        """Return the extent of an index symbol, or of a remainder of positions; None for anything else."""
         if isinstance(factor, PythonMod) and any(s in self._extent for s in factor.free_symbols):
             return factor.args[1]
         return self._extent.get(factor)
 
     def _quotient_range(self, expr: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr] | None:
-        """Bounds of a `FloorDiv` by a positive number."""
+        """Return the bounds of a `FloorDiv` by a positive number; None for anything else."""
         if not isinstance(expr, FloorDiv) or not (expr.divisor.is_Integer and expr.divisor > 0):
             return None
         low, high = self.lower(expr.base), self.upper(expr.base)
         return None if low is None or high is None else (low // expr.divisor, high // expr.divisor)
 
     def _monomial_range(self, monomial: sympy.Expr) -> Range:
-        """Bounds of a product of sizes and data."""
+        """Return the bounds of a product of sizes and data."""
         low: sympy.Expr | None = sympy.S.One
         high: sympy.Expr | None = sympy.S.One
         factors = sympy.Mul.make_args(monomial)
@@ -238,7 +249,7 @@ class Algebra:
         return low, limit if limit is not None and (high is None or limit < high) else high
 
     def _range_of_size(self, expr: sympy.Expr) -> Range:
-        """Bounds of a size or a data symbol."""
+        """Return the bounds of a size or a data symbol."""
         if expr.is_number:
             return expr, expr
         if expr in self._data:
@@ -261,7 +272,7 @@ class Algebra:
     # Conditions and trees
 
     def at_least_zero(self, expr: sympy.Expr, strict: bool = False) -> Value:
-        """The truth of ``expr >= 0`` (or ``> 0``), for an expression that is integer-valued up to a constant."""
+        """Return the truth of ``expr >= 0`` (``> 0`` if `strict`) for an integer-valued expression plus a constant."""
         if expr.is_number:
             if not expr.is_comparable:
                 raise NotRecognised("not_a_band", f"comparison with {expr}")
@@ -278,11 +289,12 @@ class Algebra:
             return True
         if self.nonnegative(-expr - 1):
             return False
-        if terms[min(terms, key=str)] < 0:  # one spelling of a condition and its negation
+        if terms[min(terms, key=str)] < 0:  # canonical form of a condition and its negation
             return Branch(-expr - 1, False, True)
         return Branch(expr, True, False)
 
     def equal_zero(self, expr: sympy.Expr) -> Value:
+        """Return the truth of ``expr == 0``."""
         if expr.is_number:
             return bool(expr == 0)
         above, below = self.at_least_zero(expr), self.at_least_zero(-expr)
@@ -293,9 +305,10 @@ class Algebra:
         return self.choose(above, below, False)
 
     def _sides(self, expr: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr] | None:
-        """``expr == 0`` as the equality of a number of the first index symbol that is told apart and one of the second.
+        """Return ``expr == 0`` as the equality of a value of one of the two index symbols of `tell_apart` and one of
+        the other.
 
-        None where it is none, and where both are positions, whose difference says more.
+        Return None if it is not one, or if both are positions, because then their difference says more.
         """
         divided = any(not self._extent.keys().isdisjoint(x.free_symbols) for x in expr.atoms(FloorDiv, PythonMod))
         if self._apart is None or not (divided or self.has_data(expr)):
@@ -317,7 +330,7 @@ class Algebra:
         return symbol
 
     def branch(self, cond: sympy.Expr, then: Value, other: Value) -> Value:
-        """`Branch`, or one of its sides where both agree wherever they apply."""
+        """Return a `Branch`, or one of its sides if both agree wherever they apply."""
         if same(then, other):
             return then
         for condition, inside, outside in ((cond, then, other), (-cond - 1, other, then)):
@@ -327,14 +340,20 @@ class Algebra:
         return Branch(cond, then, other)
 
     def _only_point(self, cond: sympy.Expr) -> dict[sympy.Basic, sympy.Expr] | None:
-        """The single values to which ``cond >= 0`` pins index symbols, where it does so (cond's maximum is 0)."""
+        """Return the values to which ``cond >= 0`` pins index symbols, if it has one solution (cond's maximum is 0);
+        else None.
+        """
         if self.upper(cond) != 0:
             return None
         coefficients = sympy.expand(cond).as_coefficients_dict()
         return {s: self._extent[s] - 1 if c > 0 else sympy.S.Zero for s, c in coefficients.items() if s in self._extent}
 
     def lift(self, leaf_op: Callable[..., Value], *values: Value) -> Value:
-        """Apply an operation on leaves to trees: ``f(if c: a else b, y) = if c: f(a, y) else f(b, y)``."""
+        """Apply an operation on leaves to trees: ``f(if c: a else b, y) = if c: f(a, y) else f(b, y)``.
+
+        Raises:
+            NotRecognised: more than `MAX_LEAVES` evaluations.
+        """
         for value in values:
             if isinstance(value, Branch):
                 cond = value.cond
@@ -346,7 +365,7 @@ class Algebra:
         return leaf_op(*values)
 
     def choose(self, condition: Value, then: Value, other: Value) -> Value:
-        """`then` where the boolean tree `condition` holds, else `other`."""
+        """Return `then` where the boolean tree `condition` holds, else `other`."""
         if isinstance(condition, Branch):
             cond = condition.cond
             return self.branch(
@@ -359,8 +378,11 @@ class Algebra:
     # Division, for reshapes
 
     def floor_divide(self, value: sympy.Expr, divisor: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
-        """Quotient and remainder of integers, the divisor positive: exact where the ranges allow, else opaque
-        (`FloorDiv`, `PythonMod`)."""
+        """Return quotient and remainder of integers: exact if the ranges allow, else opaque (`FloorDiv`, `PythonMod`).
+
+        Raises:
+            NotRecognised: the divisor is not proved to be positive.
+        """
         if not self.nonnegative(divisor - 1):
             raise NotRecognised("not_a_band", f"division of {value} by {divisor}, which is not proved to be positive")
         quotient, rest = sympy.S.Zero, sympy.S.Zero
@@ -379,9 +401,7 @@ class Algebra:
 
 
 def rejoined(expr: sympy.Expr) -> sympy.Expr:
-    """An expanded expression in which no quotient and remainder of one division stand together: n * (x // n) + x % n
-    is x.
-    """
+    """Simplify ``n * (x // n) + x % n`` to x in an expanded expression."""
     terms = expr.as_coefficients_dict()
     for remainder in [term for term in terms if isinstance(term, PythonMod)]:
         (base, divisor), factor = remainder.args, terms[remainder]
@@ -392,7 +412,7 @@ def rejoined(expr: sympy.Expr) -> sympy.Expr:
 
 
 def assume(value: Value, cond: sympy.Expr, truth: bool) -> Value:
-    """`value` where ``cond >= 0`` is known to be `truth`: branches that this decides disappear."""
+    """Return `value` where ``cond >= 0`` is known to be `truth`, without the branches that this decides."""
     if not isinstance(value, Branch):
         return value
     known = cond if truth else -cond - 1
@@ -406,7 +426,7 @@ def assume(value: Value, cond: sympy.Expr, truth: bool) -> Value:
 
 
 def _at(value: Value, point: dict[Any, Any]) -> Value:
-    """`value` with index symbols replaced by numbers or sizes."""
+    """Return `value` with index symbols replaced by numbers or sizes."""
     if isinstance(value, Branch):
         cond = sympy.expand(value.cond.xreplace(point))
         if cond.is_number:
@@ -416,6 +436,7 @@ def _at(value: Value, point: dict[Any, Any]) -> Value:
 
 
 def leaves(value: Value) -> Sequence[Leaf]:
+    """Return the leaves of a value, from left to right."""
     if isinstance(value, Branch):
         return [*leaves(value.then), *leaves(value.other)]
     return [value]

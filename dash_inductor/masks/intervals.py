@@ -1,9 +1,9 @@
-"""Intervals of keys that each query sees, read out of a mask's visibility: between numbers of the query.
+"""Reads KV ranges from a mask's visibility: for each query, a lower and an upper bound on the keys that it sees.
 
 A condition ``key >= f(query)`` or ``key <= f(query)`` is a half-line of keys.  A conjunction of half-lines is the
-interval between the largest lower and the smallest upper bound; a disjunction of half-lines that point the same way is
-the half-line of the farther bound, as of a causal mask with a prefix that everyone sees.  In place of its position, a
-key may have a number of its own, which is compared with a number of the query.
+interval between the largest lower and the smallest upper bound; a disjunction of half-lines in the same direction is
+the half-line of the farther bound, as in a causal mask with a prefix that every query sees.  Instead of a key's
+position, the conditions may compare a number of the key with a number of the query.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .token_vectors import Calculator, Numbers, computable
 aten, prims = torch.ops.aten, torch.ops.prims
 
 FAR = 2**40
-"""Farther from all positions than any constant that is added to a bound."""
+"""A distance larger than any position and any constant that is added to a bound."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A number of every query, which bounds the positions of the keys that it sees: ``numbers + more``."""
+    """A number per query that bounds the positions of the keys that it sees: ``numbers + more``."""
 
     numbers: Numbers
     more: int
@@ -40,11 +40,11 @@ class Bound:
         return [load for _, load in self.numbers.loads]
 
     def renamed(self, node: Callable[[Node], Node]) -> Bound:
-        """The same of other nodes."""
+        """Return the same bound with its nodes replaced by `node`."""
         return replace(self, numbers=self.numbers.renamed(node))
 
     def compute(self, calculator: Calculator) -> Any:
-        """The vector, int64; numbers that are farther from all positions than `FAR` are not exact."""
+        """Return the vector, int64; numbers beyond +-`FAR` are clamped."""
         near = _clamped(self.numbers.compute(calculator), -FAR, FAR, calculator)
         return calculator.call(aten.add.Tensor, near, self.more) if self.more else near
 
@@ -62,11 +62,11 @@ class Extreme:
         return [*self.first.loads, *self.second.loads]
 
     def renamed(self, node: Callable[[Node], Node]) -> Extreme:
-        """The same of other nodes."""
+        """Return the same bound with its nodes replaced by `node`."""
         return replace(self, first=self.first.renamed(node), second=self.second.renamed(node))
 
     def compute(self, calculator: Calculator) -> Any:
-        """The vector, int64."""
+        """Return the vector, int64."""
         operator = aten.maximum.default if self.of == "larger" else aten.minimum.default
         return calculator.call(operator, self.first.compute(calculator), self.second.compute(calculator))
 
@@ -76,11 +76,11 @@ AnyBound = Bound | Extreme
 
 @dataclass(frozen=True)
 class Between(FoundTerm):
-    """A query sees a key only where the key lies between two bounds of the query.
+    """KV ranges: a query sees a key only if the key lies between the two bounds of the query, inclusive.
 
     Args:
-        lo, hi: the bounds; None for none.  Of positions, or of the numbers of keys.
-        number: the numbers of keys; None for their positions.
+        lo, hi: the bounds on positions or on the keys' numbers; None for no bound.
+        number: the keys' numbers; None for their positions.
     """
 
     NAME = "interval"
@@ -107,19 +107,19 @@ class Between(FoundTerm):
 
     @property
     def is_one_vector(self) -> bool:
-        """Whether the one bound of a query is the number that the key in its place has."""
+        """Whether the only bound of a query is the number of the key at the same position."""
         bound = self.lo if self.hi is None else self.hi
         both = self.lo is not None and self.hi is not None
         return self.number is not None and not both and isinstance(bound, Numbers) and bound.reads_as(self.number)
 
     def renamed(self, node: Callable[[Node], Node]) -> Between:
-        """The same of other nodes."""
+        """Return the same term with its nodes replaced by `node`."""
         lo, hi, number = (None if part is None else part.renamed(node) for part in (self.lo, self.hi, self.number))
         assert number is None or isinstance(number, Numbers)
         return Between(lo, hi, number)
 
     def compute(self, calculator: Calculator) -> dict[str, Any]:
-        """Bounds of positions are int32, and otherwise all are int64."""
+        """Return the operands by field: bounds on positions are int32; if keys have numbers, all operands are int64."""
         bounds = {"lo": self.lo, "hi": self.hi}
         found = {name: bound.compute(calculator) for name, bound in bounds.items() if bound is not None}
         if self.number is None:
@@ -128,7 +128,7 @@ class Between(FoundTerm):
 
 
 def _in_words(bound: Any, calculator: Calculator) -> Any:
-    """A bound of positions as int32: where it is clamped, it lies before all positions or behind them."""
+    """Return a bound on positions as int32, clamped to just before or beyond all positions."""
     near = _clamped(bound, -1, 2**30, calculator)
     return calculator.call(prims.convert_element_type.default, near, torch.int32)
 
@@ -138,7 +138,7 @@ def _clamped(vector: Any, least: int, greatest: int, calculator: Calculator) -> 
 
 
 def split(scores: Scores, visible: Value, loads: Loads) -> tuple[Value, Between | None]:
-    """`visible` as a conjunction of what is left and an interval; None where no interval is found."""
+    """Split `visible` into a conjunction of the remaining visibility and an interval; None if no interval is found."""
     conditions = list(dict.fromkeys(_conditions(visible)))
     reader = _Reader(scores, loads)
     if not any(reader.has_interval(cond) for cond in conditions):
@@ -173,7 +173,7 @@ def _conditions(value: Value) -> Iterator[sympy.Expr]:
 
 
 def _conjuncts(visible: Value, conditions: list[sympy.Expr]) -> tuple[list[sympy.Expr], Value]:
-    """Conditions ``>= 0`` that hold wherever `visible` does, and what it is where they hold."""
+    """Return conditions ``>= 0`` that hold wherever `visible` does, and the visibility under these conditions."""
     found = []
     for cond in conditions:
         for holds, truth in ((cond, True), (-cond - 1, False)):
@@ -185,10 +185,10 @@ def _conjuncts(visible: Value, conditions: list[sympy.Expr]) -> tuple[list[sympy
 
 
 def _both(a: Between, b: Between) -> Between:
-    """The interval of the keys in both.
+    """Return the intersection of two intervals.
 
     Raises:
-        NotRecognised: they are of different numbers of the keys.
+        NotRecognised: they are on different numbers of the keys.
     """
     if a.number is None and b.number is None:
         return Between(_extreme("larger", a.lo, b.lo), _extreme("smaller", a.hi, b.hi))
@@ -199,7 +199,7 @@ def _both(a: Between, b: Between) -> Between:
 
 
 def _extreme(of: Literal["larger", "smaller"], a: Any, b: Any) -> Any:
-    """The larger or the smaller of two bounds, where there are two."""
+    """Return the larger or the smaller of two bounds, or the only one if the other is None."""
     if a is None or b is None:
         return b if a is None else a
     return a if a == b else Extreme(of, a, b)
@@ -213,14 +213,15 @@ class _Reader:
     loads: Loads
 
     def has_interval(self, cond: sympy.Expr) -> bool:
-        """Whether a condition compares the position of the key with data of the query, or a number of the key."""
+        """Return whether a condition compares a key's position with data of the query, or a number of the key."""
         return any(self.half_line(side, of_data=True) is not None for side in (cond, sympy.expand(-cond - 1)))
 
     def half_line(self, cond: sympy.Expr, of_data: bool = False) -> Between | None:
-        """A condition as a half-line; None if it is none.
+        """Return a condition as a half-line of keys; None if it is not one.
 
         Args:
-            of_data: whether only comparisons with data of the query, of the batch element or of the key count.
+            cond: the condition ``cond >= 0``.
+            of_data: whether only comparisons with data of the query, the batch element or the key count.
         """
         algebra, kv = self.scores.algebra, self.scores.kv
         if any(algebra.equality(symbol) is not None for symbol in cond.free_symbols):
@@ -241,7 +242,10 @@ class _Reader:
         return Bound(Numbers(rest, "q", self.scores.q, self.loads.named_in(rest)), int(more))
 
     def _of_numbers(self, cond: sympy.Expr) -> Between | None:
-        """A condition that compares a number of the key, which is data, with one of the query or with its position."""
+        """Return a condition that compares a number of the key, which is data, with one of the query or its position.
+
+        Return None for other conditions.
+        """
         algebra, q, kv = self.scores.algebra, self.scores.q, self.scores.kv
         parts = sympy.Add.make_args(sympy.expand(cond))
         of_key = sympy.Add(*(part for part in parts if kv in algebra.moved_by(part)))
@@ -262,12 +266,12 @@ class _Reader:
         return computable(expr, position, self.scores.sizes, self.scores.algebra)
 
     def solve(self, tree: Value) -> Between | None:
-        """The half-lines of a tree as one interval; None if it is none."""
+        """Return the half-lines of a tree as one interval; None if they are not one."""
         found = self._solve(tree)
         return found if isinstance(found, Between) else None
 
     def _solve(self, tree: Value) -> Between | bool | None:
-        """As `solve`; True where all keys are seen, False where none is, None where it is no interval."""
+        """Return the result of `solve`, or True if all keys are seen, False if none, None if it is not an interval."""
         if not isinstance(tree, Branch):
             return bool(tree)
         here = self.half_line(tree.cond)
@@ -285,7 +289,7 @@ class _Reader:
 
 
 def _either(a: Between, b: Between) -> Between | None:
-    """The keys in one of two half-lines that point the same way; None where they do not."""
+    """Return the union of two half-lines in the same direction; None for other intervals."""
     if a.lo is None and b.lo is None:
         return Between(None, _extreme("larger", a.hi, b.hi))
     if a.hi is None and b.hi is None:

@@ -1,4 +1,4 @@
-"""Nodes of a mask: their shapes and numbers, what they are computed from, and which of them are data."""
+"""Helpers for the nodes of a mask: their shapes and numbers, their producers, and which of them are data."""
 
 from __future__ import annotations
 
@@ -19,21 +19,25 @@ Position = tuple[sympy.Expr, ...]
 """One index expression per dimension; also a shape."""
 
 MAX_PRODUCERS = 400
-"""Longest producer chain that is looked at; real masks have about 60 nodes."""
+"""The maximum number of producers of a mask that are read; real masks have about 60."""
 
 _CREATION = "arange full full_like ones ones_like zeros zeros_like new_full new_ones new_zeros scalar_tensor"
 _UNDEFINED = "empty empty_like new_empty empty_strided new_empty_strided empty_permuted"
 CREATION = frozenset({"prims::iota"} | {f"aten::{name}" for name in f"{_CREATION} {_UNDEFINED}".split()})
-"""Operators whose result depends on the shape and type of their tensor arguments only, never on the values."""
+"""Operators whose result depends on the shape and dtype of their tensor arguments, but not on their values."""
 
 
 def is_size(node: Node) -> bool:
-    """Whether the node is a number (a size, or arithmetic on sizes) and no tensor."""
+    """Return whether the node is a number (a size, or arithmetic on sizes), not a tensor."""
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
 
 
 def as_expr(value: object) -> sympy.Expr:
-    """A Python number, SymInt, or number-valued node as an exact sympy number or expression in size symbols."""
+    """Return a Python number, SymInt, or number-valued node as an exact sympy number or expression in size symbols.
+
+    Raises:
+        NotRecognised: "unknown_op" for anything else.
+    """
     if isinstance(value, Node):
         if not is_size(value):
             raise NotRecognised("unknown_op", f"{value.name} is used as a number")
@@ -50,7 +54,11 @@ def as_expr(value: object) -> sympy.Expr:
 
 
 def meta_of(node: Node) -> torch.Tensor:
-    """The node's fake tensor (shape and dtype)."""
+    """Return the node's fake tensor (shape and dtype).
+
+    Raises:
+        NotRecognised: "unknown_op" if it has none.
+    """
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         raise NotRecognised("unknown_op", f"{node.name} ({node.target}) has no tensor value")
@@ -58,11 +66,12 @@ def meta_of(node: Node) -> torch.Tensor:
 
 
 def shape_of(node: Node) -> Position:
+    """Return the shape of a node's tensor, as expressions in size symbols."""
     return tuple(as_expr(n) for n in meta_of(node).shape)
 
 
 def shape_env_of(nodes: list[Node]) -> ShapeEnv | None:
-    """The shape environment of the size symbols in the nodes' shapes; None if all are static."""
+    """Return the shape environment of the size symbols in the nodes' shapes; None if all sizes are static."""
     for node in nodes:
         value = node.meta.get("val")
         for size in value.shape if isinstance(value, torch.Tensor) else (value,):
@@ -72,22 +81,23 @@ def shape_env_of(nodes: list[Node]) -> ShapeEnv | None:
 
 
 def rule_name(node: Node) -> str:
-    """The name by which rules of the mask reader know a node: of its operator, or of the kind of node that it is."""
+    """Return the key of a node's rule in the mask reader: the name of its operator, or the FX opcode of other nodes."""
     return op_name(node) if node.op == "call_function" else node.op
 
 
 def is_unknown(node: Node, readable: Container[str]) -> bool:
-    """Whether nobody knows a tensor when the graph is compiled: it is an input of the graph, or the result of an
-    operator that is not readable, as random numbers are.
+    """Return whether a tensor is unknown at compile time: an input of the graph, or the result of an operator without a
+    rule, such as random numbers.
 
     Args:
-        readable: names of rules, see `rule_name`.
+        node: the node of the tensor.
+        readable: the names of rules, see `rule_name`.
     """
     return node.op == "placeholder" or rule_name(node) not in readable
 
 
 def is_data(node: Node, readable: Container[str], known: dict[Node, bool]) -> bool:
-    """Whether values of tensors that `is_unknown` reach `node`; `known` remembers the answers."""
+    """Return whether `node` depends on values of tensors that `is_unknown`; `known` caches the answers."""
     stack = [node]
     while stack:
         current = stack[-1]
@@ -107,7 +117,7 @@ def is_data(node: Node, readable: Container[str], known: dict[Node, bool]) -> bo
 
 
 def inputs_of(node: Node) -> list[Node]:
-    """The tensor inputs of the graph on whose values `node` depends, in the graph's order."""
+    """Return the tensor inputs of the graph on whose values `node` depends, in graph order."""
     seen: set[Node] = set()
     stack = [node]
     while stack:
@@ -119,12 +129,12 @@ def inputs_of(node: Node) -> list[Node]:
 
 
 def producers(node: Node, readable: Container[str]) -> list[Node]:
-    """The nodes on whose values `node` depends, numbers included, inputs first.
+    """Return the nodes on whose values `node` depends, including numbers, inputs first.
 
-    A node that is not `readable` (names of rules, see `rule_name`) is the end of a chain: its inputs are left out.
+    A node that is not `readable` (names of rules, see `rule_name`) ends a chain: its inputs are left out.
 
     Raises:
-        NotRecognised: "unknown_op" for endless chains, and for tensors that are written in place.
+        NotRecognised: "unknown_op" for more than `MAX_PRODUCERS` nodes, and for tensors that are written in place.
     """
     order: dict[Node, None] = {}
     stack: list[tuple[Node, bool]] = [(node, False)]
@@ -151,12 +161,15 @@ def producers(node: Node, readable: Container[str]) -> list[Node]:
 
 
 def _tensors_read(node: Node) -> list[Node]:
-    """The inputs of a node whose values it reads, sizes aside."""
+    """Return the tensor inputs of a node whose values it reads."""
     return [] if op_name(node) in CREATION else [n for n in node.all_input_nodes if not is_size(n)]
 
 
 def _require_unchanged(node: Node) -> None:
-    """Graphs after AOTAutograd are functional; should one not be, a tensor that is written in place cannot be read."""
+    """Raise NotRecognised if a tensor is written in place.
+
+    Graphs after AOTAutograd are functional; this guards against one that is not.
+    """
     for user in node.users:
         if isinstance(user.target, OpOverload):
             schema = user.target._schema

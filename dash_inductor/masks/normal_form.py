@@ -1,4 +1,4 @@
-"""The normal form of a mask: from its visibility, a decision tree over positions and data, to its terms."""
+"""Converts a mask's visibility, a decision tree over positions and data, to its normal form: a band and terms."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from .token_vectors import Calculator, Numbers, computable
 Split = Callable[[Scores, Value, Loads], tuple[Value, FoundTerm | None]]
 
 SPLITS: list[Split] = [of_intervals.split]
-"""Readers of terms that numbers of queries and keys decide: what is left of a mask's visibility, and a term or None."""
+"""Functions that split off a term comparing numbers of queries and keys: they return the rest and the term or None."""
 
 MAX_CASES = 200
-"""Combinations of conditions on data that are looked at; real masks have two."""
+"""The maximum number of combinations of conditions on data; real masks have two."""
 
 
 @dataclass(frozen=True)
 class SameSegment(FoundTerm):
-    """A query sees a key only where two numbers are equal, one of the query and one of the key.
+    """Segment ids: a query sees a key only if a number of the query equals one of the key.
 
     Args:
-        is_one_vector: whether the numbers of queries and keys are the same.
+        q, kv: the numbers.
+        is_one_vector: whether queries and keys have the same numbers.
     """
 
     NAME = "segments"
@@ -65,10 +66,10 @@ class Terms:
     """The terms of a mask, with the nodes that they read.
 
     Args:
-        band: the pairs of positions that may see each other.
-        others: the terms beside it; each is the attribute of its name, which is None where there is none.
-        positions: the positions behind the numbers of segments, where that matters for the band (see `restarts`).
-        documents: those of a packed operator, in place of all terms but the band: which pairs may see each other.
+        band: the band mask on positions.
+        others: the terms besides the band; each is also the attribute of its name, None if absent.
+        positions: the positions from which segment ids are counted, if the band depends on it (see `restarts`).
+        documents: those of a varlen operator, in place of `others`.
     """
 
     band: Band
@@ -83,21 +84,21 @@ class Terms:
 
     @property
     def in_order(self) -> list[FoundTerm]:
-        """The terms in the order of `TERMS`."""
+        """The terms besides the band, in the order of `TERMS`."""
         return sorted(self.others, key=lambda term: [*TERMS].index(term.NAME))
 
     @property
     def comparisons(self) -> list[LoadComparison]:
-        """The comparisons of data."""
+        """The comparisons of data with numbers in all terms."""
         return [found for term in self.others for found in term.comparisons]
 
     @property
     def loads(self) -> list[Load]:
-        """The loads of data that the terms read."""
+        """The loads of data that the terms read, without duplicates."""
         return list(dict.fromkeys(load for term in self.others for load in term.loads))
 
     def renamed(self, node: Callable[[Node], Node]) -> Terms:
-        """The same terms of other nodes."""
+        """Return the same terms with their nodes replaced by `node`."""
         positions = None if self.positions is None else replace(self.positions, node=node(self.positions.node))
         return replace(self, others=tuple(term.renamed(node) for term in self.others), positions=positions)
 
@@ -107,14 +108,23 @@ class Terms:
 
 
 def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | None, *, intervals: bool) -> Terms:
-    """The terms whose conjunction `visible` is; `intervals`: one of them may be an interval.
+    """Return the terms whose conjunction `visible` is.
 
-    Every combination of the conditions on data leaves a mask of positions alone.  If that is nothing or always the same
-    band, the combinations that leave the band say which keys are valid, and may ask for one equality of numbers.
-    Without `restarts` they say which pairs see each other, as a dense mask does.
+    For every combination of the conditions on data, visibility depends on positions alone.  If each combination leaves
+    either nothing or the same band, the combinations that leave the band determine which keys are valid, and may
+    require one equality of numbers (segment ids).  Without `restarts` they determine which pairs see each other, as a
+    dense mask.
+
+    Args:
+        scores: the symbols of the scores.
+        visible: the visibility of a pair.
+        loads: the data that the mask reads.
+        restarts: relates positions and ids of packed documents; None to read a dense mask.
+        intervals: whether a term may be an interval.
 
     Raises:
-        NotRecognised: "not_a_band" if positions alone decide otherwise, "depends_on_input" if data do.
+        NotRecognised: "not_a_band" if the dependence on positions is not a band, "depends_on_input" if that on data
+            cannot be expressed by the terms.
     """
     positions = None
     split_off: list[FoundTerm | None] = []
@@ -162,7 +172,7 @@ def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | Non
 
 
 def _without_positions(scores: Scores, visible: Value, loads: Loads, restarts: Restarts) -> tuple[Value, Load | None]:
-    """`visible` without comparisons of positions of packed documents, and these positions; see `restarts`."""
+    """Return `visible` without comparisons of positions in packed documents, and these positions; see `restarts`."""
     for symbol in _equalities(scores, visible):
         segments = _segments(scores, symbol, loads)
         inside, outside = (assume(visible, symbol - 1, truth) for truth in (True, False))
@@ -188,7 +198,10 @@ def _without_positions(scores: Scores, visible: Value, loads: Loads, restarts: R
 def _in_places(
     scores: Scores, cond: sympy.Expr, loads: Loads, restarts: Restarts, number: Load, used: set[Load]
 ) -> sympy.Expr | None:
-    """A condition on the difference of two positions in one document as one on places; None if it is another one."""
+    """Return a condition on the difference of two positions in one document as one on indices.
+
+    Return None for other conditions.
+    """
     found = loads.named_in(cond)
     of_query, of_key = ([(symbol, load) for symbol, load in found if axis in load.axes] for axis in ("q", "kv"))
     if len(found) != 2 or len(of_query) != 1 or len(of_key) != 1:
@@ -203,7 +216,7 @@ def _in_places(
 
 
 def _equalities(scores: Scores, tree: Value) -> set[sympy.Symbol]:
-    """The data symbols of a tree that stand for the equality of a number of the query and one of the key."""
+    """Return the data symbols of a tree that stand for the equality of a number of the query and one of the key."""
     if not isinstance(tree, Branch):
         return set()
     here = {symbol for symbol in tree.cond.free_symbols if scores.algebra.equality(symbol) is not None}
@@ -211,7 +224,7 @@ def _equalities(scores: Scores, tree: Value) -> set[sympy.Symbol]:
 
 
 def _segments(scores: Scores, symbol: sympy.Symbol, loads: Loads) -> SameSegment:
-    """The equality for which a symbol stands, as a term."""
+    """Return the equality for which a symbol stands, as a term."""
     sides = scores.algebra.equality(symbol)
     assert sides is not None
     found = []
@@ -232,7 +245,7 @@ def _named(scores: Scores, symbol: sympy.Symbol, loads: Loads) -> str:
 
 
 def _data_condition(scores: Scores, value: Value) -> sympy.Expr | None:
-    """The outermost condition of a tree that contains data."""
+    """Return the outermost condition of a tree that contains data; None without one."""
     if not isinstance(value, Branch):
         return None
     if scores.algebra.has_data(value.cond):
@@ -241,7 +254,7 @@ def _data_condition(scores: Scores, value: Value) -> sympy.Expr | None:
 
 
 def _of_keys(scores: Scores, cond: sympy.Expr, loads: Loads) -> LoadComparison:
-    """A condition on data that belong to keys."""
+    """Return a condition on data of the keys; raise NotRecognised for data of the queries."""
     if scores.q in scores.algebra.moved_by(cond):
         names = ", ".join(load.node.name for _, load in loads.named_in(cond))
         raise NotRecognised("depends_on_input", f"{names}, which is data, decides which queries see a key")
@@ -249,7 +262,7 @@ def _of_keys(scores: Scores, cond: sympy.Expr, loads: Loads) -> LoadComparison:
 
 
 def _of_numbers(cond: sympy.Expr, loads: Loads) -> LoadComparison:
-    """A condition on data that compares them with a number."""
+    """Return a condition that compares data with a number; raise NotRecognised for other conditions."""
     found = loads.named_in(cond)
     comparison = LoadComparison.of(cond, *found[0]) if len(found) == 1 else None
     if comparison is None:
@@ -259,7 +272,10 @@ def _of_numbers(cond: sympy.Expr, loads: Loads) -> LoadComparison:
 
 
 def require_visible_keys(scores: Scores, found: Terms) -> None:
-    """Raise unless every query provably sees a key: a row of equal finite values is a uniform softmax, no empty one."""
+    """Raise NotRecognised unless every query provably sees a key.
+
+    A row of equal finite values is a uniform softmax, not an empty row.
+    """
     if found.loads:
         names = ", ".join(sorted({load.node.name for load in found.loads}))
         cause = f"{names}, which is data, may hide all keys of a query by a finite value"

@@ -1,4 +1,4 @@
-"""Predicates of loads, which decide which keys are valid, or which pairs see each other."""
+"""Predicates on data of a mask, which decide which keys are valid, or which pairs see each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class LoadComparison:
-    """The condition ``load <= bound`` or, if `at_least`, ``load >= bound``; a load of truth values counts as 0 or 1."""
+    """The condition ``load <= bound``, or ``load >= bound`` if `at_least`; a boolean load counts as 0 or 1."""
 
     load: Load
     bound: int
@@ -27,7 +27,10 @@ class LoadComparison:
 
     @staticmethod
     def of(cond: sympy.Expr, symbol: sympy.Symbol, load: Load) -> LoadComparison | None:
-        """The condition ``cond >= 0`` in the symbol of a load; None if that is no comparison with a number."""
+        """Return the condition ``cond >= 0`` on the symbol of a load.
+
+        Return None if it does not compare the load with a number.
+        """
         constant, rest = cond.as_coeff_Add()
         if rest not in (symbol, -symbol) or not constant.is_Integer:
             return None
@@ -36,7 +39,7 @@ class LoadComparison:
 
 @dataclass(frozen=True)
 class Conditional:
-    """`then` where the comparison holds, else `other`."""
+    """A predicate: `then` where the comparison holds, else `other`."""
 
     comparison: LoadComparison
     then: Predicate
@@ -47,7 +50,7 @@ Predicate = bool | Conditional
 
 
 def predicate(tree: Value, comparison: Callable[[sympy.Expr], LoadComparison]) -> Predicate:
-    """A decision tree of truth values whose conditions are comparisons of loads."""
+    """Convert a decision tree with boolean leaves, whose conditions are comparisons of loads, to a predicate."""
     if isinstance(tree, Branch):
         return Conditional(comparison(tree.cond), predicate(tree.then, comparison), predicate(tree.other, comparison))
     assert isinstance(tree, bool)
@@ -55,7 +58,7 @@ def predicate(tree: Value, comparison: Callable[[sympy.Expr], LoadComparison]) -
 
 
 def comparisons(found: Predicate) -> Iterator[LoadComparison]:
-    """All comparisons of a predicate."""
+    """Yield all comparisons of a predicate."""
     if isinstance(found, Conditional):
         yield found.comparison
         yield from comparisons(found.then)
@@ -63,7 +66,7 @@ def comparisons(found: Predicate) -> Iterator[LoadComparison]:
 
 
 def of_loads(found: Conditional, change: Callable[[Load], Load]) -> Conditional:
-    """The same predicate of other loads."""
+    """Return the same predicate with its loads replaced by `change`."""
 
     def part(found: Predicate) -> Predicate:
         return found if isinstance(found, bool) else of_loads(found, change)
@@ -73,7 +76,7 @@ def of_loads(found: Conditional, change: Callable[[Load], Load]) -> Conditional:
 
 
 def compute(found: Conditional, axes: Sequence[Axis], calculator: Calculator) -> Any:
-    """The predicate as a tensor of truth values in these dimensions; it has size 1 where it does not change."""
+    """Return the predicate as a bool tensor in these dimensions, of size 1 where it does not vary."""
     call, here = calculator.call, _compared(found.comparison, axes, calculator)
     then, other = (
         part if isinstance(part, bool) else compute(part, axes, calculator) for part in (found.then, found.other)

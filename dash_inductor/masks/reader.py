@@ -1,10 +1,10 @@
 """Interprets the producers of a mask tensor: the value of one element as a function of its position.
 
-`MaskReader.load(node, position)` asks a node for its element at a symbolic position; the node's rule asks its own
-inputs at the positions they are read from, until constants, index ramps and loads of data (`token_data`) are reached.
-Nothing is materialised, and nothing assumed: an element that is not proved to be exact for all positions and sizes is a
-load itself, wherever it comes from, or raises `NotRecognised` where it is none.  The rules live in `mask_ops` and
-`arithmetic_ops` (elementwise), `index_ops` (creation and movement) and `reduce_ops`, keyed by operator name; arguments
+`MaskReader.load(node, position)` returns the element of a node at a symbolic position.  The node's rule reads its own
+inputs at the positions that it needs, down to constants, index ramps and loads of data (`token_data`).  Nothing is
+materialised, and nothing is assumed: an element that is not proved to be exact for all positions and sizes becomes a
+load itself, or raises `NotRecognised` if it cannot be one.  The rules are in `rules.elementwise` and
+`rules.arithmetic`, `rules.indexing` (creation and movement) and `rules.reductions`, keyed by operator name; arguments
 are bound by name.
 """
 
@@ -31,25 +31,25 @@ log = logging.getLogger("dash_inductor")
 Rule = Callable[["MaskReader", Node, dict[str, Any], Position], Value]
 
 MAX_ENTRIES = 2**57
-"""Most batch entries or heads: attention writes a gradient for each of them, and no address space is larger."""
+"""Maximum batch size or number of heads: attention writes a gradient for each, and no address space is larger."""
 
 _EXACT_BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
-"""Integers up to 2**bits are exact in these types."""
+"""For each float dtype, the n for which integers up to 2**n are exact."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to read: the data that are read as they are, though a rule could read them.
+    """A strategy for reading a mask: which tensors are read as data, although a rule could interpret them.
 
-    Truth values of keys are, if data decide in them and not `intervals`: the graph computes what the mask needs.
+    Booleans per key that depend on data are read as data unless `intervals` is set: the graph already computes them.
 
     Args:
-        words: the way, for the log.
-        vectors: numbers and truth values of tokens that are not one expression in their positions.
-        planes: truth values of all pairs in which data decide.
-        all_planes: truth values of all pairs.
-        dense: whether loads may be of pairs and of heads.
-        intervals: whether truth values of keys are read by their rule, as comparisons with positions.
+        words: a description, for the log.
+        vectors: read as data numbers and booleans per token that are not a single expression in their positions.
+        planes: read as data booleans per pair that depend on data.
+        all_planes: read as data all booleans per pair.
+        dense: whether loads may depend on pairs and on heads.
+        intervals: whether booleans per key are interpreted by their rules, as comparisons with positions.
     """
 
     words: str
@@ -61,13 +61,13 @@ class Way:
 
 
 class MaskReader:
-    """The elements of every node of one producer chain, by symbolic position.
+    """Returns elements of the nodes of one producer chain by symbolic position.
 
     Args:
-        rules: by operator name.
+        rules: the rules, by operator name.
         algebra: knows the symbols in positions.
-        loads: takes up the data that are read.
-        way: the data that are read as they are.
+        loads: collects the data that are read.
+        way: which tensors are read as data.
     """
 
     def __init__(self, rules: dict[str, Rule], algebra: Algebra, loads: Loads, way: Way) -> None:
@@ -80,7 +80,11 @@ class MaskReader:
         self._bound: dict[Node, dict[str, Any]] = {}
 
     def load(self, node: Node, position: Position) -> Value:
-        """The element of `node` at `position` (one index expression per dimension)."""
+        """Return the element of `node` at `position` (one index expression per dimension).
+
+        Raises:
+            NotRecognised: it can neither be interpreted nor read as data.
+        """
         key = (node, position)
         if key not in self._memo:
             self._memo[key] = self._load(node, position)
@@ -103,7 +107,7 @@ class MaskReader:
         return self._logged(node, position, value, "by its rule")
 
     def _is_read_whole(self, load: Load) -> bool:
-        """Whether truth values are read as they are, and not by their rule."""
+        """Return whether booleans are read as data, not interpreted by their rule."""
         if load.axes <= {"b", "kv"}:
             return not self._way.intervals and is_data(load.node, self._rules, self._data)
         return self._way.all_planes or (self._way.planes and is_data(load.node, self._rules, self._data))
@@ -126,7 +130,7 @@ class MaskReader:
         return Branch(symbol - 1, True, False) if meta_of(load.node).dtype == torch.bool else symbol
 
     def operand(self, value: Any, position: Position) -> Value:
-        """An operand of an elementwise op: a tensor broadcast to `position`, or a scalar."""
+        """Return an operand of an elementwise operator: a tensor's element, broadcast to `position`, or a scalar."""
         if isinstance(value, bool):
             return value
         if not isinstance(value, Node) or is_size(value):
@@ -136,16 +140,16 @@ class MaskReader:
         return self.load(value, tuple(sympy.S.Zero if n == 1 else i for n, i in zip(shape, tail, strict=True)))
 
     def choose(self, condition: Value, then: Callable[[], Value], other: Callable[[], Value]) -> Value:
-        """`then` where the condition holds, else `other`; a side that no element takes is not read."""
+        """Return `then` where the condition holds, else `other`; a side that no element takes is not read."""
         if isinstance(condition, bool):
             return then() if condition else other()
         return self.algebra.choose(condition, then(), other())
 
     def exact(self, leaf: Leaf, dtype: torch.dtype) -> Leaf:
-        """A value as `dtype` holds it: constants rounded to a float type, everything else unchanged.
+        """Return a value as `dtype` represents it: constants are rounded to a float dtype, others are unchanged.
 
         Raises:
-            NotRecognised: "not_a_band" where it is not proved that the type holds it, for every position and size.
+            NotRecognised: "not_a_band" if the dtype is not proved to represent it for every position and size.
         """
         if isinstance(leaf, bool):
             return leaf
@@ -160,7 +164,7 @@ class MaskReader:
 
 
 def _exact_integers(dtype: torch.dtype) -> tuple[int, int] | None:
-    """The range in which a type holds every integer; None for types that are not read."""
+    """Return the range in which a dtype represents every integer; None for dtypes that are not supported."""
     if dtype in _EXACT_BITS:
         return -(2 ** _EXACT_BITS[dtype]), 2 ** _EXACT_BITS[dtype]
     if dtype == torch.bool or dtype.is_floating_point or dtype.is_complex or dtype.itemsize > 8:
@@ -169,7 +173,7 @@ def _exact_integers(dtype: torch.dtype) -> tuple[int, int] | None:
 
 
 def _rounded(number: sympy.Expr, dtype: torch.dtype) -> sympy.Expr:
-    """A number in a float type, as PyTorch rounds it: arithmetic in half types is float32's, rounded once more."""
+    """Return a number rounded to a float dtype as PyTorch does: half dtypes compute in float32 and round once more."""
     if not number.is_Rational:
         return number  # infinities and NaN
     try:

@@ -1,8 +1,8 @@
-"""Evaluates nodes with their own operators, on the CPU, for a window of the result, from sizes and given tensors.
+"""Evaluates nodes of a mask on the CPU by their own operators, in windows, from given sizes and tensors.
 
-A mask of 32768 x 32768 is never built: a window (a range per dimension) is pushed through elementwise operators and
-movement down to vectors, which are small.  Every operator that computes is called as the graph calls it; only the
-ranges it is called on differ.  This shares no rule with the symbolic interpretation.
+A mask of 32768 x 32768 is never materialised: a window (a range per dimension) is propagated through elementwise
+operators and data movement to vectors, which are small.  Every computing operator is called as in the graph, only on
+other ranges.  This shares no rule with the symbolic interpretation, which it checks.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ Window = tuple[tuple[int, int], ...]
 """(start, stop) for every dimension."""
 
 SERIAL = (1 << 15) - 1
-"""PyTorch computes tensors up to this many elements on the calling thread (its `GRAIN_SIZE` is 2**15).  Larger ones
-wake its other threads, which makes small operators 30 times slower where processes share cores."""
+"""The most elements that PyTorch computes on the calling thread (its `GRAIN_SIZE` is 2**15).  Larger tensors wake its
+other threads, which makes small operators 30 times slower if processes share cores."""
 SERIAL_INDEX = 2999
-"""The same for indexing by tensors, of which PyTorch gives each thread 3000 elements."""
+"""The same limit for indexing by tensors, for which PyTorch gives each thread 3000 elements."""
 SMALL = 1 << 18
-"""Tensors up to this many elements are evaluated once as a whole, and cut."""
+"""Tensors of at most this many elements are evaluated once as a whole, and sliced."""
 LARGE = 1 << 23
-"""Tensors above this many elements are evaluated in windows only."""
+"""Tensors of more elements are only evaluated in windows."""
 
 _CONSTANT = {"full": None, "full_like": None, "new_full": None, "ones": 1, "ones_like": 1, "new_ones": 1, "zeros": 0}
 _CONSTANT |= {"zeros_like": 0, "new_zeros": 0}
 
 
 def pieces(window: Window, most: int = SERIAL) -> Iterator[Window]:
-    """Parts of a window with at most `most` elements each: whole rows as far as these fit."""
+    """Split a window into parts of at most `most` elements each, of whole rows if they fit."""
     room, cuts = most, []
     for start, stop in reversed(window):
         step = max(1, min(room, stop - start))
@@ -48,7 +48,7 @@ def pieces(window: Window, most: int = SERIAL) -> Iterator[Window]:
 
 
 class RealValues:
-    """Tensors of the graph for given values of the size symbols."""
+    """The values of a graph's tensors for given values of the size symbols, on the CPU."""
 
     def __init__(self, sizes: dict[sympy.Symbol, sympy.Integer]) -> None:
         self._sizes = sizes
@@ -57,11 +57,15 @@ class RealValues:
         self._parts: dict[tuple[Node, Window], torch.Tensor] = {}
 
     def give(self, node: Node, tensor: torch.Tensor) -> None:
-        """Take this tensor for the value of a node, however it is computed."""
+        """Use this tensor as the value of a node, instead of computing it."""
         self._given[node] = tensor
 
     def size(self, value: Any) -> Any:
-        """A size, SymInt or number-valued node as a Python number."""
+        """Return a size, SymInt or number-valued node as a Python number; other values unchanged.
+
+        Raises:
+            NotRecognised: "value_mismatch" if it depends on symbols without a value.
+        """
         if isinstance(value, Node):
             value = value.meta["val"]
         if isinstance(value, torch.SymInt):
@@ -74,10 +78,11 @@ class RealValues:
         return value
 
     def shape(self, node: Node) -> tuple[int, ...]:
+        """Return the shape of a node's tensor for the given sizes."""
         return tuple(self.size(n) for n in meta_of(node).shape)
 
     def window(self, node: Node, window: Window) -> torch.Tensor:
-        """Elements of `node` in a window: a tensor of the window's shape."""
+        """Return the elements of `node` in a window, as a tensor of the window's shape."""
         shape = self.shape(node)
         if node not in self._given and _count(shape) > SMALL and window != tuple((0, n) for n in shape):
             key = (node, window)
@@ -88,7 +93,7 @@ class RealValues:
         return self.whole(node)[tuple(slice(*r) for r in window)]
 
     def _part(self, node: Node, window: Window) -> torch.Tensor | None:
-        """A window, computed from windows of the operands; None where the operator needs more than these."""
+        """Return a window computed from windows of the operands; None if the operator needs more than these."""
         if _count(_lengths(window)) <= _serial(node):
             return self._cut(node, window)
         joined = torch.empty(_lengths(window), dtype=meta_of(node).dtype)
@@ -108,11 +113,15 @@ class RealValues:
         return None
 
     def forget(self) -> None:
-        """Drop the windows computed so far; whole tensors stay."""
+        """Drop the windows computed so far; whole tensors are kept."""
         self._parts.clear()
 
     def whole(self, node: Node) -> torch.Tensor:
-        """All elements; `NotRecognised` ("value_mismatch") where these would be too many to check."""
+        """Return all elements of `node`.
+
+        Raises:
+            NotRecognised: "value_mismatch" if it has more than `LARGE` elements, or is not a call or an attribute.
+        """
         if node in self._given:
             return self._given[node]
         if node not in self._whole:
@@ -138,7 +147,7 @@ class RealValues:
         if node.op != "call_function":
             raise NotRecognised("value_mismatch", f"{node.op} {node.name} cannot be evaluated")
         constant = _constant(node)
-        if constant is not None:  # its tensor argument only lends shape and type, and may be an input of the graph
+        if constant is not None:  # the tensor argument may be a graph input
             return torch.full(self.shape(node), self.size(constant), dtype=meta_of(node).dtype)
         kwargs = {k: v for k, v in node.kwargs.items() if k != "pin_memory"}
         if "device" in kwargs:
@@ -185,7 +194,7 @@ def _expand(values: RealValues, node: Node, args: dict[str, Any], window: Window
 
 
 def _same_elements(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor | None:
-    """View-like ops that only add or remove dimensions of size 1."""
+    """Evaluate views that only add or remove dimensions of size 1."""
     source = values.shape(args["self"])
     kept = [(n, r) for n, r in zip(values.shape(node), window, strict=True) if n != 1]
     if "dtype" in args or [n for n in source if n != 1] != [n for n, _ in kept]:
@@ -237,7 +246,7 @@ def _triangle(values: RealValues, node: Node, args: dict[str, Any], window: Wind
 
 
 def _index(values: RealValues, node: Node, args: dict[str, Any], window: Window) -> torch.Tensor | None:
-    """Evaluate the part of the source between the least and the greatest index."""
+    """Evaluate an index operator on the part of the source between the least and the greatest index."""
     shape = values.shape(args["self"])
     plain = all(t is not None and meta_of(t).dtype.itemsize > 1 for t in args["indices"])
     if not plain or len(args["indices"]) != len(shape) or 0 in _lengths(window):

@@ -1,12 +1,12 @@
-"""Reads a mask tensor back: from the producers of `attn_mask` / `attn_bias` to the terms of its normal form.
+"""Recognises a mask tensor: from the producers of `attn_mask` / `attn_bias` to the terms of its normal form.
 
-The producer chain is interpreted exactly (`mask_reader`), which gives visibility as a decision tree over the query and
-key position and over data that the graph computes.  The tree is split into a band, segments and the
-validity of keys (`normal_form`): each path to "visible" is an interval of ``d = q - kv``, and if their union is one
-interval, it is the band (`bands`).  Any other mask may be a dense one.
+The producer chain is interpreted exactly (`reader`), which gives visibility as a decision tree over the query and key
+position and over data that the graph computes.  The tree is split into a band, terms such as segment ids, and key
+validity (`normal_form`): each path to "visible" is an interval of ``d = q - kv``, and if their union is one interval,
+that is the band (`bands`).  Any other mask may be read as a dense one.
 
-The terms are then compared with values that the graph's own operators compute (`verification`): a net below the exact
-reading, which by itself would prove nothing of data.
+The terms are then compared with values that the graph's own operators compute (`verification`), as a safety net for the
+exact interpretation; by itself this comparison would prove nothing about data.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from .token_data import Loads
 log = logging.getLogger("dash_inductor")
 
 MOST_NAMES = 12
-"""Operators that are named where it is told how a mask was read."""
+"""The maximum number of operators that the description of a reading names."""
 
 _WAYS = (
     Way("as a band with vectors of data"),
@@ -56,7 +56,7 @@ _WAYS = (
     Way("with planes of data, as large as possible", dense=True, planes=True),
     Way("with planes of data and of positions", dense=True, all_planes=True),
 )
-"""The ways, in the order in which they are tried: as little of a mask as possible is dense."""
+"""The strategies in the order in which they are tried; as little as possible of a mask becomes dense."""
 
 MaskReason = Literal["depends_on_input", "not_a_band", "unknown_op", "value_mismatch"]
 
@@ -69,11 +69,12 @@ class MaskResult:
 
     Args:
         terms: the mask in normal form; None if it is not recognised.
-        reason: why not: data decide in another way than the terms allow ("depends_on_input"), positions decide
-            otherwise than a band does ("not_a_band"), an operator has no rule ("unknown_op"), or the values that the
-            graph computes are not those of the terms, or could not be checked ("value_mismatch").
-        detail: the node, operator or condition that decided.
-        how: in words, how the terms were read and verified.
+        reason: why it is not recognised: it depends on data in a way that the terms cannot express
+            ("depends_on_input"), its dependence on positions is not a band ("not_a_band"), an operator has no rule
+            ("unknown_op"), or the values that the graph computes differ from the terms or could not be checked
+            ("value_mismatch").
+        detail: the node, operator or condition that is the cause.
+        how: a description of how the terms were read and verified.
     """
 
     terms: Terms | None
@@ -83,6 +84,7 @@ class MaskResult:
 
     @staticmethod
     def refused(cause: NotRecognised) -> MaskResult:
+        """Return the result for a mask that is not recognised."""
         return MaskResult(None, cast(MaskReason, cause.reason), cause.detail)
 
     @property
@@ -92,9 +94,9 @@ class MaskResult:
 
 
 class _Known:
-    """Everything known of one graph: numbers of producer chains (equal chains share one), and the results.
+    """What is known of one graph: numbers of producer chains (equal chains share one), and the results.
 
-    The results hold nodes, and so the graph: `forget` lets go of it.
+    The results reference nodes, and so keep the graph alive until `forget` drops them.
     """
 
     def __init__(self) -> None:
@@ -106,18 +108,18 @@ _known: weakref.WeakKeyDictionary[Graph, _Known] = weakref.WeakKeyDictionary()
 
 
 def recognise(node: Node, *, query: Node, key: Node, beside: bool = False) -> MaskResult:
-    """The terms of a mask tensor.
+    """Return the terms of a mask tensor.
 
     Every layer of a model may build its own copy of a mask; equal producer chains of one graph are read once.
 
     Args:
-        node: mask of an attention node in a joint graph, any shape that broadcasts to ``[B, H, q_len, kv_len]``: bool
-            (True is visible), or added to the scores (0 is visible; -inf, or the type's least finite number, is not:
-            Note [Finite values that hide] in `bands`).
-        query, key: the attention node's query ``[B, H, q_len, D]`` and key ``[B, H_kv, kv_len, D]``; only shapes are
-        read.
-        beside: whether every query has a score beside those of the keys, which no mask hides: then a finite value hides
-            all keys of a query, too.
+        node: the mask of an attention node in a joint graph, any shape that broadcasts to ``[B, H, q_len, kv_len]``:
+            bool (True is visible), or added to the scores (0 is visible; -inf and the dtype's lowest finite number are
+            hidden: Note [Finite values that hide] in `bands`).
+        query, key: the attention node's query ``[B, H, q_len, D]`` and key ``[B, H_kv, kv_len, D]``; only their shapes
+            are read.
+        beside: whether every query has an additional score, such as a sink, that no mask hides.  A finite value may
+            then hide all keys of a query as well.
 
     Returns:
         The terms, which read nodes that `node` is computed from, or the reason why there are none.  For static lengths
@@ -143,14 +145,14 @@ def recognise(node: Node, *, query: Node, key: Node, beside: bool = False) -> Ma
 
 
 def forget(graph: Graph) -> None:
-    """Drop what is known of a graph, when all of its masks have been read."""
+    """Drop everything known of a graph, after all of its masks have been read."""
     _known.pop(graph, None)
 
 
 def _read(node: Node, chain: list[Node], plane: Position, beside: bool) -> MaskResult:
-    """`plane` is the shape of the scores, [B, H, q_len, kv_len].
+    """Read a mask by the first strategy that succeeds; `plane` is the shape of the scores, [B, H, q_len, kv_len].
 
-    A mask that is no band with vectors of data may be a band with a dense mask.
+    A mask that is not a band with vectors of data may be a band with a dense mask.
     """
     cause = None
     of_data = is_data(node, RULES, {})
@@ -172,7 +174,7 @@ def _read(node: Node, chain: list[Node], plane: Position, beside: bool) -> MaskR
 
 
 def _read_through(chain: list[Node]) -> str:
-    """How many operators were read, and which."""
+    """Describe how many operators were read, and which."""
     names = [op_name(node).partition("::")[2] for node in chain if op_name(node) in RULES]
     kinds = list(dict.fromkeys(names))
     shown = ", ".join(kinds[:MOST_NAMES]) + (", ..." if len(kinds) > MOST_NAMES else "")
@@ -180,7 +182,16 @@ def _read_through(chain: list[Node]) -> str:
 
 
 def _terms(node: Node, chain: list[Node], plane: Position, way: Way, of_data: bool, beside: bool) -> tuple[Terms, str]:
-    """The terms of a mask, read in this way, and how they were verified; `of_data`: data decide in it."""
+    """Return the terms of a mask, read in this way, and a description of their verification.
+
+    Args:
+        node: the mask.
+        chain: its producers.
+        plane: the shape of the scores, [B, H, q_len, kv_len].
+        way: the strategy.
+        of_data: whether the mask depends on data.
+        beside: see `recognise`.
+    """
     shape_env = shape_env_of(chain)
     algebra = Algebra(shape_env)
     for extent, largest in zip(plane, (MAX_ENTRIES, MAX_ENTRIES, MAX_LENGTH, MAX_LENGTH), strict=True):
@@ -205,11 +216,11 @@ def _terms(node: Node, chain: list[Node], plane: Position, way: Way, of_data: bo
 
 
 def _numbers(chain: list[Node], numbers: dict[Any, int]) -> dict[Node, int]:
-    """A number for every node of the chain; nodes whose chains are equal get equal numbers.
+    """Return a number for every node of the chain; nodes with equal chains get equal numbers.
 
-    Equal means: the same operators on the same constants, the same expressions of size symbols and the same nodes at
-    the ends of the chains.  A tensor that lends its shape and type to a creation operator is no part of the chain; the
-    result has both of them.
+    Chains are equal if they have the same operators on the same constants, the same expressions of size symbols and the
+    same nodes at their ends.  A tensor that only provides its shape and dtype to a creation operator is not part of the
+    chain; the result has both of them.
     """
     local: dict[Node, int] = {}
 

@@ -1,11 +1,11 @@
-"""Packed documents whose numbers are counted from positions: a new one begins where positions do not go on by 1.
+"""Packed documents whose ids are counted from position ids: a document begins where positions do not increase by 1.
 
-Model code finds packed documents so: the number of a token's document is the running count of the places at which
+Model code derives packed documents in this way: the id of a token's document is the running count of the tokens i with
 ``position[i] - position[i - 1] != 1``.  It then lets a query see the keys of its document whose position is at most its
-own.  Two tokens with the same number have only steps of 1 between them, so their positions are as far apart as they
-are themselves, and the condition on positions is one on the places in the sequence.
+own.  Between two tokens with the same id, all steps are 1, so their positions differ by as much as their indices, and
+the condition on positions is equivalent to one on indices.
 
-This holds where the graph's own arithmetic on positions does not overflow, which is undefined for signed integers.
+This holds if the graph's own arithmetic on positions does not overflow, which is undefined for signed integers.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from .reader import MaskReader, Rule, Way
 from .token_data import Load, LoadIndex, Loads
 
 LARGEST = 2**61
-"""Positions up to this size are computed with; the sum of two of them does not overflow."""
+"""The largest magnitude assumed for positions; the sum of two of them does not overflow int64."""
 
 
 class Restarts:
-    """Answers how far apart two loads are in the same document.
+    """Determines how far apart two loads are within a document.
 
     Args:
-        rules: of the mask reader.
+        rules: the rules of the mask reader.
+        shape_env: the shape environment of the graph; None for static sizes.
     """
 
     def __init__(self, rules: Mapping[str, Rule], shape_env: ShapeEnv | None) -> None:
@@ -40,8 +41,9 @@ class Restarts:
         self._shape_env = shape_env
 
     def difference(self, number: Load, of_query: Load, of_key: Load) -> tuple[int, Load] | None:
-        """The number c with ``of_query[i] - of_key[j] == i - j + c`` for all tokens i, j whose `number` is the same,
-        and the positions from which `number` is counted; None where there is none, or none is proved.
+        """Return c with ``of_query[i] - of_key[j] == i - j + c`` for all tokens i, j with equal `number`.
+
+        Return also the positions from which `number` is counted.  Return None if no c is proved.
         """
         for position in (of_key, of_query):
             try:
@@ -54,7 +56,7 @@ class Restarts:
 
 
 class _Documents(Loads):
-    """Values computed from one vector of positions: see `Loads`; their loads are of that vector alone, at any place."""
+    """Values computed from one vector of positions, see `Loads`: all loads are elements of that vector."""
 
     def __init__(self, position: Load, algebra: Algebra, rules: dict[str, Rule]) -> None:
         self._algebra, self._node = algebra, position.node
@@ -76,7 +78,7 @@ class _Documents(Loads):
         return next(symbol for known, symbol in self._found.values() if known == load)
 
     def require_count(self, number: Load) -> None:
-        """Raise unless `number` counts, token by token, where the positions do not go on by 1."""
+        """Raise NotRecognised unless `number` counts the tokens at which positions do not increase by 1."""
         node, place = number.node, self._place_of(number)
         if op_name(node) == "aten::cumsum" and meta_of(node).dtype == torch.int64:
             args: dict[str, Any] = bind(node)
@@ -90,7 +92,7 @@ class _Documents(Loads):
         raise NotRecognised("depends_on_input", f"{node.name} does not count where positions begin anew")
 
     def beyond(self, load: Load) -> int:
-        """The amount by which `load` exceeds the position of its token."""
+        """Return the constant by which `load` exceeds its token's position; raise NotRecognised if there is none."""
         value = self._reader.load(load.node, self._place_of(load))
         more = sympy.expand(value - self._here) if isinstance(value, sympy.Expr) else None
         if more is None or not more.is_Integer:
@@ -105,7 +107,7 @@ class _Documents(Loads):
         return self._found[position][0]
 
     def _place_of(self, load: Load) -> Position:
-        """The position that `load` reads for a token."""
+        """Return the index at which `load` reads for a token, one expression per dimension."""
         if "b" in load.axes and not self._has_entries:
             raise NotRecognised("depends_on_input", f"{self._node.name} has the same positions for all batch entries")
         at = {None: sympy.S.Zero, "b": self._entry}

@@ -1,8 +1,8 @@
 """The data that a mask reads: elements of tensors that the graph computes, as opaque integers.
 
-A `Load` is an element at an index of the batch entry and the query, or of the batch entry and the key; in a dense mask
-it may be one of the head, the query and the key as well.  How its tensor is computed does not matter, because a mask
-that is written with loads reads the tensor itself.
+A `Load` is an element that depends on the batch element and the query, or on the batch element and the key; in a dense
+mask it may depend on the head, the query and the key as well.  How its tensor is computed does not matter, because a
+mask expressed by loads reads the tensor itself.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ RANGES = {torch.bool: (0, 1)} | {
     dtype: (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
     for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 }
-"""The types that are read, with their least and greatest values."""
+"""The supported dtypes, each with its least and greatest value."""
 
 
 def _range(node: Node) -> tuple[int, int]:
-    """The least and the greatest value that an element of a node may have.
+    """Return the least and the greatest value that an element of a node can have.
 
-    The graph's own sum of int64 and a number does not overflow: nothing has numbers near 2**63.  Smaller integers wrap.
+    A sum of int64 and a number in the graph is assumed not to overflow, because no data are near 2**63.  Smaller
+    integers wrap around.
     """
     dtype = meta_of(node).dtype
     least, greatest = RANGES[dtype]
@@ -47,17 +48,17 @@ def _range(node: Node) -> tuple[int, int]:
 
 
 _SIGNS = {"aten::add": 1, "aten::sub": -1}
-"""Sums with a number."""
+"""Sums of a tensor and a number, with the sign of the number."""
 
 
 @dataclass(frozen=True)
 class LoadIndex:
-    """The index that a load reads along one dimension of its tensor.
+    """The index at which a load reads along one dimension of its tensor.
 
     Args:
-        axis: the axis that moves it: the batch entry, the query or the key; None if nothing does.
-        start: where it is for the first of these.
-        extent: how many there are, where the dimension is longer than that; else None.
+        axis: the axis of the scores that the index follows; None if it is constant.
+        start: the index for the first element of the axis.
+        extent: the length of the axis if the dimension is longer; else None.
     """
 
     axis: Axis | None
@@ -67,18 +68,18 @@ class LoadIndex:
 
 @dataclass(frozen=True)
 class Load:
-    """One element of the tensor `node` for every batch entry and token; `indices` has one entry for each dimension."""
+    """An element of the tensor `node` for every batch element and token; `indices` has one entry per dimension."""
 
     node: Node
     indices: tuple[LoadIndex, ...]
 
     def along(self, axis: Axis) -> Load:
-        """The same elements, moved by the tokens of this axis instead of the other axis."""
+        """Return the same load, following the tokens of this axis instead of the other one."""
         other = {"q": "kv", "kv": "q"}.get(axis)
         return replace(self, indices=tuple(replace(p, axis=axis) if p.axis == other else p for p in self.indices))
 
     def within(self, window: Mapping[Axis, tuple[int, int]]) -> Load:
-        """The same elements of a window of the scores alone, which has (start, stop) for each axis."""
+        """Return the load restricted to a window of the scores, given as (start, stop) for each axis."""
 
         def cut(index: LoadIndex) -> LoadIndex:
             if index.axis is None:
@@ -90,11 +91,12 @@ class Load:
 
     @property
     def axes(self) -> frozenset[Axis]:
+        """The axes of the scores on which the load depends."""
         return frozenset(index.axis for index in self.indices if index.axis is not None)
 
     @property
     def is_plane(self) -> bool:
-        """Whether it is of pairs or of heads, which only dense masks read."""
+        """Whether the load depends on pairs or heads; only dense masks have such loads."""
         return "h" in self.axes or {"q", "kv"} <= self.axes
 
 
@@ -102,9 +104,10 @@ class Loads:
     """The loads of one mask, each with the data symbol that stands for it.
 
     Args:
-        plane: shape of the scores, [B, H, q_len, kv_len].
+        algebra: makes the data symbols.
+        plane: the shape of the scores, [B, H, q_len, kv_len].
         position: the index symbols of the scores.
-        dense: whether there are loads of pairs and of heads.
+        dense: whether loads may depend on pairs and heads.
     """
 
     def __init__(self, algebra: Algebra, plane: Position, position: Position, dense: bool = False) -> None:
@@ -113,16 +116,19 @@ class Loads:
         self._axes: dict[sympy.Expr, tuple[Axis, sympy.Expr]] = {}
         names: tuple[Axis, ...] = ("b", "h", "q", "kv")
         for name, index, extent in zip(names, position, plane, strict=True):
-            if index.is_Symbol and (dense or name != "h"):  # where the extent is 1, the index is 0
+            if index.is_Symbol and (dense or name != "h"):  # for an extent of 1, the index is 0
                 self._axes[index] = name, extent
         self._symbols: dict[Load, sympy.Symbol] = {}
 
     def named_in(self, expr: sympy.Expr) -> tuple[tuple[sympy.Symbol, Load], ...]:
-        """The data symbols in an expression and their loads, in the order in which they were met."""
+        """Return the data symbols in an expression and their loads, in the order in which they were found."""
         return tuple((symbol, load) for load, symbol in self._symbols.items() if symbol in expr.free_symbols)
 
     def find(self, node: Node, position: Position) -> Load | None:
-        """`node` at `position` as a load; None if it is of another type, or is not read token by token."""
+        """Return `node` at `position` as a load.
+
+        Return None if its dtype is not supported, or it is not read token by token.
+        """
         if meta_of(node).dtype not in RANGES:
             return None
         indices = [self._index(at, extent) for at, extent in zip(position, shape_of(node), strict=True)]
@@ -135,7 +141,7 @@ class Loads:
         return Load(node, known)
 
     def symbol(self, load: Load) -> sympy.Symbol:
-        """The data symbol of a load."""
+        """Return the data symbol of a load."""
         if load not in self._symbols:
             moved_by = frozenset(symbol for symbol, (axis, _) in self._axes.items() if axis in load.axes)
             self._symbols[load] = self._algebra.data(*_range(load.node), moved_by)

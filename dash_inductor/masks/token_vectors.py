@@ -1,6 +1,6 @@
-"""Vectors of one value per token, computed by the graph or, for a check, on real tensors: [batch, tokens].
+"""Vectors with one value per token, [batch, tokens], as nodes of a graph or, for verification, real tensors.
 
-A dimension along which a vector does not change may have size 1.
+A dimension along which a vector does not vary may have size 1.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 class Calculator(Protocol):
-    """Computes on tensors, or adds nodes that compute to a graph; a value is a tensor or a node."""
+    """Computes on tensors, or adds nodes that compute to a graph; values are tensors or nodes."""
 
     def call(self, operator: Any, *args: Any, **kwargs: Any) -> Any:
-        """The result of an operator."""
+        """Return the result of an operator."""
 
     def tensor(self, node: Node) -> Any:
-        """The value of a node of the mask."""
+        """Return the value of a node of the mask."""
 
     def positions(self, axis: Axis) -> Any:
-        """0, 1, ... for all queries or all keys, int64 [1, tokens]."""
+        """Return 0, 1, ... for all queries or all keys, int64 [1, tokens]."""
 
     def size(self, symbol: sympy.Symbol) -> Any:
-        """The value of a size symbol."""
+        """Return the value of a size symbol."""
 
 
 PLANE: tuple[Axis, ...] = ("b", "h", "q", "kv")
@@ -42,7 +42,7 @@ PLANE: tuple[Axis, ...] = ("b", "h", "q", "kv")
 
 
 def values_of(load: Load, axes: Sequence[Axis], calculator: Calculator) -> Any:
-    """The elements that a load reads, in these dimensions."""
+    """Return the elements that a load reads, in these dimensions."""
     values, found = calculator.tensor(load.node), list[Axis]()
     for d, index in reversed(list(enumerate(load.indices))):
         if index.axis is None:
@@ -65,10 +65,10 @@ class Numbers:
     """An integer for every token of an axis, as an expression.
 
     Args:
-        expr: of data symbols, of `position` and of size symbols.
+        expr: an expression in data symbols, `position` and size symbols.
         axis: "q" or "kv".
         position: the index symbol of the axis.
-        loads: what the data symbols stand for.
+        loads: the loads that the data symbols stand for.
     """
 
     expr: sympy.Expr
@@ -77,17 +77,17 @@ class Numbers:
     loads: tuple[tuple[sympy.Symbol, Load], ...]
 
     def renamed(self, node: Callable[[Node], Node]) -> Numbers:
-        """The same of other nodes."""
+        """Return the same numbers with their nodes replaced by `node`."""
         return replace(self, loads=tuple((s, replace(load, node=node(load.node))) for s, load in self.loads))
 
     def reads_as(self, other: Numbers) -> bool:
-        """Whether it is what `other` is for the tokens of the other axis, where there are as many of them."""
+        """Return whether these numbers equal `other` token by token, if both axes have the same length."""
         theirs = {load.along(self.axis): symbol for symbol, load in other.loads}
         names = {symbol: theirs.get(load) for symbol, load in self.loads} | {self.position: other.position}
         return None not in names.values() and self.expr.xreplace(names) == other.expr
 
     def compute(self, calculator: Calculator) -> Any:
-        """The vector, int64."""
+        """Return the vector, int64."""
         if self._is_number(self.expr):
             nothing = calculator.call(aten.mul.Tensor, calculator.positions(self.axis), 0)
             return self._plus(nothing, sympy.Add.make_args(self.expr), calculator)
@@ -131,10 +131,10 @@ class Numbers:
 
 
 def computable(expr: sympy.Expr, position: sympy.Expr, sizes: frozenset[sympy.Basic], algebra: Algebra) -> bool:
-    """Whether `Numbers` can compute an expression in which only `position` and the symbols `sizes` are no data, and
-    nothing overflows int64 by that.
+    """Return whether `Numbers` can compute an expression without overflowing int64.
 
-    Sums and products may wrap around on the way, as long as what is divided and the end result do not.
+    Apart from data symbols, the expression may contain only `position` and the symbols in `sizes`.  Intermediate sums
+    and products may wrap around, as long as dividends and the final result do not overflow.
     """
 
     def is_number(part: sympy.Expr) -> bool:

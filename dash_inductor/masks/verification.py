@@ -1,11 +1,11 @@
-"""Compares the recognised terms of a mask with the values that the mask's own operators compute.
+"""Verifies the recognised terms of a mask against the values that the mask's own operators compute.
 
-All elements are checked where the mask has at most `BUDGET`; else, for the first and the last batch entry and head, all
-columns of blocks of rows: the first, the middle and the last rows, and those where an edge of the band enters or leaves
-the columns.  With dynamic lengths the chain is evaluated at the hinted lengths and at others, mostly small, that the
-ranges and guards of the shape environment allow: shorter and longer than the band is wide, with more keys than queries
-and the reverse.  The data that the terms read get random values, from which the graph's operators compute the mask.
-Operators without a rule are never run: they may be random, or a user's own.
+All elements are checked if the mask has at most `BUDGET`.  Otherwise, for the first and the last batch element and
+head, blocks of rows are checked in all columns: the first, the middle and the last rows, and those where an edge of the
+band enters or leaves the columns.  For dynamic lengths the chain is evaluated at the hinted lengths and at others,
+mostly small, that the ranges and guards of the shape environment allow: shorter and longer than the width of the band,
+with more keys than queries and vice versa.  The data that the terms read get random values, from which the graph's
+operators compute the mask.  Operators without a rule are never run: they may be random, or user-defined.
 
 Blocks are evaluated in pieces that PyTorch computes on the calling thread.
 """
@@ -33,19 +33,19 @@ from .real_values import RealValues, Window, pieces
 from .token_data import RANGES, Axis, Load
 
 BUDGET = 1 << 20
-"""Elements of a mask that are compared."""
+"""Maximum number of elements of a mask that are compared."""
 BLOCK_ROWS = 16
 SMALL_LENGTHS = (0, 5, 38)
-"""How much longer than the shortest possible sequences those are at which dynamic lengths are checked."""
+"""Dynamic lengths are checked at the shortest possible length plus each of these."""
 ALIGNED_LENGTHS = (64, 512)
-"""Further lengths, for sizes that must be multiples of a power of 2."""
+"""Further such lengths, for sizes that must be multiples of a power of 2."""
 WIDEST_SMALL = 512
-"""Bands up to this width are also checked at small lengths that exceed the width."""
+"""Bands up to this width are also checked at a small length that exceeds the width."""
 MOST_ASSIGNMENTS = 10
 STEP = 17
-"""Elements of data that are so far apart in one dimension are next to each other in the dimension before."""
+"""Random data repeat: an element is the same as the one in the next row this many columns before it."""
 FEW_VALUES = (-100, *range(-1, 4), 100)
-"""The data are made of these, and of numbers close to those that data are compared with."""
+"""Random data consist of these numbers, and of numbers close to those that data are compared with."""
 
 Sizes = dict[sympy.Symbol, sympy.Integer]
 
@@ -53,15 +53,18 @@ Sizes = dict[sympy.Symbol, sympy.Integer]
 def verify(
     node: Node, chain: list[Node], terms: Terms, plane: Position, shape_env: ShapeEnv | None, readable: Container[str]
 ) -> str:
-    """Raise `NotRecognised` ("value_mismatch") unless the checked elements of the mask are those of `terms`.
+    """Compare the mask with `terms`; return a description of what was compared.
 
     Args:
-        node: the mask; `chain` its producers.
-        plane: shape of the scores, [B, H, q_len, kv_len].
-        readable: names of rules, see `mask_nodes.rule_name`; a node that is not readable is never run.
+        node: the mask.
+        chain: its producers.
+        terms: the recognised terms.
+        plane: the shape of the scores, [B, H, q_len, kv_len].
+        shape_env: the shape environment of the graph; None for static sizes.
+        readable: the names of rules, see `nodes.rule_name`; other nodes are never run.
 
-    Returns:
-        The words for what was compared.
+    Raises:
+        NotRecognised: "value_mismatch" if a checked element differs, or none can be checked.
     """
     checked = elements = 0
     for sizes in islice(_assignments(chain, terms.band, plane, shape_env), MOST_ASSIGNMENTS):
@@ -74,10 +77,9 @@ def verify(
 
 
 def _values(terms: Terms, chain: list[Node], sizes: Sizes, readable: Container[str]) -> RealValues:
-    """The graph's values for these sizes, with random ones for what the terms read of data.
+    """Return the graph's values for these sizes, with random values for the data that the terms read.
 
-    Inputs, and results of operators without a rule, are random truth values where the reading found that they do not
-    matter.
+    Inputs, and results of operators without a rule, are random booleans if they do not matter to the terms.
     """
     values, generator = RealValues(sizes), torch.Generator().manual_seed(0)
     for node in chain:
@@ -87,11 +89,11 @@ def _values(terms: Terms, chain: list[Node], sizes: Sizes, readable: Container[s
     close = {c.bound + i for c in terms.comparisons for i in (-1, 0, 1)}
     for load in terms.loads:
         if terms.positions is not None and terms.segments is not None and load in terms.segments.loads:
-            continue  # counted from the positions
+            continue  # computed from the positions
         shape, dtype = values.shape(load.node), meta_of(load.node).dtype
         least, greatest = RANGES[dtype]
         choices = torch.tensor(sorted({min(max(x, least), greatest) for x in (*FEW_VALUES, *close)}), dtype=dtype)
-        steps = [STEP**d for d in range(len(shape))][::-1]  # elements that share memory, as planes are large
+        steps = [STEP**d for d in range(len(shape))][::-1]  # overlapping strides save memory
         count = 1 + sum((n - 1) * step for n, step in zip(shape, steps, strict=True))
         drawn = choices[torch.randint(0, len(choices), (count,), generator=generator)]
         values.give(load.node, drawn.as_strided(shape, steps))
@@ -101,7 +103,7 @@ def _values(terms: Terms, chain: list[Node], sizes: Sizes, readable: Container[s
 
 
 def _positions(load: Load, values: RealValues, generator: torch.Generator) -> torch.Tensor:
-    """Positions of packed documents: most are one more than those before, and the others are anywhere."""
+    """Return random positions of packed documents: most are one more than the one before, the others are arbitrary."""
     shape, dtype = values.shape(load.node), meta_of(load.node).dtype
     dim = next(d for d, index in enumerate(load.indices) if index.axis not in (None, "b"))
     steps = torch.where(
@@ -111,7 +113,7 @@ def _positions(load: Load, values: RealValues, generator: torch.Generator) -> to
 
 
 def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, sizes: Sizes) -> int:
-    """The number of elements compared."""
+    """Compare the mask at these sizes; return the number of elements compared."""
     compared = 0
     q_len, kv_len = (values.size(n) for n in plane[-2:])
     resolved = terms.band.resolve(q_len, kv_len)
@@ -148,7 +150,7 @@ def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, size
 def _vectors(
     terms: Terms, values: RealValues, q_len: int, kv_len: int
 ) -> list[tuple[type[Term], dict[str, torch.Tensor]]]:
-    """The kinds of terms that have vectors, and these by field."""
+    """Return the classes of the terms that have vectors, each with its vectors by field."""
     calculator = _Tensors(values, {"q": q_len, "kv": kv_len})
     found = []
     for term in terms.others:
@@ -160,7 +162,7 @@ def _vectors(
 
 @dataclass(frozen=True)
 class _Tensors:
-    """Computes on real tensors; see `token_vectors.Calculator`."""
+    """A `token_vectors.Calculator` on real tensors."""
 
     values: RealValues
     lengths: dict[str, int]
@@ -186,7 +188,7 @@ def _shown(
     rows: tuple[int, int],
     columns: tuple[int, int],
 ) -> torch.Tensor:
-    """The pairs that a term shows in a window of the scores: bool [batch, 1, rows, columns], or of size 1."""
+    """Return which pairs a term shows in a window of the scores: bool [batch or 1, 1, rows or 1, columns or 1]."""
     found = {}
     for name, vector in given.items():
         of_keys = "kv" in kind.AXES[name]
@@ -197,14 +199,14 @@ def _shown(
 
 
 def _plane(dense: ShownPairs, values: RealValues, window: Mapping[Axis, tuple[int, int]]) -> torch.Tensor:
-    """The dense mask in a window of the scores, with size 1 where it does not change."""
+    """Return the dense mask in a window of the scores, of size 1 where it does not vary."""
     (plane,) = dense.within(window).compute(_Tensors(values, {})).values()
     found: torch.Tensor = plane
     return found
 
 
 def _part(tensor: torch.Tensor, *ranges: tuple[int, int]) -> torch.Tensor:
-    """A range along each dimension; along one of size 1 a tensor is the same everywhere."""
+    """Return a range along each dimension; dimensions of size 1 are kept."""
     parts = (slice(None) if n == 1 else slice(*part) for n, part in zip(tensor.shape, ranges, strict=True))
     return tensor[tuple(parts)]
 
@@ -214,10 +216,10 @@ def _at(sizes: Sizes) -> str:
 
 
 def _visible(band: Band, rows: tuple[int, int], columns: tuple[int, int]) -> torch.Tensor:
-    """A part of the mask that `band` (anchored top left) means: bool, [rows, columns]."""
+    """Return the part of the mask that `band` (anchored top left) describes: bool, [rows, columns]."""
     start, stop = rows
     length = columns[1] - columns[0]
-    d = torch.arange(stop - 1 - columns[0], start - columns[1], -1)  # the last row's, and above it, what moves in
+    d = torch.arange(stop - 1 - columns[0], start - columns[1], -1)  # d of the last row, then of rows above
     visible = torch.ones_like(d, dtype=torch.bool)
     if band.lo is not None:
         visible &= d >= band.lo
@@ -227,7 +229,7 @@ def _visible(band: Band, rows: tuple[int, int], columns: tuple[int, int]) -> tor
 
 
 def _windows(shape: tuple[int, ...], band: Band, q_len: int, kv_len: int) -> Iterator[tuple[Window, tuple[int, int]]]:
-    """Windows of the mask to compare, each with its range of query rows.  `band` is anchored top left."""
+    """Yield windows of the mask to compare, each with its range of query rows; `band` is anchored top left."""
     *outer, rows, columns = (1,) * (2 - len(shape)) + shape
     if torch.Size(outer).numel() * q_len * kv_len <= BUDGET:
         entries, blocks = [[(0, n) for n in outer]], [(0, q_len)]
@@ -245,7 +247,7 @@ def _windows(shape: tuple[int, ...], band: Band, q_len: int, kv_len: int) -> Ite
 
 
 def _assignments(chain: list[Node], band: Band, plane: Position, shape_env: ShapeEnv | None) -> Iterator[Sizes]:
-    """Values of the size symbols at which to check: one empty assignment for static shapes."""
+    """Yield values of the size symbols at which to check; one empty assignment for static shapes."""
     used = {s for n in plane for s in n.free_symbols}
     for node in chain:
         extents = (as_expr(node),) if is_size(node) else shape_of(node)
@@ -262,8 +264,10 @@ def _assignments(chain: list[Node], band: Band, plane: Position, shape_env: Shap
 
 
 def _candidates(symbols: list[sympy.Symbol], band: Band, plane: Position, shape_env: ShapeEnv) -> Iterator[Sizes]:
-    """The hints, and then lengths within their ranges and different from each other, in both orders; other sizes,
-    which may be negative, take turns."""
+    """Yield the hints, then lengths within their ranges that differ from each other, in both orders.
+
+    Other sizes, which may be negative, cycle through a few values.
+    """
     hints = {s: sympy.Integer(shape_env.backed_var_to_val[s]) for s in symbols if s in shape_env.backed_var_to_val}
     if len(hints) == len(symbols):
         yield hints
@@ -277,7 +281,7 @@ def _candidates(symbols: list[sympy.Symbol], band: Band, plane: Position, shape_
 
 
 def _inside(shape_env: ShapeEnv, symbol: sympy.Symbol, above: int, below: int = 0) -> sympy.Integer:
-    """A value in the symbol's range: `above` its least one, or, where that is too large, `below` its greatest one."""
+    """Return the minimum of the symbol's range plus `above` or, if that is too large, its maximum minus `below`."""
     known = shape_env.bound_sympy(symbol)
     value = sympy.Integer(above + (int(known.lower) if known.lower.is_Integer else -2))
     if known.upper.is_Integer and value > known.upper:
@@ -286,7 +290,7 @@ def _inside(shape_env: ShapeEnv, symbol: sympy.Symbol, above: int, below: int = 
 
 
 def _allowed(sizes: Sizes, shape_env: ShapeEnv) -> bool:
-    """Whether the ranges and guards of the shape environment admit these values."""
+    """Return whether the ranges and guards of the shape environment allow these values."""
     for symbol, value in sizes.items():
         known = shape_env.bound_sympy(symbol)
         if not known.lower <= value <= known.upper:

@@ -1,7 +1,7 @@
-"""The vocabulary between the parts, as pure data (standard library only); `docs/glossary.md` says what the words mean.
+"""The data types shared by matching, planning, lowering and kernels: pure data, standard library only.
 
-Matching writes a `Site`, whose `Call` says what is computed; planning makes the `Decision`; lowering and kernels read
-`Call` and `Plan`.
+`docs/glossary.md` defines the terms.  Matching creates a `Site`, whose `Call` specifies what is computed; planning
+makes a `Decision` about it; lowering and kernels read `Call` and `Plan`.
 """
 
 from .call import Bias, Call, Order

@@ -1,4 +1,4 @@
-"""`Call`: the description of one attention that stands in the graph, and the only one that is written as text."""
+"""`Call`, the specification of one attention, and its text form, which is an argument of the operators in the graph."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .terms import Operand
 from .traits import Traits
 
 Order = tuple[int, ...]
-"""The dimensions of a tensor from the largest stride to the smallest."""
+"""The dimensions of a tensor, from the largest stride to the smallest."""
 
 MODIFIERS = ("softcap",)
-"""The modifiers, which change scores beside scale and bias: attributes of `Call`."""
+"""The score modifiers besides scale and bias; the names are attributes of `Call`."""
 LOW_SOFTCAP = 50.0
-"""The largest softcap of which ``exp`` and ``exp`` of its negative, summed over a million keys, leave fp32 and bf16 a
-factor of 2**35 in both directions, so that a softmax needs no maximum."""
+"""The largest softcap for which the softmax needs no maximum: ``exp`` of scores within ``+-softcap``, summed over a
+million keys, stays a factor of 2**35 away from overflow and underflow in fp32 and bf16."""
 
 _TEXT = re.compile(
     r"([^/]+)/scale=([^/]+?)(?:/softcap=([^/]+?))?(?:/bias=(\d+)(\+gradient)?)?(?:/dropout=([^/]+))?"
@@ -30,12 +30,12 @@ _TEXT = re.compile(
 
 @dataclass(frozen=True)
 class Bias:
-    """The bias that is added to the scaled scores: ``bias[b, h, i, j]`` to the score of query i of head h and key j.
+    """An attention bias: ``bias[b, h, i, j]`` is added to the scaled score of query i of head h and key j.
 
     Args:
-        operand: a tensor of floats [batch, heads, q_len, kv_len], any strides, any values; it has size 1 along
-            dimensions that do not matter.
-        gradient: whether the graph asks for its gradient.
+        operand: a float tensor [batch, heads, q_len, kv_len], any strides, any values; it has size 1 along dimensions
+            that do not matter.
+        gradient: whether the graph needs its gradient.
     """
 
     operand: Operand
@@ -47,27 +47,27 @@ class Bias:
 
 @dataclass(frozen=True)
 class Call:
-    """Everything that decides what an operator of the graph computes, beside its tensors.
+    """Specification of an attention operator: everything that determines its result, apart from its tensors.
 
-    ``str`` gives for example ``causal & keys(0)/scale=0.125/dropout=0.1,1/orders=0213,0213,0213``; `parse` reads it
-    back.  Every graph dump and all generated code shows this text.
+    ``str`` gives for example ``causal & keys(0)/scale=0.125/dropout=0.1,1/orders=0213,0213,0213``; `parse` is its
+    inverse.  Graph dumps and generated code show this text.
 
     Args:
-        mask: the pairs that see each other.
+        mask: which query sees which key.
         scale: the factor of the scores.
-        orders: of the results that have a layout: of the output in a forward, of dq, dk and dv in a backward.  Empty
-            where no operator is called yet.
-        bias: the bias that is added to the scores, None for none.
-        dropout: what drops probabilities at random; None where nothing does.
-        grad_logsumexp: in a backward, the gradient of the log-sum-exp, fp32 [batch, heads, q_len] or, where the mask is
-            one of rows, of tokens; finite, any strides.  None for none.
-        softcap: the bound of the scaled scores s, which become ``softcap * tanh(s / softcap)`` before a bias is added;
-            None for none.
-        sinks: in a forward, further scores, which take part in the softmax and have no value: fp32 [batch, heads,
-            q_len], any strides, of size 1 along dimensions that do not matter.  None for none.
-        logsumexp: in a forward, whether the program reads the log-sum-exp, which is that of probabilities in fp32
-            then.  One that only a backward of ours reads may be that of probabilities as they are multiplied with
-            values, rounded to their dtype.
+        orders: the layouts of the results: of the output in a forward, of dq, dk and dv in a backward.  Empty before
+            the layouts are chosen.
+        bias: the bias that is added to the scores; None without one.
+        dropout: the dropout of probabilities; None without dropout.
+        grad_logsumexp: in a backward, the gradient of the log-sum-exp, fp32 [batch, heads, q_len], or one value per
+            token if the mask is varlen (see `Placed`); finite, any strides.  None without one.
+        softcap: bounds the scaled scores s, which become ``softcap * tanh(s / softcap)`` before a bias is added; None
+            without one.
+        sinks: in a forward, attention sinks, further scores that take part in the softmax but have no value: fp32
+            [batch, heads, q_len], any strides, of size 1 along dimensions that do not matter.  None without any.
+        logsumexp: in a forward, whether the program reads the log-sum-exp, which is then that of fp32 probabilities.
+            If only our backward reads it, it may be that of the probabilities rounded to the dtype in which they are
+            multiplied by the values.
     """
 
     mask: Mask
@@ -97,8 +97,8 @@ class Call:
 
     @functools.cached_property  # every call asks
     def operands(self) -> tuple[Operand, ...]:
-        """The tensors that the call reads beside query, key and value, each once: of mask, bias, dropout, the gradient
-        of the log-sum-exp and sinks, in this order.
+        """The tensors that the call reads besides query, key and value, in the order mask, bias, dropout seed, gradient
+        of the log-sum-exp, sinks.
         """
         bias = () if self.bias is None else (self.bias.operand,)
         seed = () if self.dropout is None else (self.dropout.seed,)
@@ -108,24 +108,27 @@ class Call:
 
     @functools.cached_property
     def of_forward(self) -> Call:
-        """The call without what a backward alone has."""
+        """This call without the operands that only a backward reads."""
         return self if self.grad_logsumexp is None else replace(self, grad_logsumexp=None)
 
     @functools.cached_property
     def of_backward(self) -> Call:
-        """The call without what a forward alone has: output and log-sum-exp say all that a backward asks of sinks."""
+        """This call without sinks and `logsumexp`, which only a forward reads.
+
+        The output and the log-sum-exp contain all that a backward needs of sinks.
+        """
         plain = self.sinks is None and not self.logsumexp
         return self if plain else replace(self, sinks=None, logsumexp=False)
 
     @property
     def modifiers(self) -> dict[str, float]:
-        """The modifiers that change scores beside scale and bias, by their names in `MODIFIERS`."""
+        """The modifiers in use and their values, by their names in `MODIFIERS`."""
         values = zip(MODIFIERS, (self.softcap,), strict=True)
         return {name: value for name, value in values if value is not None}
 
     @functools.cached_property  # every call asks
     def traits(self) -> Traits:
-        """The facts about the call for which kernels are compiled."""
+        """The properties for which kernels are specialized."""
         band, mask = self.mask.band, self.mask
         terms = tuple(sorted(mask.terms))
         numbers = any(term.OPTIONAL and term.has_key_numbers for term in mask.others)
@@ -151,7 +154,7 @@ class Call:
     @staticmethod
     @functools.lru_cache(maxsize=1024)
     def parse(text: str) -> Call:
-        """Inverse of ``str``.
+        """Parse the result of ``str(call)``.
 
         Raises:
             ArgumentError: the text was not made by ``str(Call)``.

@@ -1,4 +1,4 @@
-"""`Dropout`: the part of a call that drops probabilities at random."""
+"""`Dropout`: the dropout of attention probabilities."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from ..errors import ArgumentError
 from .terms import Operand
 
 STEPS = 1 << 16
-"""As many sets of 16 random bits are equally probable; a threshold says how many of them drop a probability."""
+"""Number of equally likely values of 16 random bits, of which `Dropout.threshold` drop a probability."""
 
 _BETWEEN_ZEROS = 0x7F81
-"""No bfloat16 number has so many below it: as many, and the negative zero, are less than the positive one."""
+"""A threshold that comparing bfloat16 numbers cannot realise: exactly this many bit patterns sort below the positive
+zero, one of them the negative zero, which compares equal to it."""
 
 ROUNDS = 7
 """Rounds of Philox4x32 that make random bits, see Note [Random bits of dropout] in `kernels/reference/dropout.py`."""
@@ -21,13 +22,13 @@ ROUNDS = 7
 
 @dataclass(frozen=True)
 class Dropout:
-    """Every probability is dropped with probability `p`, independently, and what is kept is multiplied.
+    """Dropout: each probability is dropped independently with probability `p`; the others are multiplied by `rescale`.
 
-    ``str`` gives for example ``0.1,2``; `parse` reads it back.
+    ``str`` gives for example ``0.1,2``; `parse` is its inverse.
 
     Args:
         p: greater than 0 and less than 1.
-        seed: an int64 tensor [1], from which every probability's random bits follow (`kernels/reference/dropout.py`).
+        seed: an int64 tensor [1] that determines the random bits of all probabilities (`kernels/reference/dropout.py`).
     """
 
     p: float
@@ -39,17 +40,17 @@ class Dropout:
 
     @property
     def threshold(self) -> int:
-        """How many of `STEPS` equally probable numbers drop: `p`, rounded to a multiple of 2**-16 that is below 1.
+        """How many of `STEPS` equally likely random values drop a probability: ``p * 2**16``, rounded, less than 2**16.
 
-        Two multiples near 0.498 and 0.502 do not occur, see Note [Comparing random bits]; their neighbours away from a
-        half take their place.
+        Two values, for p near 0.498 and 0.502, are never used, see Note [Comparing random bits]; the adjacent value
+        away from one half is used instead.
         """
         count = min(math.floor(self.p * STEPS + 0.5), STEPS - 1)
         return count - (count == _BETWEEN_ZEROS) + (count == STEPS - _BETWEEN_ZEROS)
 
     @property
     def rescale(self) -> float:
-        """The factor of kept probabilities: the inverse of the exact probability to be kept."""
+        """The factor of kept probabilities: the inverse of the exact probability of being kept."""
         return STEPS / (STEPS - self.threshold)
 
     def __str__(self) -> str:
@@ -57,7 +58,7 @@ class Dropout:
 
     @staticmethod
     def parse(text: str) -> Dropout:
-        """Inverse of ``str``.
+        """Parse the result of ``str(dropout)``.
 
         Raises:
             ArgumentError: the text was not made by ``str(Dropout)``.

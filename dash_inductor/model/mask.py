@@ -1,4 +1,4 @@
-"""The mask of an attention call: `Mask`, a conjunction of terms, each a rule or a tensor that arrives at run time."""
+"""The attention mask: `Mask`, the intersection of a band and of terms, whose tensors are known at run time."""
 
 from __future__ import annotations
 
@@ -11,24 +11,28 @@ from ..errors import ArgumentError
 from .terms import TERMS, Operand, Placed, Segments, Term
 
 MAX_LENGTH = 2**30 - 1
-"""Longest sequence, and farthest bound of a band: the kernels compute with positions in int32."""
+"""The longest sequence and the largest absolute bound of a band: kernels compute positions in int32."""
 
 ALIGNMENT = 128
-"""A multiple of so many positions begins a tile of queries and a tile of keys, in every kernel."""
+"""In every kernel, each multiple of this many positions begins a tile of queries and a tile of keys."""
 
 ROW_BLOCK = 64
-"""Positions of a row block: of the queries of a consumer of the Hopper forward, and of tokens that `Placed` places."""
+"""Positions in a row block: the queries of a consumer warp group of the Hopper forward, or an entry of `Placed`."""
 
 Anchor = Literal["top_left", "bottom_right"]
 
 
 @dataclass(frozen=True)
 class Band:
-    """A mask in normal form: query i sees key j iff ``lo <= i + offset - j <= hi``.
+    """A band mask in normal form: query i sees key j iff ``lo <= i + offset - j <= hi``.
 
     Args:
         lo, hi: bounds in tokens; None means unbounded.
-        anchor: offset is 0 for "top_left", ``kv_len - q_len`` for "bottom_right" (only there do lengths matter).
+        anchor: the offset is 0 for "top_left" and ``kv_len - q_len`` for "bottom_right", the only case that depends on
+            lengths.
+
+    Raises:
+        ArgumentError: an unknown anchor, or ``lo > hi``.
     """
 
     lo: int | None = None
@@ -41,19 +45,20 @@ class Band:
         if self.lo is not None and self.hi is not None and self.lo > self.hi:
             raise ArgumentError("hi", self.hi, f"None or an integer >= lo={self.lo}")
         if self.is_full and self.anchor != "top_left":
-            object.__setattr__(self, "anchor", "top_left")  # one spelling of the full mask
+            object.__setattr__(self, "anchor", "top_left")  # canonical form of the full mask
 
     @property
     def is_full(self) -> bool:
+        """Whether neither bound is set, so that every query sees every key."""
         return self.lo is None and self.hi is None
 
     @property
     def is_window(self) -> bool:
-        """Whether it has two bounds: every query sees some keys next to one another, wherever it is."""
+        """Whether both bounds are set (a sliding window), so that each query sees a bounded number of adjacent keys."""
         return self.lo is not None and self.hi is not None
 
     def resolve(self, q_len: int, kv_len: int) -> Band:
-        """The same mask anchored top left, for known lengths; bounds that exclude nothing become None."""
+        """Return the same mask anchored at the top left for these lengths; bounds that exclude nothing become None."""
         offset = kv_len - q_len if self.anchor == "bottom_right" else 0
         lo = None if self.lo is None else self.lo - offset
         hi = None if self.hi is None else self.hi - offset
@@ -64,7 +69,7 @@ class Band:
         return Band(lo, hi)
 
     def visible(self, i: int, j: int, q_len: int, kv_len: int) -> bool:
-        """Whether query i (0-based) sees key j."""
+        """Return whether query i (0-based) sees key j."""
         d = i - j + (kv_len - q_len if self.anchor == "bottom_right" else 0)
         return (self.lo is None or d >= self.lo) and (self.hi is None or d <= self.hi)
 
@@ -79,7 +84,11 @@ class Band:
 
     @staticmethod
     def parse(text: str) -> Band:
-        """Inverse of ``str``."""
+        """Parse the result of ``str(band)``.
+
+        Raises:
+            ArgumentError: the text was not made by ``str(Band)``.
+        """
         body, _, anchor = text.partition(":")
         match = re.fullmatch(r"band\((none|-?\d+),(none|-?\d+)\)", body)
         if body == "full":
@@ -95,20 +104,21 @@ class Band:
 
 @dataclass(frozen=True, init=False)
 class Mask:
-    """A conjunction of terms, at most one of each kind: a query sees the keys that every term lets it see.
+    """A mask: the intersection of a band and of terms, at most one of each kind.  A query sees the keys that all allow.
 
     ``str`` gives for example ``full``, ``keys(0)``, ``causal & segments(0,0) & keys(1)`` or
-    ``segments(0,1):placed(2,3)``; `parse` reads it back.
+    ``segments(0,1):placed(2,3)``; `parse` is its inverse.
 
     Args:
-        band: the pairs of positions that may see each other.
-        terms: the terms beside it, in any order; None for none.
-        others: terms as well; `named` ones, by their names, are in place of the other terms of these names.
+        band: the band mask on positions.
+        terms: the terms besides the band, in any order; None is ignored.
+        others: further terms.
+        named: terms by name, each of which replaces the term of this name in `terms` and `others`; None removes it.
 
-    The term of a kind is the attribute of its name, None where there is none.
+    The term of a kind is also an attribute with the kind's name; it is None if the mask has no term of this kind.
 
     Raises:
-        ArgumentError: two terms of one kind; a term by the name of another; segments that are placed, beside another
+        ArgumentError: two terms of one kind; a term under another kind's name; `placed` segments together with another
             term.
     """
 
@@ -137,23 +147,23 @@ class Mask:
 
     @property
     def placed(self) -> Placed | None:
-        """The places of the tokens of rows; None where tokens are rows."""
+        """The varlen layout of packed tokens; None if positions are the rows of the tensors."""
         segments = self.terms.get("segments")
         return segments.placed if isinstance(segments, Segments) else None
 
     @functools.cached_property  # every call asks
     def terms(self) -> dict[str, Term]:
-        """The terms beside the band, by name, in the order of `TERMS`."""
+        """The terms besides the band, by name, in the order of `TERMS`."""
         return {term.NAME: term for term in self.others}
 
     @property
     def by_query(self) -> bool:
-        """Whether numbers of queries show other keys to some of them than to others, as those of documents do."""
+        """Whether a term reads a number per query, such as a segment id, so that queries see different keys."""
         return any(term.RELATION.queries for term in self.others)
 
     @functools.cached_property  # every call asks
     def operands(self) -> tuple[Operand, ...]:
-        """The tensors that the terms read, each once."""
+        """The tensors that the terms read, without duplicates."""
         return tuple(dict.fromkeys(operand for term in self.terms.values() for operand in term.operands))
 
     def __str__(self) -> str:
@@ -162,7 +172,7 @@ class Mask:
 
     @staticmethod
     def parse(text: str) -> Mask:
-        """Inverse of ``str``.
+        """Parse the result of ``str(mask)``.
 
         Raises:
             ArgumentError: an unknown term, or two terms of one kind.

@@ -1,4 +1,4 @@
-"""The outcome of a site: `Decision`, which is a `Plan` or the reason why the site is kept."""
+"""The decision about an attention: `Decision`, either a `Plan` or the reason why the attention is kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .reasons import Reason
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tile shape (tokens) and launch options of one kernel; ``str`` gives e.g. ``64x128w8s3``."""
+    """Tile shape (in tokens) and launch options of one kernel; ``str`` gives for example ``64x128w8s3``."""
 
     block_q: int
     block_kv: int
@@ -24,6 +24,11 @@ class Tiles:
 
     @staticmethod
     def parse(text: str) -> Tiles:
+        """Parse the result of ``str(tiles)``.
+
+        Raises:
+            ArgumentError: the text was not made by ``str(Tiles)``.
+        """
         match = re.fullmatch(r"(\d+)x(\d+)w(\d+)s(\d+)", text)
         if not match:
             raise ArgumentError("tiles", text, "'<block_q>x<block_kv>w<num_warps>s<num_stages>'")
@@ -32,22 +37,25 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Plan:
-    """The kernels of a site.  ``str(plan)`` is an argument of the graph's op, so dumps show it; `parse` reads it back.
+    """The kernels chosen for an attention.
+
+    ``str(plan)`` is an argument of the operator in the graph; `parse` is its inverse.
 
     Args:
-        kernel: the name of a kernel family: "hopper" (warp-specialised Gluon), "portable" (Triton templates) or
-            "reference" (plain ATen).
-        schedule: name of a schedule; "two_pass" runs a dq kernel and a dk/dv kernel without a shared accumulator.
-        forward: the forward that makes the log-sum-exp: the name of a kernel family, or "keep", which leaves the
-            graph's own.
-        dkdv: tiles of the kernel that owns dk and dv (and, in one pass, accumulates dq).
-        dq: tiles of the dq kernel; two_pass only.
-        section: heads that are launched together (changes speed, never bits).
-        tf32: fp32 matmuls may use tf32.
-        forward_tiles: tiles of the forward; None exactly where `forward` is "keep".
-        critical_path: predicted time in the schedule's DAG model (units: one tile's compute); not part of ``str``.
-        numerics_key: changes whenever the bits of the gradients could; not part of ``str``.
-        schedule_note: why the plan does not have the schedule that was asked for, "" where it has; not part of ``str``.
+        kernel: the kernel family: "hopper" (warp-specialized Gluon), "portable" (Triton templates) or "reference"
+            (plain ATen).
+        schedule: the name of a schedule; "two_pass" runs a dq kernel and a dk/dv kernel without a shared accumulator.
+        forward: the kernel family of the forward, which computes the log-sum-exp, or "keep", which keeps the graph's
+            forward.
+        dkdv: the tiles of the dk/dv kernel, which in one-pass schedules also accumulates dq.
+        dq: the tiles of the dq kernel; only for "two_pass".
+        section: how many heads are launched together; it changes speed, never bits.
+        tf32: whether fp32 matmuls may use tf32.
+        forward_tiles: the tiles of the forward; None if and only if `forward` is "keep".
+        critical_path: predicted time in the schedule's DAG model, in units of the compute time of one tile; not part of
+            ``str``.
+        numerics_key: changes whenever the bits of the gradients may change; not part of ``str``.
+        schedule_note: why the plan does not use the schedule that was requested, "" if it does; not part of ``str``.
     """
 
     kernel: str
@@ -80,7 +88,11 @@ class Plan:
     @staticmethod
     @functools.lru_cache(maxsize=1024)
     def parse(text: str) -> Plan:
-        """Inverse of ``str`` (prediction and numerics key are left empty)."""
+        """Parse the result of ``str(plan)``; the fields that are not part of ``str`` get their defaults.
+
+        Raises:
+            ArgumentError: the text was not made by ``str(Plan)``.
+        """
         if not isinstance(text, str):
             raise ArgumentError("plan", text, "a string made by str(Plan)")
         head, *rest = text.split("/")
@@ -102,11 +114,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Kept:
-    """A site stays as PyTorch had it.
+    """The decision to keep PyTorch's implementation of an attention.
 
     Args:
-        reason: why.
-        detail: more about the reason; may be empty.
+        reason: the reason.
+        detail: details of the reason; may be empty.
     """
 
     reason: Reason
@@ -114,4 +126,4 @@ class Kept:
 
 
 Decision = Plan | Kept
-"""The outcome of a site."""
+"""The decision about one attention."""

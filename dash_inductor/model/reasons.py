@@ -1,4 +1,4 @@
-"""Why an attention is kept as PyTorch had it: `Reason`, the complete list."""
+"""`Reason`: the complete list of reasons for which an attention is kept as PyTorch implements it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from enum import Enum
 
 
 class Reason(Enum):
-    """One member per cause; the value is the name used in records, logs and traces.
+    """The reason why an attention is kept; the value is the name used in records, logs and traces.
 
     Attributes:
         explanation: one sentence for users.
-        advice: what would make such a site replaceable, or why nothing has to be done.  `docs/troubleshooting.md` and
-            the reports of `dash_inductor.explain` show it; names of code stand in backticks.
+        advice: how to make the attention replaceable, or why nothing has to be done.  `docs/troubleshooting.md` and the
+            reports of `dash_inductor.explain` show it; code is in backticks.
     """
 
     explanation: str

@@ -1,10 +1,10 @@
-"""The relations by which terms of masks show pairs of a query and a key.
+"""The relations: predicates by which mask terms decide whether a query sees a key.
 
 Note [Relations]
-    A term names its relation (`model.terms`), and readers below it know relations alone.  A relation says which numbers
-    a query, a key and a pair have, and tests a pair.  Its test is a plain function of operators, so that one text
-    serves torch, Inductor and Triton (`kernels.portable.templates` pastes it).  Kernels that walk by tables read a
-    relation in a form of their own, see `kernels.common.relations`.
+    A term names its relation (`model.terms`); code below the model layer only knows relations.  A relation declares
+    which numbers it reads per query, per key and per pair, and has a test of a pair.  The test is a plain function of
+    operators, so that the same source serves torch, Inductor and Triton (`kernels.portable.templates` pastes it).
+    Kernels that read tile schedules from tables use a device encoding of a relation, see `kernels.common.relations`.
 """
 
 from __future__ import annotations
@@ -17,22 +17,26 @@ Axis = Literal["b", "h", "q", "kv"]
 """A dimension of the scores: batch elements, query heads, queries, keys."""
 
 POSITION = "position"
-"""The place of a missing number of a key: its position."""
+"""In `Relation.missing`: the number of a key is its position."""
 
 
 @dataclass(frozen=True)
 class Relation:
-    """A relation of a query and a key.
+    """A predicate on a query and a key.
+
+    A role names one of the numbers that the predicate reads, such as the segment id of a query.
 
     Args:
-        name: in texts of kernels.
-        test: which of the pairs that are shown so far it shows, too: a function of these, truth values, of a tuple of
-            what queries have and of one of what keys, or pairs, have, in the order of the roles; numbers or arrays that
-            broadcast to the pairs, or None for a number that is missing and shows all pairs.
-        queries, keys, pairs: the roles of numbers that a query, a key or a pair has.
-        truths: the numbers are truth values, zero or not; else they are integers, of any dtype and value.
-        codes: equal codes of a query and a key can say all that it says.
-        missing: of roles that a term may lack, a number that shows all pairs, or `POSITION` for the position of a key.
+        name: the name in kernel source.
+        test: a function ``test(shown, queries, keys)`` that returns which of the pairs `shown` (booleans) it shows as
+            well.  `queries` is a tuple of the numbers of the query, `keys` one of those of the key or the pair, in the
+            order of the roles; all are numbers or arrays that broadcast to the pairs, or None for a missing number,
+            which shows all pairs.
+        queries, keys, pairs: the roles of the numbers of a query, a key or a pair.
+        truths: whether the numbers are booleans (zero or nonzero); otherwise they are integers of any dtype and value.
+        codes: whether the predicate can be encoded as equality of one code per query and one per key.
+        missing: for roles that a term may omit, a number that shows all pairs, or `POSITION` for the position of the
+            key.
     """
 
     name: str
@@ -46,26 +50,26 @@ class Relation:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """All roles: of queries, of keys, of pairs."""
+        """All roles: those of queries, then keys, then pairs."""
         return *self.queries, *self.keys, *self.pairs
 
     @property
     def is_of_keys(self) -> bool:
-        """Whether keys alone decide: the relation is a vector of keys, as kernels read one."""
+        """Whether the predicate depends on the key alone, so that kernels read it as one vector."""
         return not self.queries and not self.pairs
 
     def axes(self, role: str) -> tuple[Axis, ...]:
-        """The dimensions of what has this role."""
+        """Return the dimensions of the tensor that has this role."""
         if role in self.pairs:
             return "b", "h", "q", "kv"
         return ("b", "q") if role in self.queries else ("b", "kv")
 
     def shows(self, values: Mapping[str, Any], kv: Any) -> Any:
-        """Whether queries see keys: a truth value for each pair.
+        """Return a boolean per pair: whether the query sees the key.
 
         Args:
             values: by role, numbers or arrays that broadcast to the pairs.
-            kv: the positions of the keys, likewise.
+            kv: the positions of the keys, which broadcast likewise.
         """
         numbers = {role: kv if number == POSITION else None for role, number in self.missing.items()} | dict(values)
         queries, keys = self.queries, (*self.keys, *self.pairs)
@@ -89,25 +93,28 @@ def true(shown, _queries, keys):  # type: ignore[no-untyped-def]  # on devices t
 
 
 EQUAL = Relation("equal", equal, queries=("q",), keys=("kv",), codes=True)
-"""A query sees the keys whose number is its own."""
+"""A query sees the keys whose number equals its own (segment ids)."""
 
 BETWEEN = Relation(
     "between", between, queries=("least", "most"), keys=("number",),
     missing={"least": -(2**62), "most": 2**62, "number": POSITION},
 )  # fmt: skip
-"""A query sees the keys whose number is one of two bounds or between them."""
+"""A query sees the keys whose number lies between its two bounds, inclusive."""
 
 TRUTH = Relation("truth", true, keys=("valid",), truths=True, codes=True)
-"""All queries see the keys for which it is true."""
+"""All queries see the keys whose boolean is true (key padding)."""
 
 PAIRS = Relation("pairs", true, pairs=("shown",), truths=True)
-"""A query of a head sees the keys for which the pair says so."""
+"""A query sees a key if the boolean of the pair is true, for each batch element and head (dense mask)."""
 
 RELATIONS = frozenset({EQUAL, BETWEEN, TRUTH, PAIRS})
 """All relations."""
 
 
 def fit_tables(relations: Sequence[Relation]) -> bool:
-    """Whether tables of walks have room for a mask of these: beside bits of pairs, there may be what codes can say."""
+    """Return whether schedule tables can encode a mask of these relations.
+
+    Without a relation of pairs they always can.  Otherwise they hold the bits of one, and all others must have `codes`.
+    """
     of_pairs = [relation for relation in relations if relation.pairs]
     return not of_pairs or (len(of_pairs) == 1 and all(of.codes or of.pairs for of in relations))

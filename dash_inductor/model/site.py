@@ -1,4 +1,4 @@
-"""`Site`: what matching found of one attention, as the planner and the kernels need it."""
+"""`Site`: the properties of one attention that the planner and the kernels need."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .relations import BETWEEN, PAIRS
 DType = Literal["float16", "bfloat16", "float32"]
 
 BITS: dict[DType, int] = {"float16": 16, "bfloat16": 16, "float32": 32}
-"""Widths of the dtypes."""
+"""The width of each dtype, in bits."""
 
 NOMINAL_LEN, NOMINAL_BATCH, NOMINAL_HEADS = 2048, 8, 16
-"""The values of dynamic sizes, and the problem on which candidates are compared: 16384 tokens of width 2048, where work
-and waits decide, not the tail."""
+"""Values assumed for dynamic sizes, and the problem on which candidate plans are compared: 16384 tokens of width 2048,
+large enough that work and waiting dominate and the tail does not."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """Facts of one attention, as the planner needs them.
+    """The properties of one attention that the planner needs.
 
-    Lengths and batch are None when they are dynamic; `head_dim` is the dimension of q and k, `value_dim` that of v.
+    Batch and lengths are None if they are dynamic; `head_dim` is that of query and key, `value_dim` that of value.
     """
 
     device: Literal["cuda", "cpu"]
@@ -41,7 +41,7 @@ class Site:
 
     @property
     def group(self) -> int:
-        """Query heads per key/value head."""
+        """Query heads per kv head."""
         return self.q_heads // self.kv_heads
 
     @property
@@ -66,12 +66,12 @@ class Site:
 
     @property
     def likely_band(self) -> Band | None:
-        """The band that the tile pairs seen under a mask that is data are likely to fill; None where it is a band.
+        """The band that a data-dependent mask probably fills; None if the mask is only a band.
 
-        A dense mask that comes without a band is causal more often than not: it is what a graph gets where a model is
-        cut, as DDP cuts it; and so is an interval, as of a prefix that everyone sees.  A schedule for causal masks
-        costs others nothing, while `ascending` takes nearly twice as long for a causal one, and its CTAs wait
-        (docs/schedules.md).
+        A dense mask without a band is usually causal: this is what a graph gets if the model is split into several
+        graphs, as DDP does.  The same holds for an interval, such as a prefix that every query sees.  A schedule for
+        causal masks costs other masks nothing, while `ascending` takes nearly twice as long for a causal mask, because
+        its CTAs wait (docs/schedules.md).
         """
         if not self.mask.operands:
             return None

@@ -1,4 +1,4 @@
-"""The terms of a mask beside its band: what each reads, and the relation by which it shows pairs."""
+"""The terms of a mask besides its band: the tensors that each reads, and the relation that it applies to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ _TEXT = re.compile(r"(\w+)\(([^()]*)\)(?::(\w+)\(([^()]*)\))?")
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor that a term reads, by its place in the operator's list `extras`."""
+    """A tensor that a call reads, by its index in the operator's argument `extras`.
+
+    Raises:
+        ArgumentError: a negative index.
+    """
 
     index: int
 
@@ -27,16 +31,16 @@ class Operand:
 
 @dataclass(frozen=True)
 class Term:
-    """A term of a mask: a relation of a query and a key, by tensors that arrive at run time.
+    """A term of a mask: a relation between queries and keys, given by tensors that are known at run time.
 
-    A subclass is one kind of term; its fields are operands, and ``str`` writes their places, for example ``keys(0)``.
+    Each subclass is one kind of term.  Its fields are operands; ``str`` gives their indices, for example ``keys(0)``.
 
     Attributes:
-        NAME: the name in texts, and the attribute of `Mask`.
-        RELATION: the relation by which it shows pairs, see Note [Relations].
-        ROLES: the role in the relation of each operand, by field.
-        OPTIONAL: whether operands may be missing whose roles the relation can do without.
-        AXES: the dimensions of each operand's tensor, which follow from the roles.
+        NAME: the kind's name in texts, and the attribute of `Mask`.
+        RELATION: the relation, see Note [Relations].
+        ROLES: by field, the role of the operand in the relation.
+        OPTIONAL: whether operands may be omitted if the relation allows their roles to be missing.
+        AXES: by field, the dimensions of the operand's tensor, which follow from its role.
     """
 
     NAME: ClassVar[str]
@@ -50,7 +54,7 @@ class Term:
 
     @functools.cached_property
     def given(self) -> dict[str, Operand]:
-        """The operands that there are, by field, in the order of the fields."""
+        """The operands that are not None, by field, in the order of the fields."""
         found = {field: getattr(self, field) for field in self.AXES}
         return {field: operand for field, operand in found.items() if operand is not None}
 
@@ -61,16 +65,17 @@ class Term:
 
     @property
     def has_key_numbers(self) -> bool:
-        """Whether it reads numbers of keys, not their positions."""
+        """Whether the term reads a tensor of numbers for the keys, instead of their positions."""
         return any(self.ROLES[name] in self.RELATION.keys for name in self.given)
 
     @classmethod
     def shows(cls, values: Mapping[str, Any], kv: Any) -> Any:
-        """Whether queries see keys: a truth value for each pair.
+        """Return a boolean per pair: whether the query sees the key.
 
         Args:
-            values: of the operands that are `given`, numbers or arrays that broadcast to the pairs.
-            kv: the positions of the keys, likewise.
+            values: by field, the values of the operands that are `given`: numbers or arrays that broadcast to the
+                pairs.
+            kv: the positions of the keys, which broadcast likewise.
         """
         return cls.RELATION.shows({cls.ROLES[name]: value for name, value in values.items()}, kv)
 
@@ -80,10 +85,10 @@ class Term:
 
     @classmethod
     def parse(cls, text: str) -> Term:
-        """Inverse of ``str``.
+        """Parse the result of ``str(term)``.
 
         Raises:
-            ArgumentError: the text is no term of this kind.
+            ArgumentError: the text is not a term of this kind.
         """
         match = _TEXT.fullmatch(text)
         operands = None if match is None or match[3] else _operands(match[2])
@@ -94,7 +99,7 @@ class Term:
 
 
 def _operands(text: str) -> list[Operand | None] | None:
-    """The operands at these places; None if the text is no list of places."""
+    """Return the operands with the indices in `text`; None if the text is not a list of indices."""
     words = text.split(",")
     if not all(re.fullmatch(r"\d+|none", word) for word in words):
         return None
@@ -103,18 +108,18 @@ def _operands(text: str) -> list[Operand | None] | None:
 
 @dataclass(frozen=True)
 class Placed:
-    """The places of packed tokens: the mask is one of *rows*, each of which has one token or none.
+    """The varlen layout of packed tokens: the mask is defined on *rows*, each of which holds one token or none.
 
-    Row blocks of `ROW_BLOCK` rows have tokens that follow one another.  Every document begins at a row that is a
-    multiple of `ALIGNMENT`, so that no tile has rows of two of them, and up to its end its row blocks have its next
-    tokens.  Lengths of the mask, ids of segments and the log-sum-exp have rows; query, key, value, the output and
-    gradients have tokens, in one batch element.
+    A row block is `ROW_BLOCK` rows whose tokens are consecutive.  Every document begins at a row that is a multiple of
+    `ALIGNMENT`, so that no tile contains rows of two documents, and occupies consecutive row blocks up to its end.  The
+    lengths of the mask, segment ids and the log-sum-exp are per row; query, key, value, the output and the gradients
+    are per token, in one batch element.
 
     Args:
-        place: int32 [row blocks], contiguous: the token of the first row of each, or, where none has a token, any
-            number of at least 0.
-        count: int32 [row blocks], contiguous: how many rows of each have a token, the first ones of it; 0 to
-            `ROW_BLOCK`.  There are tokens for all of them, and every token has one row.
+        place: int32 [row blocks], contiguous: the token in the first row of each row block; any number >= 0 if the row
+            block has no token.
+        count: int32 [row blocks], contiguous: how many rows of each row block hold a token, 0 to `ROW_BLOCK`; these are
+            its first rows.  Each of these tokens exists, and every token has exactly one row.
     """
 
     place: Operand
@@ -126,12 +131,12 @@ class Placed:
 
 @dataclass(frozen=True)
 class Segments(Term):
-    """A term of a mask: query i of batch element b sees key j only if ``q[b, i] == kv[b, j]``.
+    """Segment ids: query i of batch element b sees key j only if ``q[b, i] == kv[b, j]``.
 
     Args:
-        q, kv: integer tensors [batch, q_len] and [batch, kv_len], any strides, any values; they may be one tensor.
-        placed: where the tokens of rows lie, None where tokens are rows.  A row without a token sees no key and is seen
-            by no query, and every other row sees itself.
+        q, kv: integer tensors [batch, q_len] and [batch, kv_len], any strides, any values; they may be the same tensor.
+        placed: the varlen layout, None if rows are tokens.  A row without a token sees no key and is seen by no query;
+            every other row sees itself.
     """
 
     NAME = "segments"
@@ -152,6 +157,11 @@ class Segments(Term):
 
     @classmethod
     def parse(cls, text: str) -> Segments:
+        """Parse the result of ``str(segments)``.
+
+        Raises:
+            ArgumentError: the text is not a term of segments.
+        """
         match = _TEXT.fullmatch(text)
         ids, places = (None if match is None or not match[i] else _operands(match[i]) for i in (2, 4))
         given = [*(ids or []), *(places or [])]
@@ -164,7 +174,7 @@ class Segments(Term):
 
 @dataclass(frozen=True)
 class Keys(Term):
-    """A term of a mask: key j of batch element b is hidden from every query unless ``valid[b, j]``.
+    """A key padding mask: key j of batch element b is hidden from every query unless ``valid[b, j]``.
 
     Args:
         valid: a bool tensor [batch, kv_len], any strides, any values.
@@ -179,7 +189,7 @@ class Keys(Term):
 
 @dataclass(frozen=True)
 class Dense(Term):
-    """A term of a mask: query i of head h of batch element b sees key j only where ``mask[b, h, i, j]``.
+    """A dense mask: query i of head h of batch element b sees key j only if ``mask[b, h, i, j]``.
 
     Args:
         mask: a bool tensor [batch, heads, q_len, kv_len], any strides; it has size 1 along dimensions that do not
@@ -195,14 +205,17 @@ class Dense(Term):
 
 @dataclass(frozen=True)
 class Interval(Term):
-    """A term of a mask: query i of batch element b sees key j only if ``lo[b, i] <= number[b, j] <= hi[b, i]``.
+    """KV ranges: query i of batch element b sees key j only if ``lo[b, i] <= number[b, j] <= hi[b, i]``.
 
     ``str`` gives for example ``interval(0,none,none)``, a document that begins at ``lo``, or ``interval(none,0,1)``.
 
     Args:
-        lo, hi: int32 or int64 tensors [batch, q_len], any strides, any values; None for no bound, but not both.
-        number: an int32 or int64 tensor [batch, kv_len], any strides, any values; None for the positions of the keys,
-            ``number[b, j] == j``.
+        lo, hi: int32 or int64 tensors [batch, q_len], any strides, any values; one of them may be None for no bound.
+        number: an int32 or int64 tensor [batch, kv_len], any strides, any values; None stands for the positions of the
+            keys, ``number[b, j] == j``.
+
+    Raises:
+        ArgumentError: both bounds are None.
     """
 
     NAME = "interval"
@@ -220,4 +233,4 @@ class Interval(Term):
 
 
 TERMS: dict[str, type[Term]] = {term.NAME: term for term in (Segments, Keys, Dense, Interval)}
-"""The kinds of terms by name, in the order of texts and of operands."""
+"""The kinds of terms by name, in the order in which texts and operands list them."""

@@ -1,4 +1,4 @@
-"""`Traits`: the facts about a call for which kernels are compiled, and nothing else about it."""
+"""`Traits`: the specialization key of kernels, the properties of a call for which they are compiled."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from .terms import TERMS, Term
 
 @dataclass(frozen=True)
 class Traits:
-    """The facts about a call for which kernels are compiled; lengths, scale and bounds are arguments.
+    """The properties of a call for which kernels are compiled; lengths, scale and bounds are run-time arguments.
 
-    ``str`` gives for example ``full``, ``lo_keys`` or ``lo_hi_bias_dropout``: the part of kernels' names that tells the
-    text of one call's kernels from those of other calls.
+    ``str`` gives for example ``full``, ``lo_keys`` or ``lo_hi_bias_dropout``, a part of kernel names that distinguishes
+    the kernels of different calls.
 
     Attributes:
         has_lo, has_hi: the band of the mask has this bound.
-        terms: the names of the mask's other terms, sorted, see `model.terms.TERMS`.
+        terms: the names of the mask's terms besides the band, sorted, see `model.terms.TERMS`.
         bias: a bias is added to the scores.
-        dropout: probabilities are dropped at random.
-        placed: the mask is one of rows, see `model.Placed`.
-        numbers: a term that may be of the positions of the keys, as an interval, is of other numbers of theirs.
-        modifiers: the names of what changes scores beside scale and bias, see `Call.modifiers`.
-        grad_logsumexp: the log-sum-exp has a gradient, in a backward.
-        sinks: there are scores of no key, in a forward.
-        low_scores: a bound keeps scores so near zero that a softmax needs no maximum, see `model.call.LOW_SOFTCAP`.
-        logsumexp: the program reads the log-sum-exp, in a forward.
+        dropout: the call has dropout.
+        placed: the mask is defined on rows of packed tokens, see `model.Placed`.
+        numbers: a term that can use the positions of the keys, such as an interval, reads a tensor of numbers instead.
+        modifiers: the names of the score modifiers besides scale and bias, see `Call.modifiers`.
+        grad_logsumexp: in a backward, the log-sum-exp has a gradient.
+        sinks: in a forward, there are attention sinks.
+        low_scores: the softcap keeps scores so close to zero that the softmax needs no maximum, see
+            `model.call.LOW_SOFTCAP`.
+        logsumexp: in a forward, the program reads the log-sum-exp.
     """
 
     has_lo: bool = False
@@ -44,37 +45,37 @@ class Traits:
     logsumexp: bool = False
 
     def has(self, term: str) -> bool:
-        """Whether the mask has a term of this name."""
+        """Return whether the mask has a term of this name."""
         return term in self.terms
 
     @property
     def kinds(self) -> tuple[type[Term], ...]:
-        """The kinds of the mask's other terms, in the order of `TERMS`."""
+        """The classes of the mask's terms besides the band, in the order of `TERMS`."""
         return tuple(kind for name, kind in TERMS.items() if name in self.terms)
 
     @property
     def of_pairs(self) -> bool:
-        """Whether a term has operands of pairs, as a dense mask."""
+        """Whether a term reads a tensor with an element per pair, as a dense mask does."""
         return any(kind.RELATION.pairs for kind in self.kinds)
 
     @property
     def bounds(self) -> tuple[bool, bool]:
-        """`has_lo` and `has_hi`."""
+        """The pair (`has_lo`, `has_hi`)."""
         return self.has_lo, self.has_hi
 
     @property
     def band(self) -> Band:
-        """Any band with these bounds: their values are arguments of kernels."""
+        """A band with the same bounds set; their values do not matter, because kernels take them as arguments."""
         return Band(0 if self.has_lo else None, 0 if self.has_hi else None)
 
     @functools.cached_property  # every call asks
     def data(self) -> frozenset[str]:
-        """The kinds of data that the call reads beside query, key and value: `terms`, "bias" and "dropout"."""
+        """The names of the data that the call reads besides query, key and value: `terms`, "bias" and "dropout"."""
         return frozenset((*self.terms, *(["bias"] if self.bias else []), *(["dropout"] if self.dropout else [])))
 
     @functools.cached_property  # every call asks
     def asks(self) -> frozenset[str]:
-        """The kinds of `data`, and the `modifiers`: all that the call has beside a band."""
+        """All that the call has besides a band: `data` and `modifiers`."""
         return self.data.union(self.modifiers)
 
     @functools.cached_property  # every call asks

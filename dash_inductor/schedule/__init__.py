@@ -1,4 +1,4 @@
-"""Schedules of the deterministic attention backward: who computes what and when, and the order of adding dq tiles.
+"""Schedules of the deterministic attention backward: which CTA computes what, and the order of adding dq tiles.
 
 Needs only the standard library and sympy.  Names are loaded on first use, so importing this package costs nothing.
 """

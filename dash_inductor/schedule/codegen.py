@@ -1,6 +1,6 @@
-"""Code from the schedule expressions: Triton source for the kernels, Python functions for everything on the host.
+"""Generates code from the schedule expressions: Triton source for the kernels, Python functions for the host.
 
-Both come from the same expressions by the same small printer, so they cannot disagree.
+Both are printed from the same expressions by the same printer, so that they cannot disagree.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .schedules import Schedule, define
 from .symbols import Expr, FloorDiv, Maximum, Minimum, Rem, Where
 
 WALK = ("q_len", "kv_len", "lo", "hi")
-"""Members of the tuple `walk`: the facts, known at run time, on which walks and ranks depend.
+"""Members of the tuple `walk`: the run-time values on which walks and ranks depend.
 
-Block sizes are not among them: a tuple that Triton code assigns to a variable makes values of its constants.
-"""
+Block sizes are not among them, because Triton turns the constants in a tuple that is assigned to a variable into
+run-time values."""
 
 _TAIL = ("walk", "BLOCK_Q", "BLOCK_KV")
 SIGNATURES: dict[str, tuple[str, ...]] = {
@@ -36,9 +36,8 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
 }
 """Parameters of the functions that the kernels call; upper-case ones are compile-time constants.
 
-The functions of a walk are those of `walk.Walk`, which are the same for every head; `heads` counts those of all batch
-elements.  The ranges, and which rows and keys are seen, follow from the band alone.
-"""
+The functions of a walk are those of `walk.Walk`, which are the same for every head; `heads` is the number of heads of
+all batch elements.  The ranges, and which rows and keys are seen, depend on the band alone."""
 HOST_SIGNATURES: dict[str, tuple[str, ...]] = {
     "dash_slots": _TAIL,
     "dash_resident": ("heads", *_TAIL, "SECTION"),
@@ -46,7 +45,7 @@ HOST_SIGNATURES: dict[str, tuple[str, ...]] = {
 
 
 def definitions(s: Schedule) -> dict[str, tuple[Expr, ...]]:
-    """Function name -> the expressions it returns, for `SIGNATURES` and `HOST_SIGNATURES`."""
+    """Return the expressions that each function of `SIGNATURES` and `HOST_SIGNATURES` returns, by function name."""
     q, kv = s.visible.q, s.visible.kv
     return {
         "dash_launch": s.launch,
@@ -64,22 +63,26 @@ def definitions(s: Schedule) -> dict[str, tuple[Expr, ...]]:
 
 
 class PythonPrinter:
-    """Prints an expression as Python; subclasses change the spelling of single operations."""
+    """Prints an expression as Python; subclasses override the syntax of single operations."""
 
     def where(self, condition: str, a: str, b: str) -> str:
+        """Return the source of a choice of `a` or `b`."""
         return f"({a} if {condition} else {b})"
 
     def extremum(self, name: str, a: str, b: str) -> str:
+        """Return the source of the maximum or the minimum, as `name` ("max" or "min") says."""
         return f"{name}({a}, {b})"
 
     def divide(self, a: str, b: str) -> str:
+        """Return the source of an integer division."""
         return f"({a} // {b})"
 
     def remainder(self, a: str, b: str) -> str:
+        """Return the source of a remainder."""
         return f"({a} % {b})"
 
     def print(self, e: Expr) -> str:
-        """Source text of `e`; compound results carry their own parentheses."""
+        """Return the source of `e`; compound results are parenthesized."""
         if e.is_Symbol:
             return str(e.name)
         if e.is_Integer:
@@ -119,7 +122,10 @@ class TritonPrinter(PythonPrinter):
 
 
 def _share(results: Sequence[Expr]) -> tuple[list[tuple[Expr, Expr]], list[Expr]]:
-    """Subexpressions used more than once, as (symbol, value) in order of use; and the results in terms of them."""
+    """Extract subexpressions that are used more than once.
+
+    Return them as (symbol, value) in order of use, and the results in terms of the symbols.
+    """
     uses: dict[Expr, int] = {}
 
     def count(e: Expr) -> None:
@@ -149,9 +155,15 @@ def _share(results: Sequence[Expr]) -> tuple[list[tuple[Expr, Expr]], list[Expr]
 
 
 def function_source(name: str, parameters: Sequence[str], results: Sequence[Expr], printer: PythonPrinter) -> str:
-    """Source of a function; `parameters` are spelled as they shall appear, shared subexpressions get a name.
+    """Return the source of a function; shared subexpressions are assigned to variables.
 
-    Members of `walk` get a name where the function reads them, and only there.
+    Members of `walk` are unpacked only if the function reads them.
+
+    Args:
+        name: the name of the function.
+        parameters: the parameters as they are to appear in the source.
+        results: the expressions that it returns.
+        printer: prints expressions.
     """
     shared, reduced = _share(results)
     read = {symbol.name for result in results for symbol in result.free_symbols}
@@ -172,22 +184,23 @@ def _triton_source(s: Schedule) -> str:
 
 
 def triton_source(schedule_name: str, band: Band) -> str:
-    """Source of the ``@triton.jit`` functions named in `SIGNATURES`; the module that holds it imports triton and tl.
+    """Return the source of the ``@triton.jit`` functions in `SIGNATURES`; its module must import triton and tl.
 
     `walk` is a tuple of the members named in `WALK`.  All values are int32.  `lo` and `hi` are anchored top left:
-    subtract ``kv_len - q_len`` from the bounds of a band anchored bottom right.  Where the band has no such bound, the
-    member is never read.
+    subtract ``kv_len - q_len`` from the bounds of a band anchored bottom right.  A bound that the band does not have is
+    never read.
 
-    Raises ArgumentError on an unknown schedule or an unsupported mask.
+    Raises:
+        ArgumentError: an unknown schedule or an unsupported mask.
     """
     return _triton_source(define(schedule_name, band))
 
 
 def compile_functions(s: Schedule, printer: PythonPrinter, scope: dict[str, Any] | None = None) -> SimpleNamespace:
-    """All functions of a schedule as Python callables; `scope` holds what the printer's spelling refers to."""
+    """Return all functions of a schedule as Python callables; `scope` holds the names that the source uses."""
     results, namespace = definitions(s), dict(scope or {})
     for name, parameters in (SIGNATURES | HOST_SIGNATURES).items():
-        exec(function_source(name, parameters, results[name], printer), namespace)  # our own text, printed above
+        exec(function_source(name, parameters, results[name], printer), namespace)  # our own source, printed above
     return SimpleNamespace(**{name: namespace[name] for name in results})
 
 
@@ -197,5 +210,9 @@ def _python_functions(s: Schedule) -> SimpleNamespace:
 
 
 def python_functions(schedule_name: str, band: Band) -> SimpleNamespace:
-    """The functions of `SIGNATURES` and `HOST_SIGNATURES` as Python callables with the same names and arguments."""
+    """Return the functions of `SIGNATURES` and `HOST_SIGNATURES` as Python callables, by the same names.
+
+    Raises:
+        ArgumentError: an unknown schedule or an unsupported mask.
+    """
     return _python_functions(define(schedule_name, band))

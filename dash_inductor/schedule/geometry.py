@@ -46,12 +46,12 @@ N_KV = ceil_div(KV_LEN, BLOCK_KV)
 
 
 Interval = tuple[Expr, Expr]
-"""First and end of consecutive rows or keys.  An empty one has ``end <= first``, and its end may be negative."""
+"""First and end (exclusive) of consecutive rows or keys; if empty, ``end <= first``, and end may be negative."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Tiles ``first .. end-1`` are visible, ``full_first .. full_end-1`` need no mask.
+    """A range of tiles: ``first .. end-1`` are visible, ``full_first .. full_end-1`` of them need no mask.
 
     Always ``0 <= first <= full_first <= full_end <= end <= number of tiles``.
     """
@@ -63,14 +63,14 @@ class Range:
 
 
 def _range(first: Expr, full_first: Expr, full_end: Expr, end: Expr) -> Range:
-    """`Range` with the full part clamped into the visible one."""
+    """Return a `Range` whose full part is clamped to the visible part."""
     full_first = first if full_first == 0 else Minimum(end, Maximum(first, full_first))
     full_end = Minimum(end, full_end)
     return Range(first, full_first, full_end if full_first == 0 else Maximum(full_first, full_end), end)
 
 
 def q_range(has_lo: bool, has_hi: bool, kv: Expr = KV) -> Range:
-    """The q tiles of kv tile `kv` (a valid tile index), as expressions."""
+    """Return the visible q tiles of kv tile `kv` (a valid tile index), as expressions."""
     first_key, end_key = kv * BLOCK_KV, Minimum((kv + 1) * BLOCK_KV, KV_LEN)
     first, full_first, end, full_end = sympy.Integer(0), sympy.Integer(0), N_Q, N_Q
     if has_hi:
@@ -86,7 +86,7 @@ def q_range(has_lo: bool, has_hi: bool, kv: Expr = KV) -> Range:
 
 
 def kv_range(has_lo: bool, has_hi: bool, q: Expr = Q) -> Range:
-    """The kv tiles of q tile `q` (a valid tile index), as expressions."""
+    """Return the visible kv tiles of q tile `q` (a valid tile index), as expressions."""
     first_row, end_row = q * BLOCK_Q, Minimum((q + 1) * BLOCK_Q, Q_LEN)
     first, full_first, end, full_end = sympy.Integer(0), sympy.Integer(0), N_KV, FloorDiv(KV_LEN, BLOCK_KV)
     if has_lo:
@@ -100,17 +100,17 @@ def kv_range(has_lo: bool, has_hi: bool, q: Expr = Q) -> Range:
 
 
 def seen_rows(has_lo: bool, has_hi: bool) -> Interval:
-    """The rows that see a key; in terms of lengths and bounds alone."""
+    """Return the rows that see a key, as expressions in lengths and bounds."""
     return at_least_zero(LO) if has_lo else sympy.Integer(0), Minimum(Q_LEN, KV_LEN + HI) if has_hi else Q_LEN
 
 
 def seen_keys(has_lo: bool, has_hi: bool) -> Interval:
-    """The keys that a row sees; in terms of lengths and bounds alone."""
+    """Return the keys that a row sees, as expressions in lengths and bounds."""
     return at_least_zero(-HI) if has_hi else sympy.Integer(0), Minimum(KV_LEN, Q_LEN - LO) if has_lo else KV_LEN
 
 
 def all_seen(band: Band, q_len: Expr, kv_len: Expr) -> tuple[bool, bool]:
-    """Whether every row is known to see a key, and every key to be seen by a row; lengths are integers or sympy's."""
+    """Return whether every row provably sees a key, and every key is seen by a row; lengths are integers or sympy's."""
     offset = kv_len - q_len if band.anchor == "bottom_right" else 0
     bounds = {symbol: bound - offset for symbol, bound in ((LO, band.lo), (HI, band.hi)) if bound is not None}
     values = {symbol: sympy.sympify(x) for symbol, x in ({Q_LEN: q_len, KV_LEN: kv_len} | bounds).items()}

@@ -1,7 +1,7 @@
-"""A schedule written out for one problem: what every CTA does, in order.
+"""A schedule as tables for one problem: what every CTA does, in order.
 
-Simulator, checks, timeline and reference executor read these tables; they come from the expressions that the kernels
-run.
+The simulator, the checks, the timeline and the reference executor read these tables, which are computed from the
+expressions that the kernels run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .walk import ClosedForm, Problem, Walk
 
 @dataclass(frozen=True)
 class Column:
-    """The walk over one kv tile: (q tile, rank) in order of time."""
+    """The walk of one kv tile: (q tile, rank) in order of time."""
 
     kv: int
     steps: tuple[tuple[int, int], ...]
@@ -23,7 +23,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Job:
-    """The work of the CTA with this ticket; head is ``b * heads + h``."""
+    """The work of the CTA that holds this ticket; head is ``b * heads + h``."""
 
     ticket: int
     head: int
@@ -31,15 +31,15 @@ class Job:
 
 
 def walked_query_heads(per_query_head: bool, q_heads: int, kv_heads: int) -> tuple[tuple[int, ...], ...]:
-    """For each head of the schedule, in its order, the query heads that its CTAs walk for, one after the other.
+    """Return, for each head of the schedule, the query heads that its CTAs process, one after the other.
 
-    Where every query head has CTAs of its own, the query heads are the heads, first member 0 of all groups, then member
-    1, and so on.  Elsewhere a kv head is a head, and its CTAs walk for the whole group.  Either way head `h` belongs to
-    kv head ``h % kv_heads``.
+    If every query head has its own CTAs, the heads of the schedule are the query heads: member 0 of all groups first,
+    then member 1, and so on.  Otherwise they are the kv heads, whose CTAs process the whole group.  In both cases head
+    `h` belongs to kv head ``h % kv_heads``.
 
     Args:
-        per_query_head: whether every query head has CTAs of its own (`Family.cta_per_query_head`).
-        q_heads, kv_heads: per batch element.
+        per_query_head: whether every query head has its own CTAs (`Family.cta_per_query_head`).
+        q_heads, kv_heads: the numbers of heads per batch element.
     """
     group = q_heads // kv_heads
     members = [[kv_head * group + member for kv_head in range(kv_heads)] for member in range(group)]
@@ -49,7 +49,7 @@ def walked_query_heads(per_query_head: bool, q_heads: int, kv_heads: int) -> tup
 
 
 def jobs_of(walk: Walk) -> tuple[Job, ...]:
-    """All jobs of a walk in launch order."""
+    """Return all jobs of a walk in launch order."""
     seen: dict[tuple[int, int], tuple[Column, ...]] = {}
     jobs = []
     for ticket in range(walk.tickets):
@@ -71,5 +71,9 @@ def _columns(walk: Walk, head: int, slot: int) -> Iterator[Column]:
 
 @lru_cache(maxsize=64)
 def tables(name: str, problem: Problem) -> tuple[Job, ...]:
-    """All jobs in launch order.  Raises ArgumentError on an unknown schedule or an unsupported mask."""
+    """Return all jobs of a schedule in launch order.
+
+    Raises:
+        ArgumentError: an unknown schedule or an unsupported mask.
+    """
     return jobs_of(ClosedForm(name, problem))

@@ -1,6 +1,6 @@
-"""The names of the schedules and what they can run, without their expressions: needs the standard library alone.
+"""The names of the schedules and the masks that they support; needs the standard library alone.
 
-`schedules` defines the expressions, and needs sympy, which takes longer to import than a plan to make.
+`schedules` defines the expressions and needs sympy, whose import takes longer than planning.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from ..errors import ArgumentError
 from ..model.mask import Band
 
 UNBOUNDED = ("symmetric_shift", "bent_fold")
-"""Schedules of bands without an upper bound on i - j."""
+"""Schedules that require a band without an upper bound on i - j."""
 
 NAMES = ("ascending", "descending", "shift", "bent_fold", "spt", "two_pass", "symmetric_shift")
 PARTS = {name: 2 if name == "symmetric_shift" else 1 for name in NAMES}
 
 CO_RESIDENT = ("shift", "symmetric_shift")
-"""Schedules in which some CTA waits for a later ticket: those that have `schedules.Schedule.resident`."""
+"""Schedules in which some CTA waits for a later ticket: those with `schedules.Schedule.resident`."""
 
 
 def check_name(name: str) -> None:
@@ -25,9 +25,10 @@ def check_name(name: str) -> None:
 
 
 def supports(name: str, band: Band) -> str | None:
-    """Why the schedule cannot run this mask, or None if it can, at any lengths >= 1.
+    """Return why the schedule cannot run this mask; None if it can, for any lengths >= 1.
 
-    Raises ArgumentError on an unknown name.
+    Raises:
+        ArgumentError: an unknown name.
     """
     check_name(name)
     if name == "shift" and not band.is_full:

@@ -1,4 +1,4 @@
-"""`Problem`: one attention backward as the schedules see it; needs the standard library alone."""
+"""`Problem`: the description of an attention backward that schedules need; requires the standard library alone."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from ..model.mask import MAX_LENGTH, Band
 
 @dataclass(frozen=True)
 class Problem:
-    """One attention backward as the schedules see it.
+    """An attention backward, as far as schedules depend on it.
 
     Args:
         band: the mask; any anchor.
         q_len, kv_len: lengths in tokens, >= 1.
         block_q, block_kv: tile shape in tokens.
-        batch: batch elements.
+        batch: number of batch elements.
         heads: heads of the schedule per batch element, see `jobs.walked_query_heads`.
-        group: query heads that a CTA runs through, in ascending order.
+        group: query heads that one CTA processes, in ascending order.
         section: heads that are launched together.
+
+    Raises:
+        ArgumentError: a number below 1, or a length or bound above `MAX_LENGTH` in magnitude.
     """
 
     band: Band
@@ -43,30 +46,30 @@ class Problem:
 
     @property
     def n_q(self) -> int:
-        """Query tiles."""
+        """Number of query tiles."""
         return -(-self.q_len // self.block_q)
 
     @property
     def n_kv(self) -> int:
-        """Key/value tiles."""
+        """Number of kv tiles."""
         return -(-self.kv_len // self.block_kv)
 
     @property
     def resolved(self) -> Problem:
-        """The same problem with the mask anchored top left, as the generated functions want it.
+        """The same problem with the mask anchored top left, as the generated functions expect it.
 
-        Bounds that exclude nothing are kept: whether a bound exists is a fact of the mask, not of the lengths.
+        Bounds that exclude nothing are kept: whether a bound exists is a property of the mask, not of the lengths.
         """
         offset = self.kv_len - self.q_len if self.band.anchor == "bottom_right" else 0
         lo, hi = (None if x is None else x - offset for x in (self.band.lo, self.band.hi))
         return replace(self, band=Band(lo, hi))
 
     def tail(self) -> tuple[tuple[int, ...], int, int]:
-        """The last arguments of most generated functions: `codegen.WALK` as a tuple, and the tile shape."""
+        """Return the last arguments of most generated functions: `codegen.WALK` as a tuple, and the tile shape."""
         return (self.q_len, self.kv_len, *self.bounds), self.block_q, self.block_kv
 
     def steps(self, kv: int) -> int:
-        """How many q tiles see something of a kv tile: the length of its walk under every schedule (`geometry`)."""
+        """Return how many q tiles see part of a kv tile: the length of its walk in every schedule (`geometry`)."""
         lo, hi = self.resolved.band.lo, self.resolved.band.hi
         first, end = 0, self.n_q
         if hi is not None:
@@ -78,6 +81,6 @@ class Problem:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """lo and hi, anchored top left; 0 where there is none."""
+        """lo and hi, anchored top left; 0 for a bound that does not exist."""
         band = self.resolved.band
         return band.lo or 0, band.hi or 0

@@ -1,18 +1,19 @@
-"""Every schedule, defined once.
+"""The definitions of all schedules.
 
-A schedule says, as sympy expressions over tile indices and lengths, which CTA computes what and when (`kv_tile`,
-`q_tile`) and in which order the partial dq tiles are added (`rank`).  Kernel code, simulator, checks, reference
-executor and pictures all evaluate these expressions.  Neither walk nor rank knows the number of SMs, the batch, the
-heads or the section: the gradients of a head are a function of its own operands and mask, whatever runs beside it.
+A schedule defines, by sympy expressions in tile indices and lengths, which CTA computes what and when (`kv_tile`,
+`q_tile`) and the order in which the partial dq tiles are added (`rank`).  Kernel code, simulator, checks, reference
+executor and pictures all evaluate these expressions.  Neither walks nor ranks depend on the number of SMs, the batch,
+the heads or the section: the gradients of a head are a function of its own operands and mask, whatever else is
+launched.
 
 A *head* is a (batch element, kv head) pair, the unit whose kv tiles CTAs own.  With grouped-query attention a CTA of
-the portable kernel runs through the query heads of its group in ascending order, each with its own dq accumulators and
-the same walk and ranks.  The Hopper kernel has CTAs for every query head: there the query heads are the heads, member
-by member of all groups.
+the portable kernel processes the query heads of its group in ascending order, each with its own dq accumulators and the
+same walk and ranks.  The Hopper kernel has CTAs for every query head: there the query heads are the heads, first the
+first member of all groups, then the second, and so on.
 
 Sources: ascending is FlashAttention-3's deterministic order; descending, shift and symmetric shift are from "DASH:
-deterministic attention scheduling" (arXiv 2601.21824); shortest first ("SPT") is FlashAttention-3's and -4's order
-for causal masks.  The bent fold is a rule for any tile pairs, here in closed form for bands without upper bound.
+deterministic attention scheduling" (arXiv 2601.21824); shortest first ("SPT") is FlashAttention-3's and -4's order for
+causal masks.  The bent fold is a rule for any tile pairs, here in closed form for bands without upper bound.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ from .symbols import (
 
 
 def _grouped(ticket: Expr, slots: Expr, heads: Expr, together: Expr = SECTION) -> tuple[Expr, Expr]:
-    """Ticket -> (position of the head, slot): sections of `together` heads, in each slot-major and head-minor."""
+    """Return (position of the head, slot) of a ticket.
+
+    Tickets are ordered by sections of `together` heads, within a section by slot, and within a slot by head.
+    """
     section, within = FloorDiv(ticket, together * slots), Rem(ticket, together * slots)
     size = Maximum(1, Minimum(together, heads - section * together))  # the last section may be smaller
     return section * together + Rem(within, size), FloorDiv(within, size)
@@ -60,7 +64,7 @@ def _grouped(ticket: Expr, slots: Expr, heads: Expr, together: Expr = SECTION) -
 
 @dataclass(frozen=True)
 class Visible:
-    """The visible q tiles of kv tile KV and kv tiles of q tile Q, the rows that see a key, the keys that a row sees."""
+    """The visible q tiles of kv tile KV and kv tiles of q tile Q, the rows that see a key, and the keys seen."""
 
     q: Range
     kv: Range
@@ -69,43 +73,49 @@ class Visible:
 
     @property
     def steps(self) -> Expr:
+        """The number of visible q tiles of a kv tile."""
         return self.q.end - self.q.first
 
     @property
     def up(self) -> Expr:
+        """The q tile of a step in ascending order."""
         return self.q.first + STEP
 
     @property
     def down(self) -> Expr:
+        """The q tile of a step in descending order."""
         return self.q.end - 1 - STEP
 
     @property
     def rank_up(self) -> Expr:
+        """The rank of a kv tile if kv tiles contribute in ascending order."""
         return KV - self.kv.first
 
     @property
     def rank_down(self) -> Expr:
+        """The rank of a kv tile if kv tiles contribute in descending order."""
         return self.kv.end - 1 - KV
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """One schedule for one kind of band (which of lo and hi exist).
+    """A schedule for one kind of band (which of lo and hi exist).
 
     Args:
         name: the name used in plans.
-        parts: kv tiles that one CTA processes, one after the other.
+        parts: the number of kv tiles that one CTA processes, one after the other.
         slots: CTAs per head.
         launch: (ticket, heads) -> (head index ``b * heads + h``, slot), see `_grouped`.
         kv_tile: (slot, part) -> kv tile, or the number of kv tiles for "no tile".
-        num_steps: kv -> q tiles to walk.
+        num_steps: kv -> number of q tiles in the walk.
         q_tile: (step, kv) -> q tile.
-        rank: (q, kv) -> place of kv's contribution in the accumulation order of q's dq tile.  Only for visible pairs.
-        visible: the pairs that the band lets through, whatever the schedule.
-        shared_accumulator: CTAs add to one dq accumulator and wait for their turn.  Without it, rank is the order in
-            which the owner of the q tile walks over the kv tiles.
+        rank: (q, kv) -> position of kv's contribution in the accumulation order of q's dq tile; only for visible pairs.
+        visible: the pairs that the band shows, independent of the schedule.
+        shared_accumulator: whether CTAs add to a shared dq accumulator and wait for their turn.  If not, rank is the
+            order in which the owner of the q tile processes the kv tiles.
         resident: None if every wait is for an earlier ticket, so that any number of resident CTAs makes progress.
-            Else the least number of simultaneously resident CTAs for which the launch cannot hang: an exact bound.
+            Otherwise the least number of simultaneously resident CTAs for which the launch cannot hang; the bound is
+            exact.
     """
 
     name: str
@@ -142,38 +152,38 @@ def _spt(c: Visible) -> Schedule:
 
 
 def _two_pass(c: Visible) -> Schedule:
-    """The dk/dv kernel walks as in ascending; the dq kernel owns q tiles and walks over kv tiles upwards."""
+    """Two passes: dk/dv CTAs walk as in ascending; each CTA of the dq kernel owns q tiles and walks up the kv tiles."""
     return _column("two_pass", c, SLOT, c.up, c.rank_up, shared=False)
 
 
 LEAST = 64
-"""Sequences whose longest walk is shorter than this are not bent: it would gain less than walks lose that go down."""
+"""If the longest walk has fewer q tiles than this, no walk is bent: that would gain less than downward walks cost."""
 
 LATER = 4
-"""Sections of the second phase of a bent fold are so many times as large as sections of the first: all walks of a head
-begin there at the same q tile, and wait for one another unless other heads' are launched between them."""
+"""Factor by which the sections of the second phase of a bent fold are larger than those of the first: all walks of a
+head begin there at the same q tile, and wait for one another unless those of other heads are launched in between."""
 
 
 def _bent_fold(c: Visible, has_lo: bool) -> Schedule:
-    """Bands without upper bound: SPT for short sequences; for others the same, but without its end.
+    """The bent fold, for bands without upper bound: SPT, except that for long sequences its end is changed.
 
-    SPT ends with its longest jobs, while other workers have nothing left to do.  Here a kv tile is *long* if its walk
-    is more than half of the longest walk, `top`, with which it shares a q tile.  In phase 0 the long ones are launched,
-    the shortest first; in phase 1 the others, longest first: the last tickets are the shortest.  A kv tile walks up
-    through the q tiles where its rank still changes, and then down through the stretch in which it is constant: it
-    reaches the rectangle that all long ones share when the one before it has left, even if all start together.
+    SPT ends with its longest jobs, while other workers are idle.  Here a kv tile is *long* if its walk is more than
+    half of the longest walk, `top`, with which it shares a q tile.  Phase 0 launches the long ones, shortest first;
+    phase 1 the others, longest first, so that the last tickets are the shortest.  A kv tile walks up through the q
+    tiles where its rank still changes, and then down through the range in which it is constant: it reaches the
+    rectangle that all long ones share after the one before it has left, even if all start together.
 
-    Tile 0 has the longest walk and shares a q tile with every other, so it is everybody's `top`.  The walks grow
-    shorter with kv: the long ones are those below `long`, the number of kv tiles that the last q tile sees at which a
-    long walk may begin.  They are launched downwards and the others upwards, so the kv tiles ``kv < end_kv(q)`` reach q
-    tile q in the order ``min(end_kv(q), long) - 1 .. 0, long .. end_kv(q) - 1``.  The rank of a long one is constant
-    from ``bend = first_q(long - 1)`` on, which is more than a quarter of its walk, and that of a short one is kv
-    throughout.  So a long one goes up to the bend and then down from the end, and a short one goes down.
+    Tile 0 has the longest walk and shares a q tile with every other, so it is `top` for all of them.  Walks get shorter
+    with kv: the long ones are those below `long`, the number of kv tiles that the last q tile sees at which a long walk
+    may begin.  They are launched downwards and the others upwards, so the kv tiles ``kv < end_kv(q)`` reach q tile q in
+    the order ``min(end_kv(q), long) - 1 .. 0, long .. end_kv(q) - 1``.  The rank of a long one is constant from ``bend
+    = first_q(long - 1)`` on, which is more than a quarter of its walk, and that of a short one is kv throughout.  So a
+    long one goes up to the bend and then down from the end, and a short one goes down.
 
-    Where ``top < LEAST`` all kv tiles are long and none is bent, which is `spt`.
+    If ``top < LEAST``, all kv tiles are long and none is bent, which is `spt`.
 
-    The full mask is walked as the causal one, with the steps that this one lacks: a mask that is known at run time
-    alone has the walks and ranks of the causal mask if it is one.
+    The walk for the full mask is that for the causal mask plus the steps that the latter lacks: a mask that is only
+    known at run time then has the walks and ranks of the causal mask if it is causal.
     """
     assumed = {} if has_lo else {LO: sympy.Integer(0)}
 
@@ -208,34 +218,34 @@ def _bent_fold(c: Visible, has_lo: bool) -> Schedule:
 
 
 def _ring_start(member: Expr, members: Expr, tiles: Expr) -> Expr:
-    """First tile of a member of a ring: members start evenly spread over the tiles."""
+    """Return the first tile of a member of a ring: members start evenly spread over the tiles."""
     return FloorDiv(member * tiles, members)
 
 
 def _ring_rank(member: Expr, tile: Expr, members: Expr, tiles: Expr) -> Expr:
-    """Order in which the members of a ring reach a tile.
+    """Return the order in which the members of a ring reach a tile.
 
     Members with ``start <= tile`` are ``0 .. last`` with ``last = ceil((tile + 1) * members / tiles) - 1`` (from
-    ``floor(m * tiles / members) <= tile  <=>  m < (tile + 1) * members / tiles``).  The highest of them is nearest
-    and comes first, down to 0; then the ring closes and the others follow, again from the highest.  So the step at
-    which a member reaches the tile never decreases along the ranks, for any two counts; with more members than tiles,
-    equal steps are ordered by rank.
+    ``floor(m * tiles / members) <= tile  <=>  m < (tile + 1) * members / tiles``).  The highest of them is nearest and
+    comes first, down to 0; then the ring closes and the others follow, again from the highest.  So the step at which a
+    member reaches the tile never decreases along the ranks, for any two counts; with more members than tiles, equal
+    steps are ordered by rank.
     """
     return Rem(ceil_div((tile + 1) * members, tiles) - 1 - member + members, members)
 
 
 def _resident(contributing_slots: Expr) -> Expr:
-    """Exact co-residency bound of a ring whose member ``contributing_slots - 1`` everybody else waits for.
+    """Return the exact co-residency bound of a ring in which all wait for member ``contributing_slots - 1``.
 
-    In a section of g heads the last member of the first head has the ticket ``(contributing_slots - 1) * g``.  If it
-    is resident, that head finishes and frees its workers for the next tickets.  With fewer workers no head ever gets
-    its last member.
+    In a section of g heads the last member of the first head has the ticket ``(contributing_slots - 1) * g``.  If it is
+    resident, that head finishes and frees its workers for the next tickets.  With fewer workers no head ever gets its
+    last member.
     """
     return at_least_zero(contributing_slots - 1) * Minimum(SECTION, HEADS) + 1
 
 
 def _shift(c: Visible) -> Schedule:
-    """Full mask: cyclic walks with evenly spread starts, for any numbers of tiles."""
+    """Shift, for the full mask: cyclic walks with evenly spread starts, for any numbers of tiles."""
     return Schedule(
         "shift",
         1,
@@ -251,15 +261,15 @@ def _shift(c: Visible) -> Schedule:
 
 
 def _symmetric_shift(c: Visible, has_lo: bool) -> Schedule:
-    """Bands without upper bound: a CTA does kv tile p, then kv tile n-1-p.
+    """Symmetric shift, for bands without upper bound: a CTA processes kv tile p, then kv tile n-1-p.
 
     Let ``pairs = ceil(n / 2)``.  The *big* tiles ``kv < pairs`` all see the q tiles from ``top = first_q(pairs - 1)``
-    on: there they form a ring, as in shift.  Then each walks up its triangle, first_q(kv) .. top-1, with the highest
-    kv first in rank.  The *small* tiles walk down from the last q tile; their rank is kv, as every lower tile
-    contributes before them.  No big tile waits for a small one, and a small one only for lower tiles, so the waits
-    are acyclic for any lengths, odd n (the middle CTA has no second tile) and any lower bound.  For BLOCK_Q ==
-    BLOCK_KV, equal lengths and even n this is DASH's symmetric shift with ``finished = 0, active = n/2``; for
-    BLOCK_KV = S * BLOCK_Q starts are about S tiles apart instead of one.
+    on: there they form a ring, as in shift.  Then each walks up its triangle, first_q(kv) .. top-1, with the highest kv
+    first in rank.  The *small* tiles walk down from the last q tile; their rank is kv, as every lower tile contributes
+    before them.  No big tile waits for a small one, and a small one only for lower tiles, so the waits are acyclic for
+    any lengths, odd n (the middle CTA has no second tile) and any lower bound.  For BLOCK_Q == BLOCK_KV, equal lengths
+    and even n this is DASH's symmetric shift with ``finished = 0, active = n/2``; for BLOCK_KV = S * BLOCK_Q starts are
+    about S tiles apart instead of one.
     """
     pairs = ceil_div(N_KV, 2)
     top = q_range(has_lo, False, kv=pairs - 1).first
@@ -296,7 +306,7 @@ _LOWER: dict[str, Callable[[Visible, bool], Schedule]] = {
     "symmetric_shift": _symmetric_shift,
     "bent_fold": _bent_fold,
 }
-"""Schedules of bands without upper bound; the second argument is whether there is a lower one."""
+"""Schedules for bands without upper bound; the second argument is whether there is a lower bound."""
 
 
 @cache
@@ -307,7 +317,11 @@ def _build(name: str, has_lo: bool, has_hi: bool) -> Schedule:
 
 
 def define(name: str, band: Band) -> Schedule:
-    """The expressions of a schedule for a band.  Raises ArgumentError on an unknown name or an unsupported mask."""
+    """Return the expressions of a schedule for a band.
+
+    Raises:
+        ArgumentError: an unknown name or an unsupported mask.
+    """
     reason = supports(name, band)
     if reason is not None:
         raise ArgumentError("schedule", name, f"one that supports the mask {band}: {reason}")

@@ -1,15 +1,17 @@
-"""Discrete-event model of the ordered accumulation: CTAs on workers, and writers that wait for their turn.
+"""Discrete-event simulation of the ordered accumulation: CTAs run on workers, and dq writers wait for their turn.
 
 A job computes the tile pairs of its walk one after the other and adds each partial dq tile to its accumulator, which
-admits contributors by rank.  The times are those of "DASH: deterministic attention scheduling" (arXiv 2601.21824):
+admits contributors in order of rank.  The timing model is that of "DASH: deterministic attention scheduling" (arXiv
+2601.21824):
 
 * ``depth = 0``: adding occupies the worker, so a blocked add blocks everything after it (the paper's DAG model);
 * ``depth >= 1``: a separate writer drains `depth` buffers, so computing step k+1 overlaps waiting and adding of step k
   and stalls only when all buffers are taken.
 
 Every time is a maximum of sums of earlier times, so a job is advanced as far as known turns allow, and again when the
-turn it waits for becomes known.  Only the hand-out of tickets needs the clock: the next ticket goes to the worker that
-is free first.  That is exact, because a job still blocked then depends on a ticket that starts no earlier.
+turn that it waits for becomes known.  Only the assignment of tickets needs the clock: the next ticket goes to the
+worker that is free first.  That is exact, because a job that is still blocked then depends on a ticket that starts no
+earlier.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:  # jobs need sympy, which the prices alone do not
+if TYPE_CHECKING:  # jobs import sympy, which `Costs` does not need
     from .jobs import Job
 
 Accumulator = tuple[int, int, int]  # head, query head within the group, q tile
@@ -29,10 +31,10 @@ Accumulator = tuple[int, int, int]  # head, query head within the group, q tile
 
 @dataclass(frozen=True)
 class Costs:
-    """Durations in any one unit.
+    """Durations, in an arbitrary common unit.
 
     Args:
-        compute: one tile pair.
+        compute: computing one tile pair.
         reduce: adding one dq tile.
         handover: extra latency between two writers of one accumulator.
         epilogue: storing dk and dv at the end of a job.
@@ -62,14 +64,14 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """Result of `simulate`; `makespan` is infinite if the schedule hangs, and `unfinished` names the tickets then."""
+    """Result of `simulate`; if the schedule hangs, `makespan` is infinite and `unfinished` lists the tickets."""
 
     makespan: float
     spans: tuple[Span, ...]
     unfinished: tuple[int, ...]
 
     def accumulation_order(self) -> dict[Accumulator, tuple[int, ...]]:
-        """The kv tiles of each accumulator, in the order in which they were added."""
+        """Return the kv tiles of each accumulator in the order in which they were added."""
         order: dict[Accumulator, list[int]] = {}
         for span in sorted(self.spans, key=lambda s: (s.write, s.written, s.worker)):
             order.setdefault(span.accumulator, []).append(span.kv)
@@ -77,7 +79,7 @@ class Run:
 
 
 class _Active:
-    """A job on a worker: its steps, how far it is, and the times that the next step needs."""
+    """A job on a worker: its steps, its progress, and the times that the next step depends on."""
 
     def __init__(self, job: Job, worker: int, now: float, group: int) -> None:
         self.worker, self.ticket = worker, job.ticket
@@ -103,13 +105,17 @@ def simulate(
     seed: int = 0,
     ordered: bool = True,
 ) -> Run:
-    """Run `jobs` (in ticket order) on `workers` workers.
+    """Simulate `jobs` (in ticket order) on `workers` workers.
 
     Args:
-        group: query heads per kv head; a job repeats each walk for every one, in ascending order.
-        static: ticket lists per worker (persistent CTAs) instead of handing out tickets.
+        jobs: the jobs.
+        workers: the number of CTAs that run at a time.
+        costs: the durations of operations.
+        group: query heads per kv head; a job repeats each walk for every query head, in ascending order.
+        static: ticket lists per worker (persistent CTAs); by default tickets are assigned to free workers.
         speeds: factor on the durations, per worker.
-        jitter: relative half width of uniform noise on every duration, drawn from `seed`.
+        jitter: relative half width of uniform noise on every duration.
+        seed: the seed of the noise.
         ordered: False ignores the ranks, as atomics would.
     """
     rng = random.Random(seed)
@@ -126,7 +132,7 @@ def simulate(
         return base * noise * (speeds[a.worker] if speeds is not None else 1.0)
 
     def advance(a: _Active) -> list[_Active]:
-        """Run `a` until it blocks or ends; returns the jobs whose turn came."""
+        """Run `a` until it blocks or ends; return the jobs whose turn has come."""
         nonlocal makespan
         woken: list[_Active] = []
         while len(a.written) < len(a.steps):

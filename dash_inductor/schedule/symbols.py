@@ -1,11 +1,11 @@
-"""The vocabulary of the schedule expressions: sympy symbols and five integer functions.
+"""The symbols and functions of the schedule expressions: sympy symbols and five integer functions.
 
-Every expression is over int32 values.  Triton divides with C semantics (truncation towards zero) and Python floors;
-the two agree where no operand is negative, so `FloorDiv` and `Rem` are only ever applied to a non-negative dividend
-and a positive divisor.
+Every expression is over int32 values.  Triton divides with C semantics (truncation towards zero) and Python floors; the
+two agree if no operand is negative, so `FloorDiv` and `Rem` are only ever applied to a non-negative dividend and a
+positive divisor.
 
-The functions fold constants and nothing else: sympy's own ``Min``, ``Max`` and ``floor`` would spend seconds on
-looking for simplifications, and print something else than what was written.
+The functions only fold constants: sympy's own ``Min``, ``Max`` and ``floor`` would spend seconds on simplification, and
+print something else than what was written.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import sympy
 
-Expr = Any  # sympy carries no types; an alias says what is meant
+Expr = Any  # sympy is untyped; the alias documents intent
 
 
 def _index(name: str) -> Expr:
@@ -104,4 +104,5 @@ def ceil_div(a: Expr, b: Expr) -> Expr:
 
 
 def at_least_zero(x: Expr) -> Expr:
+    """Return ``max(0, x)``."""
     return Maximum(0, x)

@@ -1,26 +1,26 @@
-"""`Tables`: the walk of a mask that is data, which is the closed form of its band without the pairs that nobody sees.
+"""`Tables`: the walk of a data-dependent mask, which is the closed form of its band without the hidden tile pairs.
 
 Note [Tables]
     A schedule orders the tile pairs of a band.  Data can hide more of them, but add none.  So the walk of a kv tile is
     its walk in the closed form, restricted to the visible pairs, and the rank of a kv tile at a q tile is the number of
-    visible contributors whose rank in the closed form is lower.  The CTA that has each kv tile, and the order in which
-    CTAs are launched, stay as they are.
+    visible contributors whose rank in the closed form is lower.  The assignment of kv tiles to CTAs, and the order in
+    which CTAs are launched, stay the same.
 
     *Progress.*  In a launch-ordered schedule every contributor of lower rank has an earlier ticket.  That is true of
-    any subset of the contributors, so every wait is still for an earlier ticket, on any number of CTAs.  Schedules
-    whose CTAs wait both ways have no such argument and are not restricted.
+    any subset of the contributors, so every wait is still for an earlier ticket, on any number of CTAs.  This argument
+    fails for schedules whose CTAs wait in both directions; these are not restricted.
 
-    *Bits.*  A pair that nobody sees would add zeros.  A mask that hides nothing therefore has the bits of its band, and
-    what a batch element gets is a function of its own mask.
+    *Bits.*  A hidden tile pair would add zeros.  A mask that hides nothing therefore has the bits of its band, and the
+    results of a batch element depend only on its own mask.
 
 Note [Seen bits]
-    With a dense mask a forward is told of every pair of a row block and a kv tile who sees whom, in one bit for each
-    query and key: 1 if both exist, and the whole mask, with its band and codes, lets the query see the key.
+    With a dense mask a forward reads, for every pair of a row block and a kv tile, one bit for each query and key: 1 if
+    both exist, and the whole mask, including its band and codes, lets the query see the key.
 
-    The bits lie as the scores do after a matmul.  Of 16 rows and 8 columns it leaves four scores to a thread: thread
-    ``4 r + l`` of a warp has rows r and ``r + 8`` and columns ``2 l`` and ``2 l + 1``.  So in word w of the thread
-    ``4 r + l`` of the rows from ``16 m`` on, bit ``4 n + 2 i + j`` belongs to row ``16 m + 8 i + r`` and to key
-    ``64 w + 8 n + 2 l + j``.  A thread has a word for every 64 keys, and words are ordered by m, r, l and w.
+    The bits are laid out as the scores are after a matmul, which gives each thread four scores of 16 rows and 8
+    columns: thread ``4 r + l`` of a warp has rows r and ``r + 8`` and columns ``2 l`` and ``2 l + 1``.  So in word w of
+    the thread ``4 r + l`` of the rows from ``16 m`` on, bit ``4 n + 2 i + j`` belongs to row ``16 m + 8 i + r`` and to
+    key ``64 w + 8 n + 2 l + j``.  A thread has a word for every 64 keys, and words are ordered by m, r, l and w.
 """
 
 from __future__ import annotations
@@ -32,44 +32,48 @@ from .visibility import EMPTY, FULL, Pairs
 from .walk import ClosedForm, Problem
 
 TILE_BITS = 15
-"""Bits of a q tile and of a rank in a step's word."""
+"""Bits of a q tile, and of a rank, in the word of a step."""
 FORWARD_TILE_BITS = 16
-"""Bits of a kv tile in a word of a forward's walk; two more for each of its row blocks follow."""
+"""Bits of a kv tile in a word of a forward's walk; two bits for each of its row blocks follow."""
 FORWARD_UNSEEN = FORWARD_TILE_BITS + 2 * 3
-"""The bit above the bits of three row blocks: the kv tile has keys that no query sees."""
+"""The bit above those of three row blocks: the kv tile has keys that no query sees."""
 
 
 def step_word(q: int, rank: int, needs_mask: bool, has_blind: bool = False) -> int:
-    """One step of a walk as the kernels read it: an int32.
+    """Return one step of a walk as the int32 word that kernels read.
 
     Args:
-        has_blind: a query of the q tile sees no key at all; the word is negative then.  Such a step needs the mask.
+        q: the q tile.
+        rank: the rank of the step's contribution to dq.
+        needs_mask: whether the tile pair is partially hidden.
+        has_blind: whether a query of the q tile sees no key at all; the word is then negative.  This requires
+            `needs_mask`.
     """
     return q | rank << TILE_BITS | needs_mask << 2 * TILE_BITS | -has_blind << 31
 
 
 def from_the_end(has_lo: bool, has_dense: bool) -> bool:
-    """Whether a forward begins with the last queries of a head, so that the longest walks do not come last.
+    """Return whether a forward begins with the last queries of a head, so that the longest walks do not come last.
 
     Args:
-        has_lo: the band has a lower bound, as the band of a causal mask does.
-        has_dense: there is a dense mask; most of them are causal.
+        has_lo: whether the band has a lower bound, as a causal mask does.
+        has_dense: whether there is a dense mask; most of these are causal.
     """
     return has_lo or has_dense
 
 
 def seen_words(block_kv: int) -> int:
-    """Words of a thread for a kv tile of so many keys, by Note [Seen bits]: a power of two, at least 8."""
+    """Return the words per thread for a kv tile of `block_kv` keys, a power of two >= 8, see Note [Seen bits]."""
     return max(1, block_kv // 64)
 
 
 def forward_words(kinds: Sequence[Sequence[int]], partial: int, unseen: Collection[int] = ()) -> list[int]:
-    """The walk of one tile of a forward, from the last kv tile to the first, as int32 words.
+    """Return the walk of one tile of a forward, from the last kv tile to the first, as int32 words.
 
     Args:
-        kinds: for each row block of the tile what every kv tile is to it: EMPTY, PARTIAL or FULL; all EMPTY for a row
-            block that does not exist.
-        partial: the value of PARTIAL, which a row block that sees nothing is given once: it has one step at least.
+        kinds: for each row block of the tile, EMPTY, PARTIAL or FULL for every kv tile; all EMPTY for a row block that
+            does not exist.
+        partial: the value of PARTIAL.  It is used once for a row block that sees nothing, which has at least one step.
         unseen: the kv tiles with keys that no query sees.
     """
     n_kv = len(kinds[0])
@@ -85,17 +89,17 @@ def forward_words(kinds: Sequence[Sequence[int]], partial: int, unseen: Collecti
 
 
 class Tables:
-    """The walk of a mask that is data (the protocol `walk.Walk`); see Note [Tables].
+    """The walk of a data-dependent mask (implements `walk.Walk`); see Note [Tables].
 
     Args:
         name: a launch-ordered schedule.
         problem: batch, heads, lengths, tile shape and band.
-        pairs: the tile pairs of each batch element, or of each head of the schedule of each batch element; none is
-            visible that the band hides.
+        pairs: the tile pairs of each batch element, or of each head of the schedule of each batch element; all pairs
+            that the band hides must be EMPTY.
 
     Raises:
-        ArgumentError: a schedule whose CTAs wait for later ones, tile pairs of other numbers, more tiles than a word
-            has bits for.
+        ArgumentError: a schedule whose CTAs wait for later ones, a wrong number of tile pairs, or more tiles than the
+            bits of a word can index.
     """
 
     parts, shared_accumulator, co_resident, resident = 1, True, False, 1
@@ -121,7 +125,7 @@ class Tables:
         return self._closed.kv_tile(head, slot, part)
 
     def walk(self, head: int, kv: int) -> list[int]:
-        """The q tiles of a kv tile, in the order of its steps."""
+        """Return the q tiles of a kv tile, in the order of its steps."""
         pairs, closed = self._pairs(head), self._closed
         tiles = (closed.q_tile(head, kv, step) for step in range(closed.visits(head, kv)))
         return [q for q in tiles if pairs[q][kv] != EMPTY]
@@ -144,10 +148,10 @@ class Tables:
         return self._pairs(head)[q][kv] != FULL
 
     def kind(self, head: int) -> int:
-        return head  # nothing is shared: this class is for checks, and small
+        return head  # no two heads are assumed equal: this class only serves checks of small problems
 
     def words(self, head: int, kv: int, blind: Collection[int] = ()) -> list[int]:
-        """The steps of a kv tile's walk as the kernels read them; `blind`: q tiles with queries that see no key."""
+        """Return the steps of a kv tile's walk as kernels read them; `blind`: q tiles with queries that see no key."""
         steps = ((q, self.rank(head, q, kv), self.needs_mask(head, q, kv)) for q in self.walk(head, kv))
         return [step_word(q, rank, needs_mask, q in blind) for q, rank, needs_mask in steps]
 

@@ -1,4 +1,4 @@
-"""Checks that a schedule is right, and that it cannot hang, on its tables, for one problem."""
+"""Checks that the tables of a schedule for one problem are correct, and that it cannot hang."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from .walk import ClosedForm, Problem, Walk
 
 
 def coverage_faults(walk: Walk, heads: int, n_q: int, n_kv: int, jobs: Sequence[Job]) -> list[str]:
-    """The faults of the tiles: each kv tile owned once, each visible pair once, ranks 0 .. n-1 per accumulator.
+    """Return the faults in coverage: each kv tile is owned once, each visible pair computed once, ranks are 0 .. n-1.
 
     Args:
-        heads: of the whole launch.
+        walk: the walk of the schedule.
+        heads: the number of heads of the whole launch.
+        n_q, n_kv: the numbers of tiles.
+        jobs: the tables to check.
     """
     found = []
     owned = sorted((job.head, column.kv) for job in jobs for column in job.columns)
@@ -39,10 +42,10 @@ def coverage_faults(walk: Walk, heads: int, n_q: int, n_kv: int, jobs: Sequence[
 
 
 def backward_wait(jobs: Sequence[Job]) -> tuple[int, int] | None:
-    """A (waiting ticket, awaited ticket) where the awaited one is not earlier, or None if there is no such wait.
+    """Return a (waiting ticket, awaited ticket) whose awaited ticket is not earlier; None if there is no such wait.
 
-    None means progress on any number of workers: ticket 0 waits for nobody, and if all earlier tickets finish, every
-    turn that a ticket waits for is passed on.  Within one job an earlier column counts as earlier.
+    None implies progress on any number of workers: ticket 0 waits for no ticket, and if all earlier tickets finish,
+    every turn that a ticket waits for comes.  Within one job an earlier column counts as earlier.
     """
     at: dict[tuple[int, int, int], tuple[int, int]] = {}
     for job in jobs:
@@ -57,10 +60,10 @@ def backward_wait(jobs: Sequence[Job]) -> tuple[int, int] | None:
 
 
 def progress_faults(walk: Walk, jobs: Sequence[Job], group: int = 1) -> list[str]:
-    """The faults of the waits, given what the walk declares about itself.
+    """Return the faults in waiting, given what the walk declares about itself.
 
-    Launch-ordered schedules may only wait for earlier tickets.  The others must finish with the number of workers that
-    they declare to need, where every job is held up only by the model's waits.
+    Launch-ordered schedules may only wait for earlier tickets.  Other schedules must finish with the number of workers
+    that they declare to need, in a simulation in which jobs are delayed only by the waits of the model.
     """
     if not walk.shared_accumulator:
         return []
@@ -72,9 +75,15 @@ def progress_faults(walk: Walk, jobs: Sequence[Job], group: int = 1) -> list[str
 
 
 def check(name: str, problem: Problem, jobs: Sequence[Job] | None = None) -> list[str]:
-    """Every fault of a schedule on a problem, in words; empty if it is right and cannot hang.
+    """Return every fault of a schedule for a problem, in words; empty if it is correct and cannot hang.
 
-    `jobs` replaces the schedule's own tables.  Raises ArgumentError on an unknown schedule or an unsupported mask.
+    Args:
+        name: the name of the schedule.
+        problem: the problem.
+        jobs: tables to check instead of the schedule's own.
+
+    Raises:
+        ArgumentError: an unknown schedule or an unsupported mask.
     """
     jobs = tables(name, problem) if jobs is None else jobs
     walk, heads = ClosedForm(name, problem), problem.batch * problem.heads
@@ -82,7 +91,7 @@ def check(name: str, problem: Problem, jobs: Sequence[Job] | None = None) -> lis
 
 
 def check_tables(walk: Tables, jobs: Sequence[Job] | None = None) -> list[str]:
-    """Every fault of the walk of a mask that is data, as `check`."""
+    """Return every fault of the walk of a data-dependent mask, as `check` does."""
     jobs = jobs_of(walk) if jobs is None else jobs
     p = walk.problem
     return coverage_faults(walk, p.batch * p.heads, p.n_q, p.n_kv, jobs) + progress_faults(walk, jobs)

@@ -1,8 +1,8 @@
-"""The tile pairs of one batch element that are visible, classified from the mask, element by element.
+"""The visible tile pairs of one batch element, classified by evaluating the mask for each element.
 
-`kernels/common/device/tile_pairs.py` is compared with this definition, which is slow.  A tile pair is
-*empty* iff no existing row sees an existing key, and *full* iff a kernel may skip the mask there, as `geometry` defines
-it: every existing row sees every key, and the kv tile is complete.  Every other pair is *partial*.
+This slow definition is the reference for `kernels/common/device/tile_pairs.py`.  A tile pair is *empty* iff no existing
+row sees an existing key, and *full* iff a kernel may skip the mask there, as `geometry` defines it: every existing row
+sees every key, and the kv tile is complete.  Every other pair is *partial*.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..model.mask import Band
 EMPTY, PARTIAL, FULL = range(3)
 
 Pairs = Sequence[Sequence[int]]
-"""``pairs[q][kv]`` is EMPTY, PARTIAL or FULL: the tile pairs of one batch element."""
+"""The tile pairs of one batch element: ``pairs[q][kv]`` is EMPTY, PARTIAL or FULL."""
 
 
 def sees(
@@ -25,11 +25,16 @@ def sees(
     valid: Sequence[object] | None = None,
     segments: tuple[Sequence[int], Sequence[int]] | None = None,
 ) -> Callable[[int, int], bool]:
-    """Whether query i sees key j of one batch element: all terms of its mask, which are a band and vectors.
+    """Return a function of i and j: whether query i sees key j of one batch element, under a band and vectors.
 
     Args:
-        valid: a truth value for each key; None if all are valid.
-        segments: an id for each query and one for each key, any integers; a query sees keys of its own id alone.
+        band: the band of the mask.
+        q_len, kv_len: the lengths.
+        valid: a boolean for each key; None if all are valid.
+        segments: a segment id for each query and one for each key, any integers; a query sees the keys with its own id.
+
+    Raises:
+        ArgumentError: a vector of another length.
     """
     vectors: list[tuple[str, Sequence[object] | None, int]] = [("valid", valid, kv_len)]
     if segments is not None:
@@ -51,7 +56,7 @@ def sees(
 def tile_pairs(
     seen: Callable[[int, int], bool], q_len: int, kv_len: int, block_q: int, block_kv: int
 ) -> list[list[int]]:
-    """The tile pairs of a batch element in which query i sees key j iff ``seen(i, j)``."""
+    """Return the tile pairs of a batch element in which query i sees key j iff ``seen(i, j)``."""
 
     def kind(q: int, kv: int) -> int:
         rows = range(q * block_q, min((q + 1) * block_q, q_len))

@@ -1,7 +1,7 @@
-"""`Walk`: who visits which tile pairs, in which order, and the place of each in the accumulation of its dq tile.
+"""`Walk`: which CTA visits which tile pairs, in which order, and their ranks in the accumulation of dq tiles.
 
-Tables, simulator, checks, reference executor and the host side of the kernels ask a walk and need not know where it
-comes from.  `ClosedForm` evaluates the expressions of a schedule, the same ones that the kernels run.
+Tables, simulator, checks, reference executor and the host side of the kernels use this interface, whatever implements
+it.  `ClosedForm` evaluates the expressions of a schedule, the same ones that the kernels run.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class Walk(Protocol):
     """The work of one launch.  A head is ``b * heads + h``; tiles are counted from the start of a sequence.
 
     Attributes:
-        tickets: CTAs of the launch; a CTA that takes a lower ticket starts earlier.
-        parts: kv tiles that one CTA processes at most, one after the other.
-        shared_accumulator: CTAs add to one dq accumulator and wait for their turn.
-        co_resident: some CTA waits for a later ticket.  Elsewhere any number of resident CTAs makes progress.
+        tickets: number of CTAs of the launch; a CTA with a lower ticket starts earlier.
+        parts: maximum number of kv tiles that one CTA processes, one after the other.
+        shared_accumulator: whether CTAs add to one dq accumulator and wait for their turn.
+        co_resident: whether some CTA waits for a later ticket.  If not, any number of resident CTAs makes progress.
         resident: the least number of simultaneously resident CTAs with which the launch cannot hang.
     """
 
@@ -38,32 +38,32 @@ class Walk(Protocol):
     def resident(self) -> int: ...
 
     def launch(self, ticket: int) -> tuple[int, int]:
-        """(head, slot) of the CTA that holds `ticket`."""
+        """Return the (head, slot) of the CTA that holds `ticket`."""
 
     def kv_tile(self, head: int, slot: int, part: int) -> int | None:
-        """The kv tile that a CTA processes `part`-th, None where there is none."""
+        """Return the kv tile that a CTA processes as its `part`-th (from 0); None if there is none."""
 
     def visits(self, head: int, kv: int) -> int:
-        """How many q tiles the walk of a kv tile visits."""
+        """Return the number of q tiles in the walk of a kv tile."""
 
     def q_tile(self, head: int, kv: int, step: int) -> int:
-        """The q tile that the walk of a kv tile visits in a step."""
+        """Return the q tile that the walk of a kv tile visits in a step."""
 
     def rank(self, head: int, q: int, kv: int) -> int:
-        """The place of a kv tile's contribution in the accumulation of a q tile; for visible pairs only."""
+        """Return the position of a kv tile's contribution in the accumulation of a q tile; only for visible pairs."""
 
     def visible(self, head: int, q: int) -> Sequence[int]:
-        """The kv tiles that contribute to a q tile, ascending."""
+        """Return the kv tiles that contribute to a q tile, ascending."""
 
     def needs_mask(self, head: int, q: int, kv: int) -> bool:
-        """Whether some element of a visible tile pair is hidden."""
+        """Return whether some element of a visible tile pair is hidden."""
 
     def kind(self, head: int) -> int:
-        """The kind of a head: heads of one kind have the same walks and ranks."""
+        """Return the kind of a head: heads of one kind have the same walks and ranks."""
 
 
 def functions(name: str, problem: Problem) -> SimpleNamespace:
-    """The Python form of the schedule's functions for the problem's mask."""
+    """Return the Python functions of the schedule for the problem's mask."""
     return python_functions(name, problem.resolved.band)
 
 
@@ -71,8 +71,8 @@ class ClosedForm:
     """The walk of a schedule over a band.
 
     Attributes:
-        seen_rows, seen_keys: (first, end) of the rows that see a key, and of the keys that a row sees; in an empty
-            interval ``end <= first``.
+        seen_rows, seen_keys: (first, end) of the rows that see a key, and of the keys that a row sees; ``end <= first``
+            if there are none.
 
     Raises:
         ArgumentError: an unknown schedule or an unsupported mask.

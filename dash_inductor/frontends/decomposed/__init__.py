@@ -1,4 +1,4 @@
-"""Attention that a graph computes by a softmax between two products, whether the program wrote it so or PyTorch did."""
+"""Decomposed attention: a softmax between two matrix products, written by the program or by SDPA's math backend."""
 
 from .frontend import find
 

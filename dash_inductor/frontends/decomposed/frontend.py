@@ -1,9 +1,9 @@
-"""Finds softmaxes between two products, and their derivatives, in a graph: see `values` for what they are.
+"""Frontend for decomposed attention: finds softmaxes between two matrix products, and their derivatives.
 
-Inductor decomposes a softmax into maximum, difference, exponential, sum and quotient, and its backward too; a call of
-PyTorch's own math implementation consists of the same nodes.  An attention is replaced if every reader of every node
-between the products is known to be of it.  All else that is a softmax between two products is kept, with the node that
-stands in the way.
+Inductor decomposes a softmax into maximum, difference, exponential, sum and quotient, and decomposes its backward too;
+SDPA's math backend consists of the same nodes.  An attention is replaced if every reader of every node between the
+products is known to belong to it (see `values` for how nodes are identified).  Any other softmax between two products
+is kept, and the record names the node that prevents its replacement.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WIDE = "computed by hand, in float32: ours multiplies the 16-bit numbers that we
 
 @dataclass(frozen=True)
 class _Softmax:
-    """The nodes of a softmax: the exponential, its sum, and their quotient; the dimension of the sum."""
+    """The nodes of a softmax: the exponential, its sum and their quotient; and the dimension of the sum."""
 
     exponential: Node
     total: Node
@@ -54,7 +54,10 @@ class _Softmax:
 
 
 def find(graph: Graph) -> Iterator[Found]:
-    """The softmaxes of a graph; see `Frontend`.  Adds nodes that only replaced attention reads (`graph.drafts`)."""
+    """Yield the decomposed attentions of a graph; see `Frontend`.
+
+    Adds draft nodes (`graph.drafts`), which stay only if a replaced attention reads them.
+    """
     of_math = {refusal.node: refusal for refusal in math_backend.find(graph) if isinstance(refusal, Refusal)}
     softmaxes = list(_softmaxes(graph))
     if not softmaxes:
@@ -67,9 +70,9 @@ def find(graph: Graph) -> Iterator[Found]:
     matches = [match for match in found if isinstance(match, _Match)]
     yield from (refusal for refusal in found if isinstance(refusal, Refusal))
     for match in matches:
-        with contextlib.suppress(Exception):  # it is raised again below
+        with contextlib.suppress(Exception):  # `attention` below raises it again
             known.avoid.update(match.inside())
-    for match in matches:  # only now, because what is added has users
+    for match in matches:  # only now, because it adds users to nodes
         try:
             attention: Found = match.attention()
         except Stuck as error:
@@ -80,7 +83,10 @@ def find(graph: Graph) -> Iterator[Found]:
 
 
 def _read(softmax: _Softmax, known: _Known, of_math: dict[Node, Refusal]) -> _Match | Refusal | None:
-    """An attention, or why it is kept; None for other softmaxes, and for PyTorch's own that stay in `of_math`."""
+    """Return an attention, or the refusal that records why it is kept.
+
+    Return None for other softmaxes, and for kept ones of SDPA's math backend, whose refusals stay in `of_math`.
+    """
     own = next((node for node in of_math if _is_of(node, softmax)), None)
     try:
         match = _match(softmax, known)
@@ -114,7 +120,7 @@ def _softmaxes(graph: Graph) -> Iterator[_Softmax]:
 
 
 def _is_of(node: Node, softmax: _Softmax) -> bool:
-    """Whether a node of PyTorch's math implementation belongs to this softmax."""
+    """Return whether a node that SDPA's math backend added belongs to this softmax."""
     return node in (softmax.exponential, softmax.total, softmax.quotient) or any(
         node is source for source in _row_nodes(softmax)
     )
@@ -127,7 +133,14 @@ def _row_nodes(softmax: _Softmax) -> list[Node]:
 
 @dataclass(frozen=True)
 class _Known:
-    """The places of a graph's nodes, those that depend on gradients, those that are gone in the end, and drafts."""
+    """What is known of a graph.
+
+    Attributes:
+        place: the index of each node in the graph.
+        of_backward: the nodes that depend on gradients.
+        avoid: the nodes that will be erased because an attention is replaced.
+        drafts: adds temporary nodes.
+    """
 
     place: dict[Node, int]
     of_backward: Set[Node]
@@ -137,7 +150,14 @@ class _Known:
 
 @dataclass
 class _Match:
-    """A softmax whose nodes all are known; `of_math` is what is recorded where it is PyTorch's own and kept."""
+    """A softmax all of whose nodes are identified.
+
+    Attributes:
+        softmax: its nodes.
+        values: the values of the nodes around it.
+        reader: finds its operands and results.
+        of_math: the refusal to record if it comes from SDPA's math backend and is kept.
+    """
 
     softmax: _Softmax
     values: Values
@@ -145,10 +165,10 @@ class _Match:
     of_math: Refusal | None = None
 
     def places(self) -> tuple[Node, Node, Node, float, Result, tuple[Sink, Sink, Sink]]:
-        """Query, key and value, the scale of their scores, and the sinks of the output and the gradients.
+        """Return query, key, value, the scale of the scores, and the sinks of the output and of the three gradients.
 
         Raises:
-            Stuck: a result is not what it should be.
+            Stuck: a result differs from that of attention by a factor.
         """
         values, reader, scores = self.values, self.reader, self.values.scores
         dtype = values.dtype
@@ -171,16 +191,16 @@ class _Match:
         return query, key, value, scale, reader.result("O", kept, query.meta["val"].dtype), gradients
 
     def inside(self) -> set[Node]:
-        """The nodes that are gone when this is replaced: nothing else may read them."""
+        """Return the nodes that are erased when this attention is replaced; no other attention may read them."""
         *_, out, gradients = self.places()
         results = [sink for sink in (out, *gradients) if isinstance(sink, Result)]
         return set().union(*(result.before for result in results))
 
     def attention(self) -> Attention:
-        """The attention, with the nodes that it reads in the dimensions of attention.
+        """Return the attention; draft nodes bring its operands into the dimensions of attention.
 
         Raises:
-            Stuck: some tensor has no such form.
+            Stuck: a tensor cannot be brought into these dimensions.
         """
         values, reader, scores = self.values, self.reader, self.values.scores
         query, key, value, scale, out, gradients = self.places()
@@ -231,7 +251,7 @@ class _Match:
         )  # fmt: skip
 
     def _sizes(self, inputs: Inputs) -> Iterator[tuple[Node, tuple[tuple[View, int], ...]]]:
-        """The sizes that the program asks of tensors between the products, by sizes of query and key."""
+        """Yield sizes that the program asks of tensors between the products, as products of sizes of query and key."""
         places = [(view, dim) for view in (inputs.query, inputs.key) for dim in range(4)]
         for node in _asked(self.values):
             for parts in itertools.chain(zip(places, strict=True), itertools.combinations(places, 2)):
@@ -243,7 +263,10 @@ class _Match:
                 raise Stuck(node, "a size that no operand has")
 
     def _bias_gradient(self) -> Result | None:
-        """The sink of what the program reads of the gradient of the scores, behind which only masks stand."""
+        """Return the sink of the gradient of the scores that the program reads as the gradient of a mask or bias.
+
+        Return None if the program does not read it.
+        """
         asked = set(_asked(self.values))
         strangers = [pair for pair in self.values.strangers() if pair[1] not in asked]
         if not strangers:
@@ -274,7 +297,7 @@ class _Match:
         all_ = [node for node, value in values.known.items() if value.kind == "dsink"]
         if not all_:
             return None
-        found = [node for node in all_ if not node.users or not set(node.users) <= set(all_)]  # others are converted
+        found = [node for node in all_ if not node.users or not set(node.users) <= set(all_)]  # others are casts
         if len(found) != 1 or abs(values.known[found[0]].factor - 1) > 1e-5:
             raise Stuck(found[0], "the gradient of the sinks")
         batch, heads, queries, _ = self.reader.roles.of_kind("score")
@@ -282,11 +305,11 @@ class _Match:
 
 
 def _match(softmax: _Softmax, known: _Known) -> _Match | Kept:
-    """All nodes of an attention by their values, or why it is kept.
+    """Identify all nodes of an attention by their values; return the match, or why the attention is kept.
 
     Raises:
-        Stuck: at a node that is not of attention.
-        NotAttention: the softmax is certainly none of attention.
+        Stuck: a node does not belong to attention.
+        NotAttention: the softmax is certainly not part of attention.
     """
     exponent = softmax.exponential.args[0]
     assert isinstance(exponent, Node)
@@ -320,7 +343,7 @@ def _match(softmax: _Softmax, known: _Known) -> _Match | Kept:
 
 
 def _check_roundings(values: Values) -> None:
-    """Raise at a conversion between the products that loses more than kernels do.
+    """Check that no conversion between the products loses more precision than the kernels do.
 
     Mixed precision rounds scores, probabilities and their gradients to the dtype of the operands.
 
@@ -337,7 +360,7 @@ def _check_roundings(values: Values) -> None:
 
 
 def _asked(values: Values) -> Iterator[Node]:
-    """The nodes that ask for a size of a node of attention's own."""
+    """Yield the nodes that ask for a size of one of attention's own nodes."""
     for user in dict.fromkeys(user for _, user in values.strangers()):
         if op_name(user) == "aten::sym_size":
             yield user
@@ -368,14 +391,17 @@ def _refusal(softmax: _Softmax, kept: Kept, known: _Known) -> Refusal:
 
 
 def _failure(softmax: _Softmax, error: Exception, known: _Known) -> Refusal:
-    """A softmax that could not be read, for a reason that nobody has thought of."""
+    """Return the refusal of a softmax whose reading raised an unexpected exception."""
     log.debug("softmax %s", softmax.quotient, exc_info=error)
     text = described(error)
     return _refusal(softmax, Kept(Reason.INTERNAL_ERROR, text), known)
 
 
 def _is_between_products(softmax: _Softmax, of_backward: Set[Node]) -> bool:
-    """Whether planes of this softmax's size lead from a product to it, and from it to a product over the same keys."""
+    """Return whether the softmax lies between a product and a product over the same keys.
+
+    Only tensors with as many elements as the softmax connect it to the products, apart from a concatenated sink.
+    """
     whole = math.prod(shape_of(softmax.exponential))
     keys = shape_of(softmax.exponential)[softmax.dim]
 

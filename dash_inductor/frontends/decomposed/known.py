@@ -1,4 +1,4 @@
-"""What is known of the nodes around one softmax: their values, the operands, the results, and whose turn is next."""
+"""What is known of the nodes around one softmax: values, operands, results, and the queue of nodes to visit next."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ from .scores import Scores
 from .value import PUBLIC, RESULTS, Kind, Operand, Value
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-"""The dtypes of query, key and value that kernels read."""
+"""The dtypes of query, key and value that the kernels accept."""
 
 
 @dataclass
 class Known:
-    """What is known of the nodes of one attention, and the nodes whose turn it is.
+    """What is known of the nodes of one attention, and the queue of nodes to visit.
 
     Args:
-        scores: what was found of the scores.
-        place: the places of all nodes in the graph.
+        scores: the scores of the attention.
+        place: the index of every node in the graph.
         of_backward: the nodes that depend on gradients.
 
     Attributes:
-        known: the values of nodes that are attention's own.
-        named: query, key, value and the gradient of the output: the nodes that have them, each by its kind; one node
-            may be several.
-        chains: the nodes from which the products' operands are made, the operand of the product last.
-        query_dim, inner_dim, value_dim: the dimensions of the queries, of query and key, and of value.
-        results: the products of the output and of the gradients.
-        dropout: the probability with which a probability is dropped.
+        known: the values of the nodes that belong to attention.
+        named: the nodes that hold query, key, value and the gradient of the output, by kind; one node may hold several.
+        chains: for each operand of a product, the nodes from which it is computed, the operand itself last.
+        query_dim, inner_dim, value_dim: the dimensions of the queries, of query and key (head dim), and of value.
+        results: the products that compute the output and the gradients.
+        dropout: the probability with which a softmax probability is dropped.
         random: the nodes that draw random numbers.
     """
 
@@ -54,6 +53,7 @@ class Known:
 
     @property
     def atoms(self) -> Atoms:
+        """The atoms of the attention's dimensions."""
         return self.scores.atoms
 
     @property
@@ -68,46 +68,46 @@ class Known:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The narrowest dtype of kernels in which query, key and value all are somewhere, as far as these are known;
-        None if there is none.
+        """The narrowest dtype supported by kernels that occurs in the chains of each of query, key and value, as far as
+        these are known; None if there is none.
         """
         found = [{node.meta["val"].dtype for node in self.chains[kind]} for kind in self.chains if kind != "G"]
         common = set(DTYPES).intersection(*found)
         return min(common, key=lambda dtype: (dtype.itemsize, str(dtype)), default=None)
 
     def strangers(self) -> Iterator[tuple[Node, Node]]:
-        """The readers without a value of nodes that are attention's own, with these nodes."""
+        """Yield pairs of a node that belongs to attention and a reader of it that does not."""
         for node, value in self.known.items():
             if value.kind not in PUBLIC:
                 yield from ((node, user) for user in users(node) if user not in self.known)
 
     def is_kind(self, node: object, *kinds: Kind) -> bool:
-        """Whether a node has a value of one of these kinds."""
+        """Return whether a node's value is of one of these kinds."""
         return isinstance(node, Node) and node in self.known and self.known[node].kind in kinds
 
     def of(self, node: Node) -> list[Value | None]:
-        """The values of a node's arguments."""
+        """Return the values of a node's arguments; None for each argument without a known value."""
         return [self.known.get(arg) if isinstance(arg, Node) else None for arg in node.args]
 
     def set(self, node: Node, value: Value) -> None:
-        """Name a node; it is the turn of its users then."""
+        """Record the value of a node, and queue its users unless it is a result of attention."""
         self.known[node] = value
         if value.kind not in RESULTS:
             for user in node.users:
                 self.push(user)
 
     def set_operand(self, node: Node, value: Value) -> None:
-        """Name a node that has an operand, by its kind."""
+        """Record that a node holds an operand, and queue its users."""
         self.named.setdefault(value.kind, {})[node] = value  # type: ignore[arg-type]
         for user in node.users:
             self.push(user)
 
     def push(self, node: Node) -> None:
-        """Let it be a node's turn, in the order of the graph."""
+        """Queue a node; nodes are visited in the order of the graph."""
         if node in self.place:
             heapq.heappush(self._queue, (self.place[node], node))
 
     def turns(self) -> Iterator[Node]:
-        """The nodes whose turn it is, until there are no more."""
+        """Yield the queued nodes until the queue is empty; nodes may be queued meanwhile."""
         while self._queue:
             yield heapq.heappop(self._queue)[1]

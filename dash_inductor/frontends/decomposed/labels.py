@@ -1,7 +1,7 @@
-"""The dimensions of tensors by what they count: followed through views and permutations in both directions.
+"""Labels for the dimensions of tensors by what they index, followed through views and permutations in both directions.
 
-An `Atom` is a range of indices, such as the heads.  A dimension is labelled by the atoms that it merges, the slowest
-first, and a dimension of size 1 by none.  Where a view splits an atom, its parts take its place everywhere.
+An `Atom` is a range of indices, such as the heads.  A dimension is labelled by the atoms that it merges, slowest first;
+a dimension of size 1 has an empty label.  If a view splits an atom, its parts replace it in all labels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CAST = "prims::convert_element_type"
 
 @dataclass(frozen=True, eq=False)
 class Atom:
-    """A range of indices and the places where a dimension of a tensor is this range."""
+    """A range of indices, and the (node, dimension) pairs where one dimension of a tensor is exactly this range."""
 
     size: Dim
     places: list[tuple[Node, int]] = field(default_factory=list, repr=False)
@@ -36,59 +36,62 @@ Labels = tuple[Dimension, ...]
 
 
 def shape_of(node: Node) -> Sequence[Dim]:
-    """The sizes of a node's tensor; none for other values."""
+    """Return the shape of a node's tensor; () for other values."""
     value = node.meta.get("val")
     return value.shape if isinstance(value, Tensor) else ()
 
 
 def broadcast(node: Node, labels: Labels) -> Labels:
-    """The labels of a tensor that broadcasts to one with these labels."""
+    """Return the labels of a tensor that broadcasts to one with these labels."""
     shape = shape_of(node)
     padded: Labels = ((),) * len(shape) if len(shape) > len(labels) else labels[len(labels) - len(shape) :]
     return tuple(() if static(size) == 1 else label for size, label in zip(shape, padded, strict=True))
 
 
 def is_tensor(value: object) -> bool:
+    """Return whether a value is a node with a tensor."""
     return isinstance(value, Node) and isinstance(value.meta.get("val"), Tensor)
 
 
 def is_float(value: object) -> bool:
+    """Return whether a value is a node with a floating-point tensor."""
     return isinstance(value, Node) and is_tensor(value) and value.meta["val"].dtype.is_floating_point
 
 
 def shows_bits(node: Node) -> bool:
-    """Whether a node shows the bits of a tensor as numbers of another dtype, as ``x.view(torch.float16)`` does."""
+    """Return whether a node reinterprets the bits of a tensor as another dtype, as ``x.view(torch.float16)`` does."""
     return node.target is torch.ops.aten.view.dtype
 
 
 class Atoms:
-    """The atoms of one attention."""
+    """The atoms of one attention, and how views split them."""
 
     def __init__(self) -> None:
         self._parts: dict[Atom, Dimension] = {}
 
     def whole(self, node: Node) -> Labels:
-        """New labels of a tensor, an atom for each dimension."""
+        """Return new labels for a tensor, with one new atom per dimension."""
         return self._noted(node, [() if static(n) == 1 else (Atom(n),) for n in shape_of(node)])
 
     def atoms(self, dimension: Iterable[Atom]) -> Dimension:
-        """The parts of these atoms that are not split any further."""
+        """Return the parts into which these atoms have been split, as far as they have."""
         found: list[Atom] = []
         for atom in dimension:
             found += self.atoms(self._parts[atom]) if atom in self._parts else (atom,)
         return tuple(found)
 
     def resolved(self, labels: Labels) -> Labels:
+        """Return labels in which every split atom is replaced by its parts."""
         return tuple(map(self.atoms, labels))
 
     def same(self, a: Labels, b: Labels) -> bool:
-        """Whether two tensors have the same dimensions, those of size 1 in front aside."""
+        """Return whether two tensors have the same dimensions, ignoring leading dimensions of size 1."""
         a, b = self.resolved(a), self.resolved(b)
         width = max(len(a), len(b))
         return (((),) * (width - len(a)) + a) == (((),) * (width - len(b)) + b)
 
     def through(self, node: Node, labels: Labels) -> Labels | None:
-        """The labels of a node whose first argument has these labels; None if it is no view or copy of it."""
+        """Return the labels of a node whose first argument has `labels`; None if it is not a view or copy of it."""
         source, name = node.args[0], op_name(node)
         if not isinstance(source, Node) or not is_tensor(source) or not is_tensor(node):
             return None
@@ -104,7 +107,7 @@ class Atoms:
         return None if order is None else tuple(labels[dim] for dim in order)
 
     def back(self, node: Node, labels: Labels) -> Labels | None:
-        """The labels of the first argument of a node that has these labels; None if it is no view or copy of it."""
+        """Return the labels of the first argument of a node with `labels`; None if it is not a view or copy of it."""
         source, name = node.args[0] if node.args else None, op_name(node)
         if not isinstance(source, Node) or not is_tensor(source) or shows_bits(node):
             return None
@@ -116,7 +119,10 @@ class Atoms:
         return labels if self.through(node, labels) is not None else None
 
     def _viewed(self, labels: Labels, node: Node) -> Labels | None:
-        """The labels of a node that has the elements of a tensor with these labels, in their order."""
+        """Return the labels of a node that is a view, with its elements in order, of a tensor with `labels`.
+
+        Return None if unknown.
+        """
         shape = shape_of(node)
         old = [atom for dimension in self.resolved(labels) for atom in dimension]
         new = [dim for dim, size in enumerate(shape) if static(size) != 1]
@@ -138,7 +144,7 @@ class Atoms:
 
     @staticmethod
     def _group(old: Sequence[Dim], new: Sequence[Dim]) -> tuple[int, int] | None:
-        """How many sizes at the beginnings of both have the same product, one of them a single one."""
+        """Return the lengths of the shortest prefixes of both with the same product, one of them of length 1."""
         pairs = [*((i, 1) for i in range(1, len(old) + 1)), *((1, j) for j in range(2, len(new) + 1))]
         for i, j in sorted(pairs, key=sum):
             if i <= len(old) and j <= len(new) and same(math.prod(old[:i]), math.prod(new[:j])):
@@ -154,7 +160,10 @@ class Atoms:
 
 
 def permutation(node: Node) -> tuple[int, ...] | None:
-    """Dimension i of a node is dimension ``result[i]`` of its first argument; None if it is no permutation of it."""
+    """Return the permutation of the first argument that a node is; None if it is not one.
+
+    Dimension i of the node is dimension ``result[i]`` of its first argument.
+    """
     name = op_name(node)
     if name == "aten::permute":
         dims = node.args[1]
@@ -171,7 +180,7 @@ def permutation(node: Node) -> tuple[int, ...] | None:
 
 
 def strides(atoms: Atoms, labels: Labels, value: Tensor) -> dict[Atom, Dim]:
-    """The stride of every atom of a tensor."""
+    """Return the stride of each atom of a tensor, in elements."""
     found: dict[Atom, Dim] = {}
     for dimension, stride in zip(atoms.resolved(labels), value.stride(), strict=True):
         inner: Dim = stride
@@ -182,7 +191,7 @@ def strides(atoms: Atoms, labels: Labels, value: Tensor) -> dict[Atom, Dim]:
 
 
 def stride_of(role: Dimension, of_atoms: dict[Atom, Dim]) -> Dim | None:
-    """The stride of merged atoms; 1 for none, None where they are no dimension of the memory."""
+    """Return the stride of merged atoms; 1 for no atoms, None if the atoms are not one dimension in memory."""
     if any(atom not in of_atoms for atom in role):
         return None
     for outer, inner in itertools.pairwise(role):

@@ -1,4 +1,4 @@
-"""The masks and biases of scores, as one tensor that is added to them or says who sees whom."""
+"""Combines the masks and biases of decomposed attention into one tensor: a bias, or a boolean mask."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONLY_READ = "scores are replaced by a finite number, which is no bias where all 
 
 
 def mask_of(reader: Reader) -> Node | None:
-    """A node that is added to the scores, or of truth values that say who sees whom; None without masks and biases.
+    """Return a node that is added to the scores, or a boolean mask (True: visible); None without masks and biases.
 
     Raises:
         Stuck: the dimensions of a mask are not those of the scores.
@@ -38,7 +38,10 @@ def mask_of(reader: Reader) -> Node | None:
 
 
 def must_be_read(terms: list[Term]) -> bool:
-    """Whether a mask of these is exact only where it is read as one: a query whose keys are all hidden differs."""
+    """Return whether a mask must be recognised to be exact, and cannot be added to the scores as a bias.
+
+    This is so if scores are replaced by a finite number: for a query whose keys are all hidden, adding differs.
+    """
     return any(term.kind == "hide" and term.fill != -math.inf for term in terms)
 
 
@@ -52,7 +55,7 @@ def _all_visible(drafts: Drafts, terms: list[tuple[Term, Node]]) -> Node:
 
 
 def _with_term(reader: Reader, before: Node | None, term: Term, tensor: Node) -> Node:
-    """What is added to the scores with one more term."""
+    """Return what is added to the scores, `before` extended by one more term."""
     drafts = reader.drafts
     if term.kind == "add":
         return tensor if before is None else _call(drafts, aten.add.Tensor, before, tensor)
@@ -71,24 +74,24 @@ def _call(drafts: Drafts, target: Callable[..., Any], *args: Any) -> Node:
 
 
 def _in_four(reader: Reader, term: Term) -> Node:
-    """The tensor of a term, so that it broadcasts to the scores in their four dimensions."""
+    """Return the tensor of a term in four dimensions that broadcast to the scores."""
     atoms, wanted = reader.values.atoms, atoms_of(reader)
     labels = atoms.resolved(term.labels)
     if labels == wanted:
         return term.tensor
     own = term.own(atoms)
     present = {atom for dimension in own for atom in dimension}
-    lacking = [a for d in wanted if present & set(d) for a in d if a not in present]  # as windows of one picture
+    lacking = [a for d in wanted if present & set(d) for a in d if a not in present]  # such as the windows of an image
     tensor, own = _repeated(reader, term.tensor, own, lacking)
     present |= set(lacking)
     return reader.in_four(tensor, own, tuple(_if_present(dimension, present) for dimension in wanted))
 
 
 def _repeated(reader: Reader, tensor: Node, own: Labels, atoms: list[Atom]) -> tuple[Node, Labels]:
-    """A tensor along further atoms in front, and its labels.
+    """Return the tensor expanded along further leading atoms, and its labels.
 
     Raises:
-        Stuck: their sizes are dynamic.
+        Stuck: the size of an atom is dynamic.
     """
     shape = [*(static(atom.size) for atom in atoms), *(-1 for _ in own)]
     if None in shape:
@@ -101,7 +104,7 @@ def _repeated(reader: Reader, tensor: Node, own: Labels, atoms: list[Atom]) -> t
 
 
 def atoms_of(reader: Reader) -> Labels:
-    """The four dimensions of the scores."""
+    """Return the labels of the four dimensions of the scores."""
     return reader.values.atoms.resolved(reader.roles.of_kind("score"))
 
 

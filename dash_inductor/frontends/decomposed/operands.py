@@ -1,4 +1,4 @@
-"""Query, key, value and the gradient of the output: the nodes that have them, and what these are made of."""
+"""Finds the nodes that hold query, key, value and the gradient of the output, and the nodes they are computed from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .value import Operand, Value
 
 
 def operand(values: Known, kind: Operand, node: object, labels: Labels) -> None:
-    """An operand of a product, and everything that it is made of by views, casts to more bits, and factors."""
+    """Record an operand of a product, and every node that it is computed from by views, widening casts and factors."""
     assert isinstance(node, Node)
     factor, chain = 1.0, []
     while True:
@@ -28,7 +28,7 @@ def operand(values: Known, kind: Operand, node: object, labels: Labels) -> None:
         node, labels, times = found
         factor *= times
     values.chains[kind] = [part for part, _, _ in reversed(chain)]
-    for part, own, after in reversed(chain):  # a factor behind a node is none of its own
+    for part, own, after in reversed(chain):  # only the factors before a node count
         values.set_operand(part, Value(kind, own, factor / after))
 
 
@@ -44,7 +44,7 @@ def _before(values: Known, kind: Operand, node: Node, labels: Labels) -> tuple[N
 
 
 def name_operand(values: Known, kind: Operand, node: Node) -> None:
-    """Name a node if it has an operand, by a view, a cast or a constant factor of another one that has it."""
+    """Record a node as holding an operand if it is a view, a cast or a constant multiple of a node that holds it."""
     named = values.named[kind]
     if node in named or (op_name(node) == CAST and not _keeps_operands(values, node)):
         return
@@ -59,20 +59,20 @@ def name_operand(values: Known, kind: Operand, node: Node) -> None:
 
 
 def _keeps_operands(values: Known, node: Node) -> bool:
-    """Whether a conversion of an operand loses nothing that kernels have."""
+    """Return whether a conversion of an operand loses no precision that the kernels have."""
     own = values.dtype
     return own is not None and is_float(node) and holds_all(node.meta["val"].dtype, own)
 
 
 def new_dimension(node: object, dim: int) -> Dimension:
-    """A dimension of a tensor that is labelled nowhere else; none of size 1."""
+    """Return a label for a dimension of a tensor that has no label yet; empty for size 1."""
     assert isinstance(node, Node)
     size = shape_of(node)[dim]
     return () if static(size) == 1 else (Atom(size),)
 
 
 def _widens(source: object, node: Node) -> bool:
-    """Whether a cast loses nothing that kernels have: the source may be read in the place of its result."""
+    """Return whether a cast loses no precision that the kernels have, so that its source may be read instead."""
     assert isinstance(source, Node)
     old, new = source.meta["val"].dtype, node.meta["val"].dtype
     return bool(old == new or (old.itemsize < new.itemsize and new != torch.float64))

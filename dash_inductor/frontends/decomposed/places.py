@@ -1,4 +1,4 @@
-"""Where attention reads its operands and puts its results: tensors of any dimensions as [batch, heads, length, dim]."""
+"""Converts operands and results of decomposed attention, of any dimensions, to [batch, heads, length, dim] and back."""
 
 from __future__ import annotations
 
@@ -28,15 +28,21 @@ from .values import Values
 aten, prims = torch.ops.aten, torch.ops.prims
 
 _COPIED = (0, 2, 1, 3)
-"""The order of a result that is copied."""
+"""The layout of a result that is copied: [batch, length, heads, dim] in memory."""
 Call = Callable[..., Node]
-"""Adds a node: an operator with its arguments."""
+"""A function that adds a node: it takes an operator and its arguments."""
 
 
 @dataclass(frozen=True)
 class Roles:
-    """The dimensions of an attention: batch, heads of query, heads of key and value, queries, keys, head dim, and that
-    of value.
+    """The labels of an attention's dimensions.
+
+    Attributes:
+        atoms: the atoms of the labels.
+        batch: the batch.
+        heads, kv_heads: the heads of query, and of key and value.
+        queries, keys: the lengths.
+        inner, value: the head dims of query and key, and of value.
     """
 
     atoms: Atoms
@@ -50,14 +56,14 @@ class Roles:
 
     @staticmethod
     def of(values: Values) -> Roles:
-        """Leading dimensions in front of the heads are the batch; a single one is the batch itself.
+        """Assign roles to the dimensions: leading dimensions before the heads are the batch, and so is a single one.
 
-        The rows of the product of query and key may be queries of grouped heads.  They are told apart where a mask or a
-        bias broadcasts along the heads, a sink along the queries, or the output has them in another order; else all
-        rows are queries of the head of key.
+        The rows of the product of query and key may combine queries with the heads of a group (GQA).  The two are told
+        apart if a mask or a bias broadcasts along the heads, a sink broadcasts along the queries, or the output has
+        them in another order; otherwise all rows are queries of the kv head.
 
         Raises:
-            Stuck: they lie otherwise.
+            Stuck: the leading dimensions are in another order.
         """
         scores, atoms = values.scores, values.atoms
         product = scores.product
@@ -82,7 +88,7 @@ class Roles:
         return Roles(atoms, batch, (*kv_heads, *group), kv_heads, queries, keys, inner, value)
 
     def of_kind(self, kind: Kind | Operand) -> Labels:
-        """The four dimensions of an operand or result, or of the scores."""
+        """Return the labels of the four dimensions of an operand or a result, or of the scores."""
         if kind in ("Q", "dQ"):
             return self.batch, self.heads, self.queries, self.inner
         if kind in ("K", "dK"):
@@ -95,7 +101,7 @@ class Roles:
 
 
 def _queries(values: Values, rows: Dimension) -> Dimension:
-    """The rows that are queries."""
+    """Return those atoms of the product's rows that are queries, without the heads of a group."""
     scores, atoms = values.scores, values.atoms
     for term in scores.terms:
         present = {atom for dimension in term.own(atoms) for atom in dimension} & set(rows)
@@ -118,10 +124,17 @@ def _queries(values: Values, rows: Dimension) -> Dimension:
 
 
 def converted(call: Call, size: Callable[[Atom], Any], atoms: Atoms, node: Node, own: Labels, wanted: Labels) -> Node:
-    """A node with the labels `own`, in the dimensions of the labels `wanted`, which are of the same atoms.
+    """Convert a node with labels `own` to the dimensions of `wanted`, which have the same atoms.
+
+    Args:
+        call: adds a node.
+        size: returns the size of an atom, as a number or a node.
+        atoms: the atoms of the labels.
+        node, own: the node, and its labels.
+        wanted: the labels of the result.
 
     Raises:
-        ValueError: they are not.
+        ValueError: the atoms differ.
     """
     own, wanted = atoms.resolved(own), atoms.resolved(wanted)
     if own == wanted:
@@ -151,7 +164,7 @@ def converted(call: Call, size: Callable[[Atom], Any], atoms: Atoms, node: Node,
 def merged(
     call: Call, node: Node, flat: Sequence[Dimension], after: Sequence[Dimension], size: Callable[[Atom], Any]
 ) -> Node:
-    """Dimensions of single atoms merged; a copy where that is no view."""
+    """Merge dimensions of single atoms (`flat`) into those of `after`; copies the tensor if that is not a view."""
     shape: list[Any] = []
     dim, whole = 0, shape_of(node)
     for dimension in after:
@@ -174,7 +187,7 @@ def merged(
 
 
 def _product(call: Call, parts: Sequence[Any]) -> Any:
-    """The product of numbers and nodes, of which at least one is a node."""
+    """Return the product of numbers and nodes, at least one of which is a node."""
     nodes = [part for part in parts if isinstance(part, Node)]
     known = math.prod(part for part in parts if not isinstance(part, Node))
     found = functools.reduce(functools.partial(call, operator.mul), nodes)
@@ -182,7 +195,12 @@ def _product(call: Call, parts: Sequence[Any]) -> Any:
 
 
 def size_in(ask: Callable[[Node, int], Any], before: Node) -> Callable[[Atom], Any]:
-    """The size of an atom, as a number or a node in front of `before`; `ask` gives the one of a placeholder."""
+    """Return a function from an atom to its size, a number or a node before `before`.
+
+    Args:
+        ask: returns the size of a placeholder's dimension.
+        before: the node before which the size must be known.
+    """
 
     def size(atom: Atom) -> Any:
         known = sizes.static(atom.size)
@@ -202,17 +220,17 @@ def size_in(ask: Callable[[Node, int], Any], before: Node) -> Callable[[Atom], A
 
 @dataclass(frozen=True)
 class Result:
-    """A sink: a node that has a result of attention, in its own dimensions and dtype.
+    """A sink: a node that holds a result of attention, in its own dimensions and dtype.
 
     Attributes:
         node: the node.
-        labels: of the node.
-        wanted: the four dimensions of the result.
-        atoms: of both.
-        own: what of its users belongs to the attention.
-        before: the nodes that have the same result in front of this one, for which nothing is put.
-        copied: the four dimensions are none of the memory, as where grouped heads stand behind the queries: the result
-            is copied there.
+        labels: the labels of the node.
+        wanted: the labels of the result's four dimensions.
+        atoms: the atoms of both.
+        own: those of the node's users that belong to the attention.
+        before: earlier nodes that hold the same result and are erased without a replacement.
+        copied: whether the result is copied into the node's layout, because its four dimensions have no strides there,
+            for example where the heads of a group lie after the queries.
     """
 
     node: Node
@@ -268,7 +286,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Reader:
-    """Finds the places of one attention's operands and results; nothing is read of nodes to `avoid`."""
+    """Finds the nodes of one attention's operands and results.
+
+    If it can, it reads no nodes in `avoid`, which will be erased.
+    """
 
     drafts: Drafts
     values: Values
@@ -276,14 +297,18 @@ class Reader:
     avoid: set[Node]
 
     def operand(self, kind: Operand, dtype: torch.dtype | None) -> Node:
-        """The node to read: the first of the chain in the four dimensions; else a permutation of them; else any."""
+        """Return the node to read: the first of the chain with the four dimensions, else with a permutation of them,
+        else the first of all.
+
+        Nodes of another dtype than `dtype` are left out if there are others.
+        """
         whole = [node for node in self.values.chains[kind] if node not in self.avoid] or self.values.chains[kind]
         chain = [node for node in whole if dtype is None or node.meta["val"].dtype == dtype]
         found: Node = _best(chain or whole, lambda node: self._fit(kind, self.values.named[kind][node]))
         return found
 
     def factor(self, kind: Operand, node: Node) -> float:
-        """A node's value, in terms of the first of its chain."""
+        """Return the value of a node as a multiple of the first node of its chain."""
         return self.values.named[kind][node].factor
 
     def _fit(self, kind: Kind | Operand, value: Value) -> int:
@@ -291,14 +316,18 @@ class Reader:
         return 0 if own == wanted else 1 if len(own) == 4 and set(own) == set(wanted) else 2
 
     def view(self, kind: Operand, node: Node, dtype: torch.dtype | None = None) -> Argument:
-        """The place of an operand in its four dimensions."""
+        """Return an argument that holds an operand in its four dimensions, converted to `dtype` unless that is None."""
         found = self.in_four(node, self.values.named[kind][node].labels, self.roles.of_kind(kind))
         if dtype is not None and found.meta["val"].dtype != dtype:
             found = self._draft(prims.convert_element_type.default, found, dtype)
         return self.place(found)
 
     def in_four(self, node: Node, labels: Labels, wanted: Labels) -> Node:
-        """A node in other dimensions."""
+        """Return a node converted from the dimensions of `labels` to those of `wanted`.
+
+        Raises:
+            Stuck: the labels have other atoms, or a size is unknown.
+        """
         atoms = self.values.atoms
         try:
             size = size_in(lambda tensor, dim: self.drafts.size(tensor, dim, like=node), Emitter.behind(node))
@@ -307,21 +336,24 @@ class Reader:
             raise Stuck(node, str(error)) from error
 
     def place(self, node: Node) -> Argument:
-        """A place that has this node, or what takes its place."""
+        """Return an argument that holds this node, or whatever replaces the node later."""
         return Argument(self._draft(aten.alias.default, node), 0)
 
     def _draft(self, target: Callable[..., Any], source: Node, *args: Any, **kwargs: Any) -> Node:
         return self.drafts.call(target, source, *args, like=source, **kwargs)
 
     def result(self, kind: Kind, factor: float, dtype: torch.dtype, key: Node | None = None) -> Result:
-        """The sink of a result that is `factor` times what the values say: the last node that has it.
+        """Return the sink of the result that is `factor` times the value of the product: the last node that holds it.
 
         Args:
-            key: the operand whose gradient this is, which may repeat a smaller one: the sum of its gradient is then
-                behind the four dimensions.
+            kind: the result.
+            factor: the wanted factor.
+            dtype: the preferred dtype of the node.
+            key: the operand whose gradient this is.  If it repeats a smaller tensor (GQA), the sum of its gradient
+                follows the node with the four dimensions.
 
         Raises:
-            Stuck: no node has it.
+            Stuck: no node holds the result with this factor.
         """
         node = self.values.results[kind]
         found = [(node, value) for node, value in self._after(node) if abs(value.factor - factor) <= 1e-5 * abs(factor)]
@@ -341,7 +373,7 @@ class Reader:
         return placed
 
     def _after(self, node: Node) -> Iterator[tuple[Node, Value]]:
-        """A result and what is made of it alone, by views, casts and factors."""
+        """Yield a result, and then the nodes computed from it alone by views, casts and factors, with their values."""
         value, own = self.values.known[node], self.values.dtype
         while True:
             yield node, value

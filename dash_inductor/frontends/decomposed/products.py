@@ -1,4 +1,4 @@
-"""The products of attention: scores, output, the gradients, and where the gradient of the output comes in."""
+"""Identifies the products of attention (scores, output, gradients), and the gradient of the output."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .value import Kind, Operand, Value
 
 
 def product_of_scores(values: Known) -> None:
-    """Name query and key, the operands of the product that gives the scores.
+    """Record query and key, the operands of the product that computes the scores.
 
     Raises:
         NotAttention: the softmax is not over a dimension of the product.
-        Stuck: it is over a part of one.
+        Stuck: the softmax is over part of a dimension.
     """
     scores = values.scores.product
     assert scores is not None
@@ -44,7 +44,7 @@ def product_of_scores(values: Known) -> None:
 
 
 def is_outer(node: Node) -> bool:
-    """Whether a node multiplies columns by rows, which is how a product over one query or one key is decomposed."""
+    """Return whether a node multiplies a column by a row, as products with an inner size of 1 are decomposed."""
     factors = [arg for arg in node.args if isinstance(arg, Node) and is_float(arg)]
     if op_name(node) != "aten::mul" or len(factors) != 2:
         return False
@@ -56,10 +56,11 @@ def is_outer(node: Node) -> bool:
 
 
 def product(values: Known, node: Node) -> Value | None:
-    """The value of a product, which may name value or the gradient of the output; None if it has none.
+    """Return the value of a product, which may identify value or the gradient of the output; None if it has none.
 
     Raises:
-        NotAttention: rows of other queries are multiplied, as where weights of experts add what each expert gives.
+        NotAttention: the rows are not those of the scores, as in a mixture of experts, whose weights add up what each
+            expert computes.
     """
     left, right = node.args
     assert isinstance(left, Node)
@@ -74,12 +75,15 @@ def product(values: Known, node: Node) -> Value | None:
 
 
 def _product_with(values: Known, node: Node, value: Value, other: Node, is_left: bool) -> Value | None:
-    """The product of a plane of probabilities or scores, or of its gradient, with an operand."""
+    """Return the value of a product of probabilities or scores, or of their gradient, with an operand.
+
+    Return None if it has none.
+    """
     labels = values.atoms.resolved(value.labels)
     lead, (outer, inner) = labels[:-2], labels[-2:] if is_left else labels[:-3:-1]
 
     def of(end: Dimension) -> Labels:
-        """The labels of the other operand."""
+        """Return the labels that the other operand must have."""
         return (*lead, inner, end) if is_left else (*lead, end, inner)
 
     def result(kind: Kind, end: Dimension, factor: float) -> Value | None:
@@ -89,7 +93,7 @@ def _product_with(values: Known, node: Node, value: Value, other: Node, is_left:
         return Value(kind, (*lead, outer, end) if is_left else (*lead, end, outer), factor)
 
     keys, rows = values.keys, values.rows
-    over_rows = set(inner) == set(rows)  # grouped heads may lie in front of queries, or behind them
+    over_rows = set(inner) == set(rows)  # grouped heads may come before or after queries
     if value.kind == ("D" if values.random else "P"):
         if node not in values.of_backward and inner == keys:
             if set(outer) != set(rows):
@@ -114,7 +118,7 @@ def _product_with(values: Known, node: Node, value: Value, other: Node, is_left:
 
 
 def _of_gradient(values: Known, node: Node, left: Node, right: Node) -> Value | None:
-    """The gradient of the probabilities: of the output's gradient and value."""
+    """Return the gradient of the probabilities if the product is that of the output's gradient and value; else None."""
     for one, other in (("G", "V"), ("V", "G")):
         a = values.named.get(one, {}).get(left)  # type: ignore[call-overload]
         b = values.named.get(other, {}).get(right)  # type: ignore[call-overload]
@@ -129,13 +133,13 @@ def _of_gradient(values: Known, node: Node, left: Node, right: Node) -> Value | 
 
 
 def _has(values: Known, kind: Operand, node: Node, labels: Labels) -> Value | None:
-    """The value of an operand, if a node has it with these labels."""
+    """Return the value of an operand that `node` holds with these labels; None if it does not."""
     value = values.named.get(kind, {}).get(node)
     return value if value is not None and values.atoms.same(value.labels, labels) else None
 
 
 def look_for_gradient(values: Known) -> None:
-    """The gradient of the output where no gradient of value is computed: a product with value tells it."""
+    """Find the gradient of the output if the graph computes no gradient of value: it is multiplied by value."""
     for node in list(values.known):
         for user in users(node):
             if user in values.known or user not in values.of_backward or op_name(user) != "aten::mul":
@@ -146,7 +150,7 @@ def look_for_gradient(values: Known) -> None:
 
 
 def _gradient_behind(values: Known, node: Node, labels: Labels | None) -> None:
-    """Follow the gradient of the probabilities to its product; `labels` are those of the node, None if not known."""
+    """Follow the gradient of the probabilities back to its product; `labels` are those of the node, None if unknown."""
     while op_name(node) not in PRODUCTS:
         factor = constant_factor(node)
         if factor is not None:
@@ -165,14 +169,16 @@ def _gradient_behind(values: Known, node: Node, labels: Labels | None) -> None:
 
 
 def _take_gradient(values: Known, node: Node, planes: Labels | None) -> None:
-    """Name the gradient of the output as what is multiplied by value in this product.
+    """Record the other operand of a product with value as the gradient of the output.
 
     Args:
-        planes: the labels of the product, None if they are not known.
+        values: what is known of the attention.
+        node: the product.
+        planes: the labels of the product; None if they are unknown.
     """
     if planes is not None:
         rows = [d for d in values.atoms.resolved(planes)[-2:] if set(d) == set(values.rows)]
-    else:  # several atoms may lie in another order
+    else:  # several atoms may be in another order
         rows = [values.rows] if len(values.rows) < 2 else []
     left, right = node.args
     assert isinstance(left, Node)

@@ -1,4 +1,4 @@
-"""The values of operators on elements and rows, by the values of their arguments: what is no product."""
+"""Rules for the values of elementwise operators and reductions, given the values of their arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _EMPTY: dict[tuple[str, str], Kind] = {
     ("row visible", "aten::logical_not"): "empty",
     ("hidden", "aten::all"): "empty",
 }
-"""How a program finds the rows whose scores all are minus infinity; their probabilities are no numbers, or zeros."""
+"""How programs find rows whose scores are all minus infinity, whose probabilities they replace by zeros, because they
+would be NaN."""
 
 _RANDOM = ("aten::rand", "prims::inductor_random")
 
@@ -35,7 +36,10 @@ def _maximum_and_place(values: Known, node: Node) -> Value | None:
 
 
 def result_of_maximum(values: Known, node: Node) -> Value | None:
-    """The value of a result of a maximum with its place; None if it is none of the scores."""
+    """Return the value of a result of ``max(dim)``, the maximum or its index.
+
+    Return None if it is not a maximum of the scores.
+    """
     if not values.is_kind(node.args[0], "maximum"):
         return None
     return Value("row" if node.args[1] == 0 else "index")
@@ -96,7 +100,10 @@ def _times(values: Known, a: Value, b: Value) -> Value | None:
 
 
 def _drop(values: Known, probabilities: Value, other: Node) -> Value | None:
-    """Dropout: probabilities times random flags, which are times a constant."""
+    """Return the value of probabilities after dropout: multiplied by a random mask and a constant.
+
+    Return None if `other` differs.
+    """
     chain, factor = [(other, 1.0)], 1.0
     while op_name(other) != "aten::gt":
         step = constant_factor(other)
@@ -181,7 +188,7 @@ def _sum(values: Known, node: Node) -> Value | None:
 
 
 def _row_labels(values: Known, node: Node, labels: Labels) -> Labels | None:
-    """The labels of a reduction over the keys alone, whose dimension is kept; None if the node is another reduction."""
+    """Return the labels of a reduction over the keys alone that keeps the dimension; None for other reductions."""
     args, labels = bind(node), values.atoms.resolved(labels)
     dims = args.get("dim")
     dims = [dims] if isinstance(dims, int) else dims
@@ -194,7 +201,7 @@ def _row_labels(values: Known, node: Node, labels: Labels) -> Labels | None:
 
 
 def _fits_rows(values: Known, row: Labels, plane: Labels) -> bool:
-    """Whether a tensor has one number for each row of a plane, where the plane has the row."""
+    """Return whether a tensor has one number for each row of a plane, where the plane has the dimension of the row."""
     wide = values.atoms.atoms(values.scores.wide_dim)
     of_rows = tuple(() if dim == wide else dim for dim in values.atoms.resolved(plane))
     return values.atoms.same(row, of_rows)
@@ -220,7 +227,7 @@ def _where(values: Known, node: Node) -> Value | None:
 
 
 def _hides_nothing_else(values: Known, condition: object, labels: Labels) -> bool:
-    """Whether a condition holds only where probabilities are 0, or where a row has none."""
+    """Return whether a condition holds only where probabilities are 0, or in rows whose keys are all hidden."""
     found = values.known.get(condition) if isinstance(condition, Node) else None
     if found is None:
         return False
@@ -249,7 +256,7 @@ def _slice(values: Known, node: Node) -> Value | None:
 
 
 def _beside_zero(values: Known, node: Node) -> Value | None:
-    """A gradient of probabilities with a column of zeros for the sink."""
+    """Return the value of a gradient of probabilities that is extended by a column of zeros for the sink."""
     args, name = bind(node), op_name(node)
     if name == "aten::slice_scatter":
         inner, fits = args["src"], number_of(args["self"]) == 0 and args["start"] in (None, 0)
@@ -304,4 +311,4 @@ RULES: dict[str, Callable[[Known, Node], Value | None]] = {
     "aten::slice_scatter": _beside_zero,
     "aten::constant_pad_nd": _beside_zero,
 }
-"""The rule of each operator; None where its result is nothing that attention has."""
+"""The rule of each operator, which returns None if the result is not a value of attention."""

@@ -1,4 +1,4 @@
-"""The scores of a softmax: the nodes from the product of query and key to the argument of the exponential."""
+"""Reads the scores of a softmax: the nodes from the product of query and key to the argument of the exponential."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from .labels import (
 PRODUCTS = ("aten::bmm", "aten::mm")
 _ADDED = "aten::baddbmm"
 _LARGE = -1e9
-"""A number that hides a key where it takes the place of a score: no score comes near it."""
+"""A score at or below this number hides a key: no real score comes near it."""
 
 
 class Stuck(Exception):
-    """Raised at a node that stands in the way of a match."""
+    """A node prevents matching attention."""
 
     def __init__(self, node: Node, note: str = "") -> None:
         super().__init__(node, note)
@@ -45,19 +45,19 @@ class Stuck(Exception):
 
 
 class NotAttention(Exception):
-    """Raised where a softmax is certainly none of attention."""
+    """A softmax is certainly not part of attention."""
 
 
 @dataclass(frozen=True)
 class Term:
-    """A step that changes who sees whom.
+    """A step between the product and the softmax that adds a mask or bias, or hides scores.
 
     Attributes:
-        kind: "add" of a tensor, or "hide" of scores where a condition holds.
+        kind: "add" for adding a tensor, or "hide" for replacing scores where a condition holds.
         tensor: the tensor, or the condition; it broadcasts to the scores at this step.
-        labels: of the scores.
-        hidden_if: the value of the condition where scores are hidden.
-        fill: what the hidden scores become.
+        labels: the labels of the scores.
+        hidden_if: the value of the condition for which scores are hidden.
+        fill: the value of hidden scores.
     """
 
     kind: str
@@ -67,23 +67,23 @@ class Term:
     fill: float = -math.inf
 
     def own(self, atoms: Atoms) -> Labels:
-        """The labels of the tensor."""
+        """Return the labels of the tensor."""
         return broadcast(self.tensor, atoms.resolved(self.labels))
 
 
 @dataclass
 class Scores:
-    """What was found between the product and the exponential.
+    """The scores of a softmax, from the product of query and key to the argument of the exponential.
 
     Attributes:
-        atoms: of all tensors of the attention.
-        labels: of the nodes of the scores.
-        product: of query and key.
-        outer, inner: the constant factors of the scores, outside and inside of the hyperbolic tangent.
-        tanh: its node, None without a softcap.
+        atoms: the atoms of the attention.
+        labels: the labels of the scores' nodes.
+        product: the product of query and key.
+        outer, inner: the constant factors of the scores, outside and inside of the tanh.
+        tanh: the node of a softcap's tanh; None without a softcap.
         terms: masks and biases, the innermost first.
-        sink: the column that stands behind the scores, None without one.
-        key_dim: the dimension of the keys, and the same with the column of the sink.
+        sink: the attention sink that is concatenated after the scores; None without one.
+        key_dim, wide_dim: the dimension of the keys, without and with the column of the sink.
     """
 
     atoms: Atoms
@@ -98,6 +98,7 @@ class Scores:
     wide_dim: Dimension = ()
 
     def copy(self) -> Scores:
+        """Return a copy with its own lists and dicts, which shares the atoms."""
         return Scores(
             self.atoms, dict(self.labels), self.product, self.outer, self.inner, self.tanh, list(self.terms), self.sink,
             self.key_dim, self.wide_dim,
@@ -105,7 +106,7 @@ class Scores:
 
 
 def number_of(value: object) -> float | None:
-    """A number, or the one that all elements of a tensor are, as the dtype of the tensor has it."""
+    """Return a number, or the value of all elements of a constant tensor in its dtype; None for anything else."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if not is_tensor(value):
@@ -126,7 +127,7 @@ def find_scores(exponent: Node, dim: int) -> Scores:
     """Follow the argument of an exponential, whose softmax is over dimension `dim`, back to a product.
 
     Raises:
-        Stuck: something else is found on the way.
+        Stuck: a node on the way is not part of attention.
     """
     found = Scores(Atoms())
     labels = found.atoms.whole(exponent)
@@ -137,7 +138,7 @@ def find_scores(exponent: Node, dim: int) -> Scores:
 
 
 def constant_factor(node: Node) -> tuple[Node, float] | None:
-    """The tensor that a node multiplies by a constant, and the constant."""
+    """Return the tensor that a node multiplies by a constant, and the constant; None for other nodes."""
     name, args = op_name(node), node.args
     if name == "aten::neg":
         return (args[0], -1.0) if isinstance(args[0], Node) else None
@@ -162,12 +163,12 @@ def _keeps_shape(source: Any, node: Node) -> bool:
 
 
 def _takes_shifts(found: Scores) -> bool:
-    """Whether a number may be subtracted from all scores of a query: not inside a softcap, nor before a sink."""
+    """Return whether subtracting a number from a query's scores changes nothing: no softcap or sink follows."""
     return found.tanh is None and found.sink is None
 
 
 def _is_row_bound(found: Scores, node: object, labels: Labels) -> bool:
-    """Whether a node is a maximum that is the same for all keys of a query, so that a softmax does not depend on it."""
+    """Return whether a node is a maximum over a query's keys, which may be subtracted without changing the softmax."""
     while isinstance(node, Node) and op_name(node) in (CAST, *COPIES):
         node = node.args[0]
     if not isinstance(node, Node) or len(shape_of(node)) != len(labels):
@@ -192,7 +193,7 @@ def _walk(found: Scores, node: Node, labels: Labels) -> None:
 
 
 def _end(found: Scores, node: Node, labels: Labels) -> None:
-    """The product, which may add a mask and have a factor of its own."""
+    """Record the product, which in ``baddbmm`` may also add a mask and apply a factor."""
     found.product = node
     if op_name(node) != _ADDED:
         return
@@ -209,7 +210,11 @@ def _end(found: Scores, node: Node, labels: Labels) -> None:
 
 
 def _step(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
-    """The scores of which a node is made by one step of the whitelist, and their labels."""
+    """Return the scores from which a node is computed in one known step, and their labels.
+
+    Raises:
+        Stuck: the step is unknown.
+    """
     back = found.atoms.back(node, labels)
     if back is not None:
         source = node.args[0]
@@ -252,7 +257,7 @@ def _check_term(found: Scores, node: Node) -> None:
 
 
 def _added(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
-    """The one of two summands that leads to a product; the other one is a mask or a bias."""
+    """Return the summand that leads to a product; the other one is a mask or a bias."""
     first: Stuck | None = None
     _check_term(found, node)
     for source, other in (node.args, node.args[::-1]):
@@ -274,7 +279,10 @@ def _added(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
 
 
 def _either(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels] | None:
-    """The scores of a row less one bound or another: Inductor chooses a bound that no factor makes infinite."""
+    """Return scores from which one of two row bounds is subtracted.
+
+    Inductor chooses a bound that no factor makes infinite.  Return None if the condition is not one per row.
+    """
     condition, one, other = node.args
     ways = [source for source in (one, other) if isinstance(source, Node) and is_float(source)]
     ways = [source for source in ways if _keeps_shape(source, node)]
@@ -295,7 +303,7 @@ def _either(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels] | 
 
 
 def _alike(a: Scores, b: Scores) -> bool:
-    """Whether two ways lead to one product by the same factors, masks and dimensions."""
+    """Return whether two paths lead to the same product by the same factors, masks and dimensions."""
     factors = math.isclose(a.outer, b.outer, rel_tol=1e-6) and math.isclose(a.inner, b.inner, rel_tol=1e-6)
     common = a.labels.keys() & b.labels.keys()
     if any(a.atoms.resolved(a.labels[node]) != a.atoms.resolved(b.labels[node]) for node in common):

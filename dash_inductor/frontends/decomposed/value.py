@@ -1,10 +1,10 @@
-"""The vocabulary of attention by hand: what a tensor around a softmax is.
+"""The kinds of values that nodes around the softmax of decomposed attention can have.
 
-With scores S, probabilities P = softmax(S), the dropped ones D, output O = D V, and G the gradient of O:
+With scores S, probabilities P = softmax(S), probabilities after dropout D, output O = D V, and G the gradient of O:
 
     dD = G V^T, dP = dD * keep / (1 - p), dS = P * (dP - rowsum(P * dP)), dV = D^T G, dQ = dS K, dK = dS^T Q
 
-The rows of dS have the sum 0, so that whatever is subtracted from all scores of a row has no gradient.
+The rows of dS have the sum 0, so that anything subtracted from all scores of a row has no gradient.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Kind = Literal[
 Operand = Literal["Q", "K", "V", "G"]
 RESULTS: tuple[Kind, ...] = ("O", "dQ", "dK", "dV")
 PUBLIC = (*RESULTS, "dsink")
-"""What the rest of the program may read, too."""
+"""The kinds of values that the rest of the program may read."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of attention times `factor`, with the labels of its dimensions."""
+    """A value: a tensor of attention (`kind`) times `factor`, with the labels of its dimensions."""
 
     kind: Kind | Operand
     labels: Labels = ()

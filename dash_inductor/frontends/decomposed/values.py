@@ -1,7 +1,7 @@
-"""What the nodes around a softmax are, in terms of attention: the forward, and the derivative as autograd computes it.
+"""Identifies the nodes around a softmax as tensors of attention, in the forward and in its autograd derivative.
 
-A `Value` is a tensor times a constant.  Beginning at what is known, the users of known nodes are named by rules, until
-no rule applies (`rules`, `products`, `operands`).  Rounding to another dtype is no difference.
+A `Value` is a tensor of attention times a constant.  Starting from the softmax, rules identify users of known nodes
+until no rule applies (`rules`, `products`, `operands`).  Rounding to another dtype does not change a value.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _WITH_FACTOR = (
 
 
 class Values(Known):
-    """The values of nodes, by rules."""
+    """The values of nodes, and the rules that find them."""
 
     def run(self, exponential: Node, total: Node, quotient: Node) -> None:
-        """Name all that follows from a softmax.
+        """Identify everything that follows from a softmax.
 
         Raises:
             Stuck: the products are not those of attention.

@@ -1,4 +1,4 @@
-"""A net for attention that no frontend reads, so that none is without a record."""
+"""Detects attention that no frontend can read, so that every attention has a record."""
 
 from .net import find
 

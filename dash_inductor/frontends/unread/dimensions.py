@@ -1,4 +1,4 @@
-"""Dimensions of tensors by the products that they are of, followed through views."""
+"""Labels for the dimensions of tensors: the products that they come from, followed through views."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from ...graph.nodes import bind, op_name
 from .products import number_of, shape_of
 
 Label = tuple[Node, int]
-"""A dimension of the result of a product: one that only one of its operands has."""
+"""A dimension of a product's result that only one of its operands has: (product, dimension)."""
 Labels = frozenset[Label]
 Dim = tuple[tuple[int, Labels], ...]
-"""The parts of a dimension that was merged of several, each with its size and its labels; none of one of size 1."""
+"""The parts of a dimension that merges several, each with its size and labels; empty for a dimension of size 1."""
 Dims = tuple[Dim, ...]
 
 NO_LABELS: Labels = frozenset()
 _MOST = 16
-"""Labels of a part of a dimension."""
+"""The maximum number of labels of one part of a dimension."""
 
 
 def labels_of(dims: Sequence[Dim]) -> Labels:
-    """All labels of dimensions."""
+    """Return all labels of these dimensions."""
     return NO_LABELS.union(*(labels for dim in dims for _, labels in dim))
 
 
 def relabelled(dim: Dim, labels: Labels) -> Dim:
-    """A dimension with further labels."""
+    """Return a dimension with additional labels."""
     return tuple((size, _latest(own | labels)) for size, own in dim)
 
 
 def _latest(labels: Labels) -> Labels:
-    """The labels of the latest products: sums of many layers would have those of all of them."""
+    """Return the labels of the latest products, at most `_MOST`; residual sums would collect those of all layers."""
     if len(labels) <= _MOST:
         return labels
     return frozenset(sorted(labels)[-_MOST:])
 
 
 def only(dim: Dim, labels: Labels) -> Dim:
-    """A dimension with these of its labels alone."""
+    """Return a dimension with those of its labels that are in `labels`."""
     return tuple((size, own & labels) for size, own in dim)
 
 
 def plain_dims(node: Node, known: dict[Any, int]) -> Dims:
-    """The dimensions of a tensor without labels."""
+    """Return the dimensions of a tensor, without labels."""
     found = (number_of(size, known) for size in shape_of(node))
     return tuple(() if size == 1 else ((size, NO_LABELS),) for size in found)
 
 
 def broadcast(rank: int, operands: Sequence[Dims]) -> Dims:
-    """The dimensions of an elementwise result of tensors, aligned at the last dimension."""
+    """Return the dimensions of the elementwise result of tensors, aligned at the last dimension."""
     found: list[Dim] = [()] * rank
     for dims in operands:
         for place, dim in enumerate(dims, rank - len(dims)):
@@ -70,7 +70,7 @@ def _joined(one: Dim, other: Dim) -> Dim:
 
 
 def viewed_as(dims: Dims, sizes: Sequence[int]) -> Dims:
-    """The dimensions of a view of other sizes; where they do not fit together, each has the labels of all."""
+    """Return the dimensions of a view with these sizes; if they do not match up, each dimension gets all labels."""
     parts = [part for dim in dims for part in dim]
     found: list[Dim] = []
     for size in sizes:
@@ -99,7 +99,7 @@ def _in_all(dims: Dims, sizes: Sequence[int]) -> Dims:
 
 
 def through(node: Node, dims: Dims, known: dict[Any, int]) -> Dims | None:
-    """The dimensions of a view, or of a copy, of a tensor with these; None for other operators."""
+    """Return the dimensions of a view or copy of a tensor with `dims`; None for other operators."""
     rule = _RULES.get(op_name(node))
     return None if rule is None else rule(node, dims, known)
 
@@ -140,11 +140,11 @@ def _expand(node: Node, dims: Dims, known: dict[Any, int]) -> Dims:
     own = plain_dims(node, known)
     return tuple(
         dim or wide for dim, wide in zip(((),) * (len(own) - len(dims)) + dims, own, strict=True)
-    )  # the new ones have no labels
+    )  # new dimensions have no labels
 
 
 def cut(node: Node, dims: Dims, known: dict[Any, int]) -> Dims:
-    """Some elements along dimensions whose sizes change."""
+    """Return the dimensions of a tensor whose elements are a selection along the dimensions that change their size."""
     own = plain_dims(node, known)
     return tuple(
         dim if _sized(dim) == _sized(wide) else relabelled(wide, labels_of([dim]))

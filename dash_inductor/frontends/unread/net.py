@@ -1,11 +1,11 @@
-"""Finds products of normalised products: attention, however it is written.
+"""Detects attention in any formulation as two products with a normalisation between them.
 
-From a first product lead elementwise operators, views and reductions over one dimension to a plane that is normalised
-along a dimension of the product, and a second product contracts that dimension.  Normalised is what `planes` says.
+Elementwise operators, views and reductions over one dimension lead from a first product to a plane that is normalised
+(see `planes`) along a dimension of the product; a second product contracts that dimension.
 
-No attention are, by the same words: a softmax whose dimension no product contracts (classes, losses), weights that
-multiply other tensors for each row (a router of experts), norms of layers, and what is contracted with positions that
-the graph computes by itself, such as a soft argmax.
+By this definition, the following are not attention: a softmax whose dimension no product contracts (classes, losses),
+weights that multiply other tensors for each row (a router of experts), layer norms, and products with positions that
+the graph itself computes, such as a soft argmax.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ OP = "attention by hand"
 
 
 def find(graph: Graph, known: Set[Node]) -> Iterator[Refusal]:
-    """The attentions of a graph that no frontend has found.
+    """Yield refusals for the attentions of a graph that no frontend has found.
 
     Args:
-        known: the nodes of what frontends have found.
+        graph: the graph.
+        known: the nodes of the attentions that frontends have found.
     """
     of_backward = backward.of_backward(graph)
     planes, found = Planes(), set[Node]()
@@ -46,7 +47,7 @@ def find(graph: Graph, known: Set[Node]) -> Iterator[Refusal]:
 
 
 def _ways(planes: Planes, node: Node) -> Iterator[Way]:
-    """The attentions that end at a node."""
+    """Yield the attentions whose last node is `node`."""
     product = planes.products.get(node)
     if product is not None:
         for side, operand in enumerate(product.operands):
@@ -64,9 +65,9 @@ def _ways(planes: Planes, node: Node) -> Iterator[Way]:
 
 
 def _contracted(plane: Plane, product: Product, side: int) -> Iterator[Label]:
-    """The labels along which a plane is normalised, and that a product contracts; not those of a router.
+    """Yield the labels along which a plane is normalised and that a product contracts, except those of a router.
 
-    A router's weights multiply what each of its rows has for itself: the rows are a batch of the second product.
+    A router's weights multiply values that each of its rows has for itself: its rows are a batch of the second product.
     """
     if not plane.normal:
         return
@@ -79,14 +80,14 @@ def _contracted(plane: Plane, product: Product, side: int) -> Iterator[Label]:
     summed = labels([pair for pair in product.contracted if None not in pair])
     for label in sorted(
         summed & plane.normal.keys(), key=lambda label: (label[0], label[1]), reverse=True
-    ):  # the closest product
+    ):  # the latest product first
         rows = [other for other in batch | free if other[0] is label[0] and other[1] != label[1]]
         if not any(row in batch for row in rows) or any(row in free for row in rows):
             yield label
 
 
 def _way(planes: Planes, start: Node, label: Label, normaliser: Node, second: Node) -> Way:
-    """The nodes between the two products: behind them, those of planes with the label."""
+    """Return the nodes between the two products: nodes after the first whose plane has the label."""
     seen, left = set[Node](), [*start.all_input_nodes] if start is second else [start]
     left += [normaliser] if start is second else []
     while left:

@@ -1,7 +1,7 @@
-"""What nodes of a graph are of the products before them: dimensions, and along which of these they are normalised.
+"""Determines how each node of a graph depends on earlier products: its labelled dimensions, and where it is normalised.
 
-A plane is normalised along a dimension of a product if it is a quotient by a sum of itself along that dimension, or the
-exponential of a difference by the logarithm of such a sum.  Sums of squares, as norms of layers have them, are none.
+A plane is normalised along a dimension of a product if it is divided by a sum of itself along that dimension, or is the
+exponential of a difference with the logarithm of such a sum.  Sums of squares, as in layer norms, do not count.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Plane:
     """What is known of a node.
 
     Attributes:
-        dims: its dimensions.
-        terms: the nodes of which it is a multiple, or a part.
-        sums: the labels along which it is a sum, with the terms of what was summed.
-        form: what was made of the sum.
+        dims: its labelled dimensions.
+        terms: the nodes of which it is a multiple or a part.
+        sums: the labels along which it is a sum, each with the terms of the summed tensor.
+        form: whether it is the sum itself, or its logarithm, negated logarithm or inverse.
         logs: the labels along which its exponential is normalised.
-        normal: the labels along which it is normalised, with the node that normalises.
+        normal: the labels along which it is normalised, each with the node that normalises.
     """
 
     dims: Dims
@@ -55,19 +55,20 @@ class Plane:
 
     @property
     def labels(self) -> Labels:
+        """All labels of the dimensions."""
         return labels_of(self.dims)
 
 
 @dataclass
 class Planes:
-    """The planes of a graph, node by node in the order of the graph.
+    """The planes of a graph, filled node by node in graph order.
 
     Attributes:
-        of: what is known of each node; nothing of most.
+        of: the plane of each node; most nodes have none.
         products: the products.
-        contracted: the labels of the dimensions that products contract.
-        divided: quotients of products by sums along what the products contract, with the labels of these.
-        constants: nodes that depend on no input of the graph.
+        divided: quotients of products by sums along contracted dimensions, with the labels of these.
+        constants: the nodes that depend on no input of the graph.
+        contracted: the labels of the dimensions that each product contracts.
     """
 
     of: dict[Node, Plane] = field(default_factory=dict)
@@ -78,7 +79,7 @@ class Planes:
     _numbers: dict[Any, int] = field(default_factory=dict)
 
     def read(self, node: Node) -> None:
-        """Find out what a node is; those before it are known."""
+        """Determine the plane of a node; earlier nodes must have been read."""
         name = op_name(node)
         if name in _FILLED or all(source in self.constants for source in node.all_input_nodes):
             self.constants.add(node)
@@ -94,10 +95,12 @@ class Planes:
             self.of[node] = found
 
     def _of_product(self, node: Node, product: Product, own: Plane | None) -> Plane:
-        """The plane of a product, each of whose free dimensions has a label of its own.
+        """Return the plane of a product, in which each free dimension gets a new label.
 
         Args:
-            own: what it is as another operator, a sum or an elementwise product.
+            node: the node.
+            product: the product that it computes.
+            own: its plane as a sum or an elementwise product; None for other operators.
         """
         plane = own or self._mixed(node, product)
         for operand, side in zip(product.operands, (0, 1), strict=True):
@@ -111,13 +114,15 @@ class Planes:
         return replace(plane, dims=tuple(found), terms=plane.terms | {node})
 
     def _mixed(self, node: Node, product: Product) -> Plane:
-        """A product as a mixture of planes along another dimension, as talking heads have it; else without labels."""
+        """Return a product's plane as a mixture of planes along another dimension (talking heads), or an unlabelled
+        one.
+        """
         plane = Plane(plain_dims(node, self._numbers))
         for operand, side in zip(product.operands, (0, 1), strict=True):
             given = self.of.get(operand)
             if given is None:
                 continue
-            shared = product.operands[1 - side] in self.of  # a matrix of weights may be repeated for a batch
+            shared = product.operands[1 - side] in self.of  # weights may be expanded for a batch
             alone = [None if shared and pair[1 - side] is not None else pair[side] for pair in product.kept]
             dims = [() if place is None else given.dims[place] for place in alone]
             kept = labels_of(dims)
@@ -145,7 +150,7 @@ class Planes:
             dims = through(node, given.dims, self._numbers)
             if dims is not None:
                 return replace(given, dims=dims, **self._column(name, given, dims))
-        if name == "" and given is not None:  # a result of several
+        if name == "" and given is not None:  # getitem: one of several results
             same = len(given.dims) == len(shape_of(node))
             return replace(given, dims=cut(node, given.dims, self._numbers)) if same else None
         if name in _SEVERAL:
@@ -155,7 +160,7 @@ class Planes:
         return self._elementwise(name.removeprefix("aten::"), node)
 
     def _of_its_size(self, node: Node) -> Plane | None:
-        """An operator that is not known, such as a sort: its result has the dimensions of a tensor of its sizes."""
+        """Return the plane of an unsupported operator, such as a sort: that of an input of the same shape."""
         value = node.meta.get("val")
         first = value[0] if isinstance(value, (list, tuple)) and value else value
         for source in node.all_input_nodes:
@@ -165,7 +170,7 @@ class Planes:
         return None
 
     def _column(self, name: str, given: Plane, dims: Dims) -> dict[str, Any]:
-        """The sum that one column of a product is, if the product multiplies a column of ones."""
+        """Return the sum that one column of a product is, if the product multiplies by a column of ones."""
         if name not in ("aten::slice", "aten::select"):
             return {}
         sums = {
@@ -177,7 +182,7 @@ class Planes:
         return {"sums": sums} if sums else {}
 
     def _has_constants(self, node: Node) -> bool:
-        """Whether a part of a tensor, or of the tensor of which it is a view, depends on no input."""
+        """Return whether part of a tensor, or of the tensor that it is a view of, depends on no input."""
         while op_name(node) in _VIEWS:
             (node, *_) = node.all_input_nodes
         return op_name(node) in ("aten::cat", "aten::constant_pad_nd") and (
@@ -247,7 +252,7 @@ class Planes:
         return Plane(left, frozenset({node}), sums=sums, form=_SUMS[name])
 
     def quotient(self, node: Node, whole: Plane, one: Plane | None, by: Plane | None) -> Plane:
-        """A plane divided by a sum."""
+        """Return the plane of `one` divided by `by`, a sum."""
         if one is None or by is None:
             return whole
         rank = max(len(one.dims), len(by.dims))
@@ -264,7 +269,7 @@ class Planes:
 
 
 def _sums(known: Sequence[Plane]) -> dict[str, Any]:
-    """The sums of planes that are added, or multiplied."""
+    """Return the sums of planes that are added or multiplied, as fields of `Plane`."""
     found = [plane for plane in known if plane.sums]
     if len({plane.form for plane in found}) != 1:
         return {}
@@ -280,7 +285,7 @@ Rule = Callable[[Planes, Node, Plane, Operands], Plane]
 
 
 def _formed(forms: Mapping[Form, Form]) -> Callable[[Plane, Plane], dict[str, Any]]:
-    """What becomes of a sum."""
+    """Return a function that maps the form of a sum as `forms` says; other forms are dropped."""
 
     def form(given: Plane, whole: Plane) -> dict[str, Any]:
         return {"sums": given.sums, "form": forms[given.form]} if given.sums and given.form in forms else {}
@@ -310,7 +315,7 @@ def _neg(planes: Planes, node: Node, whole: Plane, operands: Operands) -> Plane:
 def _reciprocal(planes: Planes, node: Node, whole: Plane, operands: Operands) -> Plane:
     (given,) = operands[:1]
     assert given is not None
-    inverse = node.args[1:] in ((), (-1,), (-1.0,))  # a power otherwise
+    inverse = node.args[1:] in ((), (-1,), (-1.0,))  # else another power
     return replace(whole, **(_formed({"sum": "inverse", "inverse": "sum"})(given, whole) if inverse else {}))
 
 
@@ -319,7 +324,7 @@ def _sub(planes: Planes, node: Node, whole: Plane, operands: Operands) -> Plane:
     if one is not None and other is not None and other.form == "log":
         whole = replace(whole, logs=whole.logs | {label for label in other.sums if label in one.labels})
     minus = node.args[1]
-    if isinstance(minus, Node) and len(shape_of(minus)) == len(whole.dims):  # a loss subtracts what is expected
+    if isinstance(minus, Node) and len(shape_of(minus)) == len(whole.dims):  # e.g. a loss subtracts its target
         lost = [
             label
             for label in whole.normal
@@ -364,11 +369,11 @@ _TRANSPARENT = frozenset({
     "add", "sub", "mul", "div", "where", "masked_fill", "clamp", "clamp_min", "maximum", "nan_to_num", "copy",
     "_to_copy", "prims::convert_element_type", "fill", "neg",
 })  # fmt: skip
-"""Elementwise operators that leave a normalised plane, or a sum, what it is, up to a factor or a mask."""
+"""Elementwise operators that preserve normalisation and sums, up to a factor or a mask."""
 _SOFTMAXES = ("aten::_softmax", "aten::_safe_softmax", "aten::softmax", "aten::_log_softmax", "aten::log_softmax")
 _SUMS: Mapping[str, Form] = {"aten::sum": "sum", "aten::logsumexp": "log"}
 _REDUCTIONS = (*_SUMS, "aten::amax", "aten::amin", "aten::max", "aten::mean", "aten::prod")
 _FILLED = ("aten::full", "aten::full_like", "aten::ones", "aten::new_ones", "aten::new_full", "prims::iota")
-"""Operators of which inputs decide the sizes alone."""
+"""Operators whose inputs only determine the shape of the result."""
 _VIEWS = ("aten::view", "aten::reshape", "aten::expand", "aten::clone", "aten::permute", "aten::unsqueeze")
 _SEVERAL = ("aten::native_dropout", "aten::split", "aten::split_with_sizes")

@@ -13,17 +13,17 @@ from ...graph import sizes
 from ...graph.nodes import bind, op_name
 
 Pair = tuple[int | None, int | None]
-"""A dimension of the left and of the right operand; None where an operand lacks it, or has size 1 in it."""
+"""A dimension of the left and of the right operand; None if the operand lacks it or has size 1 there."""
 
 
 @dataclass(frozen=True)
 class Product:
-    """A product.
+    """A product of two tensors.
 
     Attributes:
         operands: left and right.
         kept: for each dimension of the result, those of the operands.
-        contracted: the dimensions that are summed.
+        contracted: the pairs of dimensions that are summed over.
     """
 
     operands: tuple[Node, Node]
@@ -31,27 +31,27 @@ class Product:
     contracted: tuple[Pair, ...]
 
     def free(self) -> Iterator[int]:
-        """The dimensions of the result that one operand alone has."""
+        """Return the dimensions of the result that only one operand has."""
         return (dim for dim, pair in enumerate(self.kept) if (pair[0] is None) != (pair[1] is None))
 
 
 def shape_of(node: object) -> Sequence[sizes.Dim]:
-    """The sizes of a node; none of what is no tensor."""
+    """Return the shape of a node's tensor; () for anything else."""
     value = node.meta.get("val") if isinstance(node, Node) else None
     return value.shape if isinstance(value, Tensor) else ()
 
 
 def product_of(node: Node) -> Product | None:
-    """The product that a node computes; None for other nodes."""
+    """Return the product that a node computes; None for other nodes."""
     read = _READERS.get(op_name(node))
     return None if read is None else read(node)
 
 
 def _matmul(place: int = 0) -> Callable[[Node], Product | None]:
-    """Reads a product of matrices, or of batches of them.
+    """Return a reader of products of matrices, vectors, or batches of matrices.
 
     Args:
-        place: of the left operand among the arguments.
+        place: the index of the left operand among the node's arguments.
     """
 
     def read(node: Node) -> Product | None:
@@ -61,7 +61,7 @@ def _matmul(place: int = 0) -> Callable[[Node], Product | None]:
         a, b = len(shape_of(left)), len(shape_of(right))
         if not a or not b:
             return None
-        lead = "abcdefghij"[: max(a, b, 2) - 2]  # aligned at the right
+        lead = "abcdefghij"[: max(a, b, 2) - 2]  # batch dimensions, right-aligned
         of_left = lead[len(lead) - a + 2 :] + "mk" if a > 1 else "k"
         of_right = lead[len(lead) - b + 2 :] + "kn" if b > 1 else "k"
         kept = lead + "m" * (a > 1) + "n" * (b > 1)
@@ -83,7 +83,7 @@ def _einsum(node: Node) -> Product | None:
 
 
 def _by_letters(operands: tuple[Node, Node], names: tuple[str, str], kept: str) -> Product:
-    """A product by the names of dimensions."""
+    """Return the product whose operands have dimensions named as in einsum."""
 
     def pair(name: str) -> Pair:
         left, right = (
@@ -97,7 +97,10 @@ def _by_letters(operands: tuple[Node, Node], names: tuple[str, str], kept: str) 
 
 
 def _summed(node: Node) -> Product | None:
-    """A sum of elementwise products: along which dimensions one factor broadcasts, the other one has alone."""
+    """Return a sum of an elementwise product as a product.
+
+    It contracts summed dimensions.  Return None unless both factors have one of them.
+    """
     args = bind(node)
     source, dims = args["self"], args.get("dim")
     while isinstance(source, Node) and op_name(source) in _CASTS:
@@ -121,7 +124,7 @@ def _summed(node: Node) -> Product | None:
 
 
 def _outer(node: Node, *, any_shape: bool = False) -> Product | None:
-    """An elementwise product of which each factor broadcasts along a dimension that the other one has."""
+    """Return an elementwise product as a product if each factor broadcasts along a dimension that the other one has."""
     factors = [arg for arg in node.args if isinstance(arg, Node) and shape_of(arg)]
     if len(factors) != 2 or len(node.args) != 2:
         return None
@@ -153,10 +156,11 @@ _READERS: Mapping[str, Callable[[Node], Product | None]] = {
 
 
 def number_of(size: Any, known: dict[Any, int]) -> int:
-    """A number for a size that stands for it in products: itself, or one in which each symbol is a prime.
+    """Return an integer that stands for a size in products: the size itself, or its value with a prime for each symbol.
 
     Args:
-        known: the numbers of symbols and of expressions so far.
+        size: the size, static or symbolic.
+        known: the numbers chosen so far for symbols and expressions.
     """
     if isinstance(size, int):
         return size

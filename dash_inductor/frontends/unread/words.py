@@ -1,4 +1,4 @@
-"""What keeps an attention from being read, in words."""
+"""Describes, for the record, why an attention cannot be read."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _CONSTANTS = (
 
 @dataclass(frozen=True)
 class Way:
-    """An attention by its nodes, each list in the order of the graph.
+    """An attention, given by its nodes; lists are in graph order.
 
     Attributes:
-        before: from the first product to what normalises, without both; with the sums by which it divides.
+        before: the nodes between the first product and the normaliser, including the sums by which it divides.
         normaliser: the node that normalises.
-        after: from there to the second product, without both.
+        after: the nodes between the normaliser and the second product.
         second: the second product.
-        products: those among them.
+        products: those of the nodes that are products.
     """
 
     before: Sequence[Node]
@@ -49,7 +49,7 @@ class Way:
     products: frozenset[Node]
 
     def in_words(self) -> str:
-        """What is common, or else the operator that stands in the way."""
+        """Return a description of a known unsupported form, or else the first operator that is not supported."""
         found = dict.fromkeys(filter(None, (self._mixed(), self._joined(), self._written())))
         if found:
             return "; ".join(found)
@@ -87,7 +87,7 @@ class Way:
         return ""
 
     def _written(self) -> str:
-        """The softmax in other words than PyTorch's."""
+        """Return a description of a softmax that is not written as PyTorch writes it; "" for others."""
         if any(op_name(node) in _LOGS for node in self.before):
             return "log_softmax and exp"
         if self.normaliser in (self.second, *self.after[-1:]) or self.second < self.normaliser:
@@ -104,12 +104,12 @@ class Way:
 
 
 def _divides(nodes: Sequence[Node]) -> bool:
-    """Whether what follows is only the quotient of a softmax."""
+    """Return whether these nodes contain no scaling, so that a division among them is that of the softmax."""
     return not any(op_name(node) in ("aten::mul", "aten::div") and len(node.all_input_nodes) == 1 for node in nodes)
 
 
 def _is_small(added: object) -> bool:
-    """Whether a number only keeps a sum from being zero."""
+    """Return whether an added number merely keeps a sum from being zero."""
     return isinstance(added, (int, float)) and abs(added) < 0.01
 
 

@@ -1,4 +1,4 @@
-"""Arithmetic rules of the mask reader, on numbers that are exact in the type in which they meet."""
+"""Rules of the mask reader for arithmetic, on numbers that are exact in the dtype in which the operator computes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RULES: dict[str, Rule] = {}
 
 
 def _scaled(combine: LeafOp, factor_of: int, truth: Callable[..., bool] | None = None) -> Rule:
-    """add, sub and rsub; `factor_of` is the operand that `alpha` multiplies."""
+    """Return the rule of add, sub or rsub; `factor_of` is the index of the operand that `alpha` multiplies."""
 
     def rule(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
         alpha, dtype = as_expr(args.get("alpha", 1)), meta_of(node).dtype
@@ -43,7 +43,7 @@ RULES["aten::neg"] = elementwise("self", lambda _: lambda a: -a)
 
 
 def _extremum(sign: int) -> Callable[[MaskReader], LeafOp]:
-    """The greater (sign 1) or the smaller (sign -1) of two values; NaN wins."""
+    """Return the larger (sign 1) or the smaller (sign -1) of two values; NaN propagates."""
 
     def compute(reader: MaskReader) -> LeafOp:
         def leaf(a: sympy.Expr, b: sympy.Expr) -> Value:
@@ -70,7 +70,7 @@ RULES["aten::abs"] = elementwise(
 
 
 def _clamp(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
-    """The greater of `self` and `min`, and then the smaller of that and `max`."""
+    """Return the smaller of `max` and the larger of `self` and `min`."""
 
     def compute(_: MaskReader) -> LeafOp:
         def leaf(x: sympy.Expr, *bounds: sympy.Expr) -> Value:
@@ -91,7 +91,7 @@ RULES["aten::clamp"] = _clamp
 
 
 def _quotient(reader: MaskReader) -> LeafOp:
-    """Division of floats by a power of 2: by other numbers it rounds, and differently on different devices."""
+    """Return the quotient of floats by a power of 2; other divisors round, differently on different devices."""
     del reader
 
     def leaf(a: sympy.Expr, b: sympy.Expr) -> Value:
@@ -103,7 +103,7 @@ def _quotient(reader: MaskReader) -> LeafOp:
 
 
 def _divided(rounding: str, remainder: bool = False) -> Rule:
-    """Division of integers; of floats it may round before it cuts."""
+    """Return the rule of integer division; for floats the division may round before the result is truncated."""
 
     def compute(reader: MaskReader) -> LeafOp:
         algebra = reader.algebra

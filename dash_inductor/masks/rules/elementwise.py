@@ -1,4 +1,4 @@
-"""Elementwise rules of the mask reader: comparison, logic, selection, conversion."""
+"""Rules of the mask reader for elementwise operators: comparison, logic, selection, conversion."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ def _register(*names: str) -> Callable[[Rule], Rule]:
 
 
 def number(leaf: Leaf) -> sympy.Expr:
+    """Return a leaf as a number; booleans become 0 or 1."""
     return sympy.Integer(int(leaf)) if isinstance(leaf, bool) else leaf
 
 
 def convert(reader: MaskReader, value: Value, node: Node) -> Value:
-    """`value` in the type of `node`: to bool (non-zero), to an integer (towards zero), or rounded to a float."""
+    """Convert `value` to the dtype of `node`: to bool (nonzero), to an integer (truncated), or rounded to a float."""
     dtype = meta_of(node).dtype
 
     def leaf(x: Leaf) -> Value:
@@ -58,7 +59,7 @@ def _negate(x: Leaf) -> Value:
 
 
 def common_dtype(operands: list[Any]) -> torch.dtype:
-    """The type in which an elementwise op meets its operands."""
+    """Return the dtype to which an elementwise operator promotes its operands."""
     return elementwise_dtype(*(x.meta["val"] if isinstance(x, Node) else x for x in operands))
 
 
@@ -68,13 +69,13 @@ def elementwise(
     truth: Callable[..., bool] | None = None,
     meet: Callable[[list[Any], Node], torch.dtype] = lambda operands, _: common_dtype(operands),
 ) -> Rule:
-    """Rule of an op on numbers.
+    """Return the rule of an elementwise operator on numbers.
 
     Args:
-        names: its operands' names in the schema.
-        compute: the result, exactly, of operands that are exact in the type in which they meet.
-        truth: what it means on bool tensors; None: not defined there.
-        meet: the type in which the operands meet.
+        names: the names of its operands in the schema.
+        compute: computes the exact result from operands that are exact in the dtype to which they are promoted.
+        truth: the operation on bool tensors; None if it is not supported there.
+        meet: returns the dtype to which the operands are promoted.
     """
 
     def rule(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
@@ -197,7 +198,7 @@ for _name in ("convert_element_type", "device_put"):
 
 @_register("get_attr")
 def _get_attr(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
-    """A tensor kept with the graph: only single numbers (``torch.tensor(5)`` in the model) are read."""
+    """Return the value of a constant tensor of the graph, which must be one number (``torch.tensor(5)`` in a model)."""
     del args
     holder: Any = node.graph.owning_module
     for name in str(node.target).split("."):

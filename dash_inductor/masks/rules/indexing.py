@@ -1,4 +1,4 @@
-"""Creation and movement rules of the mask reader: where an element comes from."""
+"""Rules of the mask reader for creation and data movement: which element of its input an element comes from."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _slice(reader: MaskReader, node: Node, args: dict[str, Any], position: Posit
 
 @_rule("unfold")
 def _unfold(reader: MaskReader, node: Node, args: dict[str, Any], position: Position) -> Value:
-    """Windows along a dimension: the last index is the place within the window."""
+    """Return an element of a sliding window along a dimension: the last index is the offset within the window."""
     *outer, within = position
     if not outer:
         return reader.load(args["self"], ())
@@ -143,9 +143,9 @@ def _select(reader: MaskReader, node: Node, args: dict[str, Any], position: Posi
 
 
 def _from_start(reader: MaskReader, index: Any, extent: sympy.Expr) -> sympy.Expr:
-    """An index or slice start counted from the start of the dimension.
+    """Return an index or slice start, counted from the start of the dimension.
 
-    Nothing needs to be read where a slice starts behind the end, for then it has no elements.
+    A slice that starts beyond the end has no elements, so that nothing is read.
     """
     at = as_expr(0 if index is None else index)
     proved = reader.algebra.nonnegative

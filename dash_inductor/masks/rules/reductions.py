@@ -1,4 +1,4 @@
-"""Running sums and reductions of the mask reader: of elements that are all the same."""
+"""Rules of the mask reader for running sums and reductions, of elements that are all the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ RULES: dict[str, Rule] = {}
 
 
 def _same_along(reader: MaskReader, node: Node, source: Node, dims: set[int], position: Position) -> Value:
-    """The element that `source` has at every place along `dims`, which is not empty; `position` has the other dims."""
+    """Return the element that `source` has at every index along `dims`; `position` has the other dimensions.
+
+    Raises:
+        NotRecognised: the elements differ, or there may be none.
+    """
     shape, others = shape_of(source), iter(position)
     places = tuple(
         reader.algebra.index(f"{node.name}_{d}", n) if d in dims else next(others) for d, n in enumerate(shape)
@@ -38,7 +42,7 @@ def _symbols(value: Value) -> set[Any]:
 
 
 def _times(reader: MaskReader, value: Value, count: sympy.Expr, node: Node) -> Value:
-    """The sum of `count` equal elements, each of which is converted before it is added."""
+    """Return the sum of `count` equal elements, each of which is converted before it is added."""
 
     def leaf(x: Any) -> Value:
         if not number(x).is_integer:
