@@ -1,4 +1,4 @@
-"""`SiteKeptError` as users see it: Dynamo raises it as it is, and its traceback has no frames of compilers."""
+"""Makes the `SiteKeptError` that users see: Dynamo does not wrap it, and its traceback has no compiler frames."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ...upstream.dynamo import ShortenTraceback
 
 
 class _Shortened(SiteKeptError, ShortenTraceback):
-    """An error that Dynamo raises as it is, where it wraps other errors of a backend.
+    """A `SiteKeptError` that Dynamo raises unchanged, while it wraps other errors of a backend.
 
-    Dynamo first asks such an error to drop the frames of the compiler from its traceback.
+    Before raising it, Dynamo calls `remove_dynamo_frames`, which drops the compiler's frames from the traceback.
     """
 
     def remove_dynamo_frames(self) -> _Shortened:
