@@ -1,7 +1,7 @@
-"""The probe: does this torch and triton have everything that the package relies on?
+"""The probe: checks whether the installed torch and triton have everything that the package relies on.
 
-Plans must not depend on luck, so what a kernel needs is asked for at installation, on any device: an unknown version is
-either as good as a tested one, or dash_inductor stays inactive and says what is missing.
+Plans must be deterministic, so everything that kernels need is checked at installation, on any device: an unknown
+version is either as good as a tested one, or dash_inductor stays inactive and says what is missing.
 """
 
 from __future__ import annotations
@@ -194,13 +194,13 @@ _OPERATORS = (
 
 
 def probe() -> list[str]:
-    """The things we rely on that this torch and triton lack; empty in a version that can be used."""
+    """What the package relies on and the installed torch or triton lacks, in words; empty if nothing is missing."""
     torch_names = TORCH if torch.version.cuda is None else (*TORCH, *CUDA)
     return [*_missing(torch_names), *_probe_shapes(), *_probe_operators(), *_probe_triton()]
 
 
 def _missing(needed: Sequence[tuple[str, str, str]]) -> Iterator[str]:
-    """The (module, names, purpose) that cannot be imported, and the names that a module lacks."""
+    """Yields, for rows (module, names, purpose), the modules that cannot be imported and the names that they lack."""
     for module, names, purpose in needed:
         try:
             importlib.import_module(module)
@@ -215,7 +215,7 @@ def _missing(needed: Sequence[tuple[str, str, str]]) -> Iterator[str]:
 
 
 def _probe_shapes() -> Iterator[str]:
-    """Names that exist, but are not what they were."""
+    """Yields what exists, but does not have the expected form."""
     from torch._dynamo import package
     from torch._functorch import partitioners
     from torch._functorch._aot_autograd import autograd_cache
