@@ -1,4 +1,4 @@
-"""``dash-inductor doctor [script.py ...]``: what keeps dash_inductor, or determinism, from working here."""
+"""``dash-inductor doctor [script.py ...]``: finds what keeps dash_inductor, or determinism, from working."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_script(words: list[str]) -> None:
-    """Run a script as ``python script.py ...`` does; what it prints goes to the standard error."""
+    """Runs a script as ``python script.py ...`` does, with its stdout redirected to stderr."""
     script = Path(words[0])
     argv, path = sys.argv, list(sys.path)
     sys.argv, sys.path[0:0] = words, [str(script.parent)]

@@ -1,4 +1,4 @@
-"""``dash-inductor dump script.py [arguments]``: a folder of pages about every graph that a script compiles."""
+"""``dash-inductor dump script.py [arguments]``: writes pages about every graph that a script compiles to a folder."""
 
 from __future__ import annotations
 

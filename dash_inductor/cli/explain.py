@@ -1,4 +1,4 @@
-"""``dash-inductor explain script.py [arguments]``: what became of every attention that a script compiled, and why."""
+"""``dash-inductor explain script.py [arguments]``: prints how every attention that a script compiles was handled."""
 
 from __future__ import annotations
 

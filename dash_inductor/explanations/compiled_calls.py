@@ -1,4 +1,4 @@
-"""Explains for another architecture what a program compiles while it runs: call by call, aside of the call itself."""
+"""Explains, for another architecture, what a program compiles while it runs, call by call."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .explain import explained
 
 
 class CompiledCalls:
-    """The outcome on `arch` of the attention that a program compiles by `torch.compile`.
+    """Collects how the attention that a program compiles with `torch.compile` would be compiled for `arch`.
 
     Attributes:
         graphs: the records of the graphs, oldest first.
-        unknown: why it is not known what becomes of every attention; "" where it is.
+        unknown: why the outcome of some attention is not known; "" if all are known.
     """
 
     def __init__(self, arch: str, dump: str) -> None:
@@ -33,7 +33,7 @@ class CompiledCalls:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Explain every call in the block that compiles something under deterministic algorithms."""
+        """Explains every call in the block that compiles something under deterministic algorithms."""
         self._known += records.graphs()
         with replaced(torch, {"compile": self._watched_compile()}):
             yield
@@ -79,5 +79,5 @@ class CompiledCalls:
 
 
 def _compiles() -> int:
-    """A number that changes whenever Dynamo compiles a graph."""
+    """A counter that changes whenever Dynamo compiles a graph."""
     return int(counters["stats"]["unique_graphs"])
