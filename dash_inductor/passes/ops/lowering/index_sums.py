@@ -1,4 +1,4 @@
-"""Lowering of `index_sums`, which stays an operator in Inductor's code, where its implementation is called."""
+"""Lowers `index_sums` to a call of the operator's implementation."""
 
 from __future__ import annotations
 

@@ -1,16 +1,15 @@
-"""Defines `dash_inductor::few_sums`: sums of segments by a matmul with the one-hot matrix of their keys.
+"""Defines `dash_inductor::few_sums`: segment sums by a matmul with the one-hot matrix of their keys.
 
     few_sums(base, values, keys, rows) -> Tensor
 
-    base: [batch, rows, columns] of the dtype of `values`, or None for zeros.
+    base: [batch, rows, columns] with the dtype of `values`, or None for zeros.
     values: [batch, n, columns], floating point of 16 or 32 bits.
-    keys: integers [n], from 0 to `rows`, in any order; values with the key `rows` are left out.
+    keys: integers [n], from 0 to `rows`, in any order; values with the key `rows` are skipped.
 
-The result is contiguous, [batch, rows, columns].  Its row r is that of `base` plus the sum, in fp32, of the values
-whose key is r.  No key is sorted, which pays for few rows.
+The result is contiguous, [batch, rows, columns].  Row r is that of `base` plus the sum, in fp32, of the values with
+key r.  Keys are not sorted, which is faster for few rows.
 
 Raises ArgumentError on CUDA for sizes above `index_sums.MOST`.
-
 Importing this module imports torch and defines the operator.
 """
 
