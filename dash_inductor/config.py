@@ -175,7 +175,7 @@ class Config:
     dump: str
     profile: bool
 
-    if TYPE_CHECKING:  # what is assigned and what is read have different types
+    if TYPE_CHECKING:  # assigning and reading have different types
 
         @property
         def rewrites(self) -> tuple[str, ...]: ...
@@ -199,7 +199,7 @@ class Config:
             raise ArgumentError(f"config.{name}", value, SETTINGS[name].expected(spelled=False))
         object.__setattr__(self, name, known)
 
-    def __getattr__(self, name: str) -> object:  # only reached for names that are no setting
+    def __getattr__(self, name: str) -> object:  # only called for names that are not settings
         raise AttributeError(f"dash_inductor has no setting {name!r}: the settings are {', '.join(SETTINGS)}")
 
     @contextmanager

@@ -21,7 +21,7 @@ recorders: list[Callable[[str, str], None]] = []
 
 def is_strict() -> bool:
     """Whether unexpected errors are raised instead."""
-    from .config import config  # raises where a variable has a bad value, which the doctor wants to tell
+    from .config import config  # raises if a variable is invalid, which the doctor reports
 
     return config.strict or _state.strict_by_environment()
 

@@ -45,14 +45,14 @@ def run(
     for name, does in commands.items():
         command = subparsers.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
         command.add_argument("--json", action="store_true", help="print one JSON document")
-        if name == chosen:  # the others are not imported: some bring torch along
+        if name == chosen:  # the others are not imported, because some import torch
             importlib.import_module(f".{name}", package).add_arguments(command)
     arguments = parser.parse_args(words)
     try:
         return int(importlib.import_module(f".{arguments.command}", package).run(arguments))
     except DashError as error:
         print(printable_lines(f"{program} {arguments.command}: {error}"), file=sys.stderr)
-    except BrokenPipeError:  # whoever reads the output has seen enough, as `head` has
+    except BrokenPipeError:  # the reader of the output has closed it, as `head` does
         drop_output()
     except Exception:
         print(printable_lines(traceback.format_exc()), file=sys.stderr)

@@ -25,7 +25,7 @@ def original(function: Any) -> Any:
 
 def looking(function: Callable[..., Any], look: Callable[..., None]) -> Callable[..., Any]:
     """Wraps a function so that `look` is called before each eager call; in compiled code the wrapper has no effect."""
-    look = torch.compiler.disable(look)  # behind a graph break Dynamo sees what runs
+    look = torch.compiler.disable(look)  # after a graph break, Dynamo sees the calls
 
     @functools.wraps(function)
     def looked_at(*args: Any, **kwargs: Any) -> Any:
@@ -35,14 +35,14 @@ def looking(function: Callable[..., Any], look: Callable[..., None]) -> Callable
 
     marked: Any = looked_at
     setattr(marked, _LOOKS, function)
-    # Dynamo compiles no call of eager code on its own; into what it compiles it is inlined.
+    # Dynamo does not compile eager calls of the wrapper by itself, but inlines it into compiled functions.
     skip_code(marked.__code__)
     return looked_at
 
 
 def functions_looked_at(look: Callable[..., None]) -> AbstractContextManager[None]:
     """Wraps the `apply` of all autograd functions, including those defined inside the block."""
-    of_class = inspect.getattr_static(torch.autograd.Function, "apply")  # of Python or, from torch 2.15 on, of C
+    of_class = inspect.getattr_static(torch.autograd.Function, "apply")  # in C from torch 2.15 on
 
     def apply(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
         return of_class.__get__(None, function)(*args, **kwargs)

@@ -73,7 +73,7 @@ def package() -> Iterator[Seen]:
     try:
         installed = importlib.metadata.version("dash-inductor")
     except importlib.metadata.PackageNotFoundError:
-        return  # `entry_point` says so
+        return  # reported by `entry_point`
     if installed != __version__:
         what = f"the installed package says that it is version {installed}, its source says {__version__}"
         yield WARNING, what, "Install it again: pip install --force-reinstall --no-deps dash-inductor"
@@ -137,7 +137,7 @@ def hook() -> Iterator[Seen]:
     from ..install import installation
 
     if state.failure is None:
-        installation.lower_operators()  # loads what rewrites and lowers graphs, as the first compile does
+        installation.lower_operators()  # loads passes and lowerings, as the first compile does
     reason = _switch.off_reason()
     if reason is not None:
         yield ERROR, f"dash_inductor is inactive: {reason}", "Mend what the message names; see docs/troubleshooting.md."

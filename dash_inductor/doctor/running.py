@@ -125,7 +125,7 @@ class Running:
                 self._tell(f"{module}.{name}", library_of(module) or UNKNOWN)
             elif "Flex" in name:
                 self._tell("flex_attention", _FLEX)
-            elif of_operator != name and not of_operator.startswith("torch_attn"):  # whose function is looked at
+            elif of_operator != name and not of_operator.startswith("torch_attn"):  # its function is wrapped
                 self._tell(of_operator, library_of(of_operator) or UNKNOWN)
 
     def _made(self, layer: nn.Module, *args: Any, **kwargs: Any) -> None:

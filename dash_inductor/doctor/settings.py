@@ -55,7 +55,7 @@ TIMED = (
 
 def own_variables() -> Iterator[Seen]:
     """Reports unknown environment variables that begin with DASH_INDUCTOR, and settings with non-default values."""
-    from ..config import SETTINGS, config  # raises where a variable has a value that is not allowed
+    from ..config import SETTINGS, config  # raises if a variable has an invalid value
 
     known = _own_names()
     for name in sorted(os.environ):

@@ -192,7 +192,7 @@ def _by_hand(
     if kind.softcap is not None:
         scores = torch.tanh(scores / kind.softcap) * kind.softcap
     if sinks is None:
-        # As `scaled_dot_product_attention` has it: a query that sees no key has zeros.
+        # As in `scaled_dot_product_attention`, the output of a query that sees no key is zero.
         scores = scores if mask is None else scores + _as_floats(mask, scores.dtype, -math.inf)
         weights = torch.ops.aten._safe_softmax(scores.to(torch.float32), -1)
     else:

@@ -35,7 +35,7 @@ from .planned import Asked, Planned, RunForward, backward_of, forward_of, planne
 
 _aten = torch.ops.aten
 _KINDS = 4096
-"""The maximum number of cached tensor metadata per operator."""
+"""The maximum number of cached entries per operator."""
 _TENSORS = 6
 """The number of leading tensor arguments of a backward: grad_out, query, key, value, out and logsumexp."""
 
@@ -113,7 +113,7 @@ def in_front(device: str, pair: Pair, *, packed: bool = False) -> Handle:
     if packed:
         functions += [(op, Packed(op, get_kernel(op, device), classes)) for op in OPERATORS]
     with warnings.catch_warnings():
-        # That is what is asked for.
+        # Overriding PyTorch's kernels, about which it warns, is intended.
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
         for op, function in functions:
             library.impl(op._schema.name.removeprefix("aten::"), function, device, with_keyset=True)

@@ -55,7 +55,7 @@ def attention_forward(
     queries, keys = query.shape[2], key.shape[2]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = queries > 1 and attention_mask is None and bool(causal)
-    if causal and keys > queries:  # a cache that is longer than what it holds
+    if causal and keys > queries:  # a KV cache with unused positions
         key, value = key[:, :, :queries], value[:, :, :queries]
         position_bias = position_bias if position_bias is None else position_bias[..., :queries]
     found = attention(

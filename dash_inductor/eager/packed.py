@@ -50,7 +50,7 @@ class Packed:
 
     def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
         given = dict(zip(self._names, args, strict=False)) | kwargs
-        if _switch.is_off_in_code() or given["cum_seq_q"] is None:  # a call of another operator that has a record
+        if _switch.is_off_in_code() or given["cum_seq_q"] is None:  # called by another operator, which has a record
             return self._original.call_boxed(keys, *args, **kwargs)
         query, key, value = given["query"], given["key"], given["value"]
         trains = self._trains or any(tensor.requires_grad for tensor in (query, key, value))

@@ -43,6 +43,6 @@ def register() -> None:
 
 
 def _activate() -> Any:
-    from .flash import activate  # what it imports is for programs that use it
+    from .flash import activate  # imported here, because only programs that use it need it
 
     return activate()

@@ -29,7 +29,7 @@ class CompiledCalls:
         self.graphs: list[GraphRecord] = []
         self.unknown = ""
         self._arch, self._dump, self._compile = arch, dump, torch.compile
-        self._known: list[GraphRecord] = []  # what the program had compiled before, and compiled in its calls
+        self._known: list[GraphRecord] = []  # compiled by the program before, or in its own calls
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -56,7 +56,7 @@ class CompiledCalls:
     def _call(self, compiled: Callable[..., Any], fn: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(compiled)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():  # a part of what is compiled
+            if torch.compiler.is_compiling():  # inside a function that is being compiled
                 return compiled(*args, **kwargs)
             elsewhere, compiles = self._new(), _compiles()
             result = compiled(*args, **kwargs)

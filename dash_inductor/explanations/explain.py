@@ -57,7 +57,7 @@ def explain(fn: Callable[..., Any], *args: Any, arch: str | None = None, **kwarg
     if not callable(fn):
         raise ArgumentError("fn", fn, "a module, or a function of tensors")
     if arch is not None:
-        tables_of(arch)  # it raises where the name is unknown
+        tables_of(arch)  # raises if the name is unknown
     with _switch.override(True):
         off = _switch.off_reason()
     if off is not None:
@@ -184,7 +184,7 @@ def _settings(arch: str | None, gradients: bool, dump: str) -> Iterator[None]:
             yield
         finally:
             torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-            sizes_seen.clear()  # else other sizes than the program's would make it compile dynamic ones
+            sizes_seen.clear()  # else sizes that differ from the program's would become dynamic
             sizes_seen.update(before)
 
 
@@ -260,6 +260,6 @@ def _variables(fn: object) -> list[object]:
         return []
     found = [fn.__globals__[name] for name in fn.__code__.co_names if name in fn.__globals__]
     for cell in fn.__closure__ or ():
-        with suppress(ValueError):  # a variable without a value yet
+        with suppress(ValueError):  # no value yet
             found.append(cell.cell_contents)
     return found

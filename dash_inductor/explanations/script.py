@@ -44,7 +44,7 @@ def explain_script(path: str, arguments: Sequence[str], arch: str | None = None)
     if not Path(path).is_file():
         raise ArgumentError("script", path, "a file that exists")
     if arch is not None:
-        tables_of(arch)  # it raises where the name is unknown
+        tables_of(arch)  # raises if the name is unknown
     known = {id(graph) for graph in records.graphs()}
     if arch in (None, "cpu") or arch == _arch_here():
         with redirect_stdout(sys.stderr), _arguments([path, *arguments]):

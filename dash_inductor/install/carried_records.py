@@ -34,7 +34,7 @@ def _noting(post_compile: Callable[..., None], active: Callable[[], bool]) -> Ca
 
     def noted(self: Any, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
         post_compile(self, example_inputs, constants, graph_kwargs)
-        if not graph_kwargs.get("is_backward"):  # records are made when a joint graph is read, before its forward
+        if not graph_kwargs.get("is_backward"):  # records are made in the joint pass, before the forward is compiled
             setattr(self, ATTRIBUTE, _made() if active() else "")
 
     return noted

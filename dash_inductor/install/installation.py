@@ -101,7 +101,7 @@ def install() -> None:
             f"torch {torch.__version__} lacks what dash_inductor relies on: {'; '.join(missing)} "
             f"(tested: torch {', '.join(compat.TESTED)})"
         )
-    from . import precompile  # derives from a class that the probe has just found
+    from . import precompile  # its base class exists, which the probe has checked
 
     failures.recorders.append(_record)
     seams.JOINT_PASSES.value().append(JointPass())

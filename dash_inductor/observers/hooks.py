@@ -26,7 +26,7 @@ def install() -> None:
     Graphs that were compiled with these hooks have guards on them and would be recompiled without them.  So the hooks
     are never removed.
     """
-    # PyTorch warns that a compiled module runs global hooks twice, for its wrapper too: names make one of the two.
+    # PyTorch warns that compiled modules run global hooks twice, also for their wrapper; `names` treats both as one.
     warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
     _register()
 

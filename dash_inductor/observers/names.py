@@ -50,7 +50,7 @@ class Names:
         self._modules: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._parameters = WeakTensorKeyDictionary()
         self._roots: dict[str, int] = {}
-        self._nowhere: set[int] = set()  # ids of parameters that were looked for
+        self._nowhere: set[int] = set()  # ids of parameters that were searched for in vain
 
     def add(self, root: nn.Module) -> None:
         """Adds a model: names those of its modules and parameters that have no name yet."""

@@ -375,7 +375,7 @@ def _ready_forward(tensors: Sequence[Tensor], extras: Sequence[Tensor], texts: T
     known = ready
 
     def run(*args: Any) -> tuple[Tensor, Tensor] | None:
-        results = known(*args)  # It reads addresses alone, so the tensors may be shaped as the operator's.
+        results = known(*args)  # It reads only addresses, so the tensors may have the operator's shapes.
         return None if results is None else (_as_given(results[0], parsed), results[1])
 
     return run

@@ -38,5 +38,5 @@ def call_directly(
         return direct(*args)
 
     setattr(run, TAKES_LAYOUTS, prepared is not None)
-    # Where generated code finds it by a name that begins like the operator's, in any process.
+    # Generated code finds it, in any process, by a name that begins with the operator's.
     operator.overloadpacket.direct = run

@@ -60,7 +60,7 @@ def _count(formula: Callable[..., int], tensors: Sequence[Tensor], extras: Seque
     query, segments = tensors[-3], Call.parse(call).mask.segments
     heads = query.shape[1]
     if segments is None or segments.placed is None:
-        # torch 2.11 knows no query heads that share one of key
+        # the formulas of torch 2.11 do not support grouped heads
         return formula(*((tensor.shape[0], heads, *tensor.shape[2:]) for tensor in tensors))
     lengths = _lengths(segments, extras) or [query.numel() // (heads * query.shape[-1])]
     return sum(formula(*((1, heads, length, tensor.shape[-1]) for tensor in tensors)) for length in lengths)

@@ -90,7 +90,7 @@ class ProfileRun:
         table = self._table.cpu().numpy()
         head, kv, q = np.nonzero(table[:, :, 1:, 3])
         times, begun = table[head, kv, 1 + q], table[head, kv, 0]
-        # The warp that writes timestamps may see a step finished later than the reducer warp, which can only follow it.
+        # The timestamp warp may notice the end of a phase after the reducer warp has begun the next: clip such times.
         times = np.minimum.accumulate(times[:, ::-1], axis=1)[:, ::-1]
         times = times - times.min(initial=np.iinfo(np.int64).max)
         order = np.argsort(times[:, 0], kind="stable")
@@ -102,7 +102,7 @@ class ProfileRun:
         return {"unit": "ns", "spans": [dict(zip(names, row, strict=True)) for row in rows], "meta": meta}
 
 
-_lock = threading.Lock()  # backwards may run in several threads
+_lock = threading.Lock()  # backwards may run on several threads
 _runs: list[ProfileRun] = []
 _calls: Counter[Any] = Counter()
 _names: Counter[str] = Counter()

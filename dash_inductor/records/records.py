@@ -193,7 +193,7 @@ class SiteRecord:
         )
 
     def __str__(self) -> str:
-        """One line, as it is logged."""
+        """The record as one line for the log."""
         where = f" at {self.source}" if self.source else ""
         note = f" ({self.detail})" if self.detail else ""
         alone = f"{FORWARD_ONLY}, " if self.kind == FORWARD_ONLY else ""
@@ -262,7 +262,7 @@ class Record:
         return Record(**{**given, "reason": Reason(given["reason"]) if given["reason"] else None})
 
     def __str__(self) -> str:
-        """One line, as it is logged."""
+        """The record as one line for the log."""
         where = f" at {self.line}" + (f" in {self.module}" if self.module else "") if self.line else ""
         note = f" ({self.detail})" if self.detail else ""
         kept = f", {self.reason.value}: {self.reason.explanation}" if self.reason is not None else ""

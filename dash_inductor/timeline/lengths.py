@@ -49,7 +49,7 @@ class Lengths:
 
     def _seen(self, p: Problem, valid: int) -> Seen:
         band = p.resolved.band
-        ends: list[tuple[int, int]] = []  # documents, as first and end
+        ends: list[tuple[int, int]] = []  # intervals [first, end) of documents
         for length in self.documents or (max(p.q_len, p.kv_len),):
             first = ends[-1][1] if ends else 0
             ends.append((first, first + length))

@@ -25,10 +25,10 @@ from ..untrusted import Refused, parse_json, printable, read_regular, shortened
 from .model import MICROSECONDS, Step, Timeline
 
 _FIELDS = ("sm", "ticket", "head", "kv", "q", "start", "wait", "added", "end")
-_BELOW = dict.fromkeys(("sm", "ticket", "kv", "q"), 1 << 31) | {"head": 1 << 20}  # of the others, 2^63
+_BELOW = dict.fromkeys(("sm", "ticket", "kv", "q"), 1 << 31) | {"head": 1 << 20}  # all others: 2^63
 _BYTES, _SPANS = 256 << 20, 1 << 20
-_VALUES = 20 * _SPANS  # a comma and a colon for each of the nine fields, a bracket, and a comma behind it
-_NOTED, _NOTE = ("gpu", "schedule"), 200  # characters of each
+_VALUES = 20 * _SPANS  # per span: a comma and a colon for each of nine fields, a bracket, and a comma
+_NOTED, _NOTE = ("gpu", "schedule"), 200  # maximum number of characters of each
 
 
 def read(path: Path, heads: Sequence[str] = (), shape: Mapping[str, int] | None = None) -> Timeline:

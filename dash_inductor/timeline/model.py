@@ -111,7 +111,7 @@ class Timeline:
             lanes[step.lane].append(index)
         for indices in lanes:
             indices.sort(key=lambda i: (self.steps[i].start, self.steps[i].written))
-            free, last = 0.0, None  # when the writer is free, and the step before
+            free, last = 0.0, None  # the time from which the writer is free, and the previous step
             for i in indices:
                 step = self.steps[i]
                 if self.writer and last is not None and last.ticket == step.ticket:

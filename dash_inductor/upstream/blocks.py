@@ -77,5 +77,5 @@ def _ends_with_barrier(code: Any) -> bool:
 @functools.cache
 def _has_barriers(kind: Any) -> bool:
     """Whether Inductor itself writes a barrier before a kernel of this class reads back what it has stored."""
-    plain = inspect.unwrap(kind.load)  # ours is around it
+    plain = inspect.unwrap(kind.load)  # removes our wrapper
     return BARRIER in inspect.getsource(plain)

@@ -18,7 +18,7 @@ import torch
 
 from . import seams
 
-TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")  # minor versions of torch, each with the triton that it asks for
+TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")  # minor versions of torch, each with its required triton
 
 _VERSION: str = torch.__version__
 TORCH = tuple(int(part) for part in _VERSION.split(".")[:2])
@@ -132,7 +132,7 @@ def make_template(*, name: str, grid: Callable[..., Any], source: str) -> Any:
     """A `TritonTemplate` whose output layout Inductor does not change, because strides are built into its source."""
     from torch._inductor.select_algorithm import TritonTemplate
 
-    # 2.13 may change an output's layout after the choice unless told not to; 2.11 never does and has no such argument.
+    # 2.13 may change an output's layout after the choice, unless this is set; 2.11 never does and lacks the argument.
     accepted = inspect.signature(TritonTemplate.__init__).parameters
     frozen: dict[str, Any] = {"always_freeze_layout": True} if "always_freeze_layout" in accepted else {}
     return TritonTemplate(name=name, grid=grid, source=source, **frozen)
@@ -174,7 +174,7 @@ def resolve(module: str, spellings: str) -> Any:
 def reads_only() -> dict[str, bool]:
     """The keyword arguments with which Gluon's `tma.store_wait` waits only until shared memory has been read."""
     store_wait = resolve(f"{_GLUON}.nvidia.hopper.tma", "store_wait")
-    # Since 3.9 it can wait for the writes as well; before, it waits for reads alone.
+    # Since 3.9 it can also wait for the writes; before, it waits only for reads.
     return {"read_only": True} if "read_only" in inspect.signature(store_wait).parameters else {}
 
 

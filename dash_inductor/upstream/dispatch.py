@@ -27,5 +27,5 @@ __all__ = [
 
 
 def has_own_dispatch(kind: type[Any]) -> bool:
-    """Whether a tensor subclass has its own `__torch_dispatch__`; subclasses of parameters usually do not."""
+    """Whether a tensor subclass has its own `__torch_dispatch__`; parameters do not."""
     return kind.__torch_dispatch__ is not Tensor.__torch_dispatch__

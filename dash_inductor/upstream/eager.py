@@ -35,7 +35,7 @@ __all__ = [
 
 def compiled_from(module: nn.Module) -> nn.Module | None:
     """The original module of a module made by `torch.compile`; None for any other module."""
-    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")  # not imported for this question
+    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")  # not imported here
     if dynamo is None or not isinstance(module, dynamo.OptimizedModule):
         return None
     original: nn.Module = module._orig_mod

@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from . import seams
 
-_STANDS_FOR = "dash_inductor_stands_for"  # in a node's metadata: (name, bytes) of the node in whose place it is
+_STANDS_FOR = "dash_inductor_stands_for"  # in node.meta: (operator name, bytes) of the replaced node
 
 
 def stand_for(node: Node, replaced: Node) -> None:

@@ -52,7 +52,7 @@ def _supply(function: Any, only_reads: Callable[[Any], bool]) -> None:
         found: list[Any] = gradients[0] if is_boxed else [*gradients]
         missing = [place for place in wanted or () if found[place] is None]
         shared = False
-        if missing:  # nothing here keeps one of the zeros: a backward may free what it has read
+        if missing:  # no reference to the zeros is kept: a backward may free its inputs
             shared = _fill_in(found, missing, ctx._input_metadata, only_reads(function.compiled_bw))
         results = backward(ctx, found) if is_boxed else backward(ctx, *found)
         return _owned(results) if shared else results

@@ -131,7 +131,7 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
 
 def is_read_only(tensor: Tensor) -> bool:
     """Whether a tensor is part of such zeros."""
-    if tensor.layout is not torch.strided:  # which has no address
+    if tensor.layout is not torch.strided:  # has no address
         return False
     address = tensor.data_ptr()
     return any(start <= address < end for start, end in _RANGES)

@@ -53,7 +53,7 @@ class GraphPage:
         for name, text in self.texts.items():
             files.write(self.folder / name, text)
         files.write(self.folder / "sites.json", json.dumps(self.explanation.to_dict(), indent=2) + "\n")
-        self._write_index()  # there is a page even if something below fails
+        self._write_index()  # write the page first, in case something below fails
         for group in explanation_text.grouped(self.explanation):
             (number, site), *others = group
             places = self._places(number, site, others)
@@ -109,7 +109,7 @@ class GraphPage:
         name = site.record.name
         graphs = {"before": self.before, "after": self.after}
         if site.record.status == "kept":
-            del graphs["after"]  # the pass left it alone
+            del graphs["after"]  # the pass did not change it
         for when, graph in graphs.items():
             centres = graph.of_site(name)
             text = dot(graph, graph.around(centres), centres, f"{name}, {when} the pass")

@@ -73,7 +73,7 @@ class Snapshot:
                 continue
             kept[name] = None
             item = self.items[name]
-            if down:  # few, so they come first
+            if down:  # readers first, because there are few
                 queue.extend((reader, 0, down - 1) for reader in readers.get(name, ()))
             if up:
                 queue.extend((source, up - 1, 0) for source in item.inputs)

@@ -37,7 +37,7 @@ def pretended(arch: str) -> Iterator[FakeTensorMode]:
     Raises:
         UnsupportedVersionError: this build of PyTorch cannot record gradients of these tensors.
     """
-    devices.trace_patterns()  # it traces Inductor's patterns for the machine that is there
+    devices.trace_patterns()  # traces Inductor's patterns for the real machine first
     devices.let_autograd_know_cuda()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     settings = {"joint_graph_constant_folding": False, "shape_padding": False}  # both compute on the device
@@ -75,7 +75,7 @@ def _answers(arch: str) -> Iterator[tuple[Any, dict[str, Any]]]:
         }
         yield torch.cuda, {"get_rng_state": lambda device=None: state, "set_rng_state": lambda new, device=None: None}
         yield FakeTensorMode, {"avoid_device_init": property(lambda mode: True)}
-        # In torch 2.11, a fake tensor on a GPU makes a real one first, because `is_available` says that there is one.
+        # In torch 2.11, making a fake GPU tensor makes a real one first if `is_available` is true.
         yield devices.fake_tensor, {"init_gpu_context": lambda device: None}
         yield torch.accelerator, {"is_available": lambda: False}  # Dynamo would ask it for a stream
     yield torch.cuda, facts

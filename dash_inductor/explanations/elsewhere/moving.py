@@ -45,7 +45,7 @@ class _Mover:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
-        self._seen: dict[int, tuple[Any, Any]] = {}  # with the value itself, so that its id stays its own
+        self._seen: dict[int, tuple[Any, Any]] = {}  # keeps the value alive, so that its id stays unique
         self._undo: list[Callable[[], object]] = []
 
     def undo(self) -> None:
@@ -56,7 +56,7 @@ class _Mover:
         """Returns a value with its tensors moved; modules and functions are changed in place."""
         if id(value) in self._seen:
             return self._seen[id(value)][1]
-        self._seen[id(value)] = value, value  # for what contains itself
+        self._seen[id(value)] = value, value  # for values that contain themselves
         result = self._moved(value)
         self._seen[id(value)] = value, result
         return result
@@ -116,7 +116,7 @@ class _Mover:
         """Moves a closure variable."""
         try:
             old = cell.cell_contents
-        except ValueError:  # without a value yet
+        except ValueError:  # no value yet
             return
         new = self.value(old)
         if new is not old:
@@ -156,7 +156,7 @@ class _Mover:
             parts = tensor.values().detach(), tensor.offsets(), tensor.lengths()
         values, offsets, lengths = map(self.value, parts)
         lengthwise = tensor._ragged_idx
-        (offsets if lengths is None else lengths).nested_int_memo = tensor.shape[lengthwise]  # what names its lengths
+        (offsets if lengths is None else lengths).nested_int_memo = tensor.shape[lengthwise]  # keeps its symbol
         with self._mode, torch.no_grad():
             new = torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=lengthwise, **bounds)
             return new.detach().requires_grad_(tensor.requires_grad)

@@ -104,7 +104,7 @@ def _patterns_there(trace: Callable[..., Any]) -> Callable[..., Any]:
             copied = devices.pattern_matcher.clone_graph(joint)
             _arguments_back(copied.graph)
             recorded.append(copied.graph)
-            partition_fn(copied, *rest, **more)  # it keeps the graph; what follows is run, on the stand-in
+            partition_fn(copied, *rest, **more)  # keeps the graph; the partition below is what runs on the stand-in
             return devices.default_partition(joint, *rest, **more)
 
         def call(*given: Any) -> Any:

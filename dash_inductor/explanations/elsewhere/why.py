@@ -27,7 +27,7 @@ def unknown(error: BaseException) -> str:
         return str(ours[-1])
     told = next((link for link in chain if not hasattr(link, "inner_exception")), error)
     text = " ".join(str(told).split("\n\n")[0].partition("Hint: ")[0].split())
-    _, _, raised = text.rpartition(": got ")  # by an operator, of which Dynamo first prints all arguments
+    _, _, raised = text.rpartition(": got ")  # raised by an operator; Dynamo prints its arguments first
     line = _line_of_the_program(told)
     if isinstance(told, DataDependentOutputException):
         text = "the program reads the value of a tensor in Python, and a fake one has none"

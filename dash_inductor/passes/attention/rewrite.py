@@ -172,7 +172,7 @@ class _Reading:
             compile_kernels(self.match.site, self.match.plan, self.match.device, self.has_backward)
         except Exception as error:
             log.debug("site %s", self.name, exc_info=error)
-            text = " ".join(str(error).split())  # compilers quote whole programs
+            text = " ".join(str(error).split())  # compiler errors may quote whole programs
             text = text if len(text) <= 400 else f"{text[:200]} ... {text[-200:]}"
             self.keep(Reason.COMPILE_FAILED, f"{type(error).__name__}: {text}")
 

@@ -17,7 +17,7 @@ class _Shortened(SiteKeptError, ShortenTraceback):
         return self if configs.dynamo.verbose else self.with_traceback(None)
 
 
-_Shortened.__name__ = _Shortened.__qualname__ = SiteKeptError.__name__  # what a traceback shows
+_Shortened.__name__ = _Shortened.__qualname__ = SiteKeptError.__name__  # shown in tracebacks
 _Shortened.__module__ = SiteKeptError.__module__
 
 

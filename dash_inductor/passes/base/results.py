@@ -38,7 +38,7 @@ class _Saved:
     Attributes:
         backward: the nodes that depend on a tangent.
         read: the forward nodes, owners of their memory, that backward nodes read directly or through views.
-        needed: the forward nodes, owners of their memory, on which backward nodes depend indirectly.
+        needed: the forward nodes, owners of their memory, on which backward nodes depend, directly or not.
     """
 
     backward: Set[Node]

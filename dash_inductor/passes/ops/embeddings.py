@@ -37,7 +37,7 @@ OPERATOR = torch.ops.aten.embedding_dense_backward.default
 FEW = 4
 """The maximum number of rows of a table for plain sums; Inductor fuses this many sums into one kernel."""
 
-_RECORDED = "dash_inductor_recorded"  # in the metadata of a whole operator: the pass may see a graph again
+_RECORDED = "dash_inductor_recorded"  # in node.meta, because the pass may see the same graph again
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def _taps(at: Tensor, length: int, interpolation: int, padding: int, corners: bo
         return [_Tap(cell, 0, 0, weight, reads) for cell, weight in zip(neighbours, weights, strict=True)]
     if padding != ZEROS:
         at = _padded(at, length, padding, corners)
-    near = (at > -3) & (at < length + 2)  # neither far away nor NaN
+    near = (at > -3) & (at < length + 2)  # neither far outside nor NaN
     at = torch.where(near, at, -3)
     first = at.detach().round() if interpolation == NEAREST else at.detach().floor()
     part = at - first
@@ -169,7 +169,7 @@ def gradient(args: Mapping[str, Any], which: int) -> Callable[[Tensor, Tensor, T
         with torch.enable_grad():
             out = sampled(*leaves, args["interpolation_mode"], args["padding_mode"], args["align_corners"])
         (found,) = torch.autograd.grad(out, leaves[which], grad_output, allow_unused=True)
-        return torch.zeros_like(leaves[which]) if found is None else found  # the nearest one changes with no position
+        return torch.zeros_like(leaves[which]) if found is None else found  # nearest: does not depend on the grid
 
     return function
 

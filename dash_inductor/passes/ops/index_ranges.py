@@ -44,7 +44,7 @@ from .separable import Map, adds_up, read_map, together
 log = logging.getLogger("dash_inductor")
 aten = torch.ops.aten
 
-_FAILED = "dash_inductor_index_ranges"  # in the metadata of an operator that an error has left as it was
+_FAILED = "dash_inductor_index_ranges"  # in node.meta of an operator that was kept after an error
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class IndexRangesRewrite:
                 if bands is not None:
                     results.append(Result(_unpooled(node, bands)))
         for nodes in together({node: put for node in graph.nodes if (put := _put(node)) is not None}):
-            puts = [*filter(None, map(_put, nodes))]  # again: the values of a sum may have been one that was rewritten
+            puts = [*filter(None, map(_put, nodes))]  # read again: a sum's values may have been rewritten
             whole = read_map(puts)
             parts = (
                 [(nodes, whole)]
@@ -179,7 +179,7 @@ def _rewritten(nodes: Sequence[Node], found: Map) -> Record:
         return emitter.inline(function, (values, *weights), before=last, like=last)
 
     for node in found.read:
-        write_once(node)  # as PyTorch's sums have it, for which the forward saves them
+        write_once(node)  # as for PyTorch's sums, for which the forward saves them
     return _recorded(nodes, found.source, bands, emit)
 
 

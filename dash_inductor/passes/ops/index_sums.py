@@ -60,7 +60,7 @@ DEVICES = ("cuda",)
 
 _KEYS = ((torch.uint8, 2**8), (torch.int16, 2**15), (torch.int32, 2**31))
 """The dtypes of keys, each with the smallest number that does not fit."""
-FAILED = "dash_inductor_index_sums"  # in the metadata of an operator that an error has left as it was
+FAILED = "dash_inductor_index_sums"  # in node.meta of an operator that was kept after an error
 
 
 Size = int | tuple[Node, int]
@@ -245,7 +245,7 @@ def _add(node: Node) -> Sum | None:
         return None
     shape, dim = _sizes(into), args["dim"] % source.meta["val"].dim()
     base = None if _is_zeros(into) else into
-    # Negative indices count from the end, as where Inductor decomposes the operator, which shares keys with that.
+    # Negative indices wrap, as in Inductor's decomposition of the operator, so that both share keys.
     return Sum(base, source, Index((index,), shape[dim : dim + 1], wraps=True), shape, dim, 1)
 
 

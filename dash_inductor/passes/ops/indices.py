@@ -51,7 +51,7 @@ SAME = frozenset(
     )
 ) | {"prims::convert_element_type", "prims::device_put"}
 """Operators whose results contain the elements of their first argument in row-major order."""
-_KEPT = "dash_inductor_kept"  # in the metadata of a scatter that an error has kept: the pass may see a graph again
+_KEPT = "dash_inductor_kept"  # in node.meta of a scatter that was kept after an error
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ _MATRICES: Mapping[Any, int] = {
 }
 """The matmul operators, with the argument index of their first matrix; an addend precedes it."""
 
-_RECORDED = "dash_inductor_padded"  # in the metadata of a product: the pass may see a graph again
+_RECORDED = "dash_inductor_padded"  # in node.meta, because the pass may see the same graph again
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def unaligned(left: Matrix, right: Matrix, itemsize: int) -> dict[str, int]:
     lines = [
         ("k" if left.by_row else "m", left.pitch),
         ("n" if right.by_row else "k", right.pitch),
-        ("n", right.columns),  # of the result
+        ("n", right.columns),  # the result
     ]
     found = {}
     for name, pitch in lines:

@@ -185,7 +185,7 @@ def _by_lines(scatter: Scatter, values: Node) -> Record | None:
     return replaced(scatter, PermutationsRewrite.name, detail, {}, function, (scatter.base, scatter.indices, values))
 
 
-# ---- what takes the place of a scatter ----
+# ---- replacements of scatters ----
 
 
 def gathered(

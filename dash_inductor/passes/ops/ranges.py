@@ -2,7 +2,7 @@
 
 In each dimension, a banded matrix [rows, positions] holds the weight of each position in each row.  The begin of a
 row's range is a function of the row number; the weights in the ranges are a table on the device.  A sum over several
-dimensions has a product of such matrices, so the dimensions are summed one after another.
+dimensions has a product of these matrices, so they are summed one after another.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Band:
         if divisor == 1:
             return reached.clamp(0, most)
         numbers = torch.arange(1, most + 1, device=device) * divisor
-        return (numbers <= reached[:, None]).sum(1).to(torch.int32)  # which divides nothing
+        return (numbers <= reached[:, None]).sum(1).to(torch.int32)  # avoids a division
 
     def weights(self, *tensors: Tensor, dtype: torch.dtype) -> Tensor:
         """The weights in each row's range, [longest, rows]."""

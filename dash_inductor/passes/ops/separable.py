@@ -140,7 +140,7 @@ def _product(
 
 
 def _axis_of(node: Node, put: Sum) -> int | None:
-    """The single position dimension along which a weight tensor varies; None if there is no such one."""
+    """The single position dimension along which a weight tensor varies; else None."""
     value, whole = node.meta["val"], put.values.meta["val"]
     if not isinstance(value, Tensor) or value.dim() > whole.dim() or not value.dtype.is_floating_point:
         return None

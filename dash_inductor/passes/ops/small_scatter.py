@@ -82,7 +82,7 @@ def _rewritten(scatter: Scatter) -> Record | None:
     )
     number = None if isinstance(scatter.values, Node) else scatter.values
     if not differ and not scatter.adds and number is None:
-        return None  # the last one of equal indices wins, or any: that is the operator's to say
+        return None  # which of equal indices wins is up to the operator
     if not scatter.fills_lines:
         return None
     known = values_of(scatter.indices)
@@ -209,5 +209,5 @@ def _checked(index: Tensor, positions: Tensor, wraps: bool) -> Tensor:
     if wraps:
         position: Tensor = aten.index.Tensor(positions, [index])
         return position
-    bounded = torch.where(index < 0, positions.shape[0], index)  # in torch 2.11 Inductor's gather wraps, as none other
+    bounded = torch.where(index < 0, positions.shape[0], index)  # only torch 2.11's Inductor gather wraps indices
     return positions.gather(0, bounded.to(torch.int64).reshape(-1)).view(index.shape)

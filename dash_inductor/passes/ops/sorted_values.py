@@ -59,7 +59,7 @@ def takes_sort(node: Node) -> bool:
         return False
     if replaced_operators.has_failed(SortedValuesRewrite.name, node):
         return False
-    if node.target is aten.histc.default:  # without bounds PyTorch looks for them, and for numbers that are not finite
+    if node.target is aten.histc.default:  # without bounds, PyTorch computes them and checks for non-finite numbers
         return bool(given.dtype.is_floating_point and args["min"] < args["max"])
     return given.dim() > 0 and bool(sizes.static(given.shape[args["dim"]]))
 
@@ -90,7 +90,7 @@ in the sorted line, int64 [..., 1]; None if the program gives the position."""
 
 
 def chosen(x: Tensor, dim: int, place: Callable[[Tensor], Tensor] | None, k: int) -> Tensor:
-    """The indices of the elements that such an operator selects, int64, with `dim` kept.
+    """The indices of the elements that an operator of `_PLACES` selects, int64, with `dim` kept.
 
     Args:
         x: the operand.

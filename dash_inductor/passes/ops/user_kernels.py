@@ -19,7 +19,7 @@ from ...records.records import Record
 from ...upstream.user_kernels import configurations, is_launch, name_of
 from ..base.rewrite import Result
 
-_RECORDED = "dash_inductor_recorded"  # in the metadata of a launch: the pass may see a graph again
+_RECORDED = "dash_inductor_recorded"  # in node.meta, because the pass may see the same graph again
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def _on_cpu(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, ro
     sums = torch.zeros((batch, rows + 1, columns), dtype=exact)
     sums.index_add_(1, keys.long(), values.index_select(1, order).to(exact))
     total = sums[:, :rows] if base is None else base + sums[:, :rows]
-    return total.to(values.dtype, copy=True).contiguous()  # of its own size, without the row of what is left out
+    return total.to(values.dtype, copy=True).contiguous()  # a tensor without the row of skipped values
 
 
 def _on_cuda(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:

@@ -58,7 +58,7 @@ def add_segments(base: Tensor | None, values: Tensor, keys: Tensor, order: Tenso
         order: int64 or int32 [n], the row of `values` of each entry.  One out of bounds triggers a device assertion.
         rows: the number of rows.
     """
-    if values.shape[2] == 1:  # batch elements that lie in columns are summed together
+    if values.shape[2] == 1:  # sum batch elements together, as columns
         turned = None if base is None else base.transpose(0, 2)
         return _sums(turned, values.transpose(0, 2), keys, order, rows).transpose(0, 2).contiguous()
     return _sums(base, values, keys, order, rows)
@@ -83,7 +83,7 @@ def _sums(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows
 
 def into(base: Tensor | None, values: Tensor, rows: int) -> Tensor:
     """Allocates the result, [batch, rows, columns], contiguous: a copy of `base`, or zeros."""
-    if values.is_cuda and current_device() != values.device.index:  # Triton uses the current one
+    if values.is_cuda and current_device() != values.device.index:  # Triton uses the current device
         with torch.cuda.device(values.device):
             return into(base, values, rows)
     shape = values.shape[0], rows, values.shape[2]

@@ -30,7 +30,7 @@ def add_few(base: Tensor | None, values: Tensor, keys: Tensor, rows: int) -> Ten
             assertion.
         rows: the number of rows; their sums must fit into the registers of a program.
     """
-    if values.shape[2] == 1:  # batch elements that lie in columns are summed together
+    if values.shape[2] == 1:  # sum batch elements together, as columns
         turned = None if base is None else base.transpose(0, 2)
         return _sums(turned, values.transpose(0, 2), keys, rows).transpose(0, 2).contiguous()
     return _sums(base, values, keys, rows)
