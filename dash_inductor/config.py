@@ -71,7 +71,7 @@ class Setting:
     of_code: bool = True
 
     def value_of(self, given: object) -> Value | None:
-        """Returns the value that `given`, a value or its spelling, stands for; None if it is not allowed.
+        """Returns the value for `given`, which is a value or its spelling in the environment; None if not allowed.
 
         A boolean may also be 0 or 1, or one of the spellings of `BOOLEANS` in any case; a text may also be a path.  A
         set of names may be a set, a list or a tuple of them, or a text in which commas separate them.
@@ -99,7 +99,7 @@ class Setting:
         return tuple(sorted(found))
 
     def expected(self, spelled: bool) -> str | list[Value]:
-        """Returns what the setting may be, for an error: spelled as in the environment, or as a value in code."""
+        """Returns the allowed values for an error message, spelled as in the environment or as values in code."""
         if self.allowed is None:
             return "a text" if spelled else "a path"
         if isinstance(self.default, tuple):

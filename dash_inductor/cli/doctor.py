@@ -13,6 +13,7 @@ from ..errors import ArgumentError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of ``dash-inductor doctor``."""
     parser.add_argument(
         "--once",
         action="store_true",
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Prints the findings; returns the exit status of `doctor.exit_code`."""
     from .. import doctor
     from ..doctor.report import format_report, summary
 

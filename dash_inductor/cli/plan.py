@@ -25,6 +25,7 @@ MOST_WORKERS = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of ``dash-inductor plan``."""
     site_arguments.add_arguments(parser)
     parser.add_argument("--schedule", metavar="NAME", help=f"plan with this schedule: {', '.join(NAMES)}")
     parser.add_argument(

@@ -39,7 +39,7 @@ class Finding:
     advice: str = ""
 
     def as_dict(self) -> dict[str, str]:
-        """Plain strings, for JSON."""
+        """The finding as strings, for JSON."""
         return {
             "check": self.check,
             "severity": self.severity.name.lower(),

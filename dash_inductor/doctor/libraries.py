@@ -84,7 +84,7 @@ def library_of(module: str) -> Library | None:
 
 
 def is_attention(function: type) -> bool:
-    """Whether a `torch.autograd.Function` is attention, by its name."""
+    """Whether the name of a `torch.autograd.Function` class says that it computes attention."""
     return bool(_ATTENTION.search(function.__name__))
 
 

@@ -95,7 +95,7 @@ class Step(Observer):
                 self._began(module)
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
-        """The forward of a module has ended."""
+        """Records the end of a module's forward."""
         if threading.get_ident() == self._thread:
             self._depth = max(0, self._depth - 1)
 

@@ -50,7 +50,7 @@ class SiteExplanation:
         return next((candidate.predicted_us for candidate in self.candidates if candidate.chosen), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, strings and numbers only, for JSON."""
+        """The explanation as lists, strings and numbers, for JSON."""
         kept = self.kept
         return {
             **self.record.as_dict(),
@@ -97,7 +97,7 @@ class Explained:
         return not self.unknown and bool(self.sites) and all(site.kept is None for site in self.sites)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, strings and numbers only, for JSON."""
+        """The explanation as lists, strings and numbers, for JSON."""
         explained = iter(self.sites)
         graphs = [
             {**graph.as_dict(), "sites": [next(explained).to_dict() for _ in graph.sites]} for graph in self.graphs

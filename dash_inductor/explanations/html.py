@@ -52,7 +52,7 @@ figure { margin: 10px 0 } figcaption { color: var(--soft); font-size: 13px; marg
 
 
 def page(title: str, body: Iterable[str], trail: str = "") -> str:
-    """A whole page.
+    """A complete HTML page.
 
     Args:
         title: plain text, the page's name and first line.

@@ -27,7 +27,7 @@ def text(explanation: Explained) -> str:
 
 
 def blocks(explanation: Explained) -> Iterator[Block]:
-    """The parts of the text."""
+    """Yields the blocks of the text: headings, fields and tables."""
     yield Heading(headline(explanation))
     yield Fields(tuple(("unknown", reason) for reason in (explanation.unknown,) if reason))
     yield Fields(tuple(("note", note) for note in explanation.notes))
@@ -103,7 +103,7 @@ def tiles(candidate: Candidacy) -> str:
 
 
 def facts(group: Group) -> list[tuple[str, str]]:
-    """Labels and texts of the facts about the sites of a group."""
+    """The facts about the sites of a group, as pairs of a label and a text."""
     site = group[0][1]
     record, plan, kept = site.record, site.plan, site.kept
     inputs = f"read from {', '.join(record.inputs)}" if record.inputs else ""
@@ -152,7 +152,7 @@ def _group(group: Group) -> Iterator[Block]:
 
 
 def _ranking(title: str, members: Sequence[Candidacy]) -> Table:
-    """The candidates of one kernel family and one choice of tiles."""
+    """A table of the candidates of one kernel family with the same tiles."""
     predicted = any(c.predicted_us is not None for c in members)
     header = ("schedule", *([">µs"] if predicted else []), ">path", "why")
     rows = tuple(

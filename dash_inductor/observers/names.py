@@ -25,6 +25,7 @@ def inner(module: nn.Module) -> nn.Module | None:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside all wrappers of PyTorch around it."""
     while (next_ := inner(module)) is not None:
         module = next_
     return module
@@ -73,7 +74,7 @@ class Names:
         return kind if self._roots[kind] == 1 else f"{kind}({self._roots[kind]})"
 
     def of_module(self, module: nn.Module) -> str:
-        """The path of a module; its class if it belongs to no root."""
+        """The path of a module, or the name of its class if it belongs to no root."""
         return self._modules.get(unwrapped(module)) or type(unwrapped(module)).__name__
 
     def of_buffer(self, module: nn.Module, name: str) -> str:

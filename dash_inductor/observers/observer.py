@@ -45,16 +45,16 @@ class Observer:
     phases: frozenset[str] = frozenset()
 
     def module_begins(self, module: nn.Module) -> None:
-        """The forward of a module begins."""
+        """Called when the forward of a module begins."""
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
-        """The forward of a module has ended, or has raised an exception: `result` is None then."""
+        """Called when the forward of a module has ended; `result` is None if it has raised an exception."""
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step."""
+        """Called before an optimizer steps."""
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has stepped."""
+        """Called after an optimizer has stepped."""
 
     def scaler_updated(self) -> None:
         """A `GradScaler` ends a step; if no optimizer has stepped in it, gradients have overflowed."""

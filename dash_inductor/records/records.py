@@ -71,13 +71,13 @@ class Tensors:
         return f"{shapes}, {self.dtype}"
 
     def as_dict(self) -> dict[str, object]:
-        """Plain lists, strings and numbers only, for JSON."""
+        """The shapes, dtype and device as lists and strings, for JSON; `from_dict` is the inverse."""
         shapes = {name: list(getattr(self, name)) for name in ("query", "key", "value")}
         return {**shapes, "dtype": self.dtype, "device": self.device}
 
     @staticmethod
     def from_dict(given: Mapping[str, Any]) -> Tensors:
-        """Inverse of `as_dict`."""
+        """Makes the object from the result of `as_dict`."""
         query, key, value = (tuple(given[name]) for name in ("query", "key", "value"))
         return Tensors(query, key, value, given["dtype"], given["device"])
 
@@ -177,7 +177,7 @@ class SiteRecord:
 
     @staticmethod
     def from_dict(given: Mapping[str, Any]) -> SiteRecord:
-        """Inverse of `as_dict`.
+        """Makes the record from the result of `as_dict`.
 
         Raises:
             KeyError, TypeError, ValueError: `given` was not made by `as_dict`.
@@ -254,7 +254,7 @@ class Record:
 
     @staticmethod
     def from_dict(given: Mapping[str, Any]) -> Record:
-        """Inverse of `as_dict`.
+        """Makes the record from the result of `as_dict`.
 
         Raises:
             KeyError, TypeError, ValueError: `given` was not made by `as_dict`.
@@ -319,7 +319,7 @@ class GraphRecord:
 
     @staticmethod
     def from_dict(given: Mapping[str, Any]) -> GraphRecord:
-        """Inverse of `as_dict`.
+        """Makes the record from the result of `as_dict`.
 
         Raises:
             KeyError, TypeError, ValueError: `given` was not made by `as_dict`.
@@ -334,7 +334,7 @@ class GraphRecord:
 
     @staticmethod
     def from_json(text: str) -> GraphRecord:
-        """Inverse of `to_json`; raises as `from_dict` does."""
+        """Makes the record from the result of `to_json`; raises as `from_dict` does, or ValueError for invalid JSON."""
         return GraphRecord.from_dict(json.loads(text))
 
     def __str__(self) -> str:

@@ -76,7 +76,7 @@ def _with_plain_descriptors(make_ptx: Callable[..., str]) -> Callable[..., str]:
 
 
 class _Written(NamedTuple):
-    """The one instruction that writes a register: its line, operation and operands."""
+    """The only instruction that writes a register: its line number, operation and operands."""
 
     line: int
     operation: str
@@ -160,7 +160,7 @@ def _sum(register: str, written: dict[str, _Written]) -> tuple[str, int] | None:
 
 
 def _is_address(value: _Written) -> bool:
-    """Whether a value has no bits beyond those of an address."""
+    """Whether a value has at most `_ADDRESS_BITS` bits, according to the instruction that writes it."""
     if value.operation == "bfe.u32":
         return value.operands[2].isdecimal() and int(value.operands[2]) <= _ADDRESS_BITS
     bits = value.operands[1]

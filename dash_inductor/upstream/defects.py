@@ -34,7 +34,7 @@ class Defect:
 
     @property
     def applies(self) -> bool:
-        """Whether the installed PyTorch has it."""
+        """Whether the installed PyTorch has the defect."""
         first, last = self.versions
         return first <= TORCH <= last
 

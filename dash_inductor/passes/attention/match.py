@@ -60,7 +60,7 @@ class Match:
 
     @property
     def detail(self) -> str:
-        """The detail of the record: how the site was matched."""
+        """The text for the record's `detail`: how the site was matched."""
         dropout = "" if self.site.dropout is None else f"dropout with probability {self.site.dropout.p}"
         about = dropout, self.attention.note, self.operands.detail, self.note, self.plan.schedule_note
         return "; ".join(filter(None, about))

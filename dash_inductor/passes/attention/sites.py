@@ -101,7 +101,7 @@ def _value_dim(attention: Attention) -> layout.Dim:
 
 
 def _site(attention: Attention, terms: Terms, call: Call, operands: Operands) -> Site:
-    """The facts of an attention on which its plan depends."""
+    """The `Site` of an attention: the static facts on which its plan depends."""
     inputs, device = attention.inputs, device_of(attention.node)
     query, key = inputs.query.tensor, inputs.key.tensor
     lengths: list[layout.Dim] = [query.shape[2], key.shape[2]]

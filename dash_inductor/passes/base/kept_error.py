@@ -22,5 +22,5 @@ _Shortened.__module__ = SiteKeptError.__module__
 
 
 def kept_error(message: str) -> SiteKeptError:
-    """Returns the error to raise, with this message."""
+    """Returns the `SiteKeptError` to raise, with this message."""
     return _Shortened(message, first_useful_frame=None)

@@ -255,7 +255,7 @@ def stored(order: Tensor, *, is_inverse: bool) -> Tensor:
 
 
 def inverse(order: Tensor) -> Tensor:
-    """The inverse of a permutation, [n]."""
+    """Returns the inverse of a permutation, int64 [n]."""
     order = order.reshape(-1)
     places = torch.arange(order.shape[0], dtype=torch.int64, device=order.device)
     return _put(order, places, order.shape[0], 0, None)

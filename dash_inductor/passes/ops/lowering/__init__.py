@@ -1,4 +1,4 @@
-"""Inductor lowerings of the operators in `passes.ops`.  `register()` is idempotent and imports Inductor."""
+"""Inductor's lowerings of the operators in `passes.ops`.  `register()` is idempotent and imports Inductor."""
 
 from __future__ import annotations
 

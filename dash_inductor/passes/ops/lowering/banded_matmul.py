@@ -20,6 +20,7 @@ from ..operators.unrolled_reductions import MOST
 
 
 def register() -> None:
+    """Registers the lowering of `band_sum`."""
     register_lowering(band_sum, type_promotion_kind=None)(_sum)
 
 

@@ -17,6 +17,7 @@ aten = torch.ops.aten
 
 
 def register() -> None:
+    """Registers the lowering of `put_distinct`."""
     register_lowering(put_distinct, type_promotion_kind=None)(_put)
 
 

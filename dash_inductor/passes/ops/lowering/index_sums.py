@@ -10,4 +10,5 @@ from ..operators.index_sums import index_sums
 
 
 def register() -> None:
+    """Registers the lowering of `index_sums`."""
     register_lowering(index_sums, type_promotion_kind=None)(partial(operator_call, index_sums))

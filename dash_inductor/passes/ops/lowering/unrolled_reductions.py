@@ -17,6 +17,7 @@ from ..operators.unrolled_reductions import short_sum
 
 
 def register() -> None:
+    """Registers the lowering of `short_sum`."""
     register_lowering(short_sum, type_promotion_kind=None)(_sum)
 
 
