@@ -20,10 +20,8 @@ def register() -> None:
     - ``attn_implementation="dash_inductor"`` selects it in transformers, if that is installed.  The attention alone is
       compiled, at its first call, and replaced as in a compiled program.
     - ``torch.nn.attention.activate_flash_attention_impl("dash_inductor")`` replaces every
-    `scaled_dot_product_attention`
-      on a GPU that PyTorch would run with its FlashAttention kernels, until `restore_flash_attention_impl`.  Only
-            kernels
-      are compiled.
+      `scaled_dot_product_attention` on a GPU that PyTorch would run with its FlashAttention kernels, until
+      `restore_flash_attention_impl`.  Only kernels are compiled.
 
     Neither needs `torch.use_deterministic_algorithms`.  Further calls of this function change nothing.
 

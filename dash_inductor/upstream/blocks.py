@@ -22,14 +22,10 @@ def facts_of(kernel: Any) -> dict[str, Any] | None:
 
     Returns:
         ``kind``, one of `KINDS`; ``sizes``, the numbers of elements along the kept dimensions "x", "y", "z" and the
-            summed
-        ones "r0_", "r1_"; ``hint``, Inductor's `ReductionHint`: "INNER", "OUTER", "OUTER_TINY" or "DEFAULT";
-            ``scores``,
-        the number of coalesced accesses along each of these; ``loads``, ``stores`` and ``reductions``, the numbers of
-            these
-        operations.  None for other kinds of kernels, symbolic sizes and kernels with fixed blocks, and if the program
-            asked
-        for autotuning, as with ``max_autotune_pointwise``.
+        summed ones "r0_", "r1_"; ``hint``, Inductor's `ReductionHint`: "INNER", "OUTER", "OUTER_TINY" or "DEFAULT";
+        ``scores``, the number of coalesced accesses along each of these; ``loads``, ``stores`` and ``reductions``, the
+        numbers of these operations.  None for other kinds of kernels, symbolic sizes and kernels with fixed blocks, and
+        if the program asked for autotuning, as with ``max_autotune_pointwise``.
     """
     kind = kernel._get_heuristic()
     if config.max_autotune or config.max_autotune_pointwise or config.coordinate_descent_tuning:
