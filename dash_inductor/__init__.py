@@ -1,18 +1,18 @@
-"""Deterministic attention backward for torch.compile.
+"""Deterministic attention for torch.compile.
 
     torch.use_deterministic_algorithms(True)
     model = torch.compile(model)
 
-needs no import of this package; importing it does the same where torch does not load extensions by itself
+needs no import of this package.  Importing it has the same effect if torch does not load extensions by itself
 (TORCH_DEVICE_BACKEND_AUTOLOAD=0), and gives the switch, the settings and the records:
 
-    enable(), disable(), is_enabled(), disabled()   on and off, for graphs compiled from then on
+    enable(), disable(), is_enabled(), disabled()   switch it on and off for graphs compiled afterwards
     config                                          the settings, see `dash_inductor.config`
-    sites(), graphs(), clear_sites()                what became of every attention of the graphs compiled so far
-    all_records()                                   these, and what became of all else that is rewritten
-    explain(fn, *args, **kwargs)                    what would become of every attention of a function, and why
-    register()                                      attention for programs that are not compiled
-    profile_runs(), write_profiles(),               when kernels computed and added what, see `config.profile`
+    sites(), graphs(), clear_sites()                the records of all attentions of the graphs compiled so far
+    all_records()                                   the records of all passes, attention included
+    explain(fn, *args, **kwargs)                    how every attention of a function would be compiled, and why
+    register()                                      deterministic attention for programs that are not compiled
+    profile_runs(), write_profiles(),               when the kernels computed and added each tile, see `config.profile`
     clear_profile_runs()
 
 This file must not import torch: it may run while torch itself is being imported.
@@ -51,7 +51,7 @@ _HOMES = {
     "sites": ".records.records",
     "write_profiles": ".records.profiles",
 }
-"""The modules of the names that are imported when they are first asked for, because they import torch."""
+"""The modules of the names that are imported lazily, because their modules import torch."""
 
 
 def __getattr__(name: str) -> object:

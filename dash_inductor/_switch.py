@@ -1,6 +1,6 @@
-"""On and off, in code.  Standard library only.
+"""The switch of dash_inductor in code.  Standard library only.
 
-The switch is read while a graph is compiled; what is compiled already stays as it was compiled.
+The switch is read when a graph is compiled; graphs that are compiled already do not change.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _here: ContextVar[bool | None] = ContextVar("dash_inductor_switch", default=None
 
 
 def enable() -> None:
-    """Let graphs that are compiled from now on use dash_inductor (the initial state).
+    """Switches dash_inductor on (the initial state) for graphs compiled from now on.
 
-    DASH_INDUCTOR=0 is stronger: then this only warns.
+    With DASH_INDUCTOR=0 this has no effect, and warns.
     """
     global _on
     _on = True
@@ -28,26 +28,26 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Compile from now on as plain PyTorch does: same graphs, same cache keys.  Compiled functions stay as they are."""
+    """Switches dash_inductor off for graphs compiled from now on: same graphs and cache keys as in plain PyTorch."""
     global _on
     _on = False
 
 
 def is_enabled() -> bool:
-    """Whether a graph that is compiled here and now under deterministic algorithms uses dash_inductor."""
+    """Whether a graph that is compiled now, on this thread, with deterministic algorithms uses dash_inductor."""
     return off_reason() is None
 
 
 @contextmanager
 def disabled() -> Iterator[None]:
-    """Compile as plain PyTorch does inside the block (in this thread or task)."""
+    """Switches dash_inductor off inside the block, for this thread or task."""
     with override(False):
         yield
 
 
 @contextmanager
 def override(value: bool) -> Iterator[None]:
-    """Switch dash_inductor on or off inside the block (in this thread or task), whatever the process's switch says."""
+    """Switches dash_inductor on or off inside the block, for this thread or task; overrides `enable` and `disable`."""
     token = _here.set(value)
     try:
         yield
@@ -56,7 +56,7 @@ def override(value: bool) -> Iterator[None]:
 
 
 def off_reason() -> str | None:
-    """Why a graph compiled here and now would be left alone, or None."""
+    """Why dash_inductor is off for graphs compiled now, on this thread, in words; None if it is on."""
     reason = off_for_good()
     if reason is None and is_off_in_code():
         return "switched off by dash_inductor.disable()" if _here.get() is None else "inside dash_inductor.disabled()"
@@ -64,11 +64,11 @@ def off_reason() -> str | None:
 
 
 def off_for_good() -> str | None:
-    """Why nothing can switch dash_inductor on in this process, or None."""
+    """Why dash_inductor cannot be switched on in this process, in words; None if it can."""
     return "DASH_INDUCTOR=0 is set" if _state.off_by_environment() else _state.failure
 
 
 def is_off_in_code() -> bool:
-    """Whether code has switched dash_inductor off, here and now; every call of an eager program asks."""
+    """Whether code has switched dash_inductor off for this thread or task.  Every eager attention call asks."""
     here = _here.get()
     return not (_on if here is None else here)

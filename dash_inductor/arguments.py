@@ -1,7 +1,7 @@
 """Checks of the arguments of public functions.
 
-Raises, everywhere here:
-    ArgumentError: the value is not what the argument may be.
+Raises, in all functions here:
+    ArgumentError: the value is not allowed for this argument.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .errors import ArgumentError
 
 
 def path(name: str, value: object) -> Path:
-    """The path that an argument gives."""
+    """Returns the path given by an argument, a non-empty text or `os.PathLike`."""
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(text, str) or not text or "\0" in text:
         raise ArgumentError(name, value, "a path, as a text or an os.PathLike of one")
@@ -21,12 +21,12 @@ def path(name: str, value: object) -> Path:
 
 
 def whole(name: str, value: object, least: int, most: int) -> None:
-    """Check a whole number."""
+    """Checks that an argument is an integer from `least` to `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise ArgumentError(name, value, f"a whole number from {least} to {most}")
 
 
 def truth(name: str, value: object) -> None:
-    """Check a truth value."""
+    """Checks that an argument is a bool."""
     if not isinstance(value, bool):
         raise ArgumentError(name, value, (True, False))

@@ -1,15 +1,17 @@
-"""The settings of the package: one typed object, `config`, with an environment variable behind every setting.
+"""The settings of the package: one typed object, `config`, with an environment variable for every setting.
 
     from dash_inductor.config import config
+
     config.strict = True
     with config.patch(schedule="descending", rewrites={"index_sums", "pad_mm"}):
         ...
 
-Every value is checked, from the environment (at the first import of this module) and on assignment; a bad one raises
-`ArgumentError`, which lists the allowed ones.  Where the hook in `import torch` makes this import, the package is
-inactive then, with one warning or, if `strict` was asked for or has the bad value, with an error at every compile under
-deterministic algorithms.  Settings are read while a graph is compiled; all that change what is compiled are part of the
-keys of Inductor's caches.
+Every value is checked, from the environment (at the first import of this module) and on assignment; an invalid one
+raises `ArgumentError`, which lists the allowed values.  If this module is imported by the hook in `import torch`, an
+invalid variable leaves the package inactive with one warning; if `strict` was requested or is itself invalid, every
+compile under deterministic algorithms fails.  Settings are read when a graph is compiled; all that change what is
+compiled are part of the keys of Inductor's caches.
+
 Standard library only: this module may be imported while torch itself is being imported.
 """
 
@@ -48,18 +50,18 @@ REWRITES = (
     "tied_embeddings",
     "unrolled_reductions",
 )
-"""The names that `Config.rewrites` takes, sorted: attention, and the passes of `passes.ops`."""
+"""The names allowed in `Config.rewrites`, sorted: attention, and the passes of `passes.ops`."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting.
+    """The definition of one setting.
 
     Attributes:
         env: the environment variable of the setting.
-        default: the value of a setting that nobody has set.
-        allowed: the allowed values by their spelling in the environment; None for any text.  Where they are tuples of
-            names, a set of spellings is allowed, too, and stands for the union of their values.
+        default: the default value.
+        allowed: the allowed values by their spelling in the environment; None for any text.  If the values are tuples
+            of names, a set of spellings is allowed, too, and stands for the union of their values.
         of_code: whether the setting changes what is compiled, and is part of the cache keys.
     """
 
@@ -69,7 +71,7 @@ class Setting:
     of_code: bool = True
 
     def value_of(self, given: object) -> Value | None:
-        """Returns the value that `given`, a value or its spelling, stands for; None if it is not allowed.
+        """Returns the value for `given`, which is a value or its spelling in the environment; None if not allowed.
 
         A boolean may also be 0 or 1, or one of the spellings of `BOOLEANS` in any case; a text may also be a path.  A
         set of names may be a set, a list or a tuple of them, or a text in which commas separate them.
@@ -97,7 +99,7 @@ class Setting:
         return tuple(sorted(found))
 
     def expected(self, spelled: bool) -> str | list[Value]:
-        """Returns what the setting may be, for an error: spelled as in the environment, or as a value in code."""
+        """Returns the allowed values for an error message, spelled as in the environment or as values in code."""
         if self.allowed is None:
             return "a text" if spelled else "a path"
         if isinstance(self.default, tuple):
@@ -135,34 +137,33 @@ class Config:
     """Settings of dash_inductor.
 
     Attributes:
-        strict: an attention that is kept raises `SiteKeptError` at compile time, and so does whatever else
-            keeps dash_inductor from its work (DASH_INDUCTOR_STRICT).
-        cpu: "reference" replaces sites on CPU by the plain ATen executor, "off" leaves them to PyTorch, whose CPU
-            kernel is deterministic (DASH_INDUCTOR_CPU).
-        schedule: "auto" lets the planner choose; a name forces that schedule at every site.  Where the planner cannot
-            follow, because of the mask or the head dimensions, it chooses as with "auto", and the detail of the site's
-            record says so (DASH_INDUCTOR_SCHEDULE).  Whether a schedule that needs all its CTAs resident has room for
-            them depends on the GPU and shows when the kernel is launched: an error there.
-        forward: "auto" replaces the forward by one of our own, "keep" leaves it as PyTorch chose it, output and
-            log-sum-exp too, for programs whose forward must equal another system's bit by bit (DASH_INDUCTOR_FORWARD).
-        rewrites: the operators that are rewritten: "all" (the default), "attention" for attention alone, or a set of
-            names out of `REWRITES`, such as ``{"index_sums", "pad_mm"}``; attention always is.  It reads as the sorted
-            tuple of names.  With "attention" alone, `blocks` and `fill_uninitialized_memory` change nothing either:
-            everything but attention is compiled as PyTorch compiles it (DASH_INDUCTOR_REWRITES, where commas separate
-            names).
-        blocks: whether a rule chooses the block sizes of generated kernels where Inductor would time several
+        strict: an attention that is kept raises `SiteKeptError` at compile time; so does any other cause that keeps
+            dash_inductor from working (DASH_INDUCTOR_STRICT).
+        cpu: "reference" replaces sites on the CPU by a reference implementation in ATen operators, "off" leaves them to
+            PyTorch, whose CPU kernel is deterministic (DASH_INDUCTOR_CPU).
+        schedule: "auto" lets the planner choose; a name sets the schedule of every site.  If a site does not support
+            it, because of its mask or head dimensions, the planner chooses as with "auto", and the detail of the site's
+            record says so (DASH_INDUCTOR_SCHEDULE).  Schedules that need all CTAs resident at once may not fit on the
+            GPU; the launch then fails with an error.
+        forward: "auto" replaces the forward, too; "keep" leaves it to PyTorch, including output and log-sum-exp, for
+            programs whose forward must equal another system's bit by bit (DASH_INDUCTOR_FORWARD).
+        rewrites: the passes that run: "all" (the default), "attention" for attention alone, or a set of names out of
+            `REWRITES`, such as ``{"index_sums", "pad_mm"}``; attention is always included.  Reading it gives the sorted
+            tuple of names.  With "attention" alone, `blocks` and `fill_uninitialized_memory` have no effect: everything
+            except attention is compiled as in plain PyTorch (DASH_INDUCTOR_REWRITES, names separated by commas).
+        blocks: whether a rule chooses the block sizes of generated kernels that Inductor would autotune
             (DASH_INDUCTOR_BLOCKS).
-        fill_uninitialized_memory: whether compiled graphs keep PyTorch's fill of uninitialized memory, as
-            ``torch.utils.deterministic.fill_uninitialized_memory`` asks for it.  By default, graphs whose operators are
-            all known to write their whole results run without it, and the zeros that stand for missing gradients are
-            not filled first; large ones take no memory (DASH_INDUCTOR_FILL_UNINITIALIZED_MEMORY).
-        dump: a folder that gets pages about every graph that is compiled, see `explanations.dump`; "" for none.  While
-            it is set, no graph is taken from a cache (DASH_INDUCTOR_DUMP).
-        profile: the Hopper backward writes down when it computes and adds what, see `records.profiles`.  It is read at
-            every call, too, and changes no bit (DASH_INDUCTOR_PROFILE).
+        fill_uninitialized_memory: whether compiled graphs keep PyTorch's fill of uninitialized memory
+            (``torch.utils.deterministic.fill_uninitialized_memory``).  By default, graphs whose operators are all known
+            to write their whole results run without it, and zeros for missing gradients are made without a fill before;
+            large ones take no memory (DASH_INDUCTOR_FILL_UNINITIALIZED_MEMORY).
+        dump: a folder for pages about every compiled graph, see `explanations.dump`; "" for none.  While it is set, no
+            graph is loaded from a cache (DASH_INDUCTOR_DUMP).
+        profile: whether the Hopper backward records when it computes and adds each tile, see `records.profiles`.  Also
+            read at every call; changes no bit (DASH_INDUCTOR_PROFILE).
 
     Args:
-        environ: where the initial values come from, by default `os.environ`; an empty variable counts as not set.
+        environ: the source of the initial values, by default `os.environ`; an empty variable counts as not set.
     """
 
     strict: bool
@@ -174,7 +175,7 @@ class Config:
     dump: str
     profile: bool
 
-    if TYPE_CHECKING:  # what is assigned and what is read have different types
+    if TYPE_CHECKING:  # assigning and reading have different types
 
         @property
         def rewrites(self) -> tuple[str, ...]: ...
@@ -198,12 +199,12 @@ class Config:
             raise ArgumentError(f"config.{name}", value, SETTINGS[name].expected(spelled=False))
         object.__setattr__(self, name, known)
 
-    def __getattr__(self, name: str) -> object:  # only reached for names that are no setting
+    def __getattr__(self, name: str) -> object:  # only called for names that are not settings
         raise AttributeError(f"dash_inductor has no setting {name!r}: the settings are {', '.join(SETTINGS)}")
 
     @contextmanager
     def patch(self, **changes: bool | str | Collection[str]) -> Iterator[Config]:
-        """Change settings for a block; all are checked before the first is changed, all are restored at the end."""
+        """Changes settings inside a block; all are checked before the first is changed, and restored at the end."""
         before = {name: getattr(self, name) for name in SETTINGS}
         try:
             for name, value in changes.items():
@@ -214,11 +215,13 @@ class Config:
                 setattr(self, name, value)
 
     def rewrites_more(self) -> bool:
-        """Returns whether other operators than attention are rewritten."""
+        """Returns whether any pass other than attention is on."""
         return self.rewrites != (ATTENTION,)
 
     def cache_key(self) -> tuple[tuple[str, Value], ...]:
-        """The settings for the cache keys; `strict` too, because a cached graph would hide a kept site from it."""
+        """The settings for cache keys.  `strict` is one of them, because a cached graph could otherwise hide a kept
+        site.
+        """
         return tuple((name, getattr(self, name)) for name, setting in SETTINGS.items() if setting.of_code)
 
     def __repr__(self) -> str:
@@ -226,7 +229,7 @@ class Config:
 
 
 class _ConfigModule(ModuleType):
-    """Makes ``dash_inductor.config.strict = True`` reach the object, instead of setting a variable of this module."""
+    """Makes ``dash_inductor.config.strict = True`` set the attribute of the object `config`, not of this module."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(config, name)

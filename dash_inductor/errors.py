@@ -1,4 +1,4 @@
-"""Every error of the package: all derive from `DashError`; messages name the argument, its value and what is valid."""
+"""The exceptions of the package.  All derive from `DashError`; messages name the argument, its value and valid ones."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ class DashError(Exception):
 
 
 class ArgumentError(DashError, ValueError):
-    """A bad argument of a public function or a bad setting.
+    """An invalid argument of a public function, or an invalid setting.
 
     Args:
         name: the argument or setting.
-        value: what was given.
-        allowed: what it may be: a sentence, or the list of allowed values.
+        value: the given value.
+        allowed: what is allowed: a sentence, or the list of allowed values.
     """
 
     def __init__(self, name: str, value: object, allowed: str | Iterable[object]) -> None:
@@ -26,12 +26,12 @@ class ArgumentError(DashError, ValueError):
 
 
 class MissingPackageError(DashError, ImportError):
-    """A package that is not needed otherwise is not installed.
+    """An optional package is not installed.
 
     Args:
-        package: the package, as pip calls it.
+        package: the name of the package for pip.
         wanted_for: what needs it.
-        extra: the extra of this package that has it.
+        extra: the extra of dash-inductor that installs it.
     """
 
     def __init__(self, package: str, wanted_for: str, extra: str) -> None:
@@ -40,7 +40,7 @@ class MissingPackageError(DashError, ImportError):
 
 
 class LaunchError(DashError, RuntimeError):
-    """The CUDA driver refuses to launch a kernel."""
+    """The CUDA driver rejected the launch of a kernel."""
 
 
 class UnsupportedVersionError(DashError, RuntimeError):
@@ -48,10 +48,10 @@ class UnsupportedVersionError(DashError, RuntimeError):
 
 
 class SiteKeptError(DashError, RuntimeError):
-    """With `strict` set: an attention could not be replaced (raised at compile time)."""
+    """An attention could not be replaced; raised at compile time if `strict` is set."""
 
 
 def described(error: Exception) -> str:
-    """The type and message of an error that was raised, and where: ``ValueError: bad at /path/file.py:12``."""
+    """The type, message and location of a raised error: ``ValueError: bad at /path/file.py:12``."""
     where = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} at {where.filename}:{where.lineno}"

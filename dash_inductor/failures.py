@@ -1,6 +1,6 @@
-"""Unexpected errors of our own: programs run as with plain PyTorch, and a record and a warning tell of the error.
+"""Handles unexpected errors of dash_inductor: the program goes on as with plain PyTorch, and the error is recorded.
 
-Whoever catches such an error leaves the graph as it was.  The log line of a record is the warning, see
+The code that catches such an error leaves the graph as it was.  The log line of the record is the warning, see
 `records.publication`.
 """
 
@@ -16,24 +16,25 @@ from .errors import described
 log = logging.getLogger("dash_inductor")
 
 recorders: list[Callable[[str, str], None]] = []
-"""Called with what was being done and with the error, where nobody else leaves a record: `install` has one."""
+"""Functions called with (activity, error text) for errors that the caller does not record; `install` adds one."""
 
 
 def is_strict() -> bool:
-    """Whether errors are raised instead."""
-    from .config import config  # raises where a variable has a bad value, which the doctor wants to tell
+    """Whether unexpected errors are raised instead."""
+    from .config import config  # raises if a variable is invalid, which the doctor reports
 
     return config.strict or _state.strict_by_environment()
 
 
 def caught(what: str, error: Exception, *, recorded: bool = False) -> str:
-    """Take note of an unexpected error while it is being handled; return it in words.
+    """Records an unexpected error while it is being handled, and returns it as text.
 
-    The log has its traceback at level DEBUG.
+    The traceback is logged at level DEBUG.
 
     Args:
-        what: what was being done, in words.
-        recorded: whether the caller leaves a record of it.
+        what: the activity that failed, in words.
+        error: the error.
+        recorded: whether the caller records it.
 
     Raises:
         Exception: the error itself, if `strict` is set.

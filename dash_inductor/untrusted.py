@@ -1,7 +1,7 @@
-"""Reading what another process or machine wrote, and showing text from there.
+"""Reads files that another process or machine wrote, and makes text from them safe to print.
 
-Nothing here trusts a file: it is looked at before it is read, and counted before anything is built from it.  The reader
-of a kind of file turns `Refused` and OSError into an error of its own, which names the file.
+A file is never trusted: its kind and size are checked before it is read, and its values are counted before objects are
+built from it.  Readers of a kind of file turn `Refused` and OSError into an error of their own, which names the file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any, BinaryIO
 
 _DIGITS = 20
-"""Characters of an integer: as many as 64 bits and a sign take."""
+"""The maximum number of characters of an integer: enough for 64 bits and a sign."""
 
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -30,17 +30,17 @@ _SHORT.maxstring = 80
 
 
 class Refused(ValueError):
-    """Says what was found instead of what is allowed, in words that need the name of the file in front of them."""
+    """Raised for a file that is not as required; its message has to be prefixed with the name of the file."""
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file, or a symbolic link to one; whatever else there is, this does not wait for it.
+    """Opens a regular file, or a symbolic link to one; never blocks on other kinds of files.
 
     Returns:
         The file, unbuffered.
 
     Raises:
-        Refused: it is a FIFO, a device, a directory, or a name that no file can have.
+        Refused: it is a FIFO, a device or a directory, or the name is not valid for a file.
         OSError: it cannot be opened.
     """
     try:
@@ -55,7 +55,12 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
-    """The content of a regular file of at most `most` bytes; raises as `open_regular` does, and for a longer file."""
+    """The content of a regular file of at most `most` bytes.
+
+    Raises:
+        Refused: the file is longer, or for the reasons of `open_regular`.
+        OSError: it cannot be opened or read.
+    """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         content = bytearray()
@@ -68,14 +73,15 @@ def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
 
 
 def parse_json(content: bytes, values: int) -> Any:
-    """Parse strict JSON in UTF-8: without NaN, infinities, keys that repeat, and integers of more than 20 characters.
+    """Parses strict JSON in UTF-8: without NaN, infinities, repeated keys, or integers of more than 20 characters.
 
     Args:
-        values: how many values there may be, counted before they are built: every comma, colon and opening bracket
-            counts, those inside of texts too.
+        content: the JSON text.
+        values: the maximum number of values, checked before any is built: every comma, colon and opening bracket
+            counts, including those inside strings.
 
     Raises:
-        Refused: it is not that.
+        Refused: the content does not satisfy these rules.
     """
     found = sum(map(content.count, (b"[", b"{", b":", b",")))
     if found > values:
@@ -95,9 +101,9 @@ def parse_json(content: bytes, values: int) -> Any:
 
 
 def printable(text: str) -> str:
-    """`text` in one line, with an escape for every character that a terminal or a reader could take for something else.
+    """Returns `text` with escapes for all characters that a terminal or reader could misinterpret, as one line.
 
-    These are the control characters of ASCII and of Latin-1, line separators, marks that turn the direction of writing,
+    These are the control characters of ASCII and Latin-1, line separators, marks that change the writing direction,
     other invisible marks, and lone surrogates.
     """
     if text.isprintable():
@@ -106,12 +112,12 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """`printable`, except that lines stay lines."""
+    """Returns `text` with the escapes of `printable`, but keeps its line breaks."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def shortened(value: object) -> str:
-    """A value from a file, to be named in a message: printable and short, however large and deep it is."""
+    """Returns a printable, short text of a value from a file, for messages, however large or deeply nested it is."""
     return _SHORT.repr(value)
 
 

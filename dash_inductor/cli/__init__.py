@@ -13,10 +13,10 @@ COMMANDS = {
     "explain": "compiles a script and prints what becomes of every attention, and why",
     "plan": "prints the plan for a shape and a mask, and all candidates; draws their timelines",
 }
-"""The subcommands, with what each of them does; each is a module of this folder, see `command.run`."""
+"""The subcommands and what they do; each is a module of this folder, see `command.run`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv`, by default the program's own; the exit status is that of `command.run`."""
+    """Runs the command line `argv`, by default that of this process; returns the exit status of `command.run`."""
     description = "Deterministic attention for torch.compile."
     return command.run("dash-inductor", description, f"dash_inductor {__version__}", __name__, COMMANDS, argv)

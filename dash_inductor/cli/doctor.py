@@ -1,4 +1,4 @@
-"""``dash-inductor doctor [script.py ...]``: what keeps dash_inductor, or determinism, from working here."""
+"""``dash-inductor doctor [script.py ...]``: finds what keeps dash_inductor, or determinism, from working."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ..errors import ArgumentError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of ``dash-inductor doctor``."""
     parser.add_argument(
         "--once",
         action="store_true",
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Prints the findings; returns the exit status of `doctor.exit_code`."""
     from .. import doctor
     from ..doctor.report import format_report, summary
 
@@ -49,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_script(words: list[str]) -> None:
-    """Run a script as ``python script.py ...`` does; what it prints goes to the standard error."""
+    """Runs a script as ``python script.py ...`` does, with its stdout redirected to stderr."""
     script = Path(words[0])
     argv, path = sys.argv, list(sys.path)
     sys.argv, sys.path[0:0] = words, [str(script.parent)]

@@ -1,4 +1,4 @@
-"""``dash-inductor dump script.py [arguments]``: a folder of pages about every graph that a script compiles."""
+"""``dash-inductor dump script.py [arguments]``: writes pages about every graph that a script compiles to a folder."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ Exit status: 0, 1 if no graph with attention was compiled or if the script faile
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of ``dash-inductor dump``."""
     parser.epilog = EPILOG
     parser.add_argument("-o", "--output", metavar="FOLDER", default="dash_inductor_dump", help="default: %(default)s")
     parser.add_argument("--arch", help="plan, and compile kernels, for this architecture; no such GPU is needed")
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Runs the script and writes its pages; returns the exit status."""
     from ..doctor import diagnose
     from ..doctor.report import format_report
     from ..explanations.dump import writer

@@ -1,4 +1,4 @@
-"""``dash-inductor explain script.py [arguments]``: what became of every attention that a script compiled, and why."""
+"""``dash-inductor explain script.py [arguments]``: prints how every attention that a script compiles was handled."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ was replaced, 1 if something was kept, if nothing was seen or if the script fail
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of ``dash-inductor explain``."""
     parser.epilog = EPILOG
     parser.add_argument("--arch", help="plan for this architecture, for example sm_90; no such GPU is needed")
     parser.add_argument("--html", metavar="FILE", type=Path, help="also write the report as a page")
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Explains the script; returns 0 if it ended without an error and all attention is replaced, else 1."""
     from ..explanations.script import explain_script
 
     outputs.check("html", arguments.html)

@@ -1,4 +1,4 @@
-"""Files that a command writes beside what it prints."""
+"""Files that a command writes in addition to its output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..errors import ArgumentError, DashError
 
 
 def check(name: str, path: Path | None) -> None:
-    """Raise ArgumentError unless a file can be written there: ask before the work whose result it gets."""
+    """Raises ArgumentError unless a file can be written at this path; called before the work that produces it."""
     if path is None:
         return
     parent = path.parent
@@ -18,10 +18,10 @@ def check(name: str, path: Path | None) -> None:
 
 
 def write(path: Path | None, text: str) -> None:
-    """Write a page, if one is asked for.
+    """Writes a file, unless the path is None.
 
     Raises:
-        DashError: it cannot be written.
+        DashError: the file cannot be written.
     """
     if path is None:
         return

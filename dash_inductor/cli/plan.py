@@ -1,4 +1,4 @@
-"""`dash-inductor plan`: the plan of a shape and a mask, all candidates, and their timelines."""
+"""``dash-inductor plan``: prints the plan of a shape and a mask, and all candidates; draws their timelines."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from . import site_arguments
 from .site_arguments import Request
 
 MOST_WORKERS = 4096
-"""Of a timeline: more than any GPU has SMs."""
+"""The maximum number of workers of a timeline, more than the SMs of any GPU."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of ``dash-inductor plan``."""
     site_arguments.add_arguments(parser)
     parser.add_argument("--schedule", metavar="NAME", help=f"plan with this schedule: {', '.join(NAMES)}")
     parser.add_argument(
@@ -40,10 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the plan.
+    """Prints the plan and the ranking, and writes the requested timelines.
 
     Returns:
-        1 if no kernel covers the site, else 0.
+        The exit status: 1 if no kernel covers the site, else 0.
     """
     asked = site_arguments.request(arguments)
     if arguments.workers is not None and not 1 <= arguments.workers <= MOST_WORKERS:
@@ -85,7 +86,7 @@ def _document(asked: Request, found: Plan | Kept, ranking: Sequence[Candidacy], 
 
 
 def _plain(value: Plan | Candidacy) -> dict[str, Any]:
-    """The fields, with plans and tiles as text."""
+    """The fields of a plan or candidate, with plans and tiles as text."""
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     plain = {name: x if isinstance(x, (str, int, float, type(None))) else str(x) for name, x in fields.items()}
     return {"text": str(value), **plain} if isinstance(value, Plan) else plain

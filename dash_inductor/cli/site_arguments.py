@@ -1,4 +1,4 @@
-"""Arguments of the command line that describe a site."""
+"""Command line arguments that describe a site."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..planning.prediction import GPU, gpus
 from ..timeline.lengths import Lengths
 
 GPUS = {"a100": "sm_80", "l40s": "sm_89", "h100": "sm_90", "h200": "sm_90", "b200": "sm_100"}
-"""Names of GPUs, beside the names of architectures; times have been measured on the GPUs of `prediction.gpus`."""
+"""The architectures of GPU names; times have been measured only on the GPUs of `prediction.gpus`."""
 
 MASKS = """\
 terms joined by '+'.  One of
@@ -40,8 +40,10 @@ class Request:
     """A site on an architecture.
 
     Args:
-        gpu: the GPU for which times are predicted, one of `prediction.gpus`.
-        data: what a mask that is data hides there; None where that was not said.
+        site: the site.
+        arch: the architecture.
+        gpu: the GPU for predicted times, one of `prediction.gpus`.
+        data: the lengths that a data-dependent mask hides or shows; None if they were not given.
     """
 
     site: Site
@@ -51,12 +53,12 @@ class Request:
 
     @property
     def documents(self) -> tuple[int, ...] | None:
-        """The lengths of the documents, where they were said."""
+        """The document lengths, if they were given."""
         return None if self.data is None else self.data.documents
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that `request` reads."""
+    """Adds the arguments that `request` reads."""
     parser.formatter_class = argparse.RawTextHelpFormatter
     parser.add_argument(
         "--shape", required=True, metavar="B,Hq,Hkv,Sq,Skv,D[,Dv]",
@@ -71,10 +73,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def request(arguments: argparse.Namespace) -> Request:
-    """The site that the arguments describe.
+    """Makes the request that the arguments describe.
 
     Raises:
-        ArgumentError: naming the argument, its value and what is allowed.
+        ArgumentError: an argument is invalid; the message names it, its value and what is allowed.
     """
     sizes = _shape(arguments.shape)
     batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim = sizes
@@ -114,7 +116,7 @@ def _shape(text: str) -> tuple[int, int, int, int, int, int, int]:
 
 
 def _mask(text: str) -> tuple[Mask, Lengths | None, int]:
-    """The mask, what it hides as far as that is said, and the number of tensors that it reads."""
+    """Parses a mask; returns it, the given lengths of its data, and the number of tensors that it reads."""
     band, found, operands = None, dict[str, Term](), 0
     lengths: dict[str, tuple[int, ...]] = {}
     for term in (word.strip() for word in text.split("+")):
@@ -133,9 +135,9 @@ def _mask(text: str) -> tuple[Mask, Lengths | None, int]:
 
 
 def _term(kind: type[Term], first: int) -> tuple[Term, int]:
-    """A term whose operands are numbered from `first` on, and the number behind them.
+    """Makes a mask term with operands numbered from `first`, and returns it with the next free number.
 
-    Documents have one vector for queries and keys; numbers of keys are their positions where a term may lack them.
+    Segments use one vector for queries and keys; key numbers that a term may omit default to positions.
     """
     if kind is Segments:
         return Segments(Operand(first), Operand(first)), first + 1

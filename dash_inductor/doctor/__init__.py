@@ -1,10 +1,10 @@
-"""Finds what keeps dash_inductor from its work, or training from being deterministic, on a machine or in a program.
+"""The doctor: finds what keeps dash_inductor from working, or training from being deterministic.
 
-    diagnose()                      this machine and this process, as ``dash-inductor doctor`` prints it
-    diagnose_program(run)           the same while a program runs: what it sets and does by itself counts too
+    diagnose()                      checks this machine and this process, as ``dash-inductor doctor`` prints it
+    diagnose_program(run)           also runs a program, and checks the settings that it makes and what it does
 
 Every check is a small function in one of the lists `machine.CHECKS`, `settings.CHECKS`, `program.COMPILING` and
-`program.AFTERWARDS`, or a method of `running.Running`, which looks at a program while it runs.
+`program.AFTERWARDS`, or a method of `running.Running`, which watches a program while it runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Running all checks, for a machine or while a program compiles."""
+"""Runs all checks, for a machine or while a program runs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from .running import Running
 
 
 def diagnose() -> tuple[Finding, ...]:
-    """Everything that there is to say about this machine and this process, in the order of the checks.
+    """Returns all findings about this machine and this process, in the order of the checks.
 
-    Settings that a program makes in its own process are not seen; call it there, or use `diagnose_program`.
+    Settings that another program makes in its own process are not visible here; call this function there, or use
+    `diagnose_program`.
     """
     return tuple(run((*machine.CHECKS, *settings.CHECKS)))
 
@@ -21,13 +22,14 @@ def diagnose() -> tuple[Finding, ...]:
 def diagnose_program(
     run_program: Callable[[], object], name: str = "the program", repeat: bool = True
 ) -> tuple[Finding, ...]:
-    """As `diagnose`, and what there is to say about a program: its settings whenever it compiles, and what it does.
+    """Runs a program, and returns all findings about the machine, the program's settings at each compile, and what it
+    does.
 
     Args:
-        run_program: runs the program, in this thread.  No graph is taken from a cache.  An exception that ends it is a
-            finding, and its traceback goes to the standard error.
-        name: what findings call the program, for example its file.
-        repeat: run the forwards and backwards of its first step again, to see whether they compute the same bits.
+        run_program: runs the program, in this thread.  No graph is loaded from a cache.  An exception that ends it
+            becomes a finding, and its traceback is printed on stderr.
+        name: the name of the program in findings, for example its file.
+        repeat: whether to run the forwards and backwards of its first step again, to compare their bits.
     """
     found: dict[Finding, None] = dict.fromkeys(run(machine.CHECKS))
     running = Running(name, repeat)

@@ -1,4 +1,4 @@
-"""Findings of checks, and how bad they are."""
+"""Findings of checks, and their severities."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from ..errors import DashError
 
 
 class Severity(enum.IntEnum):
-    """How bad a finding is, the worst last."""
+    """The severity of a finding, in increasing order."""
 
     OK = 0
-    """A fact, and nothing to do."""
+    """A fact that needs no action."""
     NOTE = 1
-    """Worth knowing: nothing is broken."""
+    """Useful information; nothing is broken."""
     WARNING = 2
-    """Bits may differ between runs, or attention stays as PyTorch has it."""
+    """Bits may differ between runs, or attention is not replaced."""
     ERROR = 3
-    """dash_inductor cannot work here, or gradients are wrong."""
+    """dash_inductor cannot work, or gradients are wrong."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a check has seen.
+    """One finding of a check.
 
     Attributes:
         check: the name of the check.
-        severity: how bad it is.
-        what: what was seen, a sentence or a fact.
-        advice: what to do; "" for a finding with nothing to do.
+        severity: its severity.
+        what: what was found, a sentence or a fact.
+        advice: what to do; "" if there is nothing to do.
     """
 
     check: str
@@ -39,7 +39,7 @@ class Finding:
     advice: str = ""
 
     def as_dict(self) -> dict[str, str]:
-        """Plain strings, for JSON."""
+        """The finding as strings, for JSON."""
         return {
             "check": self.check,
             "severity": self.severity.name.lower(),
@@ -49,16 +49,17 @@ class Finding:
 
 
 Seen = tuple[Severity, str, str]
-"""Severity, what was seen, and advice."""
+"""What a check yields: severity, what was found, and advice."""
 
 Check = Callable[[], Iterator[Seen]]
-"""A check yields what it sees; one that has nothing to say yields nothing.  Its function's name is its name."""
+"""A check: a function that yields its findings, if any.  The function's name is the name of the check."""
 
 
 def run(checks: Iterable[Check]) -> Iterator[Finding]:
-    """The findings of the checks, in their order.
+    """Runs checks and yields their findings, in order.
 
-    A check that raises is an error with the exception's message: the doctor is called to broken installations.
+    A check that raises becomes an ERROR finding with the exception's message, because the doctor must also work in
+    broken installations.
     """
     for check in checks:
         name = check.__name__
@@ -71,5 +72,5 @@ def run(checks: Iterable[Check]) -> Iterator[Finding]:
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """0 if there are only facts and notes, 1 with warnings, 2 with errors."""
+    """The exit status: 0 if there are only facts and notes, 1 with warnings, 2 with errors."""
     return max(0, max((finding.severity for finding in findings), default=Severity.OK) - Severity.NOTE)

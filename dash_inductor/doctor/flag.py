@@ -1,4 +1,4 @@
-"""PyTorch's flag for deterministic algorithms: its values, and the block in which a program's value is kept."""
+"""PyTorch's flag for deterministic algorithms: its values, and a block that restores it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..upstream.eager import set_deterministic_algorithms
 
 
 class Flag(enum.Enum):
-    """What `torch.use_deterministic_algorithms` was told last."""
+    """The state set by `torch.use_deterministic_algorithms`."""
 
     OFF = "off"
     WARN_ONLY = "on with warn_only=True"
@@ -20,20 +20,22 @@ class Flag(enum.Enum):
 
     @classmethod
     def now(cls) -> Flag:
-        """The present value."""
+        """The current value."""
         if not torch.are_deterministic_algorithms_enabled():
             return cls.OFF
         return cls.WARN_ONLY if torch.is_deterministic_algorithms_warn_only_enabled() else cls.ON
 
     def put(self) -> None:
-        """Let it be the present value; settings of Inductor stay."""
+        """Makes this the current value, without changing Inductor's settings."""
         if Flag.now() is not self:
             set_deterministic_algorithms(self is not Flag.OFF, warn_only=self is Flag.WARN_ONLY)
 
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Let the flag, and Inductor's setting that `use_deterministic_algorithms` makes, be afterwards as they are now."""
+    """Restores the flag, and Inductor's setting that `use_deterministic_algorithms` changes, at the end of the
+    block.
+    """
     from ..upstream.configs import inductor
 
     before, of_inductor = Flag.now(), inductor.deterministic

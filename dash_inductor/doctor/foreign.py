@@ -1,4 +1,4 @@
-"""Whether attention of other libraries was told to be deterministic: when it runs, none asks for PyTorch's flag."""
+"""Checks that other libraries' attention is called deterministically; none of it reads PyTorch's flag when it runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .reading import Place
 OK, NOTE, WARNING, ERROR = Severity
 
 VARIABLE = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
-"""TransformerEngine's own flag."""
+"""The environment variable of TransformerEngine's own determinism flag."""
 
 
 class Foreign:
-    """What libraries' attention was told, call by call."""
+    """Records the `deterministic` arguments of calls of other libraries' attention."""
 
     def __init__(self) -> None:
         self._told: dict[tuple[str, Place], set[bool]] = {}
@@ -32,22 +32,22 @@ class Foreign:
         self.checks: tuple[Check, ...] = (self.flag_at_attention,)
 
     def function(self, function: type[torch.autograd.Function], args: Any, kwargs: Any, place: Place) -> None:
-        """An autograd function that is attention is about to run."""
+        """Records that an autograd function of attention is about to run."""
         value = argument(function, args, kwargs)
         if value is not None:
             self.told(f"{function.__module__}.{function.__name__}", place, value)
 
     def told(self, name: str, place: Place, value: bool) -> None:
-        """Something was given this value as its argument `deterministic`."""
+        """Records the value of the argument `deterministic` of a function or operator."""
         self._told.setdefault((name, place), set()).add(value)
 
     def made(self, layer: nn.Module, line: str) -> None:
-        """A layer of TransformerEngine, which asks for the flag when it is made, is about to be made."""
+        """Records that a TransformerEngine layer is about to be made; it reads the flag at that time."""
         told = Flag.now() is not Flag.OFF or os.environ.get(VARIABLE) == "0"
         self._made.setdefault(layer, (line, told))
 
     def ran(self, layer: nn.Module, line: str) -> None:
-        """Such a layer, and none around it, is about to run."""
+        """Records that an outermost TransformerEngine layer is about to run."""
         made, told = self._made.get(layer, ("", True))
         if not made:
             return
@@ -58,7 +58,7 @@ class Foreign:
             self._deaf[name, line, made] = None
 
     def at(self, module: str) -> list[str]:
-        """The attention that has run in a module, and what it was told."""
+        """The attention that has run in a module, with its `deterministic` arguments, in words."""
         return [
             f"{name} at {place.line} ({' and '.join(f'deterministic={value}' for value in sorted(values))})"
             for (name, place), values in self._told.items()
@@ -66,7 +66,7 @@ class Foreign:
         ]
 
     def flag_at_attention(self) -> Iterator[Seen]:
-        """Whether attention of other libraries was told to be deterministic."""
+        """Checks whether other libraries' attention was called with deterministic=True."""
         functions = {(place, *values) for (name, place), values in self._told.items() if "::" not in name}
         for (name, place), values in self._told.items():
             if "::" in name and (place, *values) in functions:

@@ -1,4 +1,4 @@
-"""Where a program is: the line that calls a function, what is compiled around it, and the module whose forward runs."""
+"""Locates a program: the line that calls a function, the compiled code around it, and the module whose forward runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, 
 _FLEX = str(Path(str(torch.nn.attention.__file__)).parent)
 _HERE = str(Path(__file__).parent)
 LOOKING = "looked_at"
-"""The name of the function of the doctor that a program calls in place of one of PyTorch."""
+"""The name of the doctor's functions that wrap those of PyTorch; frames are searched from there outwards."""
 
 
 def frames() -> Iterator[types.FrameType]:
-    """The frames from what called a function that is looked at outwards, without those of the doctor."""
+    """The Python frames from the caller of a wrapped function outwards, without those of the doctor."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != LOOKING:
         frame = frame.f_back
@@ -33,9 +33,9 @@ def frames() -> Iterator[types.FrameType]:
 
 
 def arguments(module: nn.Module) -> tuple[tuple[object, ...], dict[str, object]] | None:
-    """What a module that is being called was given, before any of its hooks has changed that; None if it is not seen.
+    """The arguments of a module that is being called, before its hooks change them; None if they are not visible.
 
-    Hooks that PyTorch calls for all modules get no arguments by name.
+    Global module hooks, which call this function, do not get keyword arguments.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -48,12 +48,12 @@ def arguments(module: nn.Module) -> tuple[tuple[object, ...], dict[str, object]]
 
 
 def called_by_pytorch() -> bool:
-    """Whether PyTorch itself calls a function, for example to put back what it has found."""
+    """Whether PyTorch itself calls the wrapped function, for example to restore a setting."""
     return next(frames()).f_code.co_filename.startswith(_LIBRARIES)
 
 
 def line() -> tuple[str, str]:
-    """``file:line`` of what called a function outside of PyTorch and of libraries with attention, and its text."""
+    """The ``file:line`` and text of the calling line, outside of PyTorch and of libraries with attention."""
     for frame in frames():
         file = frame.f_code.co_filename
         if not file.startswith(("<", *_LIBRARIES)) and _library(frame) is None:
@@ -62,12 +62,12 @@ def line() -> tuple[str, str]:
 
 
 def in_a_layer() -> bool:
-    """Whether a layer of a library that contains attention runs."""
+    """Whether a layer with attention of another library is running."""
     return any(library is not None and library.layers for library in map(_library, frames()))
 
 
 def compiled_around() -> str:
-    """Why a call in a compiled program is an eager one; "" where no compiled function runs."""
+    """Why a call runs in eager mode although a compiled function is around it, in words; "" if there is none."""
     for frame in frames():
         if frame.f_code.co_filename != eval_frame.__file__:
             continue
@@ -80,7 +80,7 @@ def compiled_around() -> str:
 
 
 def modules() -> list[nn.Module]:
-    """The modules of the program whose forward runs, from the innermost outwards."""
+    """The modules whose forward is running, from the innermost outwards."""
     file = nn.modules.module.__file__
     of_calls = (frame for frame in frames() if frame.f_code.co_filename == file)
     found = [frame.f_locals["self"] for frame in of_calls if frame.f_code.co_name == "_call_impl"]
@@ -88,7 +88,7 @@ def modules() -> list[nn.Module]:
 
 
 def name_of(module: nn.Module, root: nn.Module) -> str:
-    """What a module is called: the class of the outermost one, and the path from there."""
+    """The name of a module: the class of the outermost module, and the path from there."""
     path = next((name for name, found in root.named_modules() if found is module), "")
     inside = f".{path} ({type(module).__name__})" if path else ""
     return type(root).__name__ + inside

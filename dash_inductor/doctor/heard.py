@@ -1,4 +1,4 @@
-"""What there is to say about the flag: whether a program has set it, and when, and whether operators have heard it."""
+"""Checks of PyTorch's determinism flag: whether and when a program sets it, and which operators it affects."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from .reading import Ran, Reading
 OK, NOTE, WARNING, ERROR = Severity
 
 MOST = 12
-"""Operators and places of one kind that are told one by one."""
+"""The maximum number of operators or places of one kind that are listed individually."""
 
 _SET = "Call torch.use_deterministic_algorithms(True) before the model is made"
 
 
 @dataclass
 class _Set:
-    """The first time that a program switches the flag on: its line, and what there was before."""
+    """The first time that a program switches the flag on: the line, and what had happened before."""
 
     line: str
     before: tuple[str, ...]
 
 
 class Heard:
-    """Follows the flag of a program.
+    """Follows the determinism flag of a program.
 
     Args:
         reading: the operators that have run.
@@ -46,23 +46,23 @@ class Heard:
         self.checks: tuple[Check, ...] = (self.flag, self.flag_at_operators)
 
     def happened(self, what: str) -> None:
-        """Something has happened for which the flag had to be set before, in words that follow "after"."""
+        """Records an event before which the flag should have been set, in words that follow "after"."""
         if self._set is None:
             self._before.setdefault(what)
 
     def trained(self) -> None:
-        """A backward has run."""
+        """Records that a backward has run."""
         self._trained = True
 
     def switched(self, line: str, on: bool) -> None:
-        """The program has called a function that sets the flag."""
+        """Records that the program has called a function that sets the flag."""
         if on and self._set is None:
             if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
                 self.happened("a process group was made")
             self._set = _Set(line, tuple(self._before))
 
     def flag(self) -> Iterator[Seen]:
-        """Whether the program has set the flag at all, and whether it did so before what reads it."""
+        """Checks whether the program has set the flag, and whether it did so before anything that reads it."""
         if self._set is not None:
             if self._set.before and not self._on_before:
                 what = f"deterministic algorithms were set at {self._set.line}, after {' and '.join(self._set.before)}"
@@ -71,7 +71,9 @@ class Heard:
             yield WARNING, f"the program trains and never sets deterministic algorithms{_cudnn()}", f"{_SET}."
 
     def flag_at_operators(self) -> Iterator[Seen]:
-        """Whether the flag has reached each operator that PyTorch lists as nondeterministic."""
+        """Checks whether the flag was on, and has an effect, for each operator that PyTorch lists as
+        nondeterministic.
+        """
         reading = self._reading
         if reading.failed:
             yield NOTE, f"whether operators have heard the flag is unknown: {reading.failed}", "Please report it."
@@ -95,7 +97,7 @@ class Heard:
             yield OK, f"no operator that PyTorch lists as nondeterministic was seen in the first step{seen}", ""
 
     def at(self, module: str) -> list[str]:
-        """The operators of the list that have run in a module or in those inside, and what the flag was there."""
+        """The listed operators that have run in a module or inside it, with the value of the flag, in words."""
         return [
             f"{ran.operator.listed} at {ran.place.line} (the flag was {ran.flag.value})"
             for ran in self._reading.ran
@@ -104,7 +106,7 @@ class Heard:
 
 
 def _cudnn() -> str:
-    """What `torch.backends.cudnn.deterministic` does in its place."""
+    """A note about `torch.backends.cudnn.deterministic`, if the program sets it instead of the flag; else ""."""
     if not torch.backends.cudnn.deterministic:
         return ""
     return (
@@ -114,7 +116,7 @@ def _cudnn() -> str:
 
 
 def _deaf(ran: Ran) -> tuple[str, str] | None:
-    """What there is to say of an operator that has not heard the flag, and what to do; None if it has."""
+    """The finding and advice for an operator that ran without the effect of the flag; None if it had its effect."""
     operator, done = ran.operator, "was compiled" if ran.compiled else "ran"
     if ran.flag is Flag.OFF:
         if operator is CONVOLUTION and torch.backends.cudnn.deterministic:
@@ -136,12 +138,14 @@ def _deaf(ran: Ran) -> tuple[str, str] | None:
 
 
 def _unsure(ran: Ran) -> bool:
-    """Whether a compiled operator would have raised in eager code: its kernel is Inductor's, or a rewrite of ours."""
+    """Whether a compiled operator would raise in eager mode: in the graph, Inductor or a pass of ours replaces
+    its kernel.
+    """
     return ran.compiled and ran.operator.under in (Under.RAISES, Under.NOTHING)
 
 
 def uses_composable_kernel() -> bool:
-    """Whether PyTorch's FlashAttention is Composable Kernel's, on ROCm."""
+    """Whether PyTorch's FlashAttention uses Composable Kernel (on ROCm)."""
     if torch.version.hip is None:
         return False
     return "ck" in str(torch.backends.cuda.preferred_rocm_fa_library()).lower().split(".")[-1]

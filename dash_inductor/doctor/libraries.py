@@ -1,4 +1,4 @@
-"""Libraries with attention of their own, which no graph has unless a compiled function calls their operators."""
+"""Libraries with their own attention, which appears in graphs only if a compiled function calls their operators."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Library:
     """A library, and what is known of its attention when it runs outside of graphs.
 
     Attributes:
-        module: what the names of its modules begin with; a regular expression.
+        module: a regular expression that matches the beginning of its modules' names.
         known: whether its backward is deterministic, a sentence.
-        advice: how a program changes its call.
-        layers: names of its modules in the sense of `torch.nn.Module` that contain attention.
-        package: the name that it is imported by, "" where another entry has it.
+        advice: how to change a call.
+        layers: the names of its `torch.nn.Module` classes that contain attention.
+        package: the name by which it is imported; "" if another entry has it.
     """
 
     module: str
@@ -66,36 +66,36 @@ LIBRARIES = (
         package="xformers",
     ),
 )
-"""The libraries that are known; the first that fits is meant.  The kernels hub puts a prefix or a hash around names."""
+"""The known libraries; the first that matches applies.  Names in the kernels hub have a prefix or a hash."""
 
 UNKNOWN = Library("", "Whether its backward is deterministic is not known.", f"Call {_SDPA}, in what is compiled.")
-"""What is said of autograd functions of programs and of other libraries."""
+"""The entry for autograd functions of programs and of other libraries."""
 
 PACKAGES = (*(library.package for library in LIBRARIES if library.package), "flash_attn_interface", "sageattention")
-"""Names under which libraries with attention of their own are imported."""
+"""The import names of libraries with their own attention."""
 
 _ATTENTION = re.compile("attn|attention|mha$", re.IGNORECASE)
 
 
 @functools.cache
 def library_of(module: str) -> Library | None:
-    """The library that a module belongs to, by the module's name."""
+    """The library to which a module belongs, by the module's name; None for any other module."""
     return next((library for library in LIBRARIES if re.match(library.module, module)), None)
 
 
 def is_attention(function: type) -> bool:
-    """Whether a `torch.autograd.Function` is attention, by its name."""
+    """Whether the name of a `torch.autograd.Function` class says that it computes attention."""
     return bool(_ATTENTION.search(function.__name__))
 
 
 def is_layer(layer: type) -> bool:
-    """Whether a class of modules is one of a library that contains attention."""
+    """Whether a module class contains attention of one of `LIBRARIES`."""
     library = library_of(layer.__module__)
     return library is not None and layer.__name__ in library.layers
 
 
 def attention_libraries() -> Iterator[Seen]:
-    """The libraries with attention of their own that are installed."""
+    """Lists the installed libraries with their own attention."""
     found = [name for name in dict.fromkeys(PACKAGES) if find_spec(name) is not None]
     if not found:
         yield Severity.OK, "no library with attention of its own is installed", ""

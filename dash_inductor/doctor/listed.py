@@ -1,6 +1,6 @@
-"""The operators that the documentation of `torch.use_deterministic_algorithms` lists, as the dispatcher has them.
+"""The operators listed in the documentation of `torch.use_deterministic_algorithms`, as dispatcher operators.
 
-The backwards of PyTorch's own attention are here as well: their kernels ask for the flag, though no list has them.
+The backwards of PyTorch's own attention are included, too: their kernels read the flag, although they are not listed.
 """
 
 from __future__ import annotations
@@ -14,30 +14,32 @@ import torch
 
 
 class Under(enum.Enum):
-    """What an operator does under the flag."""
+    """What an operator does while the flag is on."""
 
     VARIANT = "it has a deterministic kernel"
-    """Also with ``warn_only``."""
+    """This includes ``warn_only``."""
     STRICT = "it has a deterministic kernel, and with warn_only it keeps the other one"
     RAISES = "it raises an error, and with warn_only it runs and only warns"
     NOTHING = "its kernel does not ask for the flag; PyTorch only chooses another one, unless warn_only is set"
 
 
 Arguments = Mapping[str, Any]
-"""Arguments of an operator by their names: tensors, or what stands for them in a graph, and plain values."""
+"""The arguments of an operator by name: tensors, or their values in a graph, and plain values."""
 
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator of the list.
+    """A listed operator.
 
     Attributes:
-        names: of the dispatcher's operators, without namespace, overload and the underscore of those in place.
-        listed: what PyTorch's list calls it.
-        under: what it does under the flag.
-        devices: kinds of devices on which it is listed; () for all of them.
-        when: whether it is listed with these arguments.
-        in_graphs: whether it is listed in compiled graphs alone, where Inductor writes other code than PyTorch has.
+        names: the names of its dispatcher operators, without namespace, overload and the underscore of in-place
+            variants.
+        listed: its name in PyTorch's list.
+        under: what it does while the flag is on.
+        devices: the device types for which it is listed; () for all.
+        when: whether it is listed for these arguments.
+        in_graphs: whether it is listed only in compiled graphs, for which Inductor generates other code than PyTorch
+            has.
     """
 
     names: tuple[str, ...]
@@ -74,7 +76,8 @@ def _has(name: str) -> Callable[[Arguments], bool]:
 
 
 _VARIANTS, _, _RAISING = str(torch.use_deterministic_algorithms.__doc__).partition("will throw a")
-"""The two lists of the installed PyTorch: from version to version, operators go from the second to the first one."""
+"""The two lists in the documentation of the installed PyTorch; newer versions move operators from the second to the
+first."""
 
 
 def _by_version(entry: str) -> Under:
@@ -92,7 +95,7 @@ _CONVOLUTIONS = (
     "convolution", "convolution_backward", "_convolution", "cudnn_convolution", "cudnn_convolution_transpose",
 )  # fmt: skip
 CONVOLUTION = Operator(_CONVOLUTIONS, "convolution", Under.VARIANT)
-"""`torch.backends.cudnn.deterministic` reaches it, too, and nothing else."""
+"""The only operator that `torch.backends.cudnn.deterministic` affects, too."""
 
 OPERATORS = (
     CONVOLUTION,
@@ -156,7 +159,7 @@ OPERATORS = (
         Under.NOTHING,
     ),
 )  # fmt: skip
-"""The order is that of PyTorch's list."""
+"""The listed operators, in the order of PyTorch's list."""
 
 _BY_NAME: dict[str, list[Operator]] = {}
 for _operator in OPERATORS:
@@ -167,14 +170,14 @@ for _operator in OPERATORS:
 def listed(
     operator: Any, args: Iterable[Any], kwargs: Arguments, device: Callable[[Any], str], in_graph: bool = False
 ) -> Operator | None:
-    """The entry of the list for a call of an operator; None if it is not listed.
+    """The entry for a call of an operator; None if it is not listed.
 
     Args:
         operator: an `OpOverload`.
-        args: its arguments by their places.
-        kwargs: its arguments by their names.
-        device: gives the kind of device that an argument is on, "" for what is no tensor.
-        in_graph: whether a graph that is compiled has the call.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+        device: returns the device type of an argument; "" if it is not a tensor.
+        in_graph: whether the call is in a graph that is compiled.
     """
     candidates = _BY_NAME.get(_plain_name(operator), ())
     if not candidates:
@@ -190,7 +193,7 @@ def listed(
 
 
 def named(operator: Any, args: Iterable[Any], kwargs: Arguments) -> dict[str, Any]:
-    """All arguments of an operator that a call gives, by their names."""
+    """The arguments of an operator call by name; omitted ones are missing."""
     names = (argument.name for argument in operator._schema.arguments)
     return dict(zip(names, args, strict=False)) | dict(kwargs)
 

@@ -1,4 +1,4 @@
-"""Functions of the doctor in place of others: eager calls of a program go through them, and compiled code does not."""
+"""Wraps functions so that the doctor sees a program's eager calls of them; compiled code calls the originals."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _LOOKS = "_dash_inductor_looks_at"
 
 
 def original(function: Any) -> Any:
-    """The function that a program would call if nobody looked."""
+    """The original of a function that may be wrapped by `looking`."""
     return getattr(function, _LOOKS, function)
 
 
 def looking(function: Callable[..., Any], look: Callable[..., None]) -> Callable[..., Any]:
-    """The same function, whose eager calls are looked at; in compiled code it is the function itself."""
-    look = torch.compiler.disable(look)  # behind a graph break Dynamo sees what runs
+    """Wraps a function so that `look` is called before each eager call; in compiled code the wrapper has no effect."""
+    look = torch.compiler.disable(look)  # after a graph break, Dynamo sees the calls
 
     @functools.wraps(function)
     def looked_at(*args: Any, **kwargs: Any) -> Any:
@@ -35,14 +35,14 @@ def looking(function: Callable[..., Any], look: Callable[..., None]) -> Callable
 
     marked: Any = looked_at
     setattr(marked, _LOOKS, function)
-    # Dynamo compiles no call of eager code on its own; into what it compiles it is inlined.
+    # Dynamo does not compile eager calls of the wrapper by itself, but inlines it into compiled functions.
     skip_code(marked.__code__)
     return looked_at
 
 
 def functions_looked_at(look: Callable[..., None]) -> AbstractContextManager[None]:
-    """Look at the calls of autograd functions, of those that are there and of those that the block makes."""
-    of_class = inspect.getattr_static(torch.autograd.Function, "apply")  # of Python or, from torch 2.15 on, of C
+    """Wraps the `apply` of all autograd functions, including those defined inside the block."""
+    of_class = inspect.getattr_static(torch.autograd.Function, "apply")  # in C from torch 2.15 on
 
     def apply(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
         return of_class.__get__(None, function)(*args, **kwargs)
@@ -52,7 +52,7 @@ def functions_looked_at(look: Callable[..., None]) -> AbstractContextManager[Non
 
 @contextmanager
 def layers_looked_at(looks: dict[str, Callable[..., None]]) -> Iterator[None]:
-    """Look at these methods of layers of libraries: of classes that are there, and of those that the block makes."""
+    """Wraps methods of library layers (see `is_layer`), including those of classes defined inside the block."""
     with ExitStack() as stack:
 
         def look_at(layer: type) -> None:

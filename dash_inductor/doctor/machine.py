@@ -1,4 +1,4 @@
-"""Checks of the machine: versions, GPU, compilers and caches, and whether dash_inductor gets into torch here."""
+"""Checks of the machine: versions, GPU, compilers and caches, and whether dash_inductor is loaded into torch."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from .libraries import attention_libraries
 OK, NOTE, WARNING, ERROR = Severity
 
 LEAST_SPACE = 2 << 30
-"""Bytes that caches should have: a large model leaves several hundred MiB there."""
+"""The free space in bytes that caches should have: a large model fills several hundred MiB."""
 
 NOEXEC = getattr(os, "ST_NOEXEC", 8)
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that torch sees: its name, and its compute capability as "sm_90"."""
+    """A GPU that torch sees: its name, and its architecture such as "sm_90"."""
 
     name: str
     arch: str
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The CUDA devices that torch sees, by index; none where it cannot start CUDA."""
+    """The CUDA devices that torch sees, by index; empty if CUDA cannot be initialized."""
     if torch.version.hip is not None or not torch.cuda.is_available():
         return ()
     found = []
@@ -55,7 +55,7 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def driver() -> str | None:
-    """Version of the NVIDIA driver, None where there is none."""
+    """The version of the NVIDIA driver; None if there is none."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return None
@@ -68,19 +68,19 @@ def driver() -> str | None:
 
 
 def package() -> Iterator[Seen]:
-    """The version of dash_inductor, and whether pip knows the same one."""
+    """Reports the version of dash_inductor, and checks that pip's metadata agrees."""
     yield OK, f"dash_inductor {__version__} in {Path(__file__).parents[1]}, Python {sys.version.split()[0]}", ""
     try:
         installed = importlib.metadata.version("dash-inductor")
     except importlib.metadata.PackageNotFoundError:
-        return  # `entry_point` says so
+        return  # reported by `entry_point`
     if installed != __version__:
         what = f"the installed package says that it is version {installed}, its source says {__version__}"
         yield WARNING, what, "Install it again: pip install --force-reinstall --no-deps dash-inductor"
 
 
 def torch_version() -> Iterator[Seen]:
-    """Whether this torch is one that was tested."""
+    """Checks whether this version of torch has been tested."""
     minor = ".".join(torch.__version__.split(".")[:2])
     if minor in compat.TESTED:
         yield OK, f"torch {torch.__version__}", ""
@@ -90,7 +90,7 @@ def torch_version() -> Iterator[Seen]:
 
 
 def triton_version() -> Iterator[Seen]:
-    """Whether triton is there, in the version that torch asks for."""
+    """Checks whether triton is installed in the version that torch requires."""
     version = compat.triton_version()
     if version is None:
         yield ERROR, "triton is not installed", "pip install 'triton>=3.6,<3.10'"
@@ -105,7 +105,7 @@ def triton_version() -> Iterator[Seen]:
 
 
 def probes() -> Iterator[Seen]:
-    """The things that the package relies on and this torch or triton lacks."""
+    """Checks for things that the package relies on and this torch or triton lacks."""
     missing = probe.probe()
     if missing:
         tested = ", ".join(compat.TESTED)
@@ -115,7 +115,7 @@ def probes() -> Iterator[Seen]:
 
 
 def entry_point() -> Iterator[Seen]:
-    """Whether `import torch` loads dash_inductor."""
+    """Checks whether `import torch` loads dash_inductor."""
     found = importlib.metadata.entry_points(group="torch.backends")
     if not any(point.value.startswith("_dash_inductor_autoload") for point in found):
         what = "the entry point of dash_inductor is not registered, so `import torch` does not load it"
@@ -128,7 +128,7 @@ def entry_point() -> Iterator[Seen]:
 
 
 def hook() -> Iterator[Seen]:
-    """Whether dash_inductor is installed into Inductor, and can be loaded there."""
+    """Checks whether dash_inductor is installed into Inductor, and its passes and lowerings can be loaded."""
     if state.off_by_environment():
         value = os.environ["DASH_INDUCTOR"]
         yield WARNING, f"dash_inductor is off: DASH_INDUCTOR={value} is set", "Unset the variable to use it."
@@ -137,7 +137,7 @@ def hook() -> Iterator[Seen]:
     from ..install import installation
 
     if state.failure is None:
-        installation.lower_operators()  # loads what rewrites and lowers graphs, as the first compile does
+        installation.lower_operators()  # loads passes and lowerings, as the first compile does
     reason = _switch.off_reason()
     if reason is not None:
         yield ERROR, f"dash_inductor is inactive: {reason}", "Mend what the message names; see docs/troubleshooting.md."
@@ -150,7 +150,7 @@ def hook() -> Iterator[Seen]:
 
 
 def gpu() -> Iterator[Seen]:
-    """The GPUs that are there, and whether kernels exist for them."""
+    """Reports the GPUs, and checks whether kernels exist for them."""
     if torch.version.hip is not None:
         yield ERROR, "this torch is for ROCm, where attention is left to PyTorch", "Use an NVIDIA GPU."
         return
@@ -179,7 +179,7 @@ def gpu() -> Iterator[Seen]:
 
 
 def compilers() -> Iterator[Seen]:
-    """Whether the things that Inductor and Triton call are there: a compiler, and the headers of Python."""
+    """Checks for what Inductor and Triton need to compile: a compiler and Python's headers."""
     needed = {"CXX": ("g++", "clang++")}
     if gpus():
         needed["CC"] = ("gcc", "clang")
@@ -197,7 +197,7 @@ def compilers() -> Iterator[Seen]:
 
 
 def caches() -> Iterator[Seen]:
-    """Whether the folders of compiled code can be written to, have space, and may hold programs."""
+    """Checks whether the cache folders are writable, have free space, and allow executables."""
     from ..upstream.caches import cache_dir
 
     folders = {"TORCHINDUCTOR_CACHE_DIR": cache_dir()}
@@ -220,7 +220,7 @@ def caches() -> Iterator[Seen]:
 
 
 def pytorch_defects() -> Iterator[Seen]:
-    """Silent errors of the installed PyTorch's compiler, and what is done about them."""
+    """Reports known silent errors of the installed PyTorch's compiler, and what dash_inductor does about them."""
     found = [defect for defect in DEFECTS if defect.applies]
     if not found:
         yield OK, f"no silent error is known of the compiler of torch {torch.__version__}", ""

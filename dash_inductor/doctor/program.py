@@ -1,4 +1,4 @@
-"""Checks inside a program: whether it asked for determinism when it compiled, and what became of its attention."""
+"""Checks inside a program: whether deterministic algorithms were on when it compiled, and its attention's outcome."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OK, NOTE, WARNING, ERROR = Severity
 
 
 def deterministic_algorithms() -> Iterator[Seen]:
-    """Whether deterministic algorithms are on, and how."""
+    """Checks whether deterministic algorithms are on, and in which mode."""
     if not torch.are_deterministic_algorithms_enabled():
         what = "a graph was compiled without deterministic algorithms: dash_inductor left it alone"
         yield WARNING, what, "Call torch.use_deterministic_algorithms(True) before the first call of the model."
@@ -46,14 +46,14 @@ def deterministic_algorithms() -> Iterator[Seen]:
 
 
 def switch() -> Iterator[Seen]:
-    """Whether dash_inductor was switched off where a graph was compiled."""
+    """Checks whether dash_inductor was switched off when a graph was compiled."""
     reason = _switch.off_reason()
     if reason is not None:
         yield WARNING, f"a graph was compiled without dash_inductor: {reason}", "Compile it with dash_inductor on."
 
 
 def attention() -> Iterator[Seen]:
-    """The outcome of every attention, and whether ours stands in front of PyTorch's FlashAttention."""
+    """Reports the outcomes of all attentions, and whether dash_inductor overrides PyTorch's FlashAttention."""
     if NAME in list_flash_attention_impls():
         active = "and active" if current_flash_attention_impl() == NAME else "and not active"
         yield OK, f"attention of programs that are not compiled: registered {active} for PyTorch's FlashAttention", ""
@@ -78,7 +78,7 @@ def attention() -> Iterator[Seen]:
 
 
 def packed_twice() -> Iterator[Seen]:
-    """Whether Dynamo compiled no attention of packed documents because the same offsets were given for both sides."""
+    """Checks for graph breaks at packed attention because the same offsets were passed for queries and keys."""
     from ..upstream.breaks import twice_in_one_call
 
     for line in twice_in_one_call():
@@ -91,19 +91,22 @@ def packed_twice() -> Iterator[Seen]:
 
 
 COMPILING: tuple[Check, ...] = (deterministic_algorithms, switch, *settings.CHECKS)
-"""Run whenever a graph is compiled, so that they see the settings of `torch.compile(model, mode=..., options=...)`."""
+"""The checks that run at each compile, so that they see the settings of `torch.compile(model, mode=...,
+options=...)`.
+"""
 
 AFTERWARDS: tuple[Check, ...] = (attention, packed_twice)
 
 
 @contextmanager
 def watching(found: dict[Finding, None], running: Running) -> Iterator[None]:
-    """Run the checks of `COMPILING` whenever a graph is compiled inside the block, and add what they find to `found`.
+    """Runs the checks of `COMPILING` whenever a graph is compiled inside the block, and adds their findings to `found`.
 
-    No graph is taken from a cache meanwhile, because it would not be compiled.
+    No graph is loaded from a cache meanwhile, because it would not be compiled.
 
     Args:
-        running: is told of graphs, and of those in which the flag changes.
+        found: the findings, as keys of a dict.
+        running: receives the graphs, and the lines at which graphs switch the flag.
     """
 
     def look_at_dynamo(graph: Any, *args: Any, **kwargs: Any) -> None:
@@ -125,7 +128,7 @@ def watching(found: dict[Finding, None], running: Running) -> Iterator[None]:
 def _after(
     look: Callable[..., None], function: Callable[..., Any], around: Callable[[], AbstractContextManager[None]]
 ) -> Callable[..., Any]:
-    """The function, called after something has looked at its arguments, and within a context."""
+    """Wraps a function so that `look` sees its arguments first, and both run inside a context."""
 
     def look_and_call(*args: Any, **kwargs: Any) -> Any:
         with around():
@@ -136,9 +139,9 @@ def _after(
 
 
 def switches(graph: Graph) -> Iterator[tuple[str, bool]]:
-    """The lines at which a graph of Dynamo gives deterministic algorithms another value, and that value.
+    """Yields the lines at which a Dynamo graph switches deterministic algorithms, with the new values.
 
-    Dynamo keeps no line of the switch itself: the line of what the graph computes next stands for it.
+    Dynamo does not record the line of the switch; the line of the next operation is used instead.
     """
     now, nodes = torch.are_deterministic_algorithms_enabled(), list(graph.nodes)
     for place, node in enumerate(nodes):
@@ -148,10 +151,10 @@ def switches(graph: Graph) -> Iterator[tuple[str, bool]]:
 
 
 def draws_in(backward: Graph) -> Check:
-    """A check of the graph of a backward."""
+    """Makes a check of a backward graph."""
 
     def drawn_again() -> Iterator[Seen]:
-        """Whether it draws random numbers, where the partitioner was told to save less than it would."""
+        """Checks whether the backward recomputes random numbers because of `activation_memory_budget`."""
         from ..upstream import configs
 
         budget = configs.functorch.activation_memory_budget
@@ -167,7 +170,7 @@ def draws_in(backward: Graph) -> Check:
 
 
 def _draws(node: Node) -> bool:
-    """Whether a node takes random numbers from a generator; attention without dropout does not."""
+    """Whether a node draws from a random generator; attention without dropout does not."""
     if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
     return bool(bind(node).get("dropout_p", 1))

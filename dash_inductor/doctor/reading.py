@@ -1,6 +1,6 @@
-"""Reads, while a program runs, which operators of PyTorch's list run, and what the flag was when they were dispatched.
+"""Records which operators of PyTorch's list a program runs, and the value of the flag when they are dispatched.
 
-The mode sees eager code of the first step, its backward included; graphs are read where they are compiled.
+The dispatch mode sees the eager code of the first step, including its backward; graphs are read when they are compiled.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .flag import Flag
 from .listed import Operator, listed, named
 
 LIMIT = 300_000
-"""Operators that are looked at, in a program whose optimizer never steps twice."""
+"""The maximum number of recorded operator calls, for programs whose optimizer never steps twice."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a program calls an operator: its line, and the module whose forward runs, "" outside of modules."""
+    """Where a program calls an operator: the line, and the module whose forward runs ("" outside of modules)."""
 
     line: str
     module: str = ""
@@ -41,14 +41,14 @@ class Place:
         return f"at {self.line}, in {self.module}" if self.module else f"at {self.line}"
 
     def inside(self, module: str) -> bool:
-        """Whether it is in a module, by what `frames.name_of` calls that, or in one inside of it."""
+        """Whether it is in a module, given by its name from `frames.name_of`, or in one inside it."""
         here, there = self.module.split(" (")[0], module.split(" (")[0]
         return bool(here) and (here == there or here.startswith(f"{there}."))
 
 
 @dataclass(frozen=True)
 class Ran:
-    """An operator of the list that has run, or was compiled, at a place, and what the flag was there."""
+    """A listed operator that has run or was compiled: its place and the value of the flag."""
 
     operator: Operator
     place: Place
@@ -57,14 +57,14 @@ class Ran:
 
 
 class Reading(DispatchMode):
-    """Looks at operators while it is entered.
+    """A dispatch mode that records operators.
 
     Attributes:
-        ran: how often each operator of the list has run; compiled ones count once for each graph.
-        complete: whether the first step was seen to its end, or the program had ended before.
-        seen: how many operators were looked at.
-        failed: why it has stopped looking, "" if it has not.
-        flagged: is told of operators with an argument `deterministic`: the name, the place and the value.
+        ran: the number of times that each listed operator has run; compiled ones count once per graph.
+        complete: whether the whole first step was seen, or the program ended before.
+        seen: the number of operators seen.
+        failed: the error that ended the recording; "" if there was none.
+        flagged: called for operators with an argument `deterministic`, with the name, place and value.
     """
 
     supports_higher_order_operators = True
@@ -78,12 +78,12 @@ class Reading(DispatchMode):
         self.seen = 0
         self._entered = False
         self._quiet = 0
-        self._forwards: dict[int, Place] = {}  # by the numbers of the nodes that they have made
+        self._forwards: dict[int, Place] = {}  # by sequence number of the autograd nodes
         self._stepped: set[int] = set()
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Programs are compiled as without this mode."""
+        """Returns True, so that programs are compiled as without this mode."""
         return True
 
     def __enter__(self) -> Reading:
@@ -98,7 +98,7 @@ class Reading(DispatchMode):
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Look at nothing in a block, on no thread: it is no part of the program."""
+        """Records nothing inside the block, on any thread: what runs there is not part of the program."""
         self._quiet += 1
         try:
             yield
@@ -106,15 +106,17 @@ class Reading(DispatchMode):
             self._quiet -= 1
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step: with the second time, the first step of the program has been seen."""
+        """Ends the recording when an optimizer is about to step for the second time: the first step is then
+        complete.
+        """
         if id(optimizer) in self._stepped:
             self.end()
         self._stepped.add(id(optimizer))
 
     def end(self) -> None:
-        """Look at nothing any more, and leave if no other mode of the program has been entered since.
+        """Stops recording, and exits the mode if it is the innermost one.
 
-        A backward brings back the modes with which it began, so nothing is left inside one.
+        Autograd restores the modes that were active when a backward began, so the mode is not exited inside one.
         """
         self.seen = LIMIT + 1
         self._forwards.clear()
@@ -123,27 +125,29 @@ class Reading(DispatchMode):
             self.__exit__(None, None, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at an operator, and run it; wrappers of tensors, such as DTensor, turn it into operators of those."""
+        """Records an operator and runs it; for wrapper subclasses such as DTensor, the operators on inner
+        tensors are seen.
+        """
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented
         if any(has_own_dispatch(kind) for kind in types):
-            return func(*args, **(kwargs or {}))  # of fake tensors and the like, which compute nothing
+            return func(*args, **(kwargs or {}))  # fake tensors and the like, which compute nothing
         if self.seen <= LIMIT and not self._quiet and isinstance(func, OpOverload):
             try:
                 looked_at(self, func, args, kwargs or {})
-            except Exception as error:  # within an operator of the program, to which nothing may happen
+            except Exception as error:  # must not affect the program's operator
                 self.failed, self.seen = described(error), LIMIT + 1
         return func(*args, **(kwargs or {}))
 
     def function(self, place: Place) -> None:
-        """An autograd function with gradients is about to run, which makes the next node."""
+        """Records the place of an autograd function, for which autograd makes the next node."""
         if self.seen <= LIMIT:
             self._forwards[next_sequence_number()] = place
 
     def look(self, operator: OpOverload, args: Any, kwargs: Any) -> None:
-        """Note an operator that is about to run."""
+        """Records an operator that is about to run."""
         if DETERMINISTIC.switched_on:
-            return  # within attention of ours, for whose time the flag is on
+            return  # inside our attention, during which the flag is on
         self.seen += 1
         if self.seen > LIMIT:
             self.complete = False
@@ -157,7 +161,7 @@ class Reading(DispatchMode):
             return
         place = here()
         if place.line.startswith(cache_dir()):
-            return  # code that Inductor has written, whose graph was read
+            return  # in code generated by Inductor, whose graph was read
         if number is not None:
             place = self._forwards.get(number, place)
         if entry is not None:
@@ -167,7 +171,7 @@ class Reading(DispatchMode):
             self.flagged(str(operator.name()).split(".")[0], place, bool(value))
 
     def compiled(self, graph: Graph) -> None:
-        """Note the operators of a graph that Inductor is about to compile."""
+        """Records the listed operators of a graph that Inductor is about to compile."""
         for node in graph.nodes:
             if node.op == "call_function" and isinstance(node.target, OpOverload):
                 args, kwargs = tree_map(_value, (node.args, node.kwargs))
@@ -178,17 +182,17 @@ class Reading(DispatchMode):
 
 
 def looked_at(reading: Reading, operator: OpOverload, args: Any, kwargs: Any) -> None:
-    """Stands between the program and the doctor, where `frames` begins."""
+    """Calls `Reading.look`; its frame marks the boundary between program and doctor (`frames.LOOKING`)."""
     reading.look(operator, args, kwargs)
 
 
 def foreign_modes() -> bool:
-    """Whether other modes than the doctor's see operators, as where a program is traced."""
+    """Whether dispatch modes other than the doctor's are active, as when a program is traced."""
     return any(not isinstance(mode, Reading) for mode in mode_stack())
 
 
 def here() -> Place:
-    """Where the program is, in a function that it calls in place of one of PyTorch (`frames.LOOKING`)."""
+    """The current place of the program; called inside a wrapped function (`frames.LOOKING`)."""
     around = frames.modules()
     return Place(frames.line()[0], frames.name_of(around[0], around[-1]) if around else "")
 

@@ -1,4 +1,4 @@
-"""What runs the first step of a program again: a package can offer it, as dash_guard does, by an entry point.
+"""The interface for running a program's first step again, which a package such as dash_guard provides.
 
 The entry point `repeat` of the group `dash_inductor.doctor` names a class whose instances are `Repeating`.
 """
@@ -17,30 +17,30 @@ GROUP = "dash_inductor.doctor"
 
 
 class Repeating(Observer):
-    """Makes the calls of outermost modules again that a backward has gone through, and compares the bits."""
+    """Repeats the calls of outermost modules after a backward has used their results, and compares bits."""
 
     def backward_ended(self) -> None:
-        """A backward has ended."""
+        """Called when a backward has ended."""
         raise NotImplementedError
 
     def end(self) -> None:
-        """Wait for no backward any more."""
+        """Called when no more backwards follow."""
         raise NotImplementedError
 
     def shown(self, ran_in: Callable[[str], list[str]]) -> Iterator[Seen]:
-        """What the repetitions have shown.
+        """Yields the findings of the repetitions.
 
         Args:
-            ran_in: gives what is known to have run in a module that may not be deterministic.
+            ran_in: returns, for a module's name, the possibly nondeterministic operators that ran in it, in words.
         """
         raise NotImplementedError
 
 
 def repeating(quiet: Callable[[], AbstractContextManager[None]]) -> Repeating | None:
-    """An instance of the class that is installed, None if there is none.
+    """Makes an instance of the installed class; None if there is none.
 
     Args:
-        quiet: gives a block in which nobody else looks at what runs.
+        quiet: returns a context in which the doctor records nothing.
     """
     for point in entry_points(group=GROUP, name="repeat"):
         made: Any = point.load()(quiet)

@@ -1,4 +1,4 @@
-"""A diagnosis as text that fits 100 columns."""
+"""Formats a diagnosis as text of at most 100 columns."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _COLOURS = {Severity.OK: "32", Severity.NOTE: "36", Severity.WARNING: "33", Seve
 
 
 def format_report(findings: Sequence[Finding], *, colours: bool = False) -> str:
-    """Facts first, then what there is to do, the worst last, where a terminal shows it.
+    """Formats findings in the order of severity: the worst last, where a terminal shows it.
 
     Args:
-        colours: write the severities in colour, by escape sequences of terminals.
+        findings: the findings.
+        colours: whether to colour severities with terminal escape sequences.
     """
     lines = [line for finding in sorted(findings, key=lambda one: one.severity) for line in _lines(finding, colours)]
     return "\n".join([*lines, "", summary(findings)])
@@ -36,7 +37,7 @@ def _lines(finding: Finding, colours: bool) -> Iterator[str]:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """One line: how many findings of each severity there are that are more than facts."""
+    """One line with the numbers of errors, warnings and notes."""
     counts = Counter(finding.severity for finding in findings)
     shown = [
         f"{counts[severity]} {severity.name.lower()}{'s' if counts[severity] > 1 else ''}"

@@ -1,4 +1,4 @@
-"""Watches a program while it runs, for what no compile shows: attention in eager mode, the flag in a forward, seeds."""
+"""Watches a program while it runs, for what compiles do not show: eager attention, switches of the flag, seeds."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _PYTORCH = Library(
 )
 _FLEX = Library("", "In eager mode it computes the scores of all pairs, and is deterministic as matmuls are.", "")
 _OF_OPERATORS = "GeneratedBackwardFor_"
-"""The beginning of the name of the function that PyTorch makes of a custom operator; behind it are all of its names."""
+"""The prefix of the autograd function that PyTorch makes for a custom operator; the operator's full name follows."""
 
 
 @dataclass(frozen=True)
 class _Call:
-    """Attention that ran in eager mode: where, what around it is compiled, and what it is ("" for PyTorch's own)."""
+    """Attention that ran in eager mode: its line, the compiled code around it, and its name ("" for PyTorch's own)."""
 
     line: str
     around: str
@@ -43,7 +43,7 @@ class _Call:
 
 @dataclass(frozen=True)
 class _Told:
-    """What there is to say about such a call: the text of its line, the module it is in, and what is known of it."""
+    """Further facts about an eager call: the text of its line, its module, and the library."""
 
     text: str
     module: str
@@ -51,14 +51,14 @@ class _Told:
 
 
 class Running:
-    """Looks at a program that runs inside `watched`; `checks` are what there is to say about it afterwards.
+    """Watches a program that runs inside `watched`; `checks` then yield the findings.
 
     Args:
-        name: what the program is called, for example its file.
-        repeat: whether the first step is run again.
+        name: the name of the program, for example its file.
+        repeat: whether to run the first step again.
 
     Attributes:
-        step: looks at the first step.
+        step: watches the first step.
     """
 
     def __init__(self, name: str, repeat: bool = True) -> None:
@@ -73,7 +73,7 @@ class Running:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Look at what runs in the block, in this process."""
+        """Watches what runs in the block, in this process."""
         functions: dict[Any, dict[str, Callable[..., None]]] = {
             F: {"scaled_dot_product_attention": self._attention},
             varlen: {"varlen_attn": self._attention},
@@ -101,7 +101,7 @@ class Running:
                 self._drawn = generators.drew_without_a_seed()
 
     def _once(self, look: Callable[..., None]) -> Callable[..., None]:
-        """Looks at what the program does, and not at what the doctor repeats of that."""
+        """Wraps `look` so that it ignores what the doctor repeats."""
 
         def look_once(*args: Any, **kwargs: Any) -> None:
             if not self.step.repeats:
@@ -125,7 +125,7 @@ class Running:
                 self._tell(f"{module}.{name}", library_of(module) or UNKNOWN)
             elif "Flex" in name:
                 self._tell("flex_attention", _FLEX)
-            elif of_operator != name and not of_operator.startswith("torch_attn"):  # whose function is looked at
+            elif of_operator != name and not of_operator.startswith("torch_attn"):  # its function is wrapped
                 self._tell(of_operator, library_of(of_operator) or UNKNOWN)
 
     def _made(self, layer: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -141,7 +141,7 @@ class Running:
             self._tell(f"{type(layer).__module__}.{type(layer).__name__}", library, layer)
 
     def _tell(self, name: str, library: Library, layer: nn.Module | None = None) -> None:
-        """Attention runs; `layer` is the module that it is, if it is one."""
+        """Records eager attention; `layer` is its module, if it is one."""
         if frames.in_a_layer():
             return
         line, text = frames.line()
@@ -166,11 +166,13 @@ class Running:
         self._seeded = self._seeded or not frames.called_by_pytorch()
 
     def toggled(self, line: str, module: str, value: bool) -> None:
-        """The flag takes another value in the forward of a module, or, for "", in a compiled function before a line."""
+        """Records a switch of the flag in the forward of a module, or, for module "", in a compiled function
+        before a line.
+        """
         self._toggled[line, module, value] = None
 
     def eager_attention(self) -> Iterator[Seen]:
-        """Attention with gradients that ran in eager mode under deterministic algorithms, line by line."""
+        """Reports attention with gradients that ran in eager mode under deterministic algorithms, by line."""
         for call, told in self._eager.items():
             name = f" {call.name}" if call.name else ""
             module = f", in {told.module}" if told.module else ""
@@ -183,7 +185,7 @@ class Running:
             yield WARNING, f"{ran}: dash_inductor did not see it. {told.library.known}", text + advice
 
     def flag_inside_a_forward(self) -> Iterator[Seen]:
-        """Whether deterministic algorithms are switched while a forward runs."""
+        """Checks whether deterministic algorithms are switched on or off during a forward."""
         for line, module, value in self._toggled:
             switches = f"switches deterministic algorithms {'on' if value else 'off'}"
             if module:
@@ -197,43 +199,43 @@ class Running:
             yield WARNING, what, advice
 
     def seed(self) -> Iterator[Seen]:
-        """Whether random numbers are the same in every run."""
+        """Checks whether the program seeds the random generators from which it draws."""
         if self._drawn and not self._seeded:
             what = f"{self._name} draws random numbers and seeds no generator: they are others in every run"
             yield WARNING, what, "Call torch.manual_seed(0) before the model is made and the data are read."
 
 
 def _trains(*values: object) -> bool:
-    """Whether a call with these arguments gets gradients, in eager mode under deterministic algorithms."""
+    """Whether an eager call with these arguments needs gradients while deterministic algorithms are on."""
     return torch.are_deterministic_algorithms_enabled() and _has_gradients(*values)
 
 
 def _has_gradients(*values: object) -> bool:
-    """Whether a call with these arguments gets gradients, in eager mode."""
+    """Whether an eager call with these arguments needs gradients."""
     if not torch.is_grad_enabled() or foreign_modes():
         return False
     return any(isinstance(value, Tensor) and value.requires_grad for value in values)
 
 
 def _let_dynamo_know_the_originals() -> None:
-    """Let Dynamo find the functions of PyTorch that it treats by rules of their own, under the names that they have."""
+    """Makes Dynamo build its table of PyTorch functions with special rules, before the doctor wraps some of them."""
     torch.compile(torch.sin, backend="eager")(torch.ones(1))
 
 
 class _Generators:
-    """PyTorch's own generators of random numbers, as they were."""
+    """A snapshot of PyTorch's default random generators."""
 
     def __init__(self) -> None:
         self._seed, self._state = torch.initial_seed(), torch.get_rng_state()
 
     def drew_without_a_seed(self) -> bool:
-        """Whether one has drawn since then that nobody has seeded."""
+        """Whether a generator has drawn numbers since the snapshot without having been seeded."""
         if torch.initial_seed() == self._seed:
             return not torch.equal(torch.get_rng_state(), self._state) or any(_offsets())
         return False
 
 
 def _offsets() -> Iterator[int]:
-    """How far the generators of the GPUs that the program uses have come."""
+    """The offsets of the CUDA default generators."""
     if torch.cuda.is_initialized():
         yield from (generator.get_offset() for generator in torch.cuda.default_generators)

@@ -1,6 +1,6 @@
-"""Checks of settings of this process: what breaks determinism, changes bits, or stops dash_inductor.
+"""Checks of this process's settings that break determinism, change bits, or stop dash_inductor.
 
-A program's own settings are seen only inside it: `program` runs these checks whenever a graph is compiled.
+A program's own settings are visible only inside it: `program` runs these checks whenever a graph is compiled.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ OK, NOTE, WARNING, ERROR = Severity
 
 @dataclass(frozen=True)
 class Timed:
-    """A setting of `torch._inductor.config` that chooses by timing: its name there, and what it times.
+    """A setting of `torch._inductor.config` that makes a choice by timing.
 
     Args:
-        stopped: whether `torch._inductor.config.deterministic` stops it.
+        name: its name in the config.
+        what: what it chooses.
+        stopped: whether `torch._inductor.config.deterministic` disables it.
     """
 
     name: str
@@ -52,8 +54,8 @@ TIMED = (
 
 
 def own_variables() -> Iterator[Seen]:
-    """Variables that begin with DASH_INDUCTOR and that nothing reads, and settings that are not the default."""
-    from ..config import SETTINGS, config  # raises where a variable has a value that is not allowed
+    """Reports unknown environment variables that begin with DASH_INDUCTOR, and settings with non-default values."""
+    from ..config import SETTINGS, config  # raises if a variable has an invalid value
 
     known = _own_names()
     for name in sorted(os.environ):
@@ -69,7 +71,7 @@ def own_variables() -> Iterator[Seen]:
 
 @functools.cache
 def _own_names() -> frozenset[str]:
-    """Every variable that a source of the package names."""
+    """All environment variables of the package, found in its sources."""
     from ..install import cache_key
 
     found: set[str] = set()
@@ -80,7 +82,7 @@ def _own_names() -> frozenset[str]:
 
 
 def joint_passes() -> Iterator[Seen]:
-    """Whether Inductor runs the list of passes in which ours is; ``mode="lite"`` does not."""
+    """Checks whether Inductor runs its joint-graph passes; with ``mode="lite"`` it does not."""
     off = compat.settings_that_stop_passes()
     if off:
         names = " and ".join(f"torch._inductor.config.{name}" for name in off)
@@ -88,7 +90,7 @@ def joint_passes() -> Iterator[Seen]:
 
 
 def compiling() -> Iterator[Seen]:
-    """Whether torch.compile compiles, and whether it says so where it fails."""
+    """Checks whether torch.compile is on, and reports errors."""
     from ..upstream.configs import dynamo
 
     if dynamo.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":
@@ -100,9 +102,9 @@ def compiling() -> Iterator[Seen]:
 
 
 def _inductor_is_deterministic() -> bool:
-    """Whether Inductor's own deterministic mode is on wherever the flag is: the flag switches it on with itself.
+    """Whether Inductor's own deterministic mode is on or will be: PyTorch's flag switches it on.
 
-    A program can switch it off again, which shows while the flag is on, as when the doctor runs a script.
+    A program can switch it off again; this is visible only while the flag is on, as when the doctor runs a script.
     """
     from ..upstream.configs import inductor
 
@@ -110,7 +112,7 @@ def _inductor_is_deterministic() -> bool:
 
 
 def autotuning() -> Iterator[Seen]:
-    """The things that Inductor chooses by timing, so that two compilations may differ."""
+    """Reports settings that let Inductor choose by timing, so that two compiles may differ."""
     from ..upstream.configs import inductor
 
     for timed in TIMED:
@@ -126,7 +128,7 @@ def autotuning() -> Iterator[Seen]:
 
 
 def padding() -> Iterator[Seen]:
-    """Matmuls whose sizes are not aligned: Inductor times whether padding them is faster."""
+    """Checks `shape_padding`: for unaligned matmuls, Inductor times whether padding is faster."""
     from ..upstream.configs import inductor
 
     if machine.gpus() and inductor.shape_padding and not _inductor_is_deterministic():
@@ -139,7 +141,7 @@ def padding() -> Iterator[Seen]:
 
 
 def tunable_op() -> Iterator[Seen]:
-    """PyTorch's TunableOp, which chooses matmuls by timing at run time."""
+    """Checks for PyTorch's TunableOp, which chooses matmul kernels by timing at run time."""
     on = os.environ.get("PYTORCH_TUNABLEOP_ENABLED") == "1"
     if on or (has_tunable_op() and torch.cuda.tunable.is_enabled()):
         what = "TunableOp is on: it chooses matmul kernels by timing while the program runs"
@@ -147,14 +149,14 @@ def tunable_op() -> Iterator[Seen]:
 
 
 def cudnn_benchmark() -> Iterator[Seen]:
-    """cuDNN's choice of convolutions by timing."""
+    """Checks for cuDNN's choice of convolutions by timing."""
     if torch.backends.cudnn.benchmark:
         what = "torch.backends.cudnn.benchmark is on: cuDNN chooses convolutions by timing"
         yield WARNING, what, "torch.backends.cudnn.benchmark = False"
 
 
 def cublas() -> Iterator[Seen]:
-    """Whether matmuls run under deterministic algorithms, and with which workspace of cuBLAS."""
+    """Checks whether matmuls run under deterministic algorithms, and the workspace setting of cuBLAS."""
     name = "CUBLAS_WORKSPACE_CONFIG"
     value = os.environ.get(name, "")
     advice = f"export {name}=:4096:8 before the program starts, for all processes alike."
@@ -178,7 +180,7 @@ def cublas() -> Iterator[Seen]:
 
 
 def tf32() -> Iterator[Seen]:
-    """Matmuls of fp32 in TF32: deterministic, but other bits."""
+    """Reports fp32 matmuls in TF32, which are deterministic but have other bits."""
     if allow_tf32(torch.device("cuda")):
         what = "matmuls of float32 round their inputs to TF32: deterministic, with other bits than without"
         yield NOTE, what, 'Set it alike everywhere; torch.set_float32_matmul_precision("highest") switches it off.'
@@ -189,7 +191,7 @@ def tf32() -> Iterator[Seen]:
 
 
 def nccl() -> Iterator[Seen]:
-    """The settings that decide the order in which NCCL adds."""
+    """Checks the settings on which NCCL's order of additions depends."""
     if os.environ.get("NCCL_TUNER_PLUGIN", "none") != "none":
         what = f"NCCL_TUNER_PLUGIN={os.environ['NCCL_TUNER_PLUGIN']}: a plugin chooses NCCL's algorithms"
         yield WARNING, what, "Unset it, or make sure that it chooses alike in every run; set NCCL_ALGO=Ring."
@@ -207,13 +209,13 @@ def nccl() -> Iterator[Seen]:
 
 
 def allows_nvls(algorithms: str) -> bool:
-    """Whether this value of NCCL_ALGO lets NCCL choose NVLS or NVLSTree; a list after ``^`` is one of exclusions."""
+    """Whether this value of NCCL_ALGO allows NVLS or NVLSTree; a list after ``^`` excludes algorithms."""
     named = "nvls" in algorithms.lower()
     return not named if algorithms.startswith("^") else named
 
 
 def kernel_compiler() -> Iterator[Seen]:
-    """Settings of Triton and of the assembler that change what kernels compute, or how they run."""
+    """Reports settings of Triton and the assembler that change what kernels compute, or how they run."""
     if compat.interpreting():
         yield WARNING, "TRITON_INTERPRET=1: kernels run in Triton's interpreter, on the CPU", "Unset it."
     used = toolchain.settings()
@@ -223,7 +225,7 @@ def kernel_compiler() -> Iterator[Seen]:
 
 
 def attention_function() -> Iterator[Seen]:
-    """Whether `scaled_dot_product_attention` is PyTorch's, and which of its implementations are on."""
+    """Checks whether `scaled_dot_product_attention` is PyTorch's own, and which of its implementations are enabled."""
     found = original(torch.nn.functional.scaled_dot_product_attention)
     if found is not scaled_dot_product_attention:
         where = f"{getattr(found, '__module__', '?')}.{getattr(found, '__qualname__', '?')}"
@@ -240,7 +242,7 @@ def attention_function() -> Iterator[Seen]:
 
 
 def disabled_caches() -> Iterator[Seen]:
-    """Whether every process compiles anew."""
+    """Reports disabled caches, with which every process compiles anew."""
     from ..upstream.configs import inductor
 
     if inductor.force_disable_caches:

@@ -1,4 +1,4 @@
-"""The first step of a program: which of its operators hear the flag, and whether it computes the same bits again."""
+"""Watches the first step of a program: which operators respect the flag, and whether a repetition gives equal bits."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _OK, NOTE, _WARNING, _ERROR = Severity
 
 
 class Step(Observer):
-    """Looks at the first step of a program, inside `watched`.
+    """Watches the first step of a program, inside `watched`.
 
     Args:
-        repeat: whether its forwards and backwards are run again.
+        repeat: whether to run its forwards and backwards again.
 
     Attributes:
-        repeats: whether what runs now is a repetition.
+        repeats: whether a repetition is running.
     """
 
     def __init__(self, repeat: bool = True) -> None:
@@ -50,7 +50,7 @@ class Step(Observer):
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Look at what runs in the block."""
+        """Watches what runs in the block."""
         hooks.install()
         observers: list[Observer] = [self] if self._repeat is None else [self, self._repeat]
         active.observers += observers
@@ -65,7 +65,7 @@ class Step(Observer):
 
     @contextmanager
     def _again(self) -> Iterator[None]:
-        """A block that is a repetition."""
+        """A context for a repetition."""
         before, self.repeats = self.repeats, True
         try:
             with self.reading.quiet():
@@ -74,28 +74,28 @@ class Step(Observer):
             self.repeats = before
 
     def not_looking(self) -> AbstractContextManager[None]:
-        """A block that is no part of the program, such as a compile."""
+        """A context for what is not part of the program, such as a compile."""
         return self.reading.quiet()
 
     def compiled(self, graph: Graph) -> None:
-        """Inductor is about to compile a graph."""
+        """Records a graph that Inductor is about to compile."""
         self.heard.happened("a graph was compiled")
         self.reading.compiled(graph)
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step: gradients are there, by whatever backward."""
+        """Ends the backward when an optimizer is about to step, because all gradients have been computed."""
         self._ended()
         self.reading.before_step(optimizer)
 
     def module_begins(self, module: nn.Module) -> None:
-        """The forward of a module begins: what is called with gradients has read the flag, or has not."""
+        """Records the forward of an outermost module with gradients, before which the flag should have been set."""
         if threading.get_ident() == self._thread:
             self._depth += 1
             if self._depth == 1 and torch.is_grad_enabled() and not in_backward() and not foreign_modes():
                 self._began(module)
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
-        """The forward of a module has ended."""
+        """Records the end of a module's forward."""
         if threading.get_ident() == self._thread:
             self._depth = max(0, self._depth - 1)
 
@@ -126,7 +126,7 @@ class Step(Observer):
             self._repeat.backward_ended()
 
     def two_runs(self) -> Iterator[Seen]:
-        """Whether the modules of the first step compute the same bits again."""
+        """Checks whether the modules of the first step compute equal bits when run again."""
         if not self._wanted or not self._trained:
             return
         if self._repeat is None:

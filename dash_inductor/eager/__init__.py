@@ -1,1 +1,1 @@
-"""Attention of programs that are not compiled: PyTorch's and transformers' registers of attention implementations."""
+"""Attention for programs that are not compiled, through PyTorch's and transformers' registries of implementations."""

@@ -1,4 +1,6 @@
-"""Attention as a program writes it, compiled on its own: the graph passes find, replace and record it as any other."""
+"""Computes attention in eager programs by compiling it alone; the graph passes replace and record it as in any
+graph.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,19 @@ from .mask_functions import MaskProgram
 
 
 class Kind(NamedTuple):
-    """All that is compiled into the code of a call.  Sizes of the batch and lengths are not: these may be dynamic.
+    """The facts on which the compiled code of a call depends; batch size and lengths may be dynamic and are not
+    included.
 
     Attributes:
         program: computes the mask from positions; None if the mask is a tensor, or there is none.
-        causal: whether query i sees keys 0 to i, beside the mask.
-        scale: of the scores; None for 1 / sqrt(head dimension).
+        causal: whether query i sees only keys 0 to i, in addition to the mask.
+        scale: the factor of the scores; None for 1 / sqrt(head dimension).
         softcap: the bound of the scaled scores; None for none.
-        dropout: the probability with which a weight is dropped.
-        heads, dims: numbers of heads, and head dimensions, of query, key and value.
-        dtypes, device: of query, key and value; of the query.
-        one_entry, one_query: whether the batch and the queries are one, which are compiled apart from more.
+        dropout: the dropout probability of the attention weights.
+        heads, dims: the numbers of heads, and the head dimensions, of query, key and value.
+        dtypes: the dtypes of query, key and value.
+        device: the device of the query.
+        one_entry, one_query: whether the batch size is 1, and whether there is one query; both are specialised.
         trains: whether gradients are wanted.
     """
 
@@ -61,21 +65,21 @@ def attention(
     sinks: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Attention under deterministic algorithms, whatever the program's own flag is.
+    """Computes attention under deterministic algorithms, regardless of the program's own flag.
 
-    While dash_inductor is off, it is computed operator by operator under the program's flag.
+    While dash_inductor is off, it is computed by plain PyTorch operators under the program's flag.
 
     Args:
         query: [batch, heads, queries, head dimension].
-        key, value: [batch, key heads, keys, head dimension]; each head serves heads / key heads heads of the query.
-        mask: bool, True where a pair is seen, or floats that are added to the scores; broadcasts to
+        key, value: [batch, key heads, keys, head dimension]; each head serves heads / key heads query heads.
+        mask: bool, True for visible pairs, or floats that are added to the scores; broadcasts to
             [batch, heads, queries, keys].
-        causal: whether query i sees keys 0 to i alone.
-        scale: of the scores, by default 1 / sqrt(head dimension).
-        dropout: the probability with which a weight is dropped.
+        causal: whether query i sees only keys 0 to i.
+        scale: the factor of the scores, by default 1 / sqrt(head dimension).
+        dropout: the dropout probability of the attention weights.
         softcap: scaled scores s become ``softcap * tanh(s / softcap)``.
-        sinks: [heads]; a score of every query's softmax, without a value.
-        bias: floats that are added to the scaled scores, as a mask of floats.
+        sinks: [heads]; an extra score in every query's softmax, without a value.
+        bias: floats that are added to the scaled scores, shaped like a float mask.
 
     Returns:
         [batch, heads, queries, head dimension of the value].
@@ -121,7 +125,7 @@ def _is_replaced_on(device: torch.device) -> bool:
 def _compiled(kind: Kind) -> Callable[..., Any]:
     """The compiled function of a kind.
 
-    It has a name of its own, under which Dynamo counts its recompilations and remembers which of its sizes vary.
+    It has a unique name, under which Dynamo counts its recompilations and remembers which of its sizes are dynamic.
     """
 
     def attention(
@@ -150,7 +154,7 @@ def _written(
     bias: Tensor | None,
     operands: Sequence[Tensor],
 ) -> Tensor:
-    """The attention in operators of PyTorch."""
+    """The attention in PyTorch operators, as it is compiled."""
     of_operands = [operand.shape for operand in operands if operand.dim()]
     _compare((query.shape[2], key.shape[2], value.shape[2], *(shape[-1] for shape in of_operands)))
     _compare((query.shape[0], key.shape[0], value.shape[0], *(shape[0] for shape in of_operands)))
@@ -171,9 +175,10 @@ def _written(
 
 
 def _compare(sizes: Sequence[int]) -> int:
-    """Let Dynamo see which dynamic sizes are equal: to it, each tensor may have lengths of its own.
+    """Compares sizes, so that Dynamo adds guards for which of its dynamic sizes are equal.
 
-    What is proved of a mask, and which kernels fit, depends on that.
+    Without them, each tensor could have its own lengths; recognising masks and choosing kernels depend on their
+    equality.
     """
     return sum(1 for size in sizes[1:] if size == sizes[0])
 
@@ -181,13 +186,13 @@ def _compare(sizes: Sequence[int]) -> int:
 def _by_hand(
     kind: Kind, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor | None
 ) -> Tensor:
-    """Attention with a softcap or sinks, as models write it: `scaled_dot_product_attention` has neither."""
+    """Attention with a softcap or sinks, decomposed as in models: `scaled_dot_product_attention` supports neither."""
     scale = 1 / math.sqrt(kind.dims[0]) if kind.scale is None else kind.scale
     scores = torch.matmul(query, key.transpose(2, 3)) * scale
     if kind.softcap is not None:
         scores = torch.tanh(scores / kind.softcap) * kind.softcap
     if sinks is None:
-        # As `scaled_dot_product_attention` has it: a query that sees no key has zeros.
+        # As in `scaled_dot_product_attention`, the output of a query that sees no key is zero.
         scores = scores if mask is None else scores + _as_floats(mask, scores.dtype, -math.inf)
         weights = torch.ops.aten._safe_softmax(scores.to(torch.float32), -1)
     else:
@@ -199,7 +204,7 @@ def _by_hand(
 
 
 def _repeated(tensor: Tensor, count: int) -> Tensor:
-    """A head of key or value for every head of the query: [batch, heads, length, head dimension]."""
+    """Repeats the heads of a key or value for all query heads: [batch, heads, length, head dimension]."""
     batch, heads, length, dim = tensor.shape
     if count == 1:
         return tensor
@@ -207,20 +212,20 @@ def _repeated(tensor: Tensor, count: int) -> Tensor:
 
 
 def _causal(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
-    """A mask that is causal too."""
+    """The mask combined with a causal one."""
     seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
     return seen if mask is None else seen & mask if mask.dtype == torch.bool else mask + _as_floats(seen, mask.dtype)
 
 
 def _added(bias: Tensor, mask: Tensor | None) -> Tensor:
-    """A bias where pairs are seen, as a mask of floats."""
+    """The bias combined with a mask, as one float mask."""
     if mask is None:
         return bias
     return torch.where(mask, bias, torch.finfo(bias.dtype).min) if mask.dtype == torch.bool else bias + mask
 
 
 def _as_floats(mask: Tensor, dtype: torch.dtype, hidden: float | None = None) -> Tensor:
-    """What is added to scores; to hidden ones this number, by default the lowest one."""
+    """The mask as floats to add to scores: `hidden`, by default the lowest finite number, for hidden pairs."""
     if mask.dtype != torch.bool:
         return mask
     lowest = torch.finfo(dtype).min if hidden is None else hidden

@@ -1,4 +1,4 @@
-"""PyTorch's flag for deterministic algorithms, on for the time of a call."""
+"""Switches PyTorch's flag for deterministic algorithms on during a call."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..upstream.eager import set_deterministic_algorithms
 
 
 class _Deterministic:
-    """Deterministic algorithms are on inside, for one thread at a time; another thread cannot end that early.
+    """A context with deterministic algorithms on, for one thread at a time, so that no other thread ends it early.
 
-    Operators of PyTorch without a deterministic kernel only warn, unless the program itself asked for an error.
+    If the program has not set the flag itself, operators without a deterministic kernel only warn.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class _Deterministic:
 
     @property
     def switched_on(self) -> bool:
-        """Whether the flag is on because of a call that is running now."""
+        """Whether the flag is on only because of a call that is running now."""
         return True in self._switched
 
     def __enter__(self) -> None:

@@ -1,10 +1,9 @@
-"""PyTorch's FlashAttention in programs that are not compiled: planned once for each shape, then launched.
+"""Replaces PyTorch's FlashAttention in eager programs: each shape is planned once, then launched directly.
 
-`torch.nn.attention.activate_flash_attention_impl` calls `activate`, which puts functions in front of PyTorch's kernels
-for the forward and the backward of `scaled_dot_product_attention`.  At the first call of a shape the site is planned as
-one of a graph is, so that kernels and bits are those of compiled programs, and its record is published.  Later calls
-find what to launch by the facts about their tensors.  Where the site is kept, PyTorch's own kernel runs under
-deterministic algorithms.
+`torch.nn.attention.activate_flash_attention_impl` calls `activate`, which overrides PyTorch's kernels for the forward
+and backward of `scaled_dot_product_attention`.  The first call with a shape plans the site as in a compiled graph, so
+that kernels and bits are the same as in compiled programs, and publishes its record.  Later calls look up what to
+launch by the metadata of their tensors.  If the site is kept, PyTorch's own kernel runs under deterministic algorithms.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from .planned import Asked, Planned, RunForward, backward_of, forward_of, planne
 
 _aten = torch.ops.aten
 _KINDS = 4096
-"""Kinds of tensors that are remembered."""
+"""The maximum number of cached entries per operator."""
 _TENSORS = 6
-"""The first arguments of a backward: grad_out, query, key, value, out and logsumexp."""
+"""The number of leading tensor arguments of a backward: grad_out, query, key, value, out and logsumexp."""
 
 
 def no_more(query: Tensor, key: Tensor) -> tuple[Any, ...]:
-    """No other results."""
+    """Returns no further results."""
     return ()
 
 
@@ -52,19 +51,19 @@ def _more_of_cuda(query: Tensor, key: Tensor) -> tuple[Any, ...]:
 
 @functools.cache
 def _unread(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Seed, offset and weights of a call without dropout: nothing reads them, so that all calls have the same."""
+    """Placeholder seed, offset and weights of calls without dropout; nothing reads them, so all calls share them."""
     state, offset = (torch.zeros(size, dtype=torch.uint64, device=device) for size in (2, ()))
     return state, offset, torch.empty(0, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two operators in front of whose kernels functions are put.
+    """A forward and a backward operator whose kernels are overridden.
 
     Attributes:
         forward: (query, key, value, dropout_p, is_causal, ...) -> (out, logsumexp, ...).
         backward: (grad_out, query, key, value, out, logsumexp, ..., dropout_p, is_causal, ...) -> (dq, dk, dv).
-        more: the results of a forward without dropout that follow the first two, from query and key.
+        more: makes the results that follow out and logsumexp in a forward without dropout, from query and key.
     """
 
     forward: OpOverload
@@ -80,27 +79,28 @@ CUDA = Pair(
 
 
 class Handle:
-    """Keeps the functions where they are until `remove`."""
+    """Keeps the overrides in place until `remove` is called."""
 
     def __init__(self, library: Library) -> None:
         self._library: Library | None = library
 
     def remove(self) -> None:
-        """PyTorch's kernels are called again."""
+        """Restores PyTorch's kernels."""
         self._library = None
 
 
 def activate() -> Handle:
-    """Put our functions in front of PyTorch's kernels for CUDA."""
+    """Overrides PyTorch's CUDA kernels."""
     return in_front("CUDA", CUDA, packed=True)
 
 
 def in_front(device: str, pair: Pair, *, packed: bool = False) -> Handle:
-    """Put our functions in front of the kernels of two operators for a device; while `DASH_INDUCTOR=0` is set, none.
+    """Overrides the kernels of two operators for a device; does nothing if DASH_INDUCTOR=0 is set.
 
     Args:
         device: "CUDA" or "CPU".
-        packed: whether there are records of packed attention, too.
+        pair: the operators.
+        packed: whether calls of packed (varlen) attention are recorded, too.
     """
     library = Library("aten", "IMPL", device)
     if _switch.off_for_good() is not None:
@@ -113,7 +113,7 @@ def in_front(device: str, pair: Pair, *, packed: bool = False) -> Handle:
     if packed:
         functions += [(op, Packed(op, get_kernel(op, device), classes)) for op in OPERATORS]
     with warnings.catch_warnings():
-        # That is what is asked for.
+        # Overriding PyTorch's kernels, about which it warns, is intended.
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
         for op, function in functions:
             library.impl(op._schema.name.removeprefix("aten::"), function, device, with_keyset=True)
@@ -121,7 +121,7 @@ def in_front(device: str, pair: Pair, *, packed: bool = False) -> Handle:
 
 
 class _Sites:
-    """The sites that have been planned, and their records: one for each shape, and more where a later call differs."""
+    """The planned sites and their records: one per shape, and more if later calls of a shape have another outcome."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
@@ -130,18 +130,20 @@ class _Sites:
         self._lock = threading.Lock()
 
     def name_of(self, asked: Asked) -> str:
-        """The name of the record."""
+        """The name of the record for a call."""
         with self._lock:
             return self._names.setdefault(_about(asked), f"flash_attention_{len(self._names)}")
 
     def tell(self, asked: Asked, found: Planned | Kept, trains: bool) -> None:
-        """Publish the record of a site that has none like it.
+        """Publishes the record of a site, unless an equal one has been published.
 
         Args:
+            asked: the call.
+            found: the plan, or the reason to keep it.
             trains: whether it has a backward.
 
         Raises:
-            SiteKeptError: the site is kept, `config.strict` is set, and the program has not asked for that.
+            SiteKeptError: the site is kept, `config.strict` is set, and the reason is not a setting of the program.
         """
         name, about = self.name_of(asked), (_about(asked), found, trains)
         with self._lock:
@@ -194,13 +196,13 @@ def _is_flag(argument: torch.Argument) -> bool:
 
 
 class _Kernel:
-    """The function in front of a kernel, with what it has found out about tensors of each kind."""
+    """The override of a kernel, with a cache of what to run by tensor metadata."""
 
     def __init__(self, op: OpOverload, original: Any, sites: _Sites) -> None:
         self._original, self._sites = original, sites
         self._arguments = op._schema.arguments
         self._runs: dict[tuple[Any, ...], Any] = {}
-        """By facts about tensors, what runs; None for PyTorch's own kernel."""
+        """Tensor metadata and flags -> what runs; None for PyTorch's own kernel."""
 
     def _asked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Asked:
         given: dict[str, Any] = {argument.name: argument.default_value for argument in self._arguments}
@@ -240,7 +242,9 @@ class _Forward(_Kernel):
         return run(query, key, value) + more
 
     def _made(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[RunForward, tuple[Any, ...]] | None:
-        """What launches the forward, and the results behind its own."""
+        """The function that launches the forward, and the further results of the operator; None for PyTorch's
+        own kernel.
+        """
         asked = self._asked(args, kwargs)
         tensors = asked.query, asked.key, asked.value
         found, launch = planned(asked), None
@@ -260,7 +264,7 @@ class _Backward(_Kernel):
         behind = op._schema.arguments[_TENSORS:]
         places = [i for i, argument in enumerate(behind) if not argument.kwarg_only and _is_flag(argument)]
         self._flags = slice(places[0], places[-1] + 1)
-        """Those of the arguments behind the tensors that are flags and numbers; no tensor is between them."""
+        """The slice of flags and numbers among the arguments after the tensors; it contains no tensor."""
 
     def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
         if _switch.is_off_in_code():

@@ -1,4 +1,4 @@
-"""The attention of transformers: ``attn_implementation="dash_inductor"``."""
+"""The attention implementation for transformers: ``attn_implementation="dash_inductor"``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .mask_functions import Made, Operand, program, taken_apart
 
 
 def register(name: str) -> None:
-    """Offer the attention under a name, with the masks that it reads."""
+    """Registers the attention and its masks with transformers under a name."""
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, mask)
 
@@ -35,26 +35,27 @@ def attention_forward(
     position_bias: Tensor | None = None,
     **ignored: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers' "sdpa" has it, and with a softcap and with sinks.
+    """The attention function of transformers' interface: like its "sdpa", and also with a softcap and sinks.
 
     Args:
-        module: the layer, whose `is_causal` counts where there is no mask.
+        module: the layer, whose `is_causal` applies if there is no mask.
         query, key, value: [batch, heads, length, head dimension]; key and value may have fewer heads.
-        attention_mask: as `mask` returned it, or a tensor of the program's own, bool or floats that are added.
-        scaling: of the scores.
-        is_causal: instead of the module's.
+        attention_mask: a result of `mask`, or the program's own tensor, bool or floats that are added.
+        dropout: the dropout probability of the attention weights.
+        scaling: the factor of the scores.
+        is_causal: overrides the module's.
         softcap: the bound of the scaled scores.
         s_aux: the sinks, [heads].
-        position_bias: added to the scaled scores, broadcasts to [batch, heads, queries, keys].
-        ignored: what a mask says already, such as a window.
+        position_bias: added to the scaled scores; broadcasts to [batch, heads, queries, keys].
+        ignored: arguments that the mask already expresses, such as a window.
 
     Returns:
-        [batch, queries, heads, head dimension of the value], and no weights.
+        The output [batch, queries, heads, head dimension of the value], and None for the weights.
     """
     queries, keys = query.shape[2], key.shape[2]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = queries > 1 and attention_mask is None and bool(causal)
-    if causal and keys > queries:  # a cache that is longer than what it holds
+    if causal and keys > queries:  # a KV cache with unused positions
         key, value = key[:, :, :queries], value[:, :, :queries]
         position_bias = position_bias if position_bias is None else position_bias[..., :queries]
     found = attention(
@@ -87,10 +88,11 @@ def mask(
     device: torch.device | str = "cpu",
     **more: Any,
 ) -> Tensor | None:
-    """The mask of a model, bool [batch, 1, queries, keys] without elements; see `transformers.masking_utils.sdpa_mask`.
+    """The mask of a model, bool [batch, 1, queries, keys], without elements (`LazyMask`).
 
-    None stands for what the attention knows without a mask: all pairs, or a causal mask of as many queries as keys.
-    Nothing is read from the GPU.  A mask that is no function of positions and a few tensors has elements.
+    The arguments are those of `transformers.masking_utils.sdpa_mask`.  The result is None if the attention needs no
+    mask: all pairs are visible, or the mask is causal with as many queries as keys.  Nothing is read from the GPU.  A
+    mask that is not a function of positions and a few tensors is a tensor with elements.
     """
     is_known = allow_is_bidirectional_skip or (allow_is_causal_skip and q_length in (1, kv_length))
     if is_known and attention_mask is None and (local_size is None or kv_length < local_size):
@@ -128,9 +130,7 @@ def _lazy(
     valid: Tensor | None,
     device: torch.device | str,
 ) -> LazyMask | None:
-    """A mask without elements; None if the function of positions cannot be taken apart, or positions are not counted
-    from the first key.
-    """
+    """A `LazyMask`; None if its mask function cannot be decomposed, or positions do not start at the first key."""
     operands: list[Tensor] = []
     rule = taken_apart(function, operands)
     if rule is None or query_offset - key_offset not in (0, keys - queries):
@@ -149,17 +149,17 @@ def _lazy(
 
 
 _MOVES = ("sliding_window_overlay", "sliding_window_bidirectional_overlay")
-"""Factories of masks that only compare how far apart two tokens are."""
+"""transformers' factories of masks that depend only on the distance of two tokens."""
 
 
 def _made_by(rule: Hashable, *names: str) -> Made | None:
-    """A rule whose factory is one of these of transformers, not all of which exist in every version."""
+    """The rule if its factory is one of these functions of transformers (not all exist in every version), else None."""
     made = isinstance(rule, Made) and any(rule.factory is getattr(masking_utils, name, None) for name in names)
     return cast(Made, rule) if made else None
 
 
 def _knows_distances_alone(rule: Hashable) -> bool:
-    """Whether a mask stays the same if query and key move by the same number of positions."""
+    """Whether a mask depends only on distances: it does not change if query and key positions shift together."""
     combined = _made_by(rule, "and_masks", "or_masks")
     if combined is not None:
         return all(map(_knows_distances_alone, combined.arguments))
@@ -168,9 +168,10 @@ def _knows_distances_alone(rule: Hashable) -> bool:
 
 
 def _with_documents_counted(rule: Hashable) -> Hashable:
-    """A rule in which the numbers of packed documents are counted from the positions, so that it is seen that they are.
+    """Rewrites a rule so that document ids of packed sequences are computed from the positions inside the graph.
 
-    Transformers counts them before it makes a mask.  Later versions hand numbers and positions to two functions.
+    transformers computes the ids before it makes a mask; computed in the graph, they are recognised as document ids.
+    Later versions pass ids and positions to two functions.
     """
     combined = _made_by(rule, "and_masks")
     if combined is None or _made_by(combined.arguments[-1], "packed_sequence_mask_function") is None:
@@ -182,7 +183,7 @@ def _with_documents_counted(rule: Hashable) -> Hashable:
 
 
 def _positions(rule: Hashable) -> set[Hashable]:
-    """The positions to which a rule and the rules in it translate places."""
+    """The position tensors to which a rule, and the rules in it, map indices."""
     if not isinstance(rule, Made):
         return set()
     here = {rule.arguments[1]} if _made_by(rule, "remap_positions_for_packed_sequence") else set()
@@ -190,7 +191,7 @@ def _positions(rule: Hashable) -> set[Hashable]:
 
 
 def _same_document(positions: Tensor) -> Callable[..., Any]:
-    """As `find_packed_sequence_indices`: a document begins where positions do not go on by 1."""
+    """A mask of documents, which begin where positions do not increase by 1, as in `find_packed_sequence_indices`."""
     steps = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1)
     made: Callable[..., Any] = masking_utils.packed_sequence_mask_function((steps != 1).cumsum(-1))
     return made

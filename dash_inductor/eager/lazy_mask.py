@@ -1,4 +1,4 @@
-"""A mask of all pairs that is a tensor to a program, and has no elements until an operator of PyTorch reads them."""
+"""A mask tensor that has no elements until a PyTorch operator reads them."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from .mask_functions import MaskProgram
 
 _aten = torch.ops.aten
 _SAME = frozenset({_aten.detach.default, _aten.alias.default})
-"""Operators whose result is the mask as it is."""
+"""Operators that return the mask unchanged."""
 _LISTS = frozenset({Tensor.numpy, Tensor.tolist})
-"""Methods that read elements without an operator."""
+"""Tensor methods that read elements without calling an operator."""
 
 
 class LazyMask(Tensor):
-    """A bool mask [batch, 1, queries, keys] that is computed from positions and a few tensors where it is read.
+    """A bool mask [batch, 1, queries, keys] that is computed from positions and a few tensors when it is read.
 
-    Attention of this package never reads the elements: it evaluates `program` in the graph that it compiles.  Other
-    operators are given a tensor with elements; of what would be a view, the result has its own.
+    The attention of this package never reads the elements: it evaluates `program` inside the graph that it compiles.
+    Other operators get a tensor with elements; results of view operators therefore have memory of their own.
 
     Args:
         program: computes the mask.
         operands: the tensors that `program` reads.
         shape: [batch, 1, queries, keys].
-        device: where positions are counted.
+        device: the device on which positions are computed.
     """
 
     program: MaskProgram
     operands: tuple[Tensor, ...]
     sizes: tuple[int, ...]
-    """Its shape, which takes less time to read."""
+    """The shape as a tuple, which is faster to read than `shape`."""
 
     @staticmethod
     def __new__(
@@ -51,18 +51,18 @@ class LazyMask(Tensor):
         return mask
 
     def dense(self) -> Tensor:
-        """Its elements."""
+        """The mask as an ordinary tensor."""
         return self.program(self.operands, self.shape, self.device)
 
     def __repr__(self) -> str:  # type: ignore[override]  # Tensor's has arguments for the elements
         return f"LazyMask({list(self.shape)}, {self.device}, {self.program})"
 
     def _stable_hash_for_caching(self) -> str:
-        """What PyTorch's caches of compiled code compare."""
+        """The text by which PyTorch's compile caches compare masks."""
         return str(self.program)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies and pickles have the elements."""
+        """Pickles and copies the mask as an ordinary tensor."""
         return self.dense().contiguous().__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
@@ -110,7 +110,7 @@ def _not_written_to() -> TypeError:
 
 
 def _dense(value: Any) -> Any:
-    """The arguments of an operator, with elements."""
+    """The arguments of an operator, with every LazyMask replaced by its elements."""
     if isinstance(value, LazyMask):
         return value.dense()
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""The line of a program that calls an operator, looked up in the frames of Python."""
+"""Finds the source line of the program that calls an operator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LIBRARIES = tuple(str(Path(file).parent) for file in (torch.__file__, __file__)
 
 
 def line_of_program() -> str:
-    """``file:line`` of the program that calls; "" on a thread of autograd."""
+    """The ``file:line`` of the innermost Python frame outside of libraries; "" on an autograd thread."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(("<", *_LIBRARIES)):
         frame = frame.f_back  # type: ignore[assignment]  # None behind the outermost

@@ -1,8 +1,8 @@
-"""Functions of positions that say which pairs are seen, taken apart and made again inside of a compiled function.
+"""Decomposes mask functions into factories and constants, and rebuilds them inside a compiled function.
 
-Libraries write a mask as a function ``mask(batch, head, query, key)`` of index tensors that broadcast, and make it with
-factories around each other, anew for every step.  A `MaskProgram` is what stays the same from step to step: which
-factories, with which constants.  The tensors that the functions read are apart from it.
+Libraries write a mask as a function ``mask(batch, head, query, key)`` of broadcastable index tensors, and make it with
+nested factories, anew for every step.  A `MaskProgram` is what does not change between steps: the factories and their
+constants.  The tensors that the functions read are kept apart from it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from torch import Tensor
 
 
 class MaskFunction(Protocol):
-    """Whether a pair is seen: a bool tensor of the shape to which the four index tensors broadcast, or one that
-    broadcasts to it.
+    """A mask function: returns whether pairs are visible, as a bool tensor.
+
+    The result has the shape to which the four index tensors broadcast, or one that broadcasts to it.
     """
 
     def __call__(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor, /) -> Tensor: ...
@@ -26,7 +27,7 @@ class MaskFunction(Protocol):
 
 @dataclass(frozen=True)
 class Operand:
-    """The place of a tensor among those that a program reads."""
+    """The index of a tensor among the operands of a program."""
 
     number: int
 
@@ -36,7 +37,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Made:
-    """What a factory returned: the factory and its arguments, each an `Operand`, another `Made`, or a constant."""
+    """A function made by a factory: the factory and its arguments, each an `Operand`, another `Made`, or a constant."""
 
     factory: Callable[..., Any]
     arguments: tuple[Hashable, ...]
@@ -47,11 +48,11 @@ class Made:
 
 @dataclass(frozen=True, eq=False)
 class MaskProgram:
-    """A mask as a function of the tensors that it reads; there is one object for each program.
+    """A mask as a function of the tensors that it reads; equal programs are the same object.
 
     Attributes:
         rule: how the mask function is made.
-        from_the_end: whether the last query is at the last key; else the first query is at the first key.
+        from_the_end: whether the last query aligns with the last key; else the first query aligns with the first key.
     """
 
     rule: Hashable
@@ -64,11 +65,13 @@ class MaskProgram:
         return program, (self.rule, self.from_the_end)
 
     def __call__(self, operands: Sequence[Tensor], shape: Sequence[int], device: torch.device) -> Tensor:
-        """The mask, bool [batch, 1, queries, keys], of which only the axes that matter are more than a view.
+        """Computes the mask, bool [batch, 1, queries, keys]; dimensions that do not matter are expanded, not
+        materialized.
 
         Args:
             operands: the tensors that it reads.
             shape: [batch, 1, queries, keys].
+            device: the device of the result.
         """
         batch, _, queries, keys = shape
         first = keys - queries if self.from_the_end else 0
@@ -89,12 +92,12 @@ _PROGRAMS: dict[tuple[Hashable, bool], MaskProgram] = {}
 
 
 def program(rule: Hashable, from_the_end: bool) -> MaskProgram:
-    """The one object for a program, so that it is compared by its identity."""
+    """The unique `MaskProgram` of a rule, so that programs can be compared by identity."""
     return _PROGRAMS.setdefault((rule, from_the_end), MaskProgram(rule, from_the_end))
 
 
 def made_of(rule: Any, operands: Sequence[Tensor]) -> Any:
-    """What a rule stands for: a mask function, or an argument of one."""
+    """Evaluates a rule to a mask function, or to an argument of one."""
     if isinstance(rule, Operand):
         return operands[rule.number]
     if isinstance(rule, Made):
@@ -103,9 +106,10 @@ def made_of(rule: Any, operands: Sequence[Tensor]) -> Any:
 
 
 def taken_apart(function: object, operands: list[Tensor]) -> Hashable | None:
-    """The rule of a mask function, whose tensors are appended to `operands`; None if its factory cannot be told.
+    """The rule of a mask function, with its tensors appended to `operands`; None if its factory cannot be determined.
 
-    A factory is a function of a module.  It returns a function of its own, which reads no more of it than parameters.
+    A factory is a module-level function that returns an inner function, whose closure contains only parameters of the
+    factory.
     """
     if not isinstance(function, FunctionType):
         return None
@@ -130,7 +134,7 @@ def _argument(value: object, operands: list[Tensor]) -> Hashable | None:
 
 
 def _is_made_again(function: FunctionType, factory: FunctionType, arguments: Sequence[Any]) -> bool:
-    """Whether the factory only hands its arguments on: with what its function holds, it makes the same function."""
+    """Whether the factory called with these arguments makes an equal function: the same code and closure values."""
     again = factory(*arguments)
     if not isinstance(again, FunctionType) or again.__code__ is not function.__code__:
         return False
@@ -149,7 +153,7 @@ def _found_by_name(function: FunctionType) -> bool:
 
 
 def _factory(function: FunctionType) -> FunctionType | None:
-    """The function of the same module in whose body a function was defined."""
+    """The module-level function in whose body a function was defined; None if there is none."""
     name, *inner = function.__qualname__.split(".")
     found = function.__globals__.get(name)
     if len(inner) != 2 or not isinstance(found, FunctionType) or found.__closure__ or function.__defaults__:
@@ -158,7 +162,7 @@ def _factory(function: FunctionType) -> FunctionType | None:
 
 
 def _arguments(code: CodeType, cells: Mapping[str, Any]) -> list[Any] | None:
-    """What a factory was called with, from the variables of the function that it returned; None if one is not there."""
+    """The arguments of a factory's call, from the closure of the function that it returned; None if one is missing."""
     positional, rest = code.co_varnames[: code.co_argcount], code.co_varnames[code.co_argcount :]
     starred = rest[code.co_kwonlyargcount : code.co_kwonlyargcount + 1] if code.co_flags & _VARARGS else ()
     if code.co_kwonlyargcount or code.co_flags & _VARKEYWORDS or set(cells) != {*positional, *starred}:

@@ -1,8 +1,8 @@
-"""Packed attention in programs that are not compiled: PyTorch's own kernels run, and a record says so.
+"""Records packed (varlen) attention in eager programs; it is not replaced but runs PyTorch's kernels.
 
-`varlen_attn`, and whatever else has documents one behind the other, calls two operators of PyTorch.  The functions in
-front of their kernels run these under deterministic algorithms, and publish one record for each class of calls, in
-which the numbers of tokens and documents, other ones in every step, do not matter.
+`varlen_attn` and other packed attention call two operators of PyTorch.  The overrides of their kernels run these under
+deterministic algorithms, and publish one record for each class of calls.  The numbers of tokens and documents, which
+change in every step, do not distinguish classes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .lines import line_of_program
 _aten = torch.ops.aten
 FORWARD, BACKWARD = _aten._flash_attention_forward.default, _aten._flash_attention_backward.default
 OPERATORS: tuple[OpOverload, ...] = (FORWARD, BACKWARD)
-"""The operators of packed attention, which PyTorch's FlashAttention for tensors without documents calls, too."""
+"""The operators of packed attention; PyTorch's FlashAttention for unpacked tensors calls them, too."""
 
 _DETAIL = (
     "packed attention is replaced in compiled functions alone; PyTorch's kernels run, under deterministic algorithms"
@@ -35,12 +35,12 @@ _DETAIL = (
 
 
 class Packed:
-    """The function in front of the kernel of one of `OPERATORS`.
+    """The override of the kernel of one of `OPERATORS`.
 
     Args:
         op: the operator.
         original: PyTorch's kernel.
-        classes: the classes of calls that have a record, with their names; both operators have them in common.
+        classes: the classes of calls that have been recorded; shared by both operators.
     """
 
     def __init__(self, op: OpOverload, original: Any, classes: Classes) -> None:
@@ -50,7 +50,7 @@ class Packed:
 
     def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
         given = dict(zip(self._names, args, strict=False)) | kwargs
-        if _switch.is_off_in_code() or given["cum_seq_q"] is None:  # a call of another operator that has a record
+        if _switch.is_off_in_code() or given["cum_seq_q"] is None:  # called by another operator, which has a record
             return self._original.call_boxed(keys, *args, **kwargs)
         query, key, value = given["query"], given["key"], given["value"]
         trains = self._trains or any(tensor.requires_grad for tensor in (query, key, value))
@@ -61,17 +61,19 @@ class Packed:
 
 
 class Classes:
-    """The classes of packed calls that have a record."""
+    """The classes of packed calls that have been recorded."""
 
     def __init__(self) -> None:
         self._told: set[Hashable] = set()
         self._lock = threading.Lock()
 
     def tell(self, tensors: tuple[Tensor, ...], causal: bool, window: tuple[int | None, ...], trains: bool) -> None:
-        """Publish the record of a class that has none.
+        """Publishes the record of a class of calls, unless it has one.
 
         Args:
             tensors: query, key and value, [tokens, heads, head dim].
+            causal: whether the mask is causal.
+            window: the bounds of the window on the left and on the right.
             trains: whether it has a backward.
 
         Raises:

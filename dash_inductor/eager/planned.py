@@ -1,4 +1,4 @@
-"""What becomes of an attention whose tensors are at hand: planned as `passes.attention.sites` plans a graph's."""
+"""Plans an eager attention call from its tensors, as `passes.attention.sites` plans an attention in a graph."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from ..planning.planner import keeping
 from ..upstream import arch, toolchain
 
 RunForward = Callable[[Tensor, Tensor, Tensor], Results]
-"""(query, key, value) -> output and log-sum-exp."""
+"""A function (query, key, value) -> (output, log-sum-exp)."""
 RunBackward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Gradients]
-"""The same of a backward, with the arguments of `Tensors`."""
+"""A function (grad_out, query, key, value, out, logsumexp) -> gradients, with the arguments of `Tensors`."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """An attention of `scaled_dot_product_attention` that PyTorch sends to FlashAttention.
+    """A call of `scaled_dot_product_attention` that PyTorch dispatches to FlashAttention.
 
     Attributes:
-        op: the name of its forward.
+        op: the name of the forward operator.
         query, key, value: [batch, heads, length, head dim]; key and value may have fewer heads.
-        causal, scale: as its arguments.
-        unusual: other arguments that are not at their defaults, in words.
+        causal, scale: the arguments of these names.
+        unusual: other arguments with values other than their defaults, in words.
     """
 
     op: str
@@ -51,9 +51,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class Planned:
-    """The site and the plan of an attention, with the call that is written into the graph of a compiled program.
+    """The site, plan and architecture of an attention, as for a compiled graph.
 
-    The call has no orders: those are of the tensors of each call.
+    The site's call has no `orders` (layouts of results), because these depend on the tensors of each call.
     """
 
     site: Site
@@ -62,7 +62,7 @@ class Planned:
 
 
 def planned(asked: Asked) -> Planned | Kept:
-    """The plan of an attention, or why PyTorch's own kernel runs."""
+    """Plans an attention; returns `Kept` if PyTorch's own kernel has to run."""
     query, key, value = asked.query, asked.key, asked.value
     device, tensors = query.device, (query, key, value)
     if device.type == "cpu" and config.cpu == "off":
@@ -109,9 +109,11 @@ def planned(asked: Asked) -> Planned | Kept:
 
 
 def forward_of(found: Planned, tensors: tuple[Tensor, Tensor, Tensor], site: str) -> RunForward:
-    """The function that runs the forward of tensors like these.
+    """The function that runs the forward for tensors with these layouts.
 
     Args:
+        found: the plan.
+        tensors: query, key and value.
         site: the name of the record.
     """
     call = replace(found.site.call, orders=_orders(tensors[:1]))
@@ -120,14 +122,14 @@ def forward_of(found: Planned, tensors: tuple[Tensor, Tensor, Tensor], site: str
 
 
 def backward_of(found: Planned, tensors: Tensors, site: str) -> RunBackward:
-    """The function that runs the backward of tensors like these."""
+    """The function that runs the backward for tensors with these layouts; arguments as for `forward_of`."""
     call = replace(found.site.call, orders=_orders(tensors[1:4]))
     run = PREPARED_BACKWARD.of(tensors, (), (str(call), str(found.plan), site))
     return lambda *tensors: run(*tensors, ())
 
 
 def _orders(tensors: Sequence[Tensor]) -> tuple[Order, ...]:
-    """The orders of results that are laid out as these are, as PyTorch's kernels lay them out."""
+    """The dimension orders of results with the layouts of these tensors, as PyTorch's kernels choose them."""
     found = []
     for tensor in tensors:
         like = torch.empty_like(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"))

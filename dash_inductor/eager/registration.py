@@ -1,4 +1,4 @@
-"""What a program calls: the attention under one name, where PyTorch and transformers look for implementations."""
+"""Registers dash_inductor's attention with PyTorch's and transformers' registries of implementations."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 from torch.nn.attention import register_flash_attention_impl
 
 NAME = "dash_inductor"
-"""The name of the implementation in both registers."""
+"""The name of the implementation in both registries."""
 
 
 def register() -> None:
-    """Offer attention of dash_inductor to programs that are not compiled, under the name "dash_inductor".
+    """Registers dash_inductor's attention, under the name "dash_inductor", for programs that are not compiled.
 
-    A program then chooses it:
+    A program then selects it in one of two ways:
 
-    - ``attn_implementation="dash_inductor"`` is an attention of transformers, if that is installed.  It compiles the
-      attention alone, at its first call, and replaces it as in a program that is compiled.
-    - ``torch.nn.attention.activate_flash_attention_impl("dash_inductor")`` has every `scaled_dot_product_attention` on
-      a GPU that PyTorch sends to its FlashAttention kernels run here, until `restore_flash_attention_impl`.  Nothing is
-      compiled but the kernels.
+    - ``attn_implementation="dash_inductor"`` selects it in transformers, if that is installed.  The attention alone is
+      compiled, at its first call, and replaced as in a compiled program.
+    - ``torch.nn.attention.activate_flash_attention_impl("dash_inductor")`` replaces every
+      `scaled_dot_product_attention` on a GPU that PyTorch would run with its FlashAttention kernels, until
+      `restore_flash_attention_impl`.  Only kernels are compiled.
 
-    Neither needs `torch.use_deterministic_algorithms`.  Calling this again changes nothing.
+    Neither needs `torch.use_deterministic_algorithms`.  Further calls of this function change nothing.
 
     Warns:
-        RuntimeWarning: transformers is installed and has no such register, or cannot be imported.
+        RuntimeWarning: transformers is installed but has no such registry, or cannot be imported.
     """
     register_flash_attention_impl(NAME, register_fn=_activate)
     if find_spec("transformers") is None:
@@ -41,6 +41,6 @@ def register() -> None:
 
 
 def _activate() -> Any:
-    from .flash import activate  # what it imports is for programs that use it
+    from .flash import activate  # imported here, because only programs that use it need it
 
     return activate()

@@ -1,4 +1,4 @@
-"""Explains for another architecture what a program compiles while it runs: call by call, aside of the call itself."""
+"""Explains, for another architecture, what a program compiles while it runs, call by call."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from .explain import explained
 
 
 class CompiledCalls:
-    """The outcome on `arch` of the attention that a program compiles by `torch.compile`.
+    """Collects how the attention that a program compiles with `torch.compile` would be compiled for `arch`.
 
     Attributes:
         graphs: the records of the graphs, oldest first.
-        unknown: why it is not known what becomes of every attention; "" where it is.
+        unknown: why the outcome of some attention is not known; "" if all are known.
     """
 
     def __init__(self, arch: str, dump: str) -> None:
         self.graphs: list[GraphRecord] = []
         self.unknown = ""
         self._arch, self._dump, self._compile = arch, dump, torch.compile
-        self._known: list[GraphRecord] = []  # what the program had compiled before, and compiled in its calls
+        self._known: list[GraphRecord] = []  # compiled by the program before, or in its own calls
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Explain every call in the block that compiles something under deterministic algorithms."""
+        """Explains every call in the block that compiles something under deterministic algorithms."""
         self._known += records.graphs()
         with replaced(torch, {"compile": self._watched_compile()}):
             yield
@@ -56,7 +56,7 @@ class CompiledCalls:
     def _call(self, compiled: Callable[..., Any], fn: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(compiled)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():  # a part of what is compiled
+            if torch.compiler.is_compiling():  # inside a function that is being compiled
                 return compiled(*args, **kwargs)
             elsewhere, compiles = self._new(), _compiles()
             result = compiled(*args, **kwargs)
@@ -79,5 +79,5 @@ class CompiledCalls:
 
 
 def _compiles() -> int:
-    """A number that changes whenever Dynamo compiles a graph."""
+    """A counter that changes whenever Dynamo compiles a graph."""
     return int(counters["stats"]["unique_graphs"])

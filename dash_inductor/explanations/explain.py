@@ -1,4 +1,4 @@
-"""`explain`: compiles a function aside, up to the pass that replaces attention, and says what that did and why."""
+"""`explain`: compiles a function, without running it, up to the pass that replaces attention, and explains that."""
 
 from __future__ import annotations
 
@@ -29,36 +29,35 @@ from .explanation import Explanation
 
 
 class _Seen(Exception):
-    """Ends the compile of a graph: the joint-graph passes have run."""
+    """Raised to end the compile of a graph after the joint-graph passes have run."""
 
 
 def explain(fn: Callable[..., Any], *args: Any, arch: str | None = None, **kwargs: Any) -> Explanation:
-    """Tell what becomes of every attention that ``torch.compile(fn)(*args, **kwargs)`` would compile, and why.
+    """Explains how every attention in ``torch.compile(fn)(*args, **kwargs)`` would be compiled, and why.
 
-    `fn` is compiled anew, forward and backward together, past all caches and aside of what the program has compiled
-    itself, and no further than to the pass that replaces attention.  Graphs do not run: zeros take the place of what
-    they return, so neither parameters, buffers and gradients nor the random state change, and activations need no
-    memory.  Python code that Dynamo leaves out of graphs does run.  Deterministic algorithms count as on, and
-    `config.strict` as off.
+    `fn` is compiled anew, forward and backward together, without caches and separately from the program's own compiles,
+    but only up to the pass that replaces attention.  Graphs do not run: zeros replace their outputs, so parameters,
+    buffers, gradients and the random state do not change, and activations need no memory.  Python code that Dynamo
+    leaves out of graphs does run.  Deterministic algorithms count as on, and `config.strict` as off.
 
     Args:
-        fn: a module, or a function of tensors: a model, or a model with its loss.  It needs no ``backward()``: a graph
-            is seen together with the backward of its outputs.
-        args, kwargs: what it is called with.  Something must need a gradient, a parameter or an argument.
-        arch: compile for a GPU of this architecture ("sm_80", "sm_90", "sm_100", ...), which need not be there: tensors
-            on the CPU count as on that GPU, and PyTorch's choice between its implementations of attention is that
-            GPU's.  A program that cannot be traced so, for example because Python code reads values of tensors, has the
-            answer `Explanation.unknown`.  "cpu": plan for the CPU.
+        fn: a module, or a function of tensors: a model, or a model with its loss.  No ``backward()`` is needed: a graph
+            is compiled together with the backward of its outputs.
+        args, kwargs: the arguments of the call.  A parameter or an argument must require a gradient.
+        arch: compile for a GPU of this architecture ("sm_80", "sm_90", "sm_100", ...), which need not be present:
+            tensors on the CPU count as on that GPU, and PyTorch chooses between its attention implementations as for
+            that GPU.  If the program cannot be traced that way, for example because Python code reads tensor values,
+            `Explanation.unknown` says so.  "cpu": plan for the CPU.
 
     Raises:
-        ArgumentError: `fn` cannot be called; an unknown `arch`.
-        DashError: dash_inductor is off, by DASH_INDUCTOR=0 or because it does not load.
-        Exception: what `fn` or PyTorch's compiler raised before a graph with attention was seen, without an `arch`.
+        ArgumentError: `fn` is not callable, or `arch` is unknown.
+        DashError: dash_inductor is off, because of DASH_INDUCTOR=0 or because it cannot be loaded.
+        Exception: without `arch`, an error of `fn` or PyTorch's compiler before a graph with attention was compiled.
     """
     if not callable(fn):
         raise ArgumentError("fn", fn, "a module, or a function of tensors")
     if arch is not None:
-        tables_of(arch)  # it raises where the name is unknown
+        tables_of(arch)  # raises if the name is unknown
     with _switch.override(True):
         off = _switch.off_reason()
     if off is not None:
@@ -77,7 +76,7 @@ def explain(fn: Callable[..., Any], *args: Any, arch: str | None = None, **kwarg
 
 @dataclass(frozen=True)
 class Outcome:
-    """The graphs of a call, and what a reader must know beside them; see `Explanation`."""
+    """The graph records of a call, with notes for the reader; see `Explanation`."""
 
     graphs: list[GraphRecord]
     notes: list[str]
@@ -88,11 +87,12 @@ def explained(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], arch: str | None,
     *, gradients: bool = True, dump: str = "",
 ) -> Outcome:  # fmt: skip
-    """Compile a call for an architecture, and tell what becomes of its attention, as `explain` does.
+    """Compiles a call for an architecture as `explain` does, and returns its records.
 
     Args:
-        gradients: whether the call is one with gradients, or one under ``torch.no_grad()``.
-        dump: the folder for pages about the graphs, "" for none.
+        fn, args, kwargs, arch: as for `explain`.
+        gradients: whether the call runs with gradients, or under ``torch.no_grad()``.
+        dump: the folder for pages about the graphs; "" for none.
     """
     fn = _plain(fn)
     elsewhere = arch not in (None, "cpu") and not _is_here(arch, fn, args, kwargs)
@@ -123,7 +123,7 @@ def _compile(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _compile_elsewhere(arch: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """The same for a GPU that is not there; see `elsewhere`."""
+    """Compiles a call for a GPU that is not present; see `elsewhere`."""
     from .elsewhere import device, moving, stand_in
 
     def look(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -137,7 +137,7 @@ def _compile_elsewhere(arch: str, fn: Callable[..., Any], args: tuple[Any, ...],
 
 
 def _is_here(arch: str | None, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call computes on a GPU of this architecture."""
+    """Whether this machine has a GPU of this architecture, and all tensors of the call are on a GPU."""
     if not torch.cuda.is_available() or machine.arch_of(torch.device("cuda")) != arch:
         return False
     modules = [part for part in (fn, getattr(fn, "__self__", None), *args, *kwargs.values()) if _is_module(part)]
@@ -150,20 +150,23 @@ def _is_module(value: object) -> bool:
 
 
 def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that the program compiled, where `fn` is the result of `torch.compile`."""
+    """The original function if `fn` is a result of `torch.compile`, else `fn`."""
     for name in ("_orig_mod", "_torchdynamo_orig_callable"):
         fn = getattr(fn, name, fn)
     return fn
 
 
 def _apart() -> dict[str, Any]:
-    """Options of `torch.compile` that keep our entries in Dynamo's cache apart from the program's (torch 2.13)."""
+    """The options of `torch.compile` that separate our entries in Dynamo's cache from the program's (torch 2.13)."""
     return {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
 
 
 @contextmanager
 def _settings(arch: str | None, gradients: bool, dump: str) -> Iterator[None]:
-    """Look at everything, raise nothing, take nothing from a cache, and put all of it back at the end."""
+    """Sets what an explanation needs, and restores all at the end.
+
+    dash_inductor and deterministic algorithms are on, `strict` and caches are off, and recompiles are not limited.
+    """
     sizes_seen = pgo.get_code_state()
     before = copy.deepcopy(sizes_seen)
     deterministic = torch.are_deterministic_algorithms_enabled()
@@ -181,12 +184,12 @@ def _settings(arch: str | None, gradients: bool, dump: str) -> Iterator[None]:
             yield
         finally:
             torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-            sizes_seen.clear()  # else other sizes than the program's would make it compile dynamic ones
+            sizes_seen.clear()  # else sizes that differ from the program's would become dynamic
             sizes_seen.update(before)
 
 
 def _look(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """A backend of `torch.compile`: Inductor until its joint-graph passes have run."""
+    """A backend of `torch.compile` that runs Inductor up to its joint-graph passes, and returns zeros at run time."""
     outputs = _outputs(graph)
     _run_passes(graph, inputs)
     return outputs
@@ -198,7 +201,7 @@ def _run_passes(graph: GraphModule, inputs: Sequence[Any]) -> None:
 
 
 def _outputs(graph: GraphModule) -> Callable[..., Any]:
-    """A function that stands for a graph of Dynamo: it returns zeros, and inputs where the graph returns inputs."""
+    """A function that replaces a graph of Dynamo: it returns zeros, and inputs where the graph returns inputs."""
     outputs = [_Result.of(node) for node in tree_leaves(graph.graph.output_node().args[0])]
     places = {node.name: place for place, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
     return lambda *given: tuple(given[places[x.name]] if x.name in places else x.zeros() for x in outputs)
@@ -210,7 +213,7 @@ def _stop(*args: object, **kwargs: object) -> NoReturn:
 
 @dataclass(frozen=True)
 class _Result:
-    """An output of a graph of Dynamo: the node's name, and what it would be."""
+    """An output of a Dynamo graph: the name of its node, and its example value."""
 
     name: str
     value: Any
@@ -220,7 +223,7 @@ class _Result:
         return _Result(node.name, node.meta["example_value"]) if isinstance(node, Node) else _Result("", node)
 
     def zeros(self) -> Any:
-        """Zeros of its kind."""
+        """Zeros with the shape, dtype and device of the output; numbers keep their hints."""
         value = self.value
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return value.node.hint
@@ -235,7 +238,9 @@ class _Result:
 
 @contextmanager
 def _unchanged(fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Iterator[None]:
-    """Put back what Python code assigns to attributes, parameters and buffers of the modules of a call."""
+    """Restores attributes, parameters and buffers of the call's modules to which Python code assigns inside
+    the block.
+    """
     seen = [fn, getattr(fn, "__self__", None), *_variables(fn), *args, *kwargs.values()]
     modules = {part for root in seen if isinstance(root, torch.nn.Module) for part in root.modules()}
     held = [vars(part) for part in modules]
@@ -250,11 +255,11 @@ def _unchanged(fn: object, args: tuple[object, ...], kwargs: dict[str, object]) 
 
 
 def _variables(fn: object) -> list[object]:
-    """The values of variables of outer functions and of the module that a function names itself."""
+    """The values of global and closure variables that a function uses."""
     if not inspect.isfunction(fn):
         return []
     found = [fn.__globals__[name] for name in fn.__code__.co_names if name in fn.__globals__]
     for cell in fn.__closure__ or ():
-        with suppress(ValueError):  # a variable without a value yet
+        with suppress(ValueError):  # no value yet
             found.append(cell.cell_contents)
     return found

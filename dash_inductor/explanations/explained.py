@@ -1,4 +1,4 @@
-"""Everything known of every attention of a program, and of every candidate for it."""
+"""Data about the outcome of every attention of a program and all of its candidates."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ class SiteExplanation:
     """The outcome of one attention, and the reason for it.
 
     Attributes:
-        record: the record of the site, as `dash_inductor.sites` has it.
-        decision: what becomes of it on `arch`: a plan, or the reason why it is kept.
-        arch: the architecture that is asked about, for example "sm_90"; "" where none is known.
-        site: the facts that candidates depend on, on that architecture; None where they could not be established.
-        candidates: every candidate for it on `arch`, the shortest predicted time first, last what cannot run; empty
-            where the facts that candidates depend on could not be established.
+        record: the record of the site, as in `dash_inductor.sites`.
+        decision: the plan on `arch`, or the reason why the site is kept.
+        arch: the architecture for which it is explained, for example "sm_90"; "" if none is known.
+        site: the facts for planning on that architecture; None if they could not be established.
+        candidates: all candidates on `arch`, by predicted time, those that cannot run last; empty if `site` is None.
     """
 
     record: SiteRecord
@@ -32,12 +31,12 @@ class SiteExplanation:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan that runs on `arch`; None where the site is kept."""
+        """The plan that runs on `arch`; None if the site is kept."""
         return self.decision if isinstance(self.decision, Plan) else None
 
     @property
     def kept(self) -> Kept | None:
-        """Why the site is kept on `arch`; None where it is replaced."""
+        """Why the site is kept on `arch`; None if it is replaced."""
         return self.decision if isinstance(self.decision, Kept) else None
 
     @property
@@ -47,11 +46,11 @@ class SiteExplanation:
 
     @property
     def predicted_us(self) -> float | None:
-        """Predicted time of the backward on `arch`, in microseconds; None where nothing predicts it."""
+        """The predicted time of the backward on `arch`, in microseconds; None if there is no prediction."""
         return next((candidate.predicted_us for candidate in self.candidates if candidate.chosen), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, strings and numbers only, for JSON."""
+        """The explanation as lists, strings and numbers, for JSON."""
         kept = self.kept
         return {
             **self.record.as_dict(),
@@ -72,14 +71,14 @@ class SiteExplanation:
 
 @dataclass(frozen=True)
 class Explained:
-    """The outcome of every attention of some compiled graphs, as data.
+    """The outcome of every attention in some compiled graphs, as data.
 
     Attributes:
         graphs: the records of the graphs, oldest first.
-        sites: what becomes of their sites: graph by graph, in the order in which the forward runs them.
-        notes: what a reader must know beside that, in sentences.
-        unknown: why it is not known what becomes of every attention; `sites` may be a part of them then.  "" where it
-            is known.
+        sites: the outcomes of their sites, graph by graph, in the order in which the forward runs them.
+        notes: notes for the reader, in sentences.
+        unknown: why the outcome of some attention is not known, in which case `sites` may be incomplete; "" if all are
+            known.
     """
 
     graphs: tuple[GraphRecord, ...]
@@ -89,16 +88,16 @@ class Explained:
 
     @property
     def graph_of(self) -> tuple[GraphRecord, ...]:
-        """The graph of every one of `sites`."""
+        """The graph of each of `sites`."""
         return tuple(graph for graph in self.graphs for _ in graph.sites)
 
     @property
     def all_replaced(self) -> bool:
-        """Whether there are attention sites, and all of them are known and replaced."""
+        """Whether there are attention sites, all are known, and all are replaced."""
         return not self.unknown and bool(self.sites) and all(site.kept is None for site in self.sites)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, strings and numbers only, for JSON."""
+        """The explanation as lists, strings and numbers, for JSON."""
         explained = iter(self.sites)
         graphs = [
             {**graph.as_dict(), "sites": [next(explained).to_dict() for _ in graph.sites]} for graph in self.graphs

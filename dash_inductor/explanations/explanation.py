@@ -1,4 +1,4 @@
-"""`Explanation`: what becomes of every attention of a program, every candidate for it, and why; as text, JSON, HTML."""
+"""`Explanation`: the outcome of every attention of a program, all candidates, and reasons, as text, JSON and HTML."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .explained import Explained, SiteExplanation
 OF_THE_PLANNER = (
     Reason.HEAD_DIM, Reason.VALUE_DIM, Reason.MASK_UNSUPPORTED, Reason.SCHEDULE_UNSUPPORTED, Reason.COMPILE_FAILED,
 )  # fmt: skip
-"""Reasons of an architecture: on another one the site may have a plan."""
+"""Reasons that depend on the architecture: on another one, the site may have a plan."""
 
 
 @dataclass(frozen=True)
 class Explanation(Explained):
-    """The outcome of every attention of some compiled graphs; `Explained` says what it holds.
+    """The outcome of every attention in some compiled graphs; `Explained` describes its data.
 
-    ``str`` is a text of at most 100 columns.
+    ``str`` gives a text of at most 100 columns.
     """
 
     @staticmethod
@@ -48,7 +48,7 @@ class Explanation(Explained):
         return Explanation(graphs, sites, tuple(notes), unknown)
 
     def to_html(self) -> str:
-        """A page of its own, which asks no other file and no network for anything."""
+        """A self-contained HTML page, which loads no other file and does not access the network."""
         return page.page(self)
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ def _plan_of(record: SiteRecord) -> Plan:
 
 
 def _moved(site: Site, arch: str) -> Site:
-    """The same attention on a device of another architecture."""
+    """The site of the same attention on another architecture."""
     if arch == "cpu":
         return replace(site, device="cpu", allow_tf32=False)
     tf32 = site.dtype == "float32" and machine.allow_tf32(torch.device("cuda"))

@@ -1,4 +1,4 @@
-"""The frame of all pages: self-contained, light or dark as the reader's system, and barred from the network."""
+"""The frame of all HTML pages: self-contained, light or dark as the reader's system, without network access."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 from ..version import __version__
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self' data:; script-src 'none'"
-"""Nothing is loaded but what lies beside a page; no script runs."""
+"""The content security policy: only images next to the page are loaded, and no script runs."""
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d1d1f; --soft: #6a6a70; --line: #dcdce0; --page: #fbfbfa; --card: #fff;
@@ -52,7 +52,7 @@ figure { margin: 10px 0 } figcaption { color: var(--soft); font-size: 13px; marg
 
 
 def page(title: str, body: Iterable[str], trail: str = "") -> str:
-    """A whole page.
+    """A complete HTML page.
 
     Args:
         title: plain text, the page's name and first line.
@@ -70,24 +70,24 @@ def page(title: str, body: Iterable[str], trail: str = "") -> str:
 
 
 def words(text: str) -> str:
-    """A sentence, with what stands in backticks as code."""
+    """Converts a sentence to HTML, with text in backticks as code."""
     parts = escape(text).split("`")
     return "".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts))
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
-    """Labels and their texts, in HTML; a fact without a text is left out."""
+    """A list of labels and texts (HTML); pairs without a text are left out."""
     rows = "".join(f"<dt>{escape(label)}</dt><dd>{text}</dd>" for label, text in pairs if text)
     return f"<dl>{rows}</dl>" if rows else ""
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], marked: Iterable[int] = ()) -> str:
-    """A table.
+    """An HTML table.
 
     Args:
-        header: of the columns; one that begins with ``>`` is of numbers, flush right.
-        rows: HTML per cell.
-        marked: the numbers of the rows that stand out.
+        header: the column names; a name that begins with ``>`` marks a column of numbers, aligned right.
+        rows: the cells of each row, HTML.
+        marked: the indices of highlighted rows.
     """
     marked = frozenset(marked)
     kinds = [" class=number" if name.startswith(">") else "" for name in header]
@@ -100,12 +100,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], marked: Iterable
 
 
 def details(summary: str, content: str, *, opened: bool = False) -> str:
-    """Content (HTML) that a reader opens."""
+    """Collapsible content (HTML) under a summary."""
     return f"<details{' open' if opened else ''}><summary>{escape(summary)}</summary>{content}</details>"
 
 
 def diff(text: str) -> str:
-    """A unified diff."""
+    """A unified diff with colored lines."""
     kinds = {"+": "add", "-": "del", "@": "at"}
     lines = (
         f'<span class="{kinds[line[0]]}">{escape(line)}</span>' if line[:1] in kinds else escape(line)

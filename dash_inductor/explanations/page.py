@@ -1,4 +1,4 @@
-"""An explanation as a page: a table of all sites, and a card for each; equal sites share one."""
+"""An explanation as an HTML page: a table of all sites, and a card for each group of equal sites."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from . import text as words
 from .explained import Explained, SiteExplanation
 
 Extra = Callable[[int], str]
-"""The rest of what a card shows, in HTML, by the number of its first site, counted from 1."""
+"""A function from the number of a card's first site, from 1, to further HTML for the card."""
 
 
 def page(explanation: Explained) -> str:
-    """The whole page."""
+    """The explanation as a complete HTML page."""
     return html.page(words.headline(explanation), body(explanation))
 
 
 def body(explanation: Explained, extra: Extra = lambda number: "") -> Iterator[str]:
-    """Notes, graphs, the table and the cards."""
+    """Yields the parts of the page: notes, graphs, the table and the cards."""
     if explanation.unknown:
         yield f'<p class="note">Unknown: {html.words(explanation.unknown)}</p>'
     yield from (f'<p class="note">{html.words(note)}</p>' for note in explanation.notes)

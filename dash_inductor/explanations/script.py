@@ -1,4 +1,4 @@
-"""Runs a user's script in this process, as ``python script.py`` would, and looks at what it compiled."""
+"""Runs a user's script in this process, as ``python script.py`` would, and explains what it compiled."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ NOTHING = (
 
 
 def explain_script(path: str, arguments: Sequence[str], arch: str | None = None) -> tuple[Explanation, bool]:
-    """Run a script and explain the graphs that it compiled.  Its prints go to the standard error.
+    """Runs a script and explains the graphs that it compiled.  The script's stdout is redirected to stderr.
 
     Args:
         path: the script.
-        arguments: of the script.
-        arch: explain what would be compiled for a GPU of this architecture, see `explain`, beside what the script
-            compiles for the devices that it finds: each call that compiles something is traced once more.
+        arguments: the script's arguments.
+        arch: also explain what would be compiled for a GPU of this architecture, see `explain`: each call that compiles
+            something is traced once more.
 
     Returns:
-        The explanation, and whether the script came to its end without an error, which else is printed.
+        The explanation, and whether the script ended without an error; an error is printed.
 
     Raises:
-        ArgumentError: there is no such file, or an unknown architecture.
+        ArgumentError: the file does not exist, or the architecture is unknown.
     """
     if not Path(path).is_file():
         raise ArgumentError("script", path, "a file that exists")
     if arch is not None:
-        tables_of(arch)  # it raises where the name is unknown
+        tables_of(arch)  # raises if the name is unknown
     known = {id(graph) for graph in records.graphs()}
     if arch in (None, "cpu") or arch == _arch_here():
         with redirect_stdout(sys.stderr), _arguments([path, *arguments]):
@@ -67,7 +67,7 @@ def _arch_here() -> str:
 
 
 def _run(path: str) -> str | None:
-    """The error that ended the script early, None where nothing did."""
+    """Runs the script; returns the error that ended it early, in words, or None."""
     try:
         runpy.run_path(path, run_name="__main__")
     except SystemExit as end:
@@ -82,7 +82,7 @@ def _run(path: str) -> str | None:
 
 @contextmanager
 def _arguments(argv: list[str]) -> Iterator[None]:
-    """The arguments and the first folder of imports that a script finds."""
+    """Sets `sys.argv` and the first folder of `sys.path` for a script inside the block."""
     before = sys.argv, sys.path[:]
     sys.argv, sys.path = argv, [str(Path(argv[0]).resolve().parent), *sys.path]
     try:

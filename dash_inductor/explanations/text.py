@@ -1,4 +1,4 @@
-"""An explanation as text: a table of all sites, then a text about each; equal sites are told once."""
+"""An explanation as text: a table of all sites, then a section for each group of equal sites."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ LEGEND = (
 )
 
 Group = list[tuple[int, SiteExplanation]]
-"""Sites, with their numbers, about which the same is said but for their modules."""
+"""Sites with their numbers that differ only in their modules."""
 
 
 def text(explanation: Explained) -> str:
-    """A text of at most `text_blocks.WIDTH` columns."""
+    """The explanation as text of at most `text_blocks.WIDTH` columns."""
     return text_blocks.text(list(blocks(explanation)))
 
 
 def blocks(explanation: Explained) -> Iterator[Block]:
-    """The parts of the text."""
+    """Yields the blocks of the text: headings, fields and tables."""
     yield Heading(headline(explanation))
     yield Fields(tuple(("unknown", reason) for reason in (explanation.unknown,) if reason))
     yield Fields(tuple(("note", note) for note in explanation.notes))
@@ -45,7 +45,7 @@ def blocks(explanation: Explained) -> Iterator[Block]:
 
 
 def beside(explanation: Explained) -> Iterator[tuple[str, str]]:
-    """The results of other rewrites than the one of attention: their names, and a text about each place."""
+    """The results of passes other than attention: the name of the pass, and a text about each node."""
     for record in (record for graph in explanation.graphs for record in graph.others):
         where = f", at {record.line}" + (f" in {record.module}" if record.module else "") if record.line else ""
         kept = f", {record.reason.value}: {record.reason.explanation}" if record.reason is not None else ""
@@ -53,7 +53,7 @@ def beside(explanation: Explained) -> Iterator[tuple[str, str]]:
 
 
 def headline(explanation: Explained) -> str:
-    """For example ``5 of 6 attention sites are replaced on sm_90, 1 is kept``."""
+    """A summary, for example ``5 of 6 attention sites are replaced on sm_90, 1 is kept``."""
     if explanation.unknown:
         return "what becomes of every attention is unknown"
     kept = sum(site.kept is not None for site in explanation.sites)
@@ -66,7 +66,7 @@ def headline(explanation: Explained) -> str:
 
 
 def grouped(explanation: Explained) -> list[Group]:
-    """The sites with their numbers, counted from 1, equal ones together."""
+    """The sites with their numbers, counted from 1, grouped by equal outcomes."""
     groups: dict[object, Group] = {}
     for number, (graph, site) in enumerate(zip(explanation.graph_of, explanation.sites, strict=True), start=1):
         record = site.record
@@ -76,7 +76,7 @@ def grouped(explanation: Explained) -> list[Group]:
 
 
 def numbers(group: Group) -> str:
-    """For example ``1-5, 7``."""
+    """The numbers of a group's sites, for example ``1-5, 7``."""
     runs: list[list[int]] = []
     for number, _ in group:
         if runs and runs[-1][-1] == number - 1:
@@ -87,23 +87,23 @@ def numbers(group: Group) -> str:
 
 
 def module(group: Group) -> str:
-    """The module path; the numbers of layers in which the paths differ are ``*``."""
+    """The module path of a group; layer numbers in which the paths differ are ``*``."""
     paths = [site.record.module for _, site in group]
     return paths[0] if len(set(paths)) == 1 else re.sub(r"\.\d+(?=\.|$)", ".*", paths[0])
 
 
 def microseconds(predicted: float | None) -> str:
-    """Three digits count; "" where nothing is predicted."""
+    """A time with three significant digits; "" if there is no prediction."""
     return "" if predicted is None else f"{predicted:.3g}" if predicted < 1000 else f"{predicted:.0f}"
 
 
 def tiles(candidate: Candidacy) -> str:
-    """For example ``64x64w4s2 dq 128x64w8s3``."""
+    """The tiles of a candidate, for example ``64x64w4s2 dq 128x64w8s3``."""
     return f"{candidate.dkdv or ''}" + (f" dq {candidate.dq}" if candidate.dq else "")
 
 
 def facts(group: Group) -> list[tuple[str, str]]:
-    """Labels and texts of the facts about the sites of a group."""
+    """The facts about the sites of a group, as pairs of a label and a text."""
     site = group[0][1]
     record, plan, kept = site.record, site.plan, site.kept
     inputs = f"read from {', '.join(record.inputs)}" if record.inputs else ""
@@ -124,7 +124,7 @@ def facts(group: Group) -> list[tuple[str, str]]:
 
 
 def candidates(site: SiteExplanation) -> tuple[Sequence[Candidacy], str]:
-    """The candidates that could run, and in words those that could not."""
+    """The candidates that can run, and a text about those that cannot."""
     able = [candidate for candidate in site.candidates if candidate.plan is not None]
     not_able = [candidate for candidate in site.candidates if candidate.plan is None]
     return able, "; ".join(f"{' '.join(filter(None, (c.kernel, c.schedule)))}: {c.why}" for c in not_able)
@@ -152,7 +152,7 @@ def _group(group: Group) -> Iterator[Block]:
 
 
 def _ranking(title: str, members: Sequence[Candidacy]) -> Table:
-    """The candidates of one kernel family and one choice of tiles."""
+    """A table of the candidates of one kernel family with the same tiles."""
     predicted = any(c.predicted_us is not None for c in members)
     header = ("schedule", *([">µs"] if predicted else []), ">path", "why")
     rows = tuple(

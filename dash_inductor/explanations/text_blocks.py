@@ -1,4 +1,4 @@
-"""Headings, fields and tables as text of a given width."""
+"""Formats headings, fields and tables as text of a given width."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Heading:
-    """A line that stands out, with an empty one before it; only that one where there is no text."""
+    """A heading with an empty line before it; with an empty text, only the empty line."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Fields:
-    """Labels and their texts; a fact without a text is left out."""
+    """Labels and their texts; pairs without a text are left out."""
 
     pairs: tuple[tuple[str, str], ...]
 
     @property
     def known(self) -> list[tuple[str, str]]:
-        """The facts that have a text."""
+        """The pairs that have a text."""
         return [(label, text) for label, text in self.pairs if text]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a header.
+    """A table.
 
     Args:
-        header: of the columns; one that begins with ``>`` is of numbers, flush right.
-        rows: a text per column.
+        header: the column names; a name that begins with ``>`` marks a column of numbers, aligned right.
+        rows: the cells of each row.
         title: a line above the header; "" for none.
-        marked: the numbers of the rows that stand out; None for a table that has no such rows.
+        marked: the indices of highlighted rows; None for a table without highlighted rows.
     """
 
     header: tuple[str, ...]
@@ -46,12 +46,12 @@ class Table:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The header, with a column for marks if rows can have them."""
+        """The header, with a column for marks if rows can be marked."""
         return self.header if self.marked is None else ("", *self.header)
 
     @property
     def cells(self) -> list[tuple[str, ...]]:
-        """The rows, with their marks if they can have them."""
+        """The rows, with a cell for marks if rows can be marked."""
         if self.marked is None:
             return list(self.rows)
         return [(">" if number in self.marked else "", *row) for number, row in enumerate(self.rows)]
@@ -61,7 +61,7 @@ Block = Heading | Fields | Table
 
 
 def text(blocks: Sequence[Block], width: int = WIDTH) -> str:
-    """The blocks as text, no line longer than `width`."""
+    """The blocks as text with lines of at most `width` columns."""
     return "\n".join(line.rstrip() for line in _lines(blocks, width)).strip("\n")
 
 
@@ -95,7 +95,7 @@ def _table(table: Table, width: int) -> Iterator[str]:
 
 
 def _widths(rows: Sequence[Sequence[str]], room: int) -> list[int]:
-    """The widths of columns: as their texts are, until there is no room; then the widest gives way."""
+    """The widths of columns: as wide as their texts, but the widest are narrowed until all fit into `room`."""
     widths = [max(1, *(len(row[i]) for row in rows)) for i in range(len(rows[0]))]
     while sum(widths) > room:
         widest = max(range(len(widths)), key=widths.__getitem__)

@@ -1,10 +1,9 @@
-"""Threads of a generated kernel wait for one another where they read what others have written.
+"""Adds missing barriers to generated kernels that read back a tensor they have written.
 
-A kernel that sums along rows in a loop may write a tensor in one loop and read it in the next.  Triton chooses which
-thread has which elements for each access by its dtype and its neighbours, so a thread may read what a thread of another
-warp writes, and before torch 2.15 nothing makes it wait (pytorch 190519, triton 10924): it reads what was there before,
-if it is fast enough.  The gradient of an RMSNorm that multiplies by its weight in fp32, as gpt_oss has it, is such a
-kernel.
+A looped reduction may write a tensor in one loop and read it in the next.  Triton chooses the thread layout of each
+access by itself, from dtype and surrounding code, so a thread may read an element that a thread of another warp writes.
+Before torch 2.15 there is no barrier between the two (pytorch 190519, triton 10924): a data race, in which the thread
+may read stale memory.  The gradient of an RMSNorm that multiplies by its weight in fp32, as in gpt-oss, is an example.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from ..upstream import seams
 
 
 def install(active: Callable[[], bool]) -> None:
-    """Put barriers into kernels whose code is generated while `active`."""
+    """Adds barriers to kernels whose code is generated while `active()` is true."""
     seams.READ_BUFFER.wrap(lambda plain: _waiting(plain, active))
 
 
 def _waiting(load: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
-    """Reads a tensor in a kernel, behind a barrier if an earlier loop has written it."""
+    """Wraps the code generation of a load so that a barrier precedes it if an earlier loop has written the tensor."""
 
     def load_behind_barrier(self: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if active():

@@ -1,8 +1,8 @@
-"""Chooses block sizes of generated kernels by a rule, where Inductor would time several.
+"""Chooses block sizes of generated kernels by a rule instead of autotuning.
 
-Where Inductor does not know which blocks suit a kernel, it offers several and times them.  In its deterministic mode it
-takes one whatever the kernel does; most are for sums along rows, and a sum across rows takes up to three times as long.
-The rule below reads what a kernel sums, and how large it is.  It comes from times of an H100
+Normally, Inductor times several block sizes of a kernel.  In its deterministic mode it takes a fixed one, which suits
+sums along rows (contiguous); sums across rows (strided) are then up to three times slower.  The rule below depends on
+the kind of reduction and on the sizes.  It was derived from times on an H100
 (``benchmarks/results/reductions*.json``, which a test compares it with), and does not depend on the device.
 """
 
@@ -16,31 +16,31 @@ from ..config import config
 from ..upstream import seams
 
 ACROSS = 8
-"""How many times more accesses are coalesced along what a kernel keeps than along what it sums, for a sum across rows.
-Inductor has the same number for the opposite."""
+"""A reduction counts as a sum across rows if at least this many times more accesses are coalesced along the kept
+dimension than along the summed one.  Inductor uses the same factor for the opposite case."""
 BUSY = 10
-"""Loads and reductions from which Inductor takes smaller blocks, because registers may be few."""
+"""The number of loads and reductions from which Inductor uses smaller blocks to save registers."""
 ROWS = 512
-"""Sums of fewer rows are left to Inductor: with blocks of few numbers of a row, few programs would run for long."""
+"""Sums of at most this many rows are left to Inductor: one program per row or so would occupy few SMs for long."""
 MANY = 1 << 22
-"""Elements that are many: a kernel of as many in two dimensions gets large tiles, and a smaller sum in three dimensions
-is left to Inductor."""
+"""The number of elements from which a pointwise kernel in two dimensions gets large tiles; sums in three dimensions
+with fewer elements are left to Inductor."""
 
 
 _NAMING = "\n# in the place of @triton_heuristics.{}\n"
-"""A comment in the code of a kernel, by which Inductor names it: "triton_red_..." for a reduction."""
+"""A comment added to a kernel's code, from which Inductor derives the kernel's name, such as "triton_red_..."."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A generated kernel.
+    """The facts about a generated Triton kernel on which the choice of its blocks depends.
 
     Attributes:
-        kind: "pointwise", "reduction" (a loop over what is summed) or "persistent_reduction" (no loop).
-        sizes: elements along "x", "y", "z", which are kept, and along "r0_", "r1_", which are summed.
-        hint: along what it sums, as far as Inductor knows: "INNER", "OUTER", "OUTER_TINY" or "DEFAULT".
-        scores: how many accesses are coalesced along each of `sizes`; may be empty.
-        loads, stores, reductions: their numbers.
+        kind: "pointwise", "reduction" (a loop over the summed elements) or "persistent_reduction" (no loop).
+        sizes: the number of elements along the kept dimensions "x", "y", "z" and the summed ones "r0_", "r1_".
+        hint: Inductor's `ReductionHint`: "INNER", "OUTER", "OUTER_TINY" or "DEFAULT".
+        scores: the number of coalesced accesses along each of `sizes`; may be empty.
+        loads, stores, reductions: the numbers of these operations in the kernel.
     """
 
     kind: str
@@ -53,12 +53,12 @@ class Kernel:
 
 
 def install(active: Callable[[], bool]) -> None:
-    """Choose blocks of kernels whose code is generated while `active`."""
+    """Chooses the blocks of kernels whose code is generated while `active()` is true."""
     seams.GENERATE_KERNEL.wrap(lambda plain: _choosing(plain, active))
 
 
 def _choosing(generate: Callable[..., str], active: Callable[[], bool]) -> Callable[..., str]:
-    """Fixes the blocks of a kernel before its code is written."""
+    """Wraps the code generation of a kernel so that its blocks are fixed before."""
 
     def generate_chosen(self: Any, *args: Any, **kwargs: Any) -> str:
         if config.rewrites_more() and config.blocks and active():
@@ -75,7 +75,7 @@ def _choosing(generate: Callable[..., str], active: Callable[[], bool]) -> Calla
 
 
 def choose(kernel: Kernel) -> dict[str, int] | None:
-    """The blocks of a kernel, with its warps and stages; None where Inductor's own rule is as good."""
+    """The block sizes, num_warps and num_stages of a kernel; None if Inductor's own choice is as good."""
     sizes = kernel.sizes
     x, r = sizes["x"], sizes.get("r0_", 1)
     if kernel.kind == "pointwise":
@@ -99,10 +99,10 @@ def choose(kernel: Kernel) -> dict[str, int] | None:
 
 
 def _across(kind: str, x: int, r: int, loads: int) -> dict[str, int] | None:
-    """Sums across rows of `x` numbers in all, `r` of them each."""
+    """Blocks for sums across rows: `x` sums of `r` numbers each, with accesses coalesced along x."""
     if x < 2048:
         return None
-    if kind == "persistent_reduction":  # 16 numbers a thread
+    if kind == "persistent_reduction":  # 16 numbers per thread
         return _blocks(max(_up(r) // 8, 1), XBLOCK=64)
     if x <= 16384:
         return _blocks(16, XBLOCK=64, R0_BLOCK=min(_up(r), 64))
@@ -114,7 +114,7 @@ def _across(kind: str, x: int, r: int, loads: int) -> dict[str, int] | None:
 
 
 def _both_ways(kind: str, x: int, r: int, loads: int) -> dict[str, int] | None:
-    """Sums of which some accesses are coalesced along what is kept, and others along what is summed."""
+    """Blocks for sums with some accesses coalesced along the kept dimension, and others along the summed one."""
     if kind == "persistent_reduction":
         return _blocks(4, XBLOCK=max(2048 // _up(r), 1)) if x * r >= MANY and r <= 1024 else None
     if loads <= 4 and x <= 16384:
@@ -123,14 +123,14 @@ def _both_ways(kind: str, x: int, r: int, loads: int) -> dict[str, int] | None:
 
 
 def _in_three_dimensions(kernel: Kernel) -> dict[str, int] | None:
-    """Sums of products that are broadcast along two dimensions, as in scans by chunks: 2048 numbers of a program."""
+    """Blocks for sums with two kept dimensions, such as broadcast products in chunked scans: about 2048 per program."""
     x, y, r = (_up(kernel.sizes[name]) for name in ("x", "y", "r0_"))
     scores = kernel.scores
     if kernel.kind == "persistent_reduction":
         rows = max(2048 // r, 1)
         wide = min(8, rows, x)
         return _blocks(4, XBLOCK=wide, YBLOCK=min(rows // wide, y)) if r <= 1024 else None
-    if not scores.get("r0_", 0):  # Inductor's first choice is good where most is coalesced along x
+    if not scores.get("r0_", 0):  # Inductor's first choice is good if most accesses are coalesced along x
         along_y = scores.get("y", 0) > scores.get("x", 0)
         return _blocks(8, XBLOCK=min(32, x), YBLOCK=min(32, y), R0_BLOCK=2) if along_y else None
     if ACROSS * scores["r0_"] <= max(scores.get("x", 0), scores.get("y", 0)):
@@ -139,12 +139,12 @@ def _in_three_dimensions(kernel: Kernel) -> dict[str, int] | None:
 
 
 def _along(r: int, busy: int) -> dict[str, int] | None:
-    """Sums along rows of `r` numbers, of which one turn of the loop reads all up to 4096."""
+    """Blocks for sums along rows of `r` numbers; rows of at most 4096 are read in one iteration of the loop."""
     if 1024 < r <= 2048:
         return _blocks(4, XBLOCK=1, R0_BLOCK=2048)
     if 2048 < r <= 4096:
         return _blocks(8, XBLOCK=1, R0_BLOCK=4096)
-    # Inductor takes half of that where registers are few, and finds by timing that it should not have.
+    # Inductor halves this block to save registers, although the larger one is faster when both are timed.
     return _blocks(16, XBLOCK=1, R0_BLOCK=2048) if r > 4096 and busy >= BUSY else None
 
 
@@ -153,5 +153,5 @@ def _blocks(warps: int, **blocks: int) -> dict[str, int]:
 
 
 def _up(size: int) -> int:
-    """The next power of two."""
+    """The smallest power of two that is at least `size`."""
     return int(1 << (size - 1).bit_length())

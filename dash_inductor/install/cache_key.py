@@ -1,14 +1,14 @@
-"""The entries that dash_inductor adds to the keys of Inductor's caches, so that no cached code is ever stale.
+"""Adds dash_inductor's version and settings to the keys of Inductor's caches, so that no cached code is ever stale.
 
-Two caches are concerned, and both hash one object of details:
-* AOTAutogradCache looks its key up before the joint graph is rewritten: it gets our entry where the graph is
-  looked at, be it only to record that no pass runs.
-* FxGraphCache hashes the final graph: it gets our entry when the graph contains one of our operators.  The backward may
-  be compiled later than the forward, in another thread and under another flag, so only its graph tells what it needs.
-  A graph on a GPU gets it, too, where we choose the blocks of its kernels: that is where its code is generated.
+Two caches are concerned; each hashes an object with the details of a graph:
+* AOTAutogradCache computes its key before the joint graph is rewritten.  The key gets our entry whenever passes look at
+  the graph, even if only to record that no pass runs.
+* FxGraphCache hashes the final graph.  The key gets our entry if the graph contains one of our operators: the backward
+  may be compiled later than the forward, on another thread and with another deterministic flag, so only its graph shows
+  what it depends on.  Graphs on a GPU get the entry while passes are active, too, because we choose their block sizes.
 
-Everything else gets no entry at all, so that its keys are those of a PyTorch without dash_inductor.  Inductor's own
-extension point (a pass object in `custom_backend_passes`) always leaves a trace in the key and does not see the graph.
+All other keys stay the same as in PyTorch without dash_inductor.  Inductor's own extension point (a pass object in
+`custom_backend_passes`) is not used, because it always changes the key and does not see the graph.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _SUFFIXES = (".py", ".json", ".jinja")
 
 
 def entry() -> str:
-    """Our part of a cache key: version, every source of the package, every setting of it and of the compiler.
+    """Our part of a cache key: version, digest of the package's sources, all its settings and those of the compiler.
 
-    A graph that is compiled while an observer watches graphs has operators more, of the package that inserts them.
+    While an observer watches graphs, its package inserts operators into them; its name and digest are then added.
     """
     settings = f"{config.cache_key()!r} {toolchain.settings()}".rstrip()
     observed = ""
@@ -47,7 +47,7 @@ def entry() -> str:
 
 @functools.cache
 def sources_digest(package: str = _PACKAGE) -> str:
-    """SHA-256 (hex) of all sources of a package, the same for every kind of installation."""
+    """SHA-256 (hex) of all source files of a package; it does not depend on how the package is installed."""
     digest = hashlib.sha256()
     for name, path in sorted(_sources(package).items()):
         content = path.read_bytes()
@@ -56,7 +56,11 @@ def sources_digest(package: str = _PACKAGE) -> str:
 
 
 def _sources(package: str = _PACKAGE) -> dict[str, Path]:
-    """Files by their name inside the installed package."""
+    """The source files of a package by their path inside the installed package.
+
+    Raises:
+        DashError: the files cannot be found or read.
+    """
     files: dict[str, Path] = {}
     for prefix in ("", *(_MAPPED if package == _PACKAGE else ())):
         name = ".".join(filter(None, (package, prefix)))
@@ -73,7 +77,7 @@ def _sources(package: str = _PACKAGE) -> dict[str, Path]:
 
 
 def has_our_ops(gm: torch.nn.Module | None) -> bool:
-    """Whether a graph, or one nested in it, calls an operator of ours, or of the package that observes graphs."""
+    """Whether a graph, or one nested in it, calls an operator of dash_inductor or of the observing package."""
     modules = () if gm is None else gm.modules()
     namespaces = ("dash_inductor.",) if active.graphs is None else ("dash_inductor.", f"{active.graphs.package}.")
     return any(
@@ -86,14 +90,18 @@ def has_our_ops(gm: torch.nn.Module | None) -> bool:
 
 
 def _on_gpu(gm: torch.nn.Module | None) -> bool:
-    """Whether a graph computes something on a GPU."""
+    """Whether a graph has a tensor on a CUDA device."""
     nodes = gm.graph.nodes if isinstance(gm, torch.fx.GraphModule) else ()
     values = (node.meta.get("val") for node in nodes)
     return any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values)
 
 
 def install(looked_at: Callable[[], bool]) -> None:
-    """Add our entry to the details that both caches hash.  `looked_at` says whether a graph compiled now will be."""
+    """Adds our entry to the details that both caches hash.
+
+    Args:
+        looked_at: returns whether passes look at a graph that is compiled now.
+    """
     from ..upstream.caches import AOTAutogradCacheDetails
 
     def around(plain: Callable[..., None]) -> Callable[..., None]:
@@ -105,5 +113,5 @@ def install(looked_at: Callable[[], bool]) -> None:
 
         return init
 
-    # an error keeps a graph out of the caches, as it should: no key would say what the graph depends on
+    # an error here makes Inductor bypass the caches, which is right: the key would be incomplete
     seams.CACHE_DETAILS.wrap(around, let_through=Exception)

@@ -1,9 +1,9 @@
-"""Records travel with cached graphs: a graph that comes from a cache has the records of the one that was compiled.
+"""Stores records in cache entries, so that a graph loaded from a cache has the records of its original compile.
 
-AOTAutogradCache, the precompile cache and saved functions store, and load, AOTAutograd's result for a whole graph; so
-the records of a graph are written into it as text, which any process can read back, also one without dash_inductor.
-The result is made when the backward has been compiled, which may be much later and on another thread; until then the
-compiled forward keeps the text.
+AOTAutogradCache, the precompile cache and saved functions store AOTAutograd's result for a whole graph.  The records of
+the graph are added to this result as text, so that processes without dash_inductor can load it, too.  The result is
+made when the backward has been compiled, which may be much later and on another thread; until then, the text is an
+attribute of the compiled forward.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 from ..upstream import seams
 
 ATTRIBUTE = "dash_inductor_records"
-"""The text, as an attribute of AOTAutograd's result and of the compiled forward.  "" says that the graph has no
-records, or that it was compiled while dash_inductor was off; without the attribute nothing is known."""
+"""The attribute of AOTAutograd's result and of the compiled forward that holds the text.  "" means that the graph has
+no records or was compiled while dash_inductor was off; a missing attribute means that its records are unknown."""
 
 
 def install(active: Callable[[], bool]) -> None:
-    """Write records into results, and publish the records of results that are loaded.
+    """Adds records to results that are stored, and publishes the records of results that are loaded.
 
     Args:
-        active: whether a graph compiled now is looked at.
+        active: returns whether passes look at a graph that is compiled now.
     """
     seams.FINISH_GRAPH.wrap(lambda plain: _noting(plain, active))
     seams.MAKE_ENTRY.wrap(_carrying)
@@ -30,18 +30,18 @@ def install(active: Callable[[], bool]) -> None:
 
 
 def _noting(post_compile: Callable[..., None], active: Callable[[], bool]) -> Callable[..., None]:
-    """Keeps the text in the compiled forward; every graph, compiled or cached, gets here."""
+    """Wraps the last step of a graph's compile or load, to attach the text to the compiled forward."""
 
     def noted(self: Any, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
         post_compile(self, example_inputs, constants, graph_kwargs)
-        if not graph_kwargs.get("is_backward"):  # records are made when a joint graph is read, before its forward
+        if not graph_kwargs.get("is_backward"):  # records are made in the joint pass, before the forward is compiled
             setattr(self, ATTRIBUTE, _made() if active() else "")
 
     return noted
 
 
 def _carrying(make_entry: Callable[..., Any]) -> Callable[..., Any]:
-    """Writes the text of the compiled forward into the result."""
+    """Wraps the making of AOTAutograd's result, to copy the text of the compiled forward into it."""
 
     def made(compiled_fw_func: Any, *args: Any, **kwargs: Any) -> Any:
         entry = make_entry(compiled_fw_func, *args, **kwargs)
@@ -56,7 +56,7 @@ def _carrying(make_entry: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _publishing(load: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
-    """Publishes the records of a result that is loaded."""
+    """Wraps the loading of a result, to publish its records."""
 
     def loaded(self: Any, args: Any, aot_config: Any, fx_config: Any) -> Any:
         result = load(self, args, aot_config, fx_config)
@@ -64,7 +64,7 @@ def _publishing(load: Callable[..., Any], active: Callable[[], bool]) -> Callabl
         if text or (text is None and active()):
             from ..records.publication import restore
 
-            # only what is loaded by itself, outside of a compile, has no other configuration than its own
+            # only a result that is loaded outside of a compile is given its own configuration
             restore(text, "precompile" if aot_config is self.sanitized_aot_config else "AOTAutogradCache")
         return result
 

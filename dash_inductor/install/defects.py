@@ -1,4 +1,7 @@
-"""Keeps compiles out of the parts of PyTorch's compiler that have a silent error, and records where that was."""
+"""Avoids parts of PyTorch's compiler that are known to give silently wrong results, and records where it did so.
+
+The defects are described in `upstream.defects`.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,16 @@ from ..upstream import defects, seams
 from ..upstream.defects import Defect
 
 REWRITE = "defects"
-"""The name of these records."""
+"""The `rewrite` name of these records."""
 
 
 class _Compile:
-    """What a compile, on its thread, has met.
+    """The state of one compile on its thread.
 
     Attributes:
-        met: places by defect and name: the operator, and more about it.
-        traced: graphs of what `fuse_attention` searches for, by its function and the facts of tensors.
-        open: a match of `fuse_attention` that has not been compared in full, and what else PyTorch asks of it.
+        met: the places where a defect was avoided: (defect, node name) -> (operator, further text).
+        traced: cached graphs of `fuse_attention`'s search patterns, by pattern function and tensor metadata.
+        open: the last match of a `fuse_attention` pattern whose full comparison (`extra_check`) has not passed yet.
     """
 
     def __init__(self) -> None:
@@ -32,14 +35,14 @@ class _Compile:
         self.open: Any = None
 
     def close(self) -> None:
-        """Note the last match if nothing but its numbers has kept PyTorch from it."""
+        """Records the last match if the full comparison rejected it: its numbers differ from the pattern's."""
         match, self.open = self.open, None
         if match is not None:
             node = match.output_nodes()[0]
             self.met[defects.UNCHECKED_ATTENTION, node.name] = str(node.target), ""
 
     def accept(self, match: Any) -> None:
-        """Take the last match for what it seems to be, whatever its place was compared with before."""
+        """Accepts the last match, and drops what an earlier pattern recorded for the same node."""
         self.open = None
         self.met.pop((defects.UNCHECKED_ATTENTION, match.output_nodes()[0].name), None)
 
@@ -48,7 +51,7 @@ _HERE: ContextVar[_Compile | None] = ContextVar("dash_inductor_defects", default
 
 
 def install(active: Callable[[], bool]) -> None:
-    """Mend what the installed version has wrong, in graphs that are compiled while `active`."""
+    """Installs workarounds for the defects of the installed torch, for compiles while `active()` is true."""
     if defects.MIXED_ORDER.applies:
         seams.GENERATE.wrap(lambda plain: _recording(plain, active, _kind_of_part))
         seams.FUSE_MIXED_ORDER.wrap(lambda plain: _keeping_sums(plain, active, defects.lost_sums))
@@ -65,7 +68,7 @@ def install(active: Callable[[], bool]) -> None:
 def _recording(
     run: Callable[..., Any], active: Callable[[], bool], kind: Callable[..., Literal["joint", "inference"]]
 ) -> Callable[..., Any]:
-    """Publishes what a compile has met."""
+    """Wraps a part of a compile, to publish records of the defects that were avoided in it."""
 
     def run_and_publish(gm: Any, *args: Any, **kwargs: Any) -> Any:
         if not active():
@@ -120,7 +123,11 @@ def _kind_of_joint(gm: torch.fx.GraphModule, kwargs: dict[str, Any]) -> Literal[
 def _keeping_sums(
     can_fuse: Callable[..., bool], active: Callable[[], bool], lost: Callable[[Any, Any], list[str]]
 ) -> Callable[..., bool]:
-    """Refuses what would lose a sum."""
+    """Wraps Inductor's fusion check, to refuse a fusion that would lose a sum.
+
+    Args:
+        lost: returns the names of the sums that fusing two scheduler nodes would lose.
+    """
 
     def can_fuse_without_loss(first: Any, second: Any) -> bool:
         if not can_fuse(first, second):
@@ -135,7 +142,7 @@ def _keeping_sums(
 
 
 def _comparing(register: Callable[..., bool], active: Callable[[], bool]) -> Callable[..., bool]:
-    """Has patterns of attention compared in full."""
+    """Wraps the registration of patterns, so that attention patterns are compared in full, numbers included."""
 
     signature = inspect.signature(register)
 
@@ -171,7 +178,7 @@ def _matched(match: Any, check: Callable[[Any], bool] = bool) -> None:
 
 
 def _remembering(trace: Callable[..., Any], search: Any) -> Callable[..., Any]:
-    """Traces what is searched for once for all places of a graph with such tensors."""
+    """Caches traces of a search pattern, so that it is traced once for all places with the same tensor metadata."""
 
     def traced(function: Any, args: Any, **kwargs: Any) -> Any:
         found = _HERE.get()
@@ -187,7 +194,7 @@ def _remembering(trace: Callable[..., Any], search: Any) -> Callable[..., Any]:
 
 
 def _facts(value: Any) -> tuple[Any, ...] | None:
-    """What a trace depends on; None where sizes are symbols."""
+    """The metadata on which a trace depends; None for symbolic numbers or sizes, for which traces are not cached."""
     if not isinstance(value, torch.Tensor):
         return None if isinstance(value, (torch.SymInt, torch.SymFloat)) else (type(value), value)
     sizes = *value.shape, *value.stride()

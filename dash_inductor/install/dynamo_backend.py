@@ -1,4 +1,4 @@
-"""`torch.compile(backend="dash")`: Inductor with dash_inductor on for that compile."""
+"""The backend of `torch.compile(backend="dash")`: Inductor with dash_inductor switched on for that compile."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ def dash(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile with Inductor, also where `disable()` was called.  `mode` and `options` are those of `torch.compile`.
+    """Compiles with Inductor and dash_inductor, even if `disable()` was called.
 
-    DASH_INDUCTOR=0 is stronger, and deterministic algorithms must be on: else this is Inductor and nothing more.
+    With DASH_INDUCTOR=0, or without deterministic algorithms, this is plain Inductor.
+
+    Args:
+        gm, example_inputs: the graph and example inputs, as Dynamo passes them to a backend.
+        mode, options: as for `torch.compile`.
     """
     inductor = InductorBackend(mode, options, dynamic=None)
     with _switch.override(True):

@@ -1,4 +1,4 @@
-"""Keeps `embedding_dense_backward` whole on CUDA, so that passes see the gradients of embeddings."""
+"""Keeps Inductor from decomposing `embedding_dense_backward` on CUDA, so that passes see gradients of embeddings."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..upstream import seams
 aten = torch.ops.aten
 
 READERS = frozenset({"embeddings", "tied_embeddings"})
-"""The passes that read the operator.  With one of them off, what the other leaves is PyTorch's kernel."""
+"""The passes that replace the operator.  If only one of them is on, the calls that it keeps run PyTorch's kernel."""
 
 
 def install(is_active: Callable[[], bool]) -> None:
-    """Keep the operator whole on CUDA, in graphs that are traced while `is_active`.
+    """Disables the decomposition on CUDA in graphs that are traced while `is_active()` is true.
 
-    Inductor leaves an operator as it is where its decomposition says that it is not to be decomposed, as on XPU.
+    The wrapped decomposition returns NotImplemented, as PyTorch's own does on XPU; Inductor then keeps the operator.
     """
     from ..upstream.inductor import fallback_handler, lowerings, register_lowering
 

@@ -1,12 +1,12 @@
-"""Runs compiled graphs without PyTorch's fill of uninitialized memory, which writes results of operators twice.
+"""Runs compiled graphs without PyTorch's fill of uninitialized memory, which writes operator results twice.
 
-Under deterministic algorithms PyTorch fills the result of ``torch.empty`` with NaN, so that a program that reads memory
-which nothing has written reads the same everywhere.  In a compiled graph only operators that Inductor does not generate
-allocate in that way, and PyTorch's operators write their whole results, with few exceptions.  While a graph of such
-operators runs, the fill is off.  A graph with any other operator, such as one of the program's own, keeps the fill.
+Under deterministic algorithms, PyTorch fills results of ``torch.empty`` with NaN, so that reads of uninitialized memory
+are reproducible.  In a compiled graph, only ATen fallbacks and custom operators allocate that way, and with few
+exceptions ATen operators write their whole results.  While a graph of operators that are known to do so runs, the fill
+is off.  A graph with any other operator, such as a custom one, keeps the fill.
 
-Autograd hands zeros to the backward of a graph for results without a gradient.  They are not filled first, either, and
-where only kernels of their own device read them, large zeros take no memory.
+For forward outputs without a gradient, autograd passes zeros to the backward of a graph.  These are not filled with NaN
+first, either; large ones take no memory if only kernels of their own device read them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ..config import config
 from ..upstream import seams
 
 ALL_WRITTEN = "dash_inductor_all_written"
-"""An attribute of a compiled graph: all operators in it are known to write all of their results."""
+"""The attribute of a compiled graph that is set if all its operators are known to write their whole results."""
 ONE_DEVICE = "dash_inductor_one_device"
-"""An attribute of a compiled graph: only kernels of its own device are known to read a tensor."""
+"""The attribute of a compiled graph that is set if only kernels of the graph's own device read its tensors."""
 
 
 def install(active: Callable[[], bool]) -> None:
-    """Run graphs that are compiled while `active` without fill, where nobody can miss it."""
+    """Runs graphs that are compiled while `active()` is true without the fill, if they write all memory they read."""
     seams.GENERATE.wrap(lambda plain: _reading(plain, active))
     seams.FINISH_GRAPH.wrap(_running)
     seams.FINISH_FUNCTION.wrap(lambda plain: _supplying(plain, active))
 
 
 def _reading(generate: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
-    """Reads the operators of a graph before its code is generated, and notes the answers in the compiled graph."""
+    """Wraps code generation, to examine the graph's operators before it and set the attributes after it."""
 
     def generate_and_note(gm: Any, *args: Any, **kwargs: Any) -> Any:
         known: list[str] = []
@@ -51,7 +51,7 @@ def _reading(generate: Callable[..., Any], active: Callable[[], bool]) -> Callab
 
 
 def _running(post_compile: Callable[..., None]) -> Callable[..., None]:
-    """Puts the call of a graph, compiled here or taken from a cache, into a block without fill."""
+    """Wraps the last step of a graph's compile or load, so that graphs with `ALL_WRITTEN` run without the fill."""
 
     def finish(self: Any, *args: Any, **kwargs: Any) -> None:
         post_compile(self, *args, **kwargs)
@@ -64,7 +64,7 @@ def _running(post_compile: Callable[..., None]) -> Callable[..., None]:
 
 
 def _supplying(post_compile: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
-    """Lets backwards make the zeros that autograd would fill first."""
+    """Wraps the last step of AOTAutograd, so that the backward makes the zeros for missing gradients without a fill."""
 
     def finish(self: Any, compiled: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_off() and active():
@@ -77,9 +77,7 @@ def _supplying(post_compile: Callable[..., Any], active: Callable[[], bool]) -> 
 
 
 def _only_reads(backward: Any) -> bool:
-    """Whether a graph has only operators of which it is known what they write, and that read on one device, and none
-    of them writes to an input.
-    """
+    """Whether a compiled backward has both attributes and does not write to its inputs."""
     from ..upstream.inductor import writes_inputs
 
     is_known = getattr(backward, ALL_WRITTEN, False) and getattr(backward, ONE_DEVICE, False)

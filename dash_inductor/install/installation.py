@@ -1,8 +1,7 @@
-"""Installation into Inductor: one joint-graph pass, the work before it, a record of what it does not see, and our part
-of the caches.
+"""Installs dash_inductor into Inductor: a joint-graph pass, hooks before and after it, and entries in cache keys.
 
-Imported once Inductor has been imported.  Installing costs little, because it happens in every program that compiles
-anything; what rewrites and lowers graphs is loaded at the first compile under deterministic algorithms.
+This module is imported once Inductor has been imported.  Installing is cheap, because it happens in every program that
+compiles anything; passes and lowerings are loaded at the first compile under deterministic algorithms.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ from . import (
 log = logging.getLogger("dash_inductor")
 
 _recorded: weakref.WeakKeyDictionary[object, set[tuple[str, str]]] = weakref.WeakKeyDictionary()
-"""The errors of each compile that have a record: what was being done, and the error."""
+"""The (activity, error) pairs that have been recorded in each compile, so that each is recorded once."""
 
 
 class JointPass:
-    """The entry in Inductor's list of joint-graph passes.
+    """The pass in Inductor's list of joint-graph passes.
 
     It runs after all of Inductor's own patterns, on every joint and inference graph, and on every graph nested in one.
     """
@@ -54,7 +53,11 @@ class JointPass:
     pass_name = "dash_inductor"
 
     def apply(self, graph: torch.fx.Graph) -> int:
-        """Rewrite the graph; not 0 if it changed: Inductor sorts and recompiles it then."""
+        """Rewrites the graph in place.
+
+        Returns:
+            1 if the graph changed, so that Inductor sorts and recompiles it; else 0.
+        """
         undo = None
         try:
             passes = rewriter()
@@ -76,7 +79,7 @@ class JointPass:
 
 
 def _dumped(graph: torch.fx.Graph) -> AbstractContextManager[None]:
-    """Writes the graph before and after, if a folder is set for it."""
+    """A context that dumps the graph before and after its block if ``config.dump`` is set."""
     if not config.dump:
         return nullcontext()
     from ..explanations.dump import writer
@@ -86,11 +89,11 @@ def _dumped(graph: torch.fx.Graph) -> AbstractContextManager[None]:
 
 @functools.cache
 def install() -> None:
-    """Install into Inductor, once.
+    """Installs dash_inductor into Inductor; only the first call has an effect.
 
     Raises:
-        UnsupportedVersionError: this torch or triton lacks something that we rely on; nothing was changed.
-        ArgumentError: an environment variable holds a value that is not allowed; nothing was changed.
+        UnsupportedVersionError: this torch or triton lacks something that dash_inductor relies on; nothing was changed.
+        ArgumentError: an environment variable has an invalid value; nothing was changed.
     """
     missing = probe.probe()
     if missing:
@@ -98,7 +101,7 @@ def install() -> None:
             f"torch {torch.__version__} lacks what dash_inductor relies on: {'; '.join(missing)} "
             f"(tested: torch {', '.join(compat.TESTED)})"
         )
-    from . import precompile  # derives from a class that the probe has just found
+    from . import precompile  # its base class exists, which the probe has checked
 
     failures.recorders.append(_record)
     seams.JOINT_PASSES.value().append(JointPass())
@@ -123,7 +126,7 @@ def install() -> None:
 
 
 def _record(what: str, error: str) -> None:
-    """Leave a record of an error outside of rewrites, in the graph that is being compiled; once, if it comes again."""
+    """Records an error outside of passes in the graph that is being compiled; a repeated error is recorded once."""
     from ..model.reasons import Reason
     from ..records.publication import publish
     from ..records.records import Record
@@ -138,12 +141,15 @@ def _record(what: str, error: str) -> None:
 
 
 def lower_operators() -> None:
-    """Let Inductor lower our operators: a saved graph may hold them in a process in which no graph was rewritten."""
+    """Registers the lowerings of our operators, which a saved graph may contain in a process without any rewrite."""
     _loaded()
 
 
 def _making_calls_fusable(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives calls that only their layout keeps from fused operators another one, before autograd decomposes them."""
+    """Wraps the pre-grad passes, to change attention calls that only their layout keeps from a fused SDPA operator.
+
+    This must happen before AOTAutograd traces the graph, which would decompose these calls.
+    """
 
     def run_on_fusable_calls(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> torch.fx.GraphModule:
         if rewriter() is not None:
@@ -169,14 +175,14 @@ def _make_fusable(gm: torch.fx.GraphModule) -> None:
 
 
 def _recording_what_no_pass_sees(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Tells of attention that our pass never saw: kept, in the records too."""
+    """Wraps the joint-graph passes, to record attention as kept if Inductor's settings let no pass run."""
 
     def run_and_look(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> torch.fx.GraphModule:
         result: torch.fx.GraphModule = run(gm, *args, **kwargs)
         passes = rewriter()
         if passes is not None:
             off = compat.settings_that_stop_passes()
-            modules = result.modules() if off else [result]  # with passes on, nested graphs have calls of their own
+            modules = result.modules() if off else [result]  # with passes on, this runs for each nested graph, too
             graphs = [module.graph for module in modules if isinstance(module, torch.fx.GraphModule)]
             if passes.record_unseen(graphs, ", ".join(f"{name}=False" for name in off)):
                 _warn_that_nothing_runs()
@@ -186,11 +192,11 @@ def _recording_what_no_pass_sees(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compiling_anew(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
-    """Takes no graph from a cache while ``config.dump`` is set."""
+    """Wraps Inductor's compile, to disable caches while ``config.dump`` is set."""
 
     def compile_anew(*args: Any, **kwargs: Any) -> Any:
         if config.dump and not torch.compiler.config.force_disable_caches and rewriter() is not None:
-            # it applies them again around the backward, which may be compiled much later
+            # Inductor applies config_patches again around the backward, which may be compiled much later
             patches = {**(kwargs.get("config_patches") or {}), "force_disable_caches": True}
             return compile_graph(*args, **{**kwargs, "config_patches": patches})
         return compile_graph(*args, **kwargs)
@@ -199,7 +205,7 @@ def _compiling_anew(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _dumping(generate: Callable[..., Any]) -> Callable[..., Any]:
-    """Dumps the code that Inductor generates while ``config.dump`` is set."""
+    """Wraps code generation, to dump the generated code while ``config.dump`` is set."""
 
     def generate_and_dump(*args: Any, **kwargs: Any) -> Any:
         compiled = generate(*args, **kwargs)
@@ -222,13 +228,13 @@ def _warn_that_nothing_runs() -> None:
 
 
 def rewriter() -> ModuleType | None:
-    """The module that rewrites a graph compiled here and now, `passes.all`, or None.
+    """The module `passes.all` if graphs compiled now, on this thread, are rewritten; else None.
 
-    None while dash_inductor is switched off, without deterministic algorithms and, after one warning, where our code
-    does not load.
+    The result is None while dash_inductor is switched off, without deterministic algorithms, and, after one warning,
+    if our code cannot be loaded.
 
     Raises:
-        Exception: what loading raised, if `strict` is set.
+        Exception: the error of loading our code, if `strict` is set.
     """
     if _switch.off_reason() is not None or not torch.are_deterministic_algorithms_enabled():
         return None
@@ -236,7 +242,7 @@ def rewriter() -> ModuleType | None:
 
 
 def _loaded() -> ModuleType | None:
-    """`passes.all`, with the lowerings it needs registered; None, after one warning, where they do not load."""
+    """The module `passes.all`, with its lowerings registered; None, after one warning, if they cannot be loaded."""
     try:
         return _load()
     except Exception as error:
@@ -254,5 +260,5 @@ def _load() -> ModuleType:
 
     lowering.register()
     lowering_of_ops.register()
-    cache_key.sources_digest()  # here, because an error while a key is computed would only switch the cache off
+    cache_key.sources_digest()  # raises here if it must; while a key is computed, an error would only bypass the cache
     return passes

@@ -1,9 +1,10 @@
 """Switches autotuning off in graphs that are compiled under deterministic algorithms.
 
-Even in its deterministic mode Inductor times several block shapes of a pointwise kernel, and all configurations of a
-program's own ``@triton.autotune`` kernels, and takes the fastest.  The Triton compiler contracts products and sums of
-another block shape in another way, so two processes could train a model with other bits (docs/what-we-know.md).  Scans
-that several CTAs share are kept in one CTA for the same reason: their order of additions depends on timing.
+Even in its deterministic mode, Inductor times several block shapes of a pointwise kernel, and all configurations of the
+program's own ``@triton.autotune`` kernels, and takes the fastest.  The Triton compiler contracts multiplications and
+additions (FMA) differently for different block shapes, so two processes could get different bits
+(docs/what-we-know.md).  Split scans, which several CTAs share, are done by one CTA, because their order of additions
+depends on timing.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from typing import Any
 from ..upstream import compat, seams
 
 MARK = "dash_inductor_first_that_fits"
-"""Marks the program's kernels in generated code: their keys differ from those under which timed choices are cached."""
+"""The key that marks the program's own kernels in `inductor_meta` of generated code.
+
+Because of it, their cache keys differ from those of kernels for which a timed choice is cached.
+"""
 
 
 def install(active: Callable[[], bool]) -> None:
-    """Choose nothing by timing in graphs that are compiled while `active`."""
+    """Switches autotuning off in graphs that are compiled while `active()` is true."""
     seams.RUN_JOINT_PASSES.wrap(lambda plain: _without_autotuning(plain, active))
     seams.GENERATE.wrap(lambda plain: _without_autotuning(plain, active))
     seams.SCAN_SPLITS.wrap(lambda plain: _one_split(plain, active))
@@ -29,7 +33,10 @@ def install(active: Callable[[], bool]) -> None:
 
 
 def _without_autotuning(compile_graph: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
-    """Generates pointwise kernels in one configuration; the program's own ``max_autotune_pointwise`` stays."""
+    """Wraps a part of a compile, so that pointwise kernels get one configuration.
+
+    The program's setting ``max_autotune_pointwise`` is respected.
+    """
 
     def compile_without_autotuning(*args: Any, **kwargs: Any) -> Any:
         if not active():
@@ -41,10 +48,11 @@ def _without_autotuning(compile_graph: Callable[..., Any], active: Callable[[], 
 
 
 def _one_split(splits: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
-    """Lets one CTA scan a whole row of floats.
+    """Wraps the number of splits of a scan, so that one CTA scans a whole row of floats.
 
-    CTAs that share a row add what their predecessors have published by then, one sum or several.  From 2.14.1 on,
-    PyTorch leaves such scans to ATen under deterministic algorithms, by the number of splits, which therefore stays.
+    In a split scan (decoupled look-back), a CTA adds one or several sums of its predecessors, depending on what they
+    have published by then.  From torch 2.14.1 on, PyTorch leaves scans with several splits to ATen under deterministic
+    algorithms, so the number of splits is not changed there.
     """
 
     def one_split(**facts: Any) -> Any:
@@ -57,11 +65,11 @@ def _one_split(splits: Callable[..., Any], active: Callable[[], bool]) -> Callab
 
 
 _MARKS = ContextVar("dash_inductor_marks", default=False)
-"""Whether a kernel of the program is being defined, on this thread: others may compile at the same time."""
+"""Whether a kernel of the program is being defined; per thread, because several may compile at the same time."""
 
 
 def _marking(define: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
-    """Marks kernels of the program in the generated code."""
+    """Wraps the definition of the program's own kernels in generated code, so that they get `MARK`."""
 
     def define_marked(*args: Any, **kwargs: Any) -> Any:
         token = _MARKS.set(active())
@@ -74,12 +82,12 @@ def _marking(define: Callable[..., Any], active: Callable[[], bool]) -> Callable
 
 
 def _marked(meta: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
-    """Adds the mark to the facts about a kernel of the program."""
+    """Wraps the metadata of generated kernels, to add `MARK` while a kernel of the program is being defined."""
     return lambda: {**meta(), MARK: True} if _MARKS.get() else meta()
 
 
 def _in_their_order(time_all: Callable[..., Any]) -> Callable[..., Any]:
-    """Takes the first configuration that fits in a marked kernel, where PyTorch would take the fastest."""
+    """Wraps autotuning, so that a marked kernel gets its first configuration that fits instead of the fastest one."""
 
     def in_their_order(self: Any, *args: Any, **kwargs: Any) -> Any:
         return compat.of_order(self) if self.inductor_meta.get(MARK) else time_all(self, *args, **kwargs)

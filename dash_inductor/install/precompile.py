@@ -1,13 +1,14 @@
-"""The entry that dash_inductor adds to Dynamo's precompile cache (``torch._dynamo.config.caching_precompile``).
+"""Makes entries of Dynamo's precompile cache (``torch._dynamo.config.caching_precompile``) check dash_inductor's state.
 
-An entry of that cache is a function's compiled code with its guards, found by the function's name and source alone: no
-key is computed.  The `SystemInfo` in an entry decides whether it may be used: it is asked when the entry is loaded.  So
-an entry gets one of ours: it knows under which state of dash_inductor its graphs were compiled, and refuses any other
-one; Dynamo then compiles as if there were no entry.  It is unpickled by its name, which brings this module into a
-process with DASH_INDUCTOR=0 too; where the package is gone, loading fails, which Dynamo takes for a miss as well.
+An entry of that cache is the compiled code of a function with its guards.  It is found by the function's name and
+source alone, without a key of settings.  When an entry is loaded, its `SystemInfo` decides whether it may be used.  So
+this module replaces the `SystemInfo` of new entries by `CompiledUnder`, which stores the states of dash_inductor under
+which the entry's graphs were compiled, and rejects the entry under any other state; Dynamo then compiles anew.
+Unpickling it imports this module, also in a process with DASH_INDUCTOR=0; if the package is no longer installed,
+loading fails, which Dynamo treats as a cache miss, too.
 
-An entry that knows nothing of dash_inductor is not used while dash_inductor is on: it may hold the attention that we
-replace.  Functions that a program saves and loads by itself (`aot_compile`) are not asked: they run what they hold.
+An entry without `CompiledUnder` is not used while dash_inductor is on, because it may contain attention that would be
+replaced.  Functions that a program saves and loads by itself (`aot_compile`) are not checked.
 """
 
 from __future__ import annotations
@@ -27,25 +28,27 @@ OFF = "off"
 
 
 def state() -> str:
-    """The settings that decide how a graph is compiled under deterministic algorithms here and now."""
+    """The current state on which compiles under deterministic algorithms depend: `cache_key.entry()`, or `OFF`."""
     on = _switch.off_reason() is None and not compat.settings_that_stop_passes()
     return cache_key.entry() if on else OFF
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledUnder(SystemInfo):
-    """The system of an entry, and every `state` under which a graph of it was compiled with deterministic algorithms.
+    """A `SystemInfo` with dash_inductor's states at compile time.
 
-    Code that was compiled without deterministic algorithms is never ours, and Dynamo guards the flag.
+    Attributes:
+        states: every `state()` under which a graph of the entry was compiled with deterministic algorithms.  Graphs
+            compiled without them do not depend on dash_inductor, and Dynamo guards the flag.
     """
 
     states: frozenset[str] = frozenset()
 
     def check_compatibility(self, other: SystemInfo, device_type: str = "cpu") -> None:
-        """As PyTorch's check.
+        """Checks PyTorch's own conditions and dash_inductor's state.
 
         Raises:
-            RuntimeError: the systems differ, or the entry was compiled under another state than the one here.
+            RuntimeError: the systems differ, or the entry was compiled under a state other than the current one.
         """
         super().check_compatibility(other, device_type)
         here = state()
@@ -54,8 +57,8 @@ class CompiledUnder(SystemInfo):
 
 
 def install() -> None:
-    """Let packages of compiled functions note under which state they were compiled, and check it when loaded."""
-    # every load goes through this one, where an error is a miss,
+    """Makes entries store the states under which they were compiled, and checks these when an entry is loaded."""
+    # every load goes through this function, in which an error counts as a miss,
     seams.LOAD_PACKAGE.wrap(_checking, let_through=Exception)
     seams.STORE_PACKAGE.wrap(_noting, let_through=Exception)  # and every store through this one
 

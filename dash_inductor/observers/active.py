@@ -1,5 +1,7 @@
-"""The observers that watch the training run of this process: the one table through which dash_inductor calls packages
-that observe training, such as dash_guard.  Imports nothing, because compilations ask it.
+"""The active observers of the training run in this process.
+
+dash_inductor calls packages that observe training, such as dash_guard, only through this module.  It imports nothing,
+because every compile reads it.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Graphs:
-    """How a package shows tensors of compiled graphs to observers.
+    """How a package passes tensors of compiled graphs to observers.
 
     Attributes:
-        package: its name, which is also the namespace of its operators; its sources are part of cache keys.
-        show: inserts operators into a joint graph, while an observer has `watches_graphs`; whether the graph changed.
+        package: the package's name and the namespace of its operators; its sources become part of cache keys.
+        show: inserts operators into a joint graph while an observer has `watches_graphs`; returns whether the graph
+            changed.
     """
 
     package: str
@@ -29,27 +32,27 @@ class Graphs:
 
 
 observers: list[Observer] = []
-"""The active observers, in the order in which they began."""
+"""The active observers, in the order of their activation."""
 
 graphs: Graphs | None = None
-"""What shows tensors of compiled graphs to them, None if no package does."""
+"""The package that passes tensors of compiled graphs to observers; None if there is none."""
 
 
 def watching_graphs() -> list[Observer]:
-    """The observers to whom compiled graphs show gradients."""
+    """The active observers that receive gradients from compiled graphs."""
     return [observer for observer in observers if observer.watches_graphs]
 
 
 def is_on(observer: object) -> bool:
-    """Whether an observer is told what happens."""
+    """Whether an observer is active."""
     return any(each is observer for each in observers)
 
 
 @contextmanager
 def instead(others: list[Observer]) -> Iterator[None]:
-    """Show what happens in a block to others alone: work that is no part of training.
+    """Replaces the active observers inside a block, for work that is not part of training.
 
-    An observer is not among `observers` meanwhile, and what it has put on modules or tensors must ask for that.
+    The previous observers get no events meanwhile; hooks that they have put on modules or tensors must check `is_on`.
     """
     training = observers[:]
     observers[:] = others

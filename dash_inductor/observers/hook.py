@@ -1,4 +1,4 @@
-"""A hook on a module of the program, which copies of the module do not take along."""
+"""A module hook that is not copied with the module."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import torch
 
 
 class Hook:
-    """Calls a method of ours in eager code.
+    """A module hook that calls a method in eager code.
 
-    A copy of it, in a copy of the module or in a file, does nothing, and needs nothing of this package.
+    A copy of the hook, in a copy of the module or a saved file, does nothing and does not need this package.
 
     Args:
-        call: a bound method, which is not kept alive.
+        call: a bound method, to which only a weak reference is kept.
     """
 
     def __init__(self, call: Callable[..., None]) -> None:
         self._call = weakref.WeakMethod(call)
 
     def __call__(self, *args: Any) -> None:
-        """Called by the module."""
+        """Calls the method, unless Dynamo is compiling or the method's object is gone."""
         if not torch.compiler.is_compiling() and (call := self._call()) is not None:
             call(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Something of Python's own that takes any arguments and gives None."""
+        """Pickles as a builtin callable that takes any arguments and returns None."""
         return getattr, (contextlib.nullcontext(), "__exit__")

@@ -1,8 +1,8 @@
-"""Global hooks through which eager PyTorch tells observers of modules and optimizers; they change nothing.
+"""Global hooks that pass events of modules and optimizers in eager PyTorch to observers; they change nothing.
 
-Inside compiled code the hooks vanish: Dynamo traces them, and `is_compiling` is a constant there, so that no graph
-breaks and no graph changes.  Outside, Dynamo must not compile them: `not_compiled` says so without importing
-Dynamo, which it must not do while torch itself is being imported (`start`).
+Inside compiled code the hooks vanish: Dynamo traces them, and `is_compiling` is a constant there, so graphs neither
+break nor change.  Outside, Dynamo must not compile them; `not_compiled` marks them without importing Dynamo, which is
+not allowed while torch itself is being imported (`start`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from . import active
 
 
 def install() -> None:
-    """Let PyTorch tell its events to all observers that are active.
+    """Registers the global hooks for all active observers.
 
-    Graphs that were compiled with these hooks in place guard them and would be compiled again without them.  So they
-    stay for the life of the process.
+    Graphs that were compiled with these hooks have guards on them and would be recompiled without them.  So the hooks
+    are never removed.
     """
-    # PyTorch warns that a compiled module runs global hooks twice, for its wrapper too: names make one of the two.
+    # PyTorch warns that compiled modules run global hooks twice, also for their wrapper; `names` treats both as one.
     warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
     _register()
 
@@ -42,7 +42,7 @@ def _register() -> None:
 
 @functools.cache
 def _watch_scalers() -> None:
-    """Scalers of losses have no hooks: their `update` ends every step of training, also one that they skip."""
+    """Wraps `GradScaler.update`, because scalers have no hooks; it ends every training step, also a skipped one."""
     update = torch.amp.GradScaler.update
 
     @functools.wraps(update)

@@ -1,4 +1,4 @@
-"""Names of modules and parameters that are the same in every run, whoever wraps a model."""
+"""Names of modules and parameters that do not depend on wrappers, so that they are the same in every run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 def inner(module: nn.Module) -> nn.Module | None:
-    """The module that a wrapper of PyTorch is around; None for any other module."""
+    """The module inside a wrapper of PyTorch (DataParallel, DDP, `torch.compile`); None for any other module."""
     if isinstance(module, (DataParallel, DistributedDataParallel)):
         found: nn.Module = module.module
         return found
@@ -25,35 +25,36 @@ def inner(module: nn.Module) -> nn.Module | None:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside all wrappers of PyTorch around it."""
     while (next_ := inner(module)) is not None:
         module = next_
     return module
 
 
 def state_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """The tensors that an optimizer keeps for a parameter, in the order of their names.
+    """The state tensors of an optimizer for a parameter, sorted by name.
 
-    Everywhere they are named by the path of the parameter, and their own name behind it.
+    Everywhere, they are named by the path of the parameter followed by their own name.
     """
     state = optimizer.state.get(parameter) or {}
     return {str(key): state[key] for key in sorted(state, key=str) if isinstance(state[key], Tensor)}
 
 
 class Names:
-    """Paths of modules and parameters, from the roots that were added.
+    """Paths of modules and parameters, starting from root modules.
 
-    Paths within the first root that has parameters stand as they are; paths within other roots begin with the root's
-    class.
+    Paths within the first root that has parameters have no prefix; those within other roots begin with the class of the
+    root.
     """
 
     def __init__(self) -> None:
         self._modules: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._parameters = WeakTensorKeyDictionary()
         self._roots: dict[str, int] = {}
-        self._nowhere: set[int] = set()  # ids of parameters that were looked for
+        self._nowhere: set[int] = set()  # ids of parameters that were searched for in vain
 
     def add(self, root: nn.Module) -> None:
-        """Name the modules and parameters of a model, where they have no names yet."""
+        """Adds a model: names those of its modules and parameters that have no name yet."""
         root = unwrapped(root)
         if root in self._modules:
             return
@@ -73,15 +74,15 @@ class Names:
         return kind if self._roots[kind] == 1 else f"{kind}({self._roots[kind]})"
 
     def of_module(self, module: nn.Module) -> str:
-        """The path of a module; its class if it belongs to no root."""
+        """The path of a module, or the name of its class if it belongs to no root."""
         return self._modules.get(unwrapped(module)) or type(unwrapped(module)).__name__
 
     def of_buffer(self, module: nn.Module, name: str) -> str:
-        """The path of a buffer of a module, by its name there."""
+        """The path of a buffer, given by its module and its name in the module."""
         return _joined(self._modules.get(module, ""), name)
 
     def of_parameter(self, parameter: Tensor) -> str:
-        """The path of a parameter of a model that was added."""
+        """The path of a parameter; its model must have been added."""
         return str(self._parameters[parameter])
 
     def knows(self, parameter: Tensor) -> bool:
@@ -91,8 +92,8 @@ class Names:
     def of_parameters(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
         """All parameters of an optimizer with their paths.
 
-        Those of models that are not known yet are looked for among all modules that are alive; what belongs to none
-        is named by its place in the optimizer.
+        Parameters of models that have not been added are searched for in all live modules; a parameter of no module is
+        named by its position in the optimizer.
         """
         groups = [group["params"] for group in optimizer.param_groups]
         unknown = {id(parameter) for group in groups for parameter in group if parameter not in self._parameters}

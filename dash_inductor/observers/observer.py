@@ -1,4 +1,4 @@
-"""An observer watches a training run: an object that gets its events, and changes nothing of it."""
+"""The base class of observers: objects that get the events of a training run without changing it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Seen:
-    """The tensors that a recording has seen in one phase of a step, for observers beside it.
+    """The tensors that a recording has hashed in one phase of a step, for other observers.
 
     Attributes:
         phase: one of `phases.STAGES`.
-        parameters: the parameters that the phase is about, by name.
-        lanes: names and their lanes, int64 [names, 2] on the device, of the tensors of these that could be hashed.
-        failed: whether this rank has nothing to show any more, though others wait for it.
+        parameters: the parameters of the phase, by name.
+        lanes: pairs of names and their hashes (lanes), int64 [names, 2] on the device, for those tensors that could be
+            hashed.
+        failed: whether this rank can contribute nothing more although other ranks wait for it.
     """
 
     phase: str
@@ -30,57 +31,59 @@ class Seen:
 
 
 class Observer:
-    """Gets the events of a training run while it is among `active.observers`; each does nothing by default.
+    """Gets the events of a training run while it is in `active.observers`; by default, each event does nothing.
 
-    Modules and optimizers tell theirs in eager code only (`hooks`).  A recording tells other observers of its steps.
+    Modules and optimizers send events in eager code only (`hooks`).  A recording sends its steps to the other
+    observers.
 
     Attributes:
-        watches_graphs: whether graphs that are compiled meanwhile show their gradients of attention (`in_graphs`).
-        phases: the phases of a recorded step that a recording shows to it (`seen`): those of parameters.
+        watches_graphs: whether graphs compiled meanwhile pass their attention gradients to it (`in_graphs`).
+        phases: the phases of a recorded step, of those of parameters, that a recording passes to `seen`.
     """
 
     watches_graphs = False
     phases: frozenset[str] = frozenset()
 
     def module_begins(self, module: nn.Module) -> None:
-        """The forward of a module begins."""
+        """Called when the forward of a module begins."""
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
-        """The forward of a module has ended, or has raised an exception: `result` is None then."""
+        """Called when the forward of a module has ended; `result` is None if it has raised an exception."""
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step."""
+        """Called before an optimizer steps."""
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has stepped."""
+        """Called after an optimizer has stepped."""
 
     def scaler_updated(self) -> None:
-        """A scaler of losses ends a step; if no optimizer has stepped in it, gradients have overflowed."""
+        """A `GradScaler` ends a step; if no optimizer has stepped in it, gradients have overflowed."""
 
     def prepare(self, device: torch.device) -> None:
-        """A graph that shows gradients on this device is being compiled; memory may be allocated for it."""
+        """A graph that passes gradients on this device to observers is being compiled; memory may be allocated."""
 
     def attention_gradients(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
-        """A compiled graph has computed gradients of one attention, by name; they are valid during the call only.
+        """A compiled graph has computed the gradients of one attention, given by name; they are valid only during the
+        call.
 
-        A CUDA graph calls nobody: the hashes of its gradients are in `in_graphs.journals`.
+        A CUDA graph cannot call this method: the hashes of its gradients are in `in_graphs.journals`.
         """
 
     def replicated(self, model: DistributedDataParallel) -> None:
-        """A model begins whose parameters are equal on all ranks of its process group."""
+        """The forward of a DDP model begins, whose parameters are equal on all ranks of its process group."""
 
     def seen(self, event: Seen) -> None:
-        """A recording has seen a phase of `phases`."""
+        """A recording has hashed a phase that is in `phases`."""
 
     def step_ended(self, step: int) -> None:
-        """An optimizer has stepped in a recorded step, and all of its phases have been seen."""
+        """An optimizer has stepped in a recorded step, and all phases of the step have been hashed."""
 
     def check(self) -> None:
-        """A recorded step of an optimizer is about to begin, or a recording is about to end.
+        """A recorded optimizer step is about to begin, or a recording is about to end.
 
         Raises:
-            Exception: what must end the training run.
+            Exception: an error that must end the training run.
         """
 
     def close(self) -> None:
-        """It will see nothing more."""
+        """The observer is closed and gets no more events."""

@@ -1,4 +1,4 @@
-"""The phases of a training step that recordings and the guard know, in the order in which the step makes them."""
+"""The phases of a training step in recordings and the guard, in the order in which they occur."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ STAGES = {
     OPTIMIZER_STATE: 3,
     BUFFER: 3,
 }
-"""Phases with the stage of the step that they belong to.
+"""The stage of the step to which each phase belongs.
 
-Within a stage, what one rank observes is in the order of its observation.  Between stage 1 and stage 2 ranks exchange
-gradients, so that everything of stage 1, of whatever rank, comes before everything of stage 2.
+Within a stage, the phases of one rank are in the order of observation.  Between stages 1 and 2 ranks exchange
+gradients, so everything of stage 1, on any rank, precedes everything of stage 2.
 """

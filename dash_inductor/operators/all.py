@@ -1,7 +1,7 @@
-"""All operators of the namespace `torch.ops.dash_inductor`: importing this module defines them.
+"""Defines all operators of the namespace `torch.ops.dash_inductor` when it is imported.
 
-`_dash_inductor_autoload` imports it when a program asks for an operator that is not defined yet, as a saved graph does
-in a process that has compiled nothing.
+`_dash_inductor_autoload` imports it when a program uses an operator that is not defined yet, for example when a saved
+graph runs in a process that has compiled nothing.
 """
 
 from __future__ import annotations

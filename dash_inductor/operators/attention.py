@@ -1,4 +1,4 @@
-"""The operators of the graph, of attention's forward and backward and of dropout's seed: schemas, fakes, eager kernels.
+"""The graph operators for attention's forward and backward and the dropout seed: schemas, fake and eager kernels.
 
     attention_forward(query, key, value, extras, call, plan, site) -> (out, logsumexp)
     attention_backward(grad_out, query, key, value, out, logsumexp, extras, call, plan, site) -> (dq, dk, dv)
@@ -6,22 +6,25 @@
     attention_backward_with_delta(grad_out, ..., site) -> (dq, dk, dv, delta)
     dropout_seed(drawn, site) -> seed
 
-The third one stands in the place of the second where a graph asks for the gradient of a bias.  That is [batch, q heads,
-q_len, kv_len], of which the dimensions `summed`, 0 or 1, are added up and have size 1.  The fourth one stands there
-where a graph asks for the gradient of sinks, beside no bias: delta is what every backward computes first, fp32 [batch,
-q heads, q_len], the sum of grad_out * out over the last dimension, less the gradient of the log-sum-exp.
+`attention_backward_with_bias` is used if the graph needs the gradient of a bias, [batch, q heads, q_len, kv_len]; the
+dimensions `summed` (0, 1 or both) are summed to size 1.  `attention_backward_with_delta` is used if the graph needs the
+gradient of sinks and has no bias.  Delta is fp32 [batch, q heads, q_len], the sum of grad_out * out over the last
+dimension minus the gradient of the log-sum-exp, which every backward computes first.
 
-query, grad_out, out: [batch, q heads, q_len, head dim (of value for the latter two)]; key, value: [batch, kv heads,
-kv_len, head dim]; logsumexp: fp32 [batch, q heads, q_len], natural logarithm; of a call with a bias it has two parts,
-[batch, q heads, 2 * q_len], see `numbers_per_row`.  Where the mask is one of rows (`model.Placed`), the log-sum-exp has
-rows, -inf in those without a token, and the other tensors are as in packed operators, [tokens, heads, head dim].
+Shapes:
+    query, grad_out, out: [batch, q heads, q_len, head dim (that of value for the latter two)].
+    key, value: [batch, kv heads, kv_len, head dim].
+    logsumexp: fp32 [batch, q heads, q_len], natural logarithm; with a bias it has two parts, [batch, q heads,
+        2 * q_len], see `numbers_per_row`.
+    drawn: an int64 scalar, one of the numbers that a graph has drawn from a device's default generator.
+    seed: int64 [1], the same number, read by the forward and the backwards of a site with dropout.
 
-`extras` holds the tensors that the call names by their place.
-Behind them, where a Hopper kernel walks by tables, come the tables that `table_ops` made for it.
-Call and plan are texts (`model.Call`, `model.Plan`), and `site` is the name of the site's record with the path of its
-module, so that every graph dump, all generated code and profiles show what was decided, and where.  drawn: int64
-scalar, one of the numbers that a graph has drawn from the default generator of a device; seed: int64 [1], the same,
-which the forward and the backwards of a site with dropout read.
+For a packed (varlen) mask (`model.Placed`), the log-sum-exp has padded rows instead of tokens, -inf in rows without a
+token, and the other tensors are [tokens, heads, head dim], as in PyTorch's packed operators.
+
+`extras` holds the tensors to which the call refers by index, followed by the tables of `table_ops` for Hopper kernels
+that read tile tables.  `call` and `plan` are texts (`model.Call`, `model.Plan`); `site` is the name of the site's
+record with the module path.  So every graph dump, generated code and profile shows what was decided for which site.
 
 Importing this module imports torch and defines the operators; Inductor's lowerings are in `dash_inductor.lowering`.
 """
@@ -78,11 +81,11 @@ attention_backward_with_delta = torch.ops.dash_inductor.attention_backward_with_
 dropout_seed = torch.ops.dash_inductor.dropout_seed.default
 
 BACKWARDS = (attention_backward, attention_backward_with_bias, attention_backward_with_delta)
-"""The operators that give gradients."""
+"""The operators that compute gradients."""
 
 
 def empty_ordered(size: Sequence[int | torch.SymInt], order: Sequence[int], like: Tensor) -> Tensor:
-    """A dense tensor of `size` whose dimensions, from the largest stride to the smallest, are `order`."""
+    """An uninitialized dense tensor of `size`; `order` lists its dimensions from the largest stride to the smallest."""
     inverse = [0] * len(order)
     for place, dim in enumerate(order):
         inverse[dim] = place
@@ -90,10 +93,10 @@ def empty_ordered(size: Sequence[int | torch.SymInt], order: Sequence[int], like
 
 
 def numbers_per_row(call: Call) -> int:
-    """Numbers of a log-sum-exp for each row: with a bias the largest score and a logarithm in base 2, else one.
+    """The number of fp32 values per row of the log-sum-exp: two with a bias, else one.
 
-    Note [Log-sum-exp in two parts] in kernels/portable/device/tiles.py says why.  The second numbers stand behind all
-    of the first.
+    With a bias they are the largest score and a logarithm in base 2; Note [Log-sum-exp in two parts] in
+    kernels/portable/device/tiles.py gives the reason.  All first values precede all second ones.
     """
     return 1 if call.bias is None else 2
 
@@ -169,16 +172,16 @@ def _fake_backward_with_delta(
 
 
 def _check_rows(call: Call) -> None:
-    """Raise ArgumentError for a call whose rows are not tokens."""
+    """Raises ArgumentError for a call with a packed (varlen) mask, whose rows are not tokens."""
     if call.mask.placed is not None:
         raise ArgumentError("call", str(call), "one whose mask is not one of rows")
 
 
 def bias_gradient_size(query: Sequence[Any], kv_len: Any, summed: Sequence[int]) -> list[Any]:
-    """The size of a bias's gradient; sizes are integers or symbols.
+    """The shape of a bias's gradient; sizes are integers or symbols.
 
     Raises:
-        ArgumentError: `summed` is something else than 0 and 1, each once.
+        ArgumentError: `summed` contains anything but 0 and 1, each at most once.
     """
     if sorted(set(summed) & {0, 1}) != sorted(summed):
         raise ArgumentError("summed", list(summed), "0, 1 or both, each once")
@@ -186,10 +189,10 @@ def bias_gradient_size(query: Sequence[Any], kv_len: Any, summed: Sequence[int])
 
 
 def _bias(call: Call, extras: Sequence[Tensor]) -> Tensor:
-    """The bias of a call.
+    """The bias tensor of a call.
 
     Raises:
-        ArgumentError: it has none.
+        ArgumentError: the call has no bias.
     """
     if call.bias is None:
         raise ArgumentError("call", str(call), "one with a bias")
@@ -197,10 +200,10 @@ def _bias(call: Call, extras: Sequence[Tensor]) -> Tensor:
 
 
 def _parsed(text: str, extras: Sequence[Tensor], results: int) -> Call:
-    """The call, which must give the order of so many results and name no tensor that is not there.
+    """Parses a call, and checks that it has the layouts of `results` results and that all its operands are in `extras`.
 
     Raises:
-        ArgumentError: it does not.
+        ArgumentError: one of these checks fails.
     """
     call = Call.parse(text)
     if len(call.orders) != results:
@@ -302,17 +305,17 @@ def _seed(drawn: Tensor, site: str) -> Tensor:
 
 
 def heads_first(tensors: Sequence[Tensor], call: Call) -> Sequence[Tensor]:
-    """Tensors of a call as kernels take them, [batch, heads, length, head dim]; of a packed call with batch 1."""
+    """Tensors of a call as kernels take them, [batch, heads, length, head dim]; packed tensors get batch size 1."""
     return tensors if call.mask.placed is None else [tensor.unsqueeze(0).transpose(1, 2) for tensor in tensors]
 
 
 def _as_given(result: Tensor, call: Call) -> Tensor:
-    """The inverse of `heads_first`, of a result."""
+    """Applies the inverse of `heads_first` to a result."""
     return result if call.mask.placed is None else result.transpose(1, 2).squeeze(0)
 
 
 def _with_order(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
-    """`tensor` if its strides are as in a dense tensor with this order of dimensions, else a copy that has them."""
+    """Returns `tensor` if it is dense with this order of dimensions (see `empty_ordered`), else a copy that is."""
     if tensor.stride() == _ordered_strides(tensor.shape, order):
         return tensor
     return empty_ordered(tensor.shape, order, tensor).copy_(tensor)
@@ -320,7 +323,7 @@ def _with_order(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
 
 @functools.lru_cache(maxsize=1024)
 def _ordered_strides(size: torch.Size, order: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides that `empty_ordered` gives, whatever the dtype and the device."""
+    """The strides of the result of `empty_ordered`, which do not depend on dtype or device."""
     return empty_ordered(size, order, torch.empty(0, device="meta")).stride()
 
 
@@ -347,7 +350,7 @@ flops.register(attention_forward, BACKWARDS)
 
 
 def _in_profile(implementation: Callable[..., Any], site: int) -> Callable[..., Any]:
-    """An implementation that a profile shows under the name of its site, which is argument number `site`."""
+    """Wraps an implementation so that profiles show it under the name of its site, argument number `site`."""
 
     @functools.wraps(implementation)
     def run(*args: Any) -> Any:
@@ -372,7 +375,7 @@ def _ready_forward(tensors: Sequence[Tensor], extras: Sequence[Tensor], texts: T
     known = ready
 
     def run(*args: Any) -> tuple[Tensor, Tensor] | None:
-        results = known(*args)  # It reads addresses alone, so the tensors may be shaped as the operator's.
+        results = known(*args)  # It reads only addresses, so the tensors may have the operator's shapes.
         return None if results is None else (_as_given(results[0], parsed), results[1])
 
     return run
@@ -399,7 +402,7 @@ def _ready_backward(tensors: Sequence[Tensor], extras: Sequence[Tensor], texts: 
 
 
 def _are_rows_dense(call: Call) -> bool:
-    """Whether the last dimension of all results comes last in memory, as kernels write them."""
+    """Whether the head dimension of every result is contiguous, as kernels write it."""
     return all(order[-1] == 3 for order in call.orders)
 
 

@@ -1,6 +1,6 @@
-"""Calls of our operators from compiled code, which go to their implementations.
+"""Lets compiled code call the implementations of our operators without PyTorch's dispatcher.
 
-The way through PyTorch's dispatcher to an implementation in Python takes longer than all else that the host does.
+Dispatching to a Python implementation takes longer than all other host work of a call.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ from ..upstream import profiler
 from ..upstream.dispatch import OpOverload, mode_count
 
 TAKES_LAYOUTS = "takes_layouts"
-"""An attribute of what generated code calls: it may be given the layouts of all tensors in one text more."""
+"""The attribute of a direct callable that is true if it accepts one more text argument, the layouts of all tensors."""
 
 
 def call_directly(
     operator: OpOverload, implementation: Callable[..., Any], prepared: Callable[..., Any] | None = None
 ) -> None:
-    """Let Inductor's code call an operator by its implementation, which it finds as the attribute `direct`.
+    """Sets the attribute `direct` of an operator, through which Inductor's generated code calls its implementation.
 
-    A profile and modes of dispatch see the operator as ever, because under them the dispatcher is called.
+    While a profiler or a dispatch mode is active, `direct` calls the operator through the dispatcher, so that they see
+    it.
 
     Args:
-        prepared: the same, which may be given layouts, see `prepared.Prepared`.
+        operator: the operator.
+        implementation: its implementation.
+        prepared: a faster variant, which also accepts layouts, see `prepared.Prepared`.
     """
     count, direct = len(operator._schema.arguments), prepared or implementation
 
@@ -35,5 +38,5 @@ def call_directly(
         return direct(*args)
 
     setattr(run, TAKES_LAYOUTS, prepared is not None)
-    # Where generated code finds it by a name that begins like the operator's, in any process.
+    # Generated code finds it, in any process, by a name that begins with the operator's.
     operator.overloadpacket.direct = run

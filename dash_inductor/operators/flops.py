@@ -1,9 +1,9 @@
-"""FLOPs of our operators, as PyTorch counts the FLOPs of the operators that they replace.
+"""FLOP formulas of our operators, which count as PyTorch's formulas for the operators that they replace.
 
-`torch.utils.flop_counter` shows them, and PyTorch's partitioner decides by them what is computed again.  Every query
-counts with every key, whatever the mask: only packed documents are apart from one another.  The lengths of documents
-are data.  Without data, as in a graph, PyTorch takes each of them to be as long as the longest may be; here all tokens
-count as one document, which is never fewer than there are.
+They are used by `torch.utils.flop_counter`, and by PyTorch's partitioner to decide what is recomputed.  All (query,
+key) pairs count, whatever the mask, except pairs of different packed documents.  Document lengths are data: in a graph,
+where they are not known, PyTorch assumes the maximum length for each; here all tokens count as one document, which is
+an upper bound.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..upstream.fake import is_fake
 
 
 def register(forward: OpOverload, backwards: Sequence[OpOverload]) -> None:
-    """Register the formulas of our operators."""
+    """Registers the FLOP formulas of our operators."""
     register_flop_formula(forward.overloadpacket, get_raw=True)(_forward)
     register_flop_formula([backward.overloadpacket for backward in backwards], get_raw=True)(_backward)
 
@@ -50,23 +50,24 @@ def _backward(
 
 
 def _count(formula: Callable[..., int], tensors: Sequence[Tensor], extras: Sequence[Tensor], call: str) -> int:
-    """The formula of PyTorch, added up over documents where there are some.
+    """Evaluates a formula of PyTorch, summed over the documents of a packed mask.
 
     Args:
-        tensors: the formula takes their shapes: first the gradient of the output, if it takes that, then query, key and
-            value, of which the latter two may have fewer heads.
+        formula: PyTorch's formula, a function of shapes.
+        tensors: the tensors whose shapes it takes: the gradient of the output (backward only), query, key and value;
+            key and value may have fewer heads.
     """
     query, segments = tensors[-3], Call.parse(call).mask.segments
     heads = query.shape[1]
     if segments is None or segments.placed is None:
-        # torch 2.11 knows no query heads that share one of key
+        # the formulas of torch 2.11 do not support grouped heads
         return formula(*((tensor.shape[0], heads, *tensor.shape[2:]) for tensor in tensors))
     lengths = _lengths(segments, extras) or [query.numel() // (heads * query.shape[-1])]
     return sum(formula(*((1, heads, length, tensor.shape[-1]) for tensor in tensors)) for length in lengths)
 
 
 def _lengths(segments: Segments, extras: Sequence[Tensor]) -> list[int]:
-    """How many tokens each document has, none without data; a token behind the last one is a document by itself."""
+    """The number of tokens of each document; empty without data.  A token after the last document counts as one."""
     assert segments.placed is not None
     ids, counts = extras[segments.q.index], extras[segments.placed.count.index]
     if is_fake(counts) or counts.is_meta:

@@ -1,11 +1,11 @@
-"""The operator that turns the data of a mask into the tables of the Hopper kernels: `dash_inductor::mask_tables`.
+"""The operator that computes the tile tables of a data-dependent mask for Hopper kernels: `dash_inductor::mask_tables`.
 
     mask_tables(extras, q_len, kv_len, batch, q_heads, kv_heads, mask, plan) -> Tensor[]
 
-`kernels.common.mask_data.MaskTables` says what the results hold, in their order.  The operator is a node of its own in
-a graph, so that all layers that share a mask share its tables, in forward and backward.  `extras` holds the tensors
-that the mask names by their place; `mask` and `plan` are texts (`model.Mask`, `model.Plan`).  q_len and kv_len are the
-mask's, which may count in rows (`model.Placed`).
+The results are the fields of `kernels.common.mask_data.MaskTables`, in order.  The operator is a separate graph node,
+so that all layers with the same mask share its tables in forward and backward.  `extras` holds the tensors to which the
+mask refers by index; `mask` and `plan` are texts (`model.Mask`, `model.Plan`).  q_len and kv_len are the lengths of the
+mask, in padded rows for a packed mask (`model.Placed`).
 
 Importing this module imports torch and defines the operator.
 """

@@ -1,8 +1,8 @@
-"""Calls of attention that are prepared once for all tensors of the same layouts.
+"""Caches launch plans of attention calls by the layouts of their tensors.
 
-Which kernels a call runs, and with which numbers, follows from its texts, and from dtypes, shapes and strides of its
-tensors.  Programs repeat these, and what changes from call to call is addresses.  So a function is made for a layout in
-its first call, and later calls find it, which takes less time of the host than to work all of it out.
+Which kernels a call runs, and with which arguments, depends only on its texts and on dtypes, shapes and strides of its
+tensors; between calls usually only addresses change.  So the first call with a layout makes a function that runs such
+calls, and later calls look it up, which takes less host time than deriving everything again.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ from ..config import config
 
 Results = TypeVar("Results", covariant=True)
 Texts = tuple[str, str, str]
-"""The call, the plan and the site's name, as the operators take them."""
+"""The call, the plan and the site's name, as the operators' text arguments."""
 _KEPT = 1024
-"""So many layouts are kept; with dynamic sizes there is no end of them."""
+"""The maximum number of cached layouts; with dynamic sizes there may be arbitrarily many."""
 
 
 class Ready(Protocol[Results]):
-    """(tensors, extras) -> results, of tensors of one layout; None where it cannot run a call with these addresses."""
+    """A function (tensors, extras) -> results for tensors of one layout; None if it cannot run with these addresses."""
 
     def __call__(self, *args: Any) -> Results | None: ...
 
 
 Make = Callable[[Sequence[Tensor], Sequence[Tensor], Texts], "Ready[Results] | None"]
-"""(tensors, extras, texts) -> the function for tensors like these; None where only the implementation can run them."""
+"""A function (tensors, extras, texts) -> `Ready` for tensors like these; None if only the implementation can run them.
+"""
 
 
 class Prepared:
-    """An operator's implementation, whose calls are prepared.
+    """An operator's implementation with cached launch plans.
 
     Args:
-        implementation: takes tensors, the list of extras, and the texts.
-        tensors: how many there are before the extras.
-        make: makes the functions.
+        implementation: the implementation; its arguments are the tensors, the list of extras, and the texts.
+        tensors: the number of tensors before the extras.
+        make: makes the functions that run calls of one layout.
     """
 
     def __init__(self, implementation: Callable[..., Results], tensors: int, make: Make[Results]) -> None:
@@ -46,7 +47,7 @@ class Prepared:
         extras_place, texts_place, layouts_place = tensors, tensors + 1, tensors + 4
 
         def call(*args: Any) -> Results:
-            """As the implementation, which may be given one text more: the layouts of all tensors, if that is known."""
+            """Calls the implementation; accepts one more text, the layouts of all tensors, to save computing them."""
             of_call, extras = args[:extras_place], args[extras_place]
             key: tuple[Any, ...] = args[texts_place:], config.profile
             if len(args) == layouts_place:
@@ -61,7 +62,7 @@ class Prepared:
         self.call = call
 
     def of(self, tensors: Sequence[Tensor], extras: Sequence[Tensor], texts: Texts) -> Callable[..., Any]:
-        """The function (tensors, extras) -> results for tensors with these layouts, under the present settings."""
+        """The function (tensors, extras) -> results for tensors with these layouts, under the current settings."""
         implementation, ready = self._implementation, self._make(tensors, extras, texts)
         if ready is None:
             return lambda *args: implementation(*args, *texts)

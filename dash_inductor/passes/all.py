@@ -40,14 +40,15 @@ REWRITES: tuple[Rewrite, ...] = (
     GroupedMmRewrite(),
     UserKernelsRewrite(),
 )
-"""Attention reads graphs as PyTorch made them; what is known of indices goes before what holds for any."""
+"""All passes, in the order in which they run.  The attention pass is first, because it matches graphs as PyTorch made
+them; passes that need facts about indices run before those that replace any indexed operation."""
 
 
 def rewrite_graph(graph: Graph, rewrites: Sequence[Rewrite] = REWRITES) -> bool:
-    """`base.runner.rewrite_graph`, by default with all rewrites."""
+    """Rewrites a graph with the given passes, by default all; see `base.runner.rewrite_graph`."""
     return runner.rewrite_graph(graph, rewrites)
 
 
 def record_unseen(graphs: Sequence[Graph], cause: str, rewrites: Sequence[Rewrite] = REWRITES) -> bool:
-    """`base.runner.record_unseen`, by default with all rewrites."""
+    """Records the sites of graphs on which no pass runs, by default for all passes; see `base.runner.record_unseen`."""
     return runner.record_unseen(graphs, cause, rewrites)

@@ -1,6 +1,6 @@
-"""From the facts of a site to what becomes of it: candidates, their costs, and the one decision.
+"""Plans a site from its static facts: kernel candidates, their costs, and the decision for one or for keeping the site.
 
-Needs only the standard library, and sympy for what must be simulated and for predictions.
+The package needs only the standard library; simulations and predictions also need sympy.
 """
 
 from . import planner

@@ -1,11 +1,11 @@
-"""The forward that runs at a site is always one of our own, of the fastest kernel family that covers it.
+"""Chooses the forward kernel of a site: always one of dash_inductor's, of the most specific family that covers it.
 
-No forward is borrowed, because a library's forward does not promise what the product promises: cuDNN's log-sum-exp can
-differ from call to call, FlashAttention-2 splits the kv range by batch size and number of SMs, and both are wrong for
-some masks, lengths or scales (docs/what-we-know.md has the cases).  Bits of our own forwards are a function of the
-(batch element, head) and its mask.
+Library forwards are not used, because they do not give the same guarantees: cuDNN's log-sum-exp can differ from call to
+call, FlashAttention-2 splits the kv range by batch size and number of SMs, and both are wrong for some masks, lengths
+or scales (cases in docs/what-we-know.md).  The bits of dash_inductor's forwards depend only on the inputs of one (batch
+element, head) and its mask.
 
-With ``config.forward = "keep"`` the graph's own forward stays (`planner.keeping`), and its promises with it.
+With ``config.forward = "keep"`` the graph keeps its own forward (`planner.keeping`), with that forward's guarantees.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ..model.site import Site
 
 @dataclass(frozen=True)
 class Forward:
-    """The forward of a site.
+    """The forward kernel of a site.
 
     Args:
         name: the kernel family, as in `Plan.forward`.
-        tiles: as in `Plan.forward_tiles`.
+        tiles: the tile shape, as in `Plan.forward_tiles`.
     """
 
     name: str
@@ -32,13 +32,15 @@ class Forward:
 
 
 def forward_of(site: Site, arch: str, kernel: str) -> Forward:
-    """The forward of a site on an architecture with tables of its own: of the most special family that has one for it.
+    """The forward kernel of a site: that of the most specific family with a forward for it.
 
     Args:
-        kernel: the family of the backward.
+        site: the site.
+        arch: an architecture with tables of its own (see `model.architectures.tables_of`).
+        kernel: the kernel family of the backward.
 
     Raises:
-        ArgumentError: no family has one.
+        ArgumentError: no family has a forward for the site on this architecture.
     """
     for family in reversed(FAMILIES):
         tiles = family.forward_tiles(site, arch, kernel)

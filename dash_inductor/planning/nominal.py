@@ -1,8 +1,9 @@
-"""The nominal problem, on which candidates are compared, and how long each takes there: its *critical path*.
+"""Times of candidates on the nominal problem (their *critical paths*), by which the planner compares them.
 
-Schedules whose CTAs wait for one another are simulated.  For the Hopper kernels this has been done in advance for every
-band that contains the diagonal (`critical_paths.json`, written by ``tools/critical_paths.py``), because a simulation
-takes a tenth of a second and imports sympy.
+The nominal problem has fixed lengths, batch size and heads (`NOMINAL_LEN`, `NOMINAL_BATCH`, `NOMINAL_HEADS`), so that
+the choice does not depend on those of a site.  Schedules whose CTAs wait for one another are simulated.  For the Hopper
+kernels, critical paths are precomputed for every band that contains the diagonal (`critical_paths.json`, written by
+``tools/critical_paths.py``), because a simulation takes 0.1 s and imports sympy.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from ..schedule.problem import Problem
 from ..schedule.simulator import Costs
 
 ARCH = "sm_90"
-"""The architecture whose critical paths have been made in advance."""
+"""The architecture whose critical paths are precomputed."""
 
 SCHEDULES = ("ascending", "spt")
-"""The schedules whose critical paths have been made in advance: those that are chosen, of the ones whose CTAs wait, but
-for `bent_fold`, which is `spt` on the nominal problem, whose walks are too short to be bent."""
+"""The schedules whose critical paths are precomputed: those with waiting CTAs that the planner may choose.  `bent_fold`
+is not among them: on the nominal problem its walks are too short to be bent, so that it equals `spt`."""
 
 
 @dataclass(frozen=True)
 class Reach:
-    """How far a band that contains the diagonal reaches on the nominal problem, in q tiles below and above a kv tile.
+    """The extent of a band that contains the diagonal, in q tiles below and above a kv tile of the nominal problem.
 
     Bands of equal reach see the same tile pairs, and so have equal walks.
     """
@@ -42,25 +43,28 @@ class Reach:
 
     @staticmethod
     def of(band: Band, tiles: Tiles) -> Reach | None:
-        """The reach of a band; None where it does not contain the diagonal."""
+        """The reach of a band; None if the band does not contain the diagonal."""
         most = farthest(tiles)
         below = most.below if band.lo is None else -(band.lo // tiles.block_q)
         above = most.above if band.hi is None else -(-band.hi // tiles.block_q)
         return Reach(min(below, most.below), min(above, most.above)) if below >= 0 and above >= 0 else None
 
     def band(self, tiles: Tiles) -> Band:
-        """A band of this reach."""
+        """Returns a band with this reach."""
         return Band(-self.below * tiles.block_q, self.above * tiles.block_q)
 
 
 def farthest(tiles: Tiles) -> Reach:
-    """The reach of the full mask."""
+    """The reach of the full mask on the nominal problem: the largest one for these tiles."""
     rest = (NOMINAL_LEN - tiles.block_kv) // tiles.block_q
     return Reach(rest, rest)
 
 
 def key(candidate: Candidate) -> str:
-    """All that a candidate's critical paths depend on beside band and schedule, as `critical_paths.json` names it."""
+    """The key of a candidate in `critical_paths.json`: all that its critical paths depend on besides band and schedule.
+
+    That is the nominal problem, the number of workers, the tile shape and the costs of a step.
+    """
     c = candidate
     problem = f"{NOMINAL_BATCH}x{NOMINAL_HEADS}x{NOMINAL_LEN} on {WORKERS[ARCH]}"
     prices = f"matmul={c.matmul} reduce={c.reduce} handover={c.handover} depth={c.depth}"
@@ -69,7 +73,7 @@ def key(candidate: Candidate) -> str:
 
 @cache
 def _made_in_advance() -> dict[str, dict[str, list[list[float]]]]:
-    """Candidate -> schedule -> q tiles below -> q tiles above -> critical path."""
+    """The precomputed critical paths: candidate key -> schedule -> [q tiles below] -> [q tiles above]."""
     found = json.loads(Path(__file__).with_name("critical_paths.json").read_text())
     return {
         name: {schedule: [[float(x) for x in row.split()] for row in rows] for schedule, rows in schedules.items()}
@@ -78,7 +82,7 @@ def _made_in_advance() -> dict[str, dict[str, list[list[float]]]]:
 
 
 def made_in_advance(name: str, candidate: Candidate, mask: Band, arch: str) -> float | None:
-    """The critical path, where it has been made in advance."""
+    """The precomputed critical path of a candidate; None if there is none."""
     name = "spt" if name == "bent_fold" and supports(name, mask) is None else name
     if arch != ARCH or name not in SCHEDULES or candidate.dq is not None:
         return None
@@ -87,28 +91,35 @@ def made_in_advance(name: str, candidate: Candidate, mask: Band, arch: str) -> f
 
 
 def waits(name: str, arch: str) -> bool:
-    """Whether CTAs wait for one another: they share an accumulator, and there is more than one worker."""
+    """Whether CTAs wait for one another: they share a dq accumulator, and there is more than one worker."""
     return name != "two_pass" and WORKERS[arch] > 1
 
 
 def must_be_simulated(name: str, candidate: Candidate, mask: Band, arch: str) -> bool:
-    """Whether `critical_path` needs the simulator."""
+    """Whether `critical_path` has to run the simulator."""
     return waits(name, arch) and made_in_advance(name, candidate, mask, arch) is None
 
 
 def critical_path(name: str, candidate: Candidate, mask: Band, arch: str) -> float:
-    """Predicted time of the nominal problem, in units of one 128 x 128 tile pair (see `kernels.family`)."""
+    """The time of a candidate on the nominal problem, in units of one 128 x 128 tile pair (see `kernels.family`).
+
+    Args:
+        name: the schedule.
+        candidate: tile shapes and costs.
+        mask: the band whose tile pairs are visited; its anchor does not matter, because the problem is square.
+        arch: an architecture with tables of its own.
+    """
     known = made_in_advance(name, candidate, mask, arch)
     return simulated(name, candidate, mask, arch) if known is None else known
 
 
 def simulated(name: str, candidate: Candidate, mask: Band, arch: str) -> float:
-    """`critical_path`, from the simulator where CTAs wait for one another."""
+    """The critical path without the precomputed table: from the simulator if CTAs wait, else from list scheduling."""
     return round(sum(_makespan(name, *kernel, arch) for kernel in passes(name, candidate, mask, arch)), 6)
 
 
 def work(name: str, candidate: Candidate, mask: Band, arch: str) -> float:
-    """A lower bound of `critical_path`: the work, spread evenly over the workers."""
+    """A lower bound of `critical_path`: the total work, divided by the number of workers."""
     total = 0.0
     for problem, prices in passes(name, candidate, mask, arch):
         step = max(prices.compute, prices.reduce) if prices.depth else prices.compute + prices.reduce
@@ -117,10 +128,10 @@ def work(name: str, candidate: Candidate, mask: Band, arch: str) -> float:
 
 
 def passes(name: str, candidate: Candidate, mask: Band, arch: str) -> list[tuple[Problem, Costs]]:
-    """The kernels of a candidate on the nominal problem, with what a step costs in each."""
+    """The kernels of a candidate (one, or two for `two_pass`) as nominal problems, with the costs of a step in each."""
     if candidate.dq is None:
         return [_kernel(name, candidate, candidate.dkdv, Band(mask.lo, mask.hi), arch, matmuls=5)]
-    # The dq kernel is the same loop seen from the other side: q tiles own, kv tiles stream by.
+    # The dq kernel is the same loop with the roles of q and kv swapped: a CTA owns a q tile and visits kv tiles.
     lo, hi = (None if x is None else -x for x in (mask.hi, mask.lo))
     swapped = Tiles(candidate.dq.block_kv, candidate.dq.block_q, candidate.dq.num_warps, candidate.dq.num_stages)
     return [
@@ -143,7 +154,7 @@ def _kernel(
 
 
 def _makespan(name: str, problem: Problem, prices: Costs, arch: str) -> float:
-    """Simulated time of one kernel; without waits that is plain list scheduling."""
+    """The simulated time of one kernel; if no CTA waits, the makespan of list scheduling."""
     if waits(name, arch):
         from ..schedule.jobs import tables
         from ..schedule.simulator import simulate
@@ -160,7 +171,11 @@ def _makespan(name: str, problem: Problem, prices: Costs, arch: str) -> float:
 
 
 def launched_together(name: str, mask: Band, arch: str, kv_tiles: int) -> int:
-    """Heads per section: where nobody waits, a few balance the tail of a mask; else about two waves of CTAs."""
+    """The number of heads per section (heads whose CTAs are launched together).
+
+    One head for schedules that need co-resident CTAs.  For `two_pass`, whose CTAs do not wait, 4 heads balance the
+    uneven walks of a mask at the end of the launch.  Otherwise enough heads for about two waves of CTAs, at most 64.
+    """
     if name in CO_RESIDENT:
         return 1
     if name == "two_pass":

@@ -1,4 +1,4 @@
-"""The numerics key: all that can change a bit of a result, as plain text."""
+"""The numerics key of a plan: all facts that can change a bit of a result, as plain text."""
 
 from __future__ import annotations
 
@@ -8,13 +8,24 @@ from ..model.site import Site
 from .forward import Forward
 
 NUMERICS_VERSION = 15
-"""Raise it whenever a kernel changes the bits of a gradient for an otherwise equal numerics key."""
+"""The version in numerics keys; increase it when a kernel changes gradient bits under an otherwise equal key."""
 
 
 def numerics_key(
     site: Site, arch: str, kernel: str, name: str, candidate: Candidate, forward: Forward, tf32: bool
 ) -> str:
-    """Everything that can change a bit of a gradient.  Stages, section, batch and lengths cannot."""
+    """The numerics key: everything that can change a bit of a gradient.
+
+    Pipeline stages, section, batch size and lengths are not part of it, because they cannot change bits.
+
+    Args:
+        site, arch: the site and the architecture.
+        kernel: the kernel family of the backward.
+        name: the schedule.
+        candidate: the tiles of the backward.
+        forward: the forward kernel.
+        tf32: whether fp32 matmuls use TF32.
+    """
     tiles = [f"dkdv={_shape(candidate.dkdv)}"] + ([f"dq={_shape(candidate.dq)}"] if candidate.dq else [])
     dims = f"d{site.head_dim}" if site.value_dim == site.head_dim else f"d{site.head_dim}v{site.value_dim}"
     facts = [site.dtype + ("+tf32" if tf32 else ""), dims, terms(site), f"group{site.group}", arch]
@@ -24,7 +35,7 @@ def numerics_key(
 
 
 def terms(site: Site) -> str:
-    """The mask, what changes scores, and whether there are a bias and sinks, and a log-sum-exp for the program."""
+    """The mask and score modifiers as text, with a word each for a bias, sinks and a returned log-sum-exp."""
     modifiers = [f"{name} {value!r}" for name, value in site.call.modifiers.items()]
     others = {
         "bias": site.call.bias is not None,

@@ -1,13 +1,13 @@
-"""`decide`: from the facts of a site to what becomes of it, as a pure function; `plan` raises where it says no.
+"""The planner: `decide` returns a plan for a site, or the reason to keep it; `plan` raises instead of keeping.
 
-Bits may depend on dtype, head dim, heads, mask and architecture, not on batch or on which lengths are static: a graph
-with dynamic lengths and one with static lengths must agree.  The kernel family is the most special one that covers the
-site (`kernels.families`).  Among its candidates schedule and tiles are chosen on a fixed nominal problem (`nominal`):
-the one with the shortest critical path wins, of equally good ones the earlier.  Predictions for the site itself
-(`prediction`) decide nothing.  Schedules that need co-residency, and `descending`, are never chosen, only taken when
-named.  Masks with segments are planned among `UPWARD` alone.
+Both are pure functions.  Bits may depend on dtype, head dim, heads, mask and architecture, but not on batch size or on
+which lengths are static: a graph with dynamic lengths and one with static lengths must agree.  The kernel family is the
+most specific one that covers the site (`kernels.families`).  Schedule and tiles are chosen among its candidates on a
+fixed nominal problem (`nominal`): the shortest critical path wins; of equal ones, the earlier candidate.  Predictions
+for the site itself (`prediction`) do not influence the choice.  Schedules that need co-resident CTAs, and `descending`,
+run only if the program names them.  Masks with segments or an interval use only the schedules of `UPWARD`.
 
-Lengths decide one thing, `section`, the launch grouping, which never changes bits.
+Lengths influence only `section`, the launch grouping, which never changes bits.
 """
 
 from __future__ import annotations
@@ -31,29 +31,30 @@ from .nominal import critical_path, launched_together, must_be_simulated, work
 from .numerics import numerics_key, terms
 
 UPWARD = ("ascending", "spt", "two_pass")
-"""The schedules that masks with segments or an interval are planned with.  All heads have the same walks and ranks, and
-a walk goes up: down, all kv tiles of a document would begin at its last q tile, and wait there for one another."""
+"""The schedules for masks with segments or an interval.  All heads have the same walks and ranks, and walks ascend: in
+descending walks, all kv tiles of a document would begin at its last q tile, and wait there for one another."""
 
 SIDE_BY_SIDE = 4
-"""Heads that are launched together at least where the CTAs of a head keep less of it in the L2 cache than `_fits_l2`
-counts: under `ascending`, where all begin at the first q tile and walk side by side, and under windows, where those
-that run at the same time walk a part of it.  This changes speed alone."""
+"""The least number of heads per section if the CTAs of a head use less of the L2 cache than `_fits_l2` counts: under
+`ascending`, where all start at the first q tile and advance together, and under windows, where the CTAs that run at the
+same time visit only a part of the head.  This changes only speed."""
 
 L2_BYTES = 20 << 20
-"""The bytes that the heads of a section may keep in an H100's L2 cache (50 MB): the next section is there already when
-the last CTAs of one finish."""
+"""The bytes of an H100's L2 cache (50 MB) that the heads of one section may use; the next section already needs its
+share when the last CTAs of this one finish."""
 
 SEGMENTS = 2
-"""Documents that a sequence is taken to hold, where the L2 cache decides about sections; this changes speed alone."""
+"""The number of documents assumed per sequence when sections are sized for the L2 cache; this changes only speed."""
 
 
 def decide(site: Site, arch: str, schedule: str = "auto", *, compiler: str = "") -> Decision:
-    """Decide about `site`, from static facts alone: a plan, or the reason why no kernel can run it.
+    """Returns the plan of a site, or the reason why no kernel can run it (`Kept`).
 
     Args:
+        site: the static facts of the site.
         arch, compiler: as for `plan`.
-        schedule: a schedule to prefer, or "auto".  Where the site cannot have it, the plan is the planner's own, and
-            its `schedule_note` says why.
+        schedule: the schedule to use, or "auto".  If the site does not support it, the planner chooses another one,
+            and `schedule_note` of the plan says why.
     """
     note = ""
     try:
@@ -81,17 +82,18 @@ def _why_not(site: Site, arch: str) -> Kept:
 
 
 def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = "") -> Plan:
-    """The plan for `site` on architecture `arch` ("sm_80", "sm_89", "sm_90", "sm_100" or "cpu").
+    """The plan for a site.
 
     Args:
-        schedule: take this schedule instead of choosing one; it must support the mask.
-        compiler: what may change bits of the compiler (`toolchain.numerics`); part of the numerics key.
-
-    An architecture of `SAME_AS` gets the plan of its relative, under a numerics key of its own.
+        site: the static facts of the site.
+        arch: the architecture, "sm_80", "sm_89", "sm_90", "sm_100" or "cpu".  An architecture of `SAME_AS` gets the
+            plan of the one it maps to, under a numerics key of its own.
+        schedule: the schedule to use, which must support the mask; None lets the planner choose.
+        compiler: the facts about the compiler that may change bits (`toolchain.numerics`), for the numerics key.
 
     Raises:
-        ArgumentError: no `Site`, an unknown architecture or schedule, a schedule that does not support the mask, or a
-            site that no kernel covers.
+        ArgumentError: `site` is not a `Site`, the architecture or schedule is unknown, the schedule does not support
+            the mask, or no kernel covers the site.
     """
     if not isinstance(site, Site):
         raise ArgumentError("site", site, "a dash_inductor.model.Site")
@@ -100,11 +102,13 @@ def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = 
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice for a site: a schedule with the tiles of a kernel family.
+    """The planner's choice for a site.
 
     Args:
-        kernel: the name of the family.
-        length: the critical path on the nominal problem.
+        schedule: the name of the schedule.
+        kernel: the name of the kernel family.
+        candidate: its tile shapes and costs.
+        length: the critical path on the nominal problem, in units of one 128 x 128 tile pair.
     """
 
     schedule: str
@@ -114,7 +118,7 @@ class Choice:
 
 
 def choose(site: Site, arch: str, schedule: str | None = None) -> Choice:
-    """The choice for a site, with arguments and errors as for `plan`."""
+    """The planner's choice for a site; arguments and errors as for `plan`."""
     known = tables_of(arch)
     _check(site, arch, schedule)
     allowed = schedules_for(site) if schedule is None else (schedule,)
@@ -123,10 +127,12 @@ def choose(site: Site, arch: str, schedule: str | None = None) -> Choice:
 
 
 def candidates(site: Site, arch: str, named: bool = False) -> tuple[tuple[str, Candidate], ...]:
-    """The tiles to choose from at a site, with the names of their kernel families: those that are preferred first.
+    """The candidates for a site, each with the name of its kernel family; preferred families come first.
 
     Args:
-        named: whether the schedule is named; what families leave was measured with the schedules that are chosen.
+        site, arch: as for `plan`.
+        named: whether the program names the schedule.  If so, `Family.leaves` (sites that a family leaves to another
+            one because it is slower there) is ignored, because it was measured with the schedules that are chosen.
     """
     known = tables_of(arch)
     covering = [f for f in reversed(FAMILIES) if f.covers(site, known)]
@@ -136,12 +142,12 @@ def candidates(site: Site, arch: str, named: bool = False) -> tuple[tuple[str, C
 
 
 def schedules_for(site: Site) -> tuple[str, ...]:
-    """The schedules among which the planner chooses at a site, as far as they support its mask."""
+    """The schedules that the planner considers for a site; not all of them may support its mask."""
     return UPWARD if site.mask.by_query else NAMES
 
 
 def made(site: Site, arch: str, choice: Choice, *, compiler: str = "") -> Plan:
-    """The plan that runs `choice` at a site that its kernels cover; arguments as for `plan`."""
+    """The plan that runs `choice` at a site, which its kernel family must cover; other arguments as for `plan`."""
     known = tables_of(arch)
     name, kernel, candidate = choice.schedule, choice.kernel, choice.candidate
     tf32 = site.allow_tf32 and site.dtype == "float32" and site.device == "cuda"
@@ -156,13 +162,13 @@ def made(site: Site, arch: str, choice: Choice, *, compiler: str = "") -> Plan:
 
 
 def keeping(plan: Plan, operator: str) -> Plan:
-    """The plan with the graph's own forward, the operator of this name, which its numerics key then names."""
+    """The plan with the graph's own forward instead of ours; the numerics key then contains the forward's operator."""
     key = re.sub(r"/forward=[^/]*", f"/forward=keep:{operator}", plan.numerics_key)
     return replace(plan, forward="keep", forward_tiles=None, numerics_key=key)
 
 
 def check_kind(site: Site, arch: str) -> None:
-    """Raise ArgumentError unless the dtype of a site is known and the architecture is one of its device."""
+    """Raises ArgumentError unless the site's dtype is supported and the architecture fits its device."""
     if (arch == "cpu") != (site.device == "cpu"):
         raise ArgumentError("arch", arch, "'cpu' exactly for sites on the cpu")
     if site.dtype not in BITS:
@@ -201,12 +207,15 @@ def _choose(
     named: bool,
     likely: Band | None,
 ) -> Choice:
-    """The choice with the shortest critical path on the nominal problem, of the first family that has one.
+    """The choice with the shortest critical path on the nominal problem, within the first family that has a choice.
 
     Args:
-        candidates: the members of a family stand next to one another.
-        names: the schedules to choose from; if `named`, the one that must be taken.
-        likely: what kernels that walk by tables are planned for, where the mask has other terms than its band `mask`;
+        arch: an architecture with tables of its own.
+        candidates: (family name, candidate) pairs; those of a family must be consecutive.
+        mask: the band of the mask.
+        names: the schedules to choose from; if `named`, the one that must be used.
+        named: whether the program names the schedule.
+        likely: the band for which kernels that read tile tables are planned, if the mask has terms besides its band;
             else None.
     """
     able = [
@@ -215,7 +224,7 @@ def _choose(
         if objection(name, kernel, candidate, mask, likely, named) is None
     ]
     options = [option for option in able if option[2] == able[0][2]]
-    # Choices that must be simulated come last: their work alone nearly always exceeds the others' critical paths.
+    # Choices that need a simulation come last: their lower bound nearly always exceeds the others' critical paths.
     options.sort(key=lambda option: must_be_simulated(option[1], option[3], option[4], arch))
     best: tuple[float, int, Choice] | None = None
     for index, name, kernel, candidate, walked in options:
@@ -230,15 +239,18 @@ def _choose(
 
 
 def walked_band(name: str, kernel: str, mask: Band, likely: Band | None) -> Band:
-    """The band for whose tile pairs a schedule is planned: `likely` for kernels that walk by tables, else `mask`."""
+    """The band for which a schedule is planned: `likely` for kernels that read tile tables, else `mask`."""
     by_tables = likely is not None and family(kernel).walks_by_tables and supports(name, likely) is None
     return likely if likely is not None and by_tables else mask
 
 
 def objection(name: str, kernel: str, candidate: Candidate, mask: Band, likely: Band | None, named: bool) -> str | None:
-    """Why a schedule is not considered with tiles of a kernel, in words; None where it is.
+    """Why the planner does not consider a schedule with a candidate, in words; None if it does.
 
     Args:
+        name: the schedule.
+        kernel: the kernel family of the candidate.
+        candidate: the tile shapes.
         mask, likely, named: as for `_choose`.
     """
     if (name == "two_pass") != (candidate.dq is not None):
@@ -272,9 +284,9 @@ def _section(name: str, site: Site, arch: str, kernel: str, candidate: Candidate
 
 
 def _fits_l2(site: Site, length: int, least: int) -> int:
-    """Query heads whose q, do and fp32 dq fit the L2 cache together: every kv tile reads and adds to them.
+    """The number of query heads, a power of two, whose q, do (16-bit) and dq (fp32) fit into `L2_BYTES` together.
 
-    At least `least` of them, as far as there are so many.
+    Every kv tile reads q and do and adds to dq.  The result is at least `least`, unless the site has fewer heads.
     """
     heads = max(least, L2_BYTES // (8 * length * max(64, padded(site.head_dim))))
     if site.batch is not None:

@@ -1,4 +1,4 @@
-"""Predicted times of plans at sites, in microseconds, as the families of their kernels know them (`Family.times`)."""
+"""Predicted times of plans, in microseconds, from the measured step times of their kernel families (`Family.times`)."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from ..model.plan import Plan
 from ..model.site import BITS, Site
 
 GPU = "H200"
-"""The GPU for which predictions are made unless another one is named.  Those for sm_90 are made for it on an H100 too,
-where nothing has been measured.
+"""The default GPU of predictions.  It also stands for the H100 (sm_90 as well), on which no step times were measured.
 """
 
 
 def predicted_us(plan: Plan, site: Site, arch: str, gpu: str = GPU, documents: Documents | None = None) -> float | None:
-    """Predicted time of the backward that `plan` runs at `site`, in microseconds, from saved tensors to gradients.
+    """Predicted time of a backward in microseconds, from saved tensors to gradients.
 
-    Dynamic lengths and batches count as the planner's nominal ones.  Valid keys and a dense mask are supposed to hide
-    nothing, but for a dense mask that comes without a band, which is supposed to be causal.
+    Dynamic lengths and batch sizes are replaced by the nominal ones.  Key validity and dense masks are assumed to hide
+    nothing; a dense mask without a band is assumed to be causal.
 
     Args:
+        plan, site: the plan, and the site at which it runs.
         arch: as for `planner.plan`.
-        gpu: a GPU of this architecture that has been measured, one of `gpus`.
-        documents: where the mask has segments, the lengths of the documents in a batch element, which is the same for
-            all; the predicted time is None without them.
+        gpu: a measured GPU of this architecture, one of `gpus()`.
+        documents: the document lengths of each batch element, for masks with segments; without them the prediction is
+            None.
 
     Returns:
-        None where nothing is known; `unknown` says why.
+        The time; None if there is no prediction (see `unknown` for the reason).
 
     Raises:
-        ArgumentError: a GPU that has not been measured, or documents that are not those of the site.
+        ArgumentError: the GPU has not been measured, or the documents do not fit the site.
     """
     if unknown(plan, site, arch, gpu, documents) is not None:
         return None
@@ -38,13 +38,13 @@ def predicted_us(plan: Plan, site: Site, arch: str, gpu: str = GPU, documents: D
 
 
 def predicted_forward_us(plan: Plan, site: Site, arch: str, gpu: str = GPU) -> float | None:
-    """`predicted_us` for the forward."""
+    """Predicted time of the plan's forward in microseconds, as `predicted_us`; None if the graph keeps its forward."""
     _check_gpu(gpu)
     return None if plan.forward_tiles is None else family(plan.forward).predicted_forward_us(plan, site, arch, gpu)
 
 
 def unknown(plan: Plan, site: Site, arch: str, gpu: str = GPU, documents: Documents | None = None) -> str | None:
-    """Why there is no prediction of the backward, in words; None where there is one.  Arguments as `predicted_us`."""
+    """Why there is no prediction of the backward, in words; None if there is one.  Arguments as for `predicted_us`."""
     _check_gpu(gpu)
     if documents is not None:
         _check_documents(site, documents)
@@ -54,7 +54,7 @@ def unknown(plan: Plan, site: Site, arch: str, gpu: str = GPU, documents: Docume
 
 
 def gpus() -> list[str]:
-    """The GPUs on which kernels have been timed."""
+    """The GPUs on which kernels have been measured."""
     return list(dict.fromkeys(gpu for each in FAMILIES for gpu in each.times))
 
 

@@ -1,7 +1,7 @@
-"""Every candidate that was considered for a site, with its predicted time, and in words why it lost or cannot run.
+"""Ranks all candidates of a site by predicted time, and says in words why each was chosen, lost, or cannot run.
 
 The planner chooses on a nominal problem, because bits must not depend on lengths or the batch size; predictions are for
-the site itself.  Where the two disagree the choice stays as it is, and the ranking says so.
+the site itself.  If the two disagree, the choice does not change, and the ranking mentions it.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ from .prediction import GPU, predicted_us, unknown
 
 @dataclass(frozen=True)
 class Candidacy:
-    """One candidate of a site: a schedule with the tiles of a kernel family, or a family that does not cover the site.
+    """A row of the ranking: a schedule with the tiles of a kernel family, or a family that does not cover the site.
 
     Args:
         kernel: the name of the kernel family, as in `Plan.kernel`.
-        schedule: the name of the schedule; None where the family cannot run the site at all.
-        dkdv, dq: its tiles, as in `Plan`; None where the family cannot run the site at all.
-        predicted_us: predicted time of the backward of this site in microseconds; None where it is not known.
-        critical_path: its time on the planner's nominal problem, by which it is chosen, in units of one 128 x 128 tile
-            pair; None where the planner need not know it.
+        schedule: the name of the schedule; None if the family cannot run the site at all.
+        dkdv, dq: its tiles, as in `Plan`; None if the family cannot run the site at all.
+        predicted_us: the predicted time of the backward at this site in microseconds; None if there is no prediction.
+        critical_path: its time on the planner's nominal problem, by which the planner chooses, in units of one
+            128 x 128 tile pair; None if it would have to be simulated.
         chosen: whether the planner chooses it.
-        why: in words why it was chosen, why it lost, or why it cannot run.
-        plan: the plan that would run it; None where it cannot run.  Its own `critical_path` is 0 where that was not
-            simulated.
-        note: why there is no prediction, in words; empty where there is one, and where it cannot run.
+        why: why it was chosen, lost, or cannot run, in words.
+        plan: the plan that would run it; None if it cannot run.  `Plan.critical_path` is 0 if it was not simulated.
+        note: why there is no prediction, in words; empty if there is one, or if it cannot run.
     """
 
     kernel: str
@@ -53,7 +52,7 @@ class Candidacy:
 
 @dataclass(frozen=True)
 class _Question:
-    """The arguments of `rank`, and the planner's answer."""
+    """The arguments of `rank`, and the planner's choice `best`."""
 
     site: Site
     arch: str
@@ -77,18 +76,18 @@ def rank(
     gpu: str = GPU,
     documents: Documents | None = None,
 ) -> tuple[Candidacy, ...]:
-    """Every candidate that is considered for a site: the shortest predicted time first, last what cannot run.
+    """All candidates of a site: first those with a prediction, by time, then the others, last those that cannot run.
 
-    Candidates without a prediction are ordered by their critical paths, behind those with one.
+    Candidates without a prediction are ordered by critical path.  Exactly one candidate is chosen, or none if no
+    kernel covers the site.
 
     Args:
-        arch, schedule, compiler: as for `planner.plan`.  At most one candidate is chosen; for a site that no kernel
-            covers none is.
+        site, arch, schedule, compiler: as for `planner.plan`.
         gpu, documents: as for `predicted_us`.
 
     Raises:
-        ArgumentError: an unknown architecture, GPU, dtype or schedule, a schedule that cannot run at the site, or
-            documents that are not those of the site.
+        ArgumentError: an architecture, GPU, dtype or schedule is unknown, the schedule cannot run at the site, or the
+            documents do not fit the site.
     """
     known = tables_of(arch)
     planner.check_kind(site, arch)
@@ -119,7 +118,7 @@ def _order(candidacy: Candidacy) -> tuple[bool, float, float, bool]:
 
 
 def _compared(c: Candidacy, chosen: Candidacy) -> Candidacy:
-    """The candidacy, which says so if it is predicted to be faster than what is chosen."""
+    """The candidate, with an addition to `why` if its prediction is faster than that of the chosen candidate."""
     if c.predicted_us is None or chosen.predicted_us is None or c.predicted_us >= chosen.predicted_us:
         return c
     return replace(c, why=f"{c.why}; at this site it is predicted to be faster, but choices ignore lengths and batch")
@@ -153,7 +152,7 @@ def _candidacy(question: _Question, name: str, kernel: str, candidate: Candidate
 
 
 def _objection(question: _Question, name: str, kernel: str, candidate: Candidate) -> str | None:
-    """Why the planner did not even compare it, None where it did."""
+    """Why the planner excluded a candidate before comparing times, in words; None if it did not."""
     named = question.named
     if named is not None and name != named:
         return f"schedule={named!r} was named"
@@ -165,7 +164,7 @@ def _objection(question: _Question, name: str, kernel: str, candidate: Candidate
 
 
 def _other_family(question: _Question, kernel: str) -> str | None:
-    """Why the kernels of another family are preferred, None for the kernels of the choice."""
+    """Why the chosen kernel family is preferred to the family `kernel`, in words; None if they are the same."""
     best = question.best.kernel
     if kernel == best:
         return None
@@ -186,10 +185,10 @@ def _percent(ratio: float) -> str:
 
 
 def chosen_of(ranking: tuple[Candidacy, ...]) -> Candidacy:
-    """The candidate that the planner chooses.
+    """The candidate of a ranking that the planner chose.
 
     Raises:
-        ArgumentError: none is chosen, because no kernel covers the site.
+        ArgumentError: there is none, because no kernel covers the site.
     """
     for candidacy in ranking:
         if candidacy.chosen:

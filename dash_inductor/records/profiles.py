@@ -1,14 +1,15 @@
-"""Real timelines: when the Hopper backward computed and added the contribution of each tile pair.
+"""Measured timelines: when the Hopper backward computed and added the contribution of each tile pair.
 
-With ``config.profile`` (DASH_INDUCTOR_PROFILE=1) the kernel stamps the steps of the first `CALLS` calls of every site,
-see Note [Stamps] in `kernels/hopper/backward/device/stamps.py`.  Nothing waits for the GPU until somebody looks:
+With ``config.profile`` (DASH_INDUCTOR_PROFILE=1) the kernel records timestamps for every step of the first `CALLS`
+calls of each site, see Note [Stamps] in `kernels/hopper/backward/device/stamps.py`.  The host does not wait for the GPU
+until the times are read:
 
     profile_runs()          the calls that were recorded
-    write_profiles(folder)  a JSON file for each; whatever was not written by the end of the process is written then
-    clear_profile_runs()    forget them, and count calls anew
+    write_profiles(folder)  writes a JSON file for each; calls not written before the process ends are written then
+    clear_profile_runs()    discards them, and counts calls from 0 again
 
-Calls that a CUDA graph records, and its replays, are not stamped: every replay would overwrite the times of the one
-before.  With ``mode="reduce-overhead"`` the calls before the capture are.
+Calls captured in a CUDA graph are not recorded, because each replay would overwrite the times of the previous one.
+With ``mode="reduce-overhead"`` the calls before the capture are recorded.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ from torch import Tensor
 from .. import arguments as _arguments
 
 CALLS = 3
-"""How many calls of a site are recorded: the first one finds cold caches, the others tell how times vary."""
+"""The number of calls recorded per site: the first one runs with cold caches, the others show how times vary."""
 
 BYTES_OF_A_CALL, BYTES_OF_ALL = 32 << 20, 256 << 20
-"""The bytes for the times of a call, and of all calls together: first on the GPU during the call, then on the host."""
+"""The limits in bytes for the times of one call and of all calls; the times are on the GPU during the call, then on the
+host."""
 
 _BYTES_OF_A_PAIR = 32
 
@@ -46,10 +48,11 @@ class ProfileRun:
     """One recorded call.
 
     Attributes:
-        site: the site's name, "" for a call of the operator outside of a compiled graph.
-        number: the number of the recorded call among those with this name, from 1.
-        meta: what is known of the call: ``kernel``, ``plan``, ``call``, ``gpu``, ``sms``, ``shape`` and others.
-        heads: of how many query heads, of all batch elements, the times were recorded: as many as there was room for.
+        site: the site's name; "" for a call of the operator outside of a compiled graph.
+        number: the number of this call among the recorded calls with the same name, from 1.
+        meta: facts about the call: ``kernel``, ``plan``, ``call``, ``gpu``, ``sms``, ``shape`` and others.
+        heads: the number of query heads (over all batch elements) whose times fit into `BYTES_OF_A_CALL`.
+        written: whether the call has been written to a file.
     """
 
     def __init__(self, site: str, number: int, meta: Mapping[str, Any], table: Tensor) -> None:
@@ -59,7 +62,7 @@ class ProfileRun:
 
     @property
     def table(self) -> Tensor:
-        """int64 [heads, n_kv, 1 + n_q, 4], on the device of the call until `end`, see Note [Stamps]."""
+        """The raw times, int64 [heads, n_kv, 1 + n_q, 4]; on the call's device until `end`.  See Note [Stamps]."""
         return self._table
 
     @property
@@ -67,27 +70,27 @@ class ProfileRun:
         return self._table.numel() * self._table.element_size()
 
     def end(self) -> None:
-        """Have the times copied to the host once the GPU has come to this point of its stream."""
+        """Enqueues a copy of the times to the host on the current stream, without waiting for it."""
         self._table = self._table.to("cpu", non_blocking=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """The times, once the GPU has done all its work.
+        """Synchronizes the device and returns the times as plain data for JSON.
 
         Returns:
-            ``{"unit": "ns", "spans": [...], "meta": {...}}``.  A span is one tile pair: ``sm``, ``ticket`` (the place
-            of its walk in the order of launch), ``head`` (query heads, counted through all batch elements), ``kv`` and
-            ``q`` (tiles), and the times since the first start: from ``start`` the pair is computed, from ``wait`` its
-            dq tile waits for its turn, from ``added`` it is added, and at ``end`` the next one may add.  They are
-            sorted by start.
-            ``meta`` has ``site``, ``number``, ``heads`` and ``tick`` beside what `meta` has: all times are multiples of
-            ``tick`` nanoseconds, the resolution of the GPU's clock.
+            ``{"unit": "ns", "spans": [...], "meta": {...}}``.  A span is one tile pair: ``sm``, ``ticket`` (the
+            position of its walk in launch order), ``head`` (query head, counted over all batch elements), ``kv`` and
+            ``q`` (tile indices), and four times since the earliest start: the pair is computed from ``start``, its dq
+            tile waits for its turn from ``wait`` and is added from ``added``, and at ``end`` the next one may add.
+            Spans are sorted by start.
+            ``meta`` is the attribute `meta` plus ``site``, ``number``, ``heads`` and ``tick``, the resolution of the
+            GPU's clock in nanoseconds: all times are multiples of it.
         """
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         table = self._table.cpu().numpy()
         head, kv, q = np.nonzero(table[:, :, 1:, 3])
         times, begun = table[head, kv, 1 + q], table[head, kv, 0]
-        # The stamper may notice that a step is done a moment after the reducer, who cannot have been earlier.
+        # The timestamp warp may notice the end of a phase after the reducer warp has begun the next: clip such times.
         times = np.minimum.accumulate(times[:, ::-1], axis=1)[:, ::-1]
         times = times - times.min(initial=np.iinfo(np.int64).max)
         order = np.argsort(times[:, 0], kind="stable")
@@ -99,7 +102,7 @@ class ProfileRun:
         return {"unit": "ns", "spans": [dict(zip(names, row, strict=True)) for row in rows], "meta": meta}
 
 
-_lock = threading.Lock()  # backwards may run in several threads
+_lock = threading.Lock()  # backwards may run on several threads
 _runs: list[ProfileRun] = []
 _calls: Counter[Any] = Counter()
 _names: Counter[str] = Counter()
@@ -108,15 +111,18 @@ _names: Counter[str] = Counter()
 def begin(
     site: str, key: object, heads: int, kv_tiles: int, q_tiles: int, device: torch.device, meta: Mapping[str, Any]
 ) -> ProfileRun | None:
-    """Begin to record a call: the kernel fills `ProfileRun.table`, and `ProfileRun.end` comes after it.
+    """Starts to record a call: the kernel then fills `ProfileRun.table`, and the caller calls `ProfileRun.end`.
 
     Args:
-        key: a key that tells sites with the same name apart.
-        heads: query heads of all batch elements.
-        kv_tiles, q_tiles: of a head.
+        site: the site's name; "" outside of a compiled graph.
+        key: a key that distinguishes sites with the same name.
+        heads: the number of query heads over all batch elements.
+        kv_tiles, q_tiles: the numbers of tiles per head.
+        device: the device of the call.
+        meta: facts about the call, for `ProfileRun.meta`.
 
     Returns:
-        None if this call is not to be recorded; a warning says so where the reason is lack of room or a CUDA graph.
+        The run; None if this call is not recorded.  A warning is logged if the cause is a CUDA graph or lack of memory.
     """
     if torch.cuda.is_current_stream_capturing():
         warn("calls that a CUDA graph records are not profiled, and neither are its replays")
@@ -141,13 +147,13 @@ def begin(
 
 
 def profile_runs() -> tuple[ProfileRun, ...]:
-    """The calls that were recorded since `clear_profile_runs`, oldest first."""
+    """The calls recorded since the last `clear_profile_runs`, oldest first."""
     with _lock:
         return tuple(_runs)
 
 
 def clear_profile_runs() -> None:
-    """Forget all recorded calls, written or not, and record the next `CALLS` calls of every site."""
+    """Discards all recorded calls, written or not; the next `CALLS` calls of every site are recorded again."""
     with _lock:
         _runs.clear()
         _calls.clear()
@@ -155,17 +161,17 @@ def clear_profile_runs() -> None:
 
 
 def write_profiles(folder: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
-    """Write the recorded calls, a file ``SITE-NUMBER.json`` each, as `ProfileRun.to_dict` has them.
+    """Writes each recorded call to a file ``SITE-NUMBER.json``, in the format of `ProfileRun.to_dict`.
 
     Args:
-        folder: made if it is not there; by default ``dash_inductor_profile/rankR`` where the variable RANK is set, else
-            ``dash_inductor_profile/pidP``.
+        folder: the folder, created if necessary; by default ``dash_inductor_profile/rankR`` if the environment variable
+            RANK is set, else ``dash_inductor_profile/pidP``.
 
     Returns:
         The files, in the order of `profile_runs`.
 
     Raises:
-        ArgumentError: `folder` is no path.
+        ArgumentError: `folder` is not a path.
         OSError: a file cannot be written.
     """
     where = _default_folder() if folder is None else _arguments.path("folder", folder)
@@ -195,7 +201,7 @@ def _announce() -> None:
 
 
 def _write_the_rest() -> None:
-    """Write what has not been written yet, when the process ends."""
+    """Writes the calls that have not been written yet; runs when the process ends."""
     rest = [run for run in profile_runs() if not run.written]
     for run in rest:
         _write(run, _default_folder())
@@ -205,5 +211,5 @@ def _write_the_rest() -> None:
 
 @functools.cache
 def warn(text: str) -> None:
-    """Log a warning, each text once in a process."""
+    """Logs a warning, each text at most once per process."""
     log.warning("%s", text)

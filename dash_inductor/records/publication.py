@@ -1,4 +1,4 @@
-"""Publishing records: `graphs()`, `sites()`, `all_records()`, a log line each, counters, and the structured trace."""
+"""Publishes records to `graphs()`, `sites()` and `all_records()`, the log, PyTorch's counters and structured trace."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ _UNEXPECTED = (Reason.COMPILE_FAILED, Reason.INTERNAL_ERROR)
 
 _lock = threading.Lock()
 _open: weakref.WeakKeyDictionary[TracingContext, GraphRecord] = weakref.WeakKeyDictionary()
-"""The record so far of every graph that is being compiled: graphs nested in it, as by control flow and by
-`torch.compiler.nested_compile_region`, are read one after another."""
+"""The current record of each graph that is being compiled.  It grows with every nested graph (control flow,
+`torch.compiler.nested_compile_region`), because passes see these one after another."""
 
 
 def publish(records: Sequence[AnyRecord], kind: Literal["joint", "inference", ""], origin: str = "compiled") -> None:
-    """Make the records of one graph visible everywhere, or of one that is nested in the graph being compiled.
+    """Publishes the records of one graph; those of a nested graph are added to the record of the graph around it.
 
-    `kind` is "" where it is not known.  `origin` is "eager" for a call in a program that is not compiled, which stands
-    alone.
+    `counters["dash_inductor"]` counts "replaced", "kept" and "kept_<reason>" for attention; the keys of other rewrites
+    start with their name, as "embeddings_replaced".  The structured trace gets the JSON artifact "dash_sites".
 
-    `counters["dash_inductor"]` counts "replaced", "kept" and "kept_<reason>" of attention, and the same of other
-    rewrites behind their name, as "embeddings_replaced"; the artifact "dash_sites" is JSON.
+    Args:
+        records: the new records.
+        kind: the kind of graph; "" if it is not known.
+        origin: "compiled", or "eager" for a call outside of compiled graphs, which gets a graph record of its own.
     """
     context, compile_id = TracingContext.try_get() if origin == "compiled" else None, current_compile_id()
     sites = tuple(record for record in records if isinstance(record, SiteRecord))
@@ -52,7 +54,7 @@ def publish(records: Sequence[AnyRecord], kind: Literal["joint", "inference", ""
 
 
 def finish() -> str:
-    """The record of the graph whose forward has just been compiled, as text; "" if it has no records.
+    """Closes the record of the graph whose forward has just been compiled, and returns it as JSON; "" if it has none.
 
     Records published afterwards belong to another graph.
     """
@@ -63,11 +65,11 @@ def finish() -> str:
 
 
 def restore(text: str | None, origin: str) -> None:
-    """Make the records of a graph that is from a cache visible, as `publish` does.
+    """Publishes the records of a graph that was loaded from a cache, as `publish` does.
 
     Args:
-        text: what `finish` gave when the graph was compiled; None where the cache's entry has nothing.
-        origin: the cache.
+        text: the result of `finish` when the graph was compiled; None if the cache entry has no records.
+        origin: the cache, "AOTAutogradCache" or "precompile".
     """
     record = None
     if text is not None:
@@ -86,13 +88,13 @@ def restore(text: str | None, origin: str) -> None:
 
 
 def current_compile_id() -> str:
-    """The compile that is going on, as tlparse names it: "0/0", "0/0_1", "!1/0/0"; "" outside of one."""
+    """The id of the current compile, as tlparse shows it: "0/0", "0/0_1", "!1/0/0"; "" outside of a compile."""
     trace_id = CompileContext.current_trace_id()
     return "" if trace_id is None else str(trace_id)
 
 
 def graph_text(graph: Graph) -> str:
-    """A graph as readable Python, for `trace_text`; "" where nobody traces."""
+    """A graph as readable Python, for `trace_text`; "" if PyTorch's structured trace is off."""
     if not trace_log.handlers:
         return ""
     module = graph.owning_module
@@ -103,12 +105,12 @@ def graph_text(graph: Graph) -> str:
 
 
 def trace_text(name: str, text: str) -> None:
-    """Put a text into PyTorch's structured trace; nothing happens where nobody traces."""
+    """Adds a text artifact to PyTorch's structured trace, if that is on."""
     trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=lambda: text)
 
 
 def _tell(record: GraphRecord, new: Sequence[AnyRecord]) -> None:
-    """Log and count the new records of a graph, and trace all of them."""
+    """Logs and counts the new records of a graph, and writes all of its records to the structured trace."""
     for one in new:
         log.log(logging.WARNING if one.reason in _UNEXPECTED else logging.INFO, "%s", one)
         prefix = "" if isinstance(one, SiteRecord) else f"{one.rewrite}_"

@@ -1,4 +1,4 @@
-"""The records: what rewrites did with every compiled graph, of every attention above all, and why."""
+"""The records of what the passes did in each compiled graph, and why: one for every attention and other rewrite."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ __all__ = [
 ]
 
 Kind = Literal["forward and backward", "forward only"]
-"""The parts of an attention that are in its graph."""
+"""Whether the graph contains the backward of an attention, too."""
 FULL: Kind = "forward and backward"
 FORWARD_ONLY: Kind = "forward only"
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """The facts that the graph tells of the query, key and value of a site, whether it is replaced or kept.
+    """Shapes, dtype and device of the query, key and value of a site, replaced or kept.
 
     Attributes:
-        query, key, value: shapes as the operator has them, [batch, heads, length, head dim], or, where documents are
-            packed, [tokens, heads, head dim]; None is a dynamic size.
-        dtype: of the query, for example "bfloat16".
-        device: where they are, for example "cuda:0".
+        query, key, value: the shapes of the operator's arguments, [batch, heads, length, head dim] or, for packed
+            (varlen) attention, [tokens, heads, head dim]; None is a dynamic size.
+        dtype: the dtype of the query, for example "bfloat16".
+        device: their device, for example "cuda:0".
     """
 
     query: tuple[int | None, ...]
@@ -60,7 +60,7 @@ class Tensors:
     device: str
 
     def __str__(self) -> str:
-        """For example ``q 2x16x8192x128, k and v 2x4x8192x128, bfloat16``; ``?`` is a dynamic size."""
+        """A text like ``q 2x16x8192x128, k and v 2x4x8192x128, bfloat16``; ``?`` is a dynamic size."""
         query, key, value = (_by(shape) for shape in (self.query, self.key, self.value))
         if query == key == value:
             shapes = f"q, k and v {query}"
@@ -71,42 +71,42 @@ class Tensors:
         return f"{shapes}, {self.dtype}"
 
     def as_dict(self) -> dict[str, object]:
-        """Plain lists, strings and numbers only, for JSON."""
+        """The shapes, dtype and device as lists and strings, for JSON; `from_dict` is the inverse."""
         shapes = {name: list(getattr(self, name)) for name in ("query", "key", "value")}
         return {**shapes, "dtype": self.dtype, "device": self.device}
 
     @staticmethod
     def from_dict(given: Mapping[str, Any]) -> Tensors:
-        """Inverse of `as_dict`."""
+        """Makes the object from the result of `as_dict`."""
         query, key, value = (tuple(given[name]) for name in ("query", "key", "value"))
         return Tensors(query, key, value, given["dtype"], given["device"])
 
 
 @dataclass(frozen=True)
 class SiteRecord:
-    """The record of one attention: a backward with its forward, or a forward alone.
+    """The record of one attention: a backward with its forward, or a forward without a backward.
 
     Attributes:
-        name: the name of the backward's node in its graph, or of the forward's where that is alone; the new operators
-            have it, with the module, as `site`.
+        name: the name of the backward's node in its graph, or of the forward's if there is no backward; the new
+            operators have it, with the module, as argument `site`.
         op: the operator of that node, for example ``aten::_scaled_dot_product_flash_attention_backward``.
-        status: "replaced", or "kept" as PyTorch had it.
+        status: "replaced", or "kept" (left to PyTorch).
         reason: why it is kept; None for a replaced site.
         detail: more about the reason, or about how the site was matched; may be empty.
         site: the facts given to the planner; None if they could not be established.
         plan: the plan that runs; None for a kept site.
-        forward: the outcome of the forward: the plan's forward, or "kept" with the cause.
-        mask: the mask in normal form (``str(Mask)``, with ``+ bias`` where one is added), "" if unknown.
-        line: the model's source line, ``file:line``; "" if the graph does not tell.
-        module: the path of the module in the model, ``layers.0.attn``; "" if the graph does not tell.
-        tensors: shapes, dtype and device, as far as the graph tells; None where it does not.
-        inputs: the model's arguments, parameters and buffers from which the mask is computed, by the names that they
-            have in the model: ``attention_mask``, ``self.embedding.weight``; empty where it reads none.
-        recognised: in words, from what the mask was recognised and how that was verified; "" without a mask tensor.
-        arch: the architecture for which the site was planned, "sm_90" or "cpu"; "" if that was not reached.
-        predicted_us: the predicted time of the backward, in microseconds; None where nothing predicts it.
-        kind: "forward and backward", or "forward only" where the graph has no backward of it: under `no_grad`, in an
-            evaluation, in the first run of a reentrant checkpoint.
+        forward: which forward runs: the plan's forward, or "kept" with the cause.
+        mask: the mask in normal form (``str(Mask)``, with ``+ bias`` if one is added); "" if unknown.
+        line: the model's source line, ``file:line``; "" if the graph does not contain it.
+        module: the path of the module in the model, ``layers.0.attn``; "" if the graph does not contain it.
+        tensors: shapes, dtype and device; None if the graph does not contain them.
+        inputs: the model's arguments, parameters and buffers from which the mask is computed, by their names in the
+            model: ``attention_mask``, ``self.embedding.weight``; may be empty.
+        recognised: in words, how the mask tensor was recognised and verified; "" without a mask tensor.
+        arch: the architecture for which the site was planned, "sm_90" or "cpu"; "" if planning was not reached.
+        predicted_us: the predicted time of the backward, in microseconds; None if there is no prediction.
+        kind: "forward and backward", or "forward only" if the graph has no backward of it: under `no_grad`, in
+            evaluation, or in the first run of a reentrant checkpoint.
     """
 
     name: str
@@ -129,23 +129,23 @@ class SiteRecord:
 
     @property
     def rewrite(self) -> str:
-        """The rewrite that left the record, as `Record.rewrite`."""
+        """The name of the pass that made the record, as `Record.rewrite`: always "attention"."""
         return "attention"
 
     @property
     def source(self) -> str:
-        """The model's source line and module, ``file:line in module.path``; "" if the graph does not tell."""
+        """The model's source line and module, ``file:line in module.path``; "" if the graph does not contain it."""
         return f"{self.line} in {self.module}" if self.line and self.module else self.line
 
     @property
     def shape(self) -> str:
-        """As `shape_text` where the facts could be established, else as far as the tensors are known."""
+        """The shape and dtype as `shape_text`, or as `Tensors` prints them if no `Site` could be established."""
         if self.site is None and self.tensors is not None:
             return str(self.tensors)
         return shape_text(self.site)
 
     def as_dict(self) -> dict[str, object]:
-        """Plain lists, strings and numbers only, for JSON; `from_dict` reads it back."""
+        """The record as lists, strings and numbers, for JSON; `from_dict` is the inverse."""
         site = None
         if self.site is not None:
             site = {field.name: getattr(self.site, field.name) for field in dataclasses.fields(Site)}
@@ -177,7 +177,7 @@ class SiteRecord:
 
     @staticmethod
     def from_dict(given: Mapping[str, Any]) -> SiteRecord:
-        """Inverse of `as_dict`.
+        """Makes the record from the result of `as_dict`.
 
         Raises:
             KeyError, TypeError, ValueError: `given` was not made by `as_dict`.
@@ -193,7 +193,7 @@ class SiteRecord:
         )
 
     def __str__(self) -> str:
-        """One line, as it is logged."""
+        """The record as one line for the log."""
         where = f" at {self.source}" if self.source else ""
         note = f" ({self.detail})" if self.detail else ""
         alone = f"{FORWARD_ONLY}, " if self.kind == FORWARD_ONLY else ""
@@ -211,18 +211,18 @@ _OF_PLAN = ("numerics_key", "critical_path", "schedule_note")  # fields of a pla
 
 @dataclass(frozen=True)
 class Record:
-    """The record of one place of a graph that another rewrite than that of attention has looked at.
+    """The record of one node that a pass other than the attention pass has replaced or kept.
 
     Attributes:
-        rewrite: which one: "embeddings", the gradients of embeddings.
+        rewrite: the name of the pass, for example "embeddings" (gradients of embeddings).
         name: the name of the node in its graph.
         op: the operator of that node, for example ``aten::embedding_dense_backward``.
-        status: "replaced", or "kept" as PyTorch had it.
-        reason: why it is kept; None for a replaced one.
+        status: "replaced", or "kept" (left to PyTorch).
+        reason: why it is kept; None if it is replaced.
         detail: what runs instead, or more about the reason.
-        line: the model's source line, ``file:line``; "" if the graph does not tell.
-        module: the path of the module in the model; "" if the graph does not tell.
-        facts: what the rewrite knows of the place: plain lists, strings and numbers, by name.
+        line: the model's source line, ``file:line``; "" if the graph does not contain it.
+        module: the path of the module in the model; "" if the graph does not contain it.
+        facts: further facts by name: plain lists, strings and numbers.
     """
 
     rewrite: str
@@ -237,24 +237,24 @@ class Record:
 
     @staticmethod
     def of_attempt(error: str, **facts: Any) -> Record:
-        """The record of a place that a rewrite has replaced, or left as it was after an error.
+        """The record of a node that a pass has replaced, or kept after an error.
 
         Args:
-            error: what went wrong; "" if nothing did.
-            facts: the other attributes; the detail is of the replacement.
+            error: the error message, which becomes the detail; "" if the node was replaced.
+            facts: the other attributes; `detail` describes the replacement.
         """
         if error:
             return Record(**{**facts, "detail": error}, status="kept", reason=Reason.INTERNAL_ERROR)
         return Record(**facts, status="replaced", reason=None)
 
     def as_dict(self) -> dict[str, object]:
-        """Plain lists, strings and numbers only, for JSON; `from_dict` reads it back."""
+        """The record as lists, strings and numbers, for JSON; `from_dict` is the inverse."""
         plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {**plain, "reason": self.reason.value if self.reason else None, "facts": dict(self.facts)}
 
     @staticmethod
     def from_dict(given: Mapping[str, Any]) -> Record:
-        """Inverse of `as_dict`.
+        """Makes the record from the result of `as_dict`.
 
         Raises:
             KeyError, TypeError, ValueError: `given` was not made by `as_dict`.
@@ -262,7 +262,7 @@ class Record:
         return Record(**{**given, "reason": Reason(given["reason"]) if given["reason"] else None})
 
     def __str__(self) -> str:
-        """One line, as it is logged."""
+        """The record as one line for the log."""
         where = f" at {self.line}" + (f" in {self.module}" if self.module else "") if self.line else ""
         note = f" ({self.detail})" if self.detail else ""
         kept = f", {self.reason.value}: {self.reason.explanation}" if self.reason is not None else ""
@@ -270,23 +270,23 @@ class Record:
 
 
 AnyRecord = SiteRecord | Record
-"""The record of an attention, or of what another rewrite looks at."""
+"""The record of an attention, or of a node that another pass replaced or kept."""
 
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """One compiled graph with records in it, or one from a cache that does not tell whether it has any.
+    """The records of one compiled graph, or a note that a graph from a cache has none.
 
     Attributes:
-        compile_id: which compile it is, as tlparse and the log lines of PyTorch name it: "0/0", "0/0_1" (a restarted
-            one) or "!1/0/0" (compiled autograd); the forward and the backward have the same one.  "" for a graph that
-            was compiled or loaded outside of Dynamo.
-        kind: "joint", a forward with its backward, or "inference", a graph without one; "" if that is not known.
-        origin: "compiled" in this process, "eager" for a call in a program that is not compiled, or the cache that the
-            graph is from: "AOTAutogradCache" or "precompile".
-        sites: in the order in which the forward runs them; the sites of nested graphs first.
-        missing: the graph is from a cache whose entry has no records; `sites` is empty then.
-        others: the records of other rewrites than that of attention, in the order of the graph.
+        compile_id: the id of the compile, as tlparse and PyTorch's log lines show it: "0/0", "0/0_1" (restarted) or
+            "!1/0/0" (compiled autograd); the same for forward and backward.  "" for a graph that was compiled or loaded
+            outside of Dynamo.
+        kind: "joint" (forward with backward) or "inference" (without a backward); "" if that is not known.
+        origin: "compiled" in this process, "eager" for a call outside of compiled graphs, or the cache from which the
+            graph was loaded: "AOTAutogradCache" or "precompile".
+        sites: the records of attention, in the order in which the forward runs them; those of nested graphs first.
+        missing: whether the graph is from a cache entry without records; `sites` is then empty.
+        others: the records of all other passes, in graph order.
     """
 
     compile_id: str
@@ -302,12 +302,12 @@ class GraphRecord:
         return (*self.sites, *self.others)
 
     def joined(self, later: GraphRecord) -> GraphRecord:
-        """`later` with the records of this graph, which is nested in it, in front of its own."""
+        """`later` with the records of this graph, which is nested in it, before its own."""
         sites, others = (*self.sites, *later.sites), (*self.others, *later.others)
         return dataclasses.replace(later, kind=later.kind or self.kind, sites=sites, others=others)
 
     def as_dict(self) -> dict[str, object]:
-        """Plain lists, strings and numbers only, for JSON; `from_dict` reads it back."""
+        """The record as lists, strings and numbers, for JSON; `from_dict` is the inverse."""
         return {
             "compile_id": self.compile_id,
             "kind": self.kind,
@@ -319,26 +319,26 @@ class GraphRecord:
 
     @staticmethod
     def from_dict(given: Mapping[str, Any]) -> GraphRecord:
-        """Inverse of `as_dict`.
+        """Makes the record from the result of `as_dict`.
 
         Raises:
             KeyError, TypeError, ValueError: `given` was not made by `as_dict`.
         """
         sites = tuple(map(SiteRecord.from_dict, given["sites"]))
-        others = tuple(map(Record.from_dict, given.get("others", ())))  # entries of before have none
+        others = tuple(map(Record.from_dict, given.get("others", ())))  # cache entries of older versions have none
         return GraphRecord(given["compile_id"], given["kind"], given["origin"], sites, given["missing"], others)
 
     def to_json(self) -> str:
-        """`as_dict` as text."""
+        """The result of `as_dict` as JSON text."""
         return json.dumps(self.as_dict())
 
     @staticmethod
     def from_json(text: str) -> GraphRecord:
-        """Inverse of `to_json`; raises as `from_dict` does."""
+        """Makes the record from the result of `to_json`; raises as `from_dict` does, or ValueError for invalid JSON."""
         return GraphRecord.from_dict(json.loads(text))
 
     def __str__(self) -> str:
-        """A headline, without the sites: ``graph 0/0 (joint, compiled): 6 sites, 5 replaced``."""
+        """A summary without the sites: ``graph 0/0 (joint, compiled): 6 sites, 5 replaced``."""
         number = f"graph {self.compile_id}" if self.compile_id else "graph"
         if self.missing:
             return f"{number}: from a cache ({self.origin}), without records"
@@ -359,13 +359,13 @@ _lock = threading.Lock()  # graphs may be compiled on several threads
 
 
 def add(graph: GraphRecord) -> None:
-    """Append the record of a graph."""
+    """Appends the record of a graph."""
     with _lock:
         _here().append(graph)
 
 
 def replace_graph(old: GraphRecord, new: GraphRecord) -> None:
-    """Put `new` in the place of `old`, the same object that was added; at the end where it was cleared."""
+    """Replaces the record `old` (compared by identity) by `new`; appends `new` if `old` has been cleared."""
     with _lock:
         graphs = _here()
         for place, graph in enumerate(graphs):
@@ -377,7 +377,11 @@ def replace_graph(old: GraphRecord, new: GraphRecord) -> None:
 
 @contextmanager
 def aside() -> Iterator[list[GraphRecord]]:
-    """The records of graphs that are compiled in the block, in this thread; the program's own records do not grow."""
+    """Collects the records of graphs compiled in the block on this thread, apart from the program's own records.
+
+    Yields:
+        The list to which these records are appended.
+    """
     found: list[GraphRecord] = []
     token = _aside.set(found)
     try:
@@ -392,44 +396,45 @@ def _here() -> list[GraphRecord]:
 
 
 def graphs() -> tuple[GraphRecord, ...]:
-    """Every graph with attention that was compiled, or taken from a cache, in this process since `clear_sites`, oldest
-    first.
+    """The records of all graphs with attention that this process compiled or loaded from a cache, oldest first.
+
+    Only records since the last `clear_sites` are returned.
     """
     with _lock:
         return with_attention(_graphs)
 
 
 def with_attention(graphs: Sequence[GraphRecord]) -> tuple[GraphRecord, ...]:
-    """The graphs that have attention, and those that do not tell."""
+    """The graphs that have attention, and those from cache entries without records."""
     return tuple(graph for graph in graphs if graph.sites or graph.missing)
 
 
 def graphs_here() -> tuple[GraphRecord, ...]:
-    """Every graph with records; inside `aside`, its graphs alone."""
+    """All graphs with records; inside `aside`, only those compiled in its block."""
     with _lock:
         return tuple(_here())
 
 
 def sites() -> tuple[SiteRecord, ...]:
-    """Every attention of `graphs`, with a backward or without, in the order in which each graph's forward runs them.
+    """The records of all attentions in `graphs()`, with or without a backward, in the order of each graph's forward.
 
-    A graph that is from a cache brings its records along; where they are missing, `graphs` says so.
+    Graphs from a cache include their records; if a cache entry has none, `GraphRecord.missing` of its graph is set.
     """
     return tuple(site for graph in graphs() for site in graph.sites)
 
 
 def all_records() -> tuple[AnyRecord, ...]:
-    """Every record of every graph: `sites`, and those of other rewrites, also of graphs without attention.
+    """All records of all graphs, including those of other passes and of graphs without attention.
 
-    Each has ``rewrite``, the name of the rewrite that left it, and the attributes ``name``, ``op``, ``status``,
-    ``reason``, ``detail``, ``line`` and ``module``.
+    Each record has ``rewrite`` (the name of the pass), ``name``, ``op``, ``status``, ``reason``, ``detail``, ``line``
+    and ``module``.
     """
     with _lock:
         return tuple(record for graph in _graphs for record in graph.records)
 
 
 def clear_sites() -> None:
-    """Forget all records."""
+    """Deletes all records."""
     with _lock:
         _graphs.clear()
 
@@ -439,7 +444,7 @@ def _by(shape: Sequence[int | None]) -> str:
 
 
 def shape_text(site: Site | None) -> str:
-    """For example ``2x16(4)x8192x128 bfloat16``: batch, query (key/value) heads, length, head dim; ``?`` is dynamic."""
+    """A text like ``2x16(4)x8192x128 bfloat16``: batch, query (kv) heads, length, head dim; ``?`` is dynamic."""
     if site is None:
         return ""
     batch, q_len, kv_len = ("?" if n is None else str(n) for n in (site.batch, site.q_len, site.kv_len))
@@ -449,10 +454,10 @@ def shape_text(site: Site | None) -> str:
 
 
 def format_table(records: Sequence[SiteRecord]) -> str:
-    """The records as a text table.
+    """Formats records as a text table.
 
-    Sites with the same decision at one source line share a row with a count; the layer numbers in which their module
-    paths differ are shown as ``*``.
+    Sites with the same decision and source line share a row with a count; layer numbers that differ between their
+    module paths are shown as ``*``.
     """
     header = ("sites", "status", "shape", "mask", "plan or reason", "forward", "source")
     groups: dict[tuple[str, ...], list[SiteRecord]] = {}

@@ -1,6 +1,7 @@
-"""Timelines: which worker computes, waits and adds when, simulated or recorded, and pictures of that.
+"""Timelines of simulated or recorded runs: which worker computes, waits and adds when; and pictures of them.
 
-Needs only the standard library and sympy; SVG and PNG pictures need matplotlib.  Names are loaded on first use.
+The package needs only the standard library and sympy; SVG and PNG pictures need matplotlib.  Names are loaded on first
+use.
 """
 
 from __future__ import annotations

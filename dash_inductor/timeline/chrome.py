@@ -1,8 +1,8 @@
-"""A picture in Chrome's trace event format, which Perfetto and chrome://tracing open.
+"""Converts a picture to Chrome's trace event format, for Perfetto and chrome://tracing.
 
-A schedule is a process and a lane a thread; where writers add while the next tile pair is computed, each has a thread
-of its own below its lane.  Times are microseconds there: where the timeline counts in other units, one unit is shown as
-one microsecond, and the process says so.
+A schedule is a process, and a lane is a thread; if a writer adds while the next tile pair is computed, it is a thread
+below its lane.  Times are microseconds; for a timeline in other units, one unit is shown as one microsecond, and the
+name of the process says so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .style import summary
 
 
 def chrome(picture: Picture) -> dict[str, Any]:
-    """The trace as an object for JSON."""
+    """The trace as an object for `json.dumps`."""
     events = [e for process, t in enumerate(picture.timelines, start=1) for e in _events(process, t)]
     return {
         "traceEvents": events,

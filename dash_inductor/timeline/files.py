@@ -1,4 +1,4 @@
-"""Pictures as files: the suffix says which kind."""
+"""Writes pictures to files; the suffix selects the format."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SUFFIXES: dict[str, Callable[[Picture], bytes]] = {
     ".json": lambda picture: json.dumps(chrome(picture), separators=(",", ":")).encode(),
     ".txt": lambda picture: "\n".join(text(timeline) for timeline in picture.timelines).encode(),
 }
-"""How a picture becomes a file: two images, a trace for Perfetto and chrome://tracing, text."""
+"""The writers of the formats by suffix: two kinds of images, a trace for Perfetto and chrome://tracing, and text."""
 
 
 def check_path(path: Path) -> None:
-    """Raise ArgumentError unless pictures can have this path: a suffix of `SUFFIXES`, in a folder that exists."""
+    """Raises ArgumentError unless the path has a suffix of `SUFFIXES` and its folder exists."""
     if path.suffix not in SUFFIXES:
         raise ArgumentError("timeline", str(path), f"a file name that ends with one of {', '.join(SUFFIXES)}")
     if path.is_dir() or not path.parent.is_dir():
@@ -30,11 +30,11 @@ def check_path(path: Path) -> None:
 
 
 def write(picture: Picture, path: Path) -> None:
-    """Write a picture in the format that the path's suffix names.
+    """Writes a picture in the format of the path's suffix.
 
     Raises:
         ArgumentError: another suffix, a folder that does not exist, or timelines in different units.
-        MissingPackageError: an SVG or PNG picture without matplotlib.
+        MissingPackageError: matplotlib, which SVG and PNG pictures need, is not installed.
     """
     check_path(path)
     path.write_bytes(SUFFIXES[path.suffix](picture))

@@ -1,4 +1,4 @@
-"""A picture as an image, SVG or PNG, drawn by matplotlib on a light page."""
+"""Draws a picture as an SVG or PNG image with matplotlib, on a light background."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .style import Colours
 
 _INCHES, _DPI = 12.0, 150
 _TOP, _BOTTOM = 0.75, 0.35
-"""Inches above the panels and below them."""
+"""The margins above and below the panels, in inches."""
 _COLUMNS = 1600
-"""Columns in which a run of many bars is drawn."""
+"""The number of columns to which a run with many bars is reduced."""
 _WRITER_LANES = 32
-"""Lanes with which there is room for what writers do."""
+"""The maximum number of lanes for which writers are drawn."""
 SETTINGS: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -27,11 +27,11 @@ SETTINGS: Any = {
     "svg.hashsalt": "dash_inductor",
     "text.parse_math": False,
 }
-"""Settings of matplotlib, which comes with that font.  Text of an SVG stays text."""
+"""Settings of matplotlib, which includes this font.  Text in an SVG stays text."""
 
 
 def image(picture: Picture, kind: Literal["svg", "png"]) -> bytes:
-    """The picture as a file of that format; one version of matplotlib always makes the same file of it.
+    """The picture as the content of an image file; the same version of matplotlib always produces the same bytes.
 
     Raises:
         MissingPackageError: matplotlib is not installed.
@@ -48,7 +48,9 @@ def image(picture: Picture, kind: Literal["svg", "png"]) -> bytes:
 
 
 def figure(picture: Picture) -> Any:
-    """The picture as a figure of matplotlib, which is installed: axes for each timeline, one below the other."""
+    """The picture as a matplotlib figure with axes for each timeline, one below the other; matplotlib must be
+    installed.
+    """
     from matplotlib.figure import Figure
 
     colours, timelines = Colours.of(picture), picture.timelines
@@ -103,7 +105,7 @@ def _draw(ax: Any, t: Timeline, picture: Picture, colours: Colours, writer: bool
 
 
 def _boxes(ax: Any, kind: Kind, hue: style.Hue, boxes: list[tuple[float, float, float, float]], *, edges: bool) -> None:
-    """Add rectangles (x, y, width, height) of one kind and colour, as one path."""
+    """Adds rectangles (x, y, width, height) of one kind and colour as a single path."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -114,7 +116,7 @@ def _boxes(ax: Any, kind: Kind, hue: style.Hue, boxes: list[tuple[float, float, 
 
 
 def _look(kind: Kind, hue: style.Hue) -> dict[str, Any]:
-    """How matplotlib fills what is of this kind."""
+    """The fill properties for bars of a kind."""
     if kind == "wait":
         return {"facecolor": "none", "edgecolor": style.WAIT, "hatch": "/////", "linewidth": 0}
     return {"facecolor": hue.add if kind == "add" else hue.compute, "linewidth": 0}

@@ -1,4 +1,4 @@
-"""Masks that are data, for the simulator: lengths of documents and of valid keys, and which tile pairs are seen."""
+"""Data-dependent masks for the simulator: document lengths and numbers of valid keys, and the tile pairs they show."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from ..schedule.jobs import Column, Job
 from ..schedule.walk import Problem
 
 Seen = tuple[tuple[bool, ...], ...]
-"""``seen[q][kv]``: whether some query of a q tile sees a key of a kv tile, in one batch element."""
+"""``seen[q][kv]``: whether any query of a q tile sees any key of a kv tile, in one batch element."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """The pairs that a mask hides beside its band.
+    """The lengths that define which pairs a mask hides in addition to its band.
 
     Args:
-        documents: lengths of the documents that every sequence holds, one after the other; None where there are none.
-            Their sum is the length of the queries and of the keys.
-        valid: how many keys, from the first on, are valid in each batch element; None if all are.
+        documents: the lengths of the consecutive documents in every sequence; None for none.  Their sum is the number
+            of queries and of keys.
+        valid: the number of valid keys, from the first one, in each batch element; None if all are valid.
     """
 
     documents: tuple[int, ...] | None = None
     valid: tuple[int, ...] | None = None
 
     def check(self, batch: int, q_len: int, kv_len: int) -> None:
-        """Raise ArgumentError unless this fits tensors of these sizes."""
+        """Raises ArgumentError unless the lengths fit tensors of these sizes."""
         if self.documents is not None:
             if any(length < 1 for length in self.documents):
                 raise ArgumentError("documents", self.documents, "lengths >= 1")
@@ -41,7 +41,7 @@ class Lengths:
             raise ArgumentError("keys", self.valid, f"{batch} numbers from 0 to {kv_len}, one for each batch element")
 
     def seen(self, problem: Problem) -> tuple[Seen, ...]:
-        """The tile pairs that are seen, for each batch element."""
+        """The visible tile pairs of each batch element."""
         self.check(problem.batch, problem.q_len, problem.kv_len)
         counts = self.valid if self.valid is not None else (problem.kv_len,) * problem.batch
         found = {count: self._seen(problem, count) for count in set(counts)}
@@ -49,7 +49,7 @@ class Lengths:
 
     def _seen(self, p: Problem, valid: int) -> Seen:
         band = p.resolved.band
-        ends: list[tuple[int, int]] = []  # documents, as first and end
+        ends: list[tuple[int, int]] = []  # intervals [first, end) of documents
         for length in self.documents or (max(p.q_len, p.kv_len),):
             first = ends[-1][1] if ends else 0
             ends.append((first, first + length))
@@ -67,7 +67,7 @@ class Lengths:
 
 
 def _meets(band: Band, rows: tuple[int, int], keys: tuple[int, int]) -> bool:
-    """Whether a row of one interval (first, end) sees a key of the other; the band is anchored top left."""
+    """Whether any row in an interval [first, end) sees any key in the other; the band is anchored top left."""
     if rows[0] >= rows[1] or keys[0] >= keys[1]:
         return False
     least, greatest = rows[0] - (keys[1] - 1), rows[1] - 1 - keys[0]
@@ -75,11 +75,12 @@ def _meets(band: Band, rows: tuple[int, int], keys: tuple[int, int]) -> bool:
 
 
 def restricted(jobs: Sequence[Job], seen: Sequence[Seen], heads: int) -> tuple[Job, ...]:
-    """The jobs of a band's closed form without the pairs that nobody sees: Note [Tables] in `schedule.table_walk`.
+    """The jobs of a band's schedule without the tile pairs that the mask hides: Note [Tables] in `schedule.table_walk`.
 
     Args:
-        seen: for each batch element.
-        heads: of the schedule, per batch element.
+        jobs: the jobs for all tile pairs of the band.
+        seen: the visible tile pairs of each batch element.
+        heads: the number of heads of the schedule per batch element.
     """
     contributors: dict[tuple[int, int], list[int]] = {}
     for job in jobs:

@@ -1,15 +1,15 @@
-"""Timelines that were recorded on a GPU.
+"""Reads timelines that were recorded on a GPU.
 
-The file is one JSON object.  Times are in nanoseconds since the first start:
+The file is one JSON object.  Times are in nanoseconds since the earliest start:
 
     {"unit": "ns", "meta": {...},
      "spans": [{"sm": 0, "ticket": 7, "head": 1, "kv": 3, "q": 5, "start": 0, "wait": 900, "added": 1000, "end": 1150}]}
 
 A CTA computes a tile pair from `start` to `wait`, waits for its turn until `added`, and adds until `end`.  Query heads
-are counted through all batch elements.  Different warps write the times down, so one may precede the one before it by
-the clock's resolution; it then counts as equal.
+are counted over all batch elements.  Different warps record the times, so a time may precede the previous one by the
+clock's resolution; it then counts as equal.
 
-A file has at most 256 MiB and 2^20 spans; `records.profiles` writes no longer ones.  Query heads are below 2^20, tiles,
+A file has at most 256 MiB and 2^20 spans; `records.profiles` writes no larger ones.  Query heads are below 2^20, tiles,
 tickets and SMs below 2^31, and times below 2^63.
 """
 
@@ -25,21 +25,22 @@ from ..untrusted import Refused, parse_json, printable, read_regular, shortened
 from .model import MICROSECONDS, Step, Timeline
 
 _FIELDS = ("sm", "ticket", "head", "kv", "q", "start", "wait", "added", "end")
-_BELOW = dict.fromkeys(("sm", "ticket", "kv", "q"), 1 << 31) | {"head": 1 << 20}  # of the others, 2^63
+_BELOW = dict.fromkeys(("sm", "ticket", "kv", "q"), 1 << 31) | {"head": 1 << 20}  # all others: 2^63
 _BYTES, _SPANS = 256 << 20, 1 << 20
-_VALUES = 20 * _SPANS  # a comma and a colon for each of the nine fields, a bracket, and a comma behind it
-_NOTED, _NOTE = ("gpu", "schedule"), 200  # characters of each
+_VALUES = 20 * _SPANS  # per span: a comma and a colon for each of nine fields, a bracket, and a comma
+_NOTED, _NOTE = ("gpu", "schedule"), 200  # maximum number of characters of each
 
 
 def read(path: Path, heads: Sequence[str] = (), shape: Mapping[str, int] | None = None) -> Timeline:
-    """The timeline of a recorded run, in microseconds; its lanes are SMs, in the order of their first tickets.
+    """Reads the timeline of a recorded run, in microseconds; its lanes are SMs, in the order of their first tickets.
 
     Args:
-        heads: names of the query heads of all batch elements; by default numbers.
-        shape: sizes of the call, by the names that they have in a file's ``meta["shape"]``, which may leave any out.
+        path: the file.
+        heads: the names of the query heads of all batch elements; by default numbers.
+        shape: the sizes of the call to compare with ``meta["shape"]`` of the file, where they are present.
 
     Raises:
-        ArgumentError: a file that cannot be read, is not one of these, or is of a call of another shape.
+        ArgumentError: the file cannot be read, has another format, or belongs to a call of another shape.
     """
     allowed = 'a file of a recorded run: {"unit": "ns", "spans": [...], "meta": {...}}'
     try:
@@ -87,7 +88,7 @@ def _check(path: Path, index: int, span: object) -> None:
 def of_spans(
     spans: Sequence[dict[str, int]], heads: Sequence[str] = (), meta: Mapping[str, Any] | None = None
 ) -> Timeline:
-    """The timeline of the spans of a recorded run; ``meta["gpu"]`` and ``meta["schedule"]`` are noted."""
+    """The timeline of recorded spans; ``meta["gpu"]`` and ``meta["schedule"]`` go into its note."""
     first = {span["sm"]: span["ticket"] for span in sorted(spans, key=lambda s: -s["ticket"])}
     lanes = {sm: lane for lane, sm in enumerate(sorted(first, key=lambda sm: first[sm]))}
     count = 1 + max((span["head"] for span in spans), default=-1)

@@ -1,4 +1,4 @@
-"""`Timeline`: who computed, waited and added when, whether the simulator says so or a GPU.  Standard library only."""
+"""`Timeline`: which worker computed, waited and added when, in a simulation or on a GPU.  Standard library only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Kind = Literal["compute", "wait", "add"]
 
 
 class Unit(NamedTuple):
-    """The unit in which times are counted: the text behind a number, and the text at an axis."""
+    """The unit of times: its symbol after a number, and the label of an axis."""
 
     symbol: str
     axis: str
@@ -23,20 +23,21 @@ class Unit(NamedTuple):
 MICROSECONDS = Unit("µs", "time in µs")
 
 TIMES = ("start", "computed", "write", "written")
-"""The fields of a `Step` that are times."""
+"""The names of the fields of a `Step` that are times."""
 
 
 class Step(NamedTuple):
-    """One tile pair.  ``start <= computed <= write <= written``, in the unit of the timeline.
+    """The processing of one tile pair; ``start <= computed <= write <= written``, in the unit of the timeline.
 
     Args:
-        lane: which of `Timeline.lanes`.
-        ticket: of the walk that it belongs to.
-        head: which of `Timeline.heads`.
-        kv, q: the tiles.
-        rank: the place of this addition among those to the dq tile of (head, q).
-        start, computed: when its products were computed.
-        write, written: when its dq tile was added.  From `computed` on it waits for its turn.
+        lane: the index in `Timeline.lanes`.
+        ticket: the ticket of its walk.
+        head: the index in `Timeline.heads`.
+        kv, q: the tile indices.
+        rank: the position of its addition among those to the dq tile of (head, q).
+        start, computed: the times at which its matrix products begin and end.
+        write, written: the times at which the addition of its dq tile begins and ends.  It waits for its turn from
+            `computed` to `write`.
     """
 
     lane: int
@@ -52,11 +53,13 @@ class Step(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """The work of a lane for some time.
+    """What a lane does during an interval of time.
 
     Args:
-        step: which of `Timeline.steps`; while a CTA waits for a buffer, the one that is computed next.
-        track: 0 is the lane's own, 1 its writer's (see `Timeline.writer`).
+        step: the index in `Timeline.steps`; while a CTA waits for a buffer, that of the next step.
+        track: 0 for the lane itself, 1 for its writer (see `Timeline.writer`).
+        kind: "compute", "wait" or "add".
+        begin, end: the interval.
     """
 
     step: int
@@ -71,15 +74,16 @@ class Timeline:
     """A run of one schedule.
 
     Args:
-        name: of the schedule, or of the recording.
-        unit: the unit in which times are counted.
-        lanes, heads: their names.
-        steps: in any order.
-        end: the end of the run; at least the end of every step.
-        writer: a lane has two tracks, because a writer waits and adds while the next tile pair is computed.
+        name: the name of the schedule or of the recording.
+        unit: the unit of all times.
+        lanes, heads: the names of lanes and heads.
+        steps: the steps, in any order.
+        end: the end of the run, not before the end of any step.
+        writer: whether lanes have a second track, for a writer that waits and adds while the next tile pair is
+            computed.
         measured: whether it was recorded on a GPU.
-        note: one line that says what is remarkable, for example why a run hangs.
-        badge: a word or two that stand out beside the name, for example that the planner chooses it; may be empty.
+        note: a one-line remark, for example why a run hangs; may be empty.
+        badge: a short label next to the name, for example that the planner chose it; may be empty.
     """
 
     name: str
@@ -95,9 +99,9 @@ class Timeline:
 
     @cached_property
     def bars(self) -> tuple[Bar, ...]:
-        """Everything that is drawn, lane by lane and in order of time; what takes no time is left out.
+        """The bars to draw, by lane and time; empty ones are left out.
 
-        Bars of a track do not overlap: of two additions at a time, the second is drawn when the first has ended.
+        Bars of a track do not overlap: of two simultaneous additions, the second is drawn after the first has ended.
         """
         return tuple(bar for bar in self._all_bars() if bar.end > bar.begin)
 
@@ -107,7 +111,7 @@ class Timeline:
             lanes[step.lane].append(index)
         for indices in lanes:
             indices.sort(key=lambda i: (self.steps[i].start, self.steps[i].written))
-            free, last = 0.0, None  # when the writer is free, and the step before
+            free, last = 0.0, None  # the time from which the writer is free, and the previous step
             for i in indices:
                 step = self.steps[i]
                 if self.writer and last is not None and last.ticket == step.ticket:
@@ -119,9 +123,10 @@ class Timeline:
 
     @cached_property
     def shares(self) -> dict[Kind, float]:
-        """The share of the time of all lanes, from 0 to 1, that each kind of bar of the lane's own track takes.
+        """The fraction of the total time of all lanes, from 0 to 1, that each kind of bar takes on the lanes' own
+        tracks.
 
-        The rest is idle time.  With a writer, waiting is the time in which all of its buffers are taken.
+        The rest is idle time.  With a writer, a lane waits while all of its buffers are in use.
         """
         total = self.end * len(self.lanes)
         kinds: dict[Kind, float] = {"compute": 0.0, "wait": 0.0, "add": 0.0}
@@ -131,13 +136,13 @@ class Timeline:
         return {kind: time / total if total else 0.0 for kind, time in kinds.items()}
 
     def in_unit(self, unit: Unit, factor: float) -> Timeline:
-        """The same run with all times multiplied by `factor`."""
+        """Returns the same run with another unit and all times multiplied by `factor`."""
         steps = (s._replace(**{name: getattr(s, name) * factor for name in TIMES}) for s in self.steps)
         return replace(self, unit=unit, end=self.end * factor, steps=tuple(steps))
 
 
 def ticks(end: float, most: int = 10) -> list[float]:
-    """At most `most` + 1 round numbers from 0 to `end`, evenly spaced."""
+    """Returns at most `most` + 1 evenly spaced round numbers from 0 to `end`."""
     if end <= 0:
         return [0.0]
     power = 10.0 ** math.floor(math.log10(end / most))
@@ -147,11 +152,11 @@ def ticks(end: float, most: int = 10) -> list[float]:
 
 @dataclass(frozen=True)
 class Picture:
-    """Timelines that are drawn one below the other, on one scale of time.
+    """Timelines that are drawn one below the other, with a common time axis.
 
     Args:
-        title, subtitle: what is drawn.
-        timelines: in the order in which they are drawn.
+        title, subtitle: the headings.
+        timelines: the timelines, from top to bottom.
     """
 
     title: str
@@ -165,10 +170,10 @@ class Picture:
 
     @property
     def unit(self) -> Unit:
-        """The unit of all times.
+        """The common unit of all timelines.
 
         Raises:
-            ArgumentError: no timelines, or timelines in different units.
+            ArgumentError: there are no timelines, or they have different units.
         """
         units = {t.unit for t in self.timelines}
         if len(units) != 1:

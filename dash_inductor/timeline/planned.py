@@ -1,4 +1,4 @@
-"""The picture of a site's candidates, and of a run that was recorded there."""
+"""Draws the candidates of a site, and optionally a run that was recorded there."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .model import MICROSECONDS, Picture, Timeline
 from .simulated import of_plan, query_heads
 
 HEAD = ("", "schedule", "kernel", "tiles", "predicted", "why")
-"""The heads of the columns of `row`."""
+"""The column headings of `row`."""
 
 SIZES = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim")
-"""Sizes of a site that a recorded run must share."""
+"""The sizes that a recorded run must share with the site."""
 
 
 def picture(
@@ -35,23 +35,23 @@ def picture(
     workers: int | None = None,
     recorded: Path | None = None,
 ) -> Picture:
-    """Timelines of the candidates of a site that can run, best first, behind the recorded run if there is one.
+    """The timelines of a site's candidates that can run, best first, after the recorded run if there is one.
 
-    Times are microseconds if there is a prediction for the chosen candidate: every run takes as long as predicted, and
-    those without a prediction of their own are drawn to the scale of the chosen one.  Beside a recorded run the chosen
-    one takes as long as that, if it has no prediction.  Else times are in the planner's unit.  Predictions are for the
-    GPU's own number of workers, and for valid keys alone.
+    If the chosen candidate has a prediction, times are in microseconds: each run is scaled to its predicted time, and
+    runs without a prediction get the scale of the chosen one.  If it has none but there is a recorded run, the chosen
+    one is scaled to the recorded time.  Otherwise times are in the planner's unit.  Predictions are for the GPU's own
+    number of workers, and of data-dependent masks only for valid keys.
 
     Args:
-        site: with static lengths and batch.
-        ranking: what `ranking.rank` returned for it.
-        draw: the schedules to draw, of the chosen kernel family where that has them; by default all of that family.
+        site: a site with static lengths and batch size.
+        arch: as for `planner.plan`.
+        ranking: the result of `ranking.rank` for the site.
+        draw: the schedules to draw, those of the chosen kernel family if it has them; by default all of that family.
         data, gpu, workers: as for `simulated.of_plan`.
-        recorded: a file as `measured.read` reads it.
+        recorded: a file for `measured.read`.
 
     Raises:
-        ArgumentError: a schedule that cannot run at the site, no candidate that can, or what `of_plan` and
-            `measured.read` raise.
+        ArgumentError: a schedule cannot run at the site, no candidate can, or as for `of_plan` and `measured.read`.
     """
     able = [c for c in ranking if c.plan is not None]
     for name in draw:
@@ -90,7 +90,7 @@ def picture(
 def _run(
     site: Site, arch: str, candidacy: Candidacy, chosen: Candidacy, data: Lengths | None, gpu: str, workers: int | None
 ) -> Timeline:
-    """The simulated run of a candidate; its kernel family is named where that is not the chosen one."""
+    """The simulated run of a candidate; its name includes the kernel family if that is not the chosen one."""
     assert candidacy.plan is not None
     run = of_plan(site, arch, candidacy.plan, data=data, gpu=gpu, workers=workers)
     name = run.name if candidacy.kernel == chosen.kernel else f"{run.name}, {candidacy.kernel}"
@@ -98,7 +98,7 @@ def _run(
 
 
 def _scaled(run: Timeline, predicted: float | None, scale: float, chosen: str) -> Timeline:
-    """A run in microseconds: as long as predicted, or by the scale of the chosen one, which it then says."""
+    """The run in microseconds, scaled to its predicted time, or with the chosen run's scale, which a note then says."""
     if predicted is not None and run.end:
         return run.in_unit(MICROSECONDS, predicted / run.end)
     notes = (run.note, "" if run.badge else f"not calibrated, drawn to the scale of {chosen}")
@@ -106,7 +106,7 @@ def _scaled(run: Timeline, predicted: float | None, scale: float, chosen: str) -
 
 
 def row(candidacy: Candidacy) -> tuple[str, ...]:
-    """The cells of a candidate in a table, see `HEAD`; a star is for the chosen one."""
+    """The table cells of a candidate, see `HEAD`; a star marks the chosen one."""
     c = candidacy
     tiles = " + ".join(f"{t.block_q}x{t.block_kv}" for t in (c.dkdv, c.dq) if t is not None)
     predicted = "" if c.plan is None else "unknown" if c.predicted_us is None else f"{c.predicted_us:,.0f} µs"
@@ -114,7 +114,7 @@ def row(candidacy: Candidacy) -> tuple[str, ...]:
 
 
 def in_words(site: Site) -> str:
-    """The facts of a site as a phrase, for example "2 x 16 heads of 4096 tokens, head dim 128, causal, bfloat16"."""
+    """The facts of a site in words: "2 x 16 heads of 4096 tokens, head dim 128, causal, bfloat16"."""
     heads = f"{site.batch} x {site.q_heads} heads" + (f" on {site.kv_heads}" if site.group > 1 else "")
     lengths = f"{site.q_len} tokens" if site.q_len == site.kv_len else f"{site.q_len} queries and {site.kv_len} keys"
     dims = f"head dim {site.head_dim}" + (f", of value {site.value_dim}" if site.value_dim != site.head_dim else "")

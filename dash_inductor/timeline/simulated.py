@@ -1,4 +1,4 @@
-"""Timelines of simulated runs: of a schedule on any problem, and of a plan at a site."""
+"""Simulates timelines: of a schedule on any problem, and of a plan at a site."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ from .lengths import Lengths, restricted
 from .model import TIMES, Step, Timeline, Unit
 
 MODEL_UNIT = Unit("units", "time; computing a tile pair takes 1")
-"""The unit where costs are relative to the computation of a tile pair."""
+"""The unit of costs that are relative to the computation of a tile pair."""
 
 PLAN_UNIT = Unit("units", "time; computing 128 x 128 queries and keys takes 1 at best")
 """The unit of the planner's costs, see `kernels.family`."""
 
 MOST_TILE_PAIRS = 1 << 18
-"""Longest run that is simulated for a picture, in tile pairs: seconds of work."""
+"""The maximum number of tile pairs of a run that is simulated for a picture: some seconds of work."""
 
 
 def timeline(name: str, problem: Problem, workers: int, costs: Costs) -> Timeline:
-    """The run of a schedule on a problem in the simulator.
+    """Simulates a schedule on a problem.
 
     Args:
-        name: of the schedule.
-        workers: CTAs at a time.
-        costs: of a tile pair; their unit is that of the timeline.
+        name: the schedule.
+        problem: the problem.
+        workers: the number of CTAs that run at the same time.
+        costs: the costs of a tile pair, in the unit of the timeline.
 
     Raises:
-        ArgumentError: an unknown schedule, or one that does not support the mask.
+        ArgumentError: the schedule is unknown or does not support the mask.
     """
     shared = ClosedForm(name, problem).shared_accumulator
     run = simulate(tables(name, problem), workers, costs, group=problem.group, ordered=shared)
@@ -53,20 +54,19 @@ def of_plan(
     gpu: str = prediction.GPU,
     workers: int | None = None,
 ) -> Timeline:
-    """The simulated run of a plan at a site.
-
-    Times are in the unit of the planner's costs.
+    """Simulates a plan at a site; times are in the unit of the planner's costs.
 
     Args:
-        site: with static lengths and batch.
+        site: a site with static lengths and batch size.
         arch: as for `planner.plan`.
-        data: what the mask hides beside its band.  Kernels that walk by tables visit only what it leaves.
-        gpu: where times of walks have been measured, one of `prediction.gpus`.
-        workers: CTAs at a time, by default as many as the architecture has nominally.
+        plan: the plan.
+        data: what the mask hides in addition to its band.  Kernels that read tile tables skip hidden tile pairs.
+        gpu: the GPU whose measured times of walks are used, one of `prediction.gpus`.
+        workers: the number of CTAs that run at the same time, by default the architecture's nominal one.
 
     Raises:
-        ArgumentError: dynamic sizes, data that does not fit the site, a run of more than `MOST_TILE_PAIRS` tile pairs,
-            or an unknown architecture.
+        ArgumentError: sizes are dynamic, the data does not fit the site, the run has more than `MOST_TILE_PAIRS` tile
+            pairs, or the architecture is unknown.
     """
     for name, size in (("batch", site.batch), ("q_len", site.q_len), ("kv_len", site.kv_len)):
         if size is None:
@@ -87,19 +87,19 @@ def of_plan(
 
 
 def _with_ends(prices: Costs, site: Site, arch: str, plan: Plan, gpu: str) -> Costs:
-    """The costs with what a walk takes beside its steps, where that has been measured."""
+    """The costs with the measured time that a walk takes in addition to its steps, if there is one."""
     return replace(prices, epilogue=prices.compute * family(plan.kernel).beside_steps(site, arch, gpu))
 
 
 def _pass(
     site: Site, plan: Plan, example: Problem, prices: Costs, data: Lengths | None, workers: int, *, of_dq: bool
 ) -> Timeline:
-    """The run of one kernel of a plan.
+    """Simulates one kernel of a plan.
 
     Args:
-        example: has the tiles of the kernel.
-        of_dq: it is the dq kernel of two passes.  That one has a CTA for every q tile of every query head, the last
-            ones first, and walks over the kv tiles: `spt` with queries and keys the other way round, without waits.
+        example: a problem with the tiles of the kernel.
+        of_dq: whether it is the dq kernel of `two_pass`.  That has a CTA for every q tile of every query head, the last
+            ones first, and walks over the kv tiles: `spt` with queries and keys swapped, without waits.
     """
     schedule = "spt" if of_dq else plan.schedule
     p = _problem(site, plan, example, of_dq=of_dq)
@@ -121,7 +121,7 @@ def _pass(
 
 
 def _problem(site: Site, plan: Plan, example: Problem, *, of_dq: bool) -> Problem:
-    """The problem of a site with the tiles of `example`."""
+    """The problem of a site, with the tiles of `example`."""
     assert site.batch is not None
     assert site.q_len is not None
     assert site.kv_len is not None
@@ -144,7 +144,7 @@ def _problem(site: Site, plan: Plan, example: Problem, *, of_dq: bool) -> Proble
 
 
 def _one_after_the_other(first: Timeline, second: Timeline) -> Timeline:
-    """The dq kernel and the one of dk and dv as one run; tickets go on counting."""
+    """The dq kernel and the dk/dv kernel as one run, with consecutive tickets."""
     tickets = 1 + max((s.ticket for s in first.steps), default=-1)
     later = (
         s._replace(ticket=s.ticket + tickets, **{name: getattr(s, name) + first.end for name in TIMES})
@@ -155,7 +155,7 @@ def _one_after_the_other(first: Timeline, second: Timeline) -> Timeline:
 
 
 def query_heads(batch: int, heads: int) -> tuple[str, ...]:
-    """Names of the query heads of all batch elements."""
+    """The names of the query heads of all batch elements."""
     names = [f"head {head}" for head in range(heads)]
     return tuple(names if batch == 1 else (f"batch element {b}, {name}" for b in range(batch) for name in names))
 
@@ -166,10 +166,13 @@ def of_run(
     """The timeline of a simulated run.
 
     Args:
-        name: of the schedule.
-        run: what `simulate` returned for these workers, costs and group.
-        heads: for every head of the schedule the names of its `group` members, one after the other.
-        unit: of `costs`.
+        name: the schedule.
+        run: the result of `simulate` for these workers, costs and group.
+        workers: the number of workers.
+        heads: the names of the `group` query heads of each head of the schedule, consecutively.
+        costs: the costs of a tile pair.
+        group: the number of query heads per head of the schedule.
+        unit: the unit of `costs`.
     """
     steps = tuple(
         Step(s.worker, s.ticket, s.accumulator[0] * group + s.accumulator[1], s.kv, s.accumulator[2], s.rank, *s[5:])

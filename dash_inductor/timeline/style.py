@@ -1,4 +1,4 @@
-"""How every picture of a timeline looks: colours, what they stand for, and what is drawn where bars are too narrow."""
+"""The style of timeline pictures: colours and their meaning, and what is drawn if bars are too narrow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .model import Kind, Picture, Step, Timeline
 
 
 class Hue(NamedTuple):
-    """The colours of some tile pairs: of computing and adding."""
+    """The colours of a tile pair's bars, for computing and for adding."""
 
     compute: str
     add: str
@@ -36,13 +36,13 @@ RAMP = (
     Hue("#4a68ae", "#2c4581"),
     Hue("#4b4790", "#2f2c66"),
 )
-"""Colours of kv tiles where there are more q tiles than `HUES`: from the first kv tile to the last."""
+"""The colours of kv tiles, from the first to the last, if there are more q tiles than `HUES`."""
 
 INK, FAINT, GRID, PAGE, WAIT = "#1f2328", "#6a737d", "#e3e6ea", "#ffffff", "#9aa1a9"
 
 
 def ink_on(colour: str) -> str:
-    """The colour of text on a bar of this colour."""
+    """The text colour on a bar of this colour."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return INK if 0.3 * red + 0.59 * green + 0.11 * blue > 125 else "#ffffff"
 
@@ -58,10 +58,9 @@ class Colours(NamedTuple):
     """The meaning of the colours in a picture.
 
     Args:
-        hues: the colours themselves.
-        q_tiles: how many q tiles there are, if a colour is a q tile; else 0, and `hues` go from the first kv tile to
-            the last.
-        kv_tiles: how many kv tiles there are.
+        hues: the colours.
+        q_tiles: the number of q tiles, if colours stand for q tiles; else 0, and `hues` range over the kv tiles.
+        kv_tiles: the number of kv tiles.
     """
 
     hues: tuple[Hue, ...]
@@ -70,18 +69,18 @@ class Colours(NamedTuple):
 
     @staticmethod
     def of(picture: Picture) -> Colours:
-        """The colours of a picture: they stand for q tiles where there are enough hues."""
+        """The colours of a picture: they stand for q tiles if there are enough hues, else for kv tiles."""
         q_tiles = 1 + max((step.q for t in picture.timelines for step in t.steps), default=0)
         kv_tiles = 1 + max((step.kv for t in picture.timelines for step in t.steps), default=0)
         return Colours(HUES, q_tiles, kv_tiles) if q_tiles <= len(HUES) else Colours(RAMP, 0, kv_tiles)
 
     def __call__(self, step: Step) -> int:
-        """The index in `hues` of the colour of a tile pair."""
+        """The index in `hues` of a tile pair's colour."""
         return step.q if self.q_tiles else step.kv * len(self.hues) // self.kv_tiles
 
     @property
     def used(self) -> int:
-        """How many of `hues` occur."""
+        """The number of `hues` that occur."""
         return self.q_tiles or min(len(self.hues), self.kv_tiles)
 
     @property
@@ -93,12 +92,12 @@ class Colours(NamedTuple):
 
 
 def label(timeline: Timeline, step: Step) -> str:
-    """The few characters that stand in a bar: the q tile, after a letter for the head where there are several."""
+    """The label in a bar: the q tile, after a letter for the head if there are several."""
     return f"{'abcdefghijklmnopqrstuvwxyz'[step.head % 26] if len(timeline.heads) > 1 else ''}{step.q}"
 
 
 def summary(timeline: Timeline) -> str:
-    """How long the run takes and what its lanes do, in words."""
+    """The duration of the run and the activities of its lanes, in words."""
     if "hangs" in timeline.note:
         return timeline.note
     shares = timeline.shares
@@ -110,17 +109,17 @@ def summary(timeline: Timeline) -> str:
 
 
 def shown(panels: Iterable[tuple[Timeline, bool]]) -> list[tuple[Kind, str]]:
-    """The kinds of bars that a picture shows, with what they mean.
+    """The kinds of bars in a picture, with their meanings.
 
     Args:
-        panels: timelines, and whether what their writers do is drawn.
+        panels: timelines, each with whether its writers are drawn.
     """
     kinds = {bar.kind for t, writer in panels for bar in t.bars if writer or bar.track == 0}
     return [(kind, meaning) for kind, meaning in MEANING.items() if kind in kinds]
 
 
 class Drawn(NamedTuple):
-    """A rectangle: `step` is the tile pair that it stands for, or -1 where it stands for several."""
+    """A rectangle; `step` is the index of its step, or -1 if it stands for several."""
 
     lane: int
     track: int
@@ -132,14 +131,16 @@ class Drawn(NamedTuple):
 
 
 def rectangles(timeline: Timeline, colours: Colours, columns: int, writer: bool) -> Iterator[Drawn]:
-    """The rectangles that a still picture draws.
+    """Yields the rectangles of a static picture.
 
-    Bars are drawn as they are where they are few; else every column of a lane shows what takes most of its time, and
-    equal neighbours are one rectangle.
+    A few bars are drawn individually.  If there are more than `MOST_BARS`, each column of a lane shows what takes most
+    of its time, and equal neighbours are merged.
 
     Args:
-        columns: how many columns the run has from its start to its end, for example pixels.
-        writer: whether to draw what the writers do, if there are any.
+        timeline: the run.
+        colours: the colours of its steps.
+        columns: the number of columns, for example pixels, for the whole run.
+        writer: whether to draw what writers do.
     """
     steps = timeline.steps
     bars = [bar for bar in timeline.bars if writer or bar.track == 0]
@@ -170,11 +171,11 @@ def rectangles(timeline: Timeline, colours: Colours, columns: int, writer: bool)
 
 
 MOST_BARS = 2500
-"""As many bars of one timeline are drawn one by one."""
+"""The maximum number of bars of a timeline that are drawn individually."""
 
 
 def _most(found: dict[tuple[Kind, int], float], width: float) -> tuple[Kind, int] | None:
-    """The part of a column that takes most of its time; None where that is nothing."""
+    """The activity that takes most of a column's time; None if the column is mostly idle."""
     if sum(found.values()) < width / 2:
         return None
     return max(found, key=lambda what: (found[what], what))

@@ -1,4 +1,4 @@
-"""A timeline as lines of text, for terminals."""
+"""Draws a timeline as text for terminals."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ _HEADS = "abcdefghijklmnopqrstuvwxyz"
 def text(timeline: Timeline, width: int = 90) -> str:
     """One line per lane: a letter per head while computing, ``+`` while adding dq, ``.`` while waiting, else blank.
 
-    Where a writer adds while the next tile pair is computed, only what the lane itself does is shown.
+    If a writer adds while the next tile pair is computed, only the activities of the lane itself are shown.
 
     Args:
-        width: characters for the whole run, beside six for the number of the lane.
+        timeline: the run.
+        width: the number of characters for the whole run, in addition to six for the lane number.
     """
     rows = [[" "] * width for _ in timeline.lanes]
     scale = width / timeline.end if timeline.end else 0.0

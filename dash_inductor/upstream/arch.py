@@ -1,4 +1,4 @@
-"""The facts about the machine that the planner needs, and nothing else of it."""
+"""The facts about the machine on which planning depends: device support, architecture and TF32."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ _asked: ContextVar[str | None] = ContextVar("dash_inductor_arch", default=None)
 
 @contextmanager
 def asked_about(arch: str) -> Iterator[None]:
-    """Let CUDA devices have this architecture in the block, and compile no kernels, which no device could run."""
+    """Makes CUDA devices report this architecture inside the block, in which no kernels are compiled (see
+    `is_there`).
+    """
     token = _asked.set(arch)
     try:
         yield
@@ -22,17 +24,17 @@ def asked_about(arch: str) -> Iterator[None]:
 
 
 def is_there() -> bool:
-    """Whether what is compiled here and now can be launched on its device."""
+    """Whether kernels compiled now, on this thread, can be launched: False inside `asked_about`."""
     return _asked.get() is None
 
 
 def is_supported(device: torch.device) -> bool:
-    """CUDA (ROCm also calls itself "cuda") or CPU."""
+    """Whether the device is a CPU or a CUDA device; ROCm devices, which also have type "cuda", are not supported."""
     return device.type == "cpu" or (device.type == "cuda" and torch.version.hip is None)
 
 
 def arch_of(device: torch.device) -> str:
-    """ "cpu", or the compute capability as "sm_<major><minor>", for example "sm_90"."""
+    """The architecture of a device: "cpu", or the compute capability as "sm_<major><minor>", for example "sm_90"."""
     if device.type == "cpu":
         return "cpu"
     asked = _asked.get()

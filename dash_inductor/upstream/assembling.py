@@ -1,16 +1,14 @@
-"""How kernels for Hopper GPUs are assembled: from Triton 3.9 on as by the versions before.
+"""Compiles Hopper kernels with Triton >= 3.9 so that they need no more registers than with earlier versions.
 
-Two things are new in Triton 3.9, and each costs registers, of which a kernel around matrix instructions has none to
-spare:
+Triton 3.9 has two changes that cost registers, of which kernels with matrix instructions have none to spare:
+* PTX for sm_90 is assembled by the ptxas of CUDA 13.4, which Triton ships for Blackwell GPUs.  Earlier versions use the
+  one named by ``TRITON_PTXAS_PATH``, or the ptxas of CUDA 12.8 in their wheel; 3.9 still contains one of CUDA 12.9.
+* The matrix descriptor of every slice of a ``wgmma`` operand is a 32-bit sum that is extended to 64 bits, and all are
+  computed before the first matrix instruction.  Earlier versions compute the descriptor of the first slice, and add a
+  constant to it before each of the others.
 
-* PTX for sm_90 is assembled by the ptxas of CUDA 13.4, which Triton has for Blackwell GPUs.  Earlier versions use the
-  one that ``TRITON_PTXAS_PATH`` names, or the ptxas of CUDA 12.8 in their wheel; 3.9 still has one of CUDA 12.9.
-* The descriptor of every slice of an operand of ``wgmma`` is a sum of 32 bits, which is extended to 64, and all of them
-  are computed before the first matrix instruction.  Earlier versions compute the descriptor of the first slice, and add
-  a constant to it in front of every other one.
-
-Together they spill 16 to 50 instructions into a step of a backward, which then has 0.87 of its rate at D=64.
-`compile_hopper` gives the older assembler PTX in which the sums are written as before (`plain_descriptors`).
+Together they add 16 to 50 spill instructions to each step of a backward, which then runs at 0.87x its speed at D=64.
+`compile_hopper` uses the older assembler, with PTX in which the sums are written as before (`plain_descriptors`).
 """
 
 from __future__ import annotations
@@ -28,20 +26,20 @@ from . import compat
 from .seams import Seam
 
 PTX_VERSION = 87
-"""The version of PTX for the older assembler: what Triton 3.6 writes."""
+"""The PTX version for the older assembler: the one that Triton 3.6 writes."""
 
 REVISION = "1"
-"""Names in Triton's cache what becomes of PTX here: raise it with a change of `plain_descriptors`."""
+"""The version of `plain_descriptors` in Triton's cache keys: increase it with every change of that function."""
 
 _HOPPER: ContextVar[bool] = ContextVar("dash_inductor_assembling", default=False)
-"""Whether this thread compiles by `compile_hopper`."""
+"""Whether this thread is inside `compile_hopper`."""
 
 _PTXAS = Seam("triton.backends.nvidia.compiler", "get_ptxas", "the assembler of Hopper kernels")
 _PTX = Seam("triton.backends.nvidia.compiler", "CUDABackend.make_ptx", "descriptors of operands in Hopper kernels")
 
 
 def compile_hopper(source: Any, target: Any, options: dict[str, Any]) -> Any:
-    """`triton.compile` of a kernel for a Hopper GPU."""
+    """Compiles a kernel for a Hopper GPU, as `triton.compile` does; see the module's docstring for Triton >= 3.9."""
     if not compat.computes_early():
         return triton.compile(source, target=target, options=options)
     from triton.compiler.compiler import get_cache_invalidating_env_vars
@@ -78,7 +76,7 @@ def _with_plain_descriptors(make_ptx: Callable[..., str]) -> Callable[..., str]:
 
 
 class _Written(NamedTuple):
-    """The one instruction that writes a register: its line, operation and operands."""
+    """The only instruction that writes a register: its line number, operation and operands."""
 
     line: int
     operation: str
@@ -89,16 +87,17 @@ _DEFINITION = re.compile(r"\s*(or\.b64|cvt\.u64\.u32|add\.s32|or\.b32|bfe\.u32|a
 _ANY_DEFINITION = re.compile(r"\s*(?:@!?%\w+ )?[a-z][\w.:]*\s+(?:\{([^}]*)\}|(%\w+))")
 _BRANCH = re.compile(r"\s*(?:@!?%\w+ )?bra[.\w]*\s+(\$L__BB\w+)")
 _LOW = 0xFFFF
-"""The bits of a descriptor in which the address is."""
+"""The bits of a descriptor that hold the address."""
 _ADDRESS_BITS = 15
-"""Bits of an address in shared memory, in units of 16 bytes."""
+"""The number of bits of an address in shared memory, in units of 16 bytes."""
 
 
 def plain_descriptors(ptx: str) -> str:
-    """PTX in which the descriptors of an operand are sums of 64 bits, each in front of its use.
+    """Rewrites PTX so that descriptors are 64-bit sums, each computed just before its use.
 
-    ``(base + constant, in 32 bits, extended to 64) | bits`` becomes ``(base, extended) + constant``.  What is not
-    proved to be of this form and equal stays.  A descriptor that does not change in the loop of its use stays outside.
+    ``(base + constant, in 32 bits, extended to 64) | bits`` becomes ``(base, extended) + constant``.  Instructions that
+    are not proved to have this form and an equal result are not changed.  A descriptor that is constant in the loop of
+    its use stays outside of the loop.
     """
     lines = ptx.splitlines()
     written, loops = _written(lines), _loops(lines)
@@ -136,10 +135,10 @@ def plain_descriptors(ptx: str) -> str:
 
 
 def _sum(register: str, written: dict[str, _Written]) -> tuple[str, int] | None:
-    """(base, constant) of a descriptor that is their sum, the base extended to 64 bits; None where that is not known.
+    """Splits a descriptor into (base, constant) whose sum it is, with the base extended to 64 bits; None if unknown.
 
-    The base is an address of less than 16 bits, and the constant's low bits leave room for it.  So there is no carry,
-    and an ``or`` with bits above is a sum.
+    The base is an address of less than 16 bits, and the low bits of the constant leave room for it.  So the addition
+    does not carry, and an ``or`` with higher bits is an addition.
     """
     last = written.get(register)
     if last is None or last.operation != "or.b64" or not last.operands[1].isdecimal():
@@ -161,7 +160,7 @@ def _sum(register: str, written: dict[str, _Written]) -> tuple[str, int] | None:
 
 
 def _is_address(value: _Written) -> bool:
-    """Whether a value has no bits beyond those of an address."""
+    """Whether a value has at most `_ADDRESS_BITS` bits, according to the instruction that writes it."""
     if value.operation == "bfe.u32":
         return value.operands[2].isdecimal() and int(value.operands[2]) <= _ADDRESS_BITS
     bits = value.operands[1]
@@ -169,7 +168,7 @@ def _is_address(value: _Written) -> bool:
 
 
 def _written(lines: Sequence[str]) -> dict[str, _Written]:
-    """What writes a register, of registers that are written once, by an operation that a descriptor is made of."""
+    """The instruction that writes a register, for registers written once by an operation that occurs in descriptors."""
     times: dict[str, int] = {}
     found: dict[str, _Written] = {}
     for i, line in enumerate(lines):
@@ -182,7 +181,9 @@ def _written(lines: Sequence[str]) -> dict[str, _Written]:
 
 
 def _loops(lines: Sequence[str]) -> list[frozenset[int]]:
-    """The loops around each line, by their first lines: each goes from a label to the last branch back to it."""
+    """The loops that contain each line, given by their first lines; a loop is a label up to the last branch
+    back to it.
+    """
     labels = {line.split(":")[0]: i for i, line in enumerate(lines) if line.startswith("$L__BB")}
     ends: dict[int, int] = {}
     for i, line in enumerate(lines):

@@ -1,4 +1,4 @@
-"""PyTorch's attention as graphs of Dynamo call it: the builtin function behind `scaled_dot_product_attention`."""
+"""The builtin function that Dynamo's graphs call for `scaled_dot_product_attention`."""
 
 from torch._C._nn import scaled_dot_product_attention
 

@@ -1,7 +1,6 @@
-"""Facts about a kernel that Inductor generates, its blocks fixed where they would be chosen by timing or a rule, and
-barriers between its loops.
+"""Reads and changes Triton kernels that Inductor generates: facts for choosing blocks, fixed blocks, and barriers.
 
-For code that runs while Inductor compiles: importing this module imports its code generation.
+For code that runs while Inductor compiles: importing this module imports Inductor's code generation.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ KINDS = ("pointwise", "reduction", "persistent_reduction")
 
 
 def facts_of(kernel: Any) -> dict[str, Any] | None:
-    """What a rule may read of a kernel; None for a kernel of another kind, with sizes that are not known, with blocks
-    of its own, and where the program asked for blocks by timing, as by ``max_autotune_pointwise``.
+    """The facts about a kernel for `install.blocks.choose`.
 
     Returns:
-        ``kind``, one of `KINDS`; ``sizes``, the elements along "x", "y", "z" (kept) and "r0_", "r1_" (summed);
-        ``hint``, along what it sums as far as Inductor knows, "INNER", "OUTER", "OUTER_TINY" or "DEFAULT"; ``scores``,
-        how many of its accesses are coalesced along each of these; ``loads``, ``stores`` and ``reductions``, their
-        numbers.
+        ``kind``, one of `KINDS`; ``sizes``, the numbers of elements along the kept dimensions "x", "y", "z" and the
+        summed ones "r0_", "r1_"; ``hint``, Inductor's `ReductionHint`: "INNER", "OUTER", "OUTER_TINY" or "DEFAULT";
+        ``scores``, the number of coalesced accesses along each of these; ``loads``, ``stores`` and ``reductions``, the
+        numbers of these operations.  None for other kinds of kernels, symbolic sizes and kernels with fixed blocks, and
+        if the program asked for autotuning, as with ``max_autotune_pointwise``.
     """
     kind = kernel._get_heuristic()
     if config.max_autotune or config.max_autotune_pointwise or config.coordinate_descent_tuning:
@@ -49,18 +48,18 @@ def facts_of(kernel: Any) -> dict[str, Any] | None:
 
 
 def fix(kernel: Any, blocks: Mapping[str, int]) -> None:
-    """Give a kernel these blocks (``XBLOCK``, ``R0_BLOCK``, ...), ``num_warps`` and ``num_stages``."""
+    """Fixes the blocks (``XBLOCK``, ``R0_BLOCK``, ...), ``num_warps`` and ``num_stages`` of a kernel."""
     kernel.fixed_config = FixedTritonConfig({**blocks})
 
 
 BARRIER = "tl.debug_barrier()"
-"""Lets the threads of a program wait for one another, and see what the others have written before."""
+"""Code of a barrier: the threads of a CTA wait for one another, and see each other's earlier writes."""
 
 
 def wait_for_stores(kernel: Any, name: str) -> None:
-    """Write a barrier in front of the loop that is being generated, if a kernel has stored a buffer in an earlier one.
+    """Writes a barrier before the loop that is being generated, if an earlier loop of the kernel has stored a buffer.
 
-    Nothing is written where Inductor does so itself, as torch 2.15 does.
+    Nothing is written if Inductor does so itself, as in torch 2.15.
     """
     is_read_back = name in kernel.cse.invalidated_stores
     if is_read_back and not _has_barriers(kernel.__class__) and not _ends_with_barrier(kernel.body):
@@ -73,6 +72,6 @@ def _ends_with_barrier(code: Any) -> bool:
 
 @functools.cache
 def _has_barriers(kind: Any) -> bool:
-    """Whether Inductor writes a barrier in front of what a kernel of this class reads back."""
-    plain = inspect.unwrap(kind.load)  # ours is around it
+    """Whether Inductor itself writes a barrier before a kernel of this class reads back what it has stored."""
+    plain = inspect.unwrap(kind.load)  # removes our wrapper
     return BARRIER in inspect.getsource(plain)

@@ -11,11 +11,11 @@ _TWICE = "duplicate tensor input"
 
 
 def twice_in_one_call() -> list[str]:
-    """The lines at which a graph broke because an autograd function was given one tensor twice, each once."""
+    """The source lines of graph breaks caused by passing one tensor twice to an autograd function, each line once."""
     return list(dict.fromkeys(_line(found.user_stack) for found in graph_break_reasons if _TWICE in found.reason))
 
 
 def _line(stack: Sequence[traceback.FrameSummary]) -> str:
-    """The innermost line outside of packages of attention, which call the function for the program."""
+    """The innermost source line outside of flash-attn, whose functions call the autograd function for the program."""
     frames = [f"{frame.filename}:{frame.lineno}" for frame in stack if "flash_attn" not in frame.filename]
     return frames[-1] if frames else "an unknown line"

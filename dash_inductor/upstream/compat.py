@@ -1,6 +1,6 @@
-"""Every difference between versions of torch and triton that the package meets.
+"""All differences between torch and triton versions that the package has to handle.
 
-`probe` says whether an installed version has everything.  Imported once Inductor has been imported.
+`probe` checks whether an installed version has everything.  This module is imported once Inductor has been imported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from . import seams
 
-TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")  # minor versions of torch, each with the triton that it asks for
+TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")  # minor versions of torch, each with its required triton
 
 _VERSION: str = torch.__version__
 TORCH = tuple(int(part) for part in _VERSION.split(".")[:2])
@@ -35,7 +35,7 @@ TMA_STORE = (f"{_GLUON}.nvidia.hopper.tma", "async_store|async_copy_shared_to_gl
 
 
 def triton_version() -> str | None:
-    """Version of the installed triton, None without one."""
+    """The version of the installed triton; None if it is not installed."""
     try:
         triton = importlib.import_module("triton")
     except ImportError:
@@ -44,30 +44,33 @@ def triton_version() -> str | None:
 
 
 def computes_early() -> bool:
-    """Whether Triton computes descriptors of operands (see `assembling`) and indices of elements as early as it can,
-    where they take the registers of matmuls."""
+    """Whether Triton computes operand descriptors (see `assembling`) and element indices as early as it can, where they
+    occupy registers needed for matmuls.
+    """
     return _triton_since(3, 9)
 
 
 def waits_meet() -> bool:
-    """Whether all warps of a role meet after a wait for matmuls, unless the operation says `warpGroupLocal`."""
+    """Whether all warps of a warp-specialized partition synchronize after a wait for matmuls.
+
+    The operation can ask for the old behaviour with `warpGroupLocal`.
+    """
     return _triton_since(3, 9)
 
 
 def sums_in_new_order() -> bool:
-    """Whether Triton adds the elements of an axis in the order that it has since 3.9."""
+    """Whether `tl.sum` adds elements in the order introduced with Triton 3.9."""
     return _triton_since(3, 9)
 
 
 def arrivals_meet() -> bool:
-    """Whether all warps of a role meet before one of them arrives at an mbarrier."""
+    """Whether all warps of a warp-specialized partition synchronize before one of them arrives at an mbarrier."""
     return _triton_since(3, 9)
 
 
 @functools.cache
 def scans_stay_whole() -> bool:
-    """Whether Inductor lets no two CTAs share a row of a scan under deterministic algorithms (pytorch 191714), as
-    2.14.1 and 2.15 do."""
+    """Whether Inductor itself does not split scans under deterministic algorithms (pytorch 191714): 2.14.1 and 2.15."""
     scan = resolve("torch._inductor.ir", "Scan")
     return "are_deterministic_algorithms_enabled" in inspect.getsource(scan.create)
 
@@ -78,12 +81,12 @@ def _triton_since(*version: int) -> bool:
 
 
 def interpreting() -> bool:
-    """Whether kernels run in Triton's interpreter."""
+    """Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1)."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def load_inductor() -> None:
-    """Import Inductor as a first compile does, which installs us into it."""
+    """Imports Inductor as the first compile does, which installs dash_inductor into it."""
     importlib.import_module("torch._inductor.compile_fx")
 
 
@@ -94,24 +97,25 @@ def joint_passes() -> list[Any]:
 
 
 def settings_that_stop_passes() -> list[str]:
-    """The settings of Inductor that are off and without which it does not run the list of joint-graph passes."""
+    """The names of Inductor's settings that are off and without which it does not run joint-graph passes."""
     from torch._inductor import config
 
     return [name for name in ("pattern_matcher", "use_joint_graph_passes") if not getattr(config, name)]
 
 
 def times_products() -> bool:
-    """Whether the program lets Inductor time kernels of products."""
+    """Whether the program lets Inductor autotune matmuls."""
     from torch._inductor import config
 
     return bool(config.max_autotune or config.max_autotune_gemm)
 
 
 def without_autotuning() -> AbstractContextManager[Any]:
-    """Switch autotuning off: inside the block Inductor generates pointwise kernels in one configuration.
+    """Switches autotuning off: inside the block Inductor generates pointwise kernels in one configuration.
 
-    `torch.use_deterministic_algorithms` switches Inductor's deterministic mode on for the thread that calls it only
-    (2.13 and later), and `torch.set_deterministic_debug_mode` never does, so both are done here for every compile.
+    `torch.use_deterministic_algorithms` switches Inductor's deterministic mode on only for the thread that calls it
+    (2.13 and later), and `torch.set_deterministic_debug_mode` never does, so both settings are made here for every
+    compile.
     """
     from torch._inductor import config
 
@@ -120,25 +124,25 @@ def without_autotuning() -> AbstractContextManager[Any]:
 
 
 def of_order(autotuner: Any) -> dict[Any, float]:
-    """A time for each launcher of an autotuner of Inductor: its place among those whose configuration fits."""
+    """A fake time for each launcher of an Inductor autotuner: its position among those whose configuration fits."""
     return {launcher: float(place) for place, launcher in enumerate(autotuner.launchers)}
 
 
 def make_template(*, name: str, grid: Callable[..., Any], source: str) -> Any:
-    """A `TritonTemplate` whose layouts stay as they are, because its source has strides built in."""
+    """A `TritonTemplate` whose output layout Inductor does not change, because strides are built into its source."""
     from torch._inductor.select_algorithm import TritonTemplate
 
-    # 2.13 may change an output's layout after the choice unless told not to; 2.11 never does and has no such argument.
+    # 2.13 may change an output's layout after the choice, unless this is set; 2.11 never does and lacks the argument.
     accepted = inspect.signature(TritonTemplate.__init__).parameters
     frozen: dict[str, Any] = {"always_freeze_layout": True} if "always_freeze_layout" in accepted else {}
     return TritonTemplate(name=name, grid=grid, source=source, **frozen)
 
 
 def autotune_select(name: str, choices: Sequence[Any], inputs: Sequence[Any], layout: Any) -> Any:
-    """The output of the only choice.
+    """Returns the output of the only choice of a template.
 
     Raises:
-        ValueError: not exactly one choice.  Several would be timed, so that the result would depend on the clock.
+        ValueError: there is not exactly one choice.  Several would be timed, so that the result would depend on timing.
     """
     from torch._inductor.select_algorithm import autotune_select_algorithm
 
@@ -149,9 +153,10 @@ def autotune_select(name: str, choices: Sequence[Any], inputs: Sequence[Any], la
 
 
 def resolve(module: str, spellings: str) -> Any:
-    """The object that one of these names of a module stands for, the first that exists.
+    """The first object that exists among several names of a module.
 
     Args:
+        module: the name of the module.
         spellings: names separated by ``|``; a dotted one is an attribute of an object in the module.
 
     Raises:
@@ -167,9 +172,9 @@ def resolve(module: str, spellings: str) -> Any:
 
 
 def reads_only() -> dict[str, bool]:
-    """The arguments with which Gluon's `tma.store_wait` waits until shared memory has been read, and no longer."""
+    """The keyword arguments with which Gluon's `tma.store_wait` waits only until shared memory has been read."""
     store_wait = resolve(f"{_GLUON}.nvidia.hopper.tma", "store_wait")
-    # Since 3.9 it can wait for the writes as well; before, it waits for reads alone.
+    # Since 3.9 it can also wait for the writes; before, it waits only for reads.
     return {"read_only": True} if "read_only" in inspect.signature(store_wait).parameters else {}
 
 
@@ -181,7 +186,7 @@ _guards: Any = torch._C._dynamo.guards  # where Inductor's code takes it from
 empty_cuda: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor] = getattr(
     _guards, "_empty_strided_cuda", _missing
 )
-"""(shape, strides, dtype) -> uninitialised memory on the current CUDA device, as Inductor's own code allocates it.
+"""A function (shape, strides, dtype) -> uninitialized tensor on the current CUDA device; Inductor's code uses it, too.
 
-`torch.empty` fills memory with NaN while deterministic algorithms are on; every element here is written anyway.
+`torch.empty` fills memory with NaN while deterministic algorithms are on; here every element is written later anyway.
 """

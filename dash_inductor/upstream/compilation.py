@@ -1,4 +1,4 @@
-"""The compile that is going on: its id, its context, Dynamo's counters and the structured trace.  Imports Dynamo."""
+"""The current compile: its id, its context, Dynamo's counters and the structured trace.  Imports Dynamo."""
 
 from torch._dynamo.utils import counters
 from torch._guards import CompileContext, TracingContext

@@ -1,4 +1,4 @@
-"""The module by whose functions Inductor compiles a graph of Dynamo.  Imports Inductor, which installs us into it."""
+"""The module with which Inductor compiles Dynamo's graphs.  Imports Inductor, which installs dash_inductor into it."""
 
 from torch._inductor import compile_fx
 

@@ -1,4 +1,4 @@
-"""Settings of PyTorch's compilers; `patch` of each changes some for a block.  Imports Dynamo."""
+"""The settings of PyTorch's compilers; `patch` of each changes settings inside a block.  Imports Dynamo."""
 
 from torch._dynamo import config as dynamo
 from torch._functorch import config as functorch

@@ -1,4 +1,4 @@
-"""The current CUDA device and stream as launches ask for them, and what else torch.cuda has no public name for."""
+"""Fast access to the current CUDA device and stream for launches, and more without a public name in torch.cuda."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def _without_cuda(*_: object) -> NoReturn:
 
 
 current_device: Callable[[], int]
-"""Index of the current device."""
+"""Returns the index of the current device."""
 raw_stream: Callable[[int], int]
-"""The driver's handle of the current stream of a device, which is given by its index."""
+"""Returns the driver's handle of the current stream of a device, given by its index."""
 try:
     current_device, raw_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 except AttributeError:  # the CPU build
@@ -25,5 +25,5 @@ except AttributeError:  # the CPU build
 
 
 def has_tunable_op() -> bool:
-    """Whether this build can choose matmuls by timing; `torch.cuda.tunable` raises in any other one."""
+    """Whether this build of torch has TunableOp; in builds without it, `torch.cuda.tunable` raises."""
     return hasattr(torch._C, "_cuda_tunableop_is_enabled")

@@ -1,4 +1,4 @@
-"""Tracing of functions into graphs of the operators that Inductor lowers.  Imports Inductor's decompositions."""
+"""Tracing functions into graphs of the operators that Inductor lowers.  Imports Inductor's decompositions."""
 
 from torch._dispatch.python import enable_python_dispatcher
 from torch._inductor.decomposition import select_decomp_table

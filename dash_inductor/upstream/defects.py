@@ -1,7 +1,7 @@
-"""Silent errors of PyTorch's compiler, by version, and the parts of it in which they are.
+"""Known defects of PyTorch's compiler that give wrong results silently, by version, and where they are.
 
-One table, for three readers: `install.defects`, and `install.barriers` for one of them, keep compiles out of the faulty
-parts, records name the defect that a graph would have met, and the doctor prints what applies to the installed version.
+The table has three users: `install.defects` and `install.barriers` avoid the faulty parts, records name the defect that
+a graph would have met, and the doctor prints the defects of the installed version.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Defect:
     """A defect by which PyTorch's compiler gives wrong results without an error.
 
     Attributes:
-        name: in records.
-        versions: minor versions of PyTorch that have it, the first and the last, of those that are supported.
-        reports: numbers of PyTorch's reports.
+        name: its name in records.
+        versions: the first and the last minor version of PyTorch with the defect, among those that are supported.
+        reports: the numbers of PyTorch's issues about it.
         what: what goes wrong, a sentence.
-        remedy: what dash_inductor does about it, under deterministic algorithms.
+        remedy: what dash_inductor does about it under deterministic algorithms.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Defect:
 
     @property
     def applies(self) -> bool:
-        """Whether the installed PyTorch has it."""
+        """Whether the installed PyTorch has the defect."""
         first, last = self.versions
         return first <= TORCH <= last
 
@@ -68,10 +68,10 @@ DEFECTS = (MIXED_ORDER, UNCHECKED_ATTENTION, NO_BARRIER)
 
 
 def lost_sums(node1: Any, node2: Any) -> list[str]:
-    """The buffers whose values `MIXED_ORDER` would lose if Inductor fused two nodes of its scheduler.
+    """The names of buffers whose values `MIXED_ORDER` would lose if Inductor fused two scheduler nodes.
 
-    The code that is generated for the sums along columns binds a new tensor to the name of their buffer.  A buffer with
-    a layout of its own becomes that tensor; one that lies in another buffer, as what is concatenated does, is lost.
+    The code generated for sums along columns binds a new tensor to the name of their buffer.  For a buffer with a
+    layout of its own that is correct; a buffer that is part of another one, as in a concatenation, loses its values.
     """
     from torch._inductor.scheduler import MixOrderReduction
 
@@ -79,7 +79,7 @@ def lost_sums(node1: Any, node2: Any) -> list[str]:
 
 
 def sums_along_columns_elsewhere(node: Any) -> list[str]:
-    """As `lost_sums`, for a node that is fused into others that are fused already."""
+    """The same as `lost_sums` for a node that joins an already fused kernel."""
     from torch._inductor.scheduler import FusedMixOrderReductions, MixOrderReduction
 
     if isinstance(node, FusedMixOrderReductions) or MixOrderReduction.is_contiguous_node(node):
@@ -88,7 +88,7 @@ def sums_along_columns_elsewhere(node: Any) -> list[str]:
 
 
 def sums_elsewhere(node: Any) -> list[str]:
-    """The names of buffers that reductions of a scheduler's node write and that lie in other buffers."""
+    """The names of buffers that the reductions of a scheduler node write and that are parts of other buffers."""
     from torch._inductor.ir import FixedLayout, FlexibleLayout
 
     return [
@@ -101,7 +101,7 @@ def sums_elsewhere(node: Any) -> list[str]:
 
 
 def _written(reduction: Any) -> Iterator[Any]:
-    """The buffers of a reduction, or of the second step of one that Inductor has split."""
+    """The output buffers of a reduction; for a split reduction, those of its second step."""
     for output in reduction.get_outputs():
         if getattr(reduction.node, "_split_size", None):
             yield from (second.node for second in output.users[0].node.get_outputs())
@@ -110,22 +110,24 @@ def _written(reduction: Any) -> Iterator[Any]:
 
 
 Matched = Callable[[Any], None]
-"""Gets a match of which only operators, not their numbers, have been compared."""
+"""Called with a match for which only operators have been compared, not numbers."""
 
 
 def is_attention(search: Any) -> bool:
-    """Whether a function that Inductor searches for is one of `fuse_attention`."""
+    """Whether a search function of Inductor's pattern matcher belongs to `fuse_attention`."""
     return getattr(search, "__module__", "") == "torch._inductor.fx_passes.fuse_attention"
 
 
 def ask_again(pattern: Any, active: Callable[[], bool], matched: Matched) -> None:
-    """Let Inductor trace what it searches for again, with the shapes of a match, while `active`.
+    """Makes Inductor trace a pattern again with the shapes of a match, and compare it in full, while `active()` is
+    true.
 
-    It does so wherever it has no pattern that was traced before, and asks for that by its truth.
+    Inductor does so if it has no precompiled pattern, which it decides by the pattern's truth value.
 
     Args:
-        pattern: one that was traced before, as a file of PyTorch's has it.
-        matched: is told of each match.
+        pattern: a precompiled pattern from a file of PyTorch.
+        active: whether to do so now.
+        matched: called with each match.
     """
     plain = type(pattern)
 
@@ -142,7 +144,7 @@ def ask_again(pattern: Any, active: Callable[[], bool], matched: Matched) -> Non
 
 
 def registered_attention() -> Iterator[Any]:
-    """The patterns of attention that Inductor has loaded from its files so far."""
+    """The precompiled attention patterns that Inductor has loaded so far."""
     from torch._inductor.pattern_matcher import PatternExpr
 
     folder = "torch._inductor.fx_passes.serialized_patterns._sfdp_pattern_"

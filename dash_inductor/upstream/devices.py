@@ -1,6 +1,6 @@
-"""Parts of PyTorch that go by the device while it traces: patterns, formulas of shapes, attention.  Imports Inductor.
+"""Parts of PyTorch that depend on the device while it traces: patterns, shape formulas, attention.  Imports Inductor.
 
-`explanations.elsewhere` replaces parts of these modules for a time, so that they are given as modules.
+`explanations.elsewhere` patches these modules temporarily, so they are exported as modules.
 """
 
 from __future__ import annotations
@@ -37,34 +37,35 @@ __all__ = [
 ]
 
 _CUDA, _LAZY = 1, 17
-"""``c10::DeviceType``."""
+"""Values of ``c10::DeviceType``."""
 
 
 def flex_attention() -> ModuleType:
-    """The module of FlexAttention; an operator beside it has the same name."""
+    """The module of FlexAttention; the package also has an operator of the same name."""
     return importlib.import_module("torch._higher_order_ops.flex_attention")
 
 
 def nested_attention() -> ModuleType:
-    """The module of the attention of nested tensors, which is written in Python."""
+    """The module that implements attention of nested tensors in Python."""
     return importlib.import_module("torch.nested._internal.sdpa")
 
 
 def priority_order() -> list[int]:
-    """Values of `torch.nn.attention.SDPBackend`, from the first kernel of attention that PyTorch tries to the last."""
+    """The values of `torch.nn.attention.SDPBackend` in the order in which PyTorch tries them."""
     return torch._C._get_sdp_priority_order()
 
 
 @functools.cache
 def let_autograd_know_cuda() -> None:
-    """Let autograd record operators of fake CUDA tensors, for good; a build for the CPU would end the process.
+    """Lets autograd record operators on fake CUDA tensors; in a CPU build of torch this would otherwise crash the
+    process.
 
-    PyTorch has what is needed for builds for CUDA that find no GPU, and puts it in place when it sees a kind of devices
-    that the machine lacks.  In a build for the CPU nothing is in its place, so we put such a kind there: the devices of
-    lazy tensors.
+    The effect is permanent.  CUDA builds that find no GPU are able to do this: PyTorch registers a fallback device
+    guard if a device type is missing.  CPU builds register nothing for CUDA, so this registers the guard of lazy
+    tensors' devices.
 
     Raises:
-        UnsupportedVersionError: this build cannot do so.
+        UnsupportedVersionError: this build does not allow it.
     """
     if torch.backends.cuda.is_built():
         return

@@ -1,4 +1,4 @@
-"""Operators as nodes of graphs call them, PyTorch's dispatcher, and the modes and subclasses of tensors it knows."""
+"""Operators as graph nodes call them, PyTorch's dispatcher, dispatch modes and tensor subclasses."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ __all__ = [
 
 
 def has_own_dispatch(kind: type[Any]) -> bool:
-    """Whether a class of tensors implements operators itself; parameters of all kinds leave them to PyTorch."""
+    """Whether a tensor subclass has its own `__torch_dispatch__`; parameters do not."""
     return kind.__torch_dispatch__ is not Tensor.__torch_dispatch__

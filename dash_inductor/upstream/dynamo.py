@@ -1,4 +1,4 @@
-"""Dynamo: its frames and errors, the sizes that it has seen, and what it asks of a GPU.  Imports Dynamo."""
+"""Dynamo: its frames and errors, the sizes that it has seen, and its queries of GPU properties.  Imports Dynamo."""
 
 from __future__ import annotations
 
@@ -14,5 +14,7 @@ __all__ = ["CudaInterface", "ShortenTraceback", "eval_frame", "pgo", "skip_code"
 
 
 def skip_code(code: CodeType) -> None:
-    """Let Dynamo compile no call of this code on its own; into what it compiles the code is inlined."""
+    """Keeps Dynamo from compiling calls of this code by themselves; inside compiled functions the code is
+    still inlined.
+    """
     compat.resolve("torch._dynamo.decorators", "skip_code")(code)

@@ -1,4 +1,4 @@
-"""Names without an import of Dynamo: code that stays out of graphs, the wrapper of compiled modules, PyTorch's flag."""
+"""Names that need no import of Dynamo: code that stays out of graphs, compiled modules, PyTorch's flags, backwards."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ __all__ = [
 
 
 def compiled_from(module: nn.Module) -> nn.Module | None:
-    """The module that `torch.compile` made this one around; None for any other module."""
-    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")  # not imported for this question
+    """The original module of a module made by `torch.compile`; None for any other module."""
+    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")  # not imported here
     if dynamo is None or not isinstance(module, dynamo.OptimizedModule):
         return None
     original: nn.Module = module._orig_mod
@@ -43,7 +43,7 @@ def compiled_from(module: nn.Module) -> nn.Module | None:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether `torch.compile(module)` or `module.compile()` has made calls of this module, or of one inside, graphs."""
+    """Whether a module, or one inside it, has been compiled by `torch.compile(module)` or `module.compile()`."""
     return any(
         compiled_from(each) is not None or getattr(each, "_compiled_call_impl", None) is not None
         for each in module.modules()
@@ -51,13 +51,13 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def has_cuda_graphs() -> bool:
-    """Whether Inductor has made CUDA graphs, whose results stay only until the next call."""
+    """Whether Inductor has made CUDA graphs, whose results are valid only until the next call."""
     trees: Any = sys.modules.get("torch._inductor.cudagraph_trees")
     return trees is not None and bool(getattr(trees.local, "tree_manager_containers", {}))
 
 
 def compiler_is_loaded() -> bool:
-    """Whether anything can have been compiled."""
+    """Whether Dynamo has been imported, so that something may have been compiled."""
     return "torch._dynamo" in sys.modules
 
 
@@ -67,30 +67,34 @@ def in_backward() -> bool:
 
 
 def backward_number() -> int:
-    """The number of the backward that this thread runs, -1 outside of one."""
+    """The id of the backward that this thread runs; -1 outside of a backward."""
     return _current_graph_task_id()
 
 
 def at_end_of_backward(then: Callable[[], None]) -> None:
-    """Call something when all gradients of the present backward are there, behind what was to be called then before."""
+    """Calls a function when the current backward has computed all gradients, after callbacks that were queued
+    before.
+    """
     Variable._execution_engine.queue_callback(then)
 
 
 def backward_node() -> str:
-    """The name of the node of the backward that runs on this thread, "" outside of a backward."""
+    """The name of the autograd node that runs on this thread; "" outside of a backward."""
     node = _current_autograd_node()
     return "" if node is None else str(node.name())
 
 
 def backward_sequence_number() -> int | None:
-    """The number that the node of the backward that runs on this thread got in its forward; None outside of one."""
+    """The sequence number, from the forward, of the autograd node that runs on this thread; None outside of a
+    backward.
+    """
     node: Any = _current_autograd_node()
     return None if node is None else int(node._sequence_nr())
 
 
 @contextmanager
 def without_accumulation_hooks(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Let no hook of the program run behind the accumulation of these parameters' gradients."""
+    """Disables post-accumulate-grad hooks of these parameters inside the block."""
     found: list[dict[int, Any]] = [
         hooks for p in parameters if (hooks := getattr(p, "_post_accumulate_grad_hooks", None))
     ]

@@ -1,4 +1,4 @@
-"""Switches PyTorch's fill of uninitialized memory off during calls; the flag belongs to the whole process."""
+"""Switches PyTorch's fill of uninitialized memory off during calls; the flag is global to the process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from torch._C import _set_deterministic_fill_uninitialized_memory as set_filled
 
 
 class _Off:
-    """Counts the calls that run without fill, on any thread; the last one to end restores the flag."""
+    """Counts the calls that run without the fill, on any thread; the last one to end restores the flag."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.running = 0
 
     def begin(self) -> bool:
-        """Whether a call takes part: the fill is on, or off only because other calls run."""
+        """Starts a call without the fill.
+
+        Returns:
+            Whether `end` must be called: True if the fill was on, or off only because of other calls without it.
+        """
         with self.lock:
             if not self.running and not is_filled():
                 return False
@@ -34,7 +38,7 @@ class _Off:
                 set_filled(True)
 
     def in_child(self) -> None:
-        """Restore the flag in a forked process, which has none of the threads whose calls were running."""
+        """Restores the flag in a forked process, which does not have the threads whose calls were running."""
         if self.running:
             set_filled(True)
         self.__init__()  # type: ignore[misc]
@@ -45,7 +49,7 @@ os.register_at_fork(after_in_child=_OFF.in_child)
 
 
 def without_fill(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Runs `call` without fill; other threads that allocate meanwhile go without it too."""
+    """Wraps `call` to run without the fill; other threads that allocate meanwhile get no fill, either."""
 
     def run(inputs: Any) -> Any:
         if not _OFF.begin():

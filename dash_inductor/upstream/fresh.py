@@ -1,4 +1,4 @@
-"""Compiling every graph, where what happens while a graph is compiled is to be seen."""
+"""Disables graph caches, for code that has to observe the compile of a graph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def every_graph_compiled() -> Iterator[None]:
-    """Take no graph from a cache inside the block; what compilers have made of source text is still found."""
+    """Disables FxGraphCache and AOTAutogradCache inside the block; caches of compiled source text stay in use."""
     import torch._functorch.config as functorch
     from torch._inductor import config as inductor
 

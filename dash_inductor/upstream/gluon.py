@@ -1,4 +1,4 @@
-"""Gluon behind its language: its sources, classes of values on the device, and functions that build IR themselves."""
+"""Gluon's internals: its sources, the classes of device values, and functions that build IR themselves."""
 
 from triton._C.libtriton import ir
 from triton.experimental.gluon._runtime import GluonASTSource

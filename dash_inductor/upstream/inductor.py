@@ -1,4 +1,4 @@
-"""The parts of lowerings: Inductor's IR, its tables of lowerings, templates and workspaces.  Imports Inductor."""
+"""What lowerings need: Inductor's IR, its tables of lowerings, templates and workspaces.  Imports Inductor."""
 
 from typing import Any
 
@@ -32,10 +32,10 @@ __all__ = [
 
 
 def is_generated(operator: OpOverload) -> bool:
-    """Whether Inductor generates the kernel of an operator of PyTorch, or makes a view of its argument."""
+    """Whether Inductor generates code for an ATen or prims operator, or makes a view, instead of calling ATen."""
     return operator in lowerings and operator not in fallbacks and operator.namespace in ("aten", "prims")
 
 
 def writes_inputs(compiled: Any) -> bool:
-    """Whether a compiled graph has kernels that write to one of its inputs, or does not say so."""
+    """Whether a compiled graph writes to one of its inputs; True if that is not known."""
     return bool(getattr(compiled, "mutated_inputs", True))

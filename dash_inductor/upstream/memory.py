@@ -1,13 +1,13 @@
-"""Tensors of a graph that Inductor computes once."""
+"""Marks tensors of a graph that Inductor shall compute only once."""
 
 from __future__ import annotations
 
 from torch.fx import Node
 
 WRITTEN_ONCE = "inductor_realize_to_strides"
-"""What Inductor looks for in the metadata of a node that it is about to lower."""
+"""The key in a node's metadata that makes Inductor realize the node when it lowers it."""
 
 
 def write_once(node: Node) -> None:
-    """Let Inductor write a tensor to memory, where all others read it, and compute it in none of their kernels."""
+    """Makes Inductor write a tensor to memory for all its readers, instead of recomputing it in their kernels."""
     node.meta[WRITTEN_ONCE] = True

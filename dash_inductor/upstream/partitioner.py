@@ -1,12 +1,12 @@
-"""PyTorch's partitioner takes a forward of ours for the operator that it stands in the place of.
+"""Makes PyTorch's min-cut partitioner treat our forward like the operator that it replaces.
 
-The partitioner decides which values the forward saves for the backward, and which are computed again.  It knows a few
-operators by name as too expensive for a second run, unless `activation_memory_budget` asks for one; then it weighs
-their FLOPs (`operators.flops` has formulas) against the bytes of their results.  An operator that it does not know is
-run again wherever a byte can be saved.  So a node of ours carries the name of the operator that it replaces, and the
-partitioner looks that name up in all of its lists: PyTorch's attention is in some of them and not in others, and this
-choice is PyTorch's own.  The node weighs what the other one did: a log-sum-exp of two parts, or one of rows, is no
-reason to run a forward again.
+The partitioner decides which values the forward saves for the backward, and which are recomputed.  It has lists of
+operators that are too expensive to recompute.  With `activation_memory_budget`, it weighs their FLOPs (formulas in
+`operators.flops`) against the bytes of their results.  An operator that it does not know is recomputed whenever that
+saves memory.  So a node of ours stores the name of the operator that it replaces, and the partitioner looks up that
+name in all of its lists: PyTorch's attention operators are in some of them, which remains PyTorch's decision.  The
+node also counts with the size of the replaced one, so that a two-part log-sum-exp, or one of padded rows, does not
+cause a recomputation of the forward.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch.fx import Node
 
 from . import seams
 
-_STANDS_FOR = "dash_inductor_stands_for"  # in a node's metadata: (name, bytes) of the node in whose place it is
+_STANDS_FOR = "dash_inductor_stands_for"  # in node.meta: (operator name, bytes) of the replaced node
 
 
 def stand_for(node: Node, replaced: Node) -> None:
-    """Let the partitioner take `node` for `replaced`, a call of an operator with as many FLOPs."""
+    """Makes the partitioner treat `node` like `replaced`, a call of an operator with the same FLOPs."""
     from torch._functorch import partitioners
 
     target: Any = replaced.target
@@ -33,7 +33,7 @@ def stand_for(node: Node, replaced: Node) -> None:
 
 
 def install() -> None:
-    """Make the partitioner look at what a node stands for.  It looks at all other nodes as ever."""
+    """Wraps the partitioner's queries of a node's operator and size; nodes without `stand_for` are not affected."""
     seams.PARTITIONED_TARGET.wrap(_target)
     seams.PARTITIONED_SIZE.wrap(_size)
 
@@ -56,6 +56,6 @@ def _size(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _operator(name: str) -> Any:
-    """The operator of this name, without its overload; a higher-order one has a name without a namespace."""
+    """The operator packet of a name such as ``aten::mm``; names without a namespace are higher-order operators."""
     *namespace, short = name.split("::")
     return getattr(getattr(torch.ops, *(namespace or ["higher_order"])), short)

@@ -1,4 +1,4 @@
-"""Attributes that are others inside a block."""
+"""Temporary replacement of attributes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ _NONE = object()
 
 @contextmanager
 def replaced(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
-    """Give attributes of a module or class other values inside the block; one that was not there is gone afterwards."""
+    """Sets attributes of a module or class inside the block; afterwards restores them, or deletes those that
+    were new.
+    """
     before = {name: vars(owner).get(name, _NONE) for name in values}
     try:
         for name, value in values.items():

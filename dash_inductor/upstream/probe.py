@@ -1,7 +1,7 @@
-"""The probe: does this torch and triton have everything that the package relies on?
+"""The probe: checks whether the installed torch and triton have everything that the package relies on.
 
-Plans must not depend on luck, so what a kernel needs is asked for at installation, on any device: an unknown version is
-either as good as a tested one, or dash_inductor stays inactive and says what is missing.
+Plans must be deterministic, so everything that kernels need is checked at installation, on any device: an unknown
+version is either as good as a tested one, or dash_inductor stays inactive and says what is missing.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ TRITON = (
     *((*renamed, _SM_90) for renamed in (compat.BARRIER, compat.COPY, compat.REINTERPRET)),
     *((*renamed, _SM_90) for renamed in (compat.TMA_LOAD, compat.TMA_STORE)),
     ("triton._C.libtriton", "ir.value.set_attr gluon_ir.GluonOpBuilder.get_unit_attr", _SM_90),
-    # what adds a tile in shared memory to global memory: only newer versions of Gluon have a name of their own for it
+    # adds a tile in shared memory to global memory; only newer versions of Gluon have a public name for it
     ("triton._C.libtriton", "ir.DESCRIPTOR_REDUCE_KIND.ADD gluon_ir.GluonOpBuilder.create_async_tma_reduce", _SM_90),
     (f"{_GLUON}.language._semantic", "GluonSemantic._convert_to_ir_values", _SM_90),
 )
@@ -175,7 +175,7 @@ CUDA = (
     ("torch._C", "_dynamo.guards._empty_strided_cuda", "launching the Hopper kernel"),
 )
 
-# operator, and the arguments that we bind by name beside those that all of them have
+# (operator, the arguments that are bound by name in addition to those that all of them have)
 _COMMON = "query key value is_causal scale"
 _SDPA = "aten::_scaled_dot_product_"
 _OPERATORS = (
@@ -194,13 +194,13 @@ _OPERATORS = (
 
 
 def probe() -> list[str]:
-    """The things we rely on that this torch and triton lack; empty in a version that can be used."""
+    """What the package relies on and the installed torch or triton lacks, in words; empty if nothing is missing."""
     torch_names = TORCH if torch.version.cuda is None else (*TORCH, *CUDA)
     return [*_missing(torch_names), *_probe_shapes(), *_probe_operators(), *_probe_triton()]
 
 
 def _missing(needed: Sequence[tuple[str, str, str]]) -> Iterator[str]:
-    """The (module, names, purpose) that cannot be imported, and the names that a module lacks."""
+    """Yields, for rows (module, names, purpose), the modules that cannot be imported and the names that they lack."""
     for module, names, purpose in needed:
         try:
             importlib.import_module(module)
@@ -215,7 +215,7 @@ def _missing(needed: Sequence[tuple[str, str, str]]) -> Iterator[str]:
 
 
 def _probe_shapes() -> Iterator[str]:
-    """Names that exist, but are not what they were."""
+    """Yields what exists, but does not have the expected form."""
     from torch._dynamo import package
     from torch._functorch import partitioners
     from torch._functorch._aot_autograd import autograd_cache
@@ -233,7 +233,7 @@ def _probe_shapes() -> Iterator[str]:
         if function is not None and list(inspect.signature(function).parameters) != ["node"]:
             yield f"partitioners.{name}(node)"
     asks = getattr(getattr(partitioners, "OpTypes", None), "is_compute_intensive", None)
-    if asks is not None and "get_aten_target" not in asks.__code__.co_names:  # ours is put in its place
+    if asks is not None and "get_aten_target" not in asks.__code__.co_names:  # it is wrapped
         yield "partitioners.OpTypes.is_compute_intensive that calls get_aten_target"
     base = getattr(codecache, "FxGraphHashDetails", None)
     derived = getattr(autograd_cache, "AOTAutogradCacheDetails", None)

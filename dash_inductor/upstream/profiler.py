@@ -1,4 +1,4 @@
-"""PyTorch's profiler, as code that is called often asks for it."""
+"""Fast access to PyTorch's profiler, for code that is called often."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ __all__ = ["Span", "is_on"]
 
 
 def is_on() -> bool:
-    """Whether a profiler records now; it shows each `Span` under its name."""
+    """Whether a profiler is recording; it then shows each `Span` under its name."""
     return _profiler._is_profiler_enabled

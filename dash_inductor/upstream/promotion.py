@@ -1,4 +1,4 @@
-"""The rules by which operators convert their operands."""
+"""PyTorch's type promotion."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dty
 
 
 def elementwise_dtype(*operands: Any) -> torch.dtype:
-    """The type in which an elementwise operator of tensors and numbers has its result."""
+    """The result dtype of an elementwise operator for these tensors and numbers."""
     found: torch.dtype = elementwise_dtypes(*operands, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)[1]
     return found

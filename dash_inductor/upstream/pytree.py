@@ -1,4 +1,4 @@
-"""Values in nested containers."""
+"""PyTorch's functions for values in nested containers (pytrees)."""
 
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 

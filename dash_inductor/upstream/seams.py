@@ -1,8 +1,8 @@
-"""The seams: every place in PyTorch at which dash_inductor takes part in a compile.
+"""The seams: every function or table of PyTorch that dash_inductor wraps or extends to take part in compiles.
 
-One table, for three readers: the probe asks for each place before anything is changed, `install` puts functions of ours
-there, and the doctor prints it.  PyTorch looks each name up whenever it needs it, so that another object under the same
-name is what it calls.
+The table has three users: the probe checks that each place exists before anything is changed, `install` wraps the
+functions, and the doctor prints it.  PyTorch looks each name up whenever it uses it, so it calls what is assigned
+there.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .. import failures
 from .patches import replaced
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Makes, of a function of PyTorch, the function that is put in its place and calls it."""
+"""A function that takes a PyTorch function and returns the wrapper that replaces it and calls it."""
 
 
 @dataclass(frozen=True)
 class Seam:
-    """A function of PyTorch around which one of ours is put, or a table of PyTorch's in which we make an entry.
+    """A function of PyTorch that is wrapped, or a table of PyTorch to which an entry is added.
 
     Attributes:
-        module: where PyTorch has it.
-        attribute: its name there; dotted for a method of a class.
+        module: the name of its module.
+        attribute: its name in the module; dotted for a method of a class.
         purpose: what dash_inductor needs it for.
     """
 
@@ -39,28 +39,28 @@ class Seam:
 
     @property
     def probed(self) -> tuple[str, str, str]:
-        """The row of the probe: module, name in it, purpose.  A constructor is there where its class is."""
+        """The row for the probe: module, name, purpose.  For a constructor, the name is that of its class."""
         return self.module, self.attribute.removesuffix(".__init__"), self.purpose
 
     def value(self) -> Any:
-        """The function or table, as PyTorch finds it now."""
+        """The current function or table."""
         return getattr(*self._place())
 
     def wrap(self, around: Around, *, let_through: type[Exception] | tuple[()] = ()) -> None:
-        """Put `around(function)` in the place of the function, for good.
+        """Replaces the function by `around(function)` permanently.
 
-        An error of ours around PyTorch's function changes nothing: a call gives what PyTorch's function gives (see
-        `failures`).
+        An error in our wrapper changes nothing: the call returns the result of PyTorch's function (see `failures`).
 
         Args:
-            let_through: errors that ours raises on purpose.
+            around: makes the wrapper.
+            let_through: exceptions that the wrapper raises on purpose.
         """
         owner, name = self._place()
         guarded = _guarded(getattr(owner, name), around, self.purpose, let_through)
         setattr(owner, name, _like(inspect.getattr_static(owner, name), guarded))
 
     def wrapped(self, around: Around) -> AbstractContextManager[None]:
-        """Put `around(function)` in the place of the function inside a block."""
+        """Replaces the function by `around(function)` inside a block."""
         owner, name = self._place()
         return replaced(owner, {name: _like(inspect.getattr_static(owner, name), around(getattr(owner, name)))})
 
@@ -71,7 +71,7 @@ class Seam:
 
 
 class _Plain:
-    """A function of PyTorch, and what its last call has given."""
+    """A function of PyTorch that stores the result or error of its last call."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = self.__wrapped__ = function  # the latter for `inspect.signature`
@@ -92,7 +92,7 @@ class _Plain:
 def _guarded(
     function: Callable[..., Any], around: Around, purpose: str, let_through: type[Exception] | tuple[()]
 ) -> Callable[..., Any]:
-    """`around(function)`, and after an error of ours the function alone."""
+    """Returns `around(function)` that falls back to the plain function after an error of ours."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         plain = _Plain(function)
@@ -110,7 +110,7 @@ def _guarded(
 
 
 def _like(plain: Any, ours: Callable[..., Any]) -> Any:
-    """Our function with name and docstring of PyTorch's, static where that is, or is bound to its class already."""
+    """Our function with the name and docstring of PyTorch's; static if PyTorch's is static or a class method."""
     if isinstance(plain, (staticmethod, classmethod)):
         return staticmethod(functools.wraps(plain.__func__)(ours))
     return functools.wraps(plain)(ours)
@@ -121,28 +121,29 @@ _AUTOGRAD = "torch._functorch._aot_autograd"
 _RECORDS = "records of cached graphs"
 
 JOINT_PASSES = Seam("torch._inductor.fx_passes.joint_graph", "pass_patterns", "the list of joint-graph passes")
-"""Objects with ``apply(graph) -> int``, which Inductor applies to a joint graph one after the other."""
+"""Objects with ``apply(graph) -> int``, which Inductor applies to a joint graph in order."""
 RUN_JOINT_PASSES = Seam(_COMPILE_FX, "_recursive_joint_graph_passes", "whether joint-graph passes run")
 RUN_PRE_GRAD_PASSES = Seam(_COMPILE_FX, "_recursive_pre_grad_passes", "calls that only their layout keeps from fusion")
 GENERATE = Seam(_COMPILE_FX, "fx_codegen_and_compile", "kernels that are not chosen by timing")
 """Generates the code of one graph, and compiles it."""
 SCAN_SPLITS = Seam("torch._inductor.ir", "Scan.num_splits", "sums along few long rows in one order")
-"""How many CTAs share a row of a scan; they pass sums on in an order that depends on timing (pytorch 190946)."""
+"""The number of CTAs that share a row of a scan; they exchange sums in an order that depends on timing
+(pytorch 190946)."""
 GENERATE_KERNEL = Seam("torch._inductor.codegen.triton", "TritonKernel.codegen_kernel", "blocks of kernels by a rule")
-"""Writes the code of one kernel, with the configurations that it is tried in."""
+"""Generates the code of one kernel, with the configurations for autotuning."""
 READ_BUFFER = Seam(
     "torch._inductor.codegen.triton", "TritonKernel.load", "kernels that wait for what they have written"
 )
-"""Writes the line that reads a buffer in the loop of a kernel that is being generated."""
+"""Generates the load of a buffer in the kernel that is being generated."""
 ALERT = Seam("torch._prims_common", "alert_not_deterministic", "operators that raise, made deterministic")
-"""Raises PyTorch's error under deterministic algorithms where it computes shapes, by the name that the error has."""
+"""Raises PyTorch's determinism error while shapes are computed; the argument is the operator's name in the error."""
 DEFINE_USER_KERNEL = Seam(
     "torch._inductor.codegen.wrapper",
     "PythonWrapperCodegen.define_user_defined_triton_kernel",
     "kernels of the program that are not chosen by timing",
 )
 KERNEL_META = Seam("torch._inductor.codegen.triton", "TritonKernel.inductor_meta_common", DEFINE_USER_KERNEL.purpose)
-"""Facts about a kernel that are written into the generated code."""
+"""The facts about a kernel that are written into the generated code."""
 TIME_CONFIGURATIONS = Seam(
     "torch._inductor.runtime.triton_heuristics", "CachingAutotuner.benchmark_all_configs", DEFINE_USER_KERNEL.purpose
 )
@@ -151,24 +152,24 @@ COMPILE_GRAPH = Seam(_COMPILE_FX, "compile_fx", "names of the model's arguments"
 DECOMPOSITIONS = Seam("torch._inductor.decomposition", "decompositions", "gradients of embeddings")
 """Inductor's decompositions, by operator."""
 CACHE_DETAILS = Seam("torch._inductor.codecache", "FxGraphHashDetails.__init__", "the key of FxGraphCache")
-"""Makes the object that FxGraphCache hashes, and of a subclass the one that AOTAutogradCache hashes."""
+"""Makes the object that FxGraphCache hashes, or a subclass of it that AOTAutogradCache hashes."""
 MAKE_ENTRY = Seam(f"{_AUTOGRAD}.autograd_cache", "AOTAutogradCache.make_entry", _RECORDS)
 LOAD_ENTRY = Seam(f"{_AUTOGRAD}.aot_autograd_result", "GenericAOTAutogradResult.wrap_post_compile", _RECORDS)
 FINISH_GRAPH = Seam("torch._inductor.output_code", "CompiledFxGraph.post_compile", _RECORDS)
 FINISH_FUNCTION = Seam(f"{_AUTOGRAD}.runtime_wrappers", "RuntimeWrapper.post_compile", "zeros without fill")
-"""Puts the outermost wrapper around what runs a graph, an autograd function where that has a backward."""
+"""Adds the outermost wrapper to a compiled graph: an autograd function if it has a backward."""
 LOAD_PACKAGE = Seam("torch._dynamo.package", "CompilePackage.initialize", "the precompile cache")
 STORE_PACKAGE = Seam("torch._dynamo.package", "CompilePackage.cache_entry", "the precompile cache")
 FUSE_MIXED_ORDER = Seam("torch._inductor.scheduler", "MixOrderReduction.can_fuse", "sums that Inductor would lose")
-"""Whether two reductions of the scheduler become one kernel, along rows and along columns."""
+"""Decides whether two reductions, along rows and along columns, are fused into one kernel."""
 FUSE_MORE = Seam("torch._inductor.scheduler", "FusedMixOrderReductions.can_fuse_with", FUSE_MIXED_ORDER.purpose)
-"""Whether a node joins such a kernel."""
+"""Decides whether a node is fused into a kernel made by `FUSE_MIXED_ORDER`."""
 REGISTER_PATTERN = Seam("torch._inductor.pattern_matcher", "register_replacement", "attention that Inductor mistakes")
-"""Registers what Inductor searches for in graphs, and what it puts there."""
+"""Registers a search pattern of Inductor and its replacement."""
 PARTITIONED_TARGET = Seam("torch._functorch.partitioners", "get_aten_target", "what a backward computes again")
-"""The operator of a node, by which the partitioner decides."""
+"""Returns the operator of a node, by which the partitioner decides."""
 PARTITIONED_SIZE = Seam("torch._functorch.partitioners", "_size_of", "what a backward computes again")
-"""The bytes of a node's value."""
+"""Returns the size of a node's value in bytes."""
 
 SEAMS = (
     JOINT_PASSES, RUN_JOINT_PASSES, RUN_PRE_GRAD_PASSES, GENERATE, SCAN_SPLITS, GENERATE_KERNEL, READ_BUFFER,

@@ -1,4 +1,4 @@
-"""Inductor's own draws of random seeds in graphs.  Imports Inductor."""
+"""Inductor's operators and pass that draw random seeds in graphs.  Imports Inductor."""
 
 from torch._inductor.fx_passes.replace_random import fuse_seed_creation_pass
 from torch._inductor.inductor_prims import seed

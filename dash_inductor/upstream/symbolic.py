@@ -1,4 +1,4 @@
-"""Functions of integers in symbolic sizes.  Imports sympy."""
+"""The integer functions that occur in symbolic sizes, such as floor division.  Imports sympy."""
 
 from torch.utils._sympy.functions import CeilDiv, FloorDiv, PythonMod
 

@@ -1,8 +1,8 @@
-"""Zeros for results of a compiled forward that get no gradient, for its backward.
+"""Makes zeros for the backward of a compiled graph, for outputs of the forward that get no gradient.
 
-Autograd makes them in memory that it fills with NaN first, under deterministic algorithms: a result such as logits,
-which a program does not differentiate beside the loss, is written twice.  Zeros write all of their memory.  Many zeros
-need none, where the backward only reads them: see `zero_pages`.
+Under deterministic algorithms, autograd makes them in memory that is first filled with NaN: the gradient of an output
+such as logits, which the program returns in addition to the loss, is written twice.  The zeros made here are written
+once.  Large ones need no memory if the backward only reads them: see `zero_pages`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from .fill_uninitialized_memory import without_fill
 
 
 def supply_zeros(compiled: Callable[..., Any], only_reads: Callable[[Any], bool]) -> None:
-    """Let the backward of a compiled graph make such zeros, without the fill, in the place of autograd.
+    """Makes the backward of a compiled graph create these zeros, without the fill, instead of autograd.
 
-    Nothing changes unless `compiled` is the ``apply`` of AOTAutograd's function of a graph, all of whose tensors are
-    plain ones.
+    Nothing changes unless `compiled` is the ``apply`` of the autograd function that AOTAutograd made for a graph
+    without tensor subclasses.
 
     Args:
-        only_reads: whether a compiled backward, None before its first call, is known to do no more with its inputs than
-            to read them on their device.
+        compiled: the compiled forward.
+        only_reads: returns whether a compiled backward (None before its first call) is known to only read its inputs,
+            on their own device.
     """
     function = getattr(compiled, "__self__", None)
     if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
@@ -51,13 +52,13 @@ def _supply(function: Any, only_reads: Callable[[Any], bool]) -> None:
         found: list[Any] = gradients[0] if is_boxed else [*gradients]
         missing = [place for place in wanted or () if found[place] is None]
         shared = False
-        if missing:  # nothing here keeps one of the zeros: a backward may free what it has read
+        if missing:  # no reference to the zeros is kept: a backward may free its inputs
             shared = _fill_in(found, missing, ctx._input_metadata, only_reads(function.compiled_bw))
         results = backward(ctx, found) if is_boxed else backward(ctx, *found)
         return _owned(results) if shared else results
 
     def key_of(ctx: Any) -> Any:
-        """Compiled autograd asks for it first; it traces the backward by itself, and leaves zeros to autograd."""
+        """Returns the key for compiled autograd, which traces the backward itself and lets autograd make the zeros."""
         ctx.set_materialize_grads(True)
         return key(ctx)
 
@@ -67,13 +68,13 @@ def _supply(function: Any, only_reads: Callable[[Any], bool]) -> None:
 
 
 def _differentiable(ctx: Any, results: Sequence[Any]) -> list[int]:
-    """The places of results for which autograd would make zeros."""
+    """The indices of outputs for which autograd would make zeros."""
     others = {id(result) for result in ctx.non_differentiable or ()}
     return [place for place, x in enumerate(results) if isinstance(x, Tensor) and id(x) not in others]
 
 
 def _fill_in(gradients: list[Any], missing: Sequence[int], metadata: Sequence[Any], only_reads: bool) -> bool:
-    """Put zeros in the missing places; whether some of them cannot be written."""
+    """Replaces missing gradients by zeros; returns whether some of these are read-only."""
     shared = False
     if only_reads:
         for place in missing:
@@ -87,7 +88,7 @@ def _fill_in(gradients: list[Any], missing: Sequence[int], metadata: Sequence[An
 
 
 def _owned(results: Sequence[Any]) -> tuple[Any, ...]:
-    """The results of a backward, those copied that are zeros which it was given: a program may write to gradients."""
+    """The results of a backward, with copies of read-only zeros among them, because programs may write to gradients."""
     return tuple([x.clone() if isinstance(x, Tensor) and zero_pages.is_read_only(x) else x for x in results])
 
 

@@ -1,4 +1,4 @@
-"""Tensors as PyTorch's C++ holds them."""
+"""Facts about tensors that PyTorch knows only in C++."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["is_functorch_wrapped", "tensor_without_data", "use_count", "without_
 
 
 def use_count(tensor: Tensor) -> int:
-    """How many references C++ has to a tensor."""
+    """The number of C++ references to a tensor."""
     count: int = Tensor._use_count(tensor)  # type: ignore[attr-defined]
     return count
 
 
 def is_functorch_wrapped(tensor: Tensor) -> bool:
-    """Whether a tensor stands for others, as `torch.func.vmap` and `torch.func.grad` make them."""
+    """Whether a tensor is a wrapper of functorch, as made by `torch.func.vmap` and `torch.func.grad`."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def tensor_without_data(
     of: type[Tensor], shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> Any:
-    """A tensor of a subclass that computes its elements when an operator needs them, in its `__torch_dispatch__`."""
+    """Makes a wrapper subclass tensor without data, whose `__torch_dispatch__` computes elements on demand."""
     return Tensor._make_wrapper_subclass(of, shape, strides=strides, dtype=dtype, device=device)

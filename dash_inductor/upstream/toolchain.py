@@ -1,8 +1,8 @@
-"""Settings of the compiler that could change the bits of a kernel, whoever made them: set by us, or named in the key.
+"""Compiler settings that could change the bits of a kernel: either fixed for every compile, or part of the keys.
 
-Triton reads environment variables, and settings in `triton.knobs`, which are the same variables, while it compiles.
-Every compile is told explicitly what it can be told (`OPTIONS`); the other settings cannot be overruled for one kernel,
-so `settings` names those that are in use, for numerics keys and cache keys.  Standard library only.
+Triton reads environment variables, and the same settings in `triton.knobs`, when it compiles.  Options that can be
+passed to a compile are always passed explicitly (`OPTIONS`); the other settings cannot be overridden per kernel, so
+`settings` lists those in use, for numerics keys and cache keys.  Standard library only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from urllib.parse import quote
 
 OPTIONS: Mapping[str, bool] = {"enable_fp_fusion": True}
-"""Options of every compile of a kernel: fused multiply-adds, whatever TRITON_DEFAULT_FP_FUSION says."""
+"""The options of every kernel compile: fused multiply-adds are on, regardless of TRITON_DEFAULT_FP_FUSION."""
 
 VARIABLES = (
     "ALLOW_LHS_TMEM_LAYOUT_CONVERSION",
@@ -33,18 +33,18 @@ VARIABLES = (
     "TRITON_PLUGIN_PATHS",
     "TRITON_PREFER_TMEM_16x256_LAYOUT",
 )
-"""Other variables that reach the machine code.  The list does not have the paths of the assembler and of libdevice,
-which stand for their versions (`docs/determinism.md` says that versions change bits), the default precision of fp32
-matmuls, which every matmul of the kernels is given, and variables that only print, dump or time something."""
+"""Other variables that affect machine code.  Not in the list: the paths of the assembler and of libdevice, which
+correspond to their versions (`docs/determinism.md` says that versions change bits); the default precision of fp32
+matmuls, because every matmul in the kernels sets its own; and variables that only print, dump or time something."""
 
 _OFF = ("", "0", "false", "off", "no", "n")
 
 
 def settings(environ: Mapping[str, str] | None = None) -> str:
-    """The variables of `VARIABLES` that are in use, as ``name=value`` joined by commas; "" where none is.
+    """The variables of `VARIABLES` that are in use, as ``name=value`` joined by commas; "" if there are none.
 
-    They are looked up in `environ`, by default `os.environ`.  Values are quoted as in a URL, so that they hold neither
-    commas nor slashes.
+    They are looked up in `environ`, by default `os.environ`.  Values are URL-quoted, so they contain neither commas nor
+    slashes.
     """
     variables = os.environ if environ is None else environ
     used = ((name, variables.get(name, "")) for name in VARIABLES)
@@ -52,10 +52,10 @@ def settings(environ: Mapping[str, str] | None = None) -> str:
 
 
 def numerics() -> str:
-    """What numerics keys name of the compiler: `settings`, and Triton's order of sums along an axis.
+    """The compiler's part of numerics keys: `settings`, and Triton's summation order along an axis.
 
-    From Triton 3.9 on, sums of rows in fp32 are added in another order: the forward has other bits at D=128 (measured
-    on an H100, beside 3.6), while bits of the Hopper backward are those of 3.6.
+    From Triton 3.9 on, fp32 sums of rows are computed in another order: the forward has different bits at D=128
+    (measured on an H100, compared with 3.6); the bits of the Hopper backward are the same as with 3.6.
     """
     from . import compat
 

@@ -1,4 +1,4 @@
-"""Launches of a program's own Triton kernels in graphs.  Imports Triton where it is installed."""
+"""Graph nodes that launch a program's own Triton kernels.  Imports Triton if it is installed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LAUNCHES = (triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation)
 
 
 def is_launch(node: Node) -> bool:
-    """Whether a node launches a kernel of the program."""
+    """Whether a node launches a Triton kernel of the program."""
     return node.target in _LAUNCHES
 
 
 def name_of(node: Node) -> str:
-    """The name of the kernel's function."""
+    """The name of the kernel's Python function."""
     kernel = _kernel(node)
     while hasattr(kernel, "fn") and not isinstance(getattr(kernel, "__name__", None), str):
         kernel = kernel.fn
@@ -28,7 +28,7 @@ def name_of(node: Node) -> str:
 
 
 def configurations(node: Node) -> list[str]:
-    """The configurations among which ``@triton.autotune`` chooses, as text; empty for another kernel."""
+    """The configurations of a kernel with ``@triton.autotune``, as text; empty for other kernels."""
     return [str(config) for config in getattr(_kernel(node), "configs", [])]
 
 

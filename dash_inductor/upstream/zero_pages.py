@@ -1,7 +1,7 @@
-"""Zeros that take no memory: one page of them, which the CUDA driver maps to address after address.
+"""Zero tensors without memory of their own: the CUDA driver maps one physical page of zeros to many addresses.
 
-Such zeros can be read and not written, and by their own device alone.  All addresses lead to the same page, so reads
-come from the L2 cache.
+They are read-only, and only their own device can read them.  All addresses refer to the same page, so reads come from
+the L2 cache.
 """
 
 from __future__ import annotations
@@ -19,23 +19,26 @@ from torch import Tensor
 log = logging.getLogger("dash_inductor")
 
 LEAST = 16 << 20
-"""Bytes from which zeros are such; fewer are written in a few microseconds."""
+"""The least size in bytes of such tensors; smaller ones are written in a few microseconds."""
 
 
 class Page(Protocol):
-    """A page of zeros in the memory of one device."""
+    """A physical page of zeros in the memory of one device."""
 
     def mapped(self, size: int) -> tuple[int, int]:
-        """Map it for reading to at least so many bytes: the first address, and how many bytes there are.
+        """Maps the page, read-only, to a new address range of at least `size` bytes.
+
+        Returns:
+            The first address, and the size of the range in bytes.
 
         Raises:
-            OSError: the device, or its driver, has no such mappings.
+            OSError: the device or its driver does not support this.
         """
         ...
 
 
 class _CudaPage:
-    """A page of a CUDA device, of the smallest size that its driver maps: 2 MiB."""
+    """A page of a CUDA device, of the smallest size that its driver can map: 2 MiB."""
 
     def __init__(self, index: int) -> None:
         self._driver = _driver()
@@ -81,11 +84,11 @@ class _CudaPage:
 
 
 PAGES: dict[str, Callable[[int], Page]] = {"cuda": _CudaPage}
-"""Makes the page of a device, which is given by its index, for each type of devices."""
+"""For each device type, the function that makes the page of a device given by its index."""
 
 
 class _Device:
-    """The addresses of a device's page.  They only become more: nothing says when the last reader is done."""
+    """The address ranges of a device's page.  They are never unmapped, because the last read is not known."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -94,7 +97,7 @@ class _Device:
         self._refused, self._lock = False, threading.Lock()
 
     def zeros(self, size: int) -> Tensor | None:
-        """So many bytes or more; None where they cannot be had, or not now."""
+        """Zeros of at least `size` bytes, as uint8; None if the device does not support them, or not at this moment."""
         with self._lock:
             if self._zeros is not None and len(self._zeros) >= size:
                 return self._zeros
@@ -114,11 +117,11 @@ class _Device:
 
 _DEVICES: dict[torch.device, _Device] = {}
 _RANGES: list[tuple[int, int]] = []
-"""First and last addresses of zeros, on all devices."""
+"""The address ranges (first, end) of zeros on all devices."""
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor | None:
-    """Zeros of this shape, contiguous, for reading alone; None where memory has to be taken for them."""
+    """Read-only contiguous zeros of this shape; None if ordinary memory is needed for them."""
     size = math.prod(shape) * dtype.itemsize
     if size < LEAST or device.type not in PAGES:
         return None
@@ -127,15 +130,15 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
 
 
 def is_read_only(tensor: Tensor) -> bool:
-    """Whether a tensor lies in such zeros."""
-    if tensor.layout is not torch.strided:  # which has no address
+    """Whether a tensor is part of such zeros."""
+    if tensor.layout is not torch.strided:  # has no address
         return False
     address = tensor.data_ptr()
     return any(start <= address < end for start, end in _RANGES)
 
 
 def _bytes(address: int, device: torch.device, size: int) -> Tensor:
-    """Memory that nobody frees."""
+    """A uint8 tensor of the memory at an address, which it does not own."""
     storage = torch._C._construct_storage_from_data_pointer(address, device, size)
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage, 0, torch.Size((size,)), (1,))
 
@@ -144,13 +147,13 @@ _DEVICE, _PINNED, _READ, _READ_WRITE = 1, 1, 1, 3  # CUmemLocationType, CUmemAll
 
 
 class _Location(ctypes.Structure):
-    """CUmemLocation."""
+    """The CUDA driver's struct CUmemLocation."""
 
     _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
 
 
 class _Properties(ctypes.Structure):
-    """CUmemAllocationProp."""
+    """The CUDA driver's struct CUmemAllocationProp."""
 
     _fields_ = (
         ("type", ctypes.c_int), ("handles", ctypes.c_int), ("location", _Location), ("metadata", ctypes.c_void_p),
@@ -159,16 +162,16 @@ class _Properties(ctypes.Structure):
 
 
 class _Access(ctypes.Structure):
-    """CUmemAccessDesc."""
+    """The CUDA driver's struct CUmemAccessDesc."""
 
     _fields_ = (("location", _Location), ("flags", ctypes.c_int))
 
 
 def _driver() -> ctypes.CDLL:
-    """The CUDA driver, which has been loaded long since.
+    """The CUDA driver library, which torch has already loaded, with the argument types of the functions used here.
 
     Raises:
-        OSError: there is none.
+        OSError: it is not available.
     """
     driver = ctypes.CDLL("libcuda.so.1")
     pointer, address, size, flags = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_uint64

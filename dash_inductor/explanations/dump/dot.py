@@ -1,4 +1,4 @@
-"""A graph as DOT text, which Graphviz and many viewers draw."""
+"""Writes a graph as DOT text for Graphviz."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ COLOURS: dict[Kind, str] = {"input": "#e8f0fb", "attention": "#fde9d9", "ours": 
 
 
 def dot(whole: Snapshot, shown: Snapshot, centres: Sequence[str], title: str) -> str:
-    """The nodes of `shown` and their edges, as a digraph.
+    """The nodes of `shown` and their edges as a DOT digraph.
 
     Args:
-        whole: the graph that they are from: a node some of whose inputs are not shown has a dashed border.
-        centres: the names of the nodes to emphasise, with a thick border.
+        whole: the whole graph; a node with inputs that are not shown has a dashed border.
+        shown: the part of the graph to draw.
+        centres: the names of the nodes to emphasise with a thick border.
+        title: the name of the digraph.
     """
     return "\n".join([f"digraph {_quoted(title)} {{", *_lines(whole, shown, centres), "}\n"])
 
@@ -36,6 +38,8 @@ def _lines(whole: Snapshot, shown: Snapshot, centres: Sequence[str]) -> Iterator
 
 
 def _quoted(text: str) -> str:
-    """A string of DOT that is shown as `text`: in labels, a backslash begins an escape."""
+    """A quoted DOT string that is displayed as `text`; backslashes are escaped, because they begin escapes in
+    labels.
+    """
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'

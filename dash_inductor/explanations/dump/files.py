@@ -1,4 +1,4 @@
-"""Folders and files of a dump: names that nobody else has, and files that appear whole or not at all."""
+"""Folders and files of a dump: unique folder names, and atomic writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write(path: Path, text: str) -> None:
-    """Put `text` at `path` at once: whoever reads the file sees all of it, or what was there before."""
+    """Writes a file atomically: readers see either the whole new text or the previous file."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -22,7 +22,7 @@ def write(path: Path, text: str) -> None:
 
 
 def new_folder(parent: Path, name: str) -> Path:
-    """A folder that did not exist: `name`, made fit for file names, and a number behind it where that is taken."""
+    """Makes a new folder called `name`, adapted for file systems, with a number appended if it already exists."""
     parent.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^\w.-]+", "_", name).strip("_") or "_"
     number = 1

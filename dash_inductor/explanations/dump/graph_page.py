@@ -1,4 +1,4 @@
-"""The folder and the page of one graph."""
+"""Writes the folder and the page of one graph."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from .dot import dot
 from .snapshot import Snapshot
 
 DIFF_LINES = 400
-"""A page shows a difference up to this length; the file has all of it."""
+"""The maximum number of lines of a diff on a page; the file contains all of them."""
 
 
 @dataclass
 class GraphPage:
-    """Everything known of one graph.
+    """The page of one graph, and all that it shows.
 
     Args:
-        folder: its own.
-        record: its sites.
-        arch: the architecture that sites are explained for; None for the one of the tensors' device.
-        texts: files by name, the graph before and after the pass and the difference.
-        before, after: the graph around the pass.
+        folder: the folder of the graph.
+        record: the records of its sites.
+        arch: the architecture for which sites are explained; None for that of the tensors' device.
+        texts: texts by file name: the graph before and after the pass, and their difference.
+        before, after: the graph before and after the pass.
         code: Inductor's generated code by "forward", "backward" or "inference".
     """
 
@@ -49,11 +49,11 @@ class GraphPage:
         self.extras: dict[int, str] = {}
 
     def write(self) -> None:
-        """Write all files."""
+        """Writes all files."""
         for name, text in self.texts.items():
             files.write(self.folder / name, text)
         files.write(self.folder / "sites.json", json.dumps(self.explanation.to_dict(), indent=2) + "\n")
-        self._write_index()  # there is a page even if something below fails
+        self._write_index()  # write the page first, in case something below fails
         for group in explanation_text.grouped(self.explanation):
             (number, site), *others = group
             places = self._places(number, site, others)
@@ -61,7 +61,7 @@ class GraphPage:
         self._write_index()
 
     def add_code(self, kind: str, code: str) -> None:
-        """Add generated code; another piece of the same kind gets a number."""
+        """Adds generated code; a number is appended to `kind` if there is already code of that kind."""
         name, number = kind, 1
         while name in self.code:
             number += 1
@@ -93,7 +93,7 @@ class GraphPage:
         files.write(self.folder / "index.html", html.page(title, body, trail))
 
     def _places(self, number: int, site: SiteExplanation, others: explanation_text.Group) -> str:
-        """Write the neighbourhoods of equal sites, and show the first one."""
+        """Writes the neighbourhoods of a group of equal sites, and returns HTML that shows the first one."""
         graphs = self._neighbourhoods(number, site)
         figures = "".join(_figure(f"{when} the pass", [file], text) for when, file, text in graphs)
         links = [_link(file) for other in others for _, file, _ in self._neighbourhoods(*other)]
@@ -103,11 +103,13 @@ class GraphPage:
         return html.details("where it is in the graph", content, opened=True)
 
     def _neighbourhoods(self, number: int, site: SiteExplanation) -> Iterator[tuple[str, str, str]]:
-        """Write what is around a site before and, if it was replaced, after the pass: when, the file, its text."""
+        """Writes the neighbourhood of a site before and, if it was replaced, after the pass; yields (when,
+        file, text).
+        """
         name = site.record.name
         graphs = {"before": self.before, "after": self.after}
         if site.record.status == "kept":
-            del graphs["after"]  # the pass left it alone
+            del graphs["after"]  # the pass did not change it
         for when, graph in graphs.items():
             centres = graph.of_site(name)
             text = dot(graph, graph.around(centres), centres, f"{name}, {when} the pass")
@@ -116,7 +118,7 @@ class GraphPage:
             yield when, file, text
 
     def _schedule(self, number: int, site: SiteExplanation) -> str:
-        """Write the timeline of the schedule that was chosen, and show it as text."""
+        """Writes the timeline of the chosen schedule, and returns HTML that shows it as text."""
         if site.plan is None or site.site is None:
             return ""
         picture = schedule.picture(site.site, site.arch, site.plan)
@@ -131,7 +133,7 @@ class GraphPage:
         return html.details(f"the schedule {site.plan.schedule}", figure + legend)
 
     def _kernels(self, number: int, site: SiteExplanation) -> str:
-        """Compile the kernels and write their texts; the error in words where that fails."""
+        """Compiles the kernels and writes their texts; returns HTML about them, or about the error if that fails."""
         plan, facts = site.plan, site.site
         if plan is None or facts is None:
             return ""
@@ -167,7 +169,7 @@ class GraphPage:
 
 
 def _figure(caption: str, names: Sequence[str], text: str) -> str:
-    """A text, under the names of the files that have it."""
+    """An HTML figure with a text and links to the files that contain it."""
     named = f"<figcaption>{caption}: {' '.join(map(_link, names))}</figcaption>"
     return f"<figure>{named}<pre>{escape(text)}</pre></figure>"
 

@@ -1,4 +1,4 @@
-"""The compiled kernels of a plan, their texts, and what they take; no GPU is needed."""
+"""Compiles the kernels of a plan, with their texts and resource usage; no GPU is needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...model.plan import Plan
 from ...model.site import NOMINAL_LEN, Site
 
 TEXTS = {"source": "py", "ttgir": "ttgir", "ptx": "ptx"}
-"""The texts of a kernel, and the endings of their files."""
+"""The texts of a kernel, and their file suffixes."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class BuiltKernel:
     """A compiled kernel.
 
     Args:
-        name: of its function.
+        name: the name of its function.
         of: "forward" or "backward".
-        resources: registers and spilled bytes of a thread, bytes of shared memory of a CTA.
-        warps: of a CTA.
-        texts: its source, Triton's intermediate code for GPUs and its PTX, by the names of `TEXTS`.
+        resources: registers and spilled bytes per thread, bytes of shared memory per CTA.
+        warps: the number of warps per CTA.
+        texts: its source, Triton GPU IR and PTX, by the keys of `TEXTS`.
     """
 
     name: str
@@ -39,12 +39,12 @@ class BuiltKernel:
 
 @functools.lru_cache(maxsize=64)
 def built(site: Site, plan: Plan, arch: str) -> tuple[BuiltKernel, ...]:
-    """The kernels of a plan for `arch`, compiled now; none for the reference, which calls operators of PyTorch.
+    """Compiles the kernels of a plan for `arch`; empty for the reference, which calls PyTorch operators.
 
-    Sizes that are dynamic count as the planner's nominal ones.
+    Dynamic sizes are replaced by the planner's nominal ones.
 
     Raises:
-        Exception: whatever the compiler raised.
+        Exception: an error of the compiler.
     """
     length = NOMINAL_LEN
     site = replace(site, batch=site.batch or 1, q_len=site.q_len or length, kv_len=site.kv_len or length)
@@ -55,7 +55,7 @@ def built(site: Site, plan: Plan, arch: str) -> tuple[BuiltKernel, ...]:
 
 
 def is_rendered(name: str) -> bool:
-    """Whether kernels of this family, a `Plan.kernel` or `Plan.forward`, are rendered from templates."""
+    """Whether the kernels of a family, given by `Plan.kernel` or `Plan.forward`, are rendered from templates."""
     return registry.has_templates(name)
 
 

@@ -1,4 +1,4 @@
-"""The pages above the pages of graphs: the graphs of a run, and the runs."""
+"""The pages that list the graphs of a run, and the runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .graph_page import GraphPage
 
 
 def graphs(run: str, pages: Sequence[GraphPage]) -> str:
-    """The page of a run."""
+    """The page that lists the graphs of a run."""
     rows = []
     for page in pages:
         sites = page.explanation.sites
@@ -30,7 +30,7 @@ def graphs(run: str, pages: Sequence[GraphPage]) -> str:
 
 
 def runs(folder: Path) -> str:
-    """The page of all runs."""
+    """The page that lists all runs."""
     found = sorted(path.parent for path in folder.glob("*/index.html"))
     rows = [
         (f'<a href="{run.name}/index.html">{escape(run.name)}</a>', str(len(list(run.glob("*/index.html")))))

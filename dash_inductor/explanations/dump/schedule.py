@@ -1,4 +1,4 @@
-"""The timeline of the schedule that a plan has, in small."""
+"""A small timeline of a plan's schedule."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ...timeline.model import Picture
 from ...timeline.simulated import of_plan
 
 TILES, HEADS, WORKERS = 8, 4, 8
-"""It has this many tiles along either length, heads and workers: of more, none could be told apart."""
+"""The maximum numbers of tiles along each length, heads and workers; with more, they could not be distinguished."""
 
 
 def picture(site: Site, arch: str, plan: Plan) -> Picture:
-    """Workers over time, simulated for a few heads and tiles like those of the site.
+    """Simulates workers over time, for a few heads and tiles with the proportions of the site.
 
     Raises:
         ArgumentError: an unknown architecture.

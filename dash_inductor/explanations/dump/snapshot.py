@@ -1,4 +1,4 @@
-"""The parts of a graph that a dump shows: a `Snapshot` of its nodes, and the neighbourhood of some of them."""
+"""What a dump shows of a graph: a `Snapshot` of its nodes, and neighbourhoods of nodes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from ...graph.nodes import op_name
 Kind = Literal["input", "attention", "ours", "other"]
 
 UP, DOWN, MOST = 6, 2, 36
-"""How far a neighbourhood goes towards the inputs and towards the outputs, and how many nodes it has at most."""
+"""The extent of a neighbourhood: steps towards the inputs, steps towards the outputs, and the maximum of nodes."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """A node as it is shown.
+    """A node as a dump shows it.
 
     Args:
-        name: of the node.
-        label: the operator, or what the model calls an input.
-        note: dtype and shape of the value, "" where it has none.
-        line: the whole node, as a graph prints it.
+        name: the name of the node.
+        label: the operator, or the model's name of an input.
+        note: the dtype and shape of its value; "" if it has none.
+        line: the whole node, as printed by FX.
+        kind: which colour it gets.
         inputs: the names of the nodes that it reads.
-        site: for an operator of ours, the site that it belongs to.
+        site: for our operators, the name of their site; else "".
     """
 
     name: str
@@ -44,22 +45,22 @@ class Item:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The nodes of a graph by name, in its order, without the output; an operator stands for each of its results."""
+    """The nodes of a graph by name, in order, without the output and `getitem` nodes."""
 
     items: dict[str, Item]
 
     @staticmethod
     def of(graph: Graph) -> Snapshot:
-        """The graph as it is now, while it is compiled; it may change afterwards."""
+        """A snapshot of the current graph, which does not change with it."""
         return Snapshot({node.name: _item(node) for node in graph.nodes if node.op != "output" and not _is_part(node)})
 
     def of_site(self, name: str) -> list[str]:
-        """The nodes of a site: our operators with its name; where there are none, the node of this name."""
+        """The nodes of a site: our operators with its name or, if there are none, the node of this name."""
         ours = [item.name for item in self.items.values() if item.site == name]
         return ours or ([name] if name in self.items else [])
 
     def around(self, centres: Iterable[str]) -> Snapshot:
-        """The neighbourhood of some nodes: the nearest first, until there are `MOST`."""
+        """The neighbourhood of some nodes: the nearest nodes first, at most `MOST`."""
         readers: dict[str, list[str]] = {}
         for item in self.items.values():
             for name in item.inputs:
@@ -72,7 +73,7 @@ class Snapshot:
                 continue
             kept[name] = None
             item = self.items[name]
-            if down:  # few, so they come first
+            if down:  # readers first, because there are few
                 queue.extend((reader, 0, down - 1) for reader in readers.get(name, ()))
             if up:
                 queue.extend((source, up - 1, 0) for source in item.inputs)
@@ -97,7 +98,7 @@ def _item(node: Node) -> Item:
 
 
 def _site(node: Node) -> str:
-    """The site of an operator of ours: its last text is the site's name, perhaps with its module; "" without one."""
+    """The site's name of our operator, from its last text argument (name and module); "" if there is none."""
     texts = [argument for argument in node.args if isinstance(argument, str)]
     return texts[-1].partition(" in ")[0] if texts else ""
 

@@ -1,4 +1,4 @@
-"""Writes the dump of what is compiled in this process; see the package for what there is."""
+"""Writes the dump of everything that this process compiles; the package's docstring lists the files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _arch: ContextVar[str | None] = ContextVar("dash_inductor_dump_arch", default=No
 
 @dataclass
 class _Run:
-    """The folder of this process, and its graphs by compile id, the newest of each."""
+    """The folder of this process, and its graphs; `newest` has the latest graph of each compile id."""
 
     folder: Path
     pages: list[graph_page.GraphPage] = field(default_factory=list)
@@ -39,11 +39,11 @@ class _Run:
 
 @contextmanager
 def dumping(folder: str, arch: str | None = None) -> Iterator[None]:
-    """Dump what is compiled in the block.
+    """Dumps what is compiled inside the block.
 
     Args:
         folder: as `config.dump`.
-        arch: explain sites, and compile their kernels, for this architecture instead of the one of the tensors' device.
+        arch: explain sites, and compile their kernels, for this architecture instead of that of the tensors' device.
     """
     token = _arch.set(arch)
     try:
@@ -55,7 +55,7 @@ def dumping(folder: str, arch: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def joint_graph(graph: torch.fx.Graph) -> Iterator[None]:
-    """Dump what the pass in the block makes of a joint or inference graph, whether it raises or not."""
+    """Dumps a joint or inference graph before and after the pass that runs in the block, also if that raises."""
     before = _safely(lambda: (_readable(graph), Snapshot.of(graph), records.graphs_here()))
     try:
         yield
@@ -65,9 +65,10 @@ def joint_graph(graph: torch.fx.Graph) -> Iterator[None]:
 
 
 def generated_code(compiled: Any, kind: str) -> None:
-    """Add Inductor's code, the attribute `source_code`, to the graph that is being compiled.
+    """Adds Inductor's code (attribute `source_code` of `compiled`) to the page of the graph that is being compiled.
 
     Args:
+        compiled: the compiled graph.
         kind: "forward", "backward" or "inference".
     """
 
@@ -81,7 +82,7 @@ def generated_code(compiled: Any, kind: str) -> None:
 
 
 def index() -> Path | None:
-    """The page of this process in `config.dump`; None if no graph was dumped there."""
+    """The path of this process's page in `config.dump`; None if no graph was dumped."""
     run = _runs.get((config.dump, os.getpid()))
     return run.folder / "index.html" if run is not None and run.pages else None
 
@@ -109,9 +110,9 @@ def _write_graph(graph: torch.fx.Graph, text: str, before: Snapshot, known: tupl
 
 
 def _published(number: str, before: Sequence[GraphRecord], after: Sequence[GraphRecord]) -> GraphRecord:
-    """The record of a graph alone, from the records of all graphs before and after the pass over it.
+    """The record of one graph, from all graph records before and after the pass over it.
 
-    The record of a graph with nested ones grows from graph to graph.
+    The record of a graph with nested ones grows with each of these, so that the difference is needed.
     """
     old, new = (
         [x for x in these if not any(x is y for y in others)] for these, others in ((before, after), (after, before))
@@ -130,7 +131,7 @@ def _readable(graph: torch.fx.Graph) -> str:
 
 
 _runs: dict[tuple[str, int], _Run] = {}
-"""The runs by folder and process: a fork has a run of its own."""
+"""The runs by folder and process id; a forked process gets its own."""
 
 
 def _run() -> _Run:
@@ -143,7 +144,10 @@ def _run() -> _Run:
 
 
 def _safely(action: Callable[[], Any]) -> Any:
-    """The action's result; None, after one warning in a process, where it raises: a dump never breaks a compile."""
+    """Runs an action and returns its result; None, after one warning per process, if it raises.
+
+    A dump must never break a compile.
+    """
     try:
         with _lock:
             return action()

@@ -1,19 +1,19 @@
-"""Compiles a function for a GPU that this machine does not have, as far as Inductor's joint-graph passes.
+"""Compiles a function for a GPU that this machine does not have, up to Inductor's joint-graph passes.
 
 Note [A device that is not there]
-Nothing here needs a GPU, a CUDA build of PyTorch or a compiler.  The compiled program has fake tensors, with shapes and
-without values, and goes through these steps:
+Nothing here needs a GPU, a CUDA build of PyTorch or a compiler.  The program is compiled with fake tensors, which have
+shapes but no values, in these steps:
 
 1. `moving`: arguments, parameters and buffers become fake tensors on ``cuda``.
-2. `device`: ``torch.cuda`` answers as that GPU would, so that Dynamo traces what the program does there: ``x.device``,
-   ``.to("cuda")`` and autocast come out right, and a tensor that stays on the CPU is one there too.
+2. `device`: ``torch.cuda`` answers as for that GPU, so that Dynamo traces what the program does there: ``x.device``,
+   ``.to("cuda")`` and autocast are correct, and a tensor that stays on the CPU does so there, too.
 3. `sdpa`: `scaled_dot_product_attention` chooses its implementation by PyTorch's rules for that GPU.
-4. `stand_in`: PyTorch's autograd runs no backward of CUDA tensors where there is no CUDA.  So the graph of Dynamo is
-   moved to the device ``cpu:1`` before AOTAutograd traces it, and the joint graph back to ``cuda`` before the first
-   pass over it.  To Python, autograd and the operators this device is another one than ``cpu``, as ``cuda`` is.
+4. `stand_in`: without CUDA, PyTorch's autograd cannot run backwards of CUDA tensors.  So Dynamo's graph is moved to the
+   device ``cpu:1`` before AOTAutograd traces it, and the joint graph back to ``cuda`` before the first pass.  For
+   Python, autograd and operators, ``cpu:1`` is a device different from ``cpu``, as ``cuda`` is.
 
-A program that cannot be traced so raises `Untraceable` or another error: the answer is that nothing is known, never the
-answer for another device.
+A program that cannot be traced this way raises `Untraceable` or another error: the outcome is then reported as unknown,
+never taken from another device.
 """
 
 from __future__ import annotations
@@ -22,4 +22,4 @@ from ...errors import DashError
 
 
 class Untraceable(DashError):
-    """Something cannot be traced for a GPU that is not there; the message says what, as the end of a sentence."""
+    """Something cannot be traced for a GPU that is not present; the message says what, as the end of a sentence."""

@@ -1,4 +1,4 @@
-"""``torch.cuda`` as on a machine with one GPU of another architecture, as far as tracing a program asks it."""
+"""Patches ``torch.cuda`` to answer as on a machine with one GPU of a given architecture, as far as tracing needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from . import sdpa, stand_in
 
 @dataclass(frozen=True)
 class Properties:
-    """The part of ``torch.cuda.get_device_properties`` that follows from an architecture; the rest is an error."""
+    """The part of ``torch.cuda.get_device_properties`` that follows from the architecture; other attributes raise."""
 
     name: str
     major: int
@@ -29,12 +29,15 @@ class Properties:
 
 @contextmanager
 def pretended(arch: str) -> Iterator[FakeTensorMode]:
-    """Have a GPU of an architecture in the block: its tensors are fake and belong to the mode that is returned.
+    """Pretends that there is a GPU of an architecture inside the block.
+
+    Yields:
+        The mode to which the fake tensors on that GPU belong.
 
     Raises:
-        UnsupportedVersionError: this build of PyTorch cannot record the gradients of such tensors.
+        UnsupportedVersionError: this build of PyTorch cannot record gradients of these tensors.
     """
-    devices.trace_patterns()  # it traces Inductor's patterns for the machine that is there
+    devices.trace_patterns()  # traces Inductor's patterns for the real machine first
     devices.let_autograd_know_cuda()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     settings = {"joint_graph_constant_folding": False, "shape_padding": False}  # both compute on the device
@@ -51,7 +54,7 @@ def pretended(arch: str) -> Iterator[FakeTensorMode]:
 
 
 def _answers(arch: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The questions that the device is asked, by the module or class that is asked, and the answers."""
+    """Yields the modules and classes to patch, with the replaced attributes."""
     number = int(arch.removeprefix("sm_"))
     properties = Properties(f"a GPU of {arch}", number // 10, number % 10)
     capability = (properties.major, properties.minor)
@@ -72,7 +75,7 @@ def _answers(arch: str) -> Iterator[tuple[Any, dict[str, Any]]]:
         }
         yield torch.cuda, {"get_rng_state": lambda device=None: state, "set_rng_state": lambda new, device=None: None}
         yield FakeTensorMode, {"avoid_device_init": property(lambda mode: True)}
-        # In torch 2.11, a fake tensor on a GPU makes a real one first, because `is_available` says that there is one.
+        # In torch 2.11, making a fake GPU tensor makes a real one first if `is_available` is true.
         yield devices.fake_tensor, {"init_gpu_context": lambda device: None}
         yield torch.accelerator, {"is_available": lambda: False}  # Dynamo would ask it for a stream
     yield torch.cuda, facts
@@ -80,6 +83,6 @@ def _answers(arch: str) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def _autocast() -> AbstractContextManager[Any]:
-    """Autocast for CUDA where it is on for the CPU: the program would have asked for its device."""
+    """Switches CUDA autocast on if CPU autocast is on, because the program would have used its device's autocast."""
     on = torch.is_autocast_enabled("cpu")
     return torch.autocast("cuda", torch.get_autocast_dtype("cpu")) if on else nullcontext()

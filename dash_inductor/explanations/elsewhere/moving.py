@@ -1,4 +1,4 @@
-"""Moves what a function computes with to a GPU that is not there: tensors become fake ones, until the block ends."""
+"""Moves the tensors that a function uses to a GPU that is not present, as fake tensors, inside a block."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from . import Untraceable
 def moved(
     mode: FakeTensorMode, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """A call's arguments with every tensor on ``cuda``, and the function's own tensors there too, in the block.
+    """Yields a call's arguments with every tensor on ``cuda``, and moves the function's own tensors inside the block.
 
-    Tensors on the CPU or on ``meta`` are moved, in nested containers too: arguments, the variables of outer functions
-    and of the module that `fn` and the functions beside it name, the attributes of the object whose method `fn` is, and
-    the parameters and buffers of every module among all of these.  Other attributes of modules stay where they are, as
-    with ``module.to("cuda")``.
+    Tensors on the CPU or on ``meta`` are moved, also in nested containers: the arguments; closure and global variables
+    used by `fn` and by other functions of its module; the attributes of the object if `fn` is a method; and the
+    parameters and buffers of all modules among these.  Other attributes of modules are not moved, as with
+    ``module.to("cuda")``.
 
     Raises:
         Untraceable: a tensor of a kind that cannot be moved.
@@ -41,11 +41,11 @@ def moved(
 
 
 class _Mover:
-    """Moves values, each once, and remembers how to take back what it changed in place."""
+    """Moves values, each once, and can undo its in-place changes."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
-        self._seen: dict[int, tuple[Any, Any]] = {}  # with the value itself, so that its id stays its own
+        self._seen: dict[int, tuple[Any, Any]] = {}  # keeps the value alive, so that its id stays unique
         self._undo: list[Callable[[], object]] = []
 
     def undo(self) -> None:
@@ -53,10 +53,10 @@ class _Mover:
             action()
 
     def value(self, value: Any) -> Any:
-        """The same with tensors moved; modules and functions are changed in place."""
+        """Returns a value with its tensors moved; modules and functions are changed in place."""
         if id(value) in self._seen:
             return self._seen[id(value)][1]
-        self._seen[id(value)] = value, value  # for what contains itself
+        self._seen[id(value)] = value, value  # for values that contain themselves
         result = self._moved(value)
         self._seen[id(value)] = value, result
         return result
@@ -83,7 +83,7 @@ class _Mover:
         return value
 
     def function(self, fn: Any) -> None:
-        """Move what a function reads from elsewhere; a module or a method is one too."""
+        """Moves the variables that a function reads from outside; `fn` may also be a module or a method."""
         if isinstance(fn, nn.Module):
             self.value(fn)
         elif isinstance(fn, types.MethodType):
@@ -104,7 +104,7 @@ class _Mover:
                 self._entries(held, list(held))
 
     def _entries(self, held: Any, names: Iterable[Any]) -> None:
-        """Move values of a list or a mapping, in place."""
+        """Moves values of a list or a mapping in place."""
         for name in names:
             old = held[name]
             new = self.value(old)
@@ -113,10 +113,10 @@ class _Mover:
                 held[name] = new
 
     def _cell(self, cell: Any) -> None:
-        """Move the variable of an outer function."""
+        """Moves a closure variable."""
         try:
             old = cell.cell_contents
-        except ValueError:  # without a value yet
+        except ValueError:  # no value yet
             return
         new = self.value(old)
         if new is not old:
@@ -150,20 +150,20 @@ class _Mover:
         return new
 
     def _jagged(self, tensor: Any) -> Tensor:
-        """A nested tensor of packed rows.  Those with the same offsets have the same lengths, here too."""
+        """Moves a jagged nested tensor; tensors with the same offsets keep sharing one symbolic length."""
         with disable_current_modes():
             bounds = {"min_seqlen": tensor._get_min_seqlen(), "max_seqlen": tensor._get_max_seqlen()}
             parts = tensor.values().detach(), tensor.offsets(), tensor.lengths()
         values, offsets, lengths = map(self.value, parts)
         lengthwise = tensor._ragged_idx
-        (offsets if lengths is None else lengths).nested_int_memo = tensor.shape[lengthwise]  # what names its lengths
+        (offsets if lengths is None else lengths).nested_int_memo = tensor.shape[lengthwise]  # keeps its symbol
         with self._mode, torch.no_grad():
             new = torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=lengthwise, **bounds)
             return new.detach().requires_grad_(tensor.requires_grad)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
-    """The variables of its module that a function may name, in functions inside it too."""
+    """The global names that a function, or a function inside it, may use."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -171,7 +171,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _is_beside(value: Any, fn: types.FunctionType) -> bool:
-    """Whether a variable of the module of a function is moved: no class, no module of Python, no library's function."""
+    """Whether a global variable of a function is moved: no class, Python module, or function of another module."""
     if isinstance(value, (type, types.ModuleType)):
         return False
     return not inspect.isfunction(value) or value.__globals__ is fn.__globals__

@@ -1,8 +1,8 @@
-"""The implementation that `scaled_dot_product_attention` takes on a GPU: PyTorch's rules, for any architecture.
+"""The choice of `scaled_dot_product_attention` between its implementations, by PyTorch's rules, for any architecture.
 
-PyTorch asks the device that it runs on.  The rules here are those of its file transformers/cuda/sdp_utils.cpp in torch
-2.11 to 2.15, for builds for CUDA, as far as they matter under deterministic algorithms: cuDNN, which is not
-deterministic, is not taken then.  tests/gpu/test_elsewhere.py compares them with a GPU.
+PyTorch itself asks the device on which it runs.  These rules follow transformers/cuda/sdp_utils.cpp of torch 2.11 to
+2.15 for CUDA builds, as far as they matter under deterministic algorithms, which exclude cuDNN.
+tests/gpu/test_elsewhere.py compares them with a GPU.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ HALF = (torch.float16, torch.bfloat16)
 FLASH, EFFICIENT, MATH, CUDNN = "flash", "efficient", "math", "cudnn"
 
 _BY_NUMBER = {0: MATH, 1: FLASH, 2: EFFICIENT, 3: CUDNN}
-"""``at::SDPBackend``."""
+"""The values of ``at::SDPBackend``."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of a call."""
+    """The arguments of a `scaled_dot_product_attention` call."""
 
     query: Tensor
     key: Tensor
@@ -44,11 +44,11 @@ class Call:
 
 
 def choose(call: Call, arch: str) -> str:
-    """The implementation of a call on an architecture: FLASH, EFFICIENT or MATH.
+    """The implementation that PyTorch chooses for a call on an architecture: FLASH, EFFICIENT or MATH.
 
     Raises:
-        Untraceable: it depends on what cannot be known here.
-        RuntimeError: as PyTorch raises it, where the program has switched off every implementation that could run.
+        Untraceable: the choice depends on something that is not known here.
+        RuntimeError: as in PyTorch, if the program has disabled all implementations that could run.
     """
     chosen = _first(call, arch)
     if chosen == EFFICIENT and compat.TORCH < (2, 14) and not _aligned(call):
@@ -73,7 +73,9 @@ def _first(call: Call, arch: str) -> str:
 
 
 def _be_certain(call: Call, arch: str) -> None:
-    """Raise where another version, or cuDNN, may take what no rule here takes."""
+    """Raises Untraceable if a newer version of PyTorch, or cuDNN, may run a call for which the rules here
+    choose MATH.
+    """
     heads = {tensor.shape[-3] for tensor in (call.query, call.key, call.value) if tensor.dim() > 2}
     if compat.TORCH >= (2, 14) and (call.query.dim() == 3 or len(heads) > 1):
         raise Untraceable(f"torch {torch.__version__} may have a fused kernel for grouped heads or for 3 dimensions")
@@ -83,7 +85,7 @@ def _be_certain(call: Call, arch: str) -> None:
 
 
 def can_use_flash(call: Call, arch: str) -> bool:
-    """Whether FlashAttention computes a call."""
+    """Whether FlashAttention supports a call."""
     query, key, value = call.query, call.key, call.value
     sm = _number(arch)
     return bool(
@@ -101,7 +103,7 @@ def can_use_flash(call: Call, arch: str) -> bool:
 
 
 def can_use_efficient(call: Call, arch: str) -> bool:
-    """Whether the memory-efficient kernel computes a call."""
+    """Whether the memory-efficient kernel supports a call."""
     query, key, value = call.query, call.key, call.value
     sm, half = _number(arch), query.dtype in HALF
     tensor_cores = sm >= 80 or (sm >= 70 and half)
@@ -121,12 +123,14 @@ def can_use_efficient(call: Call, arch: str) -> bool:
 
 
 def _number(arch: str) -> int:
-    """90 for "sm_90"."""
+    """The number of an architecture: 90 for "sm_90"."""
     return int(arch.removeprefix("sm_"))
 
 
 def _has_backward(call: Call, sm: int) -> bool:
-    """Whether there is a backward where one is needed: on some GPUs not for every large head dimension."""
+    """Whether FlashAttention has a backward for a call, if it needs one; some GPUs lack it for large head
+    dimensions.
+    """
     if not _needs_gradient(call) or not (86 <= sm <= 89 or 120 <= sm <= 121):
         return True
     return bool(call.query.shape[-1] <= 192 or (call.dropout == 0 and call.query.shape[-1] > 224))
@@ -141,7 +145,7 @@ def _nested(call: Call) -> bool:
 
 
 def _heads_fit(call: Call, *, grouped: bool) -> bool:
-    """Whether batches are equal, and heads, or, where `grouped` and asked for, query's heads are a multiple."""
+    """Whether batch sizes and heads are equal; with `grouped` and ``enable_gqa``, query heads may be a multiple."""
     query, key, value = call.query, call.key, call.value
     if not query.shape[0] == key.shape[0] == value.shape[0]:
         return False
@@ -151,7 +155,7 @@ def _heads_fit(call: Call, *, grouped: bool) -> bool:
 
 
 def _dense_fits(call: Call, *, any_stride_of_one: bool) -> bool:
-    """Whether lengths are not 0 and last dimensions contiguous; `any_stride_of_one` allows any stride of size 1."""
+    """Whether lengths are not 0 and last dimensions contiguous; `any_stride_of_one` allows any stride for size 1."""
     query, key, value, mask = call.query, call.key, call.value, call.attn_mask
     contiguous = query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
     contiguous = contiguous or (any_stride_of_one and query.shape[-1] == 1)
@@ -159,7 +163,7 @@ def _dense_fits(call: Call, *, any_stride_of_one: bool) -> bool:
 
 
 def _aligned(call: Call) -> bool:
-    """Whether query, key and value begin at multiples of 16 bytes in their storage."""
+    """Whether query, key and value start at multiples of 16 bytes in their storages."""
     tensors = (call.query, call.key, call.value)
     return _nested(call) or all(t.storage_offset() * t.element_size() % 16 == 0 for t in tensors)
 
@@ -168,7 +172,7 @@ def attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False, arch: str,
 ) -> Tensor:  # fmt: skip
-    """`scaled_dot_product_attention` of tensors on a GPU: the operators that PyTorch calls on `arch`."""
+    """Computes `scaled_dot_product_attention` with the operators that PyTorch calls on `arch`."""
     _check(query, key, value, attn_mask)
     chosen = choose(Call(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa), arch)
     if chosen == FLASH:
@@ -189,7 +193,7 @@ def attention(
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
-    """Raise where PyTorch does."""
+    """Raises RuntimeError for arguments for which PyTorch does."""
     if not query.dtype == key.dtype == value.dtype:
         raise RuntimeError(f"query, key and value are {query.dtype}, {key.dtype} and {value.dtype}")
     if not query.device == key.device == value.device:
@@ -199,14 +203,14 @@ def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> No
 
 
 def _as_bias(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """The bias that is added to the scores."""
+    """Converts a bool mask to a float bias with -inf for hidden pairs."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.where(mask, 0.0, torch.scalar_tensor(float("-inf"), dtype=dtype, device=mask.device))
 
 
 def _padded(bias: Tensor) -> Tensor:
-    """The bias with rows at multiples of 8 elements, as the kernel reads them."""
+    """Pads the bias so that rows start at multiples of 8 elements, as the kernel requires."""
     if bias.stride(-1) == 1 and all(stride % 8 == 0 for stride in bias.stride()[:-1]):
         return bias
     size = bias.shape[-1]
@@ -219,7 +223,7 @@ def _first_columns(tensor: Tensor, size: int) -> Tensor:
 
 @contextmanager
 def chosen_for(arch: str) -> Iterator[None]:
-    """Let calls traced in the block choose as on `arch`, where tensors are on a GPU or on what stands for one."""
+    """Makes calls that are traced inside the block choose as on `arch`, for tensors on a GPU or on its stand-in."""
     operator: Any = torch.ops.aten.scaled_dot_product_attention.default
     key = devices.DispatchKey.CompositeImplicitAutograd
 
@@ -234,7 +238,7 @@ def chosen_for(arch: str) -> Iterator[None]:
 
 @contextmanager
 def _kernel(operator: Any, key: Any, function: Callable[..., Any]) -> Iterator[None]:
-    """Let the dispatcher of Python, under which graphs are traced, find this function for an operator."""
+    """Registers a Python kernel for an operator inside the block, for PyTorch's Python dispatcher."""
     before = dict(operator.py_kernels)
     operator.py_kernels[key] = function
     operator._dispatch_cache.clear()
@@ -248,7 +252,7 @@ def _kernel(operator: Any, key: Any, function: Callable[..., Any]) -> Iterator[N
 
 @contextmanager
 def _chosen_for_nested(arch: str) -> Iterator[None]:
-    """The same for nested tensors, whose attention is written in Python and asks PyTorch rule by rule."""
+    """Makes nested tensors, whose attention is implemented in Python, choose as on `arch` inside the block."""
     rules: dict[str, Callable[..., bool]] = {
         "can_use_flash_attention": lambda params, debug=False: can_use_flash(_call(params), arch),
         "can_use_efficient_attention": lambda params, debug=False: can_use_efficient(_call(params), arch),
@@ -259,5 +263,5 @@ def _chosen_for_nested(arch: str) -> Iterator[None]:
 
 
 def _call(params: Any) -> Call:
-    """From ``torch.backends.cuda.SDPAParams``."""
+    """Converts ``torch.backends.cuda.SDPAParams``."""
     return Call(**{field.name: getattr(params, field.name) for field in dataclasses.fields(Call)})

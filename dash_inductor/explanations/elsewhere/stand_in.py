@@ -1,4 +1,4 @@
-"""Moves the graph of Dynamo to the device that stands for a GPU, and the joint graph back; see `elsewhere`."""
+"""Moves Dynamo's graph to the device that stands in for a GPU, and the joint graph back; see `elsewhere`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAME = re.compile(r"cuda(?::(\d+))?")
 
 
 def stands_for_a_gpu(device: torch.device) -> bool:
-    """Whether a device is a GPU, or ``cpu:1`` and so on, which stand for the first GPU and so on."""
+    """Whether a device is a GPU or a stand-in: ``cpu:1`` stands for the first GPU, and so on."""
     return device.type == "cuda" or _is_stand_in(device)
 
 
@@ -31,20 +31,21 @@ def _is_stand_in(device: torch.device) -> bool:
 
 
 def _there(device: torch.device) -> torch.device:
-    """The device that stands for a GPU; any other device itself."""
+    """The stand-in of a GPU; other devices are returned unchanged."""
     return torch.device("cpu", (device.index or 0) + 1) if device.type == "cuda" else device
 
 
 def _back(device: torch.device) -> torch.device:
-    """Inverse of `_there`."""
+    """The GPU of a stand-in; other devices are returned unchanged."""
     return torch.device("cuda", device.index - 1) if _is_stand_in(device) else device
 
 
 @contextmanager
 def standing_in(graph: GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
-    """Inside the block, compile this graph of Dynamo, with its `inputs`, for the stand-in; joint graphs are for CUDA.
+    """Prepares a Dynamo graph and its `inputs` to be compiled on the stand-in inside the block; joint graphs are for
+    CUDA.
 
-    The graph stays on the stand-in: nothing else reads it.
+    The Dynamo graph is not moved back, because nothing else reads it.
     """
     for module in graph.modules():
         if isinstance(module, GraphModule):
@@ -64,7 +65,7 @@ def standing_in(graph: GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
 
 @contextmanager
 def flex_attention_there() -> Iterator[None]:
-    """Inside the block, the gradients that FlexAttention takes while Dynamo traces it are taken on the stand-in."""
+    """Makes FlexAttention trace its gradient graph on the stand-in inside the block."""
     flex_attention = devices.flex_attention()
     create = flex_attention.create_fw_bw_graph
 
@@ -78,7 +79,7 @@ def flex_attention_there() -> Iterator[None]:
 
 @contextmanager
 def _tensors_there(values: Any) -> Iterator[None]:
-    """The fake tensors among `values` are on the stand-in, inside the block."""
+    """Moves the fake tensors among `values` to the stand-in inside the block."""
     before = [(tensor, tensor.fake_device) for tensor in _fakes(values)]
     for tensor, device in before:
         tensor.fake_device = _there(device)
@@ -90,7 +91,9 @@ def _tensors_there(values: Any) -> Iterator[None]:
 
 
 def _patterns_there(trace: Callable[..., Any]) -> Callable[..., Any]:
-    """A tracer of Inductor's patterns with their backwards, for the sizes they were found with, on the stand-in."""
+    """Wraps the tracing of Inductor's training patterns, so that it runs on the stand-in and the results are
+    for CUDA.
+    """
 
     def there(
         fn: Callable[..., Any], *args: Any, partition_fn: Callable[..., Any], **kwargs: Any
@@ -101,7 +104,7 @@ def _patterns_there(trace: Callable[..., Any]) -> Callable[..., Any]:
             copied = devices.pattern_matcher.clone_graph(joint)
             _arguments_back(copied.graph)
             recorded.append(copied.graph)
-            partition_fn(copied, *rest, **more)  # it keeps the graph; what follows is run, on the stand-in
+            partition_fn(copied, *rest, **more)  # keeps the graph; the partition below is what runs on the stand-in
             return devices.default_partition(joint, *rest, **more)
 
         def call(*given: Any) -> Any:
@@ -120,13 +123,13 @@ _hint_of = devices.meta_registrations.device_hint
 
 
 def _hint(tensor: Tensor) -> str:
-    """The type of device by which shapes and dtypes of results differ."""
+    """The device type on which shape and dtype formulas depend: that of the GPU for its stand-in."""
     device = getattr(tensor, "fake_device", None)
     return _back(device).type if device is not None else _hint_of(tensor)
 
 
 def _move(node: Node) -> None:
-    """Let a node of Dynamo name the stand-in wherever it names CUDA."""
+    """Replaces CUDA devices in a Dynamo node by the stand-in."""
     autocast = getattr(node.target, "__name__", "") == "_enter_autocast"
 
     def there(value: Any) -> Any:
@@ -144,7 +147,7 @@ def _move(node: Node) -> None:
 
 
 def _first(passes: Any) -> Any:
-    """The passes that Inductor runs first over a joint graph: `_bring_back`, and those that the program runs there."""
+    """The first joint-graph passes: `_bring_back`, then those of the program."""
     if isinstance(passes, (list, tuple)):
         return [_bring_back, *passes]
     if passes is None:
@@ -158,7 +161,7 @@ def _first(passes: Any) -> Any:
 
 
 def _bring_back(graph: Graph) -> None:
-    """Let a joint graph name CUDA wherever it names the stand-in."""
+    """Replaces the stand-in in a joint graph by CUDA."""
     _arguments_back(graph)
     _values_back(graph)
 
@@ -178,7 +181,7 @@ def _values_back(graph: Graph) -> None:
 
 
 def _fakes(values: Any) -> list[FakeTensor]:
-    """The fake tensors in nested containers, and inside other tensors."""
+    """The fake tensors in nested containers and in wrapper subclasses."""
     found = []
     for leaf in tree_leaves(values):
         if isinstance(leaf, FakeTensor):

@@ -1,4 +1,4 @@
-"""Why it is not known what becomes of every attention on a GPU that is not there: ends of sentences."""
+"""Explains why the outcome on a GPU that is not present is unknown, as ends of sentences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, 
 
 
 def unknown(error: BaseException) -> str:
-    """Why nothing can be said, as the end of a sentence, from the error that ended the tracing."""
+    """The reason, as the end of a sentence, from the error that ended the tracing."""
     chain = [error]
     while (behind := _behind(chain[-1])) is not None:
         chain.append(behind)
@@ -27,7 +27,7 @@ def unknown(error: BaseException) -> str:
         return str(ours[-1])
     told = next((link for link in chain if not hasattr(link, "inner_exception")), error)
     text = " ".join(str(told).split("\n\n")[0].partition("Hint: ")[0].split())
-    _, _, raised = text.rpartition(": got ")  # by an operator, of which Dynamo first prints all arguments
+    _, _, raised = text.rpartition(": got ")  # raised by an operator; Dynamo prints its arguments first
     line = _line_of_the_program(told)
     if isinstance(told, DataDependentOutputException):
         text = "the program reads the value of a tensor in Python, and a fake one has none"
@@ -37,7 +37,7 @@ def unknown(error: BaseException) -> str:
 
 
 def _line_of_the_program(error: BaseException) -> str:
-    """``file:line`` of the program where it was traced or run; "" if the error does not tell."""
+    """The ``file:line`` of the program at which an error was raised or traced; "" if it is not known."""
     traced = re.findall(r'File "([^"]+)", line (\d+)', str(error).partition("from user code:")[2])
     run = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     for file, line in [*reversed(traced), *reversed(run)]:
@@ -47,13 +47,13 @@ def _line_of_the_program(error: BaseException) -> str:
 
 
 def _behind(error: BaseException) -> BaseException | None:
-    """The error by which an error was caused."""
+    """The error that caused an error, or None."""
     inner: BaseException | None = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
     return inner
 
 
 def left_on_the_cpu(graphs: Sequence[GraphRecord]) -> str:
-    """Why nothing can be said where the program computes attention on the CPU; "" where it does not."""
+    """The reason if the program computes attention on the CPU; "" if it does not."""
     for site in (site for graph in graphs for site in graph.sites):
         if site.tensors is not None and not site.tensors.device.startswith("cuda"):
             return f"the attention at {site.line or site.name} runs on {site.tensors.device}, not on a GPU"

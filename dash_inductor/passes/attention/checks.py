@@ -1,4 +1,7 @@
-"""Whether our operators can have an attention, from what its frontend found alone; nothing is read back or changed."""
+"""Checks whether dash_inductor's operators support an attention, before its mask is read.
+
+The checks look only at what the frontend found (device, shapes, dtypes, outputs in use); they do not change the graph.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ DTYPES: dict[torch.dtype, DType] = {
 
 
 def check(found: Found) -> Attention:
-    """The attention, if its device, sizes, dtypes and results are those of our operators.
+    """Returns the attention if dash_inductor's operators support its device, shapes, dtypes and outputs.
 
     Raises:
-        NotReadable: they are not, or the frontend has refused it.
+        NotReadable: one of them is not supported, or the frontend refused the attention.
     """
     if isinstance(found, Refusal):
         if not found.everywhere:
@@ -47,6 +50,7 @@ def check(found: Found) -> Attention:
 
 
 def check_device(device: torch.device) -> None:
+    """Raises NotReadable for a device without kernels, and for the CPU under ``config.cpu="off"``."""
     if device.type == "cpu" and config.cpu == "off":
         raise NotReadable(Reason.CPU_OFF)
     if not arch.is_supported(device):
@@ -57,7 +61,7 @@ def _check_sizes(query: Tensor, key: Tensor, value: Tensor) -> None:
     if not query.dim() == key.dim() == value.dim() == 4:
         raise NotReadable(Reason.SHAPE, f"{query.dim()}, {key.dim()} and {value.dim()} dimensions")
     shapes = ", ".join(str(tuple(t.shape)) for t in (query, key, value))
-    # Dynamic sizes that may differ as far as the graph knows are equal: PyTorch's operators need that too.
+    # Symbolic sizes count as equal unless they are known to differ: PyTorch's own operators require equality, too.
     pairs = [
         (query.shape[0], key.shape[0]),
         *zip(key.shape[:3], value.shape[:3], strict=True),
@@ -85,20 +89,23 @@ def _check_lone_forward(forward: Forward) -> None:
 
 
 def check_gradient(gradient: Gradient, query: Tensor) -> None:
-    """Floats [B, H, Sq]."""
+    """Raises NotReadable unless the gradient of the log-sum-exp is a float tensor [batch, heads, q_len]."""
     value = gradient.argument.value.meta["val"]
     if not value.dtype.is_floating_point or not layout.same_all(value.shape, query.shape[:3]):
         raise NotReadable(Reason.LAYOUT, f"gradient of the log-sum-exp {value.dtype} {tuple(value.shape)}")
 
 
 def _check_forward_is_ours(backward: Backward) -> None:
-    """A backward that reads no output can only be replaced with its forward."""
+    """Raises NotReadable under ``config.forward="keep"`` for a backward that does not read the forward's output.
+
+    It can only be replaced together with its forward.
+    """
     if backward.out is None and config.forward == "keep":
         raise NotReadable(Reason.FORWARD_OFF)
 
 
 def _check_logsumexp(backward: Backward, query: Tensor) -> None:
-    """[B, H, >= Sq] or [B, H, Sq, 1]; fp32."""
+    """Raises NotReadable unless the saved log-sum-exp is fp32 [batch, heads, >= q_len] or [batch, heads, q_len, 1]."""
     if backward.logsumexp is None:
         return
     logsumexp = backward.logsumexp.value.meta["val"]

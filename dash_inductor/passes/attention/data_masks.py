@@ -1,6 +1,7 @@
-"""The tables of a mask that is data, as nodes of a graph, for kernels that walk by tables.
+"""Adds the tile tables of a data-dependent mask to a graph, for kernels that read their tile schedule from tables.
 
-The tables are a node of their own (`dash_inductor::mask_tables`), which all layers with the same mask share.
+The tables (which tile pairs to visit, in which order) are computed on the device by one node,
+`dash_inductor::mask_tables`, which all layers with the same mask share.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ aten = torch.ops.aten
 
 
 def needs_tables(match: Match) -> bool:
-    """Whether the kernels of a match walk by tables."""
+    """Whether the kernels of a match read tile tables: their family does so, and the mask reads tensors."""
     return family(match.plan.kernel).walks_by_tables and bool(match.site.mask.operands)
 
 
 @dataclass(frozen=True)
 class MaskTableNodes:
-    """The tables of a site's mask, and what is made with them; see `build`.
+    """The graph node that computes the tile tables of a site's mask, with access to its outputs; made by `build`.
 
     Args:
-        traits: of the call.
+        tables: the `dash_inductor::mask_tables` node.
+        traits: the specialization key of the call.
     """
 
     emitter: Emitter
@@ -41,21 +43,21 @@ class MaskTableNodes:
 
     @staticmethod
     def build(emitter: Emitter, match: Match, extras: list[Node], before: Node) -> MaskTableNodes:
-        """The tables of the mask of `match`, in front of `before`, or those that another layer has built already.
+        """Inserts the tables of the mask of `match` before `before`, or returns those built for an earlier layer.
 
         Args:
-            extras: the tensors that the call reads.  The mask's come first, and the tables are made of them alone:
-                layers with the same mask share them, whatever else differs.
+            extras: the extra tensors of the call, those of the mask first.  The tables depend only on those, so layers
+                with the same mask share them even if the rest of the call differs.
         """
         site, query, key = match.site, match.operands.query, match.operands.key
 
         def size(tensor: Node, dim: int) -> int | Node:
-            """The size, the same one for all layers, so that their tables are the same."""
+            """The size as a number or one shared node: equal arguments let all layers share the tables."""
             return emitter.size(tensor, dim, before=before, like=extras[0])
 
         if site.mask.placed is None:
             facts = size(query.node, query.dim(2)), size(key.node, key.dim(2)), size(query.node, 0)
-        else:  # in rows, which ids have
+        else:  # packed tokens: lengths in padded rows, which are the sizes of the segment ids
             facts = size(extras[0], 1), size(extras[0], 1), 1
         heads = site.q_heads, site.kv_heads
         arguments = (extras[: len(site.mask.operands)], *facts, *heads, str(site.mask), str(match.plan))
@@ -63,18 +65,18 @@ class MaskTableNodes:
         return MaskTableNodes(emitter, tables, site.call.traits)
 
     def result(self, name: str, before: Node) -> Node:
-        """A result of the operator, a field of `MaskTables`."""
+        """The node of one output of `mask_tables`, by its name in `MaskTables`."""
         index = MaskTables._fields.index(name)
         return self.emitter.shared(operator.getitem, (self.tables, index), {}, before=before, like=self.tables)
 
     def of_forward(self, before: Node) -> list[Node]:
-        """The operands that the forward reads behind the call's own tensors."""
-        if self.traits.of_pairs:  # the bits say what vectors say, too
+        """The table outputs that the forward reads, after the call's own extra tensors."""
+        if self.traits.of_pairs:  # the bits per pair already include what the vectors say
             return [self.result(name, before) for name in ("keys_seen", "counts", "row_steps", "seen_bits")]
         return self._all(("keys_seen", "counts", "row_steps"), before)
 
     def of_backward(self, before: Node) -> list[Node]:
-        """The operands that the backward reads behind the call's own tensors."""
+        """The table outputs that the backward reads, after the call's own extra tensors."""
         return self._all(("keys_seen", "visits", "steps", "contributions"), before)
 
     def _all(self, names: tuple[str, ...], before: Node) -> list[Node]:

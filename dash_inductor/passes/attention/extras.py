@@ -1,4 +1,4 @@
-"""The tensors that a call names by their place in the operators' list `extras`, as nodes of the graph."""
+"""Builds the operators' list argument `extras` as graph nodes; a `Call` refers to its entries by index."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
-    """The tensors that the call reads, inserted before `before`: of the mask (in the order of `mask_of`), bias, seed.
+    """Inserts the extra tensors of a call before `before`: those of the mask (in the order of `mask_of`), bias, seed.
 
-    Layers with the same mask share what they can, but never a seed.
+    Layers with the same mask share these nodes, except the seed, which is always a layer's own.
     """
     terms, graph = match.terms, _Graph(emitter, match, before)
     found: list[Node] = []
@@ -51,7 +51,7 @@ def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
 
 @dataclass(frozen=True)
 class _Graph:
-    """Adds nodes to the graph; see `token_vectors.Calculator`."""
+    """The `token_vectors.Calculator` that computes mask tensors by adding nodes to the graph."""
 
     emitter: Emitter
     match: Match
@@ -88,13 +88,16 @@ class _Graph:
         raise AssertionError(f"{symbol} is no size of the scores")
 
     def of_four_dimensions(self, tensor: Node) -> Node:
-        """The tensor with dimensions of size 1 in front."""
+        """Unsqueezes leading dimensions until the tensor has four."""
         while tensor.meta["val"].dim() < 4:
             tensor = self.call(aten.unsqueeze.default, tensor, 0)
         return tensor
 
     def alibi(self, slopes: Node) -> Node:
-        """fp32 [batch or 1, heads, q_len, kv_len] of slopes, as `frontends.attention.Inputs` says."""
+        """The ALiBi bias of `slopes` (see `frontends.attention.Inputs`), fp32 [batch or 1, heads, q_len, kv_len].
+
+        It is ``-slope * |i + kv_len - q_len - j|`` for query i and key j.
+        """
         q_len, kv_len = (self._size(*self._length(axis)) for axis in ("q", "kv"))
         is_known = isinstance(kv_len, int) and isinstance(q_len, int)
         behind = kv_len - q_len if is_known else self.call(operator.sub, kv_len, q_len)
@@ -107,7 +110,7 @@ class _Graph:
         return self.call(aten.mul.Tensor, by_head, self.of_four_dimensions(distance))
 
     def vector(self, vector: Node, axis: Axis) -> Node:
-        """[batch, tokens] of a vector."""
+        """Expands a vector to [batch, q_len or kv_len], and saves it for the backward in a joint graph."""
         vector = self.of_graph(vector)
         if is_joint(self.emitter.graph):
             saved(vector)
@@ -120,7 +123,10 @@ class _Graph:
         return self.emitter.call(aten.expand.default, (vector, sizes), before=self.before, like=vector)
 
     def of_graph(self, data: Node) -> Node:
-        """A tensor that a mask reads, safe from writes of the program until the backward has read it (see `saved`)."""
+        """Clones a mask tensor that shows a graph input, so that later in-place writes cannot change the backward.
+
+        See Note [What the backward reads] in `saved`.
+        """
         if not is_joint(self.emitter.graph) or not shows_input(data):
             return data
         return self.call(aten.clone.default, data)

@@ -1,4 +1,4 @@
-"""The forward of a site: whether `dash_inductor::attention_forward` may take its place."""
+"""Decides whether the forward of replaced backwards is replaced by `dash_inductor::attention_forward`, too."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from .match import Match
 
 
 def cause_to_keep(forward: Forward | None, matches: Sequence[Match]) -> str:
-    """Why the forward of these backwards stays as PyTorch had it; "" if it is replaced.
+    """Why the forward of these backwards is left to PyTorch, in words; "" if it is replaced.
 
-    All backwards that are replaced and that read this forward's outputs must be given.
+    Args:
+        forward: the forward in this graph; None if there is none.
+        matches: all attentions to be replaced that read this forward's outputs, or the forward alone.
     """
     if forward is None:
         merged = any(match.attention.backward is not None and match.attention.backward.merged for match in matches)
@@ -48,7 +50,7 @@ def _tensors(inputs: Inputs) -> tuple[object, ...]:
 
 
 def _draws(forward: Forward, match: Match) -> bool:
-    """Whether the random numbers of the backward's dropout, if it has one, are those of this forward."""
+    """Whether the backward uses this forward's random state for dropout; also True without dropout or backward."""
     backward = match.attention.backward
     if match.site.dropout is None or backward is None:
         return True
@@ -61,7 +63,7 @@ def _value(argument: Argument | None) -> object:
 
 
 def _documents(inputs: Inputs) -> tuple[object, ...]:
-    """The facts that decide, for packed tokens, who sees whom."""
+    """What determines the mask of a packed (varlen) attention: its offset tensors and its band."""
     if inputs.documents is None:
         return ()
     return (*map(origin, inputs.data), inputs.band())

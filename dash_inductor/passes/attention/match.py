@@ -1,4 +1,4 @@
-"""What is known of an attention of a graph: `Match` if it can be replaced, and `SiteFacts` for its record."""
+"""Results of analysing an attention: `Match` if it can be replaced, and `SiteFacts` for its record."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Match:
         site, plan: the facts that the planner was given, and its answer.
         operands: the query, key and value that the new operators read, and the layouts of the gradients.
         terms: the mask, with the nodes from which the call's extra operands are computed.
-        bias: the bias that is added to the scores, beside the mask; None for none.
-        note: why it is a bias and no mask.
+        bias: the bias that is added to the scores in addition to the mask; None for none.
+        note: why a mask tensor is added as a bias instead of being read as a mask; "" if that is not the case.
     """
 
     attention: Attention
@@ -40,7 +40,7 @@ class Match:
 
     @property
     def node(self) -> Node:
-        """The backward; the forward where that is alone."""
+        """The backward's node, or the forward's if the graph has no backward of it."""
         return self.attention.node
 
     @property
@@ -50,13 +50,17 @@ class Match:
 
     @property
     def needs_our_forward(self) -> bool:
-        """Whether the backward reads what only our forward leaves, or draws, or makes of the mask."""
+        """Whether the backward can run only together with our forward.
+
+        That is the case if it does not read a saved log-sum-exp, or if the call has operands for the forward: the
+        forward reads the same tensors (and, for dropout, the same seed).
+        """
         backward = self.attention.backward
         return bool(self.site.call.of_forward.operands) or (backward is not None and backward.logsumexp is None)
 
     @property
     def detail(self) -> str:
-        """The detail of the record: how the site was matched."""
+        """The text for the record's `detail`: how the site was matched."""
         dropout = "" if self.site.dropout is None else f"dropout with probability {self.site.dropout.p}"
         about = dropout, self.attention.note, self.operands.detail, self.note, self.plan.schedule_note
         return "; ".join(filter(None, about))
@@ -64,7 +68,7 @@ class Match:
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """What is known of a site, whether it is replaced or kept.  The fields are those of `SiteRecord`."""
+    """The facts about a site, replaced or kept, that go into its record; fields as in `SiteRecord`."""
 
     site: Site | None = None
     mask: str = ""
@@ -76,13 +80,13 @@ class SiteFacts:
 
 @dataclass(frozen=True)
 class Analysis:
-    """What becomes of an attention.
+    """The outcome of analysing one attention; exactly one of `match`, `kept` and `error` is set.
 
     Attributes:
-        facts: what was found out, as far as the analysis got.
-        match: set if it can be replaced.
-        kept: the one reason to keep it, if it has to be kept.
-        error: a defect of ours that ended the analysis.
+        facts: what the analysis found before it ended.
+        match: the match, if the attention can be replaced.
+        kept: the reason to keep it, if it cannot.
+        error: the unexpected exception (a dash_inductor bug) that ended the analysis.
     """
 
     facts: SiteFacts
@@ -92,7 +96,11 @@ class Analysis:
 
 
 def device_of(node: Node) -> torch.device:
-    """The device on which an operator runs."""
+    """The device on which an operator runs: that of its first tensor argument.
+
+    Raises:
+        ValueError: no argument is a tensor with a value in its metadata.
+    """
     for source in node.all_input_nodes:
         value = source.meta.get("val")
         if isinstance(value, Tensor):

@@ -1,4 +1,8 @@
-"""The tensors that the new operators read, and the layouts in which they return what the rest of the graph expects."""
+"""Chooses the query, key and value nodes that the new operators read, and where their gradients go.
+
+Under GQA, models often repeat keys and values (`repeat_kv`) before the attention.  The new operators then read the
+tensors before the repeat and return their gradients, already summed over each group of query heads.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,11 @@ class Operands:
     """Query, key and value of one site.
 
     Attributes:
-        query, key, value: the graph's own operands of the backward, or of a forward alone.
-        repeats: how key and value repeat smaller tensors, where those are read instead; None where the operands are.
-        kv_heads: heads of the key and value that are read.
-        gradients: the sinks of dq, dk and dv; a forward that is alone has gradients that nothing uses.
-        detail: a note for the record.
+        query, key, value: the operands of the graph's backward, or of its forward if there is no backward.
+        repeats: how key and value repeat smaller tensors, if those are read instead; None if key and value are read.
+        kv_heads: the number of heads of the key and value that are read.
+        gradients: the outputs for dq, dk and dv; all `Unused` for a forward without a backward.
+        detail: a note for the record about repeated keys and values; may be empty.
     """
 
     query: View
@@ -32,9 +36,10 @@ class Operands:
 
 
 def find_operands(attention: Attention) -> Operands:
-    """Operands of a site; repeated keys and values are looked through where their gradients allow it.
+    """Finds the operands of a site, and replaces repeated keys and values by the tensors before the repeat if possible.
 
-    Packed tokens, and those with lengths in front of heads, are read as they are, repeated or not.
+    That requires the gradients of key and value to be used only as sums over the repeated heads.  Operands that are
+    packed or laid out [batch, length, heads, head dim] are read as they are, repeated or not.
     """
     inputs, backward = attention.inputs, attention.backward
     key, value = inputs.key.node, inputs.value.node

@@ -1,4 +1,4 @@
-"""Reads the mask of an attention back into terms, and finds what is added to its scores."""
+"""Recognises the mask of an attention (a conjunction of `Terms`), and finds the bias that is added to its scores."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from ...model.terms import TERMS, Operand, Placed, Segments
 
 @dataclass(frozen=True)
 class MaskReading:
-    """A mask as it was read.
+    """The result of reading a mask.
 
     Attributes:
-        terms: what was read; of a mask that was not read, what the operator tells of it.
-        how: how it was read, or what was not, for the record.
-        cause: why a tensor of a mask was not read, or must stay a bias; None if it was read, or there is none.
+        terms: the recognised terms; for a mask tensor that was not recognised, those from the operator's arguments
+            (`is_causal`, windows) alone.
+        how: a text for the record: how the mask was recognised, or which tensor was not.
+        cause: why the mask tensor was not recognised or must stay a bias; None if it was recognised or there is none.
     """
 
     terms: Terms
@@ -40,7 +41,7 @@ def read_mask(attention: Attention) -> MaskReading:
     """Read the mask of an attention.
 
     Raises:
-        NotReadable: nothing is visible, or two bands of it are no band together.
+        NotReadable: the mask shows no key at all, or the intersection of its bands is not a band.
     """
     inputs = attention.inputs
     if inputs.documents is not None:
@@ -63,13 +64,13 @@ def read_mask(attention: Attention) -> MaskReading:
 
 
 def read_bias(attention: Attention, cause: Kept | None) -> FoundBias | None:
-    """What is added to the scores, None for nothing.
+    """The bias that is added to the scores; None for none.
 
     Args:
-        cause: why a tensor of a mask was not read, and has to be added; None if it was read.
+        cause: why the mask tensor was not recognised (`MaskReading.cause`): it is then added as a bias; else None.
 
     Raises:
-        NotReadable: something is added that our operators cannot add.
+        NotReadable: the operators cannot add this tensor.
     """
     inputs, bias = attention.inputs, None
     plane = [*inputs.query.tensor.shape[:3], inputs.key.tensor.shape[2]]
@@ -92,20 +93,23 @@ def read_bias(attention: Attention, cause: Kept | None) -> FoundBias | None:
 
 
 def mask_text(mask: Node) -> str:
-    """The shape and dtype of a mask."""
+    """A mask tensor in words, for records: ``a tensor 2x1x?x512 bool``; ``?`` is a dynamic size."""
     value = mask.meta["val"]
     shape = "x".join("?" if n is None else str(n) for n in map(layout.static, value.shape))
     return f"a tensor {shape} {str(value.dtype).removeprefix('torch.')}"
 
 
 def _bias_gradient(attention: Attention) -> Sink | None:
-    """The sink of the gradient of the bias, if something uses it."""
+    """The output for the gradient of the bias; None if there is none or the program does not use it."""
     sink = None if attention.backward is None else attention.backward.bias_gradient
     return None if sink is None or sink.used is None else sink
 
 
 def _why_no_bias(mask: Node, plane: Sequence[layout.Dim], cause: Kept) -> tuple[Reason, str]:
-    """Why a mask that cannot be read cannot be added to the scores either: the true cause, if that is in the sizes."""
+    """Why a mask tensor that was not recognised cannot be added to the scores either.
+
+    The result is the given cause, unless the tensor has floats and only its dynamic sizes prevent the addition.
+    """
     value = mask.meta["val"]
     if not value.dtype.is_floating_point or not may_broadcast(mask, plane):
         return cause.reason, cause.detail
@@ -114,7 +118,7 @@ def _why_no_bias(mask: Node, plane: Sequence[layout.Dim], cause: Kept) -> tuple[
 
 
 def mask_of(terms: Terms) -> Mask:
-    """The mask of these terms; its operands are counted in the order in which `extras` makes them."""
+    """The `Mask` of these terms, with its operands numbered in the order in which `extras` builds them."""
     numbers = itertools.count()
 
     def operand() -> Operand:
@@ -133,10 +137,11 @@ def mask_of(terms: Terms) -> Mask:
 
 
 def intersect(bands: list[Band], q_len: int | None, kv_len: int | None) -> Band:
-    """The band of what all of them show.
+    """The intersection of bands: the band of the (query, key) pairs that all of them show.
 
     Raises:
-        NotReadable: it is no band: empty, or the offset between two anchors is not known.
+        NotReadable: the intersection is empty, or the bands are anchored at different corners and the lengths are
+            dynamic.
     """
     if len({band.anchor for band in bands if not band.is_full}) > 1:
         if q_len is None or kv_len is None:

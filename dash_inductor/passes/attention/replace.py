@@ -1,4 +1,4 @@
-"""Puts `attention_forward` and `attention_backward` in the place of a forward and its backwards."""
+"""Replaces an attention forward and its backwards in a graph by `attention_forward` and `attention_backward` nodes."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ aten = torch.ops.aten
 
 
 def replace(graph: Graph, forward: Forward | None, matches: Sequence[Match]) -> None:
-    """Replace the backwards of `matches`, and `forward` too unless it is None; or a forward that is alone.
+    """Replaces the backwards of `matches`, and `forward` unless it is None.
 
-    Either everything is replaced or, if anything raises, the graph is as it was.
+    `matches` may also be one forward without a backward.  If anything raises, the graph is left as it was.
     """
     emitter = Emitter(graph)
     swaps: list[tuple[Node, Node]] = []
@@ -61,7 +61,7 @@ def replace(graph: Graph, forward: Forward | None, matches: Sequence[Match]) -> 
         for old, new in swaps:
             old.replace_all_uses_with(new)
     except BaseException:
-        for old, new in swaps:  # nothing else reads a new node of these, so what reads one read the old node before
+        for old, new in swaps:  # only swapped readers read these new nodes, so this restores what they read before
             new.replace_all_uses_with(old)
         emitter.discard()
         raise
@@ -69,7 +69,7 @@ def replace(graph: Graph, forward: Forward | None, matches: Sequence[Match]) -> 
 
 
 def _erase_replaced(graph: Graph, forward: Forward | None, matches: Sequence[Match], swapped: list[Node]) -> None:
-    """Erase what the new nodes stand for.  Nothing reads it any more, so an error here leaves a sound graph."""
+    """Erases the replaced nodes.  Nothing reads them any more, so an error here leaves a valid graph."""
     own = [] if forward is None else [forward.node, *forward.draws]
     replaced = [*own, *(match.node for match in matches)]
     dead = [*swapped, *(node for old in replaced for node in (old, *old.users))]
@@ -82,8 +82,11 @@ def _erase_replaced(graph: Graph, forward: Forward | None, matches: Sequence[Mat
 def _new_forward(
     emitter: Emitter, forward: Forward, matches: Sequence[Match], inputs: _Inputs, swaps: list[tuple[Node, Node]]
 ) -> tuple[Node | None, Node | None]:
-    """The new forward; returns its output where the old one is a plain node, and its log-sum-exp, None where nothing
-    reads it.
+    """Inserts the new forward, and appends to `swaps` the nodes whose readers shall read its results.
+
+    Returns:
+        Its output if the old forward's result is a plain node (decomposed SDPA), else None; and its log-sum-exp, None
+        if nothing reads it.
     """
     match, old, order = matches[0], forward.node, forward.order
     assert order is not None  # `cause_to_keep` looked at it
@@ -115,7 +118,7 @@ def _new_forward(
 def _plain_results(
     emitter: Emitter, forward: Forward, match: Match, node: Node, swaps: list[tuple[Node, Node]]
 ) -> tuple[Node, Node | None]:
-    """Output and log-sum-exp of a new forward in the place of a softmax between two products."""
+    """Output and log-sum-exp of a new forward that replaces decomposed SDPA (matmul, softmax, matmul)."""
     old = forward.node
     out = emitter.call(operator.getitem, (node, 0), before=old, like=old)
     logsumexp = None
@@ -134,8 +137,8 @@ def _plain_results(
 
 
 def _kept_logsumexp(emitter: Emitter, backward: Backward) -> Node:
-    """The log-sum-exp of a forward that stays, [batch, heads, >= length]."""
-    assert backward.logsumexp is not None  # else the forward does not stay
+    """The log-sum-exp of a forward that is left to PyTorch, as [batch, heads, >= q_len]."""
+    assert backward.logsumexp is not None  # otherwise the site needs our forward
     logsumexp: Node = backward.logsumexp.value
     if logsumexp.meta["val"].dim() == 4:
         logsumexp = emitter.call(aten.squeeze.dim, (logsumexp, 3), before=backward.node, like=logsumexp)
@@ -150,10 +153,14 @@ def _new_backward(
     results: tuple[Node | None, Node | None],
     swaps: list[tuple[Node, Node]],
 ) -> None:
-    """The new backward, which reads these results of the forward: output and log-sum-exp."""
+    """Inserts the new backward, and appends to `swaps` the nodes whose readers shall read its gradients.
+
+    Args:
+        results: the forward's output and log-sum-exp.
+    """
     old, (out, logsumexp) = backward.node, results
     gradients = match.operands.gradients
-    orders = tuple(gradient.order for gradient in gradients if gradient.order is not None)  # `analyse` saw them all
+    orders = tuple(gradient.order for gradient in gradients if gradient.order is not None)  # `analyse` checked them
     call = dataclasses.replace(match.site.call.of_backward, orders=orders)
     extras = inputs.extras
     if backward.grad_logsumexp is not None:
@@ -201,7 +208,7 @@ def _new_backward(
 
 
 def _output(emitter: Emitter, view: View, before: Node, swaps: list[tuple[Node, Node]]) -> Node:
-    """The output that a new backward reads, of the new forward if there is one."""
+    """The forward's output that a new backward reads: the new forward's if the forward was replaced."""
     out, axes = view.node, view.axes
     if axes == "bshd":
         out = next((new for old, new in swaps if old is origin(out)), out)
@@ -209,14 +216,14 @@ def _output(emitter: Emitter, view: View, before: Node, swaps: list[tuple[Node, 
 
 
 def _node_name(kind: str, old: Node) -> str:
-    """A name that tells the module of the model that a node is of: generated code and Inductor's provenance show it."""
+    """A node name that contains the model's module path; generated code and Inductor's provenance show it."""
     return "_".join([kind, *re.findall(r"\w+", model_line([old, *old.users])[1])])
 
 
 def _lead_to_model(backward: Node, match: Match) -> None:
-    """Let Inductor's provenance lead from a backward to the model's call.
+    """Copies the forward's ``from_node`` metadata to a backward, so that Inductor's provenance names the model's call.
 
-    PyTorch notes the node of Dynamo's graph that another one is made from in the forward alone.
+    PyTorch itself sets ``from_node`` (the originating node of Dynamo's graph) on forward nodes only.
     """
     forward = match.attention.forward
     if forward is not None and "from_node" in forward.node.meta:
@@ -227,8 +234,10 @@ def _lead_to_model(backward: Node, match: Match) -> None:
 class _Inputs:
     """The tensors that forward and backward read.
 
-    operands: query, key and value; extras: the tensors that the call names by their place; data: the tables of the
-    mask, where the kernels walk by tables.
+    Attributes:
+        operands: query, key and value.
+        extras: the extra tensors, to which the call refers by index.
+        data: the tile tables of the mask, for kernels that read tables; else None.
     """
 
     operands: tuple[Node, Node, Node]
@@ -237,7 +246,7 @@ class _Inputs:
 
 
 def _inputs(emitter: Emitter, match: Match, before: Node) -> _Inputs:
-    """The inputs in front of `before`; key and value without their repeats where the match says so."""
+    """Inserts the inputs before `before`; key and value are the tensors before `repeat_kv` if the match says so."""
     operands = match.operands
     views = operands.query, operands.key, operands.value
     query, key, value = (between(emitter, view.node, view.axes, before) for view in views)

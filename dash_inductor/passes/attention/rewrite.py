@@ -1,4 +1,4 @@
-"""The rewrite of attention: each becomes operators of ours or is kept for one reason; all are recorded."""
+"""The attention pass: every attention is replaced by dash_inductor's operators or kept for one reason, and recorded."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ from .sites import analyse
 log = logging.getLogger("dash_inductor")
 
 CompileKernels = Callable[[Site, Plan, torch.device, bool], None]
-"""Compiles the kernels of a site, by its plan, its device, and whether it has a backward."""
+"""A function that compiles the kernels of a site: arguments are site, plan, device, and whether it has a backward."""
 
 _ASKED_FOR = (Reason.CPU_OFF, Reason.FORWARD_OFF)
-"""Reasons that are settings of the program."""
+"""Reasons that are settings of the program: a site kept for one of them is no error under `config.strict`."""
 
-_RECORDED = "dash_inductor_recorded"  # in the metadata of a kept node: the pass may see a graph again
+_RECORDED = "dash_inductor_recorded"  # in node.meta of a kept node, because the pass may see the same graph again
 
 
 @dataclass(frozen=True)
 class AttentionRewrite:
-    """Attention becomes operators of ours.
+    """The pass (see `base.rewrite.Rewrite`) that replaces attention by dash_inductor's operators.
 
     Args:
-        compile_kernels: called with every site that can be replaced before the graph is changed; the site is kept
-            where it raises.
+        compile_kernels: called for every site that can be replaced, before the graph is changed; if it raises, the
+            site is kept with reason COMPILE_FAILED.  None compiles nothing in advance.
     """
 
     compile_kernels: CompileKernels | None = None
@@ -68,7 +68,7 @@ class AttentionRewrite:
         for group in _by_forward(readings):
             _replace_group(graph, group, _lone_forwards(readings))
         _tell_forwards(readings)
-        if readings:  # of a rank on which nothing is merged, too: all ranks have to send in one order
+        if readings:  # even if nothing was merged on this rank: all ranks must send in the same order
             share_rotations(graph)
         drafts.erase(graph)
         if any(reading.reason is None for reading in readings):
@@ -86,7 +86,7 @@ class AttentionRewrite:
 
 
 def _read(graph: Graph) -> list[_Reading]:
-    """The sites of a graph that are not recorded yet."""
+    """Finds and analyses the attentions of a graph that have not been recorded yet."""
     order = NodeOrder(graph)
     readings = [
         _Reading(found, order.of_forward(found)) for found in attentions(graph) if _RECORDED not in found.node.meta
@@ -100,7 +100,7 @@ def _read(graph: Graph) -> list[_Reading]:
 
 
 def _results(readings: list[_Reading]) -> list[Result]:
-    """The records of the sites, in the order of the forward.  Calls that PyTorch decomposed have some too."""
+    """The results of the sites, in the order of the forward; kept nodes are marked as recorded."""
     for reading in readings:
         if reading.reason is not None:
             reading.node.meta[_RECORDED] = True
@@ -110,7 +110,16 @@ def _results(readings: list[_Reading]) -> list[Result]:
 
 @dataclass
 class _Reading:
-    """One site on its way to a record; `place` is its forward's place in the graph."""
+    """The state of one site during the pass, from which its record is made.
+
+    Attributes:
+        found: the attention as its frontend found it.
+        place: the position of its forward in the graph.
+        match: set as long as the site is to be replaced.
+        reason, detail: why it is kept, or how it was matched.
+        forward_kept: why the forward of a replaced backward is left to PyTorch; "" if it is replaced.
+        facts: what is known for the record.
+    """
 
     found: Found
     place: int
@@ -141,7 +150,7 @@ class _Reading:
             self.fail(error)
 
     def _steps(self, match: Match) -> Iterator[str]:
-        """How the site was matched, for the log."""
+        """The steps by which the site was matched, in words, for the debug log."""
         attention, operands = match.attention, match.operands
         if attention.backward is not None:
             found = "in no graph that is seen here" if attention.forward is None else attention.forward.node
@@ -163,25 +172,25 @@ class _Reading:
             compile_kernels(self.match.site, self.match.plan, self.match.device, self.has_backward)
         except Exception as error:
             log.debug("site %s", self.name, exc_info=error)
-            text = " ".join(str(error).split())  # compilers quote whole programs
+            text = " ".join(str(error).split())  # compiler errors may quote whole programs
             text = text if len(text) <= 400 else f"{text[:200]} ... {text[-200:]}"
             self.keep(Reason.COMPILE_FAILED, f"{type(error).__name__}: {text}")
 
     def needs_our_forward(self, cause: str) -> bool:
-        """Whether the backward does not fit a forward that stays for this cause: then the site is kept."""
+        """Whether the backward needs our forward although `cause` leaves it to PyTorch; if so, keeps the site."""
         if self.match is None or not self.match.needs_our_forward:
             return False
         self.keep(Reason.FORWARD_KEPT if self.match.site.dropout is None else Reason.DROPOUT, cause)
         return True
 
     def is_read_in_vain(self) -> bool:
-        """Whether backwards that are not its own are given a result, and do not read it."""
+        """Whether other backwards take a result of this forward as an argument without reading its values."""
         return (
             isinstance(self.found, Attention) and self.found.forward is not None and bool(self.found.forward.not_read)
         )
 
     def merges(self) -> tuple[Node, ...]:
-        """The forwards from whose results the backward reads what was merged."""
+        """The forwards whose outputs and log-sum-exps are merged into what the backward reads (ring attention)."""
         backward = self.found.backward if isinstance(self.found, Attention) else None
         return () if backward is None else backward.merged
 
@@ -189,7 +198,7 @@ class _Reading:
         self.match, self.reason, self.detail = None, reason, detail
 
     def was_asked_for(self) -> bool:
-        """Whether the program has asked to keep the site, if it is kept."""
+        """Whether the site, if it is kept, is kept because of a setting of the program."""
         if isinstance(self.found, Refusal) and config.cpu == "off" and device_of(self.node).type == "cpu":
             return True
         return self.reason in _ASKED_FOR
@@ -199,7 +208,7 @@ class _Reading:
         self.keep(Reason.INTERNAL_ERROR, described(error))
 
     def _backward_elsewhere(self) -> str:
-        """A note on a forward whose backward no graph has."""
+        """A note about a forward whose gradient is wanted but whose backward is in no compiled graph; may be ""."""
         wanting = "" if self.has_backward else arguments.wanting_a_gradient()
         if not wanting:
             return ""
@@ -231,9 +240,10 @@ class _Reading:
 
 
 def _by_forward(readings: list[_Reading]) -> list[list[_Reading]]:
-    """The sites to replace, the sites of one forward together, in the order in which the forward runs them.
+    """Groups the sites to replace by their forward, in the order in which the forward runs them.
 
-    Behind them are forwards that other sites only seem to read.
+    Forwards whose results other backwards take without reading them (`is_read_in_vain`) come last: once those
+    backwards are replaced, nothing takes the results any more.
     """
     groups: dict[Node, list[_Reading]] = {}
     for reading in sorted(readings, key=lambda reading: (reading.is_read_in_vain(), reading.place)):
@@ -243,12 +253,12 @@ def _by_forward(readings: list[_Reading]) -> list[list[_Reading]]:
 
 
 def _lone_forwards(readings: list[_Reading]) -> set[Node]:
-    """The forwards without a backward of their own that are replaced, as far as is known."""
+    """The forwards without a backward of their own that are still to be replaced, or have been."""
     return {reading.node for reading in readings if reading.match is not None and not reading.has_backward}
 
 
 def _tell_forwards(readings: list[_Reading]) -> None:
-    """Tell of backwards that read what was merged from forwards whether one of these is kept."""
+    """Sets `forward_kept` of backwards that read merged results to the names of the merged forwards that are kept."""
     ours = _lone_forwards(readings)
     for reading in readings:
         kept = [part.name for part in reading.merges() if part not in ours]

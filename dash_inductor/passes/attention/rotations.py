@@ -1,4 +1,4 @@
-"""Keys that travel from rank to rank under context parallel: the backward reads what the forward has received."""
+"""Context parallelism: lets the backward reuse the keys and values that the forward received from other ranks."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from ...graph.nodes import op_name
 
 _ROTATION = "_c10d_functional::all_to_all_single"
 _ON_THE_WAY = {_ROTATION, "_c10d_functional::wait_tensor", "aten::slice", "aten::view", "aten::reshape", "aten::cat"}
-"""What lies between keys as a rank has them, and keys as another one receives them."""
+"""The operators between the keys of a rank and the keys that another rank receives."""
 
 _TO_THE_END = sys.maxsize
-"""The end of a slice that has all that follows its start."""
+"""The end of a slice that extends to the end of its dimension."""
 
 
 def share_rotations(graph: Graph) -> None:
-    """Let the backward read the keys and values that the forward has received, instead of sending them again.
+    """Makes the backward read the keys and values that the forward received, instead of sending them again.
 
-    Context parallel with `set_rotate_method("alltoall")` sends keys and values around a ring in the forward, and again
-    in the backward.  The second time, no gradient is needed for it, so that PyTorch's partitioner is free to place
-    these rotations anywhere among those of the gradients; where it does depends on the graph, which is another one on
-    every rank.  Ranks that send in different orders wait for ever, or take one tensor for another: with more than two
-    ranks, gradients are wrong.  PyTorch merges calls of one text, but here the texts differ where the values do not.
-    What a forward has received is then saved, as with `set_rotate_method("allgather")`.
+    Context parallelism with `set_rotate_method("alltoall")` rotates keys and values around a ring of ranks in the
+    forward, and again in the backward.  The second rotation does not depend on gradients, so PyTorch's partitioner may
+    place it anywhere among the rotations of the gradients, and its choice depends on the graph, which differs between
+    ranks.  Ranks that send in different orders deadlock or mistake one tensor for another: with more than two ranks,
+    gradients are wrong.  PyTorch's common subexpression elimination does not help, because the calls' arguments are
+    different nodes with the same values.  This function merges calls whose arguments have the same values; what the
+    forward received is then saved for the backward, as with `set_rotate_method("allgather")`.
     """
     if not any(op_name(node) == _ROTATION for node in graph.nodes):
         return
@@ -46,7 +47,7 @@ def share_rotations(graph: Graph) -> None:
 
 
 def _text(node: Node) -> Hashable:
-    """The arguments, the same for the same values."""
+    """A key of a call's arguments that is equal for arguments with the same values."""
     args = list(node.args)
     if op_name(node) == "aten::slice" and len(args) == 4 and _has_the_rest(node):
         args[3] = _TO_THE_END

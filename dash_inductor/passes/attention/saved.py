@@ -1,19 +1,21 @@
-"""A backward of ours reads memory of its forward that PyTorch watches, or values that are the graph's alone.
+"""Protects what the backward reads from in-place writes between forward and backward.
 
-A program may write to a tensor between a forward and its backward.  In eager mode autograd notices it by the version
-of each tensor that it saved, and raises an error.  A compiled forward returns what its backward needs.  Inputs of the
-graph are watched there in the same way; a view of one is not, because Inductor hands it out as a tensor of its own
-that has the memory of the input.  So the backward would silently read what the program has written.
+A program may write to a tensor between a forward and its backward.  In eager mode, autograd compares the version
+counter of each saved tensor and raises an error.  A compiled forward returns what its backward needs.  Graph inputs
+among these still have their version counters checked.  A view of an input does not, because Inductor returns it as a
+separate tensor that shares the input's memory: the backward would silently read what the program has written.
 
 Note [What the backward reads]
-Three rules keep that from happening.  Views of inputs and outputs of the graph that a backward of ours reads are
-computed again in the backward: PyTorch then saves what they are views of, under its version.  The part of an input that
-a mask reads is copied by the forward, as eager attention copies it into a mask tensor of floats, so that a program may
-use its own buffer again; vectors (valid keys, numbers of documents) are small and saved in any case.  And the output of
-attention is saved, too, and its log-sum-exp.  Where the graph returns one of them, the program gets the tensor that is
-watched; where the graph returns a view of it, which would be another tensor, the program gets a view of a copy.  The
-product of two matrices is such a view (`_unsafe_view`) that no graph shows: so an output of attention by hand is
-returned as a copy in any case.
+Three rules prevent that:
+
+* Views of graph inputs and outputs that a dash_inductor backward reads are recomputed in the backward.  PyTorch then
+  saves their base tensor, with its version counter.
+* The part of an input that a mask reads is copied in the forward, as eager attention copies it into a float mask, so
+  that the program may reuse its buffer.  Vectors (valid keys, document ids) are small and always saved.
+* The output of attention and its log-sum-exp are saved, too.  If the graph returns one of them, the program gets the
+  tensor whose version is checked.  If the graph returns a view of it, which would be a separate tensor, the program
+  gets a view of a copy.  A matrix product is a view, too (`_unsafe_view`), which the graph does not show: the output of
+  decomposed attention is therefore always returned as a copy.
 """
 
 from __future__ import annotations
@@ -34,17 +36,17 @@ _UNWATCHED = "dash_inductor_unwatched"
 
 
 def saved(node: Node) -> None:
-    """Let PyTorch save a value, however much else is computed again."""
+    """Marks a value that PyTorch's partitioner must save for the backward (`CheckpointPolicy.MUST_SAVE`)."""
     node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def unwatched(node: Node) -> None:
-    """Let programs get a copy of an output of attention that PyTorch hands out as another tensor than it watches."""
+    """Marks an attention output of which the program gets a copy, because writes to it would not be detected."""
     node.meta[_UNWATCHED] = True
 
 
 def watch(graph: Graph) -> None:
-    """Have PyTorch watch what the backwards of ours in a joint graph read: see Note [What the backward reads]."""
+    """Applies Note [What the backward reads] to the dash_inductor backwards of a joint graph."""
     if not is_joint(graph):
         return
     backwards = [node for node in graph.nodes if node.target in BACKWARDS]
@@ -60,9 +62,13 @@ def watch(graph: Graph) -> None:
 
 
 def _return_copies(graph: Graph, outputs: set[Any], sums: set[Any]) -> None:
-    """Return copies in the place of views of these nodes, outputs and log-sum-exps, and views of copies for parts.
+    """Makes the graph return copies instead of views of `outputs` and `sums`; for a part of one, a view of a copy.
 
-    An output of packed attention may be a view where a template has made it, so that it counts as one.
+    Packed attention's outputs always count as views, because a template may return them as one.
+
+    Args:
+        outputs: the attention outputs that backwards read.
+        sums: the log-sum-exps that backwards read.
     """
     results, emitter = graph.output_node(), Emitter(graph)
 

@@ -1,11 +1,11 @@
-"""Sinks around the operators of attention: scores of no key, which take part in a softmax and have no value.
+"""Gradients of attention sinks (as in gpt-oss): extra scores that take part in the softmax and have no key or value.
 
-The forward has them.  With its output and log-sum-exp L, a backward gives the gradients of query, key and value, and of
-a bias, as ever, and the gradient of a sink s is the sum of -exp(s - L) * rowsum(grad_out * output) over its rows.  A
-backward computes these sums of rows first, and gives them too.
+The forward operator reads the sinks.  Given its output and log-sum-exp L, the backward operator needs no change for the
+gradients of query, key, value and bias.  The gradient of a sink s is the sum of -exp(s - L) * rowsum(grad_out * output)
+over its rows.  The backward computes these row sums (delta) anyway, and returns them.
 
-Beside a bias, a log-sum-exp has two parts (Note [Log-sum-exp in two parts] in kernels/portable/device/tiles.py).  The
-first is the larger one of the largest score and the sink, and the second the logarithm of the sum of what exceeds that.
+With a bias, the log-sum-exp has two parts (Note [Log-sum-exp in two parts] in kernels/portable/device/tiles.py): first
+the maximum of all scores and the sink, second the base-2 logarithm of the sum relative to that maximum.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from ...graph.nodes import bind, op_name
 aten, prims = torch.ops.aten, torch.ops.prims
 
 _END = 2**63 - 1
-"""The end of a slice that takes everything."""
+"""The end of a slice that extends to the end of its dimension."""
 
 
 def rows_of_sinks(emitter: Emitter, sinks: Node, before: Node) -> Node:
-    """Sinks that broadcast to [batch, heads, q_len, 1], as `model.call.Call.sinks` wants them."""
+    """Converts sinks that broadcast to [batch, heads, q_len, 1] to the fp32 tensor of `model.call.Call.sinks`.
+
+    The last dimension is removed, and dimensions that are expanded (stride 0) are cut to size 1.
+    """
 
     def call(target: Callable[..., Any], *args: Any) -> Node:
         return emitter.call(target, args, before=before, like=before)
@@ -42,7 +45,12 @@ def rows_of_sinks(emitter: Emitter, sinks: Node, before: Node) -> Node:
 
 
 def gradient_of_sinks(emitter: Emitter, delta: Node, logsumexp: Node, sinks: Node, before: Node) -> Node:
-    """The gradient of the sinks for each row, fp32 [batch, heads, q_len, 1], of the log-sum-exp with them."""
+    """The gradient of the sinks per row, fp32 [batch, heads, q_len, 1].
+
+    Args:
+        delta: rowsum(grad_out * output) of the backward.
+        logsumexp: the log-sum-exp, in which the sinks are included.
+    """
 
     def call(target: Callable[..., Any], *args: Any) -> Node:
         return emitter.call(target, args, before=before, like=before)
@@ -55,7 +63,10 @@ def gradient_of_sinks(emitter: Emitter, delta: Node, logsumexp: Node, sinks: Nod
 def gradient_beside_bias(
     emitter: Emitter, grad_out: Node, out: Node, logsumexp: Node, sinks: Node, before: Node
 ) -> Node:
-    """As `gradient_of_sinks`, for a log-sum-exp of two parts; delta is computed of the output."""
+    """The gradient of the sinks as in `gradient_of_sinks`, for the two-part log-sum-exp of an attention with a bias.
+
+    Delta is computed here from `grad_out` and `out`.
+    """
 
     def call(target: Callable[..., Any], *args: Any) -> Node:
         return emitter.call(target, args, before=before, like=before)
@@ -68,7 +79,7 @@ def gradient_beside_bias(
 
 
 def _parts(call: Callable[..., Node], logsumexp: Node, length: int | Node) -> tuple[Node, Node]:
-    """Both parts of a log-sum-exp, [batch, heads, q_len, 1]."""
+    """Splits a two-part log-sum-exp into its parts, each [batch, heads, q_len, 1]."""
     both = call(aten.unsqueeze.default, logsumexp, 3)
     return call(aten.slice.Tensor, both, 2, 0, length), call(aten.slice.Tensor, both, 2, length, _END)
 
@@ -78,7 +89,10 @@ def _in_base_2(call: Callable[..., Node], node: Node) -> Node:
 
 
 def put_sink_gradient(emitter: Emitter, sink: Sink, column: Node, before: Node) -> list[tuple[Node, Node]]:
-    """Swaps of the nodes that the program reads; its sum of the gradient becomes one of fp32 numbers."""
+    """The (old, new) node pairs that make the program read the new gradient of the sinks.
+
+    If the program only sums the gradient, that sum is computed in fp32 and then cast to its dtype.
+    """
     users, used = sink.users, sink.used
     assert used is not None
     if len(users) == 1 and op_name(users[0]) == "aten::sum" and sink.axes == "bhsd":

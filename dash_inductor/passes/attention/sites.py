@@ -1,4 +1,4 @@
-"""From an attention in the graph to what becomes of it: it is looked at, checked, read and planned, in that order."""
+"""Analyses one attention of a graph: check what is supported, read mask and bias, build the `Site`, plan it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ from .reading import MaskReading, mask_of, mask_text, read_bias, read_mask
 
 
 def analyse(found: Found) -> Analysis:
-    """What becomes of one attention; nothing is changed but guards on sizes of what is replaced."""
+    """Decides whether an attention is replaced or kept.
+
+    The graph is not changed.  Symbolic heads and head dimensions of a site that is replaced get guards (see `_known`).
+    """
     facts = _look(found)
     try:
         attention = check(found)
@@ -50,12 +53,12 @@ def analyse(found: Found) -> Analysis:
         return Analysis(facts, _plan(attention, facts, mask, bias, operands))
     except NotReadable as error:
         return Analysis(facts, kept=error.kept)
-    except Exception as error:  # it must not end the compile of a program that can do without us
+    except Exception as error:  # a bug of dash_inductor must not fail the compile
         return Analysis(facts, error=error)
 
 
 def _look(found: Found) -> SiteFacts:
-    """What can be seen without reading anything back."""
+    """The facts that are visible before the mask is read."""
     if isinstance(found, Refusal):
         return SiteFacts(tensors=found.tensors)
     inputs = found.inputs
@@ -67,14 +70,14 @@ def _look(found: Found) -> SiteFacts:
 
 
 def _call(attention: Attention, terms: Terms, bias: FoundBias | None) -> Call:
-    """The call; its operands are counted in the order in which `extras` makes them.
+    """The `Call` of an attention, with its operands numbered in the order in which `extras` builds them.
 
     Raises:
-        NotReadable: our operators have no such call, or the program reads results that they do not have.
+        NotReadable: the operators do not support the arguments, or the program reads results that they do not return.
     """
     inputs, forward, backward = attention.inputs, attention.forward, attention.backward
     query, key = inputs.query.tensor, inputs.key.tensor
-    # Only now, because a guard is for sites that are replaced: heads and head dimensions become numbers.
+    # Guards make heads and head dimensions numbers only here, so that kept sites get no guards.
     q_heads, kv_heads, head_dim, _ = map(_known, (query.shape[1], key.shape[1], query.shape[3], _value_dim(attention)))
     if not kv_heads or q_heads % kv_heads:
         raise NotReadable(Reason.SHAPE, f"{q_heads} heads of query, {kv_heads} of key")
@@ -98,7 +101,7 @@ def _value_dim(attention: Attention) -> layout.Dim:
 
 
 def _site(attention: Attention, terms: Terms, call: Call, operands: Operands) -> Site:
-    """The facts of an attention on which its plan depends."""
+    """The `Site` of an attention: the static facts on which its plan depends."""
     inputs, device = attention.inputs, device_of(attention.node)
     query, key = inputs.query.tensor, inputs.key.tensor
     lengths: list[layout.Dim] = [query.shape[2], key.shape[2]]
@@ -124,10 +127,10 @@ def _site(attention: Attention, terms: Terms, call: Call, operands: Operands) ->
 def _plan(
     attention: Attention, facts: SiteFacts, mask: MaskReading, bias: FoundBias | None, operands: Operands
 ) -> Match:
-    """Let the planner decide about the site of `facts`.
+    """Plans the site of `facts`.
 
     Raises:
-        NotReadable: no kernel can run it.
+        NotReadable: no kernel can run it, or the layout of a gradient is not dense.
     """
     assert facts.site is not None
     for name, gradient in zip(("dq", "dk", "dv"), operands.gradients, strict=True):
@@ -144,13 +147,17 @@ def _plan(
 
 
 def _reads_logsumexp(forward: Forward, backward: Backward | None) -> bool:
-    """Whether anything but this backward reads the log-sum-exp, other backwards too."""
+    """Whether anything except this backward reads the log-sum-exp; other backwards count as well."""
     own = frozenset() if backward is None else frozenset({backward.node})
     return forward.logsumexp is not None and not forward.given(own).isdisjoint({forward.logsumexp.index, None})
 
 
 def _known(x: layout.Dim) -> int:
-    """A size that kernels are compiled for: a dynamic one is guarded, so that another value compiles another graph."""
+    """A size for which kernels are specialised; a dynamic one gets a guard, so that another value recompiles.
+
+    Raises:
+        NotReadable: the size depends on data.
+    """
     value = layout.specialised(x)
     if value is None:
         raise NotReadable(Reason.DYNAMIC_DIMS, f"a size is {x}")
@@ -177,7 +184,7 @@ def _scale(scale: object, head_dim: int) -> float:
 
 
 def _modifiers(found: Mapping[str, object]) -> dict[str, Any]:
-    """The modifiers of scores by name; zero is none, as the operators of flash-attn have it."""
+    """The score modifiers (such as softcap) by name; a value of 0 means none, as in flash-attn's operators."""
     values = {name: (number, _number(number)) for name, number in found.items() if number is not None}
     for name, (number, value) in values.items():
         if value is None:
@@ -191,13 +198,13 @@ def _dropout(p: object, seed: Operand) -> Dropout | None:
         return None
     if value is None or not 0.0 < value < 1.0:
         raise NotReadable(Reason.DROPOUT, f"dropout_p={p}")
-    if configs.functorch.activation_memory_budget == 0:  # saves inputs alone, whatever a node says of itself
+    if configs.functorch.activation_memory_budget == 0:  # saves only inputs, and ignores MUST_SAVE of a node
         raise NotReadable(Reason.DROPOUT, "activation_memory_budget=0 has random numbers drawn again in the backward")
     return Dropout(value, seed)
 
 
 def _number(argument: object) -> float | None:
-    """A number that kernels are compiled for, guarded where it is symbolic; None where it cannot be known."""
+    """A number for which kernels are specialised, with a guard if it is symbolic; None if it cannot be known."""
     number = argument.meta["val"] if isinstance(argument, Node) else argument
     value = layout.specialised(number) if isinstance(number, (int, float, torch.SymInt, torch.SymFloat)) else None
     return None if value is None else float(value)

@@ -19,7 +19,7 @@ from .rewrite import Result, Rewrite
 
 
 def apply(graph: Graph, rewrites: Sequence[Rewrite]) -> Iterator[Result]:
-    """Apply the passes that are switched on, in their order; yields their results.
+    """Applies the passes that are switched on, in order, and yields their results.
 
     Raises:
         Exception: the exception of a pass, if `strict` is set.
@@ -54,7 +54,7 @@ def leave(graph: Graph, cause: str, rewrites: Sequence[Rewrite]) -> Iterator[Res
 
 
 def _left(graph: Graph, rewrite: Rewrite, text: str) -> Sequence[Result]:
-    """Returns the results of the places that a failed pass leaves; one of the failure alone if `leave` fails, too."""
+    """Returns a kept result for every site of a pass that failed; a single result if its `leave` fails, too."""
     undo = Undo(graph)
     try:
         left = rewrite.leave(graph, text)

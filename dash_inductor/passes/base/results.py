@@ -1,13 +1,14 @@
-"""Keeps the memory of a graph's results as it was before passes: sizes, strides, and what shares it.
+"""Preserves size, strides and aliasing of a graph's outputs across passes.
 
-A program may write to a tensor that a compiled forward returns, and may keep it for any time.  A pass may replace a
-result by a view of something that the backward reads (`known_masks`), or of larger memory (`pad_mm`).  A write to that
-result would then change what the backward reads, or the result would keep more memory alive than the program knows of.
-So `Results` records the memory of each result before passes run.  Where a result shares more afterwards, the graph
-returns a copy with the old strides, so that no pass has to care.
+A program may write to a tensor that a compiled forward returns, and may keep it for any time.  A pass may replace an
+output by a view of a tensor that the backward reads (`known_masks`), or of a larger tensor (`pad_mm`).  A write to the
+output would then change what the backward reads, or the output would keep more memory alive than the program expects.
+So `Results` records the memory of each output before passes run.  If an output shares more memory afterwards, the graph
+returns a copy with the old strides.  Passes need not care about this.
 
-Which values a forward saves for the backward is decided after this pass.  A value that a node with a tangent among its
-arguments reads is likely to be saved; a value that such a node depends on may be.  A copy is made in both cases.
+AOTAutograd decides later which values the forward saves for the backward.  A value that is read by a node that depends
+on a tangent is likely to be saved; a value on which such a node depends indirectly may be.  Both count as read by the
+backward here.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class _Saved:
-    """What the backward in a graph reads.
+    """The nodes of a graph that its backward reads.
 
     Attributes:
-        backward: nodes that depend on a tangent.
-        read: nodes with memory of their own, without such a tangent, that nodes of the backward read, also by views.
-        needed: nodes with memory of their own that a node of the backward depends on.
+        backward: the nodes that depend on a tangent.
+        read: the forward nodes, owners of their memory, that backward nodes read directly or through views.
+        needed: the forward nodes, owners of their memory, on which backward nodes depend, directly or not.
     """
 
     backward: Set[Node]
@@ -61,11 +62,11 @@ class _Saved:
 
 @dataclass(frozen=True)
 class _Shown:
-    """The memory that a result shows.
+    """The memory of an output.
 
     Attributes:
-        views: the result, and the nodes behind it, down to the one that has the memory.
-        read, needed: whether the backward reads this memory, or depends on it, as in `_Saved`.
+        views: the output and the nodes of which it is a view, down to the one that owns the memory.
+        read, needed: whether that node is in `_Saved.read`, or in `_Saved.needed`.
     """
 
     views: Sequence[Node]
@@ -83,7 +84,7 @@ class _Shown:
 
 
 class Results:
-    """The results of a graph before it is rewritten."""
+    """The outputs of a graph and their memory, recorded before the graph is rewritten."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph, self._nodes = graph, set(graph.nodes)
@@ -91,7 +92,7 @@ class Results:
         self._shown = [_Shown.by(node, saved) for node in _results(graph)]
 
     def restore(self) -> None:
-        """Return copies in the place of results that show more than before, once the graph has been rewritten."""
+        """Makes the rewritten graph return copies of outputs that share more memory than before."""
         saved = _Saved.of(self._graph)
         shown = [_Shown.by(node, saved) for node in _results(self._graph)]
         owners = {now.base: now.base for before, now in zip(self._shown, shown, strict=True) if now.base is before.base}
@@ -106,7 +107,7 @@ class Results:
             results.args = tree_map_only(Node, lambda node: found[node].pop(0) if node in found else node, results.args)
 
     def _shows_more(self, before: _Shown, now: _Shown) -> bool:
-        """Whether a result shows memory that is larger than before, or that has other readers."""
+        """Whether an output's memory is larger than before, or is now read by the backward or shared with an input."""
         same, is_own = now.base is before.base, now.base.op == "call_function"
         if not is_own:
             return not same
@@ -119,14 +120,14 @@ class Results:
 
 
 class _Copies:
-    """Copies of what results show; results that shared memory before share a copy."""
+    """Makes copies for outputs; outputs that shared memory before share a copy."""
 
     def __init__(self, graph: Graph) -> None:
         self._emitter = Emitter(graph)
         self.made: dict[tuple[Node, ...], Node] = {}
 
     def of(self, before: _Shown, now: _Shown) -> Node:
-        """A result that has the values of `now` and the layout of `before`."""
+        """A new output with the values of `now` and the layout of `before`."""
         old = dict(zip(before.views, before.views[1:], strict=False))
         views, copied, like = [], now.views[0], before.views[0]
         for view, source in zip(now.views, now.views[1:], strict=False):
@@ -153,8 +154,9 @@ class _Copies:
         return found
 
     def of_no_view(self, before: _Shown, now: _Shown) -> Node:
-        """A result itself; where it has become a view, of memory that no one else reads, one that is none to autograd,
-        which refuses writes to views that graphs return.
+        """The output itself, or an `_unsafe_view` of it if the rewrite made it a view of memory that it alone uses.
+
+        Autograd rejects in-place writes to views that a graph returns; an `_unsafe_view` does not count as a view.
         """
         node, key = now.views[0], (now.views[0],)
         if len(before.views) > 1 or len(now.views) == 1 or now.needed:
@@ -169,13 +171,13 @@ class _Copies:
 
 
 def _results(graph: Graph) -> list[Node]:
-    """The tensors among the results of a graph, one for each place."""
+    """The tensors among the outputs of a graph, in order; a tensor that is returned twice appears twice."""
     leaves = tree_leaves(graph.output_node().args)
     return [leaf for leaf in leaves if isinstance(leaf, Node) and isinstance(leaf.meta.get("val"), Tensor)]
 
 
 def _spans_same(one: Node, other: Node) -> bool:
-    """Whether tensors span as much memory."""
+    """Whether two tensors span the same amount of memory."""
     return sizes.same(*(sizes.spanned(node.meta["val"]) for node in (one, other)))
 
 

@@ -1,4 +1,4 @@
-"""The protocol of a pass, `Rewrite`, and what it returns for each place of a graph, `Result`."""
+"""The protocol of a pass, `Rewrite`, and what it returns for each site, `Result`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ...records.records import AnyRecord
 
 @dataclass(frozen=True)
 class Result:
-    """What a rewrite did with one place of a graph.
+    """The result of a pass for one site: an attention or another operation that the pass replaces or keeps.
 
     Attributes:
-        record: the record of the place.
-        asked_for: whether the place is kept because the program's settings say so, which is no error under `strict`.
+        record: the record of the site.
+        asked_for: whether the site is kept because of the program's settings, which is no error under `strict`.
     """
 
     record: AnyRecord
@@ -36,11 +36,14 @@ class Rewrite(Protocol):
         """Returns whether the settings switch the pass on."""
 
     def apply(self, graph: Graph) -> Sequence[Result]:
-        """Rewrite a graph in place.  An exception leaves the graph valid.
+        """Rewrites a graph in place.  An exception leaves the graph valid.
 
         Returns:
-            The result of each place, in the order of the forward.  A place that an earlier call returned is left out.
+            The result of each site, in the order of the forward, without sites that an earlier call returned.
         """
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns the results of a graph that no pass rewrites, because of Inductor's settings, which `cause` names."""
+        """Returns kept results for the sites of a graph on which no pass runs; `cause` names the settings of Inductor.
+
+        A site that the pass would have replaced gets the reason PASSES_OFF, others their own reasons.
+        """

@@ -20,10 +20,10 @@ from .rewrite import Result, Rewrite
 
 
 def rewrite_graph(graph: Graph, rewrites: Sequence[Rewrite]) -> bool:
-    """Rewrite a graph in place, and publish a record for each place (see `records`), in the forward's order.
+    """Rewrites a graph in place, and publishes a record for each site (see `records`), in the order of the forward.
 
-    Nothing happens without deterministic algorithms, or while dash_inductor is switched off.  Another call changes
-    nothing.
+    Nothing happens without deterministic algorithms, or while dash_inductor is switched off.  A second call for the
+    same graph changes nothing.
 
     Args:
         rewrites: the passes, in the order in which they are applied.
@@ -54,14 +54,15 @@ def rewrite_graph(graph: Graph, rewrites: Sequence[Rewrite]) -> bool:
 
 
 def record_unseen(graphs: Sequence[Graph], cause: str, rewrites: Sequence[Rewrite]) -> bool:
-    """Record every site of these graphs as kept, because Inductor's settings let no pass run; nothing is rewritten.
+    """Records every site of these graphs as kept, because Inductor's settings let no pass run; nothing is rewritten.
 
     Args:
+        graphs: the graphs.
         cause: the names of these settings, for the records.
         rewrites: the passes that would have run.
 
     Returns:
-        Whether a pass would have replaced something.  What it would have kept is recorded with its own reason.
+        Whether a pass would have replaced a site.  Sites that would have been kept are recorded with their own reason.
 
     Raises:
         SiteKeptError: as `rewrite_graph`.

@@ -1,13 +1,13 @@
-"""Gradients of embeddings on CUDA: PyTorch's sorting kernel, or plain sums for tables of at most four rows.
+"""Gradients of embeddings on CUDA: ATen's sorting kernel, or plain sums for tables of at most four rows.
 
-Inductor decomposes `aten.embedding_dense_backward` into an `index_put` that accumulates.  Under deterministic
-algorithms it leaves that to a kernel that adds all rows of an index one after the other: in BERT, where nearly all
-tokens have one type, the kernel takes more than half the time of the rest of a training step (docs/what-we-know.md).
-ATen's kernel for the whole operator sorts the indices as well, adds the rows of an index in parts whose order is fixed,
-and uses no atomics.  So the operator stays whole on CUDA (`install.embeddings`).
+Inductor decomposes `aten.embedding_dense_backward` into an accumulating `index_put`.  Under deterministic algorithms
+that calls a kernel which adds all rows of an index one after another: in BERT, where nearly all tokens have the same
+type, it takes more than half the time of the rest of a training step (docs/what-we-know.md).  ATen's kernel for the
+undecomposed operator also sorts the indices, but adds the rows of an index in parts of fixed order, without atomics.
+So the operator is not decomposed on CUDA (`install.embeddings`).
 
-A table of few rows, as of token types, needs no sort.  The gradient of each row is a sum over all indices in which
-those of other rows count as zeros; Inductor computes such sums in one kernel, in fixed order.
+A small table, as for token types, needs no sort.  The gradient of each of its rows is a sum over all tokens in which
+those with other indices are replaced by zeros; Inductor computes these sums in one kernel, in fixed order.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ log = logging.getLogger("dash_inductor")
 
 OPERATOR = torch.ops.aten.embedding_dense_backward.default
 FEW = 4
-"""The most rows of a table whose gradient is made of sums; Inductor fuses this many into one kernel."""
+"""The maximum number of rows of a table for plain sums; Inductor fuses this many sums into one kernel."""
 
-_RECORDED = "dash_inductor_recorded"  # in the metadata of a whole operator: the pass may see a graph again
+_RECORDED = "dash_inductor_recorded"  # in node.meta, because the pass may see the same graph again
 
 
 @dataclass(frozen=True)
 class EmbeddingsRewrite:
-    """Replaces gradients of embeddings of at most `FEW` rows by sums, and records the others, which stay whole."""
+    """The pass that replaces gradients of tables of at most `FEW` rows by sums, and records all others as they are."""
 
     name: ClassVar[str] = "embeddings"
 
@@ -54,7 +54,7 @@ class EmbeddingsRewrite:
         return [Result(_rewritten(node)) for node in found if _is_new(node)]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns no results: the operator stays whole, whether passes run or not."""
+        """Returns no results: the operator is not decomposed, whether passes run or not."""
         return []
 
 
@@ -63,7 +63,7 @@ def _is_new(node: Node) -> bool:
 
 
 def _rewritten(node: Node) -> Record:
-    """Rewrite one gradient; returns its record."""
+    """Rewrites one gradient; returns its record."""
     node.meta[_RECORDED] = True
     args, value = bind(node), node.meta["val"]
     line, module = model_line([node, *node.users])
@@ -89,7 +89,7 @@ def _rewritten(node: Node) -> Record:
 
 
 def _put_sums(node: Node, args: dict[str, Any]) -> str:
-    """Replace a gradient by sums; returns the error that kept it, or "" without one."""
+    """Replaces a gradient by sums; returns an error message, or "" without an error."""
     emitter = Emitter(node.graph)
     function = functools.partial(by_sums, rows=args["num_weights"], padding_idx=args["padding_idx"])
     try:
@@ -104,18 +104,19 @@ def _put_sums(node: Node, args: dict[str, Any]) -> str:
 
 
 def takes_sums(args: dict[str, Any]) -> bool:
-    """Returns whether sums give the gradient: 1 to `FEW` rows that are not scaled by their frequency."""
+    """Returns whether a gradient is computed by sums: 1 to `FEW` rows, not scaled by frequency."""
     rows = args["num_weights"]
     return isinstance(rows, int) and 0 < rows <= FEW and not args["scale_grad_by_freq"]
 
 
 def by_sums(grad_output: Tensor, indices: Tensor, rows: int, padding_idx: int) -> Tensor:
-    """Returns `aten.embedding_dense_backward` of a table of few rows: [rows, columns].
+    """Computes `aten.embedding_dense_backward` of a small table, [rows, columns].
 
     Args:
-        grad_output: [..., columns], the gradient of the embeddings of `indices`, integers [...].
+        grad_output: [..., columns], the gradient of the embeddings.
+        indices: integers [...].
         rows: the number of rows of the table.
-        padding_idx: the row that has no gradient, or a negative number.
+        padding_idx: the row without a gradient, or a negative number.
     """
     flat, columns = indices.reshape(-1, 1), grad_output.reshape(indices.numel(), grad_output.shape[-1])
     none = torch.zeros((), dtype=columns.dtype, device=columns.device)

@@ -1,4 +1,6 @@
-"""Evaluates nodes that depend on positions alone, with bounds for every rounding, in any order of contraction."""
+"""Evaluates nodes that depend only on positions (`iota`), with bounds that hold for any rounding and FMA
+contraction.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +18,21 @@ from ...graph.nodes import bind
 aten, prims = torch.ops.aten, torch.ops.prims
 
 ROUNDING = 2.0**-21
-"""More than the relative error of an operation in fp32, of the number that it is given, and of an approximation."""
+"""An upper bound of the relative error of an fp32 operation, of its scalar operand, and of approximations."""
 
 DEEPEST = 64
-"""Nodes one behind another at which the evaluation stops."""
+"""The maximum depth of nodes that are evaluated."""
 
 Bounds = tuple[Tensor, Tensor]
-"""The least and the largest value of each element of an index, fp64 on the CPU."""
+"""The lower and upper bound of each element of a tensor, fp64 on the CPU."""
 Known = dict[Node, Bounds | None]
-"""What has been evaluated, for the time of one question."""
+"""The nodes evaluated so far in one query; None for those that cannot be."""
 
 
 def evaluated(node: Node) -> Bounds | None:
-    """Bounds of the elements of a node that depend on positions alone, on any device; None for other nodes.
+    """The bounds of the elements of a node that depends only on positions, on any device; None for other nodes.
 
-    Integers are bounded where no operator has left the range of its dtype, so that none has wrapped.
+    Integers have bounds only if no operator exceeds the range of its dtype, so that nothing has wrapped around.
     """
     return _evaluated(node, {}, 0)
 
@@ -55,14 +57,14 @@ def _bounds(node: Node, known: Known, depth: int) -> Bounds | None:
 
 
 def _operand(node: Node, dtype: torch.dtype, known: Known, depth: int) -> Bounds | None:
-    """The bounds of what an operator computes with, which converts integers to its own dtype first."""
+    """The bounds of an operand after conversion to the operator's dtype."""
     found = _evaluated(node, known, depth)
     converts = dtype.is_floating_point and node.meta["val"].dtype in _INTEGERS
     return _rounded(*found, dtype) if found is not None and converts else found
 
 
 def _rounded(low: Tensor, high: Tensor, dtype: torch.dtype) -> Bounds | None:
-    """The bounds of what a dtype makes of numbers; None where it does not hold them, or not exactly as an integer."""
+    """The bounds of numbers after rounding to a dtype; None if they are out of range or, for integers, not exact."""
     least, largest = _HELD[dtype]
     if not bool(((low >= least) & (high <= largest)).all()):
         return None
@@ -75,7 +77,7 @@ def _rounded(low: Tensor, high: Tensor, dtype: torch.dtype) -> Bounds | None:
 
 _INTEGERS = {dtype: torch.iinfo(dtype) for dtype in (torch.int32, torch.int64)}
 _EXACT = 2**53
-"""Integers up to here have a number of their own in fp64."""
+"""The largest integer up to which all integers are exact in fp64."""
 _HELD: Mapping[torch.dtype, tuple[float, float]] = {
     **{dtype: (max(info.min, -_EXACT), min(info.max, _EXACT)) for dtype, info in _INTEGERS.items()},
     **{
@@ -83,11 +85,11 @@ _HELD: Mapping[torch.dtype, tuple[float, float]] = {
         for dtype in (torch.float32, torch.float64)
     },
 }
-"""The least and the largest number that is followed in each dtype."""
+"""The range of numbers that are evaluated in each dtype."""
 
 
 def _is_held(number: Any, dtype: torch.dtype) -> bool:
-    """Whether an operator computes with a number as it is, or rounded: whether its dtype holds it."""
+    """Whether a scalar operand is in the range of an operator's dtype, so that it is used as it is, or rounded."""
     least, largest = _HELD[dtype]
     return isinstance(number, (int, float) if dtype.is_floating_point else int) and least <= number <= largest
 
@@ -111,10 +113,11 @@ def _shaped(args: Mapping[str, Any], value: Tensor, given: Bounds) -> Bounds | N
 
 
 def _with_number(operation: Callable[[Tensor, float], Tensor], *names: str) -> Callable[..., Bounds | None]:
-    """The rule of an operation with a number, which does not decrease in its first operand.
+    """The rule of an operation with a scalar, monotonically increasing in its tensor operand.
 
     Args:
-        names: of the number among the arguments.
+        operation: the operation.
+        names: the possible argument names of the scalar.
     """
 
     def rule(args: Mapping[str, Any], value: Tensor, given: Bounds, *others: Bounds) -> Bounds | None:

@@ -1,9 +1,8 @@
-"""Replaces the backward of `grid_sample`, for which PyTorch has no deterministic kernel on CUDA.
+"""Replaces the backward of `grid_sample`, which has no deterministic kernel on CUDA in PyTorch.
 
-The operator is replaced by the backward that autograd derives from a forward written with other operators.  It adds
-gradients to the elements around each position by `index_put`, which the pass `index_sums` rewrites next.  To sort once,
-all channels of an element are added together, and all elements around a position share one index, that of the first of
-them.
+It is replaced by the backward that autograd derives from a forward in other operators.  That adds gradients to the
+pixels around each position with `index_put`, which the pass `index_sums` then rewrites.  To need only one sort, all
+channels of a pixel are added together, and all pixels around a position share one index, that of the first of them.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from .index_sums import is_ours
 OPERATORS = (torch.ops.aten.grid_sampler_2d_backward.default, torch.ops.aten.grid_sampler_3d_backward.default)
 
 LINEAR, NEAREST, CUBIC = range(3)
-"""Interpolations, as the operators number them."""
+"""The interpolation modes, with the numbers of PyTorch's operators."""
 ZEROS, BORDER, REFLECTION = range(3)
-"""Paddings, as the operators number them."""
+"""The padding modes, with the numbers of PyTorch's operators."""
 
 
 @dataclass(frozen=True)
 class GridSampleRewrite:
-    """Replaces `grid_sampler_2d_backward` and `grid_sampler_3d_backward` on CUDA."""
+    """The pass that replaces `grid_sampler_2d_backward` and `grid_sampler_3d_backward` on CUDA."""
 
     name: ClassVar[str] = "grid_sample"
 
@@ -62,15 +61,15 @@ class GridSampleRewrite:
 
 @dataclass(frozen=True)
 class _Tap:
-    """What a position reads along one dimension: an element of the image with a border of zeros, with a weight.
+    """A weighted element that positions read along one dimension of the zero-padded image.
 
     Attributes:
-        cell: the number of the element, without `shift`.  All taps of a dimension share one tensor where they can, so
-            that gradients of all of them are sums by one index, which is sorted once.
-        shift: what is added to it.
-        border: elements of zero in front of the image and behind it, the same in all taps of a dimension.
-        weight: by which it is multiplied, a finite number.
-        reads: whether any tap of the dimension reads an element, the same in all of them.
+        cell: the index of the element, without `shift`.  The taps of a dimension share this tensor if possible, so that
+            all their gradients are sums by one index, which is sorted once.
+        shift: an offset that is added to the index.
+        border: the number of zero elements before and after the image, the same for all taps of a dimension.
+        weight: the weight of the element, finite.
+        reads: whether any tap of the dimension reads an element, the same tensor for all of them.
     """
 
     cell: Tensor
@@ -81,8 +80,10 @@ class _Tap:
 
 
 def sampled(image: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
-    """An image [n, channels, sizes...] at positions [n, shape..., dimensions], of which the first one is that of the
-    last dimension: [n, channels, shape...].
+    """Computes `grid_sample` of an image [n, channels, sizes...] at positions [n, shape..., dimensions].
+
+    The first coordinate of a position belongs to the last dimension of the image.  The result is [n, channels,
+    shape...].
     """
     exact = torch.float64 if image.dtype == torch.float64 else torch.float32
     lengths = list(image.shape[2:])
@@ -111,7 +112,7 @@ def sampled(image: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: 
 
 
 def _taps(at: Tensor, length: int, interpolation: int, padding: int, corners: bool) -> list[_Tap]:
-    """What positions read along a dimension."""
+    """The taps of positions along one dimension."""
     if padding != ZEROS and interpolation == CUBIC:
         first = at.floor()
         neighbours = [_padded(first + i, length, padding, corners).detach().long() for i in range(-1, 3)]
@@ -119,7 +120,7 @@ def _taps(at: Tensor, length: int, interpolation: int, padding: int, corners: bo
         return [_Tap(cell, 0, 0, weight, reads) for cell, weight in zip(neighbours, weights, strict=True)]
     if padding != ZEROS:
         at = _padded(at, length, padding, corners)
-    near = (at > -3) & (at < length + 2)  # neither far away nor NaN
+    near = (at > -3) & (at < length + 2)  # neither far outside nor NaN
     at = torch.where(near, at, -3)
     first = at.detach().round() if interpolation == NEAREST else at.detach().floor()
     part = at - first
@@ -132,7 +133,7 @@ def _taps(at: Tensor, length: int, interpolation: int, padding: int, corners: bo
 
 
 def _padded(at: Tensor, length: int, padding: int, corners: bool) -> Tensor:
-    """Where positions are read: in the image, by the border or by reflection."""
+    """Maps positions into the image, by clamping or reflection."""
     if padding == REFLECTION:
         low, span = (0.0, float(length - 1)) if corners else (-0.5, float(length))
         if span == 0:
@@ -146,7 +147,7 @@ def _padded(at: Tensor, length: int, padding: int, corners: bool) -> Tensor:
 
 
 def _cubic(part: Tensor) -> list[Tensor]:
-    """The weights of four neighbours, of which the second one is `part` away."""
+    """The bicubic weights of four neighbours; the position is `part` after the second one."""
     a = -0.75
 
     def near(x: Tensor) -> Tensor:
@@ -159,20 +160,22 @@ def _cubic(part: Tensor) -> list[Tensor]:
 
 
 def gradient(args: Mapping[str, Any], which: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """The gradient of the image (0) or of the grid (1), from the gradient of the result, the image and the grid."""
+    """A function of grad_output, image and grid that returns the gradient of the image (`which` 0) or of the
+    grid (1).
+    """
 
     def function(grad_output: Tensor, image: Tensor, grid: Tensor) -> Tensor:
         leaves = image.detach().requires_grad_(), grid.detach().requires_grad_()
         with torch.enable_grad():
             out = sampled(*leaves, args["interpolation_mode"], args["padding_mode"], args["align_corners"])
         (found,) = torch.autograd.grad(out, leaves[which], grad_output, allow_unused=True)
-        return torch.zeros_like(leaves[which]) if found is None else found  # the nearest one changes with no position
+        return torch.zeros_like(leaves[which]) if found is None else found  # nearest: does not depend on the grid
 
     return function
 
 
 def _rewritten(node: Node) -> Record:
-    """Rewrite one backward; returns its record."""
+    """Rewrites one backward; returns its record."""
     args = bind(node)
     tensors = args["grad_output"], args["input"], args["grid"]
     facts = {name: [sizes.static(n) for n in args[name].meta["val"].shape] for name in ("input", "grid")}

@@ -1,10 +1,10 @@
-"""Grouped matmuls fill what they leave unwritten, so that their graphs need no fill of uninitialized memory.
+"""Replaces grouped matmuls by ones that fill what they leave unwritten.
 
-`aten::_grouped_mm` does not write the rows behind its last offset, and Inductor leaves the operator to ATen.  A graph
-that holds it would keep PyTorch's fill (`install.fill_uninitialized_memory`), which writes the results of all operators
-twice.  This pass replaces it by `dash_inductor::grouped_mm`, which fills the unwritten rows alone: none in layers of
-experts that send every token somewhere.  Where the program lets Inductor time matmuls, the operator stays, because
-Inductor may choose a kernel of its own for it.
+`aten::_grouped_mm` does not write the rows after its last offset, and Inductor calls ATen for it.  A graph with this
+operator would have to keep PyTorch's fill (`install.fill_uninitialized_memory`), which writes the results of all
+operators twice.  This pass replaces it by `dash_inductor::grouped_mm`, which fills only the unwritten rows; there are
+none in mixture-of-experts layers that route every token.  If the program lets Inductor autotune matmuls, the operator
+is kept, because Inductor may choose its own kernel for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .operators.grouped_mm import PLAIN, grouped_mm
 
 @dataclass(frozen=True)
 class GroupedMmRewrite:
-    """Replaces `aten::_grouped_mm` on any device.  Its values do not change, so there are no records."""
+    """The pass that replaces `aten::_grouped_mm` on any device; it makes no records, because values do not change."""
 
     name: ClassVar[str] = "grouped_mm"
 
@@ -39,7 +39,7 @@ class GroupedMmRewrite:
         return []
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns no records: a graph that no pass sees keeps the fill."""
+        """Returns no records: a graph on which no pass runs keeps the fill."""
         return []
 
 

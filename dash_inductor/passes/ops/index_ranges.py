@@ -1,17 +1,17 @@
-"""Sums by indices that are functions of positions alone, as in backwards of resampling: banded matmuls.
+"""Replaces sums by indices that depend only on positions, as in backwards of resampling, by banded matmuls.
 
-The backward of `interpolate` (nearest, linear, cubic) adds a gradient at an index that grows with the position in each
-dimension and depends on no input.  So the values that belong to a row are a range of positions in each dimension, and
-can be gathered instead of scattered.  The begins of the ranges and the weights in them are computed on the device from
-the index and the weights that the forward reads.  These tables are small; they are written once, so that no kernel of
-large tensors computes them for each element.  The most positions of a range are known when the graph is compiled: the
-index is evaluated with bounds for every rounding, in any order of contraction (`evaluated`).
+The backward of `interpolate` (nearest, linear, cubic) adds gradients at an index that increases with the position in
+each dimension and does not depend on inputs.  So the values of a row form a range of positions in each dimension, and
+can be gathered instead of scattered.  The begins of the ranges and their weights are computed on the device from the
+index and the weights that the forward reads.  These tables are small; they are written to memory once, so that kernels
+do not recompute them for each element.  The maximum length of a range is known at compile time: the index is evaluated
+with bounds that hold for any rounding and FMA contraction (`evaluated`).
 
-The backwards of adaptive average pooling and of interpolation with antialiasing, for which PyTorch has no deterministic
-kernels, are sums of this kind, too: an element lies in windows that are neighbours.
+The backwards of adaptive average pooling and of antialiased interpolation, for which PyTorch has no deterministic
+kernels, are sums of this kind, too: the windows that contain an element are neighbours.
 
-A sum of few values becomes one pointwise kernel that fuses with the computation of the values, without sorts and
-atomics.  A sum of more values becomes a kernel for each dimension, the first of which also computes the values.
+A sum of few values becomes one pointwise kernel that is fused with the computation of the values, without sorts or
+atomics.  A sum of more values becomes a kernel per dimension, of which the first also computes the values.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from .separable import Map, adds_up, read_map, together
 log = logging.getLogger("dash_inductor")
 aten = torch.ops.aten
 
-_FAILED = "dash_inductor_index_ranges"  # in the metadata of an operator that an error has left as it was
+_FAILED = "dash_inductor_index_ranges"  # in node.meta of an operator that was kept after an error
 
 
 @dataclass(frozen=True)
 class IndexRangesRewrite:
-    """Replaces sums by indices that grow with positions, on CUDA."""
+    """The pass that replaces sums by indices that increase with positions, on CUDA."""
 
     name: ClassVar[str] = "index_ranges"
 
@@ -65,7 +65,7 @@ class IndexRangesRewrite:
                 if bands is not None:
                     results.append(Result(_unpooled(node, bands)))
         for nodes in together({node: put for node in graph.nodes if (put := _put(node)) is not None}):
-            puts = [*filter(None, map(_put, nodes))]  # again: the values of a sum may have been one that was rewritten
+            puts = [*filter(None, map(_put, nodes))]  # read again: a sum's values may have been rewritten
             whole = read_map(puts)
             parts = (
                 [(nodes, whole)]
@@ -76,12 +76,14 @@ class IndexRangesRewrite:
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns no results: a sum that is left is PyTorch's, and as deterministic."""
+        """Returns no results: a sum that is kept runs PyTorch's kernel, which is deterministic, too."""
         return []
 
 
 def _put(node: Node) -> Sum | None:
-    """A sum by one index for each dimension, that differs along this one alone."""
+    """The description of an accumulating `index_put` with one index per dimension that varies only along it,
+    else None.
+    """
     if node.target not in (aten.index_put.default, aten._unsafe_index_put.default) or _FAILED in node.meta:
         return None
     found = read_put(node) if is_sum(node) else None
@@ -97,7 +99,7 @@ def _put(node: Node) -> Sum | None:
 
 
 def _adaptive(node: Node, dims: int) -> list[Band] | None:
-    """The windows of a backward of adaptive pooling; None for dynamic sizes and for too many windows of an element."""
+    """The windows of an adaptive pooling backward; None for dynamic sizes, or if an element is in too many windows."""
     gradient = bind(node)["grad_output"].meta["val"]
     pairs = [[sizes.static(size) for size in value.shape[-dims:]] for value in (node.meta["val"], gradient)]
     bands = []
@@ -110,7 +112,7 @@ def _adaptive(node: Node, dims: int) -> list[Band] | None:
 
 
 def _antialiased(node: Node, kind: Filter) -> list[Band] | None:
-    """The filters of a backward of interpolation with antialiasing; None for dynamic sizes and for too wide filters."""
+    """The filters of an antialiased interpolation backward; None for dynamic sizes or too wide filters."""
     args = bind(node)
     gradient, scales = args["grad_output"].meta["val"], (args["scales_h"], args["scales_w"])
     pairs = [[sizes.static(size) for size in value.shape[-2:]] for value in (node.meta["val"], gradient)]
@@ -132,13 +134,14 @@ _BACKWARDS: dict[Any, Callable[[Node], list[Band] | None]] = {
     aten._upsample_bilinear2d_aa_backward.default: functools.partial(_antialiased, kind=TRIANGLE),
     aten._upsample_bicubic2d_aa_backward.default: functools.partial(_antialiased, kind=CUBIC),
 }
-"""Backwards that PyTorch has no deterministic kernel for, and the bands of their last dimensions."""
+"""The backwards without a deterministic kernel in PyTorch, with functions that return the bands of their last
+dimensions."""
 if hasattr(aten, "_upsample_lanczos2d_aa_backward"):  # torch 2.13
     _BACKWARDS[aten._upsample_lanczos2d_aa_backward.default] = functools.partial(_antialiased, kind=LANCZOS)
 
 
 def unpooled(gradient: Tensor, bands: Sequence[Band]) -> Tensor:
-    """The gradient of what was pooled or interpolated, [..., rows], from that of the result, [..., positions]."""
+    """The gradient of the input of pooling or interpolation, [..., rows], from that of its output, [..., positions]."""
     tables = []
     for band in bands:
         tables += [band.begins(gradient.device), band.weights(gradient, dtype=_exact(gradient))]
@@ -150,7 +153,7 @@ def _exact(values: Tensor) -> torch.dtype:
 
 
 def _unpooled(node: Node, bands: Sequence[Band]) -> Record:
-    """Rewrite one backward of pooling or interpolation; returns its record."""
+    """Rewrites one backward of pooling or interpolation; returns its record."""
     gradient, function = bind(node)["grad_output"], functools.partial(unpooled, bands=bands)
     return _recorded(
         [node], gradient, bands, lambda emitter: emitter.inline(function, (gradient,), before=node, like=node)
@@ -158,7 +161,7 @@ def _unpooled(node: Node, bands: Sequence[Band]) -> Record:
 
 
 def _rewritten(nodes: Sequence[Node], found: Map) -> Record:
-    """Rewrite sums by index that are added up; returns their record."""
+    """Rewrites sums by index whose results are added together; returns their record."""
     last, bands = nodes[-1], [dimension.band for dimension in found.dimensions]
     result = found.source.meta["val"].dtype
     values, dtype = _unconverted(found.source), _exact(found.source.meta["val"])
@@ -176,12 +179,12 @@ def _rewritten(nodes: Sequence[Node], found: Map) -> Record:
         return emitter.inline(function, (values, *weights), before=last, like=last)
 
     for node in found.read:
-        write_once(node)  # as PyTorch's sums have it, for which the forward saves them
+        write_once(node)  # as for PyTorch's sums, for which the forward saves them
     return _recorded(nodes, found.source, bands, emit)
 
 
 def _unconverted(values: Node) -> Node:
-    """What values in fp32 were in 16 bits, if they were, which Inductor writes for several readers."""
+    """The 16-bit tensor before a conversion to fp32, if there is one; Inductor stores it if it has several readers."""
     before = values.args[0] if values.target is torch.ops.prims.convert_element_type.default else None
     if values.meta["val"].dtype == torch.float32 and isinstance(before, Node):
         given = before.meta["val"].dtype
@@ -191,8 +194,9 @@ def _unconverted(values: Node) -> Node:
 
 
 def _recorded(nodes: Sequence[Node], values: Node, bands: Sequence[Band], emit: Callable[[Emitter], Node]) -> Record:
-    """Put what `emit` makes in the place of nodes that are added up, which an error leaves as they were; returns its
-    record.
+    """Replaces nodes that are added together by the result of `emit`; returns the record.
+
+    An error leaves the nodes as they were.
     """
     *others, node = nodes
     line, module = model_line([node, *node.users])
@@ -231,7 +235,7 @@ def _recorded(nodes: Sequence[Node], values: Node, bands: Sequence[Band], emit: 
 
 
 def _leave_out(node: Node) -> None:
-    """Erase a node and the addition of it to another one."""
+    """Removes a node and its addition to another one."""
     adding = adds_up(node)
     assert adding is not None
     (other,) = (arg for arg in adding.all_input_nodes if arg is not node)

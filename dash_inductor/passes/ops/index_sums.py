@@ -1,15 +1,14 @@
-"""Sums by index (segment sums) on CUDA: one sort for each index, and sums of sorted segments in fixed order.
+"""Replaces sums by index (segment sums) on CUDA: one sort per index, and sums of sorted segments in fixed order.
 
 `index_add`, `scatter_add`, `scatter_reduce`, and the backwards of `x[index]`, `index_select`, `gather` and embeddings
-of few rows add the rows of a tensor that have one index.  Nondeterministic kernels do so by atomics.  Under
-deterministic algorithms Inductor leaves them to kernels that sort 64-bit indices in each call, and add the rows of an
-index one after another.
+of small tables add the rows of a tensor that have the same index.  Nondeterministic kernels use atomics.  Under
+deterministic algorithms Inductor calls kernels that sort 64-bit indices in each call, and add the rows of an index one
+after another.
 
-Here an index becomes keys of 8, 16 or 32 bits, as its number of rows needs.  One stable sort serves all sums of the
-graph that read the index, and `dash_inductor::index_sums` adds the segments (`kernels.sums`).  For few rows, as of
-biases of experts, nothing is sorted: `dash_inductor::few_sums` multiplies by the one-hot matrix of the keys.
-
-An index out of bounds stops the device with an assertion, as in PyTorch.
+Here an index is converted to keys of 8, 16 or 32 bits, depending on the number of rows.  One stable sort serves all
+sums of the graph that read the index, and `dash_inductor::index_sums` adds the segments (`kernels.sums`).  For few
+rows, as for biases of experts, nothing is sorted: `dash_inductor::few_sums` multiplies by the one-hot matrix of keys.
+An index out of bounds triggers a device-side assertion, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -45,41 +44,42 @@ log = logging.getLogger("dash_inductor")
 aten = torch.ops.aten
 
 LEAST = 4096
-"""The fewest elements of a sum that is rewritten: below, launches take all of the time."""
+"""The minimum number of elements of a sum that is rewritten; smaller ones are dominated by launch time."""
 EMBEDDED_ROWS = 254
-"""The most rows of a table whose gradient is summed here; for larger ones PyTorch's kernel sorts and adds in parts."""
+"""The maximum number of rows of an embedding table for this pass; for larger ones ATen's sorting kernel is kept."""
 ONE_HOT_ROWS = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 16}
-"""The most rows of a sum that is a matmul with a one-hot matrix, by dtype.  The matmul reads the values once, in their
-order, and a sort with a walk takes about twice that time.  With 128 rows of 16 bits tensor cores need less time than
-the loads; fp32 does not use them, and with 16 rows needs half of it.  Estimated from rates of an H100."""
+"""The maximum number of rows for a sum by one-hot matmul, by dtype.  The matmul reads the values once, in order; a sort
+with a walk takes about twice that time.  With 128 rows of 16-bit values, tensor cores need less time than the loads;
+fp32 does not use them, and with 16 rows needs half the time of the loads.  Estimated from the rates of an H100."""
 ONE_HOT_LEAST = 1 << 16
-"""The fewest elements of such a matmul: below, launches take all of the time of either way."""
+"""The minimum number of elements for a one-hot matmul; below, either way is dominated by launch time."""
 NOMINAL = NOMINAL_LEN * NOMINAL_BATCH
-"""The value of dynamic sizes in the decision."""
+"""The value that stands for dynamic sizes in these decisions."""
 DEVICES = ("cuda",)
-"""Types of devices on which sums are rewritten."""
+"""The device types on which sums are rewritten."""
 
 _KEYS = ((torch.uint8, 2**8), (torch.int16, 2**15), (torch.int32, 2**31))
-"""Dtypes of keys, and the first number that does not fit."""
-FAILED = "dash_inductor_index_sums"  # in the metadata of an operator that an error has left as it was
+"""The dtypes of keys, each with the smallest number that does not fit."""
+FAILED = "dash_inductor_index_sums"  # in node.meta of an operator that was kept after an error
 
 
 Size = int | tuple[Node, int]
-"""A size of a tensor: a number, or a node and the dimension of it that has this size."""
+"""A size: a number or, if it is dynamic, a node and its dimension with this size."""
 
 
 @dataclass(frozen=True)
 class Index:
-    """How tensors of indices name rows.
+    """How index tensors select rows.
 
     Attributes:
-        tensors: of integers; without `along` one for each dimension of rows, broadcast together.
-        lengths: of the dimensions of rows.
-        wraps: negative numbers count from the end.
-        along: the one tensor counts in this dimension of rows, and is where it is in the others; None without such.
-        selected: dimensions of the one tensor along which all of its elements are equal.
-        flat: so many of its last dimensions are taken as one, which counts in the last dimension of rows.
-        left_out: the number in the first tensor whose values are left out; None for none.
+        tensors: integer tensors; one for each row dimension, broadcast together, unless `along` is set.
+        lengths: the sizes of the row dimensions.
+        wraps: whether negative indices count from the end.
+        along: if set, the single tensor selects along this row dimension, and its own position gives the others.
+        selected: the dimensions along which all elements of the single tensor are equal.
+        flat: the number of last dimensions of the tensor that are flattened into one, which selects the last row
+            dimension.
+        left_out: the index in the first tensor whose values are skipped (padding); None for none.
     """
 
     tensors: tuple[Node, ...]
@@ -92,26 +92,27 @@ class Index:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """A key that is equal for indices that name the same rows, whichever nodes hold their sizes."""
+        """A key that is equal for indices that select the same rows, whichever nodes provide their sizes."""
         lengths = [n if isinstance(n, int) else n[0].meta["val"].shape[n[1]].node.expr for n in self.lengths]
         return self.tensors, *lengths, self.wraps, self.along, self.selected, self.flat, self.left_out
 
 
 @dataclass(frozen=True)
 class Sum:
-    """A sum by index.
+    """The description of a sum by index.
 
     Attributes:
-        base: what is added to; None for zeros.
-        values: what is added: a batch of the result, dimensions of the index, columns of the result.
-        index: the rows.
-        shape: of the result.
-        batch, rows: the numbers of leading dimensions of the result that are a batch, and of those behind that count
-            rows; the others are columns.
-        values_shape: to which the values are broadcast; None where they have it.
-        divisor: sums are divided by the number of their values and this; None where they are not.
-        is_gathered: the dimension of the index is one of rows that are named, of another length (see `_gathered`).
-        raises: PyTorch has no deterministic kernel, however small the sum is.
+        base: the tensor to which sums are added; None for zeros.
+        values: the values, [batch dimensions of the result, dimensions of the index, columns of the result].
+        index: how rows are selected.
+        shape: the shape of the result.
+        batch: the number of leading batch dimensions of the result.
+        rows: the number of row dimensions after these; the remaining dimensions are columns.
+        values_shape: the shape to which the values are broadcast; None if they have it.
+        divisor: if set, each sum is divided by the number of its values plus this number (mean).
+        is_gathered: whether the values are rows of another tensor that an index selects, so that their index dimension
+            has another length (see `_gathered`).
+        raises: whether PyTorch has no deterministic kernel, so that small sums are rewritten, too.
     """
 
     base: Node | None
@@ -128,7 +129,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class IndexSumsRewrite:
-    """Replaces sums by index of floating-point tensors, on CUDA."""
+    """The pass that replaces sums by index of floating-point tensors on CUDA."""
 
     name: ClassVar[str] = "index_sums"
 
@@ -148,17 +149,17 @@ class IndexSumsRewrite:
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns no results: a sum that is left is PyTorch's, and as deterministic."""
+        """Returns no results: a sum that is kept runs PyTorch's kernel, which is deterministic, too."""
         return []
 
 
 def is_ours(device: torch.device) -> bool:
-    """Whether sums are rewritten on a device."""
+    """Whether sums on this device are rewritten."""
     return device.type in DEVICES and (device.type != "cuda" or arch.is_supported(device))
 
 
 def adds_floats(node: Node) -> bool:
-    """Whether a node gives a tensor of floating point on a device of `DEVICES`."""
+    """Whether a node's value is a floating-point tensor of at least 16 bits on a device of `DEVICES`."""
     value = node.meta.get("val")
     return (
         isinstance(value, Tensor)
@@ -169,19 +170,19 @@ def adds_floats(node: Node) -> bool:
 
 
 def is_sum(node: Node) -> bool:
-    """Returns whether a node gives a contiguous tensor for which `adds_floats` holds."""
+    """Returns whether a node's value is a contiguous tensor for which `adds_floats` holds."""
     return adds_floats(node) and node.meta["val"].is_contiguous()
 
 
 def pays(found: Sum) -> bool:
-    """Returns whether a sum is rewritten, by its shapes alone."""
+    """Returns whether a sum is large enough, and not too large, to be rewritten; depends on its shapes alone."""
     values = _nominal(found.values.meta["val"].shape)
     rows = _nominal([size if isinstance(size, int) else None for size in found.index.lengths])
     return (values >= LEAST or found.raises) and max(rows, values) <= MOST
 
 
 def takes_products(found: Sum) -> bool:
-    """Returns whether a sum is a matmul with a one-hot matrix, by its shapes and dtype alone."""
+    """Returns whether a sum is computed by a one-hot matmul; depends on its shapes and dtype alone."""
     value, lengths = found.values.meta["val"], found.index.lengths
     rows = math.prod(size if isinstance(size, int) else NOMINAL for size in lengths)
     is_large = _nominal(value.shape if found.values_shape is None else found.values_shape) >= ONE_HOT_LEAST
@@ -200,13 +201,13 @@ def _is_zeros(node: Node) -> bool:
 
 
 def _sizes(node: Node) -> tuple[Size, ...]:
-    """The sizes of a node's tensor."""
+    """The sizes of a node's value."""
     known = map(sizes.static, node.meta["val"].shape)
     return tuple((node, dim) if size is None else size for dim, size in enumerate(known))
 
 
 def read_put(node: Node) -> Sum | None:
-    """`index_put` that accumulates, with indices of neighbouring dimensions; None for others."""
+    """Describes an accumulating `index_put` with indices of adjacent dimensions; None for other nodes."""
     args = bind(node)
     into, values = args["self"], args["values"]
     places = [dim for dim, index in enumerate(args["indices"]) if index is not None]
@@ -235,7 +236,7 @@ def read_put(node: Node) -> Sum | None:
 
 
 def _add(node: Node) -> Sum | None:
-    """`index_add`, which Inductor leaves whole where elements have 16 bits."""
+    """Describes an `index_add`, which Inductor does not decompose for 16-bit elements; None if it is not supported."""
     args = bind(node)
     into, source, index = args["self"], args["source"], args["index"]
     if args["alpha"] != 1 or index.meta["val"].dim() != 1 or source.meta["val"].dtype != into.meta["val"].dtype:
@@ -244,12 +245,12 @@ def _add(node: Node) -> Sum | None:
         return None
     shape, dim = _sizes(into), args["dim"] % source.meta["val"].dim()
     base = None if _is_zeros(into) else into
-    # Negative indices count from the end, as where Inductor decomposes the operator, which shares keys with that.
+    # Negative indices wrap, as in Inductor's decomposition of the operator, so that both share keys.
     return Sum(base, source, Index((index,), shape[dim : dim + 1], wraps=True), shape, dim, 1)
 
 
 def _embedding(node: Node) -> Sum | None:
-    """The gradient of a table of few rows."""
+    """Describes the gradient of a small embedding table; None for other tables."""
     args = bind(node)
     rows, indices, gradient = args["num_weights"], args["indices"], args["grad_output"]
     if not isinstance(rows, int) or not FEW < rows <= EMBEDDED_ROWS or args["scale_grad_by_freq"]:
@@ -259,7 +260,10 @@ def _embedding(node: Node) -> Sum | None:
 
 
 def _scatter(node: Node) -> Sum | None:
-    """`scatter_add`, and `scatter_reduce` that adds: of rows, where the index is the same in all columns."""
+    """Describes a `scatter_add`, or a `scatter_reduce` by sum or mean; None if it is not supported.
+
+    If the index is the same in all columns, whole rows are added.
+    """
     args = bind(node)
     into, source = args["self"], args["src"]
     reduce, with_self = args.get("reduce", "sum"), args.get("include_self", True)
@@ -298,11 +302,11 @@ _POOLS: Mapping[Any, int] = {
     aten.fractional_max_pool2d_backward.default: 2,
     aten.fractional_max_pool3d_backward.default: 3,
 }
-"""Backwards of pooling by the largest element that Inductor leaves to PyTorch, and the dimensions that they pool."""
+"""The max-pooling backwards for which Inductor calls ATen, with the number of pooled dimensions."""
 
 
 def _pool(node: Node) -> Sum | None:
-    """The backward of a pooling: each gradient belongs to an element of its plane."""
+    """Describes a max-pooling backward: each gradient is added to one element of its plane."""
     args, shape, dims = bind(node), _sizes(node), _POOLS[node.target]
     gradient, indices = args["grad_output"], args["indices"]
     if not all(isinstance(size, int) for size in shape) or gradient.meta["val"].dtype != node.meta["val"].dtype:
@@ -316,7 +320,7 @@ def _pool(node: Node) -> Sum | None:
 
 
 def _bag(node: Node) -> Sum | None:
-    """The gradient of a table of which the largest rows of bags were taken, column by column; none of an empty bag."""
+    """Describes the gradient of `EmbeddingBag` with mode "max", for which each column has its own row indices."""
     args = bind(node)
     rows, gradient, largest = args["num_weights"], args["grad"], args["maximum_indices"]
     if args["mode"] != _LARGEST or args["sparse"] or not isinstance(rows, int):
@@ -331,11 +335,13 @@ def _bag(node: Node) -> Sum | None:
 
 
 _LARGEST = 2
-"""The mode of `EmbeddingBag` that takes the largest rows, as the operator numbers it."""
+"""The number of mode "max" of `EmbeddingBag` in PyTorch's operators."""
 
 
 def _unrepeated(index: Node, dim: int, selected: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
-    """The tensor that an index repeats along the dimensions `selected`, and along which dimensions that one repeats."""
+    """The tensor that an index expands along the dimensions `selected`, and the dimensions along which it is
+    repeated.
+    """
     length = sizes.static(index.meta["val"].shape[dim])
     node = index
     while node.target in (aten.expand.default, aten.unsqueeze.default, aten.view.default, aten.reshape.default):
@@ -360,7 +366,7 @@ _READERS: Mapping[Any, Callable[[Node], Sum | None]] = {
 
 
 def _rewritten(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, ...]]) -> Record:
-    """Rewrite one sum; returns its record."""
+    """Rewrites one sum; returns its record."""
     line, module = model_line([node, *node.users])
     facts: dict[str, object] = {
         "shape": [sizes.static(size) for size in node.meta["val"].shape],
@@ -387,7 +393,13 @@ def _rewritten(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, ...]])
 
 
 def replace(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, ...]]) -> str:
-    """Replace a node by a sum of segments; returns the error that kept it, or "" without one."""
+    """Replaces a node by a segment sum; returns an error message, or "" without an error.
+
+    Args:
+        node: the node.
+        found: its description.
+        sorted_keys: the keys of indices that were made for earlier sums, to which those made here are added.
+    """
     emitter, known = Emitter(node.graph), dict(sorted_keys)
     try:
         gathered = _gathered(found)
@@ -422,9 +434,11 @@ _GATHERS = (aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_select.defa
 
 
 def _gathered(found: Sum) -> tuple[Node, Node] | None:
-    """A tensor and the indices of its rows, [n], where the values of a sum are those rows, which nothing else reads.
+    """The source tensor and row indices [n], if the values of a sum are gathered rows that nothing else reads; else
+    None.
 
-    Then the sum reads the rows themselves, as along the edges of a graph: nobody writes them for each edge.
+    The sum then reads the rows directly, as along the edges of a graph (GNNs), and the gathered values are never
+    written.
     """
     node = found.values
     while node.target is aten.expand.default and len(node.users) == 1:
@@ -453,26 +467,26 @@ def _gathered(found: Sum) -> tuple[Node, Node] | None:
 
 
 def _composed(emitter: Emitter, source: Node, index: Node, places: Node, dim: int, like: Node) -> Node:
-    """The rows that are named at some places of an index, in front of all that may read them."""
+    """Inserts the row indices at some positions of an index, before all nodes that may read them."""
     function = functools.partial(_named, rows=source.meta["val"].shape[dim])
     return emitter.inline(function, (index, places), before=emitter.behind(max(index, places)), like=like)
 
 
 def _named(index: Tensor, places: Tensor, rows: int) -> Tensor:
-    """The rows, int32; the kernel that reads them sees to those out of bounds."""
+    """Row indices as int32, with negative ones wrapped; the kernel that reads them checks bounds."""
     named = index[places]
     return torch.where((named < 0) & (named >= -rows), named + rows, named).clamp(-1, rows).to(torch.int32)
 
 
 def _unsorted(emitter: Emitter, index: Index, like: Node) -> tuple[Node, ...]:
-    """The keys of an index, in front of all that may read them."""
+    """Inserts the keys of an index, before all nodes that may read them."""
     tensors = (*index.tensors, *(length[0] for length in index.lengths if not isinstance(length, int)))
     before = emitter.behind(max(tensors))
     return (emitter.inline(functools.partial(_keys, index), tensors, before=before, like=like),)
 
 
 def _sorted(emitter: Emitter, index: Index, like: Node) -> tuple[Node, ...]:
-    """The sorted keys of an index and their places, in front of all that may read them."""
+    """Inserts the sorted keys of an index and their original positions, before all nodes that may read them."""
     (keys,) = _unsorted(emitter, index, like)
     before = emitter.behind(keys)
     stable = {"stable": True, "dim": 0, "descending": False}
@@ -482,13 +496,13 @@ def _sorted(emitter: Emitter, index: Index, like: Node) -> tuple[Node, ...]:
 
 
 def _resolved(given: Sequence[Size], tensors: Sequence[Tensor]) -> list[Any]:
-    """Sizes, of which those that are dynamic are those of tensors, in their order."""
+    """Sizes as numbers or symbols; dynamic ones are taken from `tensors`, in order."""
     source = iter(tensors)
     return [size if isinstance(size, int) else next(source).shape[size[1]] for size in given]
 
 
 def _keys(index: Index, *tensors: Tensor) -> Tensor:
-    """The row of each value, or the number of rows where it is left out; one more where an index is out of bounds."""
+    """The key of each value: its row; the number of rows if it is skipped; one more if its index is out of bounds."""
     number = len(index.tensors)
     lengths = _resolved(index.lengths, tensors[number:])
     given = list(tensors[:number])
@@ -512,13 +526,13 @@ def _keys(index: Index, *tensors: Tensor) -> Tensor:
 
 
 def _positions(tensor: Tensor, dim: int) -> Tensor:
-    """The position of each element along a dimension, broadcast along the others."""
+    """The position of each element along a dimension, broadcastable along the others."""
     shape = [tensor.shape[d] if d == dim else 1 for d in range(tensor.dim())]
     return torch.arange(tensor.shape[dim], device=tensor.device).reshape(shape)
 
 
 def _sum(found: Sum, is_sorted: bool, values: Tensor, keys: Tensor, *others: Tensor) -> Tensor:
-    """The result, by our operators; where keys are sorted, their places are the first of the others."""
+    """Computes a sum with our operators; if keys are sorted, their positions are the first of `others`."""
     order, others = others[:is_sorted], others[is_sorted:]
     base = None if found.base is None else others[0]
     shape = _resolved(found.shape, others[found.base is not None :])

@@ -1,7 +1,6 @@
-"""Scatters in graphs: nodes that write values at a tensor of indices, whichever operator they are.
+"""Describes scatters: graph nodes that write values at a tensor of indices, whichever operator they use.
 
-`scatters` reads `index_put`, `scatter` and `scatter_add` into one description, `Scatter`, and `replaced` puts other
-nodes in the place of one.
+`scatters` converts `index_put`, `scatter` and `scatter_add` to one description, `Scatter`, and `replaced` replaces one.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ log = logging.getLogger("dash_inductor")
 aten = torch.ops.aten
 
 DEVICES = ("cuda",)
-"""Types of devices whose scatters are rewritten."""
+"""The device types on which scatters are rewritten."""
 
 NUMBERS = frozenset({
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
 })  # fmt: skip
-"""Dtypes that what replaces an operator moves, adds and sorts as ATen does.  Booleans are only moved: their sum in ATen
-is true where any of them is, and a kernel that adds bits would count modulo two."""
+"""The dtypes for which replacements move, add and sort as ATen does.  Booleans are only moved: ATen's sum of booleans
+is their disjunction, while a kernel that adds bits would count modulo two."""
 
 _ROWS = ("aten::index_put", "aten::_unsafe_index_put")
 _ELEMENTS = {
@@ -43,7 +42,7 @@ _ELEMENTS = {
     "aten::scatter": False,
     "torchtitan::deterministic_scatter_add": True,
 }
-"""Operators that scatter each value by an index of its own, and whether they add."""
+"""Operators with one index per value, and whether they add."""
 SAME = frozenset(
     f"aten::{name}"
     for name in (
@@ -51,26 +50,26 @@ SAME = frozenset(
         *("view", "reshape", "_unsafe_view", "squeeze", "unsqueeze", "flatten"),
     )
 ) | {"prims::convert_element_type", "prims::device_put"}
-"""Operators whose results hold the numbers of their first argument in the order of rows."""
-_KEPT = "dash_inductor_kept"  # in the metadata of a scatter that an error has kept: the pass may see a graph again
+"""Operators whose results contain the elements of their first argument in row-major order."""
+_KEPT = "dash_inductor_kept"  # in node.meta of a scatter that was kept after an error
 
 
 @dataclass(frozen=True)
 class Scatter:
-    """A node that writes values at indices, into a copy of a tensor.
+    """A node that writes values at indices into a copy of a tensor.
 
     Attributes:
-        node: the scatter itself; its result has the shape of `base`.
+        node: the scatter; its result has the shape of `base`.
         base: the tensor whose copy is written to.
-        dim: the dimension along which the indices count.
-        indices: the node of the indices.  If `by_rows`, its numbers in the order of rows are those of slices of base
-            along `dim`; else it has the dimensions of base, and each number is that of one element.
-        values: the node of the values, or one number for all.  If `by_rows`, it broadcasts to `indices` in the place
-            of `dim`; else it begins with what has the shape of `indices`, as the result does.
-        adds: whether values are added to what is there; else they take its place.
+        dim: the dimension along which indices count.
+        indices: the node of the indices.  If `by_rows`, its elements in row-major order are indices of slices of base
+            along `dim`; else it has the dimensions of base, and each element is the index of one element.
+        values: the node of the values, or one number for all.  If `by_rows`, its shape has that of `indices` in the
+            place of `dim`, or broadcasts to it; else its leading part with the shape of `indices` is used.
+        adds: whether values are added to the previous ones; else they replace them.
+        by_rows: whether indices select whole slices.
         wraps: whether negative indices count from the end; else they are errors.
-        lines: if not None, the dimension in front of `dim` whose element number i has the numbers indices[i], of the
-            slices of that element.
+        lines: if set, a dimension before `dim`; its element i has the indices ``indices[i]`` for slices within it.
     """
 
     node: Node
@@ -85,7 +84,9 @@ class Scatter:
 
     @property
     def fills_lines(self) -> bool:
-        """Whether each line along `dim` has indices: certainly, or for the tensors at hand, by a guard."""
+        """Whether every line along `dim` has indices; for dynamic sizes, a guard is added if it holds for the
+        example.
+        """
         if self.by_rows:
             return True
         pairs = enumerate(zip(self.indices.meta["val"].shape, self.shape, strict=True))
@@ -98,7 +99,7 @@ class Scatter:
 
 
 def scatters(graph: Graph) -> Iterator[Scatter]:
-    """Yields the scatters of a graph in its order, on the devices in `DEVICES`; the graph may be changed meanwhile."""
+    """Yields the scatters of a graph on `DEVICES`, in graph order; the graph may be changed meanwhile."""
     for node in graph.nodes:
         scatter = scatter_of(node) if node.op == "call_function" else None
         if scatter is not None:
@@ -106,7 +107,7 @@ def scatters(graph: Graph) -> Iterator[Scatter]:
 
 
 def scatter_of(node: Node) -> Scatter | None:
-    """Returns the description of a scatter; None for another node, and for a scatter that this module does not read."""
+    """Returns the description of a scatter; None for other nodes and unsupported scatters."""
     name = op_name(node)
     if not (name in _ROWS or name in _ELEMENTS) or _KEPT in node.meta or node.kwargs.get("reduce") is not None:
         return None
@@ -155,8 +156,8 @@ def _is_integer(node: Any) -> bool:
 
 
 def _counts(first: Node, second: Node, base: Node, dim: int) -> bool:
-    """Whether one index is 0, 1, 2 and so on, the number of each element of a tensor along a dimension, and the other
-    has one or several numbers for each.
+    """Whether `first` is an iota over a dimension of `base`, and `second` has one or several indices for each of its
+    elements.
     """
     shape, n = first.meta["val"].shape, base.meta["val"].shape[dim]
     of = second.meta["val"].shape
@@ -166,7 +167,7 @@ def _counts(first: Node, second: Node, base: Node, dim: int) -> bool:
 
 
 def is_iota(node: Node) -> bool:
-    """Whether a node, in the order of rows, is 0, 1, 2 and so on."""
+    """Whether the elements of a node in row-major order are 0, 1, 2, ..."""
     node = source(node)
     name, args = op_name(node), node.args
     if not _is_integer(node) or not (node.meta["val"].dtype == torch.int64 or _holds_places(node)):
@@ -180,9 +181,9 @@ def is_iota(node: Node) -> bool:
 
 
 def source(node: Node) -> Node:
-    """The node that has the integers of this one in the order of rows, behind views, copies and conversions.
+    """The node from which views, copies and conversions made this one, with the same integers in row-major order.
 
-    A conversion to a type that cannot hold the places of all elements ends the way.
+    Conversions to a dtype that cannot represent the positions of all elements are not followed.
     """
     while op_name(node) in SAME:
         before = node.args[0]
@@ -200,7 +201,7 @@ def source(node: Node) -> Node:
 
 
 def reads_bits(node: Node) -> bool:
-    """Whether a node shows the bits of a tensor as numbers of another type."""
+    """Whether a node reinterprets the bits of a tensor as another dtype."""
     return node.target is aten.view.dtype
 
 
@@ -209,7 +210,7 @@ def _holds_places(node: Node) -> bool:
 
 
 def constant(node: Node) -> float | None:
-    """The number of which a tensor is full; None where it is not certainly full of one."""
+    """The number with which a tensor is filled; None if that is not certain."""
     while op_name(node) in (*SAME, "aten::expand", "aten::permute"):
         before = node.args[0]
         assert isinstance(before, Node)
@@ -226,7 +227,7 @@ def constant(node: Node) -> float | None:
 
 
 def cut(values: Tensor, shape: Sequence[Any]) -> Tensor:
-    """The first elements of values along each dimension, as many as a shape has."""
+    """Narrows values to a shape: its first elements along each dimension."""
     for dim, size in enumerate(shape):
         if not sizes.same(values.shape[dim], size):
             values = values.narrow(dim, 0, size)
@@ -241,9 +242,17 @@ def replaced(
     function: Callable[..., Tensor],
     tensors: tuple[Node, ...],
 ) -> Record:
-    """Put ``function(*tensors)`` in the place of a scatter; returns the record of it, or of the error that kept it.
+    """Replaces a scatter by ``function(*tensors)``; returns its record, or that of the error that kept it.
 
-    The function takes the sizes that it needs from its arguments.  The result has the layout of the scatter's.
+    The function takes sizes from its arguments.  The result gets the layout of the scatter's result.
+
+    Args:
+        scatter: the scatter.
+        rewrite: the name of the pass.
+        detail: what runs instead.
+        facts: further facts for the record.
+        function: computes the replacement.
+        tensors: its arguments.
     """
     node, value = scatter.node, scatter.node.meta["val"]
     line, module = model_line([node, *node.users])

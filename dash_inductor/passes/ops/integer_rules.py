@@ -1,4 +1,4 @@
-"""The rules of `uniqueness`: what is proved of an operator's result, by what is proved of its arguments."""
+"""The rules of `uniqueness`: facts about an operator's integer result, derived from facts about its arguments."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .indices import SAME, is_iota, reads_bits
 
 @dataclass(frozen=True)
 class Values:
-    """What is known of the integers of a tensor, wherever they stand in it.
+    """Facts about the integers in a tensor, regardless of their positions.
 
     Attributes:
-        low, high: low <= integer < high.
-        times: none occurs more often; None if that is not known.
-        exact: each integer from low to high - 1 occurs `times` times.
+        low, high: the range: low <= integer < high.
+        times: no integer occurs more often than this; None if that is not known.
+        exact: whether each integer from low to high - 1 occurs exactly `times` times.
     """
 
     low: Dim
@@ -35,36 +35,38 @@ class Values:
 
     @property
     def differ(self) -> bool:
-        """Whether no two of them are equal."""
+        """Whether all integers are distinct."""
         return self.times == 1
 
     def is_permutation(self, of: Dim) -> bool:
-        """Whether they are the integers from 0 to of - 1, each once."""
+        """Whether they are a permutation of 0 to of - 1."""
         return self.exact and self.differ and sizes.same(self.low, 0) and sizes.same(self.high, of)
 
     def lie_below(self, size: Dim) -> bool:
-        """Whether all of them lie from 0 to size - 1."""
+        """Whether all are in the range from 0 to size - 1."""
         return statically_known_true(self.low >= 0) and (
             sizes.same(self.high, size) or statically_known_true(self.high <= size)
         )
 
     @property
     def subset(self) -> Values:
-        """What is known of some of them."""
+        """The facts about a subset of them."""
         return replace(self, exact=False)
 
 
 Known = Values | None
 
 Facts = Mapping[Any, Values]
-"""What is proved of nodes; those without a proof are missing."""
+"""The facts about nodes; nodes without proved facts are missing."""
 
 DTYPES = {dtype: torch.iinfo(dtype) for dtype in (torch.int64, torch.int32)}
-"""The dtypes of indices, and their bounds; nothing is proved of other ones."""
+"""The dtypes of indices and their bounds; nothing is proved for other dtypes."""
 
 
 def fits(known: Values, dtype: torch.dtype) -> bool:
-    """Whether a dtype holds the integers.  int64 holds the places of all elements, and sums of some of them."""
+    """Whether a dtype can represent the integers; int64 can represent positions of elements and sums of some
+    of them.
+    """
     info = DTYPES[dtype]
     if dtype == torch.int64 and not (isinstance(known.low, int) and isinstance(known.high, int)):
         return True
@@ -72,7 +74,7 @@ def fits(known: Values, dtype: torch.dtype) -> bool:
 
 
 def integer_of(dtype: torch.dtype, number: Any) -> int | None:
-    """A number with which an operator computes in a dtype of indices; None if it is no integer of that dtype."""
+    """A scalar operand as an integer of an index dtype; None if it is not an integer or out of range."""
     info = DTYPES.get(dtype)
     is_integer = isinstance(number, int) and not isinstance(number, bool)
     return number if is_integer and info is not None and info.min <= number <= info.max else None
@@ -97,7 +99,7 @@ def _some(node: Node, args: dict[str, Any], facts: Facts) -> Known:
 
 
 def of_getitem(node: Node, facts: Facts) -> Known:
-    """What is known of one result of an operator that has several."""
+    """The facts about one result of an operator with several."""
     of, number = node.args
     if not isinstance(of, Node):
         return None
@@ -179,7 +181,7 @@ def _remainder(node: Node, args: dict[str, Any], facts: Facts) -> Known:
 
 
 def _shifted(node: Node, args: dict[str, Any], facts: Facts) -> Known:
-    """A number added to integers or subtracted from them."""
+    """The facts about integers plus or minus a scalar."""
     number, alpha = _number(node, args["other"]), args.get("alpha", 1)
     known = facts.get(args["self"])
     if known is None or number is None or alpha != 1 or abs(number) > 1 << 40:
@@ -189,7 +191,7 @@ def _shifted(node: Node, args: dict[str, Any], facts: Facts) -> Known:
 
 
 def _cat(node: Node, args: dict[str, Any], facts: Facts) -> Known:
-    """One tensor behind another: the counts add up, unless the tensors have other integers."""
+    """The facts about a concatenation: multiplicities add up, unless the ranges of the parts are disjoint."""
     parts = [facts.get(part) for part in args["tensors"]]
     if not parts or any(part is None for part in parts):
         return None
@@ -222,7 +224,7 @@ def _together(a: Values, b: Values) -> Known:
 
 
 def _picked(of: Any, by: Any, facts: Facts) -> Known:
-    """of[by] of one dimension: by a permutation the same integers, else some of them, perhaps repeated."""
+    """The facts about ``of[by]`` for one-dimensional tensors: indexing by a permutation keeps the integers."""
     known, picks = facts.get(of), facts.get(by)
     if known is None:
         return None
@@ -253,7 +255,7 @@ def _gather(node: Node, args: dict[str, Any], facts: Facts) -> Known:
 
 
 def _inverse(node: Node, args: dict[str, Any], facts: Facts) -> Known:
-    """0, 1, 2 and so on stored by a permutation, whatever they are stored into."""
+    """The facts about an inverse permutation: 0, 1, 2, ... stored at the indices of a permutation."""
     if inverse_of(node, facts.get) is None:
         return None
     return Values(0, node.meta["val"].shape[0], 1, exact=True)
@@ -266,7 +268,7 @@ def _put_distinct(node: Node, args: dict[str, Any], facts: Facts) -> Known:
 
 
 def _clamped(node: Node, args: dict[str, Any], facts: Facts) -> Known:
-    """Integers that lie in the bounds already."""
+    """The facts about a clamp whose bounds the integers satisfy already."""
     known, low, high = facts.get(args["self"]), args.get("min"), args.get("max")
     if known is None or isinstance(low, Node) or isinstance(high, Node):
         return None
@@ -297,7 +299,7 @@ RULES: Mapping[str, Rule] = {
 
 
 def inverse_of(node: Node, known_of: Callable[[Any], Known]) -> Node | None:
-    """The permutation of which a node is the inverse, by what is known of its arguments; None if that is not proved."""
+    """The permutation whose inverse a node is, by the facts about its arguments; None if that is not proved."""
     name, value = op_name(node), node.meta.get("val")
     if not isinstance(value, Tensor) or value.dim() != 1:
         return None

@@ -1,9 +1,9 @@
-"""Removes masks that the graph proves to be true, or false, for all elements.
+"""Removes masks that the graph proves to be all true or all false.
 
-Layers of experts clear the rows of tokens that go to no expert of a device: they compare the sorted numbers of experts
-with the number of experts there.  Where all experts are on the device, the graph proves that every number is smaller,
-since `topk` has drawn it from that many places.  `torch.where` by such a mask is replaced by the operand that it always
-chooses, which saves a read and a write of the rows.
+Mixture-of-experts layers zero the rows of tokens that go to no local expert, by comparing the sorted expert ids with
+the number of local experts.  If all experts are local, the graph proves that every id is smaller, because `topk` chose
+it among that many positions.  `torch.where` with such a mask is replaced by the operand that it always selects, which
+saves a read and a write of the rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .uniqueness import values_of
 
 WHERE = torch.ops.aten.where.self
 DEVICES = ("cuda",)
-"""Types of devices on which masks are read."""
+"""The device types on which masks are examined."""
 
 _COMPARED: Mapping[str, Callable[[Any, Any], Any]] = {
     "aten::ge": operator.ge, "aten::gt": operator.gt, "aten::le": operator.le, "aten::lt": operator.lt,
@@ -40,7 +40,9 @@ _COMPARED: Mapping[str, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True)
 class KnownMasksRewrite:
-    """Replaces `torch.where` by a comparison of indices with a number whose outcome is proved, on CUDA."""
+    """The pass that removes `torch.where` on CUDA if its mask compares integers with a number and the result
+    is proved.
+    """
 
     name: ClassVar[str] = "known_masks"
 
@@ -63,12 +65,12 @@ class KnownMasksRewrite:
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns no results: a mask that is left changes no value."""
+        """Returns no results: keeping a mask changes no value."""
         return []
 
 
 def outcome(mask: Node) -> bool | None:
-    """Returns the outcome of a comparison of integers with a number, if it is proved for all of them; else None."""
+    """Returns the result of an integer comparison with a number, if it is proved to be the same for all; else None."""
     compare = _COMPARED.get(op_name(mask))
     if compare is None:
         return None
@@ -84,8 +86,10 @@ def outcome(mask: Node) -> bool | None:
 
 
 def _can_stand_for(chosen: Node, node: Node) -> bool:
-    """Whether a node has the layout of another one and takes no more memory, and no program sees that they share it: a
-    result of a graph, or an input that is written to before a backward.
+    """Whether `chosen` can replace `node`: it has the same layout, its memory is not larger, and sharing it is
+    invisible.
+
+    The program could observe sharing through outputs of the graph, or by writing to an input before the backward.
     """
     have, want = chosen.meta.get("val"), node.meta["val"]
     if not isinstance(have, Tensor) or have.dtype != want.dtype or have.device != want.device:

@@ -1,17 +1,17 @@
-"""Pads matmuls whose rows begin at addresses that are no multiples of 16 bytes, so that they run at full rate.
+"""Pads matmuls whose rows do not begin at multiples of 16 bytes, so that they run at full speed.
 
-Libraries of matmuls read 16 bytes at a time.  Where rows of an operand or of the result begin elsewhere, as those of
-logits over a vocabulary of 50257 tokens, they fall back to kernels of a quarter of the rate.  Inductor pads such
-matmuls where a timing says that it pays; under deterministic algorithms it times nothing and pads nothing.  Here the
-decision is a pure function of shapes, strides and dtype (`decide`), so that the bits of a matmul follow from its shape.
+Matmul libraries use 16-byte loads.  If rows of an operand or of the result are not aligned to 16 bytes, as with logits
+over a vocabulary of 50257 tokens, they use kernels of a quarter of the speed.  Inductor pads such matmuls if it is
+faster when timed; under deterministic algorithms it does not time, and does not pad.  Here the decision is a pure
+function of shapes, strides and dtype (`decide`), so the bits of a matmul depend only on these.
 
-Padding is inserted in front of a permutation where there is one, so that all matmuls that read a tensor share one
-padded copy: for example a weight that embeds tokens, makes logits and has a gradient.  The result is a view of the
-padded result.  A graph input, such as a weight, is copied once in the forward and once in the backward.  A copy that is
-kept in between would be alive where memory is scarcest, beside logits and their gradient.
+Padding is inserted before a permutation, if there is one, so that all matmuls that read a tensor share one padded copy:
+for example a weight that embeds tokens, produces logits and gets a gradient.  The result is a view of the padded
+result.  A graph input, such as a weight, is copied once in the forward and again in the backward: a copy kept between
+them would be alive at the memory peak, together with logits and their gradient.
 
-Pointwise computations on padded results, as the gradient of logits is, are not copied but computed with padded columns
-(`wider`).
+Pointwise computations on padded results, such as the gradient of logits, are not copied but computed with padded
+columns (`wider`).
 """
 
 from __future__ import annotations
@@ -43,24 +43,26 @@ log = logging.getLogger("dash_inductor")
 aten = torch.ops.aten
 
 BYTES = 16
-"""Rows of operands and of the result begin at multiples of this many bytes, else they are padded."""
+"""The alignment in bytes to which rows of operands and results are padded."""
 BLOCK, BLOCK_FROM = 64, 1024
-"""Sizes from `BLOCK_FROM` on are padded to a multiple of `BLOCK`, the edge of a tile; others to the next `BYTES`."""
+"""Sizes of at least `BLOCK_FROM` are padded to a multiple of `BLOCK`, the edge of a tile; others to the next
+`BYTES`.
+"""
 LEAST_OPERATIONS = 1 << 29
-"""Smaller products take less time than a launch of the kernel that pads."""
+"""The minimum number of operations of a product; smaller ones take less time than the launch of a padding kernel."""
 OPERATIONS_PER_BYTE, OF_AN_ODD_RESULT = 144, 64
-"""Operations for each byte that padding copies, below which it does not pay; the second where only the rows of the
-result begin at odd addresses, as those of logits.
+"""The minimum of operations per copied byte at which padding pays; the second value applies if only the rows of the
+result are unaligned, as with logits.
 
-An H100 saves about 5 ps an operation, by 600 TFLOP/s in place of 150, and takes 0.8 ps for a byte that is read and
-written.  Odd rows of a result cost more than that, and rows behind an operand are copied at full rate.  The test of the
-decision has what was measured on both sides of the border.
+An H100 saves about 5 ps per operation (600 instead of 150 TFLOP/s), and needs 0.8 ps per byte read and written.
+Unaligned result rows cost more than that, and rows appended to an operand are copied at full bandwidth.  The test of
+the decision contains measurements on both sides of the threshold.
 """
 
 NOMINAL = NOMINAL_LEN * NOMINAL_BATCH
-"""The value of dynamic sizes in the decision."""
+"""The value that stands for dynamic sizes in the decision."""
 DEVICES = ("cuda",)
-"""Types of devices whose products are padded."""
+"""The device types on which products are padded."""
 
 _MATRICES: Mapping[Any, int] = {
     aten.mm.default: 0,
@@ -68,19 +70,19 @@ _MATRICES: Mapping[Any, int] = {
     aten.addmm.default: 1,
     aten.baddbmm.default: 1,
 }
-"""The products, and the place of their first matrix among the arguments; in front of it is what is added."""
+"""The matmul operators, with the argument index of their first matrix; an addend precedes it."""
 
-_RECORDED = "dash_inductor_padded"  # in the metadata of a product: the pass may see a graph again
+_RECORDED = "dash_inductor_padded"  # in node.meta, because the pass may see the same graph again
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """The facts about an operand, [rows, columns], of each batch element.
+    """The facts about an operand [rows, columns] of each batch element.
 
     Attributes:
         rows, columns: its sizes; None for dynamic ones.
-        by_row: the elements of a row lie side by side, else those of a column do.
-        pitch: elements from one such line to the next; None for a dynamic number.
+        by_row: whether elements of a row are contiguous; else those of a column are.
+        pitch: the stride in elements between rows (or columns); None if it is dynamic.
     """
 
     rows: int | None
@@ -90,13 +92,14 @@ class Matrix:
 
 
 def decide(left: Matrix, right: Matrix, itemsize: int, batch: int = 1) -> dict[str, int]:
-    """Returns the sizes to pad, "m", "k" or "n" of [m, k] @ [k, n], with their new values; empty where none is padded.
+    """Returns the sizes of [m, k] @ [k, n] to pad, by name, with their new values; empty if none is padded.
 
-    Dynamic sizes are not padded, and count as `NOMINAL`: the decision does not depend on the sizes at hand.
+    Dynamic sizes are not padded, and count as `NOMINAL`, so that the decision does not depend on their current values.
 
     Args:
-        itemsize: bytes of an element of operands and result.
-        batch: products of this shape.
+        left, right: the operands.
+        itemsize: the bytes per element of operands and result.
+        batch: the number of products.
     """
     found = unaligned(left, right, itemsize)
     sizes_of = _nominal(left, right)
@@ -107,13 +110,13 @@ def decide(left: Matrix, right: Matrix, itemsize: int, batch: int = 1) -> dict[s
 
 
 def unaligned(left: Matrix, right: Matrix, itemsize: int) -> dict[str, int]:
-    """The sizes whose padding lets all rows of [m, k] @ [k, n] begin at multiples of `BYTES`, with their new values."""
+    """The sizes of [m, k] @ [k, n] to pad so that all rows begin at multiples of `BYTES`, with their new values."""
     size = {"m": left.rows, "k": left.columns, "n": right.columns}
     aligned = BYTES // itemsize
     lines = [
         ("k" if left.by_row else "m", left.pitch),
         ("n" if right.by_row else "k", right.pitch),
-        ("n", right.columns),  # of the result
+        ("n", right.columns),  # the result
     ]
     found = {}
     for name, pitch in lines:
@@ -124,7 +127,7 @@ def unaligned(left: Matrix, right: Matrix, itemsize: int) -> dict[str, int]:
 
 
 def operations_per_byte(left: Matrix, right: Matrix, itemsize: int, padded: Mapping[str, int]) -> float:
-    """Operations of a product for each byte of the operands that are copied if these sizes are padded."""
+    """The number of operations of a product per byte of operands that is copied to pad these sizes."""
     size = _nominal(left, right)
     operands = [set("mk"), set("kn")]
     copied = sum(math.prod(size[name] for name in names) for names in operands if names & padded.keys())
@@ -132,20 +135,20 @@ def operations_per_byte(left: Matrix, right: Matrix, itemsize: int, padded: Mapp
 
 
 def _nominal(left: Matrix, right: Matrix) -> dict[str, int]:
-    """Sizes of a product, of which dynamic ones count as `NOMINAL`."""
+    """The sizes of a product by name; dynamic ones are `NOMINAL`."""
     known = {"m": left.rows, "k": left.columns, "n": right.columns}
     return {name: NOMINAL if size is None else size for name, size in known.items()}
 
 
 def _up(size: int, aligned: int) -> int:
-    """The next multiple to which a size is padded."""
+    """The size after padding."""
     step = BLOCK if size >= BLOCK_FROM else aligned
     return -(-size // step) * step
 
 
 @dataclass(frozen=True)
 class PadMmRewrite:
-    """Pads `mm`, `bmm`, `addmm` and `baddbmm` on CUDA, where the rule of `decide` says that it pays."""
+    """The pass that pads `mm`, `bmm`, `addmm` and `baddbmm` on CUDA where `decide` says so."""
 
     name: ClassVar[str] = "pad_mm"
 
@@ -164,7 +167,7 @@ class PadMmRewrite:
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns no results: a product that is left is PyTorch's, and as deterministic."""
+        """Returns no results: a product that is kept runs PyTorch's kernel, which is deterministic, too."""
         return []
 
 
@@ -173,22 +176,24 @@ class _Copies:
     """The padded operands of a graph.
 
     Attributes:
-        made: by the operand and the zeros behind its dimensions, as `constant_pad_nd` wants them.
-        chains: by an operand that is computed with padded columns, the nodes that do so.
+        made: (operand, padding as for `constant_pad_nd`) -> padded operand.
+        chains: operand -> the nodes that compute it with padded columns.
     """
 
     made: dict[tuple[Node, tuple[int, ...]], Node] = field(default_factory=dict)
     chains: dict[Node, list[Node]] = field(default_factory=dict)
 
     def of(self, emitter: Emitter, base: Node, pads: Sequence[int], before: Node) -> Node:
-        """A padded operand, the same one for all products in front of which it is."""
+        """The padded operand, shared by all products after it."""
         key = base, tuple(pads)
         if key not in self.made:
             self.made[key] = self._wide(emitter, base, pads) or self._copy(emitter, base, pads, before)
         return self.made[key]
 
     def _copy(self, emitter: Emitter, base: Node, pads: Sequence[int], before: Node) -> Node:
-        """A copy with zeros.  That of an input is made again in the backward, which has the input in any case."""
+        """Inserts a copy padded with zeros; that of a graph input is recomputed in the backward, which has the
+        input anyway.
+        """
         kind: Any = aten.constant_pad_nd.default
         copy = emitter.shared(kind, (base, [*pads], 0.0), {}, before=before, like=base)
         if shows_input(base):
@@ -196,7 +201,7 @@ class _Copies:
         return copy
 
     def _wide(self, emitter: Emitter, base: Node, pads: Sequence[int]) -> Node | None:
-        """The operand computed with padded columns; None if it has to be copied."""
+        """Inserts the computation of an operand with padded columns; None if it has to be copied."""
         width = base.meta["val"].shape[-1]
         if not pads[1] or any(pads[2:]):
             return None
@@ -217,13 +222,13 @@ class _Copies:
         return found
 
     def forget(self, emitter: Emitter) -> None:
-        """Forget the operands that an emitter has made, and is about to take back."""
+        """Removes the operands that an emitter has made and is about to discard."""
         created = set(emitter.created)
         self.made = {key: node for key, node in self.made.items() if node not in created}
         self.chains = {base: nodes for base, nodes in self.chains.items() if not created & {*nodes}}
 
     def read(self, graph: Graph) -> None:
-        """Let the rest of the graph read operands that are computed with padded columns, where it can."""
+        """Makes the rest of the graph read the operands that are computed with padded columns, where possible."""
         there = {*graph.nodes}
         for base, nodes in self.chains.items():
             if base in there:
@@ -231,8 +236,10 @@ class _Copies:
         erase_dead(graph, [base for base in self.chains if base in there])
 
     def release(self, graph: Graph) -> None:
-        """Let the last product that reads a padded copy come before others of its other operand, as the gradient of a
-        weight is: their results are as large as the copy, and can have its memory.
+        """Moves the last product that reads a padded copy before other products of its other operand.
+
+        For example, the gradient of a weight is such a product.  The results of the other products are as large as the
+        copy and can then reuse its memory.
         """
         there = {*graph.nodes}
         for copy in self.made.values():
@@ -248,7 +255,7 @@ def _is_padded(node: Node) -> bool:
 
 
 def _move_forward(product: Node, copy: Set[Node]) -> None:
-    """Move a product in front of the first padded product of its operand that is not the copy."""
+    """Moves a product before the first padded product of its operand that is not the copy."""
     operands = [operand for operand in _operands(product) if operand not in copy]
     if len(operands) != 1:
         return
@@ -264,7 +271,7 @@ def _move_forward(product: Node, copy: Set[Node]) -> None:
 
 
 def _operands(node: Node) -> tuple[Node, Node]:
-    """The two matrices of a product."""
+    """The two matrices of a matmul."""
     first = _MATRICES[node.target]
     left, right = node.args[first : first + 2]
     assert isinstance(left, Node)
@@ -273,7 +280,7 @@ def _operands(node: Node) -> tuple[Node, Node]:
 
 
 def _decided(node: Node) -> dict[str, int]:
-    """`decide` of a node; empty where sizes are not known or the device has no need."""
+    """The result of `decide` for a node; empty if its sizes are not known or its device needs no padding."""
     values = [operand.meta["val"] for operand in _operands(node)]
     value: Tensor = values[0]
     if value.device.type not in DEVICES or not arch.is_supported(value.device):
@@ -295,7 +302,7 @@ def _decided(node: Node) -> dict[str, int]:
 
 
 def _matrix(value: Tensor) -> Matrix | None:
-    """The facts about the last two dimensions of a tensor; None if no elements lie side by side in one of them."""
+    """The `Matrix` of a tensor's last two dimensions; None if neither is contiguous."""
     rows, columns, row, column = (sizes.static(x) for x in (*value.shape[-2:], *value.stride()[-2:]))
     if column == 1 and (row != 1 or columns == 1):
         return Matrix(rows, columns, True, row)
@@ -305,7 +312,7 @@ def _matrix(value: Tensor) -> Matrix | None:
 
 
 def _rewritten(node: Node, padded: dict[str, int], copies: _Copies) -> Record:
-    """Pad one product; returns its record."""
+    """Pads one product; returns its record."""
     line, module = model_line([node, *node.users])
     left, right = (operand.meta["val"].shape for operand in _operands(node))
     facts: dict[str, object] = {
@@ -339,7 +346,7 @@ def _rewritten(node: Node, padded: dict[str, int], copies: _Copies) -> Record:
 
 
 def _pad(node: Node, padded: dict[str, int], copies: _Copies) -> str:
-    """Put a padded product and a view of it in the place of a node; the error that has left it as it was, or ""."""
+    """Replaces a product by a view of a padded one; returns an error message, or "" without an error."""
     emitter = Emitter(node.graph)
     first = _MATRICES[node.target]
     try:
@@ -372,7 +379,7 @@ def _pad(node: Node, padded: dict[str, int], copies: _Copies) -> str:
 def _padded(
     emitter: Emitter, operand: Node, wanted: tuple[int | None, int | None], before: Node, copies: _Copies
 ) -> Node:
-    """An operand with zeros behind its rows and columns, up to the sizes `wanted`."""
+    """The operand padded with zeros at the end of its rows and columns, to the sizes `wanted`."""
     if wanted == (None, None):
         return operand
     base, swaps = operand, []
@@ -393,7 +400,7 @@ def _padded(
 
 
 def _swapped(node: Node) -> Node | None:
-    """The node of which this one is a view with the last two dimensions swapped; None if it is none."""
+    """The node of which this one is the transpose (of the last two dimensions); None if it is not one."""
     args: Any = node.args
     source = args[0] if args else None
     if not isinstance(source, Node) or not isinstance(source.meta.get("val"), Tensor):
@@ -409,7 +416,7 @@ def _swapped(node: Node) -> Node | None:
 
 
 def _added(emitter: Emitter, node: Node, wanted: tuple[int | None, int | None]) -> Node:
-    """The tensor that is added to a product, padded in the dimensions in which it has the product's sizes."""
+    """The addend of a product, padded in the dimensions in which it has the product's sizes."""
     added = node.args[0]
     assert isinstance(added, Node)
     shape, own = node.meta["val"].shape, added.meta["val"].shape

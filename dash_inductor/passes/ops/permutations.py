@@ -1,17 +1,16 @@
-"""Scatters by indices that are proved to name each row equally often: gathers by the inverse permutation.
+"""Replaces scatters whose indices provably hit each row equally often by gathers with the inverse permutation.
 
-A layer of experts sorts its tokens by expert and reads them in that order, `x[order // k]`.  Afterwards it reads the
-results in the order of tokens, `y[inverse]`, or adds them to the tokens.  The backwards of these gathers, and some
-forwards, are scatters.  Under deterministic algorithms Inductor leaves every scatter by a tensor of indices to ATen,
-which sorts the indices anew, in about ten kernels.
+A mixture-of-experts layer sorts its tokens by expert and reads them in that order, `x[order // k]`.  Afterwards it
+reads the results in token order, `y[inverse]`, or adds them to the tokens.  The backwards of these gathers, and some
+forwards, are scatters.  Under deterministic algorithms Inductor calls ATen for every scatter by an index tensor, which
+sorts the indices again, in about ten kernels.
 
-If the indices are a permutation (`uniqueness`), the source of each row stands at the place of the row in the inverse
-permutation, so that the scatter is a gather.  If each row is named k times, it is a sum of k gathers in the order of
-the inverse, in fp32.  Inductor fuses either with its readers.  An inverse is computed once, by one scatter
-(`operators.distinct`), for all of them.
+If the indices are a permutation (`uniqueness`), the inverse permutation gives the source of each row, so the scatter is
+a gather.  If each row occurs k times, it is a sum of k gathers in the order of the inverse, in fp32.  Inductor fuses
+either with its readers.  The inverse is computed once for all of them, by one scatter (`operators.distinct`).
 
-Indices that differ but leave rows out are scattered into zeros by the same operator.  For long rows it scatters the
-places of the rows, so that the gather by these can fuse; for short rows it scatters the values themselves.
+Distinct indices that do not cover all rows are scattered into zeros by the same operator.  For long rows it scatters
+the rows' positions, so that the gather by these can be fused; for short rows it scatters the values.
 """
 
 from __future__ import annotations
@@ -38,12 +37,14 @@ from .uniqueness import Lists, distinct_along, inverted, lists_of, values_of
 aten = torch.ops.aten
 
 LEAST_ROW_BYTES = 32
-"""The fewest bytes of a row that is gathered by its place.  A place takes 16 bytes that are written and read."""
+"""The minimum size of a row in bytes for a gather by positions, which writes and reads 16 bytes per position."""
 
 
 @dataclass(frozen=True)
 class PermutationsRewrite:
-    """Replaces scatters by indices that are proved to differ, or to name each row equally often, on CUDA."""
+    """The pass that replaces scatters on CUDA whose indices are proved to be distinct or to hit each row
+    equally often.
+    """
 
     name: ClassVar[str] = "permutations"
 
@@ -55,12 +56,12 @@ class PermutationsRewrite:
         return [Result(record) for record in records if record is not None]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns no results: a scatter that is left is PyTorch's, and as deterministic."""
+        """Returns no results: a scatter that is kept runs PyTorch's kernel, which is deterministic, too."""
         return []
 
 
 def _rewritten(scatter: Scatter) -> Record | None:
-    """Rewrite a scatter; returns its record, or None for a scatter that stays."""
+    """Rewrites a scatter; returns its record, or None for a scatter that is kept."""
     if not isinstance(scatter.values, Node) or scatter.lines is not None:
         return None
     zeros = constant(scatter.base) == 0
@@ -83,7 +84,7 @@ def _rewritten(scatter: Scatter) -> Record | None:
 
 
 def _of_slices(scatter: Scatter) -> Node | None:
-    """The indices of slices, one for each, where a scatter repeats them for all elements of a slice."""
+    """The one-dimensional indices of slices that a scatter expands to all elements of a slice; None if it does not."""
     of = scatter.indices
     value: Tensor = of.meta["val"]
     if value.dim() == 1:
@@ -102,7 +103,9 @@ def _of_slices(scatter: Scatter) -> Node | None:
 
 
 def _by_lists(scatter: Scatter, index: Node, values: Node, lists: Lists, zeros: bool) -> Record:
-    """Every row is named equally often: a gather by the inverse permutation, or a sum of gathers."""
+    """Rewrites a scatter that hits each row equally often to a gather by the inverse permutation, or a sum of
+    gathers.
+    """
     places = _inverse(scatter, lists.order) if lists.order is not None else None
     function = functools.partial(
         gathered,
@@ -126,12 +129,12 @@ def _by_lists(scatter: Scatter, index: Node, values: Node, lists: Lists, zeros: 
 
 
 def _is_count(values: Node, scatter: Scatter) -> bool:
-    """Returns whether the values are 0, 1, 2 and so on, in int64: then the scatter computes an inverse permutation."""
+    """Returns whether the values are 0, 1, 2, ... in int64, so that the scatter computes an inverse permutation."""
     return is_iota(values) and scatter.node.meta["val"].dtype == torch.int64
 
 
 def _inverse(scatter: Scatter, order: Node) -> Node | None:
-    """Returns a node in front of the scatter that is the inverse of a permutation; None if there is none."""
+    """Returns a node before the scatter that is the inverse of a permutation; None if there is none."""
     known = inverted(order)
     if known is not None:
         return known
@@ -149,7 +152,7 @@ def _inverse(scatter: Scatter, order: Node) -> Node | None:
 
 
 def _by_places(scatter: Scatter, index: Node, values: Node) -> Record | None:
-    """Indices differ and leave rows out, which are zero."""
+    """Rewrites a scatter into zeros by distinct indices that do not cover all rows."""
     count, shape = sizes.static(index.meta["val"].numel()), list(scatter.shape)
     if count == 0 or values.meta["val"].dtype == torch.bool:
         return None
@@ -168,7 +171,7 @@ def _by_places(scatter: Scatter, index: Node, values: Node) -> Record | None:
 
 
 def _by_lines(scatter: Scatter, values: Node) -> Record | None:
-    """Indices of single elements that differ in each line, as of `sort` and `topk`."""
+    """Rewrites a scatter of single elements whose indices are distinct in each line, as those of `sort` and `topk`."""
     known = values_of(scatter.indices)
     length, count = scatter.shape[scatter.dim], sizes.static(scatter.indices.meta["val"].shape[scatter.dim])
     if count is not None and count <= small_scatter.MOST:
@@ -182,7 +185,7 @@ def _by_lines(scatter: Scatter, values: Node) -> Record | None:
     return replaced(scatter, PermutationsRewrite.name, detail, {}, function, (scatter.base, scatter.indices, values))
 
 
-# ---- what takes the place of a scatter ----
+# ---- replacements of scatters ----
 
 
 def gathered(
@@ -197,13 +200,16 @@ def gathered(
     adds: bool,
     is_inverse: bool,
 ) -> Tensor:
-    """Returns the result of a scatter that names each of the rows of `base` along `dim` equally often.
+    """Returns the result of a scatter that hits each row of `base` along `dim` equally often.
 
     Args:
+        base: the tensor whose copy the scatter writes to.
         index: the indices, one for each row of the values.
-        values, by_rows: as in `Scatter`.
-        order: the permutation of `lists`, or if `is_inverse` its inverse; None for 0, 1, 2 and so on.
+        values, dim, by_rows: as in `Scatter`.
+        order: the permutation of `lists` or, if `is_inverse`, its inverse; None for 0, 1, 2, ...
+        lists: how the indices derive from the permutation.
         adds: whether the sum is added to `base`.
+        is_inverse: whether `order` is already inverted.
     """
     rows, size, times = _rows(base, index, values, dim, by_rows), base.shape[dim], lists.times
     if order is not None:
@@ -223,7 +229,7 @@ def gathered(
 
 
 def gathered_by_places(base: Tensor, index: Tensor, values: Tensor, *, dim: int, by_rows: bool) -> Tensor:
-    """Returns the result of a scatter into zeros by indices that differ, one for each row of values, by a gather."""
+    """Returns the result of a scatter of rows into zeros by distinct indices, computed as a gather by positions."""
     rows, index = _rows(base, index, values, dim, by_rows), index.reshape(-1)
     count = torch.arange(index.shape[0], dtype=torch.int64, device=index.device)
     places = _put(index, count, base.shape[dim], 0, -1)
@@ -233,23 +239,23 @@ def gathered_by_places(base: Tensor, index: Tensor, values: Tensor, *, dim: int,
 
 
 def put_rows(base: Tensor, index: Tensor, values: Tensor, *, dim: int, by_rows: bool) -> Tensor:
-    """As `gathered_by_places`, but as one scatter, by `put_distinct`."""
+    """Returns the same as `gathered_by_places`, computed as one scatter by `put_distinct`."""
     rows = _rows(base, index, values, dim, by_rows)
     return _put(_along(index.reshape(-1), dim, base.dim()).expand(rows.shape), rows, base.shape[dim], dim, 0)
 
 
 def put_elements(base: Tensor, index: Tensor, values: Tensor, *, dim: int) -> Tensor:
-    """Returns the result of a scatter into zeros by indices of elements that differ in each line along `dim`."""
+    """Returns the result of a scatter of elements into zeros by indices that are distinct in each line along `dim`."""
     return _put(index, cut(values, index.shape), base.shape[dim], dim, 0)
 
 
 def stored(order: Tensor, *, is_inverse: bool) -> Tensor:
-    """Returns 0, 1, 2 and so on scattered by a permutation: its inverse, which `order` already is if `is_inverse`."""
+    """Returns the inverse of a permutation, as int64; `order` is returned if it is already inverted (`is_inverse`)."""
     return order.reshape(-1).to(torch.int64) if is_inverse else inverse(order)
 
 
 def inverse(order: Tensor) -> Tensor:
-    """The inverse of a permutation, [n]."""
+    """Returns the inverse of a permutation, int64 [n]."""
     order = order.reshape(-1)
     places = torch.arange(order.shape[0], dtype=torch.int64, device=order.device)
     return _put(order, places, order.shape[0], 0, None)
@@ -262,7 +268,7 @@ def _put(indices: Tensor, values: Tensor, size: int, dim: int, rest: float | Non
 
 
 def _rows(base: Tensor, index: Tensor, values: Tensor, dim: int, by_rows: bool) -> Tensor:
-    """The values with one dimension of rows, in the place of `dim`."""
+    """The values with a single dimension for rows, at position `dim`."""
     count = index.numel()
     shape = [*base.shape[:dim], count, *base.shape[dim + 1 :]]
     if by_rows:
@@ -271,13 +277,13 @@ def _rows(base: Tensor, index: Tensor, values: Tensor, dim: int, by_rows: bool) 
 
 
 def _picked(rows: Tensor, dim: int, places: Tensor) -> Tensor:
-    """Rows by places that are proved to lie in bounds, which no kernel has to check."""
+    """Gathers rows by positions that are proved to be in bounds, without bounds checks."""
     picked: Tensor = aten._unsafe_index.Tensor(rows, [*[None] * dim, places])
     return picked
 
 
 def _along(vector: Tensor, dim: int, dims: int) -> Tensor:
-    """A vector as a tensor of so many dimensions, along one of them."""
+    """Views a vector as a tensor with `dims` dimensions, along dimension `dim`."""
     return vector.view([1] * dim + [-1] + [1] * (dims - dim - 1))
 
 
@@ -286,7 +292,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _sum(terms: Sequence[Tensor]) -> Tensor:
-    """A sum of tensors in their order, in fp32 where they have fewer bits."""
+    """The sum of tensors in order, in fp32 for 16-bit dtypes."""
     total = terms[0]
     if len(terms) > 1:
         for number, term in enumerate(terms):

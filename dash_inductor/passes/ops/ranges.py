@@ -1,8 +1,8 @@
-"""Banded matmuls: each row of the result adds a range of positions, with a weight for each of them.
+"""Banded matmuls: each row of the result is a weighted sum over a range of positions.
 
-In each dimension a banded matrix [rows, positions] holds the weight of each position in each row.  The begin of a row's
-range is a function of the row's number, and the weights in the ranges are a table on the device.  Sums in several
-dimensions are products of their matrices, so that one dimension is summed after the other.
+In each dimension, a banded matrix [rows, positions] holds the weight of each position in each row.  The begin of a
+row's range is a function of the row number; the weights in the ranges are a table on the device.  A sum over several
+dimensions has a product of these matrices, so they are summed one after another.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from .operators.banded_matmul import band_sum
 from .operators.unrolled_reductions import MOST as UNROLLED
 
 MOST = 256
-"""Positions of a row at most, in one dimension."""
+"""The maximum length of a row's range in one dimension."""
 COMPARED = 1 << 26
-"""Triples of a row, a position and a place in the row's range that are compared at most, to make a table."""
+"""The maximum number of (row, position, place in the range) triples that are compared to make a table."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """The sums of one dimension.
+    """The banded matrix of one dimension.
 
     Attributes:
-        rows, positions: how many there are.
-        longest: positions from the first to the last one that a row adds, at most.
-        line: three numbers a, b and c; the range of row r begins at (a * r + b) // c, or within bounds next to that.
-        matrix: given tensors of the graph, of which the first has the device, and the dtype of weights, the weights:
-            [rows, positions].
+        rows, positions: the sizes of the matrix.
+        longest: the maximum length of a row's range.
+        line: numbers (a, b, c): the range of row r begins at (a * r + b) // c, clamped to valid positions.
+        matrix: a function of graph tensors (the first determines the device) and the dtype of weights, that returns the
+            weights [rows, positions].
     """
 
     rows: int
@@ -47,7 +47,7 @@ class Band:
         return self.longest <= MOST and self.longest * self.rows * self.positions <= COMPARED
 
     def begins(self, device: torch.device) -> Tensor:
-        """int32 [rows]: the first position of each row's range, of which the last one is a position, too."""
+        """The first position of each row's range, int32 [rows]; the whole range consists of valid positions."""
         slope, offset, divisor = self.line
         most = self.positions - self.longest
         rows = torch.arange(self.rows, device=device, dtype=torch.int64 if divisor > 1 else torch.int32)
@@ -55,10 +55,10 @@ class Band:
         if divisor == 1:
             return reached.clamp(0, most)
         numbers = torch.arange(1, most + 1, device=device) * divisor
-        return (numbers <= reached[:, None]).sum(1).to(torch.int32)  # which divides nothing
+        return (numbers <= reached[:, None]).sum(1).to(torch.int32)  # avoids a division
 
     def weights(self, *tensors: Tensor, dtype: torch.dtype) -> Tensor:
-        """[longest, rows]: the weights of each row's range."""
+        """The weights in each row's range, [longest, rows]."""
         device = tensors[0].device
         places = torch.arange(self.longest, device=device)[:, None, None] + self.begins(device)[None, :, None]
         here = torch.arange(self.positions, device=device) == places
@@ -66,10 +66,13 @@ class Band:
 
 
 def band(first: Tensor, last: Tensor, rows: int, matrix: Callable[..., Tensor]) -> Band:
-    """The band of a matrix.
+    """The `Band` of a matrix.
 
     Args:
-        first, last: integers on the CPU, [positions]: the least and the largest row that each position may reach.
+        first, last: integers on the CPU, [positions]: the smallest and the largest row that each position may
+            contribute to.
+        rows: the number of rows.
+        matrix: as in `Band`.
     """
     positions = first.numel()
     numbers = torch.arange(rows, device="cpu")
@@ -91,13 +94,13 @@ def band(first: Tensor, last: Tensor, rows: int, matrix: Callable[..., Tensor]) 
 
 
 def weighted(values: Tensor, *tables: Tensor, batch: int, dtype: torch.dtype | None = None) -> Tensor:
-    """The sums, in fp32 or in fp64 for fp64, rounded to a dtype.
+    """Multiplies by banded matrices along one or several dimensions, in fp32 (fp64 for fp64 values).
 
     Args:
         values: [batch..., positions of each dimension, columns...].
-        tables: of each dimension that is summed, where ranges begin, and their weights.
-        batch: leading dimensions in front of those that are summed.
-        dtype: of the result, that of the values without it.
+        tables: for each summed dimension, the begins of ranges and their weights.
+        batch: the number of leading dimensions before those that are summed.
+        dtype: the dtype of the result, by default that of the values.
     """
     begins, weights, total = tables[::2], tables[1::2], values
     if math.prod(map(len, weights)) <= UNROLLED:
@@ -109,8 +112,10 @@ def weighted(values: Tensor, *tables: Tensor, batch: int, dtype: torch.dtype | N
 
 
 def windows(size: int, count: int) -> Band:
-    """The backward of adaptive average pooling: number i of its windows is [i * size // count, ...), and an element
-    gets what is left of each window that it lies in, divided by the window's length.
+    """The band of the backward of adaptive average pooling of `size` elements to `count` windows.
+
+    Window i begins at i * size // count.  An element gets the gradient of each window that contains it, divided by the
+    window's length.
     """
 
     def bounds(device: torch.device | str) -> tuple[Tensor, Tensor]:
@@ -128,11 +133,11 @@ def windows(size: int, count: int) -> Band:
 
 @dataclass(frozen=True)
 class Filter:
-    """How interpolation with antialiasing weighs its neighbours.
+    """The filter of antialiased interpolation.
 
     Attributes:
-        width: of its support, in elements where nothing is made smaller.
-        weight: of the distance to a neighbour.
+        width: the width of its support, in elements, when upsampling.
+        weight: the weight as a function of the distance to a neighbour.
     """
 
     width: int
@@ -157,15 +162,18 @@ TRIANGLE, CUBIC, LANCZOS = Filter(2, _triangle), Filter(4, _cubic), Filter(6, _l
 
 
 def antialiased(rows: int, positions: int, scale: float, kind: Filter) -> Band:
-    """The backward of interpolation with antialiasing: a position has been made of the rows that its filter covers.
+    """The band of the backward of antialiased interpolation: a position was computed from the rows under its filter.
 
     Args:
+        rows: the number of input elements.
+        positions: the number of output elements.
         scale: rows per position.
+        kind: the filter.
     """
     support, inverse = kind.width / 2 * max(scale, 1.0), 1 / max(scale, 1.0)
 
     def bounds(device: torch.device | str, dtype: torch.dtype, margin: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-        """The middle of each position, its first row, and the first one behind its last."""
+        """The centre of each position, its first row, and the end of its rows."""
         middle = (torch.arange(positions, device=device).to(dtype) + 0.5) * scale
         begins, ends = middle - support + 0.5 - margin, middle + support + 0.5 + margin
         return middle, begins.clamp(min=0).floor(), ends.clamp(max=rows).floor()

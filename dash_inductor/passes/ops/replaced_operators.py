@@ -1,4 +1,4 @@
-"""Replaces single operators by other nodes; an error leaves an operator as it was, and is recorded."""
+"""Replaces single operators by other nodes; after an error, the operator is kept and the error recorded."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ log = logging.getLogger("dash_inductor")
 
 
 def has_failed(rewrite: str, node: Node) -> bool:
-    """Returns whether an error has left the operator as it was, in an earlier run of the pass."""
+    """Returns whether a previous run of the pass kept the operator because of an error."""
     return _mark(rewrite) in node.meta
 
 
 def replaced(
     rewrite: str, node: Node, facts: Mapping[str, object], detail: str, make: Callable[[Emitter], Mapping[Node, Node]]
 ) -> Record:
-    """Replace the results of one operator; returns its record.
+    """Replaces the results of one operator; returns its record.
 
     Args:
         rewrite: the name of the pass.
+        node: the operator.
         facts: the facts of the record.
         detail: the replacement in words, for the record.
-        make: emits the new nodes; returns them by the results that they replace.
+        make: emits the new nodes, and returns a mapping from replaced results to new nodes.
     """
     emitter, error = Emitter(node.graph), ""
     line, module = model_line([node, *node.users])
@@ -59,5 +60,5 @@ def replaced(
 
 
 def _mark(rewrite: str) -> str:
-    """Returns the key in the metadata of an operator that an error has left as it was."""
+    """Returns the key that marks, in a node's metadata, an operator that was kept because of an error."""
     return f"dash_inductor_{rewrite}"

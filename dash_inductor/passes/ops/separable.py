@@ -1,9 +1,9 @@
-"""Sums by index whose indices and weights are products over dimensions, as in backwards of `interpolate`.
+"""Recognises sums by index that are separable, as in backwards of `interpolate`.
 
-The decomposition of `interpolate` reads an image by several indices and adds what it reads with weights, each of which
+The decomposition of `interpolate` reads an image at several indices and adds the values with weights, each of which
 depends on the position in one dimension.  Its backward multiplies a gradient by the same weights, adds and subtracts
-such products, and adds each of them by its index.  All of that is one linear map of the gradient.  Written as a sum of
-products of one-dimensional maps it is most often a single product, which needs a fraction of the additions.
+these products, and adds each by its index.  All of this is one linear map of the gradient.  Written as a sum of tensor
+products of one-dimensional maps, it is usually a single tensor product, which needs a fraction of the additions.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from .ranges import Band, band
 aten = torch.ops.aten
 
 _DEEP = 24
-"""Nodes between a gradient and the values of a sum, at most."""
+"""The maximum number of nodes between a gradient and the values of a sum."""
 _MANY = 64
-"""Products of which a value is the sum, at most."""
+"""The maximum number of products in a value."""
 
 Factors = tuple[Node, ...]
-"""Weights that are multiplied, in the order of the graph."""
+"""Weights that are multiplied, in graph order."""
 Polynomial = Mapping[Factors, int]
-"""A sum of products of weights."""
+"""A sum of products of weights, with integer coefficients."""
 Part = tuple[Node, Factors]
-"""In one dimension: the index of the rows, and the weights."""
+"""A one-dimensional map: the index of the rows, and the weights."""
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """The map of one dimension, which is a sum of parts.
+    """The map of one dimension, a sum of parts.
 
     Attributes:
-        band: the sums that it makes, of the tensors of `nodes`.
-        nodes: indices and weights.
+        band: the banded matrix of the map, as a function of the tensors of `nodes`.
+        nodes: the indices and weights.
     """
 
     band: Band
@@ -57,13 +57,13 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Map:
-    """What one or several sums by index make of a tensor together.
+    """The separable linear map that one or several sums by index apply to a tensor.
 
     Attributes:
         source: the tensor, [batch..., positions of each dimension, columns...].
-        batch: its leading dimensions in front of those of positions.
-        dimensions: what is summed in each dimension.
-        read: all indices and weights of the sums, also those that compute the same.
+        batch: the number of its leading dimensions before those of positions.
+        dimensions: the map of each dimension.
+        read: all indices and weights of the sums, including duplicates that compute the same values.
     """
 
     source: Node
@@ -73,7 +73,7 @@ class Map:
 
 
 def read_map(puts: Sequence[Sum]) -> Map | None:
-    """The sums of a number of tensors that have one shape, added up; None if they are no product."""
+    """The map of several sums of equal shape that are added together; None if it is not separable."""
     source, terms, alike, read = None, Counter[tuple[Part, ...]](), Alike(), list[Node]()
     for put in puts:
         of, polynomial = linear_in(put)
@@ -97,7 +97,7 @@ def read_map(puts: Sequence[Sum]) -> Map | None:
 
 
 def linear_in(put: Sum) -> tuple[Node, Polynomial]:
-    """The tensor of which the values of a sum are products with weights, and the sum of these products."""
+    """The tensor and the polynomial of weights whose product are the values of a sum."""
     return _linear(put.values, put, {}, 0)
 
 
@@ -111,7 +111,7 @@ def _linear(node: Node, put: Sum, known: dict[Node, tuple[Node, Polynomial]], de
 def _product(
     node: Node, put: Sum, known: dict[Node, tuple[Node, Polynomial]], depth: int
 ) -> tuple[Node, Polynomial] | None:
-    """What a node is of a tensor, if it is one of the operators of such products."""
+    """The source tensor and polynomial of a product, negation, sum or difference; None for other nodes."""
     if node.target not in (aten.mul.Tensor, aten.neg.default, aten.add.Tensor, aten.sub.Tensor):
         return None
     args = bind(node)
@@ -140,7 +140,7 @@ def _product(
 
 
 def _axis_of(node: Node, put: Sum) -> int | None:
-    """The dimension of positions along which a tensor of weights differs; None if that is not a single one."""
+    """The single position dimension along which a weight tensor varies; else None."""
     value, whole = node.meta["val"], put.values.meta["val"]
     if not isinstance(value, Tensor) or value.dim() > whole.dim() or not value.dtype.is_floating_point:
         return None
@@ -153,7 +153,7 @@ def _axis_of(node: Node, put: Sum) -> int | None:
 
 
 def _parts(put: Sum, polynomial: Polynomial, alike: Alike) -> Mapping[tuple[Part, ...], int]:
-    """The products of one-dimensional maps that a sum by index adds."""
+    """The tensor products of one-dimensional maps whose sum a sum by index is, with their coefficients."""
     indices = [alike.node(index) for index in put.index.tensors]
     found = Counter[tuple[Part, ...]]()
     for factors, number in polynomial.items():
@@ -167,14 +167,14 @@ def _parts(put: Sum, polynomial: Polynomial, alike: Alike) -> Mapping[tuple[Part
 
 
 class Alike:
-    """Nodes that compute the same, which PyTorch finds to be one only after the joint graph."""
+    """Identifies nodes that compute the same values; PyTorch's own common subexpression elimination comes later."""
 
     def __init__(self) -> None:
         self._first: dict[object, Node] = {}
         self._known: dict[Node, Node] = {}
 
     def node(self, node: Node) -> Node:
-        """The first one of those that were asked for and compute the same."""
+        """The representative of all queried nodes that compute the same values: the first of them."""
         for each in _behind(node, self._known):
             self._known[each] = self._read(each)
         return self._known[node]
@@ -198,7 +198,7 @@ class Alike:
 
 
 def _behind(node: Node, known: Mapping[Node, Node]) -> list[Node]:
-    """The nodes that a node is computed from, itself included, without those that are known, in the graph's order."""
+    """The nodes on which a node depends, including itself and without known ones, in graph order."""
     found, waiting = set[Node](), [node]
     while waiting:
         each = waiting.pop()
@@ -209,10 +209,10 @@ def _behind(node: Node, known: Mapping[Node, Node]) -> list[Node]:
 
 
 def factorized(terms: Mapping[tuple[Part, ...], int]) -> list[Mapping[Part, int]] | None:
-    """The sums in each dimension of which a sum of products is the product; None if it is none.
+    """Factorizes a sum of tensor products into one sum per dimension; None if that is not possible.
 
     Args:
-        terms: the number of each product, none of them 0.
+        terms: the coefficients of the products, not 0.
     """
     if not terms:
         return None
@@ -239,7 +239,7 @@ def _differ_in(one: tuple[Part, ...], other: tuple[Part, ...]) -> set[int]:
 
 
 def _dimension(parts: Mapping[Part, int], rows: object, positions: int | None) -> Dimension | None:
-    """What is summed in a dimension; None if its indices are no functions of the position."""
+    """The map of one dimension; None if its indices do not depend on positions alone."""
     if not isinstance(rows, int) or not positions:
         return None
     nodes = tuple(dict.fromkeys(node for index, factors in parts for node in (index, *factors)))
@@ -264,7 +264,7 @@ def _dimension(parts: Mapping[Part, int], rows: object, positions: int | None) -
 
 
 def _vanish(factors: Factors, positions: int) -> Tensor:
-    """Where a product of weights is certainly 0: [positions]."""
+    """Whether a product of weights is certainly 0 at each position, bool [positions]."""
     found = torch.zeros(positions, dtype=torch.bool, device="cpu")
     for factor in factors:
         bounds = evaluated(factor)
@@ -274,7 +274,7 @@ def _vanish(factors: Factors, positions: int) -> Tensor:
 
 
 def _matrix(*tensors: Tensor, rows: int, parts: Sequence[tuple[int, Sequence[int], int]], dtype: torch.dtype) -> Tensor:
-    """The weights of a dimension: [rows, positions]."""
+    """The matrix of weights of a dimension, [rows, positions]."""
     numbers, terms = torch.arange(rows, device=tensors[0].device)[:, None], []
     for index, factors, number in parts:
         weights = (tensors[i].reshape(1, -1).to(dtype) for i in factors)
@@ -284,7 +284,7 @@ def _matrix(*tensors: Tensor, rows: int, parts: Sequence[tuple[int, Sequence[int
 
 
 def together(puts: Mapping[Node, Sum]) -> list[list[Node]]:
-    """The sums by index in groups of one source and shape that are all added up, perhaps with others."""
+    """Groups sums by index that have the same source and shape and are added together, possibly with other tensors."""
     groups: dict[object, list[Node]] = {}
     for node, put in puts.items():
         total = node
@@ -295,7 +295,7 @@ def together(puts: Mapping[Node, Sum]) -> list[list[Node]]:
 
 
 def adds_up(node: Node) -> Node | None:
-    """The only reader of a node, if it adds another tensor of this shape and dtype to it."""
+    """The only reader of a node, if that adds another tensor of the same shape and dtype; else None."""
     (user,) = node.users if len(node.users) == 1 else (None,)
     if user is None or user.target is not aten.add.Tensor or user.kwargs or len(user.all_input_nodes) != 2:
         return None

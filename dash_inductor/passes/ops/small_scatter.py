@@ -1,13 +1,13 @@
-"""Scatters of at most 16 elements into each line of a constant tensor: sums of ``where(position == index, value, 0)``.
+"""Replaces scatters of at most 16 elements per line by sums of ``where(position == index, value, 0)``.
 
-The gradient of the values that `topk` chooses, or of the log-probabilities of labels, has a handful of elements in each
-line, for example of a vocabulary.  PyTorch fills a tensor with zeros and scatters into it; under deterministic
-algorithms ATen sorts the indices for that.  As a sum of a few terms the gradient is computed where it is read: Inductor
-fuses it into the kernels of its readers, and most often writes nothing.
+The gradient of values selected by `topk`, or of the log-probabilities of labels, has only a few nonzero elements in
+each line, for example of a vocabulary.  PyTorch fills a tensor with zeros and scatters into it; under deterministic
+algorithms, ATen sorts the indices for that.  As a sum of a few terms, the gradient is computed where it is read:
+Inductor fuses it into the kernels of its readers, and usually does not write it to memory.
 
-The terms are added in the order of the indices, in fp32.  An index out of bounds is an error on the device, as in
-Inductor's own kernels.  Where the graph does not prove that there is none, the index is read through a gather of
-positions, which checks it, and which counts negative indices from the end where the operator does.
+The terms are added in the order of the indices, in fp32.  An index out of bounds triggers a device-side assertion, as
+in Inductor's own kernels.  If the graph does not prove that all indices are in bounds, the index is read through a
+gather of positions, which checks it, and wraps negative indices if the operator does.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from .uniqueness import distinct_along, values_of
 aten = torch.ops.aten
 
 MOST = 16
-"""The most indices of a line."""
+"""The maximum number of indices per line."""
 CHEAP, CHEAP_WRITTEN = 8, 4
-"""The most terms that take less time than to write an element and read it again, or, for a result of the graph, than to
-write it.  By its count of instructions a term takes 0.28 ps on an H100; 4 bytes take 1.3 ps."""
+"""The maximum number of terms that take less time than writing and reading an element or, for an output of the graph,
+than writing it.  By instruction count, a term takes 0.28 ps on an H100; 4 bytes take 1.3 ps."""
 MOST_TERMS = 1 << 29
-"""The most terms of all elements together, if an element has more: 150 us on an H100, as long as ATen's kernels."""
+"""The maximum number of terms over all elements, if an element has more terms than that: they take 150 us on an H100,
+as long as ATen's kernels."""
 
 
 @dataclass(frozen=True)
 class SmallScatterRewrite:
-    """Replaces scatters of at most `MOST` elements into each line of a constant tensor, on CUDA."""
+    """The pass that replaces scatters of at most `MOST` elements per line into a constant tensor, on CUDA."""
 
     name: ClassVar[str] = "small_scatter"
 
@@ -53,7 +54,7 @@ class SmallScatterRewrite:
         return [Result(record) for record in records if record is not None]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns no results: a scatter that is left is PyTorch's, and as deterministic."""
+        """Returns no results: a scatter that is kept runs PyTorch's kernel, which is deterministic, too."""
         return []
 
 
@@ -61,16 +62,16 @@ def pays(count: int, elements: int | None, written: bool = False) -> bool:
     """Returns whether the terms take less time than a scatter.
 
     Args:
-        count: indices of a line.
-        elements: of the result; None for a dynamic number.
-        written: whether the result is one of the graph's.
+        count: the number of indices per line.
+        elements: the number of elements of the result; None if it is dynamic.
+        written: whether the result is an output of the graph.
     """
     cheap = CHEAP_WRITTEN if written else CHEAP
     return count <= cheap or (count <= MOST and elements is not None and count * elements <= MOST_TERMS)
 
 
 def _rewritten(scatter: Scatter) -> Record | None:
-    """Rewrite a scatter; returns its record, or None for a scatter that stays."""
+    """Rewrites a scatter; returns its record, or None for a scatter that is kept."""
     count, fill = count_of(scatter), constant(scatter.base)
     if not count or fill is None or not _pays(scatter, count):
         return None
@@ -81,7 +82,7 @@ def _rewritten(scatter: Scatter) -> Record | None:
     )
     number = None if isinstance(scatter.values, Node) else scatter.values
     if not differ and not scatter.adds and number is None:
-        return None  # the last one of equal indices wins, or any: that is the operator's to say
+        return None  # which of equal indices wins is up to the operator
     if not scatter.fills_lines:
         return None
     known = values_of(scatter.indices)
@@ -120,7 +121,7 @@ def _all_differ(indices: Node) -> bool:
 
 
 def count_of(scatter: Scatter) -> int | None:
-    """Returns the number of indices of each line; None for a dynamic one."""
+    """Returns the number of indices per line; None if it is dynamic."""
     shape = scatter.indices.meta["val"].shape
     if not scatter.by_rows:
         return sizes.static(shape[scatter.dim])
@@ -148,12 +149,15 @@ def sums(
     checks: bool,
     wraps: bool,
 ) -> Tensor:
-    """Returns the result of a scatter into a tensor like `base`, full of `fill`.
+    """Returns the result of a scatter into a tensor like `base`, filled with `fill`.
 
     Args:
-        indices, values, dim, by_rows, lines, wraps: as in `Scatter`; values are None where `number` stands for all.
-        count: indices of each line.
-        adds: whether the values of equal indices are added to `fill`, which is 0; else the last one takes its place.
+        base: a tensor with the shape and dtype of the result.
+        indices, values, dim, by_rows, lines, wraps: as in `Scatter`; values are None if `number` is given.
+        count: the number of indices per line.
+        fill: the constant of the tensor.
+        number: one value for all indices.
+        adds: whether values with equal indices are added to `fill`, which is 0; else the last one replaces it.
         checks: whether indices may be out of bounds.
     """
     positions = torch.arange(base.shape[dim], dtype=torch.int64, device=base.device)
@@ -180,7 +184,7 @@ def sums(
 
 
 def _of_lines(indices: Tensor, base: Tensor, dim: int, by_rows: bool, lines: int | None, count: int) -> Tensor:
-    """The indices of lines, with the dimensions of `base`: `count` along `dim`."""
+    """The indices per line, with the dimensions of `base` and size `count` along `dim`."""
     if not by_rows:
         return indices
     behind = [1] * (base.dim() - dim - 1)
@@ -192,7 +196,7 @@ def _of_lines(indices: Tensor, base: Tensor, dim: int, by_rows: bool, lines: int
 def _values_of_lines(
     values: Tensor, indices: Tensor, base: Tensor, dim: int, by_rows: bool, lines: int | None, count: int
 ) -> Tensor:
-    """The values of lines, with the dimensions of `base`: `count` along `dim`."""
+    """The values per line, with the dimensions of `base` and size `count` along `dim`."""
     if not by_rows:
         return cut(values, indices.shape)
     first = dim if lines is None else lines
@@ -201,9 +205,9 @@ def _values_of_lines(
 
 
 def _checked(index: Tensor, positions: Tensor, wraps: bool) -> Tensor:
-    """An index as a position: an error where it is none; negative ones count from the end if `wraps`."""
+    """Checks an index: an assertion fails if it is out of bounds; negative ones wrap if `wraps`."""
     if wraps:
         position: Tensor = aten.index.Tensor(positions, [index])
         return position
-    bounded = torch.where(index < 0, positions.shape[0], index)  # in torch 2.11 Inductor's gather wraps, as none other
+    bounded = torch.where(index < 0, positions.shape[0], index)  # only torch 2.11's Inductor gather wraps indices
     return positions.gather(0, bounded.to(torch.int64).reshape(-1)).view(index.shape)

@@ -1,8 +1,7 @@
-"""Medians with their places, k-th values and histograms by a stable sort, on CUDA, where PyTorch raises an error.
+"""Computes medians with indices, k-th values and histograms by a stable sort on CUDA, where PyTorch raises an error.
 
-PyTorch's kernels return any of the places that hold a value, or count by atomics in floating point.  A stable sort
-keeps equal elements in the order of their places, and brings the elements of a bin together, so that they can be
-counted exactly.
+PyTorch's kernels return any of the positions that hold a value, or count with floating-point atomics.  A stable sort
+keeps equal elements in order, and groups the elements of a bin, so that they can be counted exactly.
 """
 
 from __future__ import annotations
@@ -29,12 +28,14 @@ from .indices import NUMBERS
 aten = torch.ops.aten
 
 DEVICES = ("cuda",)
-"""Types of devices on which operators are rewritten."""
+"""The device types on which these operators are rewritten."""
 
 
 @dataclass(frozen=True)
 class SortedValuesRewrite:
-    """Replaces `median` and `nanmedian` with a dimension, `kthvalue`, and `histc` with bounds, on CUDA."""
+    """The pass that replaces `median` and `nanmedian` with a dimension, `kthvalue`, and `histc` with bounds,
+    on CUDA.
+    """
 
     name: ClassVar[str] = "sorted_values"
 
@@ -46,36 +47,36 @@ class SortedValuesRewrite:
         return [Result(_rewritten(node)) for node in found if takes_sort(node)]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns no results: an operator that is left raises PyTorch's error, which names it."""
+        """Returns no results: an operator that is kept raises PyTorch's error at run time."""
         return []
 
 
 def takes_sort(node: Node) -> bool:
-    """Returns whether a sort gives the results of an operator: lines of static length, or `histc` with two bounds."""
+    """Returns whether an operator is supported: lines have static length, or `histc` has two bounds."""
     args = bind(node)
     given = args["self"].meta["val"]
     if given.device.type not in DEVICES or given.dtype not in NUMBERS:
         return False
     if replaced_operators.has_failed(SortedValuesRewrite.name, node):
         return False
-    if node.target is aten.histc.default:  # without bounds PyTorch looks for them, and for numbers that are not finite
+    if node.target is aten.histc.default:  # without bounds, PyTorch computes them and checks for non-finite numbers
         return bool(given.dtype.is_floating_point and args["min"] < args["max"])
     return given.dim() > 0 and bool(sizes.static(given.shape[args["dim"]]))
 
 
 def _median(line: Tensor) -> Tensor:
-    """The middle one, or the first that is no number, as these are behind all others."""
+    """The position of the median in a sorted line, or of the first NaN (NaNs are sorted last)."""
     numbers, length = _numbers(line), line.shape[-1]
     return torch.where(numbers < length, numbers, (length - 1) // 2)
 
 
 def _median_of_numbers(line: Tensor) -> Tensor:
-    """The middle one of those that are numbers."""
+    """The position of the median of the non-NaN elements in a sorted line."""
     return ((_numbers(line) - 1) // 2).clamp(min=0)
 
 
 def _numbers(line: Tensor) -> Tensor:
-    """How many are numbers, [..., 1]."""
+    """The number of non-NaN elements, [..., 1]."""
     return line.isnan().logical_not().sum(-1, keepdim=True)
 
 
@@ -84,15 +85,18 @@ _PLACES: Mapping[Any, Callable[[Tensor], Tensor] | None] = {
     aten.nanmedian.dim: _median_of_numbers,
     aten.kthvalue.default: None,
 }
-"""Operators that choose one element of each line: its place in the sorted line [..., length], as int64 [..., 1]; None
-for the one that the program names."""
+"""The operators that select one element of each line, with functions from lines [..., length] to the element's position
+in the sorted line, int64 [..., 1]; None if the program gives the position."""
 
 
 def chosen(x: Tensor, dim: int, place: Callable[[Tensor], Tensor] | None, k: int) -> Tensor:
-    """The places of the elements that such an operator chooses, int64, with `dim` kept.
+    """The indices of the elements that an operator of `_PLACES` selects, int64, with `dim` kept.
 
     Args:
-        k: the place in the sorted line, from 1 on, where the operator has none of its own.
+        x: the operand.
+        dim: the dimension of lines.
+        place: a function from `_PLACES`, or None.
+        k: the position in the sorted line, from 1, if `place` is None.
     """
     line = x.movedim(dim, -1)
     order = line.sort(dim=-1, stable=True).indices
@@ -101,8 +105,9 @@ def chosen(x: Tensor, dim: int, place: Callable[[Tensor], Tensor] | None, k: int
 
 
 def histogram(x: Tensor, bins: int, low: float, high: float) -> Tensor:
-    """Numbers of elements in `bins` parts of the range from `low` to `high`, which is the last one's too; [bins] in the
-    dtype of `x`.  An element belongs to the part to which PyTorch's kernels count it.
+    """The histogram of `x` with `bins` equal bins from `low` to `high` (inclusive): counts [bins] in the dtype of `x`.
+
+    Elements are assigned to bins as by PyTorch's kernels.
     """
     at = x.reshape(-1).to(torch.promote_types(x.dtype, torch.float32))
     part = ((at - low) * bins / (high - low)).clamp(0, bins - 1).to(torch.int32)
@@ -112,7 +117,7 @@ def histogram(x: Tensor, bins: int, low: float, high: float) -> Tensor:
 
 
 def _rewritten(node: Node) -> Record:
-    """Rewrite one operator; returns its record."""
+    """Rewrites one operator; returns its record."""
     args = bind(node)
     facts: dict[str, object] = {"shape": [sizes.static(size) for size in args["self"].meta["val"].shape]}
 
@@ -127,7 +132,7 @@ def _rewritten(node: Node) -> Record:
 
 
 def _elements(emitter: Emitter, node: Node, args: Mapping[str, Any]) -> dict[Node, Node]:
-    """The values and the places of the elements that an operator chooses, in the place of its results."""
+    """Emits the values and indices of the elements that an operator selects, by the results that they replace."""
     results = {user.args[1]: user for user in node.users if user.target is operator.getitem}
     if not results:
         return {}

@@ -1,9 +1,9 @@
-"""Gradients of tied weights: rows of the embedding's gradient are added to the gradient of the logits.
+"""Gradients of tied weights: adds the rows of the embedding's gradient directly to the gradient from the logits.
 
-A weight that embeds tokens and makes logits has two gradients.  PyTorch makes that of the embedding as a tensor of the
-size of the table, zero but for the rows of the batch, and adds the two.  This pass adds only the rows of the batch to a
-copy of the other gradient, in fp32, with `dash_inductor::index_sums`: the sum is rounded once, and no zeros are written
-or read.
+A weight that embeds tokens and also produces logits has two gradients.  PyTorch makes the embedding's gradient as a
+tensor of the table's size, zero except for the rows of the batch, and adds the two.  This pass adds only the rows of
+the batch to a copy of the other gradient, in fp32, with `dash_inductor::index_sums`: the sum is rounded once, and no
+zeros are written or read.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .index_sums import EMBEDDED_ROWS, FAILED, Index, Sum, is_sum, pays, replace
 aten = torch.ops.aten
 
 LEAST = 1 << 22
-"""The fewest elements of a table that is rewritten: below, launches take as long as writing the zeros."""
+"""The minimum number of elements of a table; for smaller ones, launches take as long as writing the zeros."""
 
 
 @dataclass(frozen=True)
 class TiedEmbeddingsRewrite:
-    """Replaces the addition of the two gradients of a table, on CUDA."""
+    """The pass that replaces the addition of the two gradients of a table, on CUDA."""
 
     name: ClassVar[str] = "tied_embeddings"
 
@@ -50,12 +50,12 @@ class TiedEmbeddingsRewrite:
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns no results: a sum that is left is PyTorch's, and as deterministic."""
+        """Returns no results: a sum that is kept runs PyTorch's kernel, which is deterministic, too."""
         return []
 
 
 def read(node: Node) -> Sum | None:
-    """Returns the sum by index that replaces an addition of an embedding's gradient; None for another node."""
+    """Returns the sum by index that replaces an addition of an embedding's gradient; None for other nodes."""
     args = bind(node)
     if args["alpha"] != 1 or FAILED in node.meta or not is_sum(node):
         return None
@@ -84,7 +84,7 @@ def _read(node: Node, embedded: Node, other: Node) -> Sum | None:
 
 
 def _rewritten(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, ...]]) -> Record:
-    """Rewrite one addition; returns its record."""
+    """Rewrites one addition; returns its record."""
     line, module = model_line([node, *node.users])
     facts: dict[str, object] = {
         "table": [sizes.static(size) for size in node.meta["val"].shape],

@@ -1,8 +1,8 @@
-"""Proofs about the integers of a tensor: their bounds, how often each occurs, and which permutation they are.
+"""Proves facts about the integers in a tensor: their bounds, their multiplicities, and which permutation they are.
 
-Nothing is sampled.  A rule (`integer_rules.RULES`) maps what is proved of an operator's inputs to what is proved of its
-result, and returns None where it proves nothing for all inputs of the program.  Proofs begin at operators whose results
-are places of elements by definition: `sort`, `topk`, `arange`, `randperm`.
+Nothing is sampled.  A rule (`integer_rules.RULES`) derives facts about an operator's result from facts about its
+inputs, and returns None if nothing holds for all inputs of the program.  Proofs start at operators whose results are
+positions by definition: `sort`, `topk`, `arange`, `randperm`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from .indices import is_iota, source
 from .integer_rules import DTYPES, RULES, Facts, Known, Values, fits, inverse_of, of_getitem
 
 MOST = 1024
-"""Nodes that a proof reads at most; nothing is proved of a node that needs more."""
+"""The maximum number of nodes in a proof; nothing is proved about a node that needs more."""
 
 MOST_TIMES = 1 << 31
-"""An integer that may occur more often counts as one of which that is not known: counts grow with every operator."""
+"""The limit of multiplicities, which grow with every operator; larger ones count as unknown."""
 
 
 def values_of(node: Any) -> Known:
-    """What the graph proves about the integers of a node."""
+    """The facts that the graph proves about the integers of a node; None if there are none."""
     return _facts(node).get(node)
 
 
 def _facts(node: Any) -> Facts:
-    """What is proved of a node and of all that its proof reads.  Each node is read once, behind its arguments."""
+    """The facts about a node and all nodes of its proof; each node is examined once, after its arguments."""
     waiting, cone = [node], set[Node]()
     while waiting:
         each = waiting.pop()
@@ -61,7 +61,7 @@ def _has_rule(node: Any) -> bool:
 
 
 def distinct_along(node: Node, dim: int) -> bool:
-    """Whether no two integers of a line along a dimension are equal."""
+    """Whether the integers in each line along a dimension are distinct."""
     facts = _facts(node)
     while True:
         value: Tensor = node.meta["val"]
@@ -84,16 +84,17 @@ def distinct_along(node: Node, dim: int) -> bool:
 _LINES = frozenset(f"aten::{name}" for name in ("alias", "clone", "contiguous", "detach", "slice", "_to_copy")) | {
     "prims::convert_element_type"
 }
-"""Operators that leave in a line of their result some integers of the same line of their argument."""
+"""The operators whose result lines contain a subset of the integers in the same line of their argument."""
 
 
 @dataclass(frozen=True)
 class Lists:
-    """Indices that name each of `rows` numbers exactly `times` times.
+    """Indices that hit each of `rows` rows exactly `times` times.
 
     Attributes:
-        order: a node that is a permutation; None for 0, 1, 2 and so on.
-        times: index number i is order[i] // times, or, if `strided`, order[i] % rows.
+        order: the node of a permutation; None for 0, 1, 2, ...
+        times: the multiplicity; index i is order[i] // times or, if `strided`, order[i] % rows.
+        strided: which of these two forms applies.
     """
 
     order: Node | None
@@ -102,9 +103,9 @@ class Lists:
 
 
 def lists_of(node: Node, rows: Dim) -> Lists | None:
-    """Indices, in the order of rows, as a permutation that names each row equally often; None if that is not proved.
+    """Indices, in row-major order, as a permutation that hits each row equally often; None if that is not proved.
 
-    That there are as many rows as the permutation names is certain, or so for the tensors at hand, by a guard.
+    If the number of rows is dynamic, a guard ensures that it is the one that the permutation hits.
     """
     node = source(node)
     count = node.meta["val"].numel()
@@ -115,7 +116,7 @@ def lists_of(node: Node, rows: Dim) -> Lists | None:
 
 
 def _divided(node: Node, rows: Dim, count: Dim) -> Lists | None:
-    """Lists of several indices for each row, as MoE layers name tokens."""
+    """The lists with several indices per row, as MoE layers index tokens; None if that is not proved."""
     name = op_name(node)
     if name in ("aten::div", "aten::floor_divide"):
         args = bind(node)
@@ -153,7 +154,7 @@ def _of_permutation(order: Any, times: int, rows: Dim, count: Dim, strided: bool
 
 
 def _repeated(node: Node, rows: Dim) -> int | None:
-    """How often a node repeats 0, 1, 2 and so on up to rows - 1, each number several times in a row."""
+    """The number of times that a node repeats each of 0 to rows - 1, consecutively; None if it does not."""
     node = source(node)
     if op_name(node) != "aten::expand":
         return None
@@ -167,5 +168,5 @@ def _repeated(node: Node, rows: Dim) -> int | None:
 
 
 def inverted(node: Node) -> Node | None:
-    """The permutation of which a node is the inverse; None if that is not proved."""
+    """The permutation whose inverse a node is; None if that is not proved."""
     return inverse_of(source(node), values_of)

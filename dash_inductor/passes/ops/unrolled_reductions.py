@@ -1,7 +1,8 @@
-"""Sums over 8 to 16 long rows, as over the experts of a token, become additions in a pointwise kernel.
+"""Turns sums over 8 to 16 long rows, as over the experts of a token, into additions in a pointwise kernel.
 
-Inductor unrolls reductions of fewer than eight terms.  From eight on it generates a reduction, whose blocks it chooses
-by timing, or under deterministic algorithms by a rule: a sum over eight experts then takes three times as long.
+Inductor unrolls reductions of fewer than eight terms.  From eight on it generates a reduction, whose block sizes it
+autotunes or, under deterministic algorithms, chooses by a rule: a sum over eight experts then takes three times as
+long.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from .operators.unrolled_reductions import MOST, short_sum
 OPERATOR = torch.ops.aten.sum.dim_IntList
 
 TERMS = range(8, MOST + 1)
-"""Numbers of terms; Inductor adds fewer by itself."""
+"""The supported numbers of terms; Inductor unrolls fewer by itself."""
 LEAST_COLUMNS = 32
-"""Elements behind the dimension that is summed, which a warp reads together."""
+"""The minimum number of contiguous elements after the summed dimension, which a warp reads together."""
 LEAST = 1 << 18
-"""Sums, below which launches take most of the time."""
+"""The minimum number of sums; fewer are dominated by launch time."""
 NOMINAL = NOMINAL_LEN * NOMINAL_BATCH
-"""The value of a dynamic size in the decision."""
+"""The value that stands for dynamic sizes in the decision."""
 DEVICES = ("cuda",)
-"""Types of devices on which sums are rewritten."""
+"""The device types on which sums are rewritten."""
 
 
 @dataclass(frozen=True)
 class UnrolledReductionsRewrite:
-    """Unrolls sums over one short dimension with others behind it, on CUDA."""
+    """The pass that unrolls sums over one short dimension with other dimensions after it, on CUDA."""
 
     name: ClassVar[str] = "unrolled_reductions"
 
@@ -55,12 +56,12 @@ class UnrolledReductionsRewrite:
         return [Result(_rewritten(node, dim)) for node in found if (dim := summed(node)) is not None]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns no results: a sum that is left is PyTorch's, and as deterministic."""
+        """Returns no results: a sum that is kept runs PyTorch's kernel, which is deterministic, too."""
         return []
 
 
 def summed(node: Node) -> int | None:
-    """Returns the dimension that a node sums, if additions are faster; None otherwise."""
+    """Returns the dimension that a node sums, if unrolled additions are faster; else None."""
     args, value = bind(node), node.meta.get("val")
     if (
         not isinstance(value, Tensor)
@@ -82,7 +83,7 @@ def summed(node: Node) -> int | None:
 
 
 def _rewritten(node: Node, dim: int) -> Record:
-    """Rewrite one sum; returns its record."""
+    """Rewrites one sum; returns its record."""
     args: dict[str, Any] = bind(node)
     value, given = node.meta["val"], args["self"].meta["val"]
     facts: dict[str, object] = {

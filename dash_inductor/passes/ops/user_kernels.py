@@ -1,8 +1,8 @@
-"""Records for the program's own Triton kernels that have several configurations.
+"""Records the choice of a configuration for the program's own autotuned Triton kernels.
 
-Inductor would time the configurations and take the fastest, so that two processes could compute other bits.  Instead
-the first configuration that fits the GPU runs.  `install.no_autotune` makes that choice where the kernel's code is
-generated and first called; this pass only records it, whatever `config.rewrites` says.
+Inductor would time the configurations and take the fastest, so that two processes could compute different bits.
+Instead, the first configuration that fits the GPU runs.  `install.no_autotune` makes that choice where the kernel's
+code is generated and first called; this pass only records it, regardless of `config.rewrites`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ...records.records import Record
 from ...upstream.user_kernels import configurations, is_launch, name_of
 from ..base.rewrite import Result
 
-_RECORDED = "dash_inductor_recorded"  # in the metadata of a launch: the pass may see a graph again
+_RECORDED = "dash_inductor_recorded"  # in node.meta, because the pass may see the same graph again
 
 
 @dataclass(frozen=True)
 class UserKernelsRewrite:
-    """Records launches of autotuned kernels, and leaves the graph as it is."""
+    """The pass that records launches of autotuned kernels; it does not change the graph."""
 
     name: ClassVar[str] = "user_kernels"
 
@@ -35,7 +35,7 @@ class UserKernelsRewrite:
         return [Result(_recorded(node)) for node in graph.nodes if is_launch(node) and _is_new(node)]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns no results: without passes the choice is the same, but is not recorded."""
+        """Returns no results: without passes the choice is the same, but it is not recorded."""
         return []
 
 

@@ -1,8 +1,9 @@
-"""Computes pointwise chains with padded columns, so that one kernel writes the padded tensor and nothing copies it.
+"""Computes pointwise chains with padded columns, so that one kernel writes the padded tensor without a copy.
 
-A tensor may be computed element by element from tensors of its width that already have padded columns, from tensors
-that broadcast along columns, and from positions.  Then all of it can be computed for the padded columns, too, and zeros
-replace the values there.  So the gradient of padded logits is written over the padded logits.
+This is possible for a tensor that is computed elementwise from tensors of its width that already have padded columns,
+from tensors that broadcast along columns, and from positions.  The whole chain is then computed for the padded columns,
+too, where the final values are replaced by zeros.  For example, the gradient of padded logits is written over the
+padded logits.
 """
 
 from __future__ import annotations
@@ -21,25 +22,28 @@ from ...upstream.dispatch import OpOverload
 aten, prims = torch.ops.aten, torch.ops.prims
 
 MOST_NODES = 64
-"""So many nodes are computed in padded columns; a tensor that needs more is copied."""
+"""The maximum number of nodes that are computed with padded columns; a tensor that needs more is copied."""
 
 _VIEWS = (aten.expand.default, aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 _ALONG: Mapping[Any, int] = {aten.slice.Tensor: 1, aten.slice_scatter.default: 2}
-"""Operators along one dimension, and the number of tensors in front of it among their arguments."""
+"""Operators along one dimension, with the argument index of that dimension."""
 _SUMS = (aten.sum.dim_IntList, aten.mean.dim)
 
 
 class NotWider(Exception):
-    """A tensor cannot be computed with padded columns."""
+    """Raised for a tensor that cannot be computed with padded columns."""
 
 
 class Wider:
-    """Computes tensors of `width` columns with zeros behind them, up to `padded` columns.
+    """Computes tensors of `width` columns followed by zeros, up to `padded` columns.
 
     Args:
-        emitter: adds the nodes, in front of `before`, as part of what `like` is part of.
-        known: padded tensors by what they pad.
-        is_padded: whether a node is a product whose columns have been padded.
+        emitter: adds the nodes.
+        width, padded: the numbers of columns without and with padding.
+        known: known padded tensors, by the tensors that they pad.
+        is_padded: returns whether a node is a product with padded columns.
+        before: the node before which nodes are added.
+        like: the node whose metadata they get.
     """
 
     def __init__(
@@ -51,10 +55,10 @@ class Wider:
         self._known, self._found = known, dict(known)
 
     def with_zeros(self, node: Node) -> Node:
-        """The padded tensor.
+        """Emits the padded tensor.
 
         Raises:
-            NotWider: it cannot be computed like that, or nothing that it is computed from is a padded product.
+            NotWider: it cannot be computed that way, or none of its sources is a padded product.
         """
         if not _is_pointwise(_behind_views(node)):
             raise NotWider
@@ -77,7 +81,7 @@ class Wider:
         return self._emitter.call(target, args, kwargs, before=self._before, like=self._like)
 
     def _wider(self, node: Node) -> Node:
-        """The tensor with any numbers in padded columns; a tensor that broadcasts along columns as it is."""
+        """The tensor with arbitrary values in padded columns; a tensor that broadcasts along columns is not changed."""
         found = self._found.get(node)
         if found is None:
             if len(self._emitter.created) >= MOST_NODES:
@@ -98,7 +102,7 @@ class Wider:
         return made or self._call(aten.constant_pad_nd.default, (node, [0, self._padded - self._width], 0.0))
 
     def _computed(self, node: Node) -> Node | None:
-        """The tensor computed from wider ones; None if it is read as it is: one kernel reads it and writes zeros."""
+        """The tensor computed from wider ones; None if it has to be read and padded with zeros instead."""
         args: tuple[Any, ...] = node.args
         dims: int = node.meta["val"].dim()
         if node.target is aten.slice.Tensor and self._is_product(node):
@@ -128,7 +132,7 @@ class Wider:
         return None
 
     def _is_product(self, node: Node) -> bool:
-        """Whether a slice shows the columns of a padded product that are not padded."""
+        """Whether a slice selects the unpadded columns of a padded product."""
         source: Any = node.args[0]
         value: Tensor = source.meta["val"]
         whole = all(sizes.same(a, b) for a, b in zip(value.shape[:-1], node.meta["val"].shape[:-1], strict=True))
@@ -139,7 +143,7 @@ class Wider:
 
 
 def _behind_views(node: Node) -> Node:
-    """What a tensor shows in another shape."""
+    """The tensor of which a node is a view or copy with another shape."""
     while node.target in _VIEWS or node.target is aten.clone.default:
         source: Any = node.args[0]
         node = source
@@ -147,7 +151,7 @@ def _behind_views(node: Node) -> Node:
 
 
 def _is_pointwise(node: Node) -> bool:
-    """Whether an operator computes each element from the elements at its place, and draws nothing."""
+    """Whether an operator is elementwise and draws no random numbers."""
     target = node.target
     if target is prims.convert_element_type.default:
         return True
@@ -157,10 +161,13 @@ def _is_pointwise(node: Node) -> bool:
 
 
 def read_padded(emitter: Emitter, narrow: Node, padded: Node, chain: Set[Node]) -> None:
-    """Let what else reads a tensor element by element, or adds it up, read the columns of the padded one.
+    """Makes elementwise and summing readers of a tensor read the columns of its padded version instead.
 
     Args:
-        chain: the nodes that compute the padded one.
+        emitter: adds the nodes.
+        narrow: the tensor.
+        padded: its padded version.
+        chain: the nodes that compute the padded version.
     """
     readers = [user for user in narrow.users if user not in chain and (_is_pointwise(user) or user.target in _SUMS)]
     if not readers:

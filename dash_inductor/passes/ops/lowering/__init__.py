@@ -1,4 +1,4 @@
-"""Inductor lowerings of the operators in `passes.ops`.  `register()` is idempotent and imports Inductor."""
+"""Inductor's lowerings of the operators in `passes.ops`.  `register()` is idempotent and imports Inductor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 
 @functools.cache
 def register() -> None:
-    """Make Inductor lower the operators to generated code, or to calls of their kernels."""
+    """Registers lowerings of the operators to generated code, or to calls of their kernels."""
     from . import banded_matmul, distinct, index_sums, unrolled_reductions
 
     banded_matmul.register()

@@ -1,8 +1,8 @@
-"""Lowers `band_sum` to a pointwise kernel that adds few terms, or to a reduction of many.
+"""Lowers `band_sum` to a pointwise kernel for few terms, or to a reduction for many.
 
-The kernel computes its operands where it reads them.  If the sum were made of several operators of a graph, Inductor
-would write the operands, and the products, which are several times as large, as soon as they took more than a few reads
-or operations.
+The kernel computes its operands where it reads them.  If the sum consisted of several graph operators, Inductor would
+write the operands, and the several times larger products, to memory as soon as they exceeded its limits of reads or
+operations.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from ..operators.unrolled_reductions import MOST
 
 
 def register() -> None:
+    """Registers the lowering of `band_sum`."""
     register_lowering(band_sum, type_promotion_kind=None)(_sum)
 
 
 def _sum(tensor: TensorBox, begins: Sequence[TensorBox], weights: Sequence[TensorBox], dim: int) -> TensorBox:
-    """Shapes and meaning as in `operators.banded_matmul`."""
+    """Lowers the operator; see `operators.banded_matmul` for the arguments."""
     size, dtype, load = tensor.get_size(), weights[0].get_dtype(), tensor.make_loader()
     loads = [(begin.make_loader(), weight.make_loader()) for begin, weight in zip(begins, weights, strict=True)]
     longest, rows = zip(*(weight.get_size() for weight in weights), strict=True)

@@ -1,8 +1,7 @@
-"""Lowers `put_distinct` to a scatter kernel, which can also compute the values that it writes.
+"""Lowers `put_distinct` to a scatter kernel that can also compute the values that it writes.
 
-Under deterministic algorithms Inductor leaves scatters by tensors of indices to ATen, which sorts the indices.  Its
-lowering of a `scatter_reduce_` without a reduction does not ask whether algorithms are deterministic, and generates a
-plain store.
+Under deterministic algorithms Inductor calls ATen for scatters by index tensors, which sorts the indices.  Its lowering
+of `scatter_reduce_` without a reduction does not check for deterministic algorithms, and generates a plain store.
 """
 
 from __future__ import annotations
@@ -18,11 +17,12 @@ aten = torch.ops.aten
 
 
 def register() -> None:
+    """Registers the lowering of `put_distinct`."""
     register_lowering(put_distinct, type_promotion_kind=None)(_put)
 
 
 def _put(indices: TensorBox, values: TensorBox, size: Any, dim: int, rest: float | None) -> TensorBox:
-    """Shapes and meaning as in `operators.distinct`."""
+    """Lowers the operator; see `operators.distinct` for the arguments."""
     shape = [*values.get_size()]
     shape[dim] = size
     dtype, device = values.get_dtype(), values.get_device()

@@ -1,4 +1,4 @@
-"""Lowering of `index_sums`, which stays an operator in Inductor's code, where its implementation is called."""
+"""Lowers `index_sums` to a call of the operator's implementation."""
 
 from __future__ import annotations
 
@@ -10,4 +10,5 @@ from ..operators.index_sums import index_sums
 
 
 def register() -> None:
+    """Registers the lowering of `index_sums`."""
     register_lowering(index_sums, type_promotion_kind=None)(partial(operator_call, index_sums))

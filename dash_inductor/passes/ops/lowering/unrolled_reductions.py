@@ -1,6 +1,8 @@
-"""Lowers `short_sum` to a pointwise kernel that adds, as Inductor unrolls reductions of fewer than eight terms.
+"""Lowers `short_sum` to a pointwise kernel with unrolled additions, as Inductor does for reductions of fewer than eight
+terms.
 
-Additions of a graph would not do: Inductor writes what it has once it has read eight tensors.
+Separate additions in the graph would not have this effect: Inductor writes an intermediate result to memory once it has
+read eight tensors.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ from ..operators.unrolled_reductions import short_sum
 
 
 def register() -> None:
+    """Registers the lowering of `short_sum`."""
     register_lowering(short_sum, type_promotion_kind=None)(_sum)
 
 
 def _sum(tensor: TensorBox, dim: int) -> TensorBox:
-    """Shapes and meaning as in `operators.unrolled_reductions`."""
+    """Lowers the operator; see `operators.unrolled_reductions` for the arguments."""
     size, dtype, load = [*tensor.get_size()], tensor.get_dtype(), tensor.make_loader()
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 

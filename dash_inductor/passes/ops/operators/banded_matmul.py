@@ -4,15 +4,15 @@
 
     self: floating point, any shape.
     begins: for each summed dimension an int32 tensor [rows]: the first element of each row's band.
-    weights: for each summed dimension a tensor [longest, rows]; `longest` is known when the graph is compiled.
+    weights: for each summed dimension a tensor [longest, rows]; `longest` is known at compile time.
     dim: the first of the summed dimensions; the others follow it.
 
-Along each summed dimension, element r of the result is the sum of ``weights[i, r] * self[begins[r] + i]`` over i.  An
-element of weight 0 has no part in it, not even if it is infinite or NaN.  The last dimension is summed first.  The
-result has the dtype of the weights.  The numbers `longest` may have a product of at most `MOST`.
+Along each summed dimension, element r of the result is the sum of ``weights[i, r] * self[begins[r] + i]`` over i.
+Elements with weight 0 do not contribute, even if they are infinite or NaN.  The last dimension is summed first.  The
+result has the dtype of the weights.  The product of all `longest` is at most `MOST`.
 
-The operator is one reader of `self` in a graph, so that Inductor computes `self` inside of its kernel
-(`lowering.banded_matmul`) and writes neither it nor the products to memory.
+In the graph, the operator is a single reader of `self`, so that Inductor computes `self` inside its kernel
+(`lowering.banded_matmul`) and writes neither `self` nor the products to memory.
 
 Importing this module imports torch and defines the operator.
 """

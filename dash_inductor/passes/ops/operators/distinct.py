@@ -1,14 +1,14 @@
-"""Defines `dash_inductor::put_distinct`: a scatter by indices that are known to differ.
+"""Defines `dash_inductor::put_distinct`: a scatter by indices that are known to be distinct.
 
     put_distinct(indices, values, size, dim, rest) -> Tensor
 
-    indices, values: tensors of one shape.
+    indices, values: tensors of the same shape.
     size: the size of the result along `dim`; its other sizes are those of `values`.
     rest: the value of all elements without an index; None if every element has one.
 
 Along `dim`, element ``indices[i]`` of the result is ``values[i]``.  The caller has proved that the indices of a line
-differ and lie in 0 to size - 1, and, if `rest` is None, that they name every element.  So the order of writes does not
-matter, and Inductor generates a scatter that sorts nothing (`lowering.distinct`).
+are distinct and from 0 to size - 1, and, if `rest` is None, that they cover every element.  So the order of writes does
+not matter, and Inductor generates a scatter without a sort (`lowering.distinct`).
 
 Importing this module imports torch and defines the operator.
 """

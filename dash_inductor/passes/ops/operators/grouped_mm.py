@@ -2,9 +2,9 @@
 
     grouped_mm(self, mat2, offs, bias, out_dtype) -> Tensor
 
-Arguments and result are those of `aten::_grouped_mm`, which does not write the rows behind the last offset (the
-columns, if `self` holds the groups).  Under deterministic algorithms PyTorch fills the whole result with NaN before
-that operator runs; this one fills the unwritten part alone, afterwards.
+Arguments and result are those of `aten::_grouped_mm`, which does not write the rows after the last offset (or columns,
+if the groups divide the columns).  Under deterministic algorithms PyTorch fills the whole result with NaN before that
+operator runs; this one fills only the unwritten part, afterwards.
 
 Importing this module imports torch and defines the operator.
 """

@@ -1,17 +1,16 @@
-"""Defines `dash_inductor::index_sums`: sums of segments by sorted keys.
+"""Defines `dash_inductor::index_sums`: segment sums by sorted keys.
 
     index_sums(base, values, keys, order, rows) -> Tensor
 
-    base: [batch, rows, columns] of the dtype of `values`, or None for zeros.
+    base: [batch, rows, columns] with the dtype of `values`, or None for zeros.
     values: [batch, m, columns], floating point.
-    keys: integers [n], sorted, from 0 to `rows`; entries with the key `rows` are left out.
-    order: int64 or int32 [n], from 0 to m - 1: the row of `values` that belongs to each key; rows may repeat.
+    keys: integers [n], sorted, from 0 to `rows`; entries with the key `rows` are skipped.
+    order: int64 or int32 [n], from 0 to m - 1: the row of `values` for each key; rows may repeat.
 
-The result is contiguous, [batch, rows, columns].  Its row r is that of `base` plus the sum of the values whose key is
-r, in fp32, or in fp64 for values of fp64.
+The result is contiguous, [batch, rows, columns].  Row r is that of `base` plus the sum of the values with key r,
+computed in fp32, or in fp64 for fp64 values.
 
 Raises ArgumentError on CUDA for sizes above `MOST`.
-
 Importing this module imports torch and defines the operator.
 """
 
@@ -31,11 +30,11 @@ _lib.define(
 index_sums = torch.ops.dash_inductor.index_sums.default
 
 MOST = 2**31 - 2**11
-"""Rows at most, and entries: keys and places are 32 bits wide, also those behind the last entry of a chunk."""
+"""The maximum number of rows and entries: keys and positions are 32-bit, also those after the end of the last chunk."""
 
 
 def check_sizes(rows: int, values: Tensor, keys: Tensor) -> None:
-    """Raise ArgumentError for more rows, values [batch, n, columns] or keys [n] than the kernels can number."""
+    """Raises ArgumentError for more rows, values [batch, n, columns] or keys [n] than the kernels support."""
     batch, count, columns = values.shape
     numbers = {"rows": rows, "batch": batch, "values": count, "columns": columns, "keys": keys.shape[0]}
     for name, number in numbers.items():
@@ -53,7 +52,7 @@ def _on_cpu(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, ro
     sums = torch.zeros((batch, rows + 1, columns), dtype=exact)
     sums.index_add_(1, keys.long(), values.index_select(1, order).to(exact))
     total = sums[:, :rows] if base is None else base + sums[:, :rows]
-    return total.to(values.dtype, copy=True).contiguous()  # of its own size, without the row of what is left out
+    return total.to(values.dtype, copy=True).contiguous()  # a tensor without the row of skipped values
 
 
 def _on_cuda(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:

@@ -1,16 +1,15 @@
-"""Defines `dash_inductor::few_sums`: sums of segments by a matmul with the one-hot matrix of their keys.
+"""Defines `dash_inductor::few_sums`: segment sums by a matmul with the one-hot matrix of their keys.
 
     few_sums(base, values, keys, rows) -> Tensor
 
-    base: [batch, rows, columns] of the dtype of `values`, or None for zeros.
+    base: [batch, rows, columns] with the dtype of `values`, or None for zeros.
     values: [batch, n, columns], floating point of 16 or 32 bits.
-    keys: integers [n], from 0 to `rows`, in any order; values with the key `rows` are left out.
+    keys: integers [n], from 0 to `rows`, in any order; values with the key `rows` are skipped.
 
-The result is contiguous, [batch, rows, columns].  Its row r is that of `base` plus the sum, in fp32, of the values
-whose key is r.  No key is sorted, which pays for few rows.
+The result is contiguous, [batch, rows, columns].  Row r is that of `base` plus the sum, in fp32, of the values with
+key r.  Keys are not sorted, which is faster for few rows.
 
 Raises ArgumentError on CUDA for sizes above `index_sums.MOST`.
-
 Importing this module imports torch and defines the operator.
 """
 
@@ -36,7 +35,7 @@ def _on_cpu(base: Tensor | None, values: Tensor, keys: Tensor, rows: int) -> Ten
     batch, _, columns = values.shape
     sums = torch.zeros((batch, rows + 1, columns), dtype=torch.float32).index_add_(1, keys.long(), values.float())
     total = sums[:, :rows] if base is None else base + sums[:, :rows]
-    return total.to(values.dtype, copy=True).contiguous()  # of its own size, without the row of what is left out
+    return total.to(values.dtype, copy=True).contiguous()  # a tensor without the row of skipped values
 
 
 def _on_cuda(base: Tensor | None, values: Tensor, keys: Tensor, rows: int) -> Tensor:

@@ -2,10 +2,10 @@
 
     short_sum(self, dim) -> Tensor
 
-    self: floating point or integers; its size along `dim` is known when the graph is compiled.
+    self: floating point or integers; its size along `dim` is known at compile time.
 
-The result has the shape of `self` without `dim`.  The elements along `dim` are added in their order, in fp32 if `self`
-is fp16 or bf16.  Inductor makes the additions part of a pointwise kernel, which also computes or gathers its operands
+The result has the shape of `self` without `dim`.  The elements along `dim` are added in order, in fp32 if `self` is
+fp16 or bf16.  Inductor makes the additions part of a pointwise kernel, which also computes or gathers the operands
 (`lowering.unrolled_reductions`).
 
 Importing this module imports torch and defines the operator.
@@ -22,7 +22,7 @@ _lib.define("short_sum(Tensor self, int dim) -> Tensor")
 short_sum = torch.ops.dash_inductor.short_sum.default
 
 MOST = 16
-"""Elements that are added at most; a kernel has the code of each."""
+"""The maximum number of elements of a sum; the kernel contains code for each."""
 
 
 def _fake(self: Tensor, dim: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Launches `device.behind`, which fills with NaN what a grouped matmul leaves unwritten."""
+"""Launches `device.behind`, which fills the part that a grouped matmul leaves unwritten with NaN."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from .....kernels.common.launching import launch_kernel
 from .device import behind
 
 PROGRAMS, BLOCK = 512, 1024
-"""Programs of a launch, and elements that one fills at once."""
+"""The number of programs of a launch, and of elements that a program fills at once."""
 
 
 def fill_behind(out: Tensor, offsets: Tensor, dim: int) -> None:
-    """Fill `out` with NaN from the last offset on.
+    """Fills `out` with NaN from the last offset on.
 
     Args:
-        out: [rows, columns] of a floating-point dtype, whose last dimension is contiguous.
-        offsets: integers [groups] on the same device, ascending; without any, all of `out` is filled.
-        dim: along which offsets count, 0 or 1.
+        out: [rows, columns], floating point, with a contiguous last dimension.
+        offsets: integers [groups] on the same device, ascending; if empty, all of `out` is filled.
+        dim: the dimension to which offsets refer, 0 or 1.
     """
     if not out.numel():
         return
@@ -42,4 +42,4 @@ def fill_behind(out: Tensor, offsets: Tensor, dim: int) -> None:
 
 
 CALLS = LaunchLists(views=False)
-"""The calls that have filled what is behind groups."""
+"""The captured launches of these fills."""

@@ -1,4 +1,4 @@
-"""Launches `device.segments`: sums of the rows of a tensor by sorted keys."""
+"""Launches the kernels of `device.segments`, which sum the rows of a tensor by sorted keys."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from .....upstream.cuda import current_device
 from .device import segments
 
 NARROW, ELEMENTS, ENTRIES = 16, 4096, 1024
-"""Columns of rows at most that are scanned, and elements and entries that such a program sums."""
+"""The maximum number of columns for scans, and the elements and entries that a scanning program sums."""
 WALKED, COLUMNS = 64, 128
-"""Entries of a walk, and columns at most, four for each lane of its warp."""
+"""The number of entries of a walk, and its maximum number of columns, four per lane of its warp."""
 
 
 def is_walked(columns: int) -> bool:
-    """Whether rows of so many columns are summed by walks.  Bits depend on it."""
+    """Whether rows with this number of columns are summed by walks; this influences bits."""
     return columns > NARROW
 
 
 def chunk_of(columns: int) -> int:
-    """Entries that a program sums, of values of so many columns.  Bits depend on them."""
+    """The number of entries that a program sums, for this number of columns; it influences bits."""
     return WALKED if is_walked(columns) else min(ELEMENTS // _wide(columns), ENTRIES)
 
 
 def tile_of(columns: int) -> int:
-    """Columns that a program sums.  Bits do not depend on them where rows are walked."""
+    """The number of columns that a program sums; for walks it does not influence bits."""
     return min(_wide(columns), COLUMNS) if is_walked(columns) else _wide(columns)
 
 
@@ -40,7 +40,7 @@ def _wide(columns: int) -> int:
 
 
 def levels(count: int, chunk: int) -> list[int]:
-    """The lengths of the lists that are summed one after another, from `count` entries on."""
+    """The lengths of the lists that are summed one after another, beginning with `count`."""
     found = [count]
     while found[-1] > chunk:
         found.append(2 * -(-found[-1] // chunk))
@@ -48,15 +48,17 @@ def levels(count: int, chunk: int) -> list[int]:
 
 
 def add_segments(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:
-    """Returns [batch, rows, columns], contiguous: for each row the sum of the values with its key, added to `base`.
+    """Returns, for each row, the sum of the values with its key plus `base`: [batch, rows, columns], contiguous.
 
     Args:
-        base: [batch, rows, columns] of the dtype of `values`, or None for zeros.
-        values: [batch, m, columns] of a floating-point dtype, with any strides.
-        keys: sorted integers [n] up to `rows`; an entry with key `rows` is left out.  A larger one stops the device.
-        order: int64 or int32 [n], the row of `values` of each entry.  One out of bounds stops the device.
+        base: [batch, rows, columns] with the dtype of `values`, or None for zeros.
+        values: [batch, m, columns], floating point, any strides.
+        keys: sorted integers [n] up to `rows`; entries with key `rows` are skipped.  Larger ones trigger a device
+            assertion.
+        order: int64 or int32 [n], the row of `values` of each entry.  One out of bounds triggers a device assertion.
+        rows: the number of rows.
     """
-    if values.shape[2] == 1:  # batch elements that lie in columns are summed together
+    if values.shape[2] == 1:  # sum batch elements together, as columns
         turned = None if base is None else base.transpose(0, 2)
         return _sums(turned, values.transpose(0, 2), keys, order, rows).transpose(0, 2).contiguous()
     return _sums(base, values, keys, order, rows)
@@ -80,8 +82,8 @@ def _sums(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows
 
 
 def into(base: Tensor | None, values: Tensor, rows: int) -> Tensor:
-    """[batch, rows, columns], contiguous: a copy of `base`, or zeros, to which sums of `values` are added."""
-    if values.is_cuda and current_device() != values.device.index:  # Triton uses the current one
+    """Allocates the result, [batch, rows, columns], contiguous: a copy of `base`, or zeros."""
+    if values.is_cuda and current_device() != values.device.index:  # Triton uses the current device
         with torch.cuda.device(values.device):
             return into(base, values, rows)
     shape = values.shape[0], rows, values.shape[2]
@@ -91,11 +93,11 @@ def into(base: Tensor | None, values: Tensor, rows: int) -> Tensor:
 
 
 CALLS = LaunchLists(views=False)
-"""The calls that have added segments."""
+"""The captured launches of segment sums."""
 
 
 def _add(notes: Notes, values: Tensor, keys: Tensor, order: Tensor, out: Tensor, has_base: bool) -> None:
-    """Add the segments to `out`, [batch, rows, columns], contiguous, which is zeros or the base."""
+    """Adds the segments to `out`, [batch, rows, columns], contiguous, which contains zeros or the base."""
     batch, rows, columns = out.shape
     exact = torch.float64 if values.dtype == torch.float64 else torch.float32
     chunk, tile, is_wide = chunk_of(columns), tile_of(columns), is_walked(columns)
@@ -120,7 +122,9 @@ def _add(notes: Notes, values: Tensor, keys: Tensor, order: Tensor, out: Tensor,
 
 
 def new(notes: Notes, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """An uninitialised contiguous tensor on the current device, which nothing fills, or on the CPU."""
+    """Allocates an uninitialized contiguous tensor, without PyTorch's NaN fill, on the current CUDA device or
+    the CPU.
+    """
     if device.type != "cuda":
         return torch.empty(shape, dtype=dtype, device=device)
     return notes.allocate(shape, dense_strides(shape, range(len(shape))), dtype)

@@ -1,4 +1,4 @@
-"""Launches `device.one_hot_matmul`: sums to few rows by keys in any order, without a sort."""
+"""Launches the kernels of `device.one_hot_matmul`, which sum to few rows by unsorted keys."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from .device import one_hot_matmul as few
 from .launch import into, new
 
 CHUNK, OF_A_ROW, STEP, COLUMNS = 512, 16, 64, 64
-"""Entries of a program at least, and for each row, so that parts have at most a quarter of the
-bytes of values; entries of one product, and columns at most.  Bits depend on the first three."""
+"""The minimum number of entries of a program in total and per row, so that parts have at most a quarter of the bytes of
+the values; the entries of one product; and the maximum number of columns.  The first three influence bits."""
 GROUP, BLOCK = 64, 512
-"""Parts that are added one after another, on which bits depend, and elements of a program that adds."""
+"""The number of parts that are added in sequence, which influences bits, and the elements of an adding program."""
 
 
 def add_few(base: Tensor | None, values: Tensor, keys: Tensor, rows: int) -> Tensor:
-    """Returns [batch, rows, columns], contiguous: for each row the sum of the values with its key, added to `base`.
+    """Returns, for each row, the sum of the values with its key plus `base`: [batch, rows, columns], contiguous.
 
     Args:
-        base: [batch, rows, columns] of the dtype of `values`, or None for zeros.
-        values: [batch, n, columns] of floating point, of 16 or 32 bits, with any strides.
-        keys: integers [n] up to `rows`; an entry with key `rows` is left out, and not read.  A larger one stops the
-            device.
+        base: [batch, rows, columns] with the dtype of `values`, or None for zeros.
+        values: [batch, n, columns], floating point of 16 or 32 bits, any strides.
+        keys: integers [n] up to `rows`; entries with key `rows` are skipped and not read.  Larger ones trigger a device
+            assertion.
         rows: the number of rows; their sums must fit into the registers of a program.
     """
-    if values.shape[2] == 1:  # batch elements that lie in columns are summed together
+    if values.shape[2] == 1:  # sum batch elements together, as columns
         turned = None if base is None else base.transpose(0, 2)
         return _sums(turned, values.transpose(0, 2), keys, rows).transpose(0, 2).contiguous()
     return _sums(base, values, keys, rows)
@@ -54,7 +54,7 @@ def _sums(base: Tensor | None, values: Tensor, keys: Tensor, rows: int) -> Tenso
 
 
 CALLS = LaunchLists(views=False)
-"""The calls that have added to few rows."""
+"""The captured launches of sums to few rows."""
 
 
 def _add(notes: Notes, values: Tensor, keys: Tensor, out: Tensor, has_base: bool) -> None:
@@ -85,5 +85,5 @@ def _add(notes: Notes, values: Tensor, keys: Tensor, out: Tensor, has_base: bool
 
 
 def _up(size: int) -> int:
-    """The next power of two."""
+    """The smallest power of two that is at least `size`."""
     return int(1 << max(size - 1, 0).bit_length())

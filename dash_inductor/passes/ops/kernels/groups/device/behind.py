@@ -1,4 +1,4 @@
-"""Fills with NaN what a grouped matmul leaves unwritten behind its last offset."""
+"""Fills the part of a grouped matmul's result after its last offset, which it leaves unwritten, with NaN."""
 
 import triton
 import triton.language as tl
@@ -8,10 +8,10 @@ import triton.language as tl
 def fill_behind(
     OUT, OFFSETS, out_rows, groups, rows, columns, DIM: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """PROGRAMS programs, which fill rows by turns; without anything to fill, each reads one number.
+    """PROGRAMS programs, which fill rows in turn; if there is nothing to fill, each only reads one number.
 
-    OUT: [rows, columns], whose rows are `out_rows` elements apart.  OFFSETS: integers [groups], ascending; from the
-    last one on along DIM everything is filled.
+    OUT: [rows, columns], with `out_rows` elements between rows.  OFFSETS: integers [groups], ascending; everything from
+    the last one on along DIM is filled.
     """
     last = tl.load(OFFSETS + groups - 1)
     if DIM == 0:

@@ -1,8 +1,8 @@
-"""Sums many rows to few of them by matmuls with one-hot matrices, in a fixed order and without a sort.
+"""Segment sums to few rows by matmuls with one-hot matrices, in a fixed order and without a sort.
 
-A program takes a chunk of entries, whose length is a constant, and some of the columns.  It multiplies the one-hot
-matrix of the keys, [rows, entries], by the values, and writes a part: the sums of its chunk.  Parts are added group by
-group, in their order.  So bits follow from the keys, the values and their shape.
+A program handles a chunk of entries, whose length is a constant, and some of the columns.  It multiplies the one-hot
+matrix of the keys, [rows, entries], by the values, and writes a part: the sums of its chunk.  Parts are then added
+group by group, in order.  So bits depend only on the keys, the values and their shape.
 """
 
 import triton
@@ -14,13 +14,13 @@ def sum_chunks(
     VALUES, KEYS, PARTS, values_b, values_n, values_c, count, chunks, rows, columns,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, STEP: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """One program per batch element, COLUMNS columns and CHUNK entries; chunks are next to each other.
+    """One program per batch element, COLUMNS columns and CHUNK entries; chunks are adjacent in the grid.
 
-    VALUES: [batch, count, columns] with its strides, of 16 or 32 bits; KEYS: integers [count], of which `rows`, at most
-    ROWS, marks what does not count and is not read.  PARTS: fp32 [batch, chunks, rows, columns].
+    VALUES: [batch, count, columns] with its strides, of 16 or 32 bits.  KEYS: integers [count]; entries with the key
+    `rows`, which is at most ROWS, are skipped and not read.  PARTS: fp32 [batch, chunks, rows, columns].
 
-    The loop does nothing but load and multiply, so that loads are ahead of products.  A product with a number that is
-    not finite has no finite sum in its column, in any row: then the chunk is summed again, row by row where it has to.
+    The loop only loads and multiplies, so that loads can run ahead of products.  A non-finite value makes the sums of
+    its column non-finite in every row; in that case the chunk is summed again, row by row if necessary.
     """
     program = tl.program_id(0)
     chunk, other = program % chunks, program // chunks
@@ -65,9 +65,9 @@ def sum_chunks(
 def add_parts(
     PARTS, OUT, count, groups, size, GROUP: tl.constexpr, BLOCK: tl.constexpr, HAS_BASE: tl.constexpr
 ):  # fmt: skip
-    """One program per batch element, BLOCK elements and GROUP parts, which are added in their order.
+    """One program per batch element, BLOCK elements and GROUP parts, which are added in order.
 
-    PARTS: fp32 [batch, count, size]; OUT: [batch, groups, size], to which sums are added with HAS_BASE.
+    PARTS: fp32 [batch, count, size].  OUT: [batch, groups, size], to which sums are added if HAS_BASE.
     """
     program = tl.program_id(0)
     group, other = program % groups, program // groups

@@ -1,14 +1,14 @@
-"""Sums of the rows of each segment of a sorted list, in a fixed order, without atomics.
+"""Sums the rows of each segment of a sorted list, in a fixed order, without atomics.
 
-The list is cut into chunks of as many entries as its shape says.  A program sums the segments of one chunk for some of
-the columns: of narrow rows by a scan whose order is that of the compiled code, of wide ones by a walk from entry to
-entry, for which several rows are read ahead.  A segment that lies in one chunk is written where it
-belongs.  Of others each chunk writes a *part*, of which it has two at most: one of the segment that it begins within,
-one of the segment that it ends within.  The parts of all chunks are a sorted list again, shorter by half the length of
-a chunk, which the same kernel sums next, until there is a single chunk.
+The list is divided into chunks, whose length depends only on the shape.  A program sums the segments of one chunk for
+some of the columns: narrow rows by a scan, whose order is that of the compiled code; wide rows by a walk from entry to
+entry, which prefetches several rows.  A segment that lies within one chunk is written to its row.  Of other segments,
+each chunk writes a *part*.  It has at most two: one of the segment in which it begins, and one of the segment in which
+it ends.  The parts of all chunks are again a sorted list, shorter by half the length of a chunk, which the same kernel
+sums next, until there is a single chunk.
 
-So bits follow from the keys, the values and their shape.  They depend on no grid and no number of SMs, and rows of
-another batch element change none.
+So bits depend only on the keys, the values and their shape: not on the grid or the number of SMs, and not on other
+batch elements.
 """
 
 import triton
@@ -17,7 +17,7 @@ import triton.language as tl
 
 @triton.jit
 def _joined(left_begins, left, right_begins, right):
-    """The sum of two neighbouring pieces of a list, from the last segment that begins in them."""
+    """Combines two neighbouring pieces of a list in the scan: the sum since the last segment that begins in them."""
     return left_begins | right_begins, tl.where(right_begins != 0, right, left + right)
 
 
@@ -26,12 +26,12 @@ def scan_segments(
     VALUES, KEYS, ORDER, OUT, PARTS, PART_KEYS, values_b, values_n, values_c, count, chunks, rows, limit, columns,
     CHUNK: tl.constexpr, COLUMNS: tl.constexpr, HAS_ORDER: tl.constexpr, HAS_BASE: tl.constexpr, IS_LAST: tl.constexpr,
 ):  # fmt: skip
-    """One program per batch element, COLUMNS columns and CHUNK entries of the list; chunks are next to each other.
+    """One program per batch element, COLUMNS columns and CHUNK entries of the list; chunks are adjacent in the grid.
 
-    VALUES: [batch, limit, columns] with its strides; KEYS: integers [count], sorted, `rows` for what does not count;
-    ORDER: the row of VALUES of each entry, integers [count], where that is not its own.  OUT: [batch, rows, columns],
-    which gets the sums of all segments that end here, added to what is there with HAS_BASE.  PARTS, PART_KEYS: the next
-    list, [batch, 2 * chunks, columns] and int32 [2 * chunks], unless IS_LAST.
+    VALUES: [batch, limit, columns] with its strides.  KEYS: integers [count], sorted; entries with the key `rows` are
+    skipped.  ORDER: integers [count], the row of VALUES of each entry, if HAS_ORDER; else an entry has its own row.
+    OUT: [batch, rows, columns], gets the sums of all segments that end here, added to its contents if HAS_BASE.  PARTS,
+    PART_KEYS: the next list, [batch, 2 * chunks, columns] and int32 [2 * chunks], unless IS_LAST.
     """
     program = tl.program_id(0)
     chunk, other = program % chunks, program // chunks
@@ -83,7 +83,7 @@ def scan_segments(
 
 @triton.jit
 def _entry(VALUES, KEYS, ORDER, n, count, rows, values_n, values_c, column, inside, HAS_ORDER: tl.constexpr):
-    """The key of an entry, `rows` behind the last one, and its value, zeros where it does not count."""
+    """The key of an entry (`rows` after the end of the list) and its value (zeros if the entry is skipped)."""
     there = n < count
     key = tl.where(there, tl.load(KEYS + n, mask=there, other=0).to(tl.int32), rows)
     place = tl.cast(n, tl.int64)
@@ -95,7 +95,9 @@ def _entry(VALUES, KEYS, ORDER, n, count, rows, values_n, values_c, column, insi
 
 @triton.jit
 def _finish(OUT, PART, total, key, is_whole, is_over, rows, columns, column, inside, HAS_BASE: tl.constexpr):
-    """Write the sum of a segment that `is_over`: where it belongs if all of it lay here, else as the first part."""
+    """Writes the sum of a segment that `is_over`: to its row if the whole segment is in this chunk, else as
+    first part.
+    """
     out = OUT + key.to(tl.int64) * columns + column
     whole = inside & (is_over & is_whole & (key < rows))
     result = total
@@ -109,7 +111,7 @@ def _finish(OUT, PART, total, key, is_whole, is_over, rows, columns, column, ins
 def _step(
     OUT, PART, total, key, is_whole, first_key, next_key, value, rows, columns, column, inside, HAS_BASE: tl.constexpr
 ):  # fmt: skip
-    """Go on to the next entry; returns the sum and the key of its segment, whether it began here, and the first key."""
+    """Advances to the next entry; returns sum and key of its segment, whether that began here, and the first key."""
     is_over = next_key != key
     _finish(OUT, PART, total, key, is_whole, is_over, rows, columns, column, inside, HAS_BASE)
     first_key = tl.where(is_over & (is_whole == 0), key, first_key)
@@ -122,9 +124,9 @@ def walk_segments(
     VALUES, KEYS, ORDER, OUT, PARTS, PART_KEYS, values_b, values_n, values_c, count, chunks, rows, limit, columns,
     CHUNK: tl.constexpr, COLUMNS: tl.constexpr, HAS_ORDER: tl.constexpr, HAS_BASE: tl.constexpr, IS_LAST: tl.constexpr,
 ):  # fmt: skip
-    """One program, of one warp, per batch element, COLUMNS columns and CHUNK entries, a multiple of eight.
+    """One program, of one warp, per batch element, COLUMNS columns and CHUNK entries (a multiple of eight).
 
-    The arguments are those of `scan_segments`.  The parts are the same, but for the order of additions.
+    The arguments are those of `scan_segments`.  The parts are the same except for the order of additions.
     """
     program = tl.program_id(0)
     chunk, other = program % chunks, program // chunks
