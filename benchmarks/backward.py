@@ -65,9 +65,7 @@ def prepare(shape: Shape, name: str) -> tuple[Callable[[], Any], Any, bool]:
 
 
 def differences(gradients: dict[str, Any]) -> dict[str, float]:
-    """Returns the largest relative difference of each other contender's gradients to dash's; NaN if a difference is
-    NaN.
-    """
+    """Returns the largest relative difference of each other contender's gradients to dash's, NaN if one is NaN."""
     if "dash" not in gradients:
         return {}
 
@@ -129,7 +127,7 @@ def cell(row: dict[str, Any], key: str) -> Any:
 
 
 def faults(rows: list[dict[str, Any]]) -> list[str]:
-    """Lists rows without dash, gradients that differ from dash's, and contenders whose bits differ against their
+    """Lists rows without dash, gradients that differ from dash's, and bits that differ against a contender's
     promise.
     """
     found = []

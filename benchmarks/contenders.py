@@ -32,9 +32,7 @@ LIBRARIES = FA3, DASH_FORK = "DASH_BENCHMARK_FA3", "DASH_BENCHMARK_DASH_FORK"
 
 
 def _window(shape: Shape) -> dict[str, int | None]:
-    """Returns the window arguments for FlashAttention-2; the lengths are equal, so the mask's anchor does not
-    matter.
-    """
+    """Returns the window arguments for FlashAttention-2; with equal lengths the mask's anchor does not matter."""
     if shape.mask.hi is None:
         return {}
     return {"window_size_left": shape.mask.hi, "window_size_right": -(shape.mask.lo or 0)}
@@ -104,7 +102,7 @@ def in_library(shape: Shape, tensors: Tensors, *, variable: str, deterministic: 
 
 
 def flash4_forward(shape: Shape, *, deterministic: bool = False) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Runs FlashAttention-4 on q, k and v; returns (out [batch, length, heads, value dim], log-sum-exp)."""
+    """Prepares FlashAttention-4: a function of q, k and v to (out [batch, length, heads, value dim], log-sum-exp)."""
     try:
         from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found, unused-ignore]  # optional
     except ImportError as error:
@@ -122,14 +120,14 @@ def flash4_forward(shape: Shape, *, deterministic: bool = False) -> Callable[...
 
 
 def flash4(shape: Shape, tensors: Tensors, *, deterministic: bool) -> Backward:
-    """Runs FlashAttention-4's backward through autograd."""
+    """Prepares FlashAttention-4's backward, which runs through autograd."""
     leaves = [t.detach().requires_grad_() for t in tensors[:3]]
     out, _ = flash4_forward(shape, deterministic=deterministic)(*leaves)
     return lambda: torch.autograd.grad(out, leaves, tensors[3].transpose(1, 2), retain_graph=True)
 
 
 def dash(shape: Shape, tensors: Tensors) -> Backward:
-    """Runs the compiled operator with the planner's plan; the forward is excluded."""
+    """Prepares the compiled operator with the planner's plan; the forward is not timed."""
     plan, call = str(make_plan(shape.site(), arch())), str(replace(shape.call, orders=(BSHD,) * 3))
     q, k, v, do = tensors
     if shape.softcap is None:
@@ -156,9 +154,7 @@ def _own_forward(shape: Shape, tensors: Tensors, plan: str) -> tuple[Tensor, Ten
 
 
 def bounded(shape: Shape, tensors: Tensors, *, softcap: float) -> Backward:
-    """Runs `dash` with a softcap, which no other contender has: it measures the cost of the softcap, not its
-    gradients.
-    """
+    """Prepares `dash` with a softcap, which no other contender has: it shows the cost of the softcap."""
     return dash(replace(shape, softcap=softcap), tensors)
 
 

@@ -51,7 +51,7 @@ def _heads(batch: int, length: int, heads: int, kv_heads: int, dim: int) -> list
 
 
 def sinks(batch: int = 2, length: int = 8192, width: int = 2048) -> Rows:
-    """Returns a causal site with sinks, and the same site without."""
+    """Measures a causal site with sinks, and the same site without."""
     from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as with_sinks
     from transformers.models.llama.modeling_llama import eager_attention_forward as without
 
@@ -70,7 +70,7 @@ def sinks(batch: int = 2, length: int = 8192, width: int = 2048) -> Rows:
 
 
 def lse(batch: int = 2, length: int = 8192, width: int = 2048) -> Rows:
-    """Returns a causal site whose log-sum-exp the program reads and differentiates, and the same site without."""
+    """Measures a causal site whose log-sum-exp the program reads and differentiates, and the same site without."""
     mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, length, length, device=DEVICE)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def lse(batch: int = 2, length: int = 8192, width: int = 2048) -> Rows:
 
 
 def gpt_oss(batch: int = 1, length: int = 4096, heads: int = 64, kv_heads: int = 8, dim: int = 64) -> Rows:
-    """Returns the two kinds of attention layers of gpt_oss, at the width of the 20B model."""
+    """Measures the two kinds of attention layers of gpt_oss, at the width of the 20B model."""
     from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
     rows = []
@@ -105,7 +105,7 @@ def gpt_oss(batch: int = 1, length: int = 4096, heads: int = 64, kv_heads: int =
 
 
 def gemma2(batch: int = 1, length: int = 8192, heads: int = 16, kv_heads: int = 8, dim: int = 256) -> Rows:
-    """Returns the two kinds of attention layers of Gemma 2, at the width of the 9B model."""
+    """Measures the two kinds of attention layers of Gemma 2, at the width of the 9B model."""
     from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
     rows = []

@@ -77,7 +77,7 @@ def cudnn(shape: Shape, tensors: Results) -> Callable[[], Results]:
 
 
 def flash(shape: Shape, tensors: Results) -> Callable[[], Results]:
-    """Runs FlashAttention-2; v is padded to the head dim of q in advance."""
+    """Prepares FlashAttention-2; v is padded to the head dim of q in advance."""
     q, k, v, _ = tensors
     v = F.pad(v, (0, shape.head_dim - shape.value_dim))
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
@@ -107,7 +107,7 @@ CONTENDERS: Contenders = {"dash": dash, "cuDNN": cudnn, "FA2": flash, "FA4": fla
 
 
 def bounded(softcap: float | None) -> Contenders:
-    """Runs `dash` with a softcap, if `--softcap` is given."""
+    """Returns the contender `dash` with a softcap, if `--softcap` is given."""
     return {} if softcap is None else {BOUNDED: lambda shape, tensors: dash(replace(shape, softcap=softcap), tensors)}
 
 

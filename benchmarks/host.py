@@ -92,7 +92,7 @@ def graph(run: Run) -> Run:
 
 
 def parts(direct: Run) -> dict[str, Run]:
-    """Measures the allocations of a call alone, and its launches alone."""
+    """Returns a call's allocations alone, and its launches alone, as functions to time."""
     facts: list[Any] = []
     tensors: list[Tensor] = []
     launches: list[launcher.Launch] = []

@@ -68,11 +68,11 @@ VARIANTS = (DEFAULT, DETERMINISTIC, DASH)
 
 
 def same_bits(call: Callable[[], Sequence[Tensor]], repeats: int) -> bool:
-    """Returns whether `count` more calls give the bits of the first one."""
+    """Returns whether `repeats` more calls give the bits of the first one."""
     expected = [_bytes(tensor) for tensor in call()]
     return all(all(map(torch.equal, expected, map(_bytes, call()))) for _ in range(repeats))
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """The bytes, uint8 [size in bytes]: `torch.equal` takes 0.0 and -0.0 for the same."""
+    """Returns the bytes of a tensor, uint8 [size in bytes], since `torch.equal` treats 0.0 and -0.0 as equal."""
     return tensor.detach().clone().contiguous().view(-1).view(torch.uint8)
