@@ -1,14 +1,4 @@
-"""The first step of a walk of whose kv tile the row block sees the first half at most.
-
-Note [Half tiles]
-    A row block has half as many queries as a kv tile has keys.  So under a mask with a lower bound, a causal one for
-    example, every second walk begins with a kv tile whose second half no query of the row block sees.  Its scores are
-    not computed then: half of the products, of the tests of the mask and of the exponentials are left out, and P has
-    zeros there.
-
-    This changes no bit.  A score that is hidden is -inf otherwise, which no row's base comes from, and its probability
-    is exactly zero.  Sums are taken over the whole tile, zeros among them, so that they have the order of any other.
-"""
+"""The first iteration of a row block that sees at most the first half of the kv tile."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -21,7 +11,7 @@ from .tile_work import ROWS
 
 @gluon.jit
 def half_tile_step(work, data, shared, score, here, kv, it, m, total):
-    """(P, m, total) of the first kv tile of a walk, as `first_step` has them, for a row block that sees half of it."""
+    """Returns (P, m, total) as `first_step`, for a row block that sees half of its first kv tile."""
     b, _head, _block, rows, q_tile, _seed = here
     layout: gl.constexpr = accumulator_layout(ROWS, ROWS, 4)
     whole: gl.constexpr = accumulator_layout(ROWS, work.BLOCK_KV, 4)
@@ -40,5 +30,5 @@ def half_tile_step(work, data, shared, score, here, kv, it, m, total):
 
 @gluon.jit
 def by_row(x, LAYOUT: gl.constexpr):
-    """A number of every row, where a tile of this layout has its rows: layouts of tiles differ in columns alone."""
+    """Converts one number per row to LAYOUT's rows; layouts of tiles differ in columns alone."""
     return gl.convert_layout(x, gl.SliceLayout(1, LAYOUT), assert_trivial=True)

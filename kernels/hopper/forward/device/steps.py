@@ -1,22 +1,4 @@
-"""The steps of a row block's walk: scores, softmax, and the product of probabilities and values.
-
-Note [Softmax]
-    A row keeps its base m, the largest ``scale * score`` so far in base 2, and its sum of ``exp2(scale * score - m)``.
-    m begins with the lowest finite fp32, not with -inf, so that no difference is ever -inf - -inf: a masked score is
-    -inf, its probability ``exp2(-inf - m)`` is exactly zero in every row, and a row whose sum stays zero has seen no
-    key.
-
-    The factor of what was before a step is ``exp2(m_before - m)``, of the same rounded bases that the probabilities
-    use.  It is exactly one where a tile does not raise the base, so that a tile in which a row sees no key leaves the
-    row as it is, bit for bit: which kv tiles the other rows of the row block see does not matter to it.
-
-    Scores that a low bound keeps near zero need no maximum: the base is zero from the beginning, every factor is one,
-    and neither is computed; sums are by matmuls, see Note [Sums] in `sums`.  The powers of such scores are far from the
-    ends of the range of fp32 and bf16, see `model.call.LOW_SOFTCAP`, not of that of fp16.
-
-    ``max(score) * scale`` is the largest ``score * scale`` only for a positive scale; the host sees to that, see
-    `launch.forward`.
-"""
+"""The iterations of a row block: scores, softmax, and the product of probabilities and values."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -35,19 +17,19 @@ LOWEST = gl.constexpr(-3.4028234663852886e38)
 
 @gluon.jit
 def exp2(x):
-    """One instruction; results below 2**-126 are zero, which spares the scaling that would keep them."""
+    """Computes exp2 in one instruction; results below 2**-126 are flushed to zero, which saves a rescaling."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def log2(x):
-    """One instruction, right to 2**-22; of zero it is -inf."""
+    """Computes log2 in one instruction, accurate to 2**-22; log2(0) is -inf."""
     return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def wait_for(full, it, STAGES: gl.constexpr):
-    """Slot of the it-th tile of a ring, which is there."""
+    """Waits for the it-th tile of a ring and returns its slot."""
     slot = it % STAGES
     mbarrier.wait(full.index(slot), (it // STAGES) & 1)
     return slot
@@ -55,7 +37,7 @@ def wait_for(full, it, STAGES: gl.constexpr):
 
 @gluon.jit
 def release(empty):
-    """Say that all warps of this consumer have read a tile."""
+    """Signals that all warps of this consumer have read a tile."""
     if not ARRIVALS_MEET:
         role_barrier()
     mbarrier.arrive(empty, count=1)
@@ -169,7 +151,7 @@ def begin_scores(shared, q_tile, slot, zero):
 
 @gluon.jit
 def first_keys(tile, COUNT: gl.constexpr):
-    """The first COUNT rows of a K tile."""
+    """Returns the first COUNT rows of a K tile."""
     if tile.shape[0] > COUNT:
         tile = tile.slice(0, COUNT)
     return tile
@@ -177,7 +159,7 @@ def first_keys(tile, COUNT: gl.constexpr):
 
 @gluon.jit
 def skip(shared, it):
-    """Give the it-th kv tile back without a look at it."""
+    """Releases the it-th kv tile unread."""
     release(shared.k_empty.index(wait_for(shared.k_full, it, shared.STAGES)))
     release(shared.v_empty.index(wait_for(shared.v_full, it, shared.STAGES)))
 
@@ -262,7 +244,7 @@ def next_step(work, data, drops, shared, score, zero, here, kv_before, kv, masks
 
 @gluon.jit
 def scaled(acc, factor):
-    """Rows of acc times their factors."""
+    """Multiplies the rows of acc by their factors."""
     return acc * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, acc.type.layout)), 1)
 
 
