@@ -202,7 +202,7 @@ def walk_words(
 
 @gluon.jit
 def store_logsumexp(work, lse_ptr, b, head, rows, m, total):
-    """Natural log; -inf in rows without keys and sinks, whose sum is zero."""
+    """Stores the natural log-sum-exp; -inf in rows without keys and sinks, whose sum is zero."""
     lse = (m + log2(total)) * 0.6931471805599453
     offsets = (b * work.q_heads + head).to(gl.int64) * work.q_len + rows
     gl.store(lse_ptr + offsets, lse, mask=(rows >= 0) & (rows < work.q_len))

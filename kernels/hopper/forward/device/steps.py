@@ -110,9 +110,9 @@ def _in_band(work, s, rows, kv):
 
 @gluon.jit
 def _keep_below(s, keys, end):
-    """s where ``keys < end``, else -inf.
+    """Returns s where ``keys < end``, else -inf.
 
-    As one operation: ptxas would make all comparisons first, and store their results as bits of integers.
+    It is one operation, because ptxas would compute all comparisons first and pack their results as bits of integers.
     """
     return gl.inline_asm_elementwise(
         """{
@@ -137,9 +137,9 @@ def as_left(p, DTYPE: gl.constexpr, COLUMNS: gl.constexpr):
 
 @gluon.jit
 def begin_scores(shared, q_tile, slot, zero):
-    """Begin S = Q K^T with this tile of the Q ring, and the K tile in this slot.
+    """Begins S = Q K^T with this tile of the Q ring and the K tile in this slot.
 
-    zero: fp32, with a column for every key; the K tile may have more.
+    zero: fp32, with a column for every key that is computed; the K tile may have more.
     """
     k = first_keys(shared.k.index(slot), zero.shape[1]).permute((1, 0))
     s = warpgroup_mma(shared.q.index(q_tile), k, zero, use_acc=False, is_async=True)

@@ -27,9 +27,7 @@ COLUMNS = gl.constexpr(8)
 
 @gluon.jit
 def fill_with_ones(tile):
-    """Writes ones to a tile of shared memory, [COLUMNS, keys of a kv tile]; the caller must fence before matmuls read
-    it.
-    """
+    """Writes ones to a tile of shared memory, [COLUMNS, keys of a kv tile]; matmuls may read it only after a fence."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     tile.store(gl.full([COLUMNS, tile.shape[1]], 1.0, tile.dtype, layout))
 
