@@ -1,4 +1,14 @@
-"""The first iteration of a row block that sees at most the first half of the kv tile."""
+"""The first iteration of a row block that sees at most the first half of the kv tile.
+
+Note [Half tiles]
+    A row block has half as many queries as a kv tile has keys.  So under a mask with a lower bound, a causal one for
+    example, every second walk begins with a kv tile whose second half no query of the row block sees.  Its scores are
+    not computed then: half of the products, of the tests of the mask and of the exponentials are left out, and P has
+    zeros there.
+
+    This changes no bit.  A score that is hidden is -inf otherwise, which no row's base comes from, and its probability
+    is exactly zero.  Sums are taken over the whole tile, zeros among them, so that they have the order of any other.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

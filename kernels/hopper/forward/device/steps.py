@@ -1,4 +1,22 @@
-"""The iterations of a row block: scores, softmax, and the product of probabilities and values."""
+"""The iterations of a row block: scores, softmax, and the product of probabilities and values.
+
+Note [Softmax]
+    A row keeps its base m, the largest ``scale * score`` so far in base 2, and its sum of ``exp2(scale * score - m)``.
+    m begins with the lowest finite fp32, not with -inf, so that no difference is ever -inf - -inf: a masked score is
+    -inf, its probability ``exp2(-inf - m)`` is exactly zero in every row, and a row whose sum stays zero has seen no
+    key.
+
+    The factor of what was before a step is ``exp2(m_before - m)``, of the same rounded bases that the probabilities
+    use.  It is exactly one where a tile does not raise the base, so that a tile in which a row sees no key leaves the
+    row as it is, bit for bit: which kv tiles the other rows of the row block see does not matter to it.
+
+    Scores that a low bound keeps near zero need no maximum: the base is zero from the beginning, every factor is one,
+    and neither is computed; sums are by matmuls, see Note [Sums] in `sums`.  The powers of such scores are far from the
+    ends of the range of fp32 and bf16, see `model.call.LOW_SOFTCAP`, not of that of fp16.
+
+    ``max(score) * scale`` is the largest ``score * scale`` only for a positive scale; the host sees to that, see
+    `launch.forward`.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
