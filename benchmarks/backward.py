@@ -43,7 +43,7 @@ ASIDE = ("plan", "ms", "quartiles", "differences", "same bits", "not run")
 
 
 def prepare(shape: Shape, name: str) -> tuple[Callable[[], Any], Any, bool]:
-    """(call, gradients, whether it promises the same bits and ten more calls gave them) of a contender."""
+    """Returns (call, gradients, whether the contender promises equal bits and ten more calls gave them)."""
     common.watchdog(120)
     deterministic = name in UNDER_ALGORITHMS
 
@@ -65,7 +65,7 @@ def prepare(shape: Shape, name: str) -> tuple[Callable[[], Any], Any, bool]:
 
 
 def differences(gradients: dict[str, Any]) -> dict[str, float]:
-    """For every other contender the largest relative difference of its gradients to dash's, not a number if any is."""
+    """Returns the largest relative difference of each other contender's gradients to dash's, NaN if one is NaN."""
     if "dash" not in gradients:
         return {}
 
@@ -119,7 +119,7 @@ def measure(shape: Shape, columns: list[str]) -> dict[str, Any]:
 
 
 def cell(row: dict[str, Any], key: str) -> Any:
-    """The cell of a row in the table; a rate's has half the distance between the quartiles of its times in per cent."""
+    """Formats a cell of the table; a rate is followed by half the interquartile range of its times, in percent."""
     if row.get(key) is None or key not in row["quartiles"]:
         return row.get(key)
     low, high = row["quartiles"][key]
@@ -127,7 +127,9 @@ def cell(row: dict[str, Any], key: str) -> Any:
 
 
 def faults(rows: list[dict[str, Any]]) -> list[str]:
-    """Runs without dash, gradients that are not dash's, and bits that differ against a contender's promise."""
+    """Lists rows without dash, gradients that differ from dash's, and bits that differ against a contender's
+    promise.
+    """
     found = []
     for row in rows:
         if "dash" in row["not run"]:
@@ -140,7 +142,7 @@ def faults(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def selected(words: list[str]) -> list[Shape]:
-    """The shapes whose name contains one of the words; all without words."""
+    """Returns the shapes whose names contain one of the words; all shapes without words."""
     found = [shape for name, shape in SHAPES.items() if not words or any(word in name for word in words)]
     if not found:
         raise SystemExit(f"no shape has one of {words} in its name; --list shows all names")

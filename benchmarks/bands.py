@@ -36,7 +36,7 @@ SIZES = ((64, 2, 32, 8192), (64, 1, 8, 2048), (128, 2, 16, 8192), (40, 2, 32, 81
 
 @dataclass(frozen=True)
 class Case:
-    """One backward: `text` is a mask, and what a call says behind its scale."""
+    """One backward; `text` is the mask and the remainder of the call's text after the scale."""
 
     shape: Shape
     text: str
@@ -51,7 +51,7 @@ class Case:
         return replace(self.shape.site(), call=Call.parse(f"{mask}/scale={self.shape.scale!r}{slash}{rest}"))
 
     def plan(self, family: str) -> Plan:
-        """The plan that the planner would choose if there were no other kernels."""
+        """Returns the plan that the planner would choose if there were no other kernels."""
         planner._choose.cache_clear()
         with mock.patch.object(planner, "FAMILIES", [f for f in FAMILIES if f.name == family]):
             return planner.plan(self.site, "sm_90")
@@ -70,7 +70,9 @@ def deltas(out: torch.Tensor, do: torch.Tensor) -> torch.Tensor:
 
 
 def backwards(case: Case) -> list[Callable[[], object]]:
-    """Both backwards; their output and log-sum-exp come from no forward, and all keys are valid."""
+    """Returns both backwards; `out` and log-sum-exp are placeholders, not those of a forward, and all keys are
+    valid.
+    """
     site, hopper = case.site, case.plan("hopper")
     q, k, v, do = (tensor.contiguous() for tensor in case.shape.tensors())
     lse, seed = torch.full(q.shape[:3], 6.0, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")

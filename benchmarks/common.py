@@ -1,4 +1,4 @@
-"""The common parts of the benchmarks: conditions, timing, the watchdog, results files."""
+"""Shared parts of the benchmarks: conditions, timing, the watchdog, results files."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ RESULTS = Path(__file__).parent / "results"
 
 
 class NotRun(RuntimeError):
-    """A contender has no way to run a shape."""
+    """Raised by a contender that cannot run a shape."""
 
 
 def reason(error: Exception) -> str:
-    """The type of an error, and the first line of its text."""
+    """Returns the type of an error and the first line of its text."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0][:200]}"
 
 
 def watchdog(seconds: float) -> None:
-    """End the process with all stacks if it is still alive after `seconds`; calling again restarts the clock."""
+    """Ends the process with all stacks if it still runs after `seconds`; a further call restarts the clock."""
     faulthandler.cancel_dump_traceback_later()
     faulthandler.dump_traceback_later(seconds, exit=True)
 
 
 def conditions() -> dict[str, Any]:
-    """Versions, GPU and commit, for the head of every results file; BENCHMARK_COMMIT overrides what git says."""
+    """Returns versions, GPU and commit, for the head of a results file; BENCHMARK_COMMIT overrides the commit of
+    git.
+    """
     commit = os.environ.get("BENCHMARK_COMMIT", "")
     if not commit:
         git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
@@ -57,19 +59,19 @@ def conditions() -> dict[str, Any]:
 
 
 def time_ms(*runs: Callable[[], object], repeats: int = 20, warmup: int = 3) -> list[float]:
-    """Median times of one call of each on the GPU in ms; the runs take turns (`benchmarks.timing`)."""
+    """Returns median GPU times in ms of one call of each contender; the calls alternate (`benchmarks.timing`)."""
     timings = take_turns(dict(enumerate(runs)), "cuda", repeats=repeats, warmup=warmup)
     return [timings[i].median for i in range(len(runs))]
 
 
 def renamed(function: types.FunctionType, name: str) -> types.FunctionType:
-    """A copy of a function with a code object of its own: Dynamo compiles each code object once for all functions."""
+    """Copies a function with its own code object, since Dynamo compiles per code object."""
     code = function.__code__.replace(co_name=name)
     return types.FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
 
 
 def write(name: str, payload: dict[str, Any]) -> Path:
-    """Write benchmarks/results/<name>.json and return its path."""
+    """Writes benchmarks/results/<name>.json and returns its path."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(payload, indent=1) + "\n", encoding="utf-8")
@@ -77,7 +79,7 @@ def write(name: str, payload: dict[str, Any]) -> Path:
 
 
 def table(rows: list[dict[str, Any]]) -> None:
-    """Print rows of equal keys as an aligned table."""
+    """Prints rows with equal keys as an aligned table."""
     if not rows:
         return
     cells = [list(rows[0])] + [[_cell(v) for v in row.values()] for row in rows]

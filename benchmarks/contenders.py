@@ -32,14 +32,14 @@ LIBRARIES = FA3, DASH_FORK = "DASH_BENCHMARK_FA3", "DASH_BENCHMARK_DASH_FORK"
 
 
 def _window(shape: Shape) -> dict[str, int | None]:
-    """The mask for FlashAttention-2; with equal lengths both corners it could be anchored at agree."""
+    """Returns the window arguments for FlashAttention-2; with equal lengths the mask's anchor does not matter."""
     if shape.mask.hi is None:
         return {}
     return {"window_size_left": shape.mask.hi, "window_size_right": -(shape.mask.lo or 0)}
 
 
 def forward(shape: Shape, tensors: Tensors) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(out, natural log-sum-exp, seed, offset) by FlashAttention-2, v padded to the head dim of q."""
+    """Returns (out, natural log-sum-exp, seed, offset) of FlashAttention-2, with v padded to the head dim of q."""
     q, k, v, _ = tensors
     v = F.pad(v, (0, shape.head_dim - shape.value_dim))
     s = shape.length
@@ -102,7 +102,7 @@ def in_library(shape: Shape, tensors: Tensors, *, variable: str, deterministic: 
 
 
 def flash4_forward(shape: Shape, *, deterministic: bool = False) -> Callable[..., tuple[Tensor, Tensor]]:
-    """FlashAttention-4: from q, k and v to (out [batch, length, heads, value dim], log-sum-exp)."""
+    """Prepares FlashAttention-4: a function of q, k and v to (out [batch, length, heads, value dim], log-sum-exp)."""
     try:
         from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found, unused-ignore]  # optional
     except ImportError as error:
@@ -120,14 +120,14 @@ def flash4_forward(shape: Shape, *, deterministic: bool = False) -> Callable[...
 
 
 def flash4(shape: Shape, tensors: Tensors, *, deterministic: bool) -> Backward:
-    """FlashAttention-4, through autograd's backward."""
+    """Prepares FlashAttention-4's backward, which runs through autograd."""
     leaves = [t.detach().requires_grad_() for t in tensors[:3]]
     out, _ = flash4_forward(shape, deterministic=deterministic)(*leaves)
     return lambda: torch.autograd.grad(out, leaves, tensors[3].transpose(1, 2), retain_graph=True)
 
 
 def dash(shape: Shape, tensors: Tensors) -> Backward:
-    """The compiled op with the planner's plan; forward excluded."""
+    """Prepares the compiled operator with the planner's plan; the forward is not timed."""
     plan, call = str(make_plan(shape.site(), arch())), str(replace(shape.call, orders=(BSHD,) * 3))
     q, k, v, do = tensors
     if shape.softcap is None:
@@ -143,7 +143,7 @@ def dash(shape: Shape, tensors: Tensors) -> Backward:
 
 
 def _own_forward(shape: Shape, tensors: Tensors, plan: str) -> tuple[Tensor, Tensor]:
-    """(out, natural log-sum-exp) by the plan's own forward, for scores that others do not have."""
+    """Returns (out, natural log-sum-exp) of the plan's own forward, for softcaps, which other contenders lack."""
     call = str(replace(shape.call, orders=(BSHD,)))
 
     def run(*args: Tensor) -> Any:
@@ -154,7 +154,7 @@ def _own_forward(shape: Shape, tensors: Tensors, plan: str) -> tuple[Tensor, Ten
 
 
 def bounded(shape: Shape, tensors: Tensors, *, softcap: float) -> Backward:
-    """`dash` with bounded scores, which nobody else has: for the price of a bound, not for its gradients."""
+    """Prepares `dash` with a softcap, which no other contender has: it shows the cost of the softcap."""
     return dash(replace(shape, softcap=softcap), tensors)
 
 
@@ -182,7 +182,7 @@ DETERMINISTIC = (*UNDER_ALGORITHMS, "FA3 det", "DASH fork det", "FA4 det")
 
 
 def versions() -> dict[str, str]:
-    """The versions of the installed contenders that are neither in PyTorch nor here."""
+    """Returns the versions of installed contenders that are neither part of PyTorch nor of this project."""
     found = {}
     for variable in LIBRARIES:
         with suppress(NotRun):

@@ -1,4 +1,4 @@
-"""The lengths of the packed documents that are measured."""
+"""Lengths of the packed documents in the benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention as programs write it: sinks, log-sum-exps, and the attention of gpt_oss and Gemma 2 by hand."""
+"""Attention as programs write it: with sinks, with log-sum-exp outputs, and decomposed as in gpt_oss and Gemma 2."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Rows = list[dict[str, Any]]
 
 
 class _Module(nn.Module):
-    """What an attention function of transformers reads of a module."""
+    """The attributes that an attention function of transformers reads of its module."""
 
     def __init__(self, groups: int, sinks: Tensor | None = None) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class _Module(nn.Module):
 
 
 def additive(window: int | None, length: int, dtype: torch.dtype) -> Tensor:
-    """The mask of transformers for attention by hand, [1, 1, length, length]: causal, and a window if there is one."""
+    """Returns transformers' additive mask, [1, 1, length, length]: causal, optionally with a sliding window."""
     places = torch.arange(length, device=DEVICE)
     distance = places[:, None] - places
     seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
@@ -34,7 +34,7 @@ def additive(window: int | None, length: int, dtype: torch.dtype) -> Tensor:
 def by_hand(
     function: Callable[..., Any], groups: int, window: int | None = None, **settings: Any
 ) -> Callable[..., Tensor]:
-    """A program of q, k, v [batch, heads, length, head dim], and sinks [heads] if there are any."""
+    """Returns decomposed attention of q, k, v [batch, heads, length, head dim], and sinks [heads] if there are any."""
 
     def program(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         mask = additive(window, q.shape[2], q.dtype)
@@ -45,13 +45,13 @@ def by_hand(
 
 
 def _heads(batch: int, length: int, heads: int, kv_heads: int, dim: int) -> list[Tensor]:
-    """q, k and v, interleaved as models have them."""
+    """Returns q, k and v, interleaved in memory as models have them."""
     q, k, v = made(*((batch, length, n, dim) for n in (heads, kv_heads, kv_heads)))
     return [tensor.detach().transpose(1, 2).requires_grad_() for tensor in (q, k, v)]
 
 
 def sinks(batch: int = 2, length: int = 8192, width: int = 2048) -> Rows:
-    """A causal site with sinks, and the same site without."""
+    """Measures a causal site with sinks, and the same site without."""
     from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as with_sinks
     from transformers.models.llama.modeling_llama import eager_attention_forward as without
 
@@ -70,7 +70,7 @@ def sinks(batch: int = 2, length: int = 8192, width: int = 2048) -> Rows:
 
 
 def lse(batch: int = 2, length: int = 8192, width: int = 2048) -> Rows:
-    """A causal site whose log-sum-exp the program reads, with a gradient, and the same site where it does not."""
+    """Measures a causal site whose log-sum-exp the program reads and differentiates, and the same site without."""
     mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, length, length, device=DEVICE)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def lse(batch: int = 2, length: int = 8192, width: int = 2048) -> Rows:
 
 
 def gpt_oss(batch: int = 1, length: int = 4096, heads: int = 64, kv_heads: int = 8, dim: int = 64) -> Rows:
-    """The two kinds of layers of gpt_oss in the width of its model with 20 billion parameters."""
+    """Measures the two kinds of attention layers of gpt_oss, at the width of the 20B model."""
     from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
     rows = []
@@ -105,7 +105,7 @@ def gpt_oss(batch: int = 1, length: int = 4096, heads: int = 64, kv_heads: int =
 
 
 def gemma2(batch: int = 1, length: int = 8192, heads: int = 16, kv_heads: int = 8, dim: int = 256) -> Rows:
-    """The two kinds of layers of Gemma 2 in the width of its model with 9 billion parameters."""
+    """Measures the two kinds of attention layers of Gemma 2, at the width of the 9B model."""
     from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
     rows = []

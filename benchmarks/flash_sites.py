@@ -1,6 +1,6 @@
-"""Calls of flash-attn's operators beside PyTorch's FlashAttention-2, deterministic, and cuDNN.
+"""Calls of flash-attn's operators, compared with PyTorch's deterministic FlashAttention-2 and cuDNN.
 
-The package need not be there: operators with its names and arguments run PyTorch's FlashAttention-2.
+The package need not be installed: stand-in operators with its names and arguments run PyTorch's FlashAttention-2.
 """
 
 # No `from __future__ import annotations`: schemas are made of the annotations.
@@ -80,7 +80,7 @@ def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: T
 
 
 class _Flash(torch.autograd.Function):
-    """`FlashAttnFunc` of the package."""
+    """A stand-in for `FlashAttnFunc` of flash-attn."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, window: tuple[int, int]) -> Tensor:
@@ -107,7 +107,7 @@ def _package(causal: bool, window: tuple[int, int]) -> Callable[..., Tensor]:
 
 
 def _packed(starts: Tensor, longest: int, window: tuple[int, int]) -> Callable[..., Tensor]:
-    """Causal FlashAttention-2 of PyTorch on documents: [tokens, heads, head dim]."""
+    """Returns a program of PyTorch's causal FlashAttention-2 on packed documents: [tokens, heads, head dim]."""
 
     def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         found: Tensor = aten._flash_attention_forward(
@@ -119,7 +119,7 @@ def _packed(starts: Tensor, longest: int, window: tuple[int, int]) -> Callable[.
 
 
 def _flash_2(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: tuple[int, int]) -> Step:
-    """FlashAttention-2 of PyTorch: [batch, length, heads, head dim]."""
+    """Prepares PyTorch's FlashAttention-2: [batch, length, heads, head dim]."""
     q, k, v = (tensor.detach() for tensor in (q, k, v))
     sizes = q.shape[1], k.shape[1], 0.0, causal
     settings = {"scale": q.shape[-1] ** -0.5, **_window(*window)}
@@ -164,7 +164,7 @@ DOCUMENTS = (("documents", (-1, -1)), ("documents, window 1024", (1023, 0)))
 
 
 def flash(tokens: int = 16384, width: int = 2048, count: int = 8) -> list[dict[str, Any]]:
-    """Dense calls with and without a window, and packed documents."""
+    """Measures dense calls, with and without a window, and packed documents."""
     rows = []
     for dim in (128, 64):
         heads = width // dim

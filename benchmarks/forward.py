@@ -37,7 +37,7 @@ SHORT = (128, 256, 512)
 
 
 def shapes(lengths: Sequence[int]) -> list[Shape]:
-    """The regular table, then short sequences, windows, grouped heads and larger head dims."""
+    """Returns the regular table, then short sequences, windows, grouped heads and larger head dims."""
     found = [regular(d, mask, s) for d in (128, 64) for mask in (FULL, CAUSAL) for s in lengths]
     short = [(HIDDEN // d, s, d, d, mask) for d in (128, 64) for mask in (FULL, CAUSAL) for s in SHORT]
     found += [Shape("short", TOKENS // s, heads, heads, s, *rest) for heads, s, *rest in short]
@@ -77,7 +77,7 @@ def cudnn(shape: Shape, tensors: Results) -> Callable[[], Results]:
 
 
 def flash(shape: Shape, tensors: Results) -> Callable[[], Results]:
-    """FlashAttention-2; v is padded to the head dim of q beforehand."""
+    """Prepares FlashAttention-2; v is padded to the head dim of q in advance."""
     q, k, v, _ = tensors
     v = F.pad(v, (0, shape.head_dim - shape.value_dim))
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
@@ -107,7 +107,7 @@ CONTENDERS: Contenders = {"dash": dash, "cuDNN": cudnn, "FA2": flash, "FA4": fla
 
 
 def bounded(softcap: float | None) -> Contenders:
-    """`dash` with bounded scores, where a run asks for a bound."""
+    """Returns the contender `dash` with a softcap, if `--softcap` is given."""
     return {} if softcap is None else {BOUNDED: lambda shape, tensors: dash(replace(shape, softcap=softcap), tensors)}
 
 
@@ -132,7 +132,7 @@ def difference(results: Mapping[str, Results]) -> float | None:
 
 
 def compile_all(problems: list[build.Specialisation]) -> None:
-    """Fill Triton's cache, several kernels at a time: one takes seconds."""
+    """Fills Triton's cache, compiling several kernels in parallel, since each takes seconds."""
     turns.in_parallel(_compile, problems)
 
 

@@ -59,7 +59,7 @@ class LanguageModel(nn.Module):
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """A row of the table."""
+    """Measures one row of the table."""
     torch.manual_seed(0)
     with torch.device(options.device):
         torch.set_default_dtype(torch.bfloat16)

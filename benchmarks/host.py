@@ -68,7 +68,7 @@ Run = Callable[[], object]
 
 
 def host_us(run: Run, calls: int) -> dict[str, float]:
-    """µs per call: median and worst of the rounds' means."""
+    """Returns host time per call in microseconds: median and maximum of the means of the rounds."""
     for _ in range(20):
         run()
     means = []
@@ -92,7 +92,7 @@ def graph(run: Run) -> Run:
 
 
 def parts(direct: Run) -> dict[str, Run]:
-    """The allocations of a call alone, and its launches alone."""
+    """Returns a call's allocations alone, and its launches alone, as functions to time."""
     facts: list[Any] = []
     tensors: list[Tensor] = []
     launches: list[launcher.Launch] = []
@@ -116,7 +116,7 @@ def parts(direct: Run) -> dict[str, Run]:
 
 
 def generated(compiled: Run, *tensors: Tensor) -> Run:
-    """The call in Inductor's code, of a function that is compiled here."""
+    """Returns the call in the code that Inductor generates, for a function that is compiled here."""
     known = {id(module) for module in PyCodeCache.modules}
     compiled()
     (code,) = (module for module in PyCodeCache.modules if id(module) not in known and hasattr(module, "call"))
@@ -124,7 +124,7 @@ def generated(compiled: Run, *tensors: Tensor) -> Run:
 
 
 def eager(measure: Callable[[dict[str, Run]], None]) -> None:
-    """Measure a program that is not compiled."""
+    """Measures a program that is not compiled."""
     leaves = [tensor.requires_grad_() for tensor in SHAPE.tensors()[:3]]
     grad = torch.ones_like(leaves[0])
     called: list[Run] = []
@@ -181,7 +181,7 @@ def eager(measure: Callable[[dict[str, Run]], None]) -> None:
 
 
 def compiled(measure: Callable[[dict[str, Run]], None]) -> None:
-    """Measure the kernels, their operator, and the functions that `torch.compile` makes around it."""
+    """Measures the kernels, their operator, and the functions that `torch.compile` makes around it."""
     lowering.register()
     tensors = SHAPE.tensors()
     q, k, v, do = tensors

@@ -57,7 +57,9 @@ print(total * 1e3, spent * 1e3)
 
 
 def environment(folder: Path, installed: Path | None) -> Path:
-    """Links to every package of this environment but dash_inductor, and to the copy in `installed` if one is given."""
+    """Makes an environment of links to all packages but dash_inductor, and to the copy in `installed` if one is
+    given.
+    """
     folder.mkdir()
     for source in (Path(sysconfig.get_path("purelib")), Path(sysconfig.get_path("platlib")), installed):
         for entry in source.iterdir() if source else ():

@@ -30,7 +30,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 
 
 def _zipf(count: int, rows: int) -> Tensor:
-    """Numbers of rows, of which number k is drawn about 1 / k times as often as the first."""
+    """Draws row indices with Zipf's distribution: row k about 1 / k times as often as the first."""
     weights = 1 / torch.arange(1, rows + 1, device=DEVICE, dtype=FP32)
     return torch.multinomial(weights, count, replacement=True)
 
@@ -91,7 +91,7 @@ CASES: dict[str, Case] = {
 
 
 def _step(name: str, row: str, deterministic: bool) -> Callable[[], list[Tensor]]:
-    """A compiled forward and backward of a case."""
+    """Returns a compiled forward and backward of a case."""
     function, make = CASES[row]
     torch.manual_seed(0)
     leaf, index = make()
@@ -142,7 +142,7 @@ def _peak(run: Callable[[], Any]) -> float:
 
 
 def measure(row: str, repeats: int) -> dict[str, Any]:
-    """Microseconds of each contender, and what did not run."""
+    """Returns the time of each contender in microseconds, and the reasons of those that did not run."""
     common.watchdog(300)
     torch._dynamo.reset()
     steps: dict[str, Callable[[], list[Tensor]]] = {}

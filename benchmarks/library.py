@@ -22,13 +22,13 @@ INTERFACE = "docs/benchmarks.md has the interface"
 
 
 class Strided(ctypes.Structure):
-    """A bf16 tensor [batch, length, heads, head dim]; strides in elements, the head dim's is 1."""
+    """A bf16 tensor [batch, length, heads, head dim], with strides in elements; the stride of the head dim is 1."""
 
     _fields_ = (("data", c_void_p), ("batch", c_int64), ("length", c_int64), ("head", c_int64))
 
     @classmethod
     def of(cls, tensor: Tensor) -> Strided:
-        """From [batch, heads, length, head dim]."""
+        """Describes a tensor [batch, heads, length, head dim]."""
         batch, head, length, dim = tensor.stride()
         if dim != 1:
             raise NotRun(f"a library wants tensors whose last stride is 1, but one has strides {tensor.stride()}")
@@ -36,7 +36,7 @@ class Strided(ctypes.Structure):
 
 
 class Arguments(ctypes.Structure):
-    """`struct attention_backward` of the interface."""
+    """The C struct `attention_backward` of the interface."""
 
     _fields_ = (
         *((name, Strided) for name in ("q", "k", "v", "out", "dout", "dq", "dk", "dv")),

@@ -69,7 +69,7 @@ class Row:
 
     @property
     def pairs(self) -> float:
-        """Visible pairs of all batch elements and heads."""
+        """The visible pairs of all batch elements and heads."""
         s = self.length
         if self.kind == "documents":
             lengths = [b - a for ends in self.ends for a, b in zip((0, *ends), ends, strict=False)]
@@ -89,14 +89,14 @@ class Row:
         )
 
     def documents(self) -> Tensor:
-        """The number of the document of every token, int32 [batch, length]."""
+        """Returns the document index of every token, int32 [batch, length]."""
         places = torch.arange(self.length, device=DEVICE)
         return torch.stack(
             [torch.bucketize(places, torch.tensor(e, device=DEVICE), right=True) for e in self.ends]
         ).int()
 
     def valid(self) -> Tensor:
-        """Whether keys are valid, bool [batch, length]."""
+        """Returns whether keys are valid, bool [batch, length]."""
         return torch.arange(self.length, device=DEVICE) < torch.tensor(self.ends, device=DEVICE)
 
 
@@ -115,7 +115,7 @@ Step = tuple[Callable[[], Any], Callable[[], Any]]
 
 
 def _step(attend: Callable[..., Tensor], leaves: list[Tensor], grad_out: Tensor, deterministic: bool) -> Step:
-    """The two calls of a compiled function of the leaves."""
+    """Returns forward and backward of a compiled function of the leaves, as two calls."""
 
     def under(call: Callable[[], Any]) -> Callable[[], Any]:
         def run() -> Any:
@@ -135,7 +135,7 @@ def _step(attend: Callable[..., Tensor], leaves: list[Tensor], grad_out: Tensor,
 
 
 def _arguments(row: Row) -> tuple[dict[str, Any], list[Tensor]]:
-    """The arguments that make the mask of a row in a compiled call, and leaves beside q, k and v."""
+    """Returns the mask arguments of a row for a compiled call, and leaves other than q, k and v."""
     if row.kind == "documents":
         return {"documents": row.documents()}, []
     if row.kind == "padded":
@@ -185,13 +185,13 @@ def attend(
 
 
 def repeated(t: Tensor, group: int) -> Tensor:
-    """Each head `group` times, [batch, kv heads, length, head dim] to [batch, q heads, length, head dim]."""
+    """Repeats each head `group` times: [batch, kv heads, length, head dim] to [batch, q heads, length, head dim]."""
     batch, heads, length, dim = t.shape
     return t[:, :, None].expand(batch, heads, group, length, dim).reshape(batch, heads * group, length, dim)
 
 
 def _compiled(name: str, options: dict[str, Any]) -> Callable[..., Tensor]:
-    """`attend` with these options, compiled for one contender: Dynamo would find one graph for all of one function."""
+    """Compiles `attend` with these options for one contender, from a copy, since Dynamo caches per code object."""
     own = types.FunctionType(attend.__code__.replace(co_name=name), globals(), name, attend.__defaults__)
     own.__kwdefaults__ = attend.__kwdefaults__
     compiled: Callable[..., Tensor] = torch.compile(functools.partial(own, **options), dynamic=False)
@@ -220,7 +220,7 @@ def _replaced(name: str, row: Row, options: dict[str, Any], more: list[Tensor]) 
 
 
 def _checked(compiled: Callable[..., Tensor], leaves: list[Tensor], grad_out: Tensor) -> Step:
-    """The two calls of a function that dash_inductor replaces."""
+    """Returns forward and backward of a function whose attention dash_inductor must replace."""
     dash_inductor.clear_sites()
     with torch._inductor.config.patch(force_disable_caches=True):  # a cached graph has no records
         step = _step(compiled, leaves, grad_out, deterministic=True)
@@ -231,7 +231,7 @@ def _checked(compiled: Callable[..., Tensor], leaves: list[Tensor], grad_out: Te
 
 
 def pytorch(row: Row) -> Step:
-    """Compiled PyTorch under deterministic algorithms: the memory-efficient kernel, where there is a mask."""
+    """Prepares compiled PyTorch under deterministic algorithms; with a mask this is the memory-efficient kernel."""
     options, more = _arguments(row)
     leaves, grad_out = _leaves(row)
     with dash_inductor.disabled():
@@ -261,7 +261,7 @@ def flex(row: Row) -> Step:
 
 
 def varlen(row: Row) -> Step:
-    """FlashAttention-2 on packed documents, [tokens, heads, head dim]; not deterministic in its fast form."""
+    """Prepares FlashAttention-2 on packed documents, [tokens, heads, head dim]; its fast form is not deterministic."""
     ends, longest, leaves, grad_out = _packed(row)
     return _step(_varlen(ends, longest), leaves, grad_out, deterministic=False)
 
@@ -277,7 +277,7 @@ def _packed(row: Row) -> tuple[Tensor, int, list[Tensor], Tensor]:
 
 
 def operator(row: Row) -> Step:
-    """PyTorch's packed operator, compiled by dash."""
+    """Prepares PyTorch's packed operator, compiled with dash_inductor."""
     from torch.nn.attention.varlen import varlen_attn
 
     ends, longest, leaves, grad_out = _packed(row)

@@ -39,7 +39,7 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True)
 class Product:
-    """[m, k] @ [k, n] of 16-bit numbers; `turned` operands lie column by column."""
+    """A matmul [m, k] @ [k, n] of 16-bit elements; `turned` operands are column-major."""
 
     name: str
     m: int
@@ -59,7 +59,7 @@ class Product:
         return found
 
     def decided(self) -> tuple[dict[str, int], dict[str, int], float]:
-        """What the rule pads, what padding would pad, and operations for each byte that this copies."""
+        """Returns what the rule pads, what padding would pad, and the operations per byte that padding copies."""
         left, right = (pad_mm._matrix(tensor) for tensor in self.tensors())
         assert left is not None
         assert right is not None
@@ -84,18 +84,18 @@ PRODUCTS = [
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:
-    """One product."""
+    """Computes one product."""
     return x @ y
 
 
 def head(weight: Tensor, tokens: Tensor) -> Tensor:
-    """The loss of logits over a vocabulary of odd size, whose weight is the embedding's."""
+    """Returns the loss of logits over a vocabulary of odd size, with tied embedding weights."""
     logits = F.linear(torch.tanh(F.embedding(tokens, weight)), weight)
     return F.cross_entropy(logits.float(), tokens.roll(1))
 
 
 def compiled(make: Callable[[str], Run]) -> dict[str, Run]:
-    """The calls of the contenders, each compiled by its first call."""
+    """Returns the calls of the contenders; the first call of each compiles it."""
     runs: dict[str, Run] = {}
     for name in CONTENDERS:
         call = make(name)

@@ -108,13 +108,13 @@ def shapes() -> list[ForwardShape]:
 
 
 def plan_of(shape: ForwardShape, tiles: Tiles) -> Plan:
-    """The portable forward; the backward's tiles do not matter."""
+    """Returns a plan with the portable forward; its backward tiles do not matter."""
     section = 1 if shape.mask == FULL else 4  # as the planner launches kernels that wait for nobody
     return Plan("portable", "two_pass", "portable", tiles, tiles, section, forward_tiles=tiles)
 
 
 def rendered(shape: ForwardShape, tiles: Tiles) -> standalone.Rendered:
-    """The kernel for tensors as `Shape.tensors` and `allocated` have them."""
+    """Renders the kernel for tensors with the layouts of `Shape.tensors` and `allocated`."""
     site = shape.site()
 
     def interleaved(length: int | None, heads: int, dim: int) -> tuple[int, ...]:
@@ -161,12 +161,12 @@ def hopper(shape: ForwardShape, tensors: Results) -> Run:
 
 
 def others_of(shape: ForwardShape) -> tuple[str, ...]:
-    """The forwards of PyTorch that compute the shape."""
+    """Returns PyTorch's forwards that support the shape."""
     return ("flash", "cudnn") if shape.bits == 16 else ("efficient",)
 
 
 def other(shape: ForwardShape, tensors: Results, name: str) -> Run:
-    """A forward of PyTorch, with a log-sum-exp; here masks are full or causal, and lengths are equal where causal."""
+    """Prepares a forward of PyTorch that returns a log-sum-exp, for full or causal masks (causal: equal lengths)."""
     q, k, v, _ = tensors
     causal, rest = shape.mask.lo is not None, {"scale": shape.scale}
     calls: dict[str, Run] = {
@@ -215,7 +215,7 @@ Job = tuple[ForwardShape, Tiles, str]
 
 @functools.cache
 def _failure(job: Job) -> str:
-    """Why a kernel does not compile or fit, "" where it does; it is in Triton's cache afterwards."""
+    """Returns why a kernel does not compile or fit, or "" and leaves the kernel in Triton's cache."""
     shape, tiles, architecture = job
     try:
         compiled = standalone.build(rendered(shape, tiles), architecture)
@@ -226,7 +226,7 @@ def _failure(job: Job) -> str:
 
 
 def compile_all(found: Sequence[ForwardShape], tried: Mapping[str, Sequence[Tiles]], architecture: str) -> None:
-    """Every kernel of ours, several at a time."""
+    """Compiles all of our kernels, several in parallel."""
     jobs = [(s, tiles, architecture) for s in found for tiles in tiles_of(s, architecture, tried).values()]
     turns.in_parallel(_failure, jobs)
     if architecture == "sm_90":

@@ -45,7 +45,7 @@ CASES: dict[str, Case] = {
 
 
 def _step(name: str, row: str, deterministic: bool) -> Callable[[], list[Tensor]]:
-    """A compiled forward and backward of a case."""
+    """Compiles forward and backward of a case."""
     shape, dtype, last, options = CASES[row]
     leaf = torch.randn(shape, device="cuda").to(dtype)
     if last:
@@ -85,7 +85,7 @@ CONTENDERS: dict[str, Callable[[str], Callable[[], list[Tensor]]]] = {
 
 
 def measure(row: str, repeats: int) -> dict[str, Any]:
-    """Microseconds of each contender, and what did not run."""
+    """Returns the time of each contender in microseconds, and the reasons of those that did not run."""
     common.watchdog(120)
     torch._dynamo.reset()
     steps: dict[str, Callable[[], list[Tensor]]] = {}

@@ -29,7 +29,7 @@ from . import common
 
 
 def llama(options: argparse.Namespace) -> LlamaForCausalLM:
-    """The model; its weights depend on the seed alone."""
+    """Makes the model; its weights depend on the seed alone."""
     config = LlamaConfig(
         vocab_size=32000, hidden_size=options.hidden, intermediate_size=options.hidden * 7 // 2,
         num_hidden_layers=options.layers, num_attention_heads=options.hidden // 128,
@@ -41,7 +41,7 @@ def llama(options: argparse.Namespace) -> LlamaForCausalLM:
 
 
 def trainer(model: LlamaForCausalLM, options: argparse.Namespace) -> Callable[[int], float]:
-    """A function that trains so many steps and returns the milliseconds of one."""
+    """Returns a function that trains a number of steps and returns the milliseconds per step."""
     compiled = torch.compile(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=options.device == "cuda")
     generator = torch.Generator().manual_seed(1)
@@ -62,7 +62,7 @@ def trainer(model: LlamaForCausalLM, options: argparse.Namespace) -> Callable[[i
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """A row of the table."""
+    """Measures one row of the table."""
     plain, recorded = llama(options), llama(options)
     train_plain, train_recorded = trainer(plain, options), trainer(recorded, options)
     off, on = [], []

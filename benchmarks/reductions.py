@@ -69,7 +69,7 @@ def softmax(rows: int, columns: int) -> Made:
 
 
 def gelu_bias(rows: int, columns: int) -> Made:
-    """The backward sums the columns of a gradient, as that of a linear layer in front does."""
+    """GELU with a bias; the backward sums the columns of a gradient, as for a preceding linear layer."""
 
     def function(x: Tensor, bias: Tensor) -> Tensor:
         return F.gelu(x + bias, approximate="tanh")
@@ -87,7 +87,7 @@ def cross_entropy(rows: int, columns: int, pitch: int) -> Made:
 
 
 def adaptive_norm(batch: int, length: int, columns: int) -> Made:
-    """Of DiT: scale, shift and gate of a batch element, and what is added to."""
+    """DiT's adaptive norm: scale, shift and gate per batch element, and the residual."""
 
     def function(x: Tensor, y: Tensor, scale: Tensor, shift: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
         x = x + gate[:, None] * y
@@ -199,7 +199,7 @@ CASES: dict[str, Callable[[], Made]] = {
 
 
 def whole(model: str) -> Made:
-    """The loss of a model in bf16, as a function of its parameters."""
+    """Returns the loss of a model in bf16, as a function of its parameters."""
     from .whole_models import MODELS
 
     module, inputs = MODELS[model]()
@@ -218,7 +218,7 @@ def _text(config: Any) -> str:
 
 
 def _more(kind: str, hint: str, hints: dict[str, int], first: Any) -> Iterator[Any]:
-    """Configurations that Inductor does not offer, in the form of its `first`."""
+    """Returns configurations that Inductor does not offer, in the form of its `first`."""
     from triton import Config
 
     x, y = hints["x"], hints.get("y")
@@ -323,7 +323,7 @@ def _offering(
 
 @contextlib.contextmanager
 def _alone(lock: str) -> Iterator[None]:
-    """The block runs in one process at a time."""
+    """Lets one process at a time run the block, by a file lock."""
     with open(lock, "w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -384,7 +384,7 @@ def child(name: str, lock: str, part: str, parts: str) -> None:
 
 
 def summary(row: dict[str, Any]) -> dict[str, Any]:
-    """A line of the table."""
+    """Returns a line of the table."""
     us = row["us"]
     default = min((us[text] for text in row["default"] if text in us), default=math.nan)
     best = min(us, key=us.get)

@@ -1,4 +1,4 @@
-"""The shapes of the backward benchmark: a regular table, and shapes that are held against it."""
+"""The shapes of the backward benchmark: a regular table, and shapes that are compared with it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Shape:
 
     @property
     def _per_pair(self) -> int:
-        """Operations per visible (query, key) pair: three matmuls over the head dim of q and k, two over v's."""
+        """The operations per visible (query, key) pair: three matmuls over the head dim of q and k, two over v's."""
         return 2 * (3 * self.head_dim + 2 * self.value_dim)
 
     @property
@@ -71,7 +71,7 @@ class Shape:
         return float(self.batch * self.q_heads * tiles * TILE**2 * self._per_pair)
 
     def _first(self, i: int) -> int:
-        """First key that query i sees, if it is there."""
+        """Returns the first key that query i sees, if there is one."""
         return 0 if self.mask.hi is None else i - self.mask.hi
 
     def _last(self, i: int) -> int:

@@ -36,12 +36,12 @@ _RUN = 100  # steps in which the ranks of a run keep their speeds
 
 @dataclass
 class Score:
-    """What became of the trials of one kind.
+    """The outcome of the trials of one kind.
 
     Attributes:
-        exact: trials in which the rank with the fault was named, and nobody else.
-        wrong: trials in which somebody else was named.
-        trials: all of them.
+        exact: trials in which only the faulty rank was named.
+        wrong: trials in which another rank was named.
+        trials: all trials.
         slowest: milliseconds of the longest detection.
     """
 
@@ -51,7 +51,7 @@ class Score:
     slowest: float = field(default=0.0)
 
     def add(self, found: Iterable[Finding], right: set[int], slowest: float) -> None:
-        """Count a trial."""
+        """Counts a trial."""
         named = {rank for finding in found for rank in finding.ranks or itertools.chain(*finding.groups)}
         self.exact += named == right
         self.wrong += bool(named - right)
@@ -60,7 +60,7 @@ class Score:
 
 
 def false_names(world: int, rank_steps: int, generator: np.random.Generator) -> int:
-    """How often a healthy rank is named slow in `rank_steps` steps of ranks."""
+    """Returns how often a healthy rank is named slow in `rank_steps` steps of ranks."""
     detector, named = Slow(Job(world)), 0
     peers, of_ranks = list(range(world)), speeds(generator, world)
     for step in range(max(1, rank_steps // world)):
@@ -71,7 +71,7 @@ def false_names(world: int, rank_steps: int, generator: np.random.Generator) -> 
 
 
 def found_in_healthy(world: int, rank_steps: int, generator: np.random.Generator) -> list[Finding]:
-    """What all detectors find in `rank_steps` steps of healthy ranks, which send all messages that ranks send."""
+    """Returns what all detectors report in `rank_steps` steps of healthy ranks, which send all kinds of messages."""
     found: list[Finding] = []
     for _ in range(max(1, rank_steps // (world * _RUN))):
         found += Healthy(world, generator).steps(min(_RUN, max(1, rank_steps // world)))
@@ -81,7 +81,7 @@ def found_in_healthy(world: int, rank_steps: int, generator: np.random.Generator
 def simulate(
     world: int, trials: int = TRIALS, rank_steps: int = RANK_STEPS, of_all: int = REPORTED, seed: int = 0
 ) -> dict[str, Any]:
-    """Run all of it; the scores by kind, and the false names."""
+    """Runs all trials; returns the scores by kind, and the false positives."""
     generator = np.random.default_rng(seed)
     scores: dict[str, Score] = {}
     for kind, make in kinds(world, generator).items():
@@ -103,11 +103,12 @@ def simulate(
 
 
 def show(world: int, as_json: bool) -> int:
-    """Print what came of it.
+    """Prints the results.
 
     Returns:
-        The exit status: 0 if at least 98 % of the trials named the right ranks and nobody else, and healthy ranks none;
-        else 1.
+        The exit status: 0 if at least 98 % of the trials named exactly the right ranks, and no healthy rank was named;
+            else
+        1.
     """
     in_own_process()
     result = simulate(world)

@@ -1,4 +1,4 @@
-"""Messages of simulated ranks with a planted fault, and what detectors make of them."""
+"""Simulated messages of ranks with a planted fault, as input for detectors."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ _SLOW = 1.2
 
 
 class Trial:
-    """One detector, and the time that its detections take."""
+    """One detector, and when it detects the fault."""
 
     def __init__(self, detector: Detector) -> None:
         self.detector, self.found, self.slowest = detector, list[Finding](), 0.0
 
     def take(self, messages: Iterable[Message], now: float) -> None:
-        """Messages come."""
+        """Passes messages to the detector."""
         for message in messages:
             self.detector.take(message, now)
 
     def turn(self, now: float) -> None:
-        """Let the detector look at what has come."""
+        """Lets the detector examine the messages received so far."""
         began = time.process_time()  # of this process: others run at the same time
         self.found += self.detector.detect(now)
         self.slowest = max(self.slowest, 1000 * (time.process_time() - began))
 
 
 def joined(world: int) -> list[Message]:
-    """All ranks join, eight on a node."""
+    """Returns the messages with which all ranks join, eight per node."""
     return [
         Message("joined", r, 0, {"world": world, "host": f"node{r // 8}", "node": f"n{r // 8}", "pid": 1000 + r})
         for r in range(world)
@@ -63,7 +63,7 @@ def joined(world: int) -> list[Message]:
 
 
 def groups(world: int) -> list[Message]:
-    """All ranks are in the default group, in a tensor-parallel and in a data-parallel one."""
+    """Returns the groups of all ranks: the default one, a tensor-parallel and a data-parallel one."""
     found = []
     for r in range(world):
         tensor = [q for q in range(r - r % _TENSOR, r - r % _TENSOR + _TENSOR) if q < world]
@@ -77,7 +77,7 @@ def groups(world: int) -> list[Message]:
 def heartbeat(
     rank: int, step: int, tensor: tuple[int, int], data: tuple[int, int], operation: str = "all_reduce"
 ) -> Message:
-    """A heartbeat: the last entered and the last completed collective of the tensor- and of the data-parallel group."""
+    """Returns a heartbeat: last entered and last completed collective of the tensor- and the data-parallel group."""
     of = {
         "0": [3, 3, "broadcast", "Float[1]"],
         f"t{rank // _TENSOR}": [*tensor, "all_reduce", "Float[64]"],
@@ -95,7 +95,7 @@ def heartbeat(
 
 
 def stalled(world: int, bad: int, kind: str) -> Trial:
-    """Everybody waits for one rank: those of its tensor-parallel group at once, all others for these."""
+    """Simulates ranks that wait for one rank: its tensor-parallel group at once, all others for that group."""
     trial = Trial(Liveness(Job(world)))
     trial.take(joined(world), 0.0)
     trial.take(groups(world), 0.0)
@@ -130,12 +130,12 @@ def stalled(world: int, bad: int, kind: str) -> Trial:
 
 
 def speeds(generator: np.random.Generator, world: int) -> Any:
-    """What healthy ranks take for a step, as factors, [ranks]."""
+    """Draws the step times of healthy ranks, as factors, [ranks]."""
     return 1 + _OF_RANK * generator.standard_normal(world, dtype=np.float32)
 
 
 def came(generator: np.random.Generator, of_ranks: Any, steps: int = 1) -> Any:
-    """When healthy ranks come to the collectives of steps, [steps, ranks, collectives], in milliseconds."""
+    """Draws when healthy ranks enter the collectives of steps, [steps, ranks, collectives], in milliseconds."""
     shape = (steps, len(of_ranks), _POINTS)
     parts = 1 + _NOISE * np.sqrt(_POINTS) * generator.standard_normal(shape, dtype=np.float32)
     parts *= of_ranks[None, :, None]
@@ -144,7 +144,7 @@ def came(generator: np.random.Generator, of_ranks: Any, steps: int = 1) -> Any:
 
 
 def slow(world: int, bad: int, kind: str, generator: np.random.Generator) -> Trial:
-    """Steps of ranks that do the same work, one of them slowly."""
+    """Simulates steps of ranks with equal work, one of which is slow."""
     trial = Trial(Slow(Job(world)))
     of_ranks = speeds(generator, world)
     if kind == "slow":
@@ -158,10 +158,10 @@ def slow(world: int, bad: int, kind: str, generator: np.random.Generator) -> Tri
 
 
 def on_gpus(generator: np.random.Generator, of_ranks: Any, step: int, links: Any) -> list[dict[str, Any]]:
-    """What ranks report about two collectives of a step on GPUs: one in the tensor- and one in the data-parallel group.
+    """Returns reports of two collectives of a step on GPUs, one in the tensor- and one in the data-parallel group.
 
     Args:
-        links: factors of the time that the transfer takes in each tensor-parallel group.
+        links: factor of the transfer time in each tensor-parallel group.
     """
     world = len(of_ranks)
     when = came(generator, of_ranks)[0]
@@ -179,7 +179,7 @@ def on_gpus(generator: np.random.Generator, of_ranks: Any, step: int, links: Any
 
 
 def slow_on_gpus(world: int, bad: int, kind: str, generator: np.random.Generator) -> Trial:
-    """As `slow`, with durations of collectives; or the links of a tensor-parallel group transfer slowly."""
+    """Simulates `slow` with durations of collectives, or slow links in a tensor-parallel group."""
     trial = Trial(Slow(Job(world)))
     of_ranks = speeds(generator, world)
     links = np.ones(world // _TENSOR)
@@ -195,7 +195,7 @@ def slow_on_gpus(world: int, bad: int, kind: str, generator: np.random.Generator
 
 
 def foreign(world: int, bad: int) -> Trial:
-    """One rank has another version."""
+    """Simulates one rank with another version."""
     trial = Trial(Foreign(Job(world)))
     environment = {f"NCCL_{number}": "1" for number in range(_VARIABLES)}
     for r in range(world):
@@ -207,7 +207,7 @@ def foreign(world: int, bad: int) -> Trial:
 
 
 def data(world: int, bad: int) -> Trial:
-    """One rank reads what its neighbour reads."""
+    """Simulates one rank that reads the data of its neighbour."""
     trial = Trial(SameData(Job(world)))
     for step in (1, 2, 3):
         messages = []
@@ -220,7 +220,7 @@ def data(world: int, bad: int) -> Trial:
 
 
 def roots(of: str, step: int, wrong: str = "") -> dict[str, dict[str, list[str]]]:
-    """The roots of the last four steps of a rank; a wrong gradient in the last one."""
+    """Returns the digest roots of a rank's last four steps, with a wrong gradient in the last one."""
     steps = {
         str(number): [f"{stage:0{WHICH}d}{number:016d}" for stage in range(len(STAGES))]
         for number in range(max(1, step - 3), step + 1)
@@ -231,7 +231,7 @@ def roots(of: str, step: int, wrong: str = "") -> dict[str, dict[str, list[str]]
 
 
 def bits(world: int, bad: int) -> Trial:
-    """A gradient of one rank differs from those of its data-parallel replicas in one step."""
+    """Simulates a gradient of one rank that differs from those of its data-parallel replicas in one step."""
     trial = Trial(Replicas(job := Job(world)))
     classes = [spelled(range(first, world, _TENSOR)) for first in range(_TENSOR)]
     for step in (1, 2, 3, 4):
@@ -249,7 +249,7 @@ def bits(world: int, bad: int) -> Trial:
 
 
 def at_rest(world: int, bad: int) -> Trial:
-    """A parameter of one rank changes between two steps."""
+    """Simulates a parameter of one rank that changes between two steps."""
     trial = Trial(AtRest(Job(world)))
     for step in (1, 2, 3, 4):
         for when in ("begin", "update"):
@@ -263,7 +263,7 @@ def at_rest(world: int, bad: int) -> Trial:
 
 
 def gathered_shards(world: int, step: int, wrong: int | None = None) -> list[dict[str, Any]]:
-    """What ranks report about an all-gather in groups of eight, by rank: digests of all segments, and the own one."""
+    """Returns the reports of an all-gather in groups of eight, by rank: digests of all segments, and of its own."""
     found = []
     for first in range(0, world, _TENSOR):
         own = [f"{step * world + r:032x}" for r in range(first, min(world, first + _TENSOR))]
@@ -276,7 +276,7 @@ def gathered_shards(world: int, step: int, wrong: int | None = None) -> list[dic
 
 
 def gathered(world: int, bad: int) -> Trial:
-    """One rank has gathered other parameters than its group."""
+    """Simulates one rank that has gathered other parameters than its group."""
     trial = Trial(GatheredParameters(job := Job(world)))
     for step in (1, 2, 3):
         bodies = gathered_shards(world, step, bad if step == 2 else None)
@@ -291,7 +291,7 @@ def gathered(world: int, bad: int) -> Trial:
 
 
 def reduction(world: int, bad: int) -> Trial:
-    """One rank has another result of an all-reduce than its data-parallel group."""
+    """Simulates one rank with another all-reduce result than its data-parallel group."""
     trial = Trial(CollectiveChecksums(Job(world)))
     classes = [spelled(range(first, world, _TENSOR)) for first in range(_TENSOR)]
     for step in (1, 2, 3):
@@ -304,7 +304,7 @@ def reduction(world: int, bad: int) -> Trial:
 
 
 def kinds(world: int, generator: np.random.Generator) -> dict[str, Callable[[int], tuple[Trial, set[int]]]]:
-    """How a trial of each kind is made for a rank with a fault, and who must be named."""
+    """Returns, for each kind of fault, how to make a trial for a faulty rank, and which ranks must be named."""
     found: dict[str, Callable[[int], tuple[Trial, set[int]]]] = {}
     for kind in ("hang", "dead", "stopped", "desync"):
         found[kind] = lambda bad, kind=kind: (stalled(world, bad, kind), {bad})  # type: ignore[misc]
@@ -327,9 +327,7 @@ def kinds(world: int, generator: np.random.Generator) -> dict[str, Callable[[int
 
 
 class Healthy:
-    """Ranks without a fault, that report each step to all detectors: late and early, and with messages that are
-    lost.
-    """
+    """Ranks without a fault that report each step to all detectors, with jitter and with lost messages."""
 
     def __init__(self, world: int, generator: np.random.Generator) -> None:
         self._world, self._generator, self._speeds = world, generator, speeds(generator, world)
@@ -338,7 +336,7 @@ class Healthy:
         self._gpus = Slow(job)  # half of all programs have times of kernels, the others have none
 
     def steps(self, number: int) -> list[Finding]:
-        """What is found in so many steps."""
+        """Returns what detectors report in this number of steps."""
         found: list[Finding] = []
         self._send([*joined(self._world), *groups(self._world)], 0.0)
         classes = [spelled(range(first, self._world, _TENSOR)) for first in range(_TENSOR)]

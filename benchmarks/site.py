@@ -59,7 +59,7 @@ REPEATS = 5
 
 
 def prepare(shape: Shape, variant: Variant, device: str) -> Callable[[], tuple[Tensor, ...]]:
-    """The compiled backward as a call without arguments, to be made inside `variant.active`; compiles it."""
+    """Compiles the backward and returns it as a call without arguments, to be made inside `variant.active`."""
     *leaves, gradient = (tensor.detach() for tensor in shape.tensors(device))
     for leaf in leaves:
         leaf.requires_grad_()

@@ -37,7 +37,7 @@ COMPARED = ("default", "flash", "cudnn", "efficient", "deterministic", "FA4 dete
 
 
 class Children:
-    """The processes of some models in all variants; `with` ends them."""
+    """The processes of models in all variants; leaving the `with` block ends them."""
 
     def __init__(self, names: Sequence[str], variants: Sequence[str], more: Sequence[str] = ()) -> None:
         keys = list(itertools.product(names, variants))
@@ -56,10 +56,10 @@ class Children:
             process.wait()
 
     def told(self, key: tuple[str, str]) -> Any:
-        """The next line of JSON that a process prints.
+        """Returns the next line of JSON that a process prints.
 
         Raises:
-            RuntimeError: it has ended; with the last line of its errors.
+            RuntimeError: the process has ended; with the last line of its stderr.
         """
         stdout, errors = self.running[key].stdout, self.errors[key]
         assert stdout is not None
@@ -71,7 +71,7 @@ class Children:
         raise RuntimeError(next((line for line in reversed(said) if "Error" in line), "".join(said[-1:]))[:300])
 
     def ask(self, key: tuple[str, str], question: str) -> Any:
-        """The answer to a question of `step_child`."""
+        """Returns the answer to a question of `step_child`."""
         stdin = self.running[key].stdin
         assert stdin is not None
         try:
@@ -83,7 +83,7 @@ class Children:
 
 
 def timed(names: Sequence[str], variants: Sequence[str], rounds: int, more: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The rows of models that are compiled at the same time, and then timed."""
+    """Returns the rows of models that are compiled at the same time, and then timed."""
     rows: list[dict[str, Any]] = []
     with Children(names, variants, more) as children:
         found = {(name, variant): _first(children, name, variant) for name in names for variant in variants}
@@ -110,7 +110,7 @@ def _first(children: Children, name: str, variant: str) -> dict[str, Any]:
 
 
 def compared(name: str, found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of a model, from what the processes of its variants said."""
+    """Returns the rows of a model, from the answers of the processes of its variants."""
     ms = {variant: statistics.median(facts["turns"]) for variant, facts in found.items() if "error" not in facts}
     free = [time for variant, time in ms.items() if not VARIANTS[variant].is_deterministic]
     attention = {made.__name__: of for made, of in LONG.items()}.get(name)

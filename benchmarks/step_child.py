@@ -34,7 +34,7 @@ TRAINED = 4
 
 
 class Training:
-    """A compiled model with its optimizer and its inputs.
+    """A compiled model, its optimizer and its inputs.
 
     Args:
         made: the model and its inputs, on the device.
@@ -48,7 +48,7 @@ class Training:
         self.losses: list[float] = []
 
     def step(self) -> float:
-        """One step; its time in ms."""
+        """Runs one step and returns its time in ms."""
         synchronize(self.model)
         start = time.perf_counter()
         result: Any = self.compiled(**self.inputs)
@@ -62,7 +62,7 @@ class Training:
         return elapsed
 
     def trained(self) -> list[Tensor]:
-        """The losses and the parameters after `TRAINED` steps from the first state."""
+        """Returns the losses and the parameters after `TRAINED` steps from the initial state."""
         self.model.load_state_dict(self.first_state)
         self.optimizer.state.clear()
         torch.manual_seed(1)
@@ -78,7 +78,7 @@ def synchronize(model: torch.nn.Module) -> None:
 
 
 def answers(training: Training) -> dict[str, Callable[[], Any]]:
-    """What a line on stdin asks for."""
+    """Returns the functions that answer the requests on stdin, by request."""
 
     def kernels() -> dict[str, Any]:
         forward, backward, busy = profiled(training.step)
@@ -101,7 +101,7 @@ def answers(training: Training) -> dict[str, Callable[[], Any]]:
 
 
 def first_answer(training: Training, device: str) -> dict[str, Any]:
-    """Peak memory of a step in MiB, whether losses are finite, and what became of every attention."""
+    """Returns peak memory of a step in MiB, whether losses are finite, and the outcome of every attention."""
     import dash_inductor
 
     for _ in range(WARMUP):

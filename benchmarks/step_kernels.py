@@ -1,4 +1,4 @@
-"""Which attention kernels a training step ran, in words, and how long they took: from a profile of one step."""
+"""Names and times of the attention kernels that a training step ran, from a profile of one step."""
 
 from __future__ import annotations
 
@@ -33,14 +33,16 @@ OPERATORS: dict[str, tuple[int | None, int]] = {
 
 @dataclass(frozen=True)
 class Kernels:
-    """The attention kernels of one direction: their name in words, and their time in ms; none: an empty name."""
+    """The attention kernels of one direction: their name and time in ms; the name is empty if there are none."""
 
     name: str
     ms: float
 
 
 def profiled(step: Callable[[], object]) -> tuple[Kernels, Kernels, float]:
-    """(forward, backward, ms in which the GPU ran any kernel) of one step, at the end of which nothing runs."""
+    """Returns (forward, backward, ms in which any kernel ran on the GPU) of one step that ends with a
+    synchronisation.
+    """
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as found:
         step()
     events = list(found.events())
@@ -51,10 +53,10 @@ def profiled(step: Callable[[], object]) -> tuple[Kernels, Kernels, float]:
 
 
 def direction(kernels: Iterable[tuple[str, float]], which: int, mask: str = "") -> Kernels:
-    """The attention of the forward (0) or the backward (1) among kernels with their times.
+    """Returns the attention kernels of the forward (0) or the backward (1), from kernels with their times.
 
     Args:
-        mask: what PyTorch's operators were given, in words.
+        mask: the mask that PyTorch's operators were given, in words.
     """
     times: dict[str, float] = {}
     for name, ms in kernels:
@@ -68,10 +70,10 @@ def direction(kernels: Iterable[tuple[str, float]], which: int, mask: str = "") 
 
 
 def mask_of(calls: Iterable[tuple[str, Any, Any]]) -> str:
-    """What the first call of an SDPA operator was given: "causal", "bias of all pairs", "bias of keys" or "no mask".
+    """Returns the mask of the first SDPA operator: "causal", "bias of all pairs", "bias of keys" or "no mask".
 
     Args:
-        calls: (name of the operator, shapes of its inputs, values of inputs that are no tensors) by call.
+        calls: for each call, name of the operator, shapes of its inputs, and values of inputs that are not tensors.
     """
     for name, shapes, values in calls:
         if name.removeprefix("aten::") not in OPERATORS:
@@ -84,7 +86,7 @@ def mask_of(calls: Iterable[tuple[str, Any, Any]]) -> str:
 
 
 def busy(ranges: Iterable[Any]) -> float:
-    """The time in ms in which at least one of the ranges ran."""
+    """Returns the time in ms in which at least one of the ranges ran."""
     total, end = 0.0, float("-inf")
     for start, stop in sorted((r.start, r.end) for r in ranges):
         total += max(0.0, stop - max(start, end))

@@ -1,4 +1,4 @@
-"""Ways to train the same model, as a user would choose them; each is set before the model is compiled."""
+"""Ways to train the same model that a user can choose between; settings are applied before the model is compiled."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Variant:
 
     @contextmanager
     def set(self) -> Iterator[None]:
-        """The settings, while the model is compiled and trained.
+        """Applies the settings while the model is compiled and trained.
 
         Raises:
-            ImportError, RuntimeError: the implementation is not installed, or does not run here.
+            ImportError, RuntimeError: the implementation is not installed, or does not run on this GPU.
         """
         torch.use_deterministic_algorithms(self.is_deterministic)
         if self.dash is None:

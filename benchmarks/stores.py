@@ -29,7 +29,7 @@ VARIANTS = ("default", "deterministic", "dash")
 
 
 def experts() -> Tensor:
-    """The chosen experts, [tokens, top]."""
+    """Draws the chosen experts, [tokens, top]."""
     generator = torch.Generator("cuda").manual_seed(0)
     return torch.rand(TOKENS, EXPERTS, device="cuda", generator=generator).topk(TOP, -1).indices
 
@@ -106,7 +106,7 @@ OPERATORS = [
 
 
 def variant(operator: Operator, name: str, x: Tensor, indices: Tensor) -> Callable[[], Tensor]:
-    """A forward with its backward, compiled as one variant; a call sets the flag on which graphs depend."""
+    """Compiles a forward with its backward as one variant; a call sets the global flag that graphs depend on."""
     given: Any = operator.function
     compiled = torch.compile(common.renamed(given, f"{operator.name}_{name}"))
     torch.use_deterministic_algorithms(name != "default")
@@ -129,7 +129,7 @@ def _without(compiled: Callable[..., Tensor], x: Tensor, indices: Tensor) -> Ten
 
 
 def peak(run: Callable[[], Tensor]) -> float:
-    """What a call allocates at most, in MiB."""
+    """Returns the peak memory that a call allocates, in MiB."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -139,7 +139,7 @@ def peak(run: Callable[[], Tensor]) -> float:
 
 
 def measure(operator: Operator, repeats: int) -> dict[str, Any]:
-    """The row of an operator."""
+    """Measures the row of an operator."""
     common.watchdog(300)
     torch._dynamo.reset()
     clear_sites()

@@ -42,7 +42,7 @@ SECTIONS = (1, 4, 16)
 
 
 def site_of(head_dim: int, causal: bool, length: int) -> Site:
-    """16384 tokens, hidden 2048, bf16."""
+    """Returns a bf16 site with 16384 tokens and hidden size 2048."""
     heads = 2048 // head_dim
     mask = Band(0) if causal else Band()
     return Site(
@@ -60,7 +60,7 @@ def site_of(head_dim: int, causal: bool, length: int) -> Site:
 
 
 def candidates(quick: bool) -> list[tuple[Site, Plan, int]]:
-    """(site, plan, index of the kernel to time in the rendered plan)."""
+    """Lists (site, plan, index of the kernel to time in the rendered plan)."""
     jobs = []
     for head_dim in (128, 64):
         for causal in (False, True):
@@ -91,7 +91,7 @@ def _compile(job: tuple[Site, Plan, int]) -> str:
 
 
 class Data:
-    """Inputs of one site, the forward's outputs and fp32 gradients of batch element 0, head 0."""
+    """The inputs of one site, the forward's outputs, and fp32 gradients of batch element 0, head 0."""
 
     def __init__(self, site: Site) -> None:
         assert site.batch

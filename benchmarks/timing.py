@@ -1,4 +1,4 @@
-"""The clock: calls that take turns, their medians and their spread."""
+"""Timing of several calls in alternation: medians and quartiles."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def take_turns(
     warmup: int = 3,
     report: Callable[[], object] = lambda: None,
 ) -> dict[K, Timing]:
-    """The timing of each call.
+    """Returns the timing of each call.
 
-    The calls take turns: a processor at its power limit changes its clocks by several per cent within seconds, for all
-    alike.
+    The calls alternate, because a GPU at its power limit changes its clocks by several percent within seconds, which
+    then affects all calls alike.
 
     Args:
         device: "cuda" or "cpu", where the calls run.
         repeats: timed calls of each.
-        warmup: calls of each that come first.
-        report: called after every round of turns.
+        warmup: untimed calls of each before that.
+        report: called after every round.
     """
     clock = _GpuClock() if device == "cuda" else _time_on_cpu
     for call in calls.values():

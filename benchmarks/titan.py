@@ -85,7 +85,7 @@ class Model(nn.Module):
 
 
 def mask_of(starts: Tensor, length: int, create: Callable[..., BlockMask]) -> BlockMask:
-    """Causal within documents, as torchtitan writes it for one row of tokens.
+    """Returns the mask "causal within documents", as torchtitan writes it for one row of tokens.
 
     Args:
         starts: whether a token is the first of its document, bool [length].
@@ -111,7 +111,7 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class Training:
-    """One model in training on one row of tokens, its blocks and its loss compiled."""
+    """Trains one model on one row of tokens, with its blocks and its loss compiled."""
 
     def __init__(self, size: Size, variant: Variant) -> None:
         torch.manual_seed(0)
@@ -141,7 +141,7 @@ class Training:
 
 
 def timed(training: Training) -> tuple[float, float]:
-    """(milliseconds of a step, loss)."""
+    """Returns (milliseconds of a step, loss)."""
     start = time.perf_counter()
     loss = training.step()  # it waits for the loss
     if DEVICE == "cuda":
@@ -150,7 +150,7 @@ def timed(training: Training) -> tuple[float, float]:
 
 
 def titan(size: Size | None = None, steps: int = 10, variants: tuple[Variant, ...] = (DASH, DEFAULT)) -> Any:
-    """A row for each way: the median step, by turns, and what became of the attention."""
+    """Returns a row per variant: the median step time, measured in alternation, and the outcome of each attention."""
     size = size or Size()
     common.watchdog(300)
     rows: dict[str, dict[str, Any]] = {}

@@ -106,7 +106,7 @@ def work(kind: str) -> None:
 
 
 def digest(results: Sequence[Tensor]) -> str:
-    """The digest of their bits, where zeros have no sign."""
+    """Returns a digest of the bits of tensors, in which zeros have no sign."""
     found = hashlib.sha256()
     for result in results:
         unsigned = torch.where(result == 0, 0, result).contiguous()
@@ -115,7 +115,7 @@ def digest(results: Sequence[Tensor]) -> str:
 
 
 class Place(NamedTuple):
-    """Where a copy of the package is, and the virtual environment that runs it, none for this process's."""
+    """The folder of a copy of the package, and the virtual environment that runs it; None for that of this process."""
 
     folder: Path
     environment: Path | None = None
@@ -135,7 +135,7 @@ class Place(NamedTuple):
 
 
 class Copy:
-    """A process that measures a copy of the package."""
+    """A process that measures one copy of the package."""
 
     def __init__(self, place: Place, kind: str, patience: float, arguments: Sequence[str] = WORKER) -> None:
         self.name, self.patience = place.name, patience
@@ -183,7 +183,7 @@ class Copy:
 
 
 def cell(answers: Sequence[dict[str, Any]], first: Sequence[dict[str, Any]], flops: float) -> str:
-    """The cell of a copy at a shape in the table, from its answers and the first copy's."""
+    """Formats the table cell of a copy at a shape, from its answers and the first copy's."""
     if error := next((answer["error"] for answer in answers if "error" in answer), ""):
         return str(error)
     ms = statistics.median(answer["ms"] for answer in answers)

@@ -1,4 +1,4 @@
-"""One row of a table of forwards: several contenders that take turns at one shape, and the table of all rows."""
+"""A row of a table of forwards, for which several contenders alternate at one shape, and the table of all rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ S = TypeVar("S", bound=Shape)
 
 
 def flops(shape: Shape) -> float:
-    """Operations of the two matmuls of a forward, where `Shape.flops` counts the five of a backward."""
+    """Returns the operations of the two matmuls of a forward (`Shape.flops` counts the five of a backward)."""
     d, dv = shape.head_dim, shape.value_dim
     return shape.flops * (d + dv) / (3 * d + 2 * dv)
 
@@ -72,7 +72,7 @@ def measure(
 
 
 def equal_calls(run: Run, expected: Results, count: int = 10) -> bool:
-    """Whether `count` calls give the same bits as `expected`."""
+    """Returns whether `count` calls give the same bits as `expected`."""
     return all(all(map(torch.equal, expected, run())) for _ in range(count))
 
 
@@ -81,14 +81,16 @@ def relative_difference(out: Tensor, other: Tensor) -> float:
 
 
 def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """`work` for each item, in processes of their own: to fill Triton's cache, as one kernel takes seconds."""
+    """Runs `work` for each item in processes of its own, to fill Triton's cache, since a kernel takes seconds to
+    compile.
+    """
     workers = min(len(items), max(1, (os.cpu_count() or 2) // 2))
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         return list(pool.map(work, items))
 
 
 def chosen(shapes: Iterable[S], words: Sequence[str]) -> list[S]:
-    """The shapes whose names contain one of the words, all without any; it ends the program where there are none."""
+    """Returns the shapes whose names contain one of the words, all without words; exits if there are none."""
     found = [shape for shape in shapes if not words or any(word in shape.name for word in words)]
     if not found:
         raise SystemExit(f"no shape has one of {words} in its name; --list shows all names")
@@ -96,7 +98,7 @@ def chosen(shapes: Iterable[S], words: Sequence[str]) -> list[S]:
 
 
 def report(name: str, rows: list[dict[str, Any]], options: dict[str, Any]) -> None:
-    """Print the table and what did not run, and write the results file."""
+    """Prints the table and the contenders that did not run, and writes the results file."""
     keys = dict.fromkeys(key for row in rows for key in row if key not in ("ms", "not run"))
     common.table([{key: row.get(key) for key in keys} for row in rows])
     for row in rows:
@@ -106,5 +108,5 @@ def report(name: str, rows: list[dict[str, Any]], options: dict[str, Any]) -> No
 
 
 def write(name: str, rows: list[dict[str, Any]], options: dict[str, Any]) -> Path:
-    """Write the results file and return its path."""
+    """Writes the results file and returns its path."""
     return common.write(name, {"conditions": common.conditions(), "options": options, "rows": rows})

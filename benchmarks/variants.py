@@ -1,4 +1,4 @@
-"""The variants that are compared: the three ways in which a program can be compiled here."""
+"""The three ways to compile a program that the benchmarks compare."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Variant:
                 _switch.enable()
 
     def during(self, call: Callable[[], Any]) -> Callable[[], Any]:
-        """The call, under this variant."""
+        """Wraps a call so that it runs under this variant."""
 
         def active_call() -> Any:
             with self.active():
@@ -68,11 +68,11 @@ VARIANTS = (DEFAULT, DETERMINISTIC, DASH)
 
 
 def same_bits(call: Callable[[], Sequence[Tensor]], repeats: int) -> bool:
-    """Whether so many more calls give the bits of the first one."""
+    """Returns whether `repeats` more calls give the bits of the first one."""
     expected = [_bytes(tensor) for tensor in call()]
     return all(all(map(torch.equal, expected, map(_bytes, call()))) for _ in range(repeats))
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """The bytes, uint8 [size in bytes]: `torch.equal` takes 0.0 and -0.0 for the same."""
+    """Returns the bytes of a tensor, uint8 [size in bytes], since `torch.equal` treats 0.0 and -0.0 as equal."""
     return tensor.detach().clone().contiguous().view(-1).view(torch.uint8)

@@ -1,4 +1,7 @@
-"""How the kernels of a family are compiled and run: the half of `family` that needs torch and Triton."""
+"""`Execution`: the functions that compile and run a family's kernels.
+
+This is the half of a family that needs torch and Triton; `family` has the half that needs neither.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,21 @@ from ..model.plan import Plan, Tiles
 from ..model.site import Site
 
 Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-"""grad_out, query, key, value, out and log-sum-exp, shaped as `operators.attention` says."""
+"""(grad_out, query, key, value, out, log-sum-exp), with the shapes that `operators.attention` documents."""
 Gradients = tuple[Tensor, Tensor, Tensor]
-"""dq, dk and dv."""
+"""(dq, dk, dv)."""
 Results = tuple[Tensor, Tensor]
-"""Output and log-sum-exp."""
+"""(output, log-sum-exp)."""
 ReadyForward = Callable[[Tensor, Tensor, Tensor, Sequence[Tensor]], Results | None]
-"""(query, key, value, extras) -> results, of tensors with known dtypes, shapes, strides and devices; None where their
-addresses, or the current device, are such that only `Execution.forward` can run."""
+"""(query, key, value, extras) -> results: a cached launch plan for tensors of fixed layouts, dtypes and devices.
+
+It returns None if the addresses of the tensors (their alignment) or the current device do not fit the plan; the caller
+then runs `Execution.forward`.
+"""
 ReadyBackward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Sequence[Tensor]], Gradients | None]
-"""The same of a backward, with the arguments of `Tensors` before the extras."""
+"""The counterpart of `ReadyForward` for a backward: the six tensors of `Tensors`, then the extras, -> gradients."""
 Compiled = Callable[[Site, Plan, torch.device], Iterator[Any]]
-"""Triton's compiled kernels for a site on a CUDA device, compiled now."""
+"""(site, plan, device) -> Triton's compiled kernels for the site, compiled while the iterator is consumed."""
 
 
 def _usual_q_lens(site: Site, usual: int) -> tuple[int, ...]:
@@ -34,17 +40,19 @@ def _usual_q_lens(site: Site, usual: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Execution:
-    """The functions that run a family's kernels.
+    """The functions that compile and run a family's kernels.
 
     Args:
-        backward, forward: run them outside of Inductor; the backward is given the site's name, the forward its tiles.
-        backward_with_delta: as `backward`, and delta, see `operators.attention`.
-        compiled, compiled_forward: the kernels of the backward, and of the forward.
-        templates: Inductor lowers them from templates; else it calls the operator, which runs `backward`.
-        q_lens: (site, a usual number of queries) -> numbers of queries for which the site needs different forward
+        backward, forward: run the kernels outside of Inductor.  The backward takes the site's name as last argument,
+            the forward its tiles.
+        backward_with_delta: as `backward`, and also returns delta (see `operators.attention`).
+        compiled, compiled_forward: compile the kernels of the backward, and of the forward.
+        templates: whether Inductor lowers the kernels from templates.  If not, the graph calls the operator, which runs
+            `backward`.
+        q_lens: (site, typical number of queries) -> the numbers of queries for which the site needs different forward
             kernels.
-        ready_forward, ready_backward: the function that runs a call of tensors like these, with as little time of the
-            host as there may be.  They, or what they return, are None where `forward` and `backward` are all there is.
+        ready_forward, ready_backward: return a cached launch plan for tensors like the given ones, which needs less
+            host time.  The function, or its result, is None where only `forward` and `backward` can run.
     """
 
     backward: Callable[[Tensors, Sequence[Tensor], Call, Plan, str], Gradients]

@@ -1,4 +1,4 @@
-"""The kernel families there are, and which of them is preferred."""
+"""The registered kernel families, in order of preference."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from .portable.family import FAMILY as PORTABLE
 from .reference.family import FAMILY as REFERENCE
 
 FAMILIES: tuple[Family, ...] = (REFERENCE, PORTABLE, HOPPER)
-"""From the most general to the most special.  The planner takes the last one that covers a site and does not leave it:
-predicted times of different families are not calibrated together, so it compares none of them.
+"""All families, from the most general to the most specialised.
+
+The planner takes the last family that covers a site and whose `Family.leaves` returns None.  It does not compare
+predicted times across families, because they are not calibrated against each other.
 """
 
 
 def family(name: str, argument: str = "family") -> Family:
-    """The family of this name, a value of `Plan.kernel` or `Plan.forward`.
+    """Returns the family with this name, a value of `Plan.kernel` or `Plan.forward`.
 
     Raises:
-        ArgumentError: there is none; it names `argument`.
+        ArgumentError: no family has this name; the error names `argument`.
     """
     for each in FAMILIES:
         if each.name == name:
@@ -28,6 +30,6 @@ def family(name: str, argument: str = "family") -> Family:
 
 
 def head_dims_in_words(site: Site, arch: str) -> str:
-    """The head dims that can be planned for sites like this one."""
+    """Describes, for an error message, the head dims that any family covers for the dtype of `site` on `arch`."""
     ranges = [f"{f.name}: {f.head_dims}" for f in FAMILIES if f.runs_on(arch, BITS[site.dtype])]
     return f"multiples of 8 ({'; '.join(ranges)})"

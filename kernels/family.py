@@ -1,10 +1,10 @@
-"""A kernel family: what it covers and why not more, its tiles, their costs, and times of its kernels.
+"""A kernel family: which attention sites its kernels cover, their tiles, the costs of tiles, and predicted times.
 
-A family is a `Family` in the module `family` of its folder, which needs neither torch nor Triton, and an `Execution` in
-the module `execution` beside it, which is imported when the family is first compiled or run.
+Every family has a folder.  The module `family` in it defines a `Family` and imports neither torch nor Triton; the
+module `execution` next to it defines an `Execution` and is imported when the family is first compiled or run.
 
-Costs are in units of the compute of one 128 x 128 tile pair at the architecture's best rate, five matmuls in one pass.
-They are calibrated from benchmarks/results/tiles.json (H100), never at run time.
+The unit of cost is the time of one 128 x 128 tile pair (five matmuls in one pass) at the best rate of the architecture.
+Costs are calibrated from benchmarks/results/tiles.json (H100), never at run time.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ if TYPE_CHECKING:
     from .execution import Execution
 
 SCORES = frozenset({"bias", "dropout", *MODIFIERS})
-"""All that a call may do to scores and probabilities, see `Traits.scores`."""
+"""Everything that a call may apply to scores and probabilities, see `Traits.scores`."""
 
 Documents = tuple[int, ...]
-"""Lengths of packed documents, one after the other."""
+"""Lengths of packed documents in tokens, in the order in which they are packed."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Tile shapes with their costs.
+    """Tile shapes for a backward, with their costs in the unit of this module.
 
     Args:
-        dkdv, dq: tiles; `dq` only for two_pass.
-        matmul: cost of one matmul over a 128 x 128 tile pair.  The one-pass kernel does 5 per pair, the two kernels of
+        dkdv: tiles of the kernel that computes dk and dv, and in one pass dq, too.
+        dq: tiles of the dq kernel of two_pass; else None.
+        matmul: cost of one matmul over a 128 x 128 tile pair.  The one-pass kernel does 5 per pair; the two kernels of
             two_pass do 4 and 3.
-        reduce: cost of adding a 128-row dq tile in order.
-        handover: latency between two writers of one accumulator.
-        depth: dq buffers of a separate writer; 0 where adding blocks the CTA.
+        reduce: cost of adding a 128-row dq tile in its turn.
+        handover: latency between two consecutive writers of one dq accumulator.
+        depth: dq buffers of a separate writer warp; 0 where the adds block the CTA.
     """
 
     dkdv: Tiles
@@ -52,18 +53,20 @@ class Candidate:
 
 
 class Family:
-    """Kernels of one kind of device, in both directions.
+    """The kernels for one kind of device, forward and backward.
 
     Attributes:
-        name: the value of `Plan.kernel`, and of `Plan.forward`.
+        name: the value of `Plan.kernel` and of `Plan.forward`.
         head_dims: the head dims that the backward covers, in words.
-        reads: the relations of masks whose operands it reads.
-        scores: what it can do of `Traits.scores`.
-        cta_per_query_head: every query head has CTAs of its own; else the CTAs of a kv head walk for its whole group.
-        walks_by_tables: under a mask that is data only the visible tile pairs are walked (`schedule.table_walk`).
-        stamps: the backward can write down when it does what, see `records.profiles`.
-        device: "cpu" for kernels of the CPU, else "cuda".
-        times: GPUs whose kernels have been timed, with what was measured, for predictions.
+        reads: the mask relations whose operands the kernels read.
+        scores: the subset of `Traits.scores` that the kernels compute.
+        cta_per_query_head: whether every query head has CTAs of its own; if not, the CTAs of a kv head iterate over all
+            query heads of its group.
+        walks_by_tables: whether, under a mask that is data, the kernels iterate over the visible tile pairs only
+            (`schedule.table_walk`).
+        stamps: whether the backward can record timestamps, see `records.profiles`.
+        device: "cpu" for kernels that run on the CPU, else "cuda".
+        times: measured kernel times by GPU, from which times are predicted.
     """
 
     name: str
@@ -77,31 +80,36 @@ class Family:
     times: Mapping[str, object] = {}
 
     def runs_on(self, arch: str, bits: int) -> bool:
-        """Whether there are kernels for an architecture with tables of its own, and a dtype of so many bits."""
+        """Returns whether there are kernels for `arch`, an architecture with tables, and a dtype of `bits` bits."""
         raise NotImplementedError
 
     def has_head_dims(self, head_dim: int, value_dim: int) -> bool:
-        """Whether the backward covers the head dims of q and k, and of v, both multiples of 8."""
+        """Returns whether the backward covers the head dims of q and k and of v, both multiples of 8."""
         raise NotImplementedError
 
     def candidates(self, site: Site, arch: str) -> Sequence[Candidate]:
-        """The tiles of the backward to choose from at a site that is covered."""
+        """Returns the backward tiles to choose from, for a site that the family covers."""
         raise NotImplementedError
 
     def forward_tiles(self, site: Site, arch: str, backward: str) -> Tiles | None:
-        """The tiles of its forward at a site; None where it has no tiles for the site.
+        """Returns the tiles of the family's forward for a site, or None if it has none.
 
         Args:
-            backward: the name of the family of the backward.
+            backward: the name of the family that runs the backward.
         """
         raise NotImplementedError
 
     def leaves(self, site: Site) -> str | None:
-        """Why a site that is covered is left to more general kernels, in words, with the measurement, or None."""
+        """Returns why a site that the family covers is better left to a more general family, or None if it is not.
+
+        The reason is a sentence with the measurement that supports it.
+        """
         return None
 
     def covers_dims(self, site: Site, arch: str) -> bool:
-        """Whether it has the dtype and the head dims of `site` on `arch`, an architecture with tables of its own."""
+        """Returns whether the family covers the dtype and the head dims of `site` on `arch`, an architecture with
+        tables.
+        """
         dims = site.head_dim, site.value_dim
         return (
             self.runs_on(arch, BITS[site.dtype])
@@ -110,11 +118,11 @@ class Family:
         )
 
     def covers(self, site: Site, arch: str) -> bool:
-        """Whether it can run `site` on `arch`, an architecture with tables of its own."""
+        """Returns whether the family can run `site` on `arch`, an architecture with tables."""
         return self.covers_dims(site, arch) and not self.lacks(site.call.traits)
 
     def why_not(self, site: Site, arch: str) -> str:
-        """Why it cannot run a site that it does not cover, in words."""
+        """Returns why the family cannot run a site, in words; only for sites that it does not cover."""
         if not self.runs_on(arch, BITS[site.dtype]):
             return f"there are no such kernels for {arch} and {site.dtype}"
         if not self.covers_dims(site, arch):
@@ -122,7 +130,7 @@ class Family:
         return f"its kernels do not {' or '.join(self.lacks(site.call.traits))}"
 
     def lacks(self, traits: Traits) -> list[str]:
-        """The parts of a call that its kernels do not compute, in words."""
+        """Returns the parts of a call that the family's kernels do not compute, in words."""
         unread = [kind.NAME for kind in traits.kinds if kind.RELATION not in self.reads]
         missing = traits.scores - self.scores
         operands = sorted([*unread, *(missing & {"bias"})])
@@ -130,33 +138,35 @@ class Family:
         return [*([f"read {', '.join(operands)}"] if operands else []), *others]
 
     def unpredicted(self, plan: Plan, site: Site, arch: str, gpu: str, documents: Documents | None) -> str | None:
-        """Why the time of a backward is not predicted, in words; None where it is.
+        """Returns why the time of a backward cannot be predicted, in words; None where it can.
 
         Args:
-            gpu: a GPU that some family has timed.
+            gpu: a GPU for which at least one family has measured times.
             documents: as for `planning.prediction.predicted_us`.
         """
         return f"the {self.name} kernels are not calibrated"
 
     def predicted_us(self, plan: Plan, site: Site, gpu: str, documents: Documents | None) -> float:
-        """The time of a backward that is predicted, in microseconds; arguments as for `unpredicted`."""
+        """Returns the predicted time of a backward in microseconds; arguments as for `unpredicted`."""
         raise NotImplementedError
 
     def predicted_forward_us(self, plan: Plan, site: Site, arch: str, gpu: str) -> float | None:
-        """The time of a forward in microseconds, None where nothing is known."""
+        """Returns the predicted time of a forward in microseconds, or None if it cannot be predicted."""
         return None
 
     def beside_steps(self, site: Site, arch: str, gpu: str) -> float:
-        """The time of a walk beside its steps, relative to one step; 0 where it has not been timed."""
+        """Returns the overhead of a tile schedule outside of its iterations, in iterations; 0 if it was not
+        measured.
+        """
         return 0.0
 
     @property
     def execution(self) -> Execution:
-        """How its kernels are compiled and run."""
+        """The `Execution` of the family, imported on first use."""
         found: Execution = importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.execution").EXECUTION
         return found
 
 
 def padded(dim: int) -> int:
-    """A head dim as tables of tiles count it: the power of two that holds it."""
+    """Rounds a head dim up to the power of two, at least 16, by which tables of tiles are indexed."""
     return int(max(16, 1 << (dim - 1).bit_length()))

@@ -1,4 +1,4 @@
-"""Runs what a plan says: its kernels by the name of their family."""
+"""Runs a plan: looks up the family by the name in the plan and calls its kernels, outside of Inductor."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from .families import FAMILIES, family
 
 
 def execution(name: str, argument: str = "family") -> Execution:
-    """How the kernels of a family of this name, a `Plan.kernel` or a `Plan.forward`, are compiled and run.
+    """Returns the `Execution` of the family with this name, a `Plan.kernel` or a `Plan.forward`.
 
     Raises:
-        ArgumentError: there is no such family; it names `argument`.
+        ArgumentError: no family has this name; the error names `argument`.
     """
     return family(name, argument).execution
 
 
 def backward(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Gradients:
-    """dq, dk and dv outside of Inductor; in place of templates the reference executor runs.
+    """Computes dq, dk and dv outside of Inductor; for families that are lowered from templates, the reference runs
+    instead.
 
     Args:
         site: the site's name, for profiles.
 
     Raises:
-        ArgumentError: an unknown family, or what the family's kernels do not cover.
+        ArgumentError: the family is unknown, or its kernels do not cover the call.
     """
     return execution(plan.kernel, "plan.kernel").backward(tensors, extras, call, plan, site)
 
@@ -37,16 +38,16 @@ def backward(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan,
 def backward_with_delta(
     tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str
 ) -> tuple[Gradients, Tensor]:
-    """As `backward`, and delta, see `operators.attention`."""
+    """Computes dq, dk and dv as `backward` does, and also returns delta (see `operators.attention`)."""
     return execution(plan.kernel, "plan.kernel").backward_with_delta(tensors, extras, call, plan, site)
 
 
 def forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, plan: Plan) -> Results:
-    """Output and log-sum-exp of a call outside of Inductor, by the plan's forward.
+    """Computes output and log-sum-exp of a call outside of Inductor, with the kernels of `plan.forward`.
 
     Raises:
-        ArgumentError: a plan that keeps the graph's own forward or has no tiles for ours, or what the family's kernels
-            do not cover.
+        ArgumentError: the plan keeps the graph's own forward or has no forward tiles, or the family's kernels do not
+            cover the call.
     """
     found = execution(plan.forward, "plan.forward")
     if plan.forward_tiles is None:
@@ -57,7 +58,7 @@ def forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor],
 def ready_forward(
     query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, plan: Plan
 ) -> ReadyForward | None:
-    """The function that runs `forward` of tensors like these in less time of the host, if the family has one."""
+    """Returns a cached launch plan of `forward` for tensors like these, or None if the family has none."""
     ready, tiles = execution(plan.forward, "plan.forward").ready_forward, plan.forward_tiles
     return None if ready is None or tiles is None else ready(query, key, value, extras, call, tiles)
 
@@ -65,14 +66,15 @@ def ready_forward(
 def ready_backward(
     tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str
 ) -> ReadyBackward | None:
-    """The same of `backward`."""
+    """Returns a cached launch plan of `backward` for tensors like these, or None if the family has none."""
     ready = execution(plan.kernel, "plan.kernel").ready_backward
     return None if ready is None else ready(tensors, extras, call, plan, site)
 
 
 def bias_gradient(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, summed: Sequence[int]) -> Tensor:
-    """The gradient of a call's bias outside of Inductor, by the reference executor: the families that read a bias are
-    lowered from templates, or are that executor.
+    """Computes the gradient of a call's bias outside of Inductor, with the reference executor.
+
+    The families that read a bias are lowered from templates or are the reference executor, so no other is needed here.
     """
     from .reference import backward as reference
 
@@ -81,5 +83,5 @@ def bias_gradient(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: 
 
 
 def has_templates(name: str) -> bool:
-    """Whether kernels of this name, a `Plan.kernel` or a `Plan.forward`, are lowered from templates."""
+    """Returns whether the family with this name, a `Plan.kernel` or a `Plan.forward`, is lowered from templates."""
     return any(each.name == name for each in FAMILIES) and execution(name).templates

@@ -1,4 +1,4 @@
-"""Inductor lowerings of the operators of attention.  `register()` is idempotent and imports Inductor."""
+"""Inductor lowerings of the attention operators.  `register()` is idempotent and imports Inductor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def register() -> None:
-    """Make Inductor lower the operators to the kernels of their plans."""
+    """Registers the lowerings of all operators with Inductor, once."""
     from . import backward, direct, forward, seed
 
     backward.register()
@@ -24,9 +24,9 @@ def register() -> None:
 
 
 def compile_kernels(site: Site, plan: Plan, device: torch.device, has_backward: bool = True) -> None:
-    """Compile what will run at a site, with a backward or without one, before its graph is rewritten.
+    """Compiles the kernels of a site, before its graph is rewritten; see `ahead.compile_kernels`.
 
-    Raises whatever keeps a kernel from it.
+    Raises what the compiler raised, so that the site can be left unchanged.
     """
     from . import ahead
 

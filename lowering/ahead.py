@@ -1,9 +1,9 @@
-"""Compiles the kernels of a site before the graph is rewritten, while a kernel that fails can still keep the site.
+"""Compiles the kernels of a site before its graph is rewritten, so that a failure leaves the site unchanged.
 
-A Hopper kernel that is compiled here is the one that the operator will launch.  The templates of a portable plan are
-compiled by Inductor, too late to go back; so their text is compiled here once per class of sites, as `standalone`
-renders it (Triton keeps the result on disk).  A kernel that only Inductor's own rendering breaks still ends the
-compile.
+A Hopper kernel that is compiled here is the one that the operator launches.  The templates of a portable plan are
+compiled by Inductor, when the rewrite can no longer be undone; so they are compiled here once per class of sites, as
+`standalone` renders them (Triton caches the result on disk).  A kernel that fails only in Inductor's own rendering
+still aborts the compile.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from ..upstream import arch, compat, configs
 
 
 def compile_kernels(site: Site, plan: Plan, device: torch.device, has_backward: bool = True) -> None:
-    """Compile what will run at `site`; nothing for plans without compiled kernels.
+    """Compiles the kernels that will run at `site`; does nothing for plans without compiled kernels.
 
     Args:
-        has_backward: whether the site has one; else its forward runs alone.
+        has_backward: whether the site has a backward; if not, only the forward is compiled.
 
     Raises:
-        ArgumentError: a setting of Inductor under which the plan's kernels must not be used.
+        ArgumentError: the plan's kernels must not be used under a setting of Inductor.
         DashError: a kernel needs more shared memory than `device` has.
-        Exception: whatever the compiler raised.
+        Exception: an error of the compiler.
     """
     if config.profile and not family(plan.kernel).stamps:
         able = " and ".join(each.name for each in FAMILIES if each.stamps)
@@ -54,7 +54,7 @@ def compile_kernels(site: Site, plan: Plan, device: torch.device, has_backward: 
             lengths = forward.q_lens(site, kv_len)
             attempts += [(of_forward, forward.compiled_forward, q_len, kv_len) for q_len in lengths]
     for found, compiled, q_len, kv_len in attempts:
-        # Nothing else of a site reaches a kernel's code, so equal layers and batches share one attempt.
+        # The generated code depends on nothing else, so equal layers and batches share one attempt.
         nominal = replace(found, batch=1, q_heads=site.group, kv_heads=1, q_len=q_len, kv_len=kv_len)
         error = _attempt(compiled, nominal, plan, device, config.profile)
         if error is not None:
@@ -62,13 +62,13 @@ def compile_kernels(site: Site, plan: Plan, device: torch.device, has_backward: 
 
 
 def check_settings(plan: Plan) -> None:
-    """Ordered templates must not be benchmarked: that replays a kernel on semaphores that were zeroed once."""
+    """Raises ArgumentError if Inductor would benchmark ordered templates: a replay would find used semaphores."""
     if plan.dq is None and configs.inductor.benchmark_fusion:
         raise ArgumentError("torch._inductor.config.benchmark_fusion", True, "False with an ordered schedule")
 
 
 def _lengths(site: Site, kernel: str, tiles: Tiles) -> tuple[int, ...]:
-    """Lengths that stand for the site's own: multiples of the kv tile, or not; both where they are dynamic."""
+    """Returns kv lengths that stand for the site's: a multiple of the kv tile, or not; both if kv_len is dynamic."""
     even, uneven = 8 * tiles.block_kv, 8 * tiles.block_kv + 1
     if registry.has_templates(kernel) and site.mask.placed is None:
         return (uneven,)  # takes at least as much of everything
@@ -81,10 +81,10 @@ def _lengths(site: Site, kernel: str, tiles: Tiles) -> tuple[int, ...]:
 
 @functools.cache
 def _attempt(compiled: Compiled, site: Site, plan: Plan, device: torch.device, profiled: bool) -> Exception | None:
-    """The error, once for all sites of a class: a failed compile takes as long as one that succeeds.
+    """Compiles once for all sites of a class and returns the error, if any; failing takes as long as succeeding.
 
     Args:
-        profiled: `config.profile`, under which other kernels are compiled.
+        profiled: the value of `config.profile`, which changes the kernels.
     """
     try:
         for kernel in compiled(site, plan, device):
@@ -95,13 +95,13 @@ def _attempt(compiled: Compiled, site: Site, plan: Plan, device: torch.device, p
 
 
 def _check_shared_memory(metadata: Any, device: torch.device) -> None:
-    """As Triton checks it when a kernel is loaded."""
+    """Raises DashError if a kernel needs more shared memory than the device has, as Triton does when it loads one."""
     limit = _shared_memory(device)
     if metadata.shared > limit:
         raise DashError(f"{metadata.name} needs {metadata.shared} bytes of shared memory, the device has {limit}")
 
 
 def _shared_memory(device: torch.device) -> int:
-    """Bytes that a CTA may have."""
+    """Returns the shared memory in bytes that a CTA may use."""
     properties: Any = torch.cuda.get_device_properties(device)  # PyTorch's types lack this one
     return int(properties.shared_memory_per_block_optin)

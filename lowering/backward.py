@@ -1,6 +1,6 @@
-"""Lowering of the backward, with a bias's gradient or without: a template per kernel, or a call of the operator.
+"""Lowering of the backward operators: a template per kernel, or a call of the operator.
 
-Templates exist for the families that `kernels.registry` says; Gluon kernels are launched by the operator.
+`kernels.registry` knows which families have templates; Gluon kernels are launched by the operator.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from .template import as_given, empty, heads_first, q_grid, realized, strides, t
 from .vectors import Vectors, sizes_of
 
 ENOUGH_PROGRAMS = 88
-"""So many programs of the dq kernel that also makes a bias's gradient, two thirds of an H100's SMs, are faster than all
-programs of two kernels, which compute scores and dP twice."""
+"""Number of programs, two thirds of an H100's SMs, from which the dq kernel that also computes the bias gradient is
+faster than two separate kernels, which compute scores and dP twice."""
 
 log = logging.getLogger("dash_inductor")
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -63,7 +63,7 @@ def attention_backward(
     plan: str,
     site: str,
 ) -> Sequence[TensorBox]:
-    """dq, dk, dv of one site; shapes as in `ops`."""
+    """Lowers `attention_backward`: dq, dk and dv of one site, with shapes as in `ops`."""
     parsed = Plan.parse(plan)
     if not registry.execution(parsed.kernel).templates:
         args = (grad_out, query, key, value, out, logsumexp, extras, call, plan, site)
@@ -89,7 +89,7 @@ def attention_backward_with_delta(
     plan: str,
     site: str,
 ) -> Sequence[TensorBox]:
-    """dq, dk, dv and delta of one site; shapes as in `ops`."""
+    """Lowers `attention_backward_with_delta`: dq, dk, dv and delta of one site, with shapes as in `ops`."""
     parsed = Plan.parse(plan)
     if not registry.execution(parsed.kernel).templates:
         args = (grad_out, query, key, value, out, logsumexp, extras, call, plan, site)
@@ -114,7 +114,7 @@ def attention_backward_with_bias(
     site: str,
     summed: Sequence[int],
 ) -> Sequence[TensorBox]:
-    """dq, dk, dv of one site and the gradient of its bias; shapes as in `ops`."""
+    """Lowers `attention_backward_with_bias`: dq, dk, dv and the bias gradient of one site, with shapes as in `ops`."""
     parsed = Plan.parse(plan)
     if not registry.execution(parsed.kernel).templates:
         args = (grad_out, query, key, value, out, logsumexp, extras, call, plan, site, summed)
@@ -126,7 +126,7 @@ def attention_backward_with_bias(
 
 
 class _Kernels:
-    """The kernels of one site, and the tensors and facts that they share."""
+    """The template calls of one site's backward, and the tensors and facts that they share."""
 
     def __init__(
         self,
@@ -157,14 +157,15 @@ class _Kernels:
         self.vectors = Vectors(call, extras, (self.batch, self.q_heads, self.q_len, self.kv_len), self.heads)
 
     def two_pass(self) -> tuple[tuple[TensorBox, TensorBox, TensorBox], TensorBox]:
-        """The gradients and delta: by the dq kernel, which also writes delta, then the dk/dv kernel."""
+        """Returns the gradients and delta: the dq kernel also writes delta, which the dk/dv kernel reads."""
         dq, delta = self._dq()
         return (dq, *self._dkdv(delta, None)), delta
 
     def two_pass_with_bias(self, summed: Sequence[int]) -> tuple[TensorBox, TensorBox, TensorBox, TensorBox]:
-        """As `two_pass`, and the gradient of the bias: by the dq kernel, or by one of its own, with equal bits.
+        """Returns the gradients as `two_pass`, and the bias gradient, from the dq kernel or a separate one with equal
+        bits.
 
-        Beside a dense mask the two have other bits (seen on an H200), so there it is the dq kernel whatever the sizes.
+        With a dense mask the two kernels give different bits (seen on an H200), so there the dq kernel is always used.
         """
         size = ops.bias_gradient_size(self.query.get_size(), self.kv_len, summed)
         summed = [dim for dim in summed if not V.graph.sizevars.statically_known_equals(self.query.get_size()[dim], 1)]
@@ -176,18 +177,18 @@ class _Kernels:
         return dq, *self._dkdv(delta, None), gradient
 
     def one_pass(self) -> tuple[tuple[TensorBox, TensorBox, TensorBox], TensorBox]:
-        """The gradients and delta: by the delta kernel, the ordered kernel, then dq's scale and cast."""
+        """Returns the gradients and delta: the delta kernel, the ordered kernel, then dq's scale and cast."""
         delta = self._delta()
         return self._one_pass(delta), delta
 
     def one_pass_with_bias(self, summed: Sequence[int]) -> tuple[TensorBox, TensorBox, TensorBox, TensorBox]:
-        """As `one_pass`, and the kernel of the bias's gradient."""
+        """Returns the gradients as `one_pass`, and the bias gradient from a separate kernel."""
         delta = self._delta()
         size = ops.bias_gradient_size(self.query.get_size(), self.kv_len, summed)
         return *self._one_pass(delta), self._bias_gradient(delta, size, summed)
 
     def _dq(self) -> tuple[TensorBox, TensorBox]:
-        """dq, and delta, by one kernel."""
+        """Returns dq and delta, both from the dq kernel."""
         assert self.plan.dq is not None
         delta = self._empty_delta()
         tensors = [
@@ -214,7 +215,7 @@ class _Kernels:
         return dq, delta
 
     def _dq_bias(self, size: list[Any], summed: Sequence[int]) -> tuple[TensorBox, TensorBox, TensorBox]:
-        """dq, delta and the gradient of the bias, which has this size, by one kernel."""
+        """Returns dq, delta and the bias gradient of shape `size`, from one kernel."""
         delta, tiles = self._empty_delta(), templates.dq_bias_tiles(self.plan)
         gradient = empty(size, (0, 1, 2, 3), self._bias_dtype(), self.device)
         written = [gradient]
@@ -249,7 +250,7 @@ class _Kernels:
         return dtype
 
     def _delta(self) -> TensorBox:
-        """delta, by a kernel of its own."""
+        """Returns delta, from a separate kernel."""
         ahead.check_settings(self.plan)
         rows = [self.batch, self.q_heads, self.q_len]
         kinds = {"placed": self.traits.placed, "grad_logsumexp": self.traits.grad_logsumexp}
@@ -276,7 +277,7 @@ class _Kernels:
         return _box(ExternKernel.require_exact_strides(dq, wanted)), dk, dv
 
     def _bias_gradient(self, delta: TensorBox, size: list[Any], summed: Sequence[int]) -> TensorBox:
-        """The gradient of the bias, which has this size, by a kernel of its own."""
+        """Returns the bias gradient of shape `size`, from a separate kernel."""
         tiles = templates.bias_gradient_tiles(self.plan, self.traits)
         return template(
             f"dash_dbias_{self.traits}",
@@ -328,7 +329,9 @@ class _Kernels:
         return dk, dv
 
     def _constants(self, tiles: Tiles, parts: int = 1, *, sums_keys: bool) -> dict[str, Any]:
-        """The compile-time values; a kv tile of the second of two `parts` may be missing, and is not even."""
+        """Returns the compile-time values; with two `parts` a work id's second kv tile may be missing, so kv is not
+        even.
+        """
         multiple = V.graph.sizevars.statically_known_multiple_of
         even = multiple(self.q_len, tiles.block_q), multiple(self.kv_len, tiles.block_kv) and parts == 1
         return templates.compile_time_values(
@@ -341,12 +344,12 @@ class _Kernels:
 
 
 def fills_gpu(size: Sequence[Any], block_q: int) -> bool:
-    """Whether programs are enough if each owns a q tile of a bias's gradient of this size, for all that is summed.
+    """Returns whether there are enough programs if each owns a q tile of a bias gradient and loops over what is summed.
 
-    Sizes that are not known when a graph is compiled count as nominal ones: this decides about speed alone.
+    Dynamic sizes count as nominal ones; the choice affects speed alone.
 
     Args:
-        size: batch elements and heads that are not summed, q_len, and kv_len, integers or sympy's.
+        size: batch elements and heads that are not summed, q_len, and kv_len; integers or sympy expressions.
         block_q: rows of a q tile.
     """
     nominal = NOMINAL_BATCH, NOMINAL_HEADS, NOMINAL_LEN
@@ -365,7 +368,7 @@ def _dkdv_grid(
 def _pairs_grid(
     batch: Any, heads: Any, q_len: Any, kv_len: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]
 ) -> tuple[Any, int, int]:
-    """One program per tile of pairs."""
+    """Returns a grid of one program per tile pair."""
     return batch * heads * cdiv(q_len, meta["BLOCK_Q"]) * cdiv(kv_len, meta["BLOCK_KV"]), 1, 1
 
 

@@ -1,4 +1,4 @@
-"""Lowering of `mask_tables`, which stays an operator in Inductor's code, where its implementation is called."""
+"""Lowering of `mask_tables`: Inductor's code calls the operator's implementation."""
 
 from __future__ import annotations
 

@@ -34,10 +34,10 @@ def attention_forward(
     plan: str,
     site: str,
 ) -> Sequence[TensorBox]:
-    """out and log-sum-exp of one site; shapes as in `ops`.
+    """Lowers `attention_forward`: out and log-sum-exp of one site, with shapes as in `ops`.
 
     Raises:
-        ArgumentError: a scale that fp32 cannot hold.
+        ArgumentError: fp32 cannot represent the scale.
     """
     parsed, described = Plan.parse(plan), Call.parse(call)
     tiles = parsed.forward_tiles

@@ -1,9 +1,9 @@
-"""A call of one of our operators in Inductor's code.
+"""A call of one of our operators in the code that Inductor generates.
 
-Code in Python calls what `ops` has as the operator's attribute `direct`, because the way through PyTorch's dispatcher
-to an implementation in Python takes longer than all else that the host does for an attention.  Other wrappers, in C++
-or as a graph, know operators alone.  An implementation that prepares its calls is told the layouts of its tensors in
-one text more, where the graph knows them, which takes less time than to ask the tensors.
+Python wrappers call the operator's attribute `direct`, because going through PyTorch's dispatcher to a Python
+implementation takes longer than all other host work of an attention.  Wrappers in C++ or as a graph call the operator.
+An implementation that caches launch plans also gets the layouts of its tensors as one string, if they are static:
+comparing it takes less time than querying the tensors.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class _OperatorCall(FallbackKernel):
 
 
 def _is_python() -> bool:
-    """Whether the code that is generated is in Python."""
+    """Returns whether Inductor generates Python code."""
     return not (V.graph.cpp_wrapper or V.graph.fx_wrapper)
 
 
 def _layout(tensor: IRNode | Sequence[IRNode]) -> str | None:
-    """Device, dtype, size and strides of a tensor; None if the graph does not know them all."""
+    """Returns device, dtype, size and strides of a tensor as text; None if any of them is dynamic."""
     if not isinstance(tensor, IRNode):
         return None
     size, stride = tensor.get_size(), tensor.get_stride()
@@ -50,6 +50,6 @@ def _layout(tensor: IRNode | Sequence[IRNode]) -> str | None:
 
 
 def operator_call(operator: OpOverload, *args: Any) -> Sequence[TensorBox]:
-    """The results of an operator that has the attribute `direct`."""
+    """Returns the results of a call of an operator that has the attribute `direct`."""
     results: Sequence[TensorBox] = tree_map_only(IRNode, TensorBox.create, _OperatorCall.create(operator, *args))
     return results

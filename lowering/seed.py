@@ -1,4 +1,6 @@
-"""Lowering of `dropout_seed`: an element of what Inductor has drawn, which CUDA graphs and its wrappers know."""
+"""Lowering of `dropout_seed`: an element of the random numbers that Inductor draws once per graph, as CUDA graphs
+need.
+"""
 
 from __future__ import annotations
 

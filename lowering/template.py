@@ -1,7 +1,7 @@
-"""Triton templates as the only choice, and the buffers around them: what the lowerings of both operators share.
+"""Single-choice Triton templates, and the buffers around them; shared by the lowerings of both operators.
 
-One choice each, never several: with several, Inductor would benchmark them, which is not deterministic and would replay
-a kernel on semaphores that were zeroed once.
+There is never more than one choice: Inductor would benchmark several, which is not deterministic and would replay a
+kernel on semaphores that were zeroed once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def template(
     cooperative: bool = False,
     **extra: Any,
 ) -> TensorBox:
-    """One kernel of the graph: the template as the only choice; `cooperative` launches all CTAs at once or fails."""
+    """Adds one kernel to the graph, with the template as its only choice; `cooperative` makes all CTAs co-resident."""
     choices: list[Any] = []
     error = _compiled_template(name, text, grid).maybe_append_choice(
         choices,
@@ -64,7 +64,7 @@ def template(
 def q_grid(
     batch: Any, heads: Any, q_len: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]
 ) -> tuple[Any, int, int]:
-    """One program per q tile of every query head."""
+    """Returns a grid of one program per q tile of every query head."""
     return batch * heads * cdiv(q_len, meta["BLOCK_Q"]), 1, 1
 
 
@@ -76,16 +76,16 @@ def heads_first(tensors: Sequence[TensorBox], call: Call) -> Sequence[TensorBox]
 
 
 def as_given(results: Sequence[TensorBox], call: Call) -> Sequence[TensorBox]:
-    """The inverse of `heads_first`, of results."""
+    """Applies the inverse of `heads_first` to results."""
     if call.mask.placed is None:
         return results
     return [lowerings[aten.squeeze](lowerings[aten.permute](x, [0, 2, 1, 3]), 0) for x in results]
 
 
 def realized(x: TensorBox) -> TensorBox:
-    """`x` as a buffer whose strides will not change any more: a template reads memory, by strides that its source has.
+    """Returns `x` as a buffer with frozen strides, because a template reads memory with the strides in its source.
 
-    Inductor chooses the strides of a buffer of its own late, by the strides of its sources.
+    Otherwise Inductor chooses the strides of its own buffers later, from the strides of their sources.
     """
     x.realize()
     base: Any = x.data
@@ -97,11 +97,11 @@ def realized(x: TensorBox) -> TensorBox:
 
 
 def strides(size: Sequence[Any], order: Sequence[int]) -> list[Any]:
-    """Strides of a dense buffer with this order of dimensions, largest stride first, as sympy's integers."""
+    """Returns the strides of a dense buffer with this order of dimensions, largest stride first, as sympy integers."""
     return [sympy.sympify(stride) for stride in dense_strides(size, order)]
 
 
 def empty(size: Sequence[Any], order: Sequence[int], dtype: torch.dtype, device: torch.device) -> TensorBox:
-    """An uninitialised buffer, for a kernel to write."""
+    """Returns an uninitialised buffer for a kernel to write."""
     buffer: TensorBox = empty_strided(list(size), strides(size, order), dtype=dtype, device=device)
     return buffer

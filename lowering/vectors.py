@@ -1,4 +1,4 @@
-"""The tensors that a call reads beside query, key and value, as inputs of templates."""
+"""The tensors that a call reads in addition to query, key and value, as inputs of templates."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 class Vectors:
-    """The extra tensors of a call for the kernels of one site; each is computed once, if it is computed at all.
+    """The extra tensors of a call for the kernels of one site, each computed at most once.
 
     Args:
-        plane: batch, query heads, q_len and kv_len, of the mask.
-        heads: of keys.
+        plane: batch, query heads, q_len and kv_len of the mask.
+        heads: kv heads.
     """
 
     def __init__(self, call: Call, extras: Sequence[TensorBox], plane: Sequence[Any], heads: Any) -> None:
@@ -42,9 +42,9 @@ class Vectors:
         self._seen: TensorBox | None = None
 
     def arguments(self, *, sums_keys: bool) -> list[TensorBox]:
-        """The tensors in the order in which a template takes them; `sums_keys` as in `templates.reads_keys`.
+        """Returns the tensors in the order in which a template takes them; `sums_keys` as in `templates.reads_keys`.
 
-        Numbers that are one tensor for queries and keys are two arguments of a template.
+        A tensor that serves both queries and keys is passed as two arguments.
         """
         traits, found = self._call.traits, [of[role] for relation, of in self._relations for role in relation.roles]
         if templates.reads_keys(traits, sums_keys=sums_keys):
@@ -56,11 +56,13 @@ class Vectors:
 
     @property
     def placed(self) -> list[TensorBox]:
-        """Place and count of a mask of rows; empty where tokens are rows."""
+        """The token offsets and counts of a varlen layout; empty where tokens are rows."""
         return self._placed
 
     def _of_term(self, term: Term, extras: Sequence[TensorBox]) -> dict[str, TensorBox]:
-        """The tensors of a term by role: of queries [batch, q_len], of keys [batch, kv_len], of pairs as the plane."""
+        """Returns the tensors of a term by role: of queries [batch, q_len], of keys [batch, kv_len], of pairs the full
+        plane.
+        """
         relation, given = term.RELATION, {term.ROLES[name]: extras[o.index] for name, o in term.given.items()}
         device = next(iter(given.values())).get_device()
         assert device is not None
@@ -73,7 +75,7 @@ class Vectors:
         return found
 
     def _missing(self, relation: Relation, role: str, device: torch.device) -> TensorBox:
-        """A vector of the number that stands for what a term lacks, or of positions; int64."""
+        """Returns an int64 vector that stands for an absent operand: a constant, or positions."""
         batch, _, q_len, kv_len = self._plane
         number = relation.missing[role]
 
@@ -86,14 +88,17 @@ class Vectors:
         return realized(Pointwise.create(device=device, dtype=torch.int64, inner_fn=value, ranges=ranges))
 
     def _of_heads(self, keys: TensorBox) -> TensorBox:
-        """A vector of keys, [batch, kv_len] or [batch or 1, kv heads or 1, kv_len], as [batch, kv heads, kv_len]."""
+        """Expands a vector of keys, [batch, kv_len] or [batch or 1, kv heads or 1, kv_len], to [batch, kv heads,
+        kv_len].
+        """
         batch, _, _, kv_len = self._plane
         return expanded(keys, [batch, self._heads, kv_len], missing=1)
 
     def _seen_keys(self) -> TensorBox:
-        """The keys that a query sees: int32 [batch or 1, kv heads or 1, kv_len], not zero for those.
+        """Returns int32 [batch or 1, kv heads or 1, kv_len], nonzero for keys that some query sees.
 
-        A kernel of Inductor's own that visits all pairs, once for all heads that see the same, and writes none of them.
+        Inductor generates this reduction over all pairs; it runs once for all heads with the same mask, and stores no
+        pairs.
         """
         if self._seen is not None:
             return self._seen
@@ -149,7 +154,7 @@ def in_words(x: TensorBox) -> TensorBox:
 def sizes_of(
     call: Call, extras: Sequence[TensorBox], query: TensorBox, key: TensorBox, value: TensorBox
 ) -> templates.Sizes:
-    """The sizes of a call; lengths are those of its mask."""
+    """Returns the sizes of a call; lengths are those of its mask."""
     guard, placed = V.graph.sizevars.guard_int, call.mask.placed
     (_, q_heads, q_len, head_dim), (_, heads, kv_len, _) = query.get_size(), key.get_size()
     if placed is not None:
@@ -159,10 +164,10 @@ def sizes_of(
 
 
 def expanded(x: TensorBox, size: Sequence[Any], *, missing: int = 0) -> TensorBox:
-    """A view of `x` of this size: dimensions of size 1 are repeated without a copy.
+    """Returns a view of `x` with this size: dimensions of size 1 are broadcast without a copy.
 
     Args:
-        missing: where the dimension is that `x` may lack.
+        missing: index of the dimension that `x` may lack.
     """
     buffer = realized(x)
     sizes, strides = list(buffer.get_size()), list(buffer.get_stride())
@@ -176,5 +181,5 @@ def expanded(x: TensorBox, size: Sequence[Any], *, missing: int = 0) -> TensorBo
 
 
 def _is_broadcast(x: TensorBox, dim: int) -> bool:
-    """Whether an expanded tensor repeats its elements along a dimension."""
+    """Returns whether an expanded tensor repeats its elements along a dimension."""
     return bool(V.graph.sizevars.statically_known_equals(x.get_stride()[dim], 0))

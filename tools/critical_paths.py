@@ -24,7 +24,7 @@ FILE = Path(nominal.__file__).with_name("critical_paths.json")
 
 
 def row(task: tuple[str, Candidate, int]) -> list[float]:
-    """The critical paths of a schedule for all bands that reach so many q tiles below the diagonal."""
+    """Returns the critical paths of a schedule for all bands that reach this many q tiles below the diagonal."""
     name, candidate, below = task
     reach = nominal.farthest(candidate.dkdv)
     bands = (Reach(below, above).band(candidate.dkdv) for above in range(reach.above + 1))

@@ -31,15 +31,15 @@ REQUESTS = re.compile(
 
 
 def slug(heading: str) -> str:
-    """The anchor of a heading, as GitHub and mkdocs make it."""
+    """Returns the anchor of a heading, as GitHub and mkdocs generate it."""
     return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
 
 
 def section(text: str, anchor: str) -> str:
-    """The text under the heading with this anchor, up to the next heading.
+    """Returns the text under the heading with this anchor, up to the next heading.
 
     Raises:
-        ValueError: no heading or several have the anchor.
+        ValueError: no heading has the anchor, or several have it.
     """
     plain = re.sub(r"^```.*?^```$", _no_headings, text, flags=re.MULTILINE | re.DOTALL)
     parts = re.split(r"^(#+ .*)\n", plain, flags=re.MULTILINE)
@@ -50,7 +50,7 @@ def section(text: str, anchor: str) -> str:
 
 
 def _no_headings(block: re.Match[str]) -> str:
-    """A block of code in which a comment is no heading."""
+    """Masks a code block, so that comments in it are not taken for headings."""
     return block.group().replace("#", "\0")
 
 
@@ -75,7 +75,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add what is in guard/docs."""
+    """Adds the pages of guard/docs to the site."""
     from mkdocs.structure.files import File
 
     folder = ROOT / "guard" / "docs"
@@ -86,7 +86,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_post_build(config: Any) -> None:
-    """Raise an error where a page of the built site would send a request to another host."""
+    """Raises an error if a page of the built site would send a request to another host."""
     site = Path(config["site_dir"])
     pages = [path for suffix in ("html", "css", "svg") for path in site.rglob(f"*.{suffix}")]
     asking = {str(path.relative_to(site)): REQUESTS.findall(path.read_text(encoding="utf-8")) for path in pages}

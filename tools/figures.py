@@ -36,14 +36,16 @@ DIGEST = "Content"
 
 
 def small(title: str, band: Band, *names: str) -> Picture:
-    """The DASH paper's example: four q tiles and four kv tiles, here of two heads, in the paper's model."""
+    """Simulates the example of the DASH paper: four q tiles, four kv tiles and, here, two heads, in the paper's cost
+    model.
+    """
     problem = Problem(band, 4, 4, 1, 1, heads=2)
     runs = tuple(timeline(name, problem, 4, Costs(1.0, 0.5)) for name in names)
     return Picture(title, "Four kv tiles, two heads, four workers; adding a dQ tile takes 0.5.", runs)
 
 
 def large() -> Picture:
-    """Eight heads of 4096 tokens on 132 workers with separate writers, as on an H100."""
+    """Simulates eight heads of 4096 tokens on 132 workers with separate writers, as on an H100."""
     problem = Problem(CAUSAL, 4096, 4096, 64, 128, heads=8, section=4)
     prices = Costs(1.0, 0.3, 0.3, epilogue=3.0, depth=2)
     runs = tuple(timeline(name, problem, 132, prices) for name in ("bent_fold", "spt", "descending", "ascending"))
@@ -64,18 +66,18 @@ def _figure(width: float, height: float, **how: Any) -> tuple[Any, Any]:
 
 
 def run_of(schedule: str) -> Run:
-    """One head of a causal mask, one worker for each CTA."""
+    """Simulates one head of a causal mask with one worker per CTA."""
     problem = Problem(CAUSAL, 128 * TILES, 128 * TILES, 128, 128)
     return simulate(tables(schedule, problem), TILES, Costs(compute=1.0, reduce=0.35))
 
 
 def _rows(run: Run) -> dict[int, int]:
-    """The row of each kv tile: CTAs in the order in which they start."""
+    """Returns the plot row of each kv tile: CTAs in the order in which they start."""
     return {kv: row for row, kv in enumerate(dict.fromkeys(s.kv for s in sorted(run.spans, key=lambda s: s.ticket)))}
 
 
 def walk() -> Any:
-    """The ranks of a head's tile pairs, and when each CTA computes, waits and adds under two schedules."""
+    """Draws the ranks of a head's tile pairs, and when each CTA computes, waits and adds, under two schedules."""
     from matplotlib.patches import Patch
 
     found, axes = _figure(11, 4.8, nrows=2, ncols=2, width_ratios=(2, 3))
@@ -123,7 +125,7 @@ def _results(name: str) -> Any:
 
 
 def steps() -> Any:
-    """The time of measured training steps relative to the default's, with the fastest that PyTorch has."""
+    """Draws the time of training steps relative to the default's, with PyTorch's fastest alternative."""
     conditions, measured = _results("step")["conditions"], result_tables.measured_steps()
     found, ((ax,),) = _figure(10, 1.2 + 0.44 * len(measured))
     for row, variants in enumerate(measured.values()):
@@ -155,7 +157,7 @@ CONTENDERS = {
 
 
 def backward() -> Any:
-    """The rates of the backward kernels at head dimension 128."""
+    """Draws the rates of the backward kernels at head dimension 128."""
     rows = {row["shape"]: row for row in _results("backward_h100")["rows"]}
     lengths = (1024, 2048, 4096, 8192, 16384)
     found, (axes,) = _figure(11, 4, ncols=2, sharey=True)
@@ -188,7 +190,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
 
 
 def draw(name: str) -> Any:
-    """The picture as a figure of matplotlib, whatever its user has set."""
+    """Draws a picture as a matplotlib figure, independent of the user's matplotlib settings."""
     import matplotlib
 
     with matplotlib.rc_context(SETTINGS):
@@ -196,7 +198,7 @@ def draw(name: str) -> Any:
 
 
 def digest(found: Any) -> str:
-    """A digest of what a figure shows: its texts, and where its bars begin and end."""
+    """Returns a digest of a figure's content: its texts, and the ends of its bars."""
     parts: list[Any] = [text.get_text() for text in found.texts]
     for ax in found.axes:
         parts += [ax.get_title(at) for at in ("left", "right")] + [ax.get_xlabel(), ax.get_ylabel()]
@@ -209,7 +211,7 @@ def digest(found: Any) -> str:
 
 
 def digest_of(path: Path) -> str:
-    """The digest that a PNG file holds."""
+    """Returns the digest that a PNG file stores."""
     data, at = path.read_bytes(), 8
     while at < len(data):
         (length,) = struct.unpack(">I", data[at : at + 4])

@@ -89,7 +89,7 @@ def _cell(lines: dict[str, Any], family: str, kinds: tuple[str, ...], dropout: s
 
 
 def _short(line: str) -> str:
-    """A line without the places of operands, and without the number of sites where all have one fate."""
+    """Returns a line without operand indices, and without the number of sites if all have the same outcome."""
     parts = re.sub(r"(?<!band)\(\d+(,\d+)*\)", "", line).split(", ")
     if len(parts) == 1:
         return re.sub(r"^\d+ ", "", parts[0])

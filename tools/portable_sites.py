@@ -31,7 +31,7 @@ DATA = ("", "keys(0)", "segments(0,0)", "segments(0,0) & keys(1)", "dense(0)", "
 
 
 def sites() -> Iterator[Site]:
-    """All sites of the sweep that kernels cover."""
+    """Yields all sites of the sweep that some kernels cover."""
     for dtype, dims, (q_heads, kv_heads), (q_len, kv_len) in product(DTYPES, DIMS, HEADS, LENGTHS):
         head_dim, value_dim = dims if isinstance(dims, tuple) else (dims, dims)
         for call in calls():
@@ -52,10 +52,10 @@ def calls() -> Iterator[Call]:
 
 
 def why_portable(site: Site) -> str | None:
-    """Why the planner takes the portable kernels, in words; None where it takes the Hopper ones.
+    """Returns why the planner chooses portable kernels, in words; None where it chooses Hopper kernels.
 
     Raises:
-        AssertionError: it takes them though the Hopper kernels cover the site and do not leave it.
+        AssertionError: it chooses portable kernels though the Hopper kernels cover the site and do not leave it.
     """
     if choose(site, ARCH).kernel != PORTABLE.name:
         return None

@@ -78,7 +78,7 @@ class Point:
 
     @property
     def fitted(self) -> bool:
-        """The constants were fitted to it.  Forwards that ran beside data masks are held out."""
+        """Whether the constants were fitted to this point.  Forwards measured together with data masks are held out."""
         return self.length in FITTED and not self.shape.startswith("beside")
 
     @property
@@ -122,7 +122,7 @@ def _rows(name: str) -> list[dict[str, Any]]:
 
 
 def points() -> list[Point]:
-    """All measurements at head dims that are calibrated."""
+    """Returns all measurements at calibrated head dims."""
     found = []
     regular = {row["shape"]: row["ms"]["dash"] for row in _rows("backward_rivals")}
     for name, run in BACKWARDS.items():
@@ -142,7 +142,7 @@ def points() -> list[Point]:
 
 
 def fit(data: Sequence[Point], constants: Any, names: Sequence[str], predict: Callable[[Point, Any], float]) -> Any:
-    """The constants `names`, none below 0, with the least squares of relative errors: Levenberg-Marquardt."""
+    """Fits the constants `names`, all >= 0, by least squares of relative errors (Levenberg-Marquardt)."""
     measured = np.array([p.us for p in data])
 
     def errors(values: Any) -> Any:
@@ -169,9 +169,9 @@ def fit(data: Sequence[Point], constants: Any, names: Sequence[str], predict: Ca
 
 
 def fit_all() -> None:
-    """Prints all constants anew, beginning with those that there are.
+    """Prints newly fitted constants, starting from the present ones.
 
-    Constants of backwards that are 0 stay so, and where one shape alone was fitted, all but the step stay as they are.
+    Backward constants that are 0 stay 0; where only one shape was fitted, all but `step` stay as they are.
     """
 
     calibration = CALIBRATIONS[prediction.GPU]
@@ -212,7 +212,7 @@ def _heads(p: Point) -> str:
 
 
 def backwards(found: Sequence[Point]) -> str:
-    """A row for every measurement."""
+    """Returns a table row per measured backward."""
     rows = []
     for p in found:
         if not p.forward:
@@ -227,7 +227,7 @@ def backwards(found: Sequence[Point]) -> str:
 
 
 def forwards(found: Sequence[Point]) -> str:
-    """A row for every kind of forward, a column for every length, and how far the predictions are off."""
+    """Returns a table row per kind of forward, with a column per length and the prediction errors."""
     kinds: dict[tuple[str, str], dict[int, str]] = {}
     for p in found:
         if p.forward:
@@ -240,7 +240,7 @@ def forwards(found: Sequence[Point]) -> str:
 
 
 def text(found: Sequence[Point]) -> str:
-    """The text between the marks in the page."""
+    """Returns the text between the markers in the page."""
     worst = max(found, key=lambda p: abs(p.ratio - 1))
     held = [p for p in found if not p.fitted]
     if abs(worst.ratio - 1) > BOUND:
@@ -258,7 +258,7 @@ BEGIN, END = "<!-- predictions: written by tools/predictions.py -->\n", "<!-- en
 
 
 def filled(page: str) -> str:
-    """The page with its tables written anew."""
+    """Returns the page with updated tables."""
     head, rest = page.split(BEGIN)
     return head + BEGIN + "\n" + text(points()) + "\n" + END + rest.split(END, 1)[1]
 

@@ -64,7 +64,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def commit(found: dict[str, Any]) -> str:
-    """The hash of the commit that was measured; the file may have something else in its place, which names none."""
+    """Returns the hash of the measured commit, or "not recorded" if the results file has no hash."""
     text: str = found["conditions"]["commit"]
     return text if re.fullmatch("[0-9a-f]{7,40}", text) else "not recorded"
 
@@ -74,10 +74,10 @@ Variants = dict[str, dict[str, Any]]
 
 
 def measured_steps() -> dict[str, Variants]:
-    """The rows of `benchmarks.step` by model.
+    """Returns the rows of `benchmarks.step` by model.
 
     Raises:
-        ValueError: bits are not what the text above the table says of them.
+        ValueError: a row contradicts what the text above the table states about equal bits.
     """
     found: dict[str, Variants] = {}
     for row in read("step")["rows"]:
@@ -89,7 +89,7 @@ def measured_steps() -> dict[str, Variants]:
 
 
 def fastest(variants: Variants) -> dict[str, Any]:
-    """The fastest row of a model that is not deterministic."""
+    """Returns the fastest non-deterministic row of a model."""
     free = [row for name, row in variants.items() if name in ("default", "flash", "cudnn", "efficient")]
     return min((row for row in free if "ms" in row), key=lambda row: row["ms"])
 
@@ -135,7 +135,7 @@ def step_kernels() -> str:
 
 
 def _both(row: dict[str, Any]) -> str:
-    """The rates of both directions, as far as they are known."""
+    """Returns the rates of both directions, as far as they are known."""
     return ", ".join(f"{row[key]:.0f}" for key in ("forward_tflops", "backward_tflops") if key in row)
 
 
@@ -267,7 +267,7 @@ def forwards(*names: str) -> str:
 def _beside(
     rows: Sequence[dict[str, Any]], titles: dict[str, str], relative: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """The columns that some row has, and of `relative` those to which ours is compared."""
+    """Returns the columns that any row has, and those in `relative` with which ours is compared."""
     columns = [key for key in titles if any(row.get(key) for row in rows)]
     return columns, [key for key in relative if key in columns]
 
@@ -277,7 +277,7 @@ def _titles(titles: dict[str, str], columns: Sequence[str], ratios: Sequence[str
 
 
 def _beside_others(row: dict[str, Any], columns: Sequence[str], ratios: Sequence[str]) -> list[str]:
-    """The rates of a row, ours last and in bold, and what ours is of others."""
+    """Returns the rates of a row, ours last and in bold, and ours relative to each of the others."""
     rates = [f"{row[key]:.0f}" if row.get(key) else "" for key in columns]
     relative = [f"{row['dash'] / row[key]:.2f}" if row.get(key) else "" for key in ratios]
     return [*rates[:-1], f"**{rates[-1]}**", *relative]
@@ -298,7 +298,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def filled(page: str) -> str:
-    """A page with its tables written anew."""
+    """Returns a page with updated tables."""
     for name, make in TABLES.items():
         begin, end = f"<!-- {name}: written by tools/result_tables.py -->\n", f"<!-- end of {name} -->"
         if begin in page:

@@ -1,12 +1,12 @@
 """Models whose training steps are measured: few layers of realistic width.
 
-Those of `long` spend much of a step in attention, the others pay for determinism elsewhere.
+Those of `long` spend much of a step in attention; the others cover the cost of determinism in other operators.
 
-Batches are so large that the GPU is what a step waits for: with 8 rows, T5 and Whisper wait for the host, which takes
-50 us for a call of cuBLAS.
+Batches are large enough for a step to be bound by the GPU: with 8 rows, T5 and Whisper wait for the host, which takes
+50 us per cuBLAS call.
 
-Each entry of `MODELS` makes (model, inputs) on the current device; the model returns its loss, or a result whose
-``loss`` it is.
+Each entry of `MODELS` makes (model, inputs) on the current device; the model returns its loss, or a result with the
+attribute ``loss``.
 """
 
 from __future__ import annotations

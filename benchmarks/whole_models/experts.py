@@ -1,4 +1,4 @@
-"""Language models with layers of experts."""
+"""Mixture-of-experts language models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Language models without experts."""
+"""Dense language models (without experts)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def gemma3() -> Made:
 
 
 def mamba2() -> Made:
-    """Without the kernels of mamba_ssm: scans in chunks by PyTorch."""
+    """Makes Mamba 2 without the kernels of mamba_ssm: PyTorch computes the scans in chunks."""
     from transformers import Mamba2Config
 
     config = Mamba2Config(

@@ -1,4 +1,4 @@
-"""What the makers of models share."""
+"""Helpers shared by the makers of models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Made = tuple[nn.Module, dict[str, Any]]
 
 
 def numbers(below: int, *shape: int) -> Tensor:
-    """Random integers from 0 on, as tokens, labels and indices."""
+    """Draws random non-negative integers, used as tokens, labels and indices."""
     return torch.randint(0, below, shape)
 
 
@@ -21,7 +21,7 @@ def pictures(*shape: int) -> Tensor:
 
 
 def causal(config: Any, batch: int, length: int) -> Made:
-    """A language model of transformers, which is given tokens as its labels, too."""
+    """Makes a transformers language model, with inputs in which the tokens are also the labels."""
     from transformers import AutoModelForCausalLM
 
     tokens = numbers(config.vocab_size, batch, length)

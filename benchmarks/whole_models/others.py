@@ -1,4 +1,4 @@
-"""Models of graphs, preferences and clicks."""
+"""Graph, preference and recommendation models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .made import Made, numbers, pictures
 
 
 class Graph(nn.Module):
-    """Two layers of GraphSAGE: means of neighbours by scatter_add."""
+    """Two GraphSAGE layers, which compute means of neighbours with scatter_add."""
 
     def __init__(self, width: int = 128) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ def graph() -> Made:
 
 
 class Preferences(nn.Module):
-    """The loss of direct preference optimisation on logits of a projection: log-probabilities by gather."""
+    """The DPO loss (direct preference optimisation) on projected logits, which gathers log-probabilities."""
 
     def __init__(self, width: int = 1024, vocabulary: int = 64_000) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def preferences() -> Made:
 
 
 class Recommender(nn.Module):
-    """A model of clicks as DLRM has it: bags of embeddings, and products of each pair of them."""
+    """A DLRM click model: embedding bags, and dot products of each pair of them."""
 
     def __init__(self, rows: int = 100_000, tables: int = 8, width: int = 64) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models of pictures."""
+"""Vision models."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def unet() -> Made:
 
 
 class Deformable(nn.Module):
-    """Layers of deformable attention over three levels, as in the encoder of deformable DETR: values by grid_sample."""
+    """Deformable attention over three levels with grid_sample, as in the encoder of deformable DETR."""
 
     def __init__(self, width: int = 256, layers: int = 3, heads: int = 8, points: int = 4) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def deformable() -> Made:
 
 
 def segmentation() -> Made:
-    """Logits of 150 classes for each pixel, by bilinear upsampling of maps and of logits."""
+    """Makes a model whose logits of 150 classes per pixel come from bilinear upsampling of feature maps and logits."""
     from transformers import SegformerConfig, SegformerForSemanticSegmentation
 
     config = SegformerConfig(
@@ -116,7 +116,7 @@ def vit() -> Made:
 
 
 class DiT(nn.Module):
-    """A transformer of diffusion, which finds the noise in pictures; time and class scale its layers."""
+    """A diffusion transformer that predicts the noise in images; time step and class scale its layers."""
 
     def __init__(
         self, width: int = 768, layers: int = 6, patch: int = 2, channels: int = 4, classes: int = 1000
@@ -153,7 +153,7 @@ class DiT(nn.Module):
         return F.mse_loss(F.pixel_shuffle(x.mT.unflatten(-1, self.sides(noisy)), self.patch).float(), noise.float())
 
     def sides(self, x: Tensor) -> tuple[int, int]:
-        """Patches along each side of a picture."""
+        """Returns the number of patches along each side of an image."""
         return x.shape[2] // self.patch, x.shape[3] // self.patch
 
 
@@ -168,7 +168,7 @@ def dit() -> Made:
 
 
 def llava() -> Made:
-    """A language model that reads a picture of 576 patches in front of each text."""
+    """Makes a language model that reads an image of 576 patches before each text."""
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
     picture = CLIPVisionConfig(

@@ -1,6 +1,6 @@
-"""The arguments of a kernel about one concern: a `Group`, which the kernel takes as one named tuple.
+"""Groups of kernel arguments: the arguments that belong to one feature, passed to the kernel as one named tuple.
 
-Compiled code has the parameters of the flat list.  A group that is absent is a compile-time None.
+Compiled code has the parameters of the flattened list.  A group that a kernel does not need is a compile-time None.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from ...errors import ArgumentError
 
 
 class Group(NamedTuple):
-    """Arguments about one concern.
+    """The signature of the arguments that belong to one feature.
 
     Attributes:
-        types: Triton's type of each argument by its name, in the order of the kernel's parameters.
-        multiples: what is known to divide an argument; 16 bytes for a pointer that is not in it.
+        types: Triton's type of each argument by name, in the order of the kernel's parameters.
+        multiples: known divisors of arguments by name; a pointer that is not listed is a multiple of 16 bytes.
     """
 
     types: Mapping[str, str]
@@ -28,14 +28,14 @@ class Group(NamedTuple):
         return tuple(self.types)
 
     def signature(self) -> tuple[str, ...]:
-        """The types as a named tuple, from which device code has the names."""
+        """Returns the types as a named tuple, from which device code takes the names."""
         return _named(self.types)
 
     def values(self, **values: Any) -> tuple[Any, ...]:
-        """The arguments of a launch in their order.
+        """Returns the arguments of a launch in the order of the signature.
 
         Raises:
-            ArgumentError: other names than the group has.
+            ArgumentError: the names are not exactly those of the group.
         """
         if values.keys() != self.types.keys():
             raise ArgumentError("values", sorted(values), f"values of {sorted(self.types)}")
@@ -43,35 +43,35 @@ class Group(NamedTuple):
 
 
 Groups = Group | None | Mapping[str, Group | None]
-"""What a parameter of a kernel may be beside an argument: a group, which may be absent, or a named tuple of groups."""
+"""What a kernel parameter may be other than a single argument: a group or None, or a named tuple of these."""
 
 
 def signature(of: Groups) -> Any:
-    """The types of groups, named as they are; those of an absent one are a constant."""
+    """Returns Triton's signature of groups: their types, named, and "constexpr" for an absent group."""
     if of is None:
         return "constexpr"
     return of.signature() if isinstance(of, Group) else _named({name: signature(group) for name, group in of.items()})
 
 
 def groups(path: tuple[int, ...], of: Groups) -> list[tuple[tuple[int, ...], Group | None]]:
-    """The groups, each with its path through a signature; `path`: that of all of them."""
+    """Lists the groups in `of`, each with its path in the signature; `path` is the path of `of` itself."""
     if of is None or isinstance(of, Group):
         return [(path, of)]
     return [((*path, i), group) for i, group in enumerate(of.values())]
 
 
 def integers(*names: str) -> dict[str, str]:
-    """The types of int32 arguments of these names."""
+    """Returns the types of int32 arguments with these names."""
     return dict.fromkeys(names, "i32")
 
 
 def constants(values: tuple[Any, ...]) -> tuple[str, ...]:
-    """The signature of a named tuple of compile-time constants."""
+    """Returns the signature of a named tuple of compile-time constants."""
     return _named(dict.fromkeys(values._fields, "constexpr"))  # type: ignore[attr-defined]  # it has names
 
 
 def flat(values: Iterable[Any]) -> Iterator[Any]:
-    """Arguments, or their types, with those of groups one by one."""
+    """Yields arguments, or their types, with tuples (groups) flattened."""
     for value in values:
         if isinstance(value, tuple):
             yield from flat(value)

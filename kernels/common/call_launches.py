@@ -1,8 +1,8 @@
-"""The launches of a call, made ready once, and moved to the addresses of every call.
+"""Cached launches of a call: packed once, then patched with the tensor addresses of every later call.
 
-What a kernel is launched with follows from the layouts of a call's tensors, all but their addresses, which a program
-may never repeat: an allocator gives what is free.  So arguments hold `Address` in their places, and the memory that the
-driver reads is written once.  Later calls write addresses into it, a few words for a kernel.
+Launch arguments follow from the layouts of a call's tensors; only the addresses differ from call to call, because the
+caching allocator returns whatever block is free.  So arguments hold an `Address` in place of a pointer, and the memory
+that the driver reads is packed once.  Later calls write the new addresses into it, a few words per kernel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .launcher import KernelLauncher, Launch, is_hooked, launch
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address of a call's tensor with this number, and so many bytes behind it, in the place of an integer."""
+    """A placeholder for a pointer: the address of the call's tensor `number`, plus `offset` bytes."""
 
     number: int
     offset: int = 0
@@ -28,7 +28,7 @@ class Address:
 
 
 class CallLaunch(NamedTuple):
-    """A launch of a call: `KernelLauncher.pack` takes these arguments, with integers in the places of addresses."""
+    """A kernel launch of a call: the arguments of `KernelLauncher.pack`, with `Address` in place of pointers."""
 
     kernel: KernelLauncher
     descriptors: tuple[Address, ...]
@@ -36,17 +36,18 @@ class CallLaunch(NamedTuple):
 
 
 def unknown_addresses(count: int) -> list[Address]:
-    """One for every tensor of a call, in their order."""
+    """Returns one `Address` per tensor of a call, in their order."""
     return [Address(number) for number in range(count)]
 
 
 class _Block(NamedTuple):
-    """Launches whose memory belongs to one call at a time.
+    """Packed launches whose memory is used by one call at a time.
 
     Attributes:
-        streams: the words of the memory of each, and where among them its stream is.
-        moved: words, the place of an address among them, and number and offset of the `Address` that it has.
-        encoded: the same for addresses in descriptors that only the driver can write.
+        streams: for each launch the words of its memory, and the index of the stream among them.
+        moved: words, index of an address among them, and number and offset of the `Address` that it holds.
+        encoded: launches with descriptors that only the driver can write: kernel, launch, descriptor number and
+            `Address`.
     """
 
     launches: tuple[Launch, ...]
@@ -67,20 +68,20 @@ class CallLaunches:
     """The launches of a call, for any addresses of its tensors.
 
     Args:
-        asked: in their order.  Addresses of descriptors are multiples of 16 bytes in every call.
+        asked: the launches in order.  Addresses of descriptors are multiples of 16 bytes in every call.
     """
 
     def __init__(self, asked: Sequence[CallLaunch]) -> None:
         self._asked = tuple(asked)
-        self._free: list[_Block] = []  # as many as there were threads at once
+        self._free: list[_Block] = []  # one per thread that has run the call concurrently
 
     def run(self, stream: int, addresses: Sequence[int]) -> None:
-        """Launch them on a raw stream for tensors with these addresses, on the device they were made for.
+        """Launches the kernels on a raw stream, for tensors with these addresses, on the device they were packed for.
 
         Raises:
-            LaunchError: the driver refuses.
+            LaunchError: the driver returned an error.
         """
-        if is_hooked():  # by a profiler, which is told the arguments
+        if is_hooked():  # a profiler's hook receives the arguments of every launch
             launch(self.packed(stream, addresses))
             return
         try:
@@ -93,7 +94,7 @@ class CallLaunches:
         self._free.append(block)
 
     def packed(self, stream: int, addresses: Sequence[int]) -> tuple[Launch, ...]:
-        """The launches with these addresses, in memory of their own."""
+        """Packs the launches with these addresses into memory of their own."""
         return tuple(itertools.chain.from_iterable(self._pack(asked, stream, addresses) for asked in self._asked))
 
     @staticmethod
@@ -124,7 +125,7 @@ class CallLaunches:
 
 
 def _filled_in(arguments: tuple[Any, ...], addresses: Sequence[int]) -> tuple[Any, ...]:
-    """The arguments with integers in the places of addresses."""
+    """Replaces each `Address` among the arguments by the integer that it stands for."""
     return tuple([_with(argument, addresses) for argument in arguments])
 
 

@@ -20,18 +20,18 @@ from .arguments import Groups
 
 TARGET = GPUTarget("cuda", 90, 32)
 TYPES = {"float16": "fp16", "bfloat16": "bf16"}
-"""Triton's names of the dtypes."""
+"""Triton's names of torch's dtypes."""
 
 
 @cache
 def schedule_module(schedule: str, band: Band) -> ModuleType:
-    """The schedule's generated functions as a module, kept as a file in Inductor's cache."""
+    """Loads the schedule's generated functions as a module, cached as a file in Inductor's cache."""
     text = "import triton\nimport triton.language as tl\n\n\n" + codegen.triton_source(schedule, band)
     return PyCodeCache.load(text)
 
 
 def descriptor(dtype: str, block: list[int], layout: Any) -> str:
-    """The type of a TMA descriptor, as Triton's signatures spell it."""
+    """Returns the type of a TMA descriptor as Triton's signatures spell it."""
     return f"tensordesc<{dtype}{block},{layout!r}>"
 
 
@@ -43,13 +43,14 @@ def compile_kernel(
     options: dict[str, Any],
     multiples: Mapping[str, int] = {},
 ) -> Any:
-    """Triton's compiled kernel.
+    """Compiles a kernel for sm_90 and returns Triton's compiled kernel.
 
     Args:
         constants: compile-time constants by parameter; a named tuple of them is a group.
-        types: of the parameters that are neither constants nor int32; None for a group that is absent, and a mapping
-            for a named tuple of groups.
-        multiples: the known divisors of parameters that are in no group; 16 bytes for a pointer that is not named.
+        types: types of the parameters that are neither constants nor int32.  None is an absent group, a mapping a named
+            tuple of groups.
+        multiples: known divisors of parameters that are in no group; a pointer that is not listed is a multiple of 16
+            bytes.
     """
     signature: dict[str, Any] = {}
     constexprs: dict[tuple[int, ...], Any] = {}
@@ -77,17 +78,17 @@ def compile_kernel(
 
 
 def _divisible(path: tuple[int, ...], kind: str, multiple: int | None = None) -> dict[tuple[int, ...], list[list[Any]]]:
-    """Triton's attributes of the argument at this path through the signature."""
+    """Returns Triton's divisibility attribute of the argument at this path in the signature."""
     known = (16 if kind.startswith("*") else 1) if multiple is None else multiple
     return {path: [["tt.divisibility", known]]} if known > 1 else {}
 
 
 COLUMNS = 64
-"""Columns of a block of a descriptor: as many numbers of 16 bits as a row of a swizzle atom has."""
+"""Columns of a descriptor block: the 16-bit elements in a 128-byte row of a swizzle atom."""
 
 
 def columns(dtype: str, rows: int) -> str:
-    """The type of a descriptor of [batch, heads, rows, columns]; its blocks are COLUMNS columns of so many rows."""
+    """Returns the type of a descriptor of [batch, heads, rows, columns] whose blocks are [1, 1, rows, COLUMNS]."""
     block = [1, 1, rows, COLUMNS]
     element = gl.bfloat16 if dtype == "bfloat16" else gl.float16
     return descriptor(TYPES[dtype], block, gl.NVMMASharedLayout.get_default_for(block, element))

@@ -1,8 +1,7 @@
-"""Allocations and launches of a call, noted once, and made again for other operands of the same shapes.
+"""Records the allocations and launches of a call, and replays them for other operands of the same layout.
 
-What a call allocates, which kernels it launches and with which numbers follows from shapes, strides, dtypes and
-alignment of its operands.  A `LaunchList` keeps that, so that a later call needs addresses alone, which takes a tenth
-of the time.
+Allocations, kernels and integer arguments of a call follow from shapes, strides, dtypes and alignment of its operands.
+A `LaunchList` keeps them, so a later call only fills in addresses, which takes a tenth of the host time.
 """
 
 from __future__ import annotations
@@ -20,19 +19,20 @@ from .launcher import KernelLauncher
 Allocated = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Shape, strides, dtype."""
 Argument = int | Address
-"""Of the tensors of a call operands come first, then what was allocated."""
+"""An integer, or the address of a tensor; a call's operands are numbered first, then its allocations."""
 
 _ALIGNMENT = 128
-"""Bytes between tensors that share an allocation."""
+"""Alignment in bytes of tensors that share an allocation."""
 
 
 class LaunchList:
-    """What one call does.
+    """The recorded allocations and launches of one call.
 
     Args:
-        results: tensors that the call returns, in order.
-        scratch: bytes of memory that the call needs beside them.
-        launches: kernels with their arguments, in order; behind the operands come the results, then scratch memory.
+        results: shape, strides and dtype of the tensors that the call returns, in order.
+        scratch: bytes of scratch memory that the call needs in addition.
+        launches: kernels with their arguments, in order.  Addresses number the operands, then the results, then the
+            scratch memory.
     """
 
     def __init__(
@@ -45,7 +45,9 @@ class LaunchList:
         self._launches = CallLaunches([CallLaunch(kernel, (), arguments) for kernel, arguments in launches])
 
     def run(self, operands: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-        """Do it for operands that have the key of those of the first call, on the current device."""
+        """Replays the call for operands that have the key of the first call's, on the current device; returns the
+        results.
+        """
         empty = compat.empty_cuda
         results = [empty(*each) for each in self._results]
         addresses = [tensor.data_ptr() for tensor in (*operands, *results)]
@@ -57,11 +59,11 @@ class LaunchList:
 
 
 class Notes:
-    """Notes of the call that is made for the first time.
+    """Recorder of a call that is made for the first time.
 
     Args:
-        operands: the tensors that it is given.
-        views: whether kernels may be given views of operands, too.
+        operands: the tensors that the call is given.
+        views: whether kernels may also be given views of operands.
     """
 
     def __init__(self, operands: Sequence[Tensor], views: bool = True) -> None:
@@ -72,25 +74,25 @@ class Notes:
         self._is_complete = True
 
     def allocate(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Allocate a tensor on the current device."""
+        """Allocates a tensor on the current device and records it."""
         tensor = compat.empty_cuda(shape, strides, dtype)
         self._tensors.append(tensor)
         self._allocated.append((shape, strides, dtype))
         return tensor
 
     def launched(self, launcher: KernelLauncher | None, arguments: Sequence[Tensor | int]) -> None:
-        """A kernel was launched; None if it cannot be launched again by its addresses."""
+        """Records a launch; `launcher` is None if the kernel cannot be launched again from addresses."""
         if launcher is None:
             self.refuse()
             return
         self._launches.append((launcher, tuple(a if isinstance(a, int) else self._placed(a) for a in arguments)))
 
     def refuse(self) -> None:
-        """The call does something else: it has no list."""
+        """Marks the call as not replayable, because it does something that is not recorded."""
         self._is_complete = False
 
     def list_of(self, results: Sequence[Tensor]) -> LaunchList | None:
-        """The list of the call, None if it has done something that is not in it."""
+        """Returns the launch list of the call, or None if the call is not replayable."""
         numbers = {id(tensor): number for number, tensor in enumerate(self._tensors) if number >= self._operands}
         if not self._is_complete or any(id(result) not in numbers for result in results):
             return None
@@ -131,8 +133,10 @@ def _bytes(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype)
 
 
 def key_of(operands: Sequence[Tensor], views: bool = True) -> Hashable:
-    """All that a list of launches depends on: shapes, strides, dtypes, alignment, and, where kernels are given views of
-    operands, who shares memory with whom.
+    """Returns everything about operands that a launch list depends on.
+
+    That is shapes, strides, dtypes and alignment, and, with `views`, which operands share a storage and at which
+    distance.
     """
     if not views:
         return tuple([(tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % 16) for tensor in operands])
@@ -146,11 +150,11 @@ def key_of(operands: Sequence[Tensor], views: bool = True) -> Hashable:
 
 
 class LaunchLists:
-    """The lists of an operator's calls, by key.
+    """The launch lists of an operator's calls, by key.
 
     Args:
-        most: lists that are kept; shapes that are not used any more go with all others.
-        views: whether kernels are given views of operands.  Without, a key takes less time.
+        most: maximal number of lists; when it is reached, all are dropped, so that unused shapes do not accumulate.
+        views: whether kernels are given views of operands.  Without, computing a key takes less time.
     """
 
     def __init__(self, most: int = 256, views: bool = True) -> None:
@@ -159,10 +163,11 @@ class LaunchLists:
     def call(
         self, key: Hashable, operands: Sequence[Tensor], first: Callable[[Notes], Sequence[Tensor]]
     ) -> list[Tensor]:
-        """Make a call on the device of its operands: by its list, or by `first`, which notes what it does.
+        """Makes a call on the device of its operands: replays its launch list, or runs `first`, which records one.
 
         Args:
-            key: all that the call depends on beside its operands.
+            key: everything that the call depends on other than its operands.
+            first: makes the call and records it in the given `Notes`; returns the results.
         """
         device = operands[0].device
         if current_device() != device.index:

@@ -1,9 +1,9 @@
-"""Launches Triton's compiled kernels by the CUDA driver, from arguments that are packed once.
+"""Launches Triton's compiled kernels with the CUDA driver, from arguments that are packed once.
 
-Triton's own launcher takes a kernel's arguments apart, and encodes its TMA descriptors, on every launch, which takes
-longer than the driver needs.  Here `KernelLauncher.pack` does that work for given arguments, and `launch` hands its
-results to the driver as often as one likes; `call_launches` changes addresses in between.  How a kernel's arguments lie
-in memory is read from its PTX.
+Triton's own launcher unpacks a kernel's arguments and encodes its TMA descriptors on every launch, which takes longer
+than the driver's launch itself.  `KernelLauncher.pack` does that work once, and `launch` passes the result to the
+driver any number of times; `call_launches` patches addresses in between.  The layout of a kernel's arguments in memory
+is read from its PTX.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .arguments import flat
 _PARAMETER = re.compile(r"\.param (?:\.align (\d+) )?\.(\w+)[^,\n]*?(?:\[(\d+)\])?\s*(?:,|$)", re.MULTILINE)
 _CODES = {"u64": "q", "u32": "i", "u16": "h", "u8": "b", "f32": "f", "f64": "d"}
 _SCRATCH = 2
-"""The last parameters of every kernel are two addresses of scratch memory, which ours do not use."""
+"""Number of trailing scratch memory pointers that Triton adds to every kernel; our kernels do not use them."""
 
 _CONFIG, _STREAM = "7I4xQQI4x", 32  # CUlaunchConfig, and where the stream is in it
 _ATTRIBUTE = "=I4xi60x"  # CUlaunchAttribute whose value is an int
@@ -33,11 +33,11 @@ _COOPERATIVE, _PROGRAMMATIC_STREAM_SERIALIZATION = 2, 6  # CUlaunchAttributeID
 _NO_INTERLEAVE, _L2_PROMOTION_128B, _FILL_ZEROS = 0, 2, 0
 _MAP, _MAP_BYTES, _MAP_ALIGNMENT = "map", 128, 64  # CUtensorMap
 _ADDRESS_ALIGNMENT = 16
-"""Bytes by which the address in a descriptor is aligned."""
+"""Alignment of the address in a descriptor, in bytes."""
 _ADDRESS_BYTES = 8
 _DESCRIPTOR = f"=Q{_MAP_BYTES - _ADDRESS_BYTES}s"
 _TRIED = 0x5555_5555_5550, 0x2AAA_AAAA_AAA0
-"""Two addresses that differ in every bit that an address has."""
+"""Two aligned addresses that differ in every bit of a 47-bit address above the alignment."""
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 
 Described = tuple[Sequence[int], Sequence[int]]
@@ -45,8 +45,12 @@ Described = tuple[Sequence[int], Sequence[int]]
 
 
 class Places(NamedTuple):
-    """Where in a launch's memory, in words of 8 bytes, are its stream, the addresses of its descriptors, and its other
-    arguments, one by one and without constants.
+    """Indices, in 8-byte words of a launch's memory, of the fields that may change from call to call.
+
+    Attributes:
+        stream: index of the stream.
+        descriptors: index of the address in each descriptor.
+        arguments: index of each other argument, flattened and without compile-time constants.
     """
 
     stream: int
@@ -55,13 +59,13 @@ class Places(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A launch that is ready.
+    """A packed launch.
 
     Attributes:
-        config, parameters: where the driver finds the launch's configuration and addresses of its arguments.
+        config, parameters: addresses of the launch configuration and of the array of pointers to arguments.
         function: the driver's handle of the kernel.
-        kernel, stream, arguments: what a hook of a profiler is told.
-        memory: what `config` and `parameters` point to.
+        kernel, stream, arguments: passed to the hooks of a profiler.
+        memory: the buffer that `config` and `parameters` point into.
     """
 
     config: int
@@ -77,15 +81,15 @@ class KernelLauncher:
     """Packs launches of a compiled kernel whose first arguments are TMA descriptors of fixed shapes and strides.
 
     Attributes:
-        are_arguments: which of a launch's other arguments, one by one, are no compile-time constants.
+        are_arguments: for each of the other arguments, flattened, whether it is not a compile-time constant.
 
     Args:
         compiled: Triton's compiled kernel; it is loaded into the current device.
-        grid: number of programs, or numbers along up to three axes.
-        descriptors: shape and strides of each leading descriptor argument.
+        grid: number of programs, or the numbers along up to three axes.
+        descriptors: shape and strides of each leading descriptor argument, in elements.
 
     Raises:
-        DashError: a kernel whose arguments are others than its source says, or that needs what we do not launch with.
+        DashError: the kernel's PTX parameters are not those of its signature, or it needs clusters or scratch memory.
     """
 
     def __init__(self, compiled: Any, grid: int | tuple[int, ...], descriptors: Sequence[Described] = ()) -> None:
@@ -99,7 +103,7 @@ class KernelLauncher:
         types = list(compiled.src.signature.values())[len(descriptors) :]
         self.are_arguments = [kind != "constexpr" for kind in flat(types)]
         codes = _parameter_codes(compiled.asm["ptx"])
-        # Behind the address of a descriptor a kernel is told its shape and strides.
+        # Each descriptor parameter is followed by its shape and strides.
         wanted = [code for shape, _ in descriptors for code in (_MAP, *"i" * len(shape), *"q" * len(shape))]
         expected = len(wanted) + sum(self.are_arguments) + _SCRATCH
         if len(codes) != expected or codes[: len(wanted)] != wanted or _MAP in codes[len(wanted) :]:
@@ -111,7 +115,7 @@ class KernelLauncher:
             _Map(*d, meta, self.device) for d, meta in zip(descriptors, metadata.tensordesc_meta, strict=True)
         ]
         numbers = [number for shape, strides in descriptors for number in (*shape, *strides)]
-        self._described = (ctypes.c_int64 * len(numbers))(*numbers)  # the first bytes of one are a smaller integer
+        self._described = (ctypes.c_int64 * len(numbers))(*numbers)  # little-endian: low bytes are the int32
         numbered = itertools.count(ctypes.addressof(self._described), 8)
         self._leading = [0 if code == _MAP else next(numbered) for code in wanted]
         self._map_places = [i for i, code in enumerate(wanted) if code == _MAP]
@@ -128,12 +132,12 @@ class KernelLauncher:
         self._attribute_facts = ctypes.addressof(self._attributes), len(packed)
 
     def pack(self, stream: int, addresses: Sequence[int], *arguments: Any) -> tuple[Launch, ...]:
-        """The launch on a raw stream with these arguments, none where the grid is empty.
+        """Packs a launch on a raw stream with these arguments; returns no launch where the grid is empty.
 
         Args:
             addresses: one per descriptor.
-            arguments: all others, a tuple for a group, and anything in the place of compile-time constants, of which
-                the last may be left out; addresses as integers.
+            arguments: all others: a tuple for a group, integers for pointers, and any value in place of compile-time
+                constants, which may be left out at the end.
         """
         if 0 in self.grid:
             return ()
@@ -154,35 +158,37 @@ class KernelLauncher:
         return (Launch(start, self.compiled.function, parameters, self, stream, arguments, memory),)
 
     def places(self, launch: Launch) -> Places:
-        """Where in the memory of a launch of this kernel is what may change from call to call."""
+        """Returns the indices, in the memory of a launch of this kernel, of the fields that may change from call to
+        call.
+        """
         descriptors = [self._map_at(launch.config, number) // 8 for number in range(len(self._maps))]
         return Places(_STREAM // 8, descriptors, [place // 8 for place in self._own_places[:-_SCRATCH]])
 
     def is_moved(self, number: int) -> bool:
-        """Whether a descriptor of a launch has another address once that is written to its place."""
+        """Returns whether writing another address into descriptor `number` is enough to move it, without the driver."""
         return bool(self._maps[number].behind_address)
 
     def encode(self, launch: Launch, number: int, address: int) -> None:
-        """Let the driver write a descriptor of a launch for another address."""
+        """Lets the driver encode descriptor `number` of a launch for another address."""
         self._maps[number].write(launch.memory, self._map_at(launch.config, number), address)
 
     def _map_at(self, start: int, number: int) -> int:
-        """Where in memory that starts there a descriptor is, in bytes."""
+        """Returns the byte offset of descriptor `number` in memory that starts at address `start`."""
         return -(-(start + self._packer.size) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT - start + number * _MAP_BYTES
 
 
 def is_hooked() -> bool:
-    """Whether a profiler has registered functions to call before and after launches."""
+    """Returns whether a profiler has registered Triton hooks that run before or after launches."""
     runtime = knobs.runtime
     before, after = runtime.launch_enter_hook, runtime.launch_exit_hook
     return bool(getattr(before, "calls", before) or getattr(after, "calls", after))  # as `_calls`, in less time
 
 
 def launch(launches: Iterable[Launch]) -> None:
-    """Launch one after the other; the current device is the one that the kernels were loaded into.
+    """Launches the kernels in order; the current device must be the one they were loaded into.
 
     Raises:
-        LaunchError: the driver refuses.
+        LaunchError: the driver returned an error.
     """
     if is_hooked():
         _launch_with_hooks(launches)
@@ -195,7 +201,7 @@ def launch(launches: Iterable[Launch]) -> None:
 
 
 def _launch_with_hooks(launches: Iterable[Launch]) -> None:
-    """As Triton launches for profilers, which register functions to call before and after."""
+    """Launches as Triton does when a profiler has registered functions to call before and after."""
     runtime = knobs.runtime
     for config, function, parameters, kernel, stream, arguments, _ in launches:
         about = kernel.compiled.launch_metadata(kernel.grid, stream, *arguments)
@@ -209,12 +215,15 @@ def _launch_with_hooks(launches: Iterable[Launch]) -> None:
 
 
 def _calls(hook: Any) -> bool:
-    """Whether anybody has registered a function."""
+    """Returns whether a function is registered with the hook."""
     return hook is not None and bool(getattr(hook, "calls", True))
 
 
 def _launch_again(code: int, config: int, function: int, parameters: int, kernel: KernelLauncher) -> None:
-    """A thread has no context before its first call of CUDA's runtime, and a backward may be a thread's first work."""
+    """Binds the thread to the device's primary context and launches again, if that was the error; raises other errors.
+
+    A thread has no context before its first call of CUDA's runtime, and a backward may be a thread's first work.
+    """
     if code == _NO_CONTEXT:
         _bind(kernel.device)
         code = _driver().cuLaunchKernelEx(config, function, parameters, None)
@@ -222,7 +231,7 @@ def _launch_again(code: int, config: int, function: int, parameters: int, kernel
 
 
 def _bind(index: int) -> None:
-    """Let this thread work on a device, in the context of CUDA's runtime."""
+    """Makes the device's primary context, which CUDA's runtime uses, current for this thread."""
     driver, device, context = _driver(), ctypes.c_int(), ctypes.c_void_p()
     _check(driver.cuDeviceGet(ctypes.byref(device), index), "cuDeviceGet")
     _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "cuDevicePrimaryCtxRetain")
@@ -237,7 +246,7 @@ def _check(code: int, what: str) -> None:
 
 
 def _parameter_codes(ptx: str) -> list[str]:
-    """The `struct` codes of the parameters of the kernel in a PTX, `_MAP` for a TMA descriptor."""
+    """Returns the `struct` codes of the kernel's parameters in a PTX, `_MAP` for a TMA descriptor."""
     header = ptx[ptx.index(".entry") :]
     codes = []
     for alignment, kind, length in _PARAMETER.findall(header[: header.index("\n)")]):
@@ -248,18 +257,19 @@ def _parameter_codes(ptx: str) -> list[str]:
 
 
 class _Map:
-    """TMA descriptors of one argument, which differ in their addresses.
+    """The TMA descriptors of one argument, which differ in their addresses only.
 
-    CUDA says nothing of the bytes of a descriptor, and to encode one takes microseconds.  So the driver is asked at the
-    first addresses: where it only puts the address in front of the same bytes, descriptors are made in that way.
+    CUDA does not document the bytes of a descriptor, and encoding one takes microseconds.  So the driver is probed with
+    a few addresses at first use: if it only puts the address before the same bytes, later descriptors are written that
+    way.
 
     Args:
         meta: Triton's description of the tile that the kernel reads.
         device: the index of the device.
 
     Attributes:
-        behind_address: what is behind the address in every descriptor; empty if the driver writes others there, None as
-            long as it has not been asked.
+        behind_address: the bytes after the address in every descriptor; empty if they depend on the address, None as
+            long as the driver has not been probed.
     """
 
     def __init__(self, shape: Sequence[int], strides: Sequence[int], meta: dict[str, Any], device: int) -> None:
@@ -274,7 +284,7 @@ class _Map:
         self.behind_address: bytes | None = None
 
     def write(self, memory: Any, place: int, address: int) -> None:
-        """Write the descriptor of a tensor at `address` to a place in memory, counted in bytes."""
+        """Writes the descriptor of a tensor at `address` to byte offset `place` of memory."""
         if self.behind_address and not address % _ADDRESS_ALIGNMENT:
             struct.pack_into(_DESCRIPTOR, memory, place, address, self.behind_address)
             return
@@ -290,7 +300,7 @@ class _Map:
         _check(code, f"a TMA descriptor of {[*self._sizes]}, {[*self._strides]} bytes, at {address:#x}")
 
     def _ask(self, start: int, address: int) -> int:
-        """Let the driver encode; its error."""
+        """Lets the driver encode the descriptor to memory at `start`; returns its error code."""
         code: int = _driver().cuTensorMapEncodeTiled(
             start, self._dtype, self._rank, address, self._sizes, self._strides, self._box, self._steps,
             _NO_INTERLEAVE, self._swizzle, _L2_PROMOTION_128B, _FILL_ZEROS,
@@ -298,7 +308,7 @@ class _Map:
         return code
 
     def _learned(self, encoded: bytes, address: int) -> bytes:
-        """What is behind the address in a descriptor, if those at other addresses have the same there, else nothing."""
+        """Returns the bytes after the address if descriptors at other addresses have the same there, else no bytes."""
         behind = encoded[_ADDRESS_BYTES:]
         memory = ctypes.create_string_buffer(_MAP_BYTES + _MAP_ALIGNMENT)
         start = ctypes.addressof(memory) + -ctypes.addressof(memory) % _MAP_ALIGNMENT
@@ -312,7 +322,7 @@ class _Map:
 
 @functools.cache
 def _driver() -> Any:
-    """The CUDA driver, which has been loaded long since."""
+    """Returns the CUDA driver library, which torch has already loaded."""
     driver = ctypes.CDLL("libcuda.so.1")
     driver.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
     pointer, number = ctypes.c_void_p, ctypes.c_uint32

@@ -1,4 +1,4 @@
-"""Launches plain Triton kernels on a tensor's device, which is the current one, or in Triton's interpreter."""
+"""Launches plain Triton kernels on a tensor's device, which must be current, or in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ def launch_kernel(
     debug: bool = False,
     **constants: Any,
 ) -> KernelLauncher | None:
-    """Launch a kernel.
+    """Launches a kernel.
 
-    Triton chooses among the versions of a kernel at its first launch with such arguments; later ones, which a training
-    step begins with, go by what it chose.
+    The first launch with arguments of these kinds goes through Triton, which chooses a specialisation of the kernel;
+    later launches reuse its choice through a `KernelLauncher`.
 
     Args:
-        warps: of a program.
-        debug: whether assertions of the kernel are checked on the device.
-        constants: compile-time constants, by their names.
+        warps: per program.
+        debug: whether the kernel's device assertions are checked.
+        constants: compile-time constants by name.
 
     Returns:
-        What launches it again, None in the interpreter, and where a hook of Triton's takes the place of compiling.
+        A launcher that launches the kernel again; None in the interpreter, or where a hook of Triton replaces
+        compilation.
     """
     options: dict[str, Any] = {"num_warps": warps, "debug": True} if debug else {"num_warps": warps}
     if device.type != "cuda":
@@ -56,11 +57,11 @@ def launch_kernel(
 
 
 _LAUNCHERS: dict[Any, KernelLauncher] = {}
-"""Launchers by kernel, device, grid, kinds of arguments and constants."""
+"""Launchers by kernel, device, grid, kinds of arguments, warps and constants."""
 
 
 def _kind(argument: Tensor | int) -> tuple[Any, ...]:
-    """All that Triton's choice of a version depends on."""
+    """Returns everything about an argument that Triton specialises on."""
     if isinstance(argument, int):
         return argument == 1, argument % 16 == 0, -(2**31) <= argument < 2**31
     return argument.dtype, argument.data_ptr() % 16 == 0

@@ -1,4 +1,4 @@
-"""A mask that is data as the builders of tables take it, and what they make of it."""
+"""The input of the builders of mask tables, `MaskData`, and their result, `MaskTables`."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 @dataclass(frozen=True)
 class MaskData:
-    """A band, and the data of the other terms, at least one of them.
+    """A mask that is data: a band, and the tensors of at least one other mask term.
 
     Args:
-        band: any anchor.
-        batch, q_heads, kv_heads, q_len, kv_len: of the attention.
+        band: the band, with any anchor.
+        batch, q_heads, kv_heads, q_len, kv_len: sizes of the attention.
         values: for each term, in the order of `model.terms.TERMS`, its kind and the tensors of its operands by field,
-            without those that it lacks.  They are shaped as the axes of the operands say, those of pairs of size 1
-            where they do not differ; with any strides; truth values (of keys bool or uint8, of pairs bool) or integers.
+            without absent operands.  The shape follows the axes of the operand; elementwise masks (operands of pairs)
+            may have size 1 where they broadcast.  Strides are arbitrary.  The dtype is an integer type, or for booleans
+            bool or, for operands of keys, uint8.
 
     Raises:
-        ArgumentError: no data; a tensor of another dtype, shape or device.
+        ArgumentError: there is no data, or a tensor has another dtype, shape or device.
     """
 
     band: Band
@@ -64,14 +65,14 @@ class MaskData:
 
     @staticmethod
     def of(mask: Mask, extras: Sequence[Tensor], sizes: Sequence[int]) -> MaskData:
-        """The data of a call's mask.
+        """Returns the data of a call's mask.
 
         Args:
-            extras: the tensors that its terms name by their place.
+            extras: the call's extra tensors, which the terms reference by index.
             sizes: batch, q_heads, kv_heads, q_len, kv_len.
 
         Raises:
-            ArgumentError: a mask that reads a tensor that is not there; as the constructor.
+            ArgumentError: the mask references a tensor that is not in `extras`; or as the constructor.
         """
         missing = [operand.index for operand in mask.operands if operand.index >= len(extras)]
         if missing:
@@ -88,7 +89,7 @@ class MaskData:
 
     @property
     def pairs(self) -> list[Tensor]:
-        """The operands of pairs: bool [batch, heads, q_len, kv_len], of size 1 where they do not differ."""
+        """The elementwise masks: bool [batch, heads, q_len, kv_len], with size 1 where they broadcast."""
         return [
             value
             for kind, values in self.values
@@ -98,34 +99,36 @@ class MaskData:
 
     @property
     def dense(self) -> Tensor | None:
-        """The one operand of pairs that tables have room for; None where there is none."""
+        """The elementwise mask, of which tables hold at most one; None where there is none."""
         return next(iter(self.pairs), None)
 
     @property
     def by_head(self) -> bool:
-        """Whether it differs from head to head."""
+        """Whether the mask differs between heads."""
         return any(value.shape[1] != 1 for value in self.pairs)
 
     @property
     def has_room(self) -> bool:
-        """Whether tables have room for its terms."""
+        """Whether tables can hold this combination of terms."""
         return fit_tables([kind.RELATION for kind, _ in self.values])
 
 
 class MaskTables(NamedTuple):
     """The tensors that the Hopper kernels read of a mask that is data, see `schedule.table_walk`.
 
-    A table belongs to a batch element and, where the mask differs from head to head, to a query head.
+    There is one table per batch element and, where the mask differs between heads, per query head.
 
     Attributes:
-        q_vectors, kv_vectors: int32 [batch, vectors, q_len], [batch, vectors, kv_len]: what relations other than those
-            of pairs read, in the order of `relations.Layout`.  Without vectors they have the shape [0].
-        keys_seen: bool [batch, 1 or q_heads, kv_len]: keys that a query sees.
-        counts, row_steps: int32 [tables, q tiles], [tables, q tiles, n_kv]: the walks of the forward.
-        visits, steps: int32 [tables, n_kv], [tables, n_kv, n_q]: the walks of the backward.
-        contributions: int32 [tables, n_q]: kv tiles that add to a q tile of the backward.
-        seen_bits: int32 [tables, row blocks, n_kv, threads, words]: who sees whom, bit by bit, see Note [Seen bits] in
-            `schedule.table_walk`; of the forward's row blocks and kv tiles.  Empty where there is no dense mask.
+        q_vectors, kv_vectors: int32 [batch, vectors, q_len], [batch, vectors, kv_len]: the per-token data that
+            relations other than elementwise masks read, in the order of `relations.Layout`.  Shape [0] if there are no
+            vectors.
+        keys_seen: bool [batch, 1 or q_heads, kv_len]: whether some query sees the key.
+        counts, row_steps: int32 [tables, q tiles], [tables, q tiles, n_kv]: the tile schedules of the forward.
+        visits, steps: int32 [tables, n_kv], [tables, n_kv, n_q]: the tile schedules of the backward.
+        contributions: int32 [tables, n_q]: number of kv tiles that add to a q tile of the backward.
+        seen_bits: int32 [tables, row blocks, n_kv, threads, words]: the elementwise mask as bits, see Note [Seen bits]
+            in `schedule.table_walk`, for the forward's row blocks and kv tiles.  Empty where there is no elementwise
+            mask.
     """
 
     q_vectors: Tensor

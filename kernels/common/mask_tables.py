@@ -1,4 +1,4 @@
-"""The host side of `tables`: allocates, and launches the kernels that make `MaskTables` of a mask."""
+"""Builds `MaskTables` of a mask: the host code that allocates tensors and launches the kernels of `device.tables`."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from .relations import CODES, SPANS, Layout, Vectors, computed, vectors
 from .strides import dense_strides
 
 TOKENS, PARTNERS, TOKEN_TILES = 64, 32, 512
-"""Tokens of a program of `first_equal` and `seen`, other tokens that are compared with them at once, and tiles of so
-many tokens whose ranges are compared at once."""
+"""Block sizes of `first_equal` and `seen`: tokens of a program, other tokens that are compared with them at once, and
+tiles of TOKENS tokens whose ranges are compared at once."""
 SPAN_TOKENS = 256
-"""Tokens of a program of `write_spans`."""
+"""Queries of a program of `write_spans`."""
 Q_TILES, KV_TILES = 16, 4
-"""q tiles and kv tiles that a program of `classify` looks at together."""
+"""q tiles and kv tiles of a program of `classify`, without an elementwise mask."""
 DENSE_Q_TILES, DENSE_KV_TILES = 4, 1
-"""The same where a dense mask has to be read for each of them."""
+"""q tiles and kv tiles of a program of `classify` that reads an elementwise mask."""
 LINES = 16
-"""Rows of a tile pair that `classify` looks at together."""
+"""Rows of a tile pair that `classify` reads at once."""
 ROWS, COLUMNS = 32, 128
-"""kv tiles and q tiles that a program of the other kernels looks at together."""
+"""kv tiles and q tiles that a program of the other kernels reads at once."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The tables of a mask under a plan: how many there are, and of which size.
+    """The number and sizes of the tables of a mask under a plan.
 
     Args:
-        forward, backward: the mask's band cut into the tiles of the plan's forward, one row block high, and of its
+        forward, backward: the mask's band with the tiles of the plan's forward (one row block high), and of its
             backward.
-        consumers: row blocks of a tile of the forward.
-        tables: tables of a batch element.
-        band: of both, anchored top left.
-        bounds: of this band, 0 where there is none.
+        consumers: row blocks (consumer warpgroups) of a q tile of the forward.
+        tables: tables per batch element.
+        band: the band of both, anchored top left.
+        bounds: (lo, hi) of this band, 0 for a missing bound.
     """
 
     forward: Problem
@@ -60,7 +60,12 @@ class Shape:
 
     @staticmethod
     def of(data: MaskData, plan: Plan) -> Shape:
-        """Raises ArgumentError where the plan has no forward of ours, or the tables no room for its tiles or terms."""
+        """Returns the shape of the tables of `data` under `plan`.
+
+        Raises:
+            ArgumentError: the plan has no forward of ours, or tables cannot hold its number of tiles or the mask's
+                terms.
+        """
         if not data.has_room:
             names = [kind.NAME for kind, _ in data.values]
             raise ArgumentError(
@@ -76,20 +81,22 @@ class Shape:
 
     @property
     def finer(self) -> tuple[int, int] | None:
-        """The row blocks of a q tile of the backward, and the forward's kv tiles of its kv tile; None if not whole."""
+        """Row blocks per q tile, and forward kv tiles per kv tile, of the backward; None if either is not an
+        integer.
+        """
         high, q_rest = divmod(self.backward.block_q, self.forward.block_q)
         wide, kv_rest = divmod(self.backward.block_kv, self.forward.block_kv)
         return None if q_rest or kv_rest else (high, wide)
 
     @property
     def seen_bits(self) -> tuple[int, ...]:
-        """The sizes of a batch element's or a head's table: row blocks, kv tiles, threads, words."""
+        """The shape of one table of bits: row blocks, kv tiles, threads, words."""
         rows, keys = self.forward.block_q, self.forward.block_kv
         return self.forward.n_q, self.forward.n_kv, 2 * rows, seen_words(keys)
 
     @property
     def q_tiles(self) -> int:
-        """Tiles of a head in the forward."""
+        """The number of q tiles of a head in the forward."""
         return -(-self.forward.n_q // self.consumers)
 
 
@@ -119,14 +126,14 @@ def _shape(band: Band, sizes: tuple[int, int, int, int], by_head: bool, plan: Pl
 
 
 CALLS = LaunchLists()
-"""The calls of the operator that have built tables."""
+"""Launch lists of the operator that builds tables."""
 
 
 def build(data: MaskData, plan: Plan, notes: Notes | None = None) -> MaskTables:
-    """The tables of a mask for the Hopper kernels of a plan, computed on the mask's device.
+    """Builds the tables of a mask for the Hopper kernels of a plan, on the mask's device.
 
     Args:
-        notes: gets what is allocated and launched.
+        notes: recorder of the allocations and launches.
 
     Raises:
         ArgumentError: as `Shape.of`.
@@ -173,9 +180,9 @@ class _Builder:
         return MaskTables(*both, keys_seen, *rows, *walks, seen_bits)
 
     def _vectors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The vectors of queries and of keys, and the ranges of the first codes of both by tiles of TOKENS.
+        """Returns the vectors of queries and of keys, and the ranges of the first codes of both by tiles of TOKENS.
 
-        All are empty where there are none.
+        Tensors that would have no vectors are empty.
         """
         data, layout = self.data, self.layout
         q_vectors = self._new(data.batch, layout.QUERIES, data.q_len) if layout.QUERIES else self._new(0)
@@ -189,7 +196,7 @@ class _Builder:
             if of.form == SPANS:
                 self._spans(of, q_vectors[:, q_row:])
                 continue
-            self.notes.refuse()  # by operators of PyTorch
+            self.notes.refuse()  # `computed` runs PyTorch operators, which are not recorded
             queries, keys = computed(of, data)
             q_vectors[:, q_row : q_row + of.form.queries] = queries
             if of.form.keys:
@@ -197,7 +204,7 @@ class _Builder:
         return q_vectors, kv_vectors, ranges
 
     def _codes(self, of: Vectors, q_codes: Tensor, kv_codes: Tensor) -> Tensor:
-        """Write the codes of queries and keys, [batch, tokens]: their ranges."""
+        """Writes the codes of queries and keys, [batch, tokens]; returns their ranges by tile."""
         data = self.data
         q_tiles, kv_tiles = self.token_tiles
         ranges = self._new(data.batch, q_tiles + kv_tiles, 2)
@@ -218,7 +225,7 @@ class _Builder:
         return ranges
 
     def _spans(self, of: Vectors, found: Tensor) -> None:
-        """Write the spans of queries, the first two of the vectors [batch, vectors, q_len]."""
+        """Writes the spans (kv ranges) of queries to the first two of the vectors `found`, [batch, vectors, q_len]."""
         data = self.data
         least, most = (of.values.get(role) for role in ("least", "most"))
         nothing = found[:, 0]  # never read
@@ -231,14 +238,16 @@ class _Builder:
         )  # fmt: skip
 
     def _dense(self, fallback: Tensor) -> tuple[Tensor, list[int]]:
-        """The dense mask, and its strides, zero where it has size 1; `fallback` is passed where there is none."""
+        """Returns the elementwise mask and its strides, zero where it broadcasts; without one, `fallback` and zeros."""
         dense = self.data.dense
         if dense is None:
             return fallback, [0, 0, 0, 0]
         return dense, [0 if size == 1 else stride for size, stride in zip(dense.shape, dense.stride(), strict=True)]
 
     def _seen(self, q_vectors: Tensor, kv_vectors: Tensor, ranges: Tensor) -> tuple[Tensor, Tensor]:
-        """bool [batch, 1 or q_heads, q_len] and [batch, 1 or q_heads, kv_len]: who sees a key, and who is seen."""
+        """Returns bool [batch, 1 or q_heads, q_len], queries that see a key, and [.., kv_len], keys that a query
+        sees.
+        """
         data, heads = self.data, self.shape.tables
         q_found, kv_found = (self._new(data.batch, heads, n, dtype=torch.bool) for n in (data.q_len, data.kv_len))
         dense, strides = self._dense(q_found)
@@ -250,7 +259,7 @@ class _Builder:
         return q_found, kv_found
 
     def _classified(self, problem: Problem, q_vectors: Tensor, kv_vectors: Tensor) -> Tensor:
-        """int8 [batch and heads that differ, n_kv, n_q]: the kind of every tile pair."""
+        """Returns the kinds of all tile pairs: int8 [tables, n_kv, n_q]."""
         data = self.data
         kinds = self._new(data.batch * self.shape.tables, problem.n_kv, problem.n_q, dtype=torch.int8)
         dense, strides = self._dense(kinds)
@@ -264,7 +273,7 @@ class _Builder:
         return kinds
 
     def _seen_bits(self, q_vectors: Tensor, kv_vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """The kinds of the forward's tile pairs, as of `_classified`, and `MaskTables.seen_bits`."""
+        """Returns the kinds of the forward's tile pairs, as `_classified`, and `MaskTables.seen_bits`."""
         data, problem = self.data, self.shape.forward
         tables_, (n_q, n_kv, *_, words) = data.batch * self.shape.tables, self.shape.seen_bits
         kinds = self._new(tables_, n_kv, n_q, dtype=torch.int8)
@@ -279,7 +288,7 @@ class _Builder:
         return kinds, seen_bits
 
     def _united(self, fine: Tensor, high: int, wide: int) -> Tensor:
-        """The kinds of the backward's tile pairs, each from `high` times `wide` tile pairs of the forward."""
+        """Returns the kinds of the backward's tile pairs, each from `high` x `wide` tile pairs of the forward."""
         problem = self.shape.backward
         kinds = self._new(len(fine), problem.n_kv, problem.n_q, dtype=torch.int8)
         self._launch(
@@ -319,7 +328,7 @@ class _Builder:
         return visits, steps, contributions
 
     def _new(self, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        """An uninitialised contiguous tensor on the mask's device, which is the current one."""
+        """Allocates an uninitialised contiguous tensor on the mask's device, which is the current one."""
         if self.device.type != "cuda":
             return torch.empty(shape, dtype=dtype, device=self.device)
         return self.notes.allocate(shape, dense_strides(shape, range(len(shape))), dtype)

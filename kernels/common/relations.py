@@ -1,7 +1,7 @@
-"""The relations of a mask as kernels that walk by tables read them: in forms, by vectors of int32.
+"""Device encodings of mask relations: the int32 vectors per token from which table-driven kernels evaluate them.
 
-`device.relations` has the tests of the forms, and `hopper.shared.device.relations` their twins in Gluon.  Operands of
-pairs have no form: their kernels read the elements, or bits (`schedule.table_walk`).
+`device.relations` has the tests of each encoding (`Form`) in Triton, `hopper.shared.device.relations` the same in
+Gluon.  Elementwise masks have no form: kernels read their elements, or bits (`schedule.table_walk`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class Form(NamedTuple):
-    """A form of a relation.
+    """A device encoding of a relation.
 
     Attributes:
-        name: by which device code tells forms apart.
-        queries, keys: how many vectors of queries and of keys it reads.
+        name: the name by which device code selects the test.
+        queries, keys: the number of vectors that it reads per query and per key.
     """
 
     name: str
@@ -35,28 +35,28 @@ class Form(NamedTuple):
 
 
 CODES = Form("codes", 1, 1)
-"""A query sees the keys of its own code; no query has the code -1, and no key the code -2.
+"""Segment ids: a query sees the keys with its own code.  No query has the code -1, and no key the code -2.
 
-Vectors of valid keys are in the first codes of a mask: a key that is not valid has the code -1.
+Key validity is merged into the first codes of a mask: an invalid key has the code -1.
 """
 
 SPANS = Form("spans", 2, 0)
-"""A query sees the keys from a first position to the one before another; none that the band hides, or past the last."""
+"""Kv ranges: a query sees the keys at positions ``first <= position < end``, already clipped to band and length."""
 
 RANKS = Form("ranks", 2, 1)
-"""As `SPANS`, of numbers of the keys, which are at least 0, in place of their positions."""
+"""As `SPANS`, but compared with a number per key (its rank, at least 0) in place of its position."""
 
 FORMS = {EQUAL.name: (CODES, CODES), BETWEEN.name: (RANKS, SPANS)}
-"""By relation its form, and that without numbers of keys."""
+"""For each relation its form, and its form if there are no key numbers."""
 
 
 class Layout(NamedTuple):
     """The vectors of a mask, as compile-time constants.
 
     Attributes:
-        FORMS: the names of its forms.
-        Q_ROWS, KV_ROWS: the first vector of each among those of queries, and of keys.
-        QUERIES, KEYS: how many vectors of queries and of keys there are.
+        FORMS: the names of the forms.
+        Q_ROWS, KV_ROWS: for each form the index of its first vector among those of queries, and of keys.
+        QUERIES, KEYS: the total number of vectors of queries and of keys.
     """
 
     FORMS: tuple[str, ...]
@@ -78,22 +78,25 @@ class Layout(NamedTuple):
 
     @property
     def has_codes(self) -> bool:
-        """The first form is `CODES`."""
+        """Whether the first form is `CODES`."""
         return CODES.name in self.FORMS[:1]
 
     @property
     def has_positions(self) -> bool:
-        """A form is `SPANS`, in which the band is, and the ends of queries and keys."""
+        """Whether a form is `SPANS`, which already includes the band and the lengths of queries and keys."""
         return SPANS.name in self.FORMS
 
 
 def layout(traits: Traits) -> Layout:
-    """The vectors that the kernels of a call read."""
+    """Returns the layout of the vectors that the kernels of a call read."""
     return Layout.of([form for form, _ in _forms(traits.kinds, traits.numbers)])
 
 
 def _forms(kinds: Sequence[type[Term]], numbers: bool) -> list[tuple[Form, type[Term] | None]]:
-    """The forms of these kinds of terms, in their order but codes first; None is for codes of valid keys alone."""
+    """Returns the forms of these kinds of terms, in their order but codes first.
+
+    A form without a kind (None) is codes that encode key validity alone.
+    """
     found: list[tuple[Form, type[Term] | None]] = [
         (FORMS[kind.RELATION.name][kind.OPTIONAL and not numbers], kind) for kind in kinds if kind.RELATION.queries
     ]
@@ -105,11 +108,11 @@ def _forms(kinds: Sequence[type[Term]], numbers: bool) -> list[tuple[Form, type[
 
 @dataclass(frozen=True)
 class Vectors:
-    """The numbers from which the vectors of a form are made.
+    """The tensors from which the vectors of a form are computed.
 
     Args:
-        values: of a term by role, missing ones left out.
-        valid: of codes, [batch, kv_len]; not zero for keys that are valid.
+        values: the operands of a term by role, without absent ones.
+        valid: for codes, [batch, kv_len]: nonzero for valid keys.
     """
 
     form: Form
@@ -118,7 +121,7 @@ class Vectors:
 
 
 def vectors(data: MaskData) -> list[Vectors]:
-    """The sources of the vectors of a mask, form by form."""
+    """Returns the sources of the vectors of a mask, one per form."""
     kinds = {kind: {kind.ROLES[name]: value for name, value in values.items()} for kind, values in data.values}
     numbers = any(kind.OPTIONAL and not {*kind.RELATION.keys}.isdisjoint(kinds[kind]) for kind in kinds)
     valid: Tensor | None = None
@@ -133,12 +136,14 @@ def vectors(data: MaskData) -> list[Vectors]:
 
 
 def computed(of: Vectors, data: MaskData) -> tuple[Tensor, Tensor]:
-    """The vectors of a form other than `CODES`, which kernels make: int32 [batch, vectors, tokens] of both sides."""
+    """Computes with PyTorch the vectors of a form other than `CODES`: int32 [batch, vectors, tokens] of queries and
+    keys.
+    """
     return spans(of, data)
 
 
 def spans(of: Vectors, data: MaskData) -> tuple[Tensor, Tensor]:
-    """The vectors of `SPANS` or `RANKS`: int32 [batch, 2, q_len], and [batch, 0 or 1, kv_len]."""
+    """Computes the vectors of `SPANS` or `RANKS`: int32 [batch, 2, q_len], and int32 [batch, 0 or 1, kv_len]."""
     lo, hi, number = (t if t is None else t.long() for t in map(of.values.get, ("least", "most", "number")))
     if of.form == SPANS:
         band, queries = data.band.resolve(data.q_len, data.kv_len), torch.arange(data.q_len, device=data.device)
@@ -153,7 +158,7 @@ def spans(of: Vectors, data: MaskData) -> tuple[Tensor, Tensor]:
         return torch.stack(limits, 1).to(torch.int32), none
     if number is None:
         number = torch.arange(data.kv_len, device=data.device).expand(data.batch, -1).contiguous()
-    # Which numbers are at most others is all that matters: so are the places where they stand when they are sorted.
+    # Only the order of the numbers matters, so each is replaced by its index among the sorted numbers.
     ordered = number.sort(1).values
     ranks = torch.searchsorted(ordered, number)
     first = torch.zeros(data.batch, data.q_len, dtype=torch.int64, device=data.device)

@@ -1,11 +1,12 @@
-"""The score of a pair of query and key: what becomes of their product, its derivative, and the numbers that say it.
+"""Scores of query-key products: the softcap, its derivative, and the constants that kernels need for both.
 
-A score is ``scale * product``.  With a bound, `Call.softcap`, it is ``softcap * tanh(scale * product / softcap)``, and
-its derivative by the scaled product is ``1 - tanh**2``.  A bias is added to that, and then the mask hides pairs.
+A score is ``scale * product``.  With `Call.softcap` it is ``softcap * tanh(scale * product / softcap)``, and its
+derivative with respect to the scaled product is ``1 - tanh**2``.  A bias is added after that, and the mask is applied
+last.
 
-The same is written three times: here in PyTorch, in `device.score` in Triton, and in `device.score_gluon` in Gluon for
-sm_90, which stays within ``2**-17 * softcap`` of it.  Whoever asks for scores or compiles kernels asks this module, and
-knows nothing of bounds.
+There are three implementations: PyTorch here, Triton in `device.score`, and Gluon for sm_90 in `device.score_gluon`,
+which stays within ``2**-17 * softcap`` of this one.  Code that computes scores or compiles kernels calls this module
+and does not handle the softcap itself.
 """
 
 from __future__ import annotations
@@ -25,44 +26,44 @@ LOG2E = math.log2(math.e)
 LARGEST, LEAST_NORMAL = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
 
 CONSTANTS = "SCALE", "SOFTCAP"
-"""The names of `constants`, in the order in which Triton's `Score` has them."""
+"""The names of `constants`, in the order of the fields of `device.score.Score`."""
 
 ARGUMENT = 32 / 7
-"""The argument of `device.score_gluon` for an argument of tanh."""
+"""Factor from an argument of tanh to an argument of `device.score_gluon`."""
 BOUND = Group({"slope": "fp32"})
-"""slope: makes products arguments."""
+"""Arguments of Gluon kernels for a softcap.  slope: factor from products to arguments of `device.score_gluon`."""
 
 
 def score(scaled: Tensor, call: Call) -> Tensor:
-    """Scores without a bias, from scaled products of any shape; as of the call."""
+    """Computes scores, without a bias, from scaled products of any shape."""
     return scaled if call.softcap is None else call.softcap * torch.tanh(scaled / call.softcap)
 
 
 def derivative(gradient: Tensor, scaled: Tensor, call: Call) -> Tensor:
-    """The gradient of scaled products, from the `gradient` of their scores."""
+    """Computes the gradient of scaled products from `gradient`, that of their scores."""
     return gradient if call.softcap is None else gradient * (1.0 - torch.tanh(scaled / call.softcap) ** 2)
 
 
 def constants(call: Call) -> dict[str, float]:
-    """The values of `CONSTANTS`: the scale, and the bound or 0."""
+    """Returns the values of `CONSTANTS`: the scale, and the softcap or 0."""
     return dict(zip(CONSTANTS, (call.scale, call.softcap or 0.0), strict=True))
 
 
 def slope_after_score(call: Call) -> float:
-    """The factor of scores in Triton for their natural values: 1 if they have these, the scale if they are products."""
+    """Returns the factor from what Triton kernels hold to natural scores: the scale without a softcap, else 1."""
     return call.scale if call.softcap is None else 1.0
 
 
 def bound(traits: Traits) -> Group | None:
-    """The arguments of Gluon kernels about a bound, None without one."""
+    """Returns the argument group of Gluon kernels for a softcap, or None without one."""
     return BOUND if "softcap" in traits.modifiers else None
 
 
 def bound_values(call: Call) -> tuple[Any, ...] | None:
-    """The values of `bound`.
+    """Returns the values of `bound`.
 
     Raises:
-        ArgumentError: fp32 cannot hold what the kernels need of the bound.
+        ArgumentError: a number that the kernels derive from the softcap is not a normal fp32 number.
     """
     if call.softcap is None:
         return None
@@ -74,5 +75,5 @@ def bound_values(call: Call) -> tuple[Any, ...] | None:
 
 
 def factor(call: Call) -> float:
-    """The factor in Gluon that makes scores in base 2 of products, or of the shares that they have of a bound."""
+    """Returns the Gluon kernels' factor to base-2 scores, from products or, with a softcap, from values of tanh."""
     return (call.scale if call.softcap is None else call.softcap) * LOG2E

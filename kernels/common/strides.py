@@ -7,7 +7,9 @@ from typing import Any
 
 
 def dense_strides(size: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
-    """Strides of a dense tensor (sizes are integers or sympy's) with this order of dimensions, largest stride first."""
+    """Computes the strides of a dense tensor from its sizes (integers or sympy) and dimension order, largest stride
+    first.
+    """
     strides: list[Any] = [None] * len(size)
     step: Any = 1
     for dim in reversed(order):

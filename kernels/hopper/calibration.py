@@ -1,6 +1,6 @@
-"""The times of steps and walks of the Hopper kernels, in microseconds: measured, and fitted by `tools/predictions.py`.
+"""Calibrated times of the Hopper kernels, in microseconds: measured, and fitted by `tools/predictions.py`.
 
-Only `prediction` beside this file uses these times.  No choice depends on them, and none is taken at run time.
+Only `prediction` in this folder uses them.  No plan depends on them, and nothing is measured at run time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ class Backward:
     """Times of the main kernel of the backward, in microseconds.
 
     Args:
-        step: one tile pair.
-        masked: what a tile pair takes longer that the mask cuts.
-        walk: what every walk takes beside its steps: loading, storing dk and dv, taking the next ticket.
-        group: what a walk takes longer where query heads share a kv head, and dk and dv are sums over them.
-        down: what a walk takes longer that begins at the last q tile, where the others of its head begin too.
+        step: time of one tile pair.
+        masked: additional time of a tile pair that needs an elementwise mask.
+        walk: fixed time of a tile schedule: loading k and v, storing dk and dv, taking the next work id.
+        group: additional fixed time where query heads share a kv head, so that dk and dv are summed over them.
+        down: additional fixed time of a tile schedule that begins at the last q tile, as the others of its head do.
     """
 
     step: float
@@ -35,10 +35,10 @@ class Forward:
     """Times of the forward, in microseconds.
 
     Args:
-        step: one kv tile of a tile of queries.
-        masked: what a kv tile takes longer that the mask cuts.
-        tile: what a tile of queries takes beside its steps.
-        launch: what a call takes beside its tiles.
+        step: time of one kv tile of a q tile.
+        masked: additional time of a kv tile that needs an elementwise mask.
+        tile: fixed time of a q tile.
+        launch: fixed time of a call.
     """
 
     step: float
@@ -52,12 +52,14 @@ class Calibration:
     """The measured times of one kind of GPU.
 
     Args:
-        before: time of the kernel before the main kernel of the backward, for 2**25 elements of q; memory decides it.
-        after: the same for what follows the main kernel, which begins on SMs that have no walks left.
-        launch: the other time of a backward.
-        backward: by the head dims of a tile; head dims that have not been measured are missing.
-        forward: by the head dims of a tile, and whether the mask is a window, whose tiles share their keys with
-            neighbours.
+        before: time in microseconds of `prepare`, the kernel before the main kernel of the backward, for 2**25 elements
+            of q; it is bound by memory.
+        after: as `before`, of `finish`, the kernel after the main kernel, which begins on SMs that have run out of
+            work.
+        launch: the remaining time of a backward, in microseconds.
+        backward: times by the head dims of a tile; head dims that were not measured are missing.
+        forward: times by the head dims of a tile and whether the mask is a sliding window, for which neighbouring q
+            tiles share keys.
     """
 
     before: float
@@ -83,6 +85,7 @@ CALIBRATIONS: dict[str, Calibration] = {
 }  # fmt: skip
 
 DATA = {"keys": 1.05, "dense": 1.08, "dropout": 1.27}
-"""Time of a backward at head dims of 128 with valid keys, a dense mask or dropout, relative to the closed form of the
-same tile pairs: from the rows of benchmarks/results/masks.json that ran beside one, at the commit that it names.
+"""Time of a backward at head dims of 128 with key validity, a dense mask or dropout, relative to a band with the same
+tile pairs.  Computed from the rows of benchmarks/results/masks.json that were measured together with such a band, at
+the commit that the file names.
 """

@@ -1,7 +1,6 @@
-"""How the Hopper kernels are compiled and run: the operators launch them; on the CPU the reference executor runs.
+"""`EXECUTION` of the Hopper family: launches the kernels on CUDA devices; on the CPU the reference executor runs.
 
-The modules that they need are imported at their first use: a process that only compiles needs no launcher.  Later
-calls find names in modules, which takes less than to find modules in packages.
+Modules are imported at first use, because a process that only compiles needs no launcher.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ def _ready_backward(
 
 
 def _check_data(call: Call) -> None:
-    """Raise ArgumentError unless the kernels read all that a call reads of data."""
+    """Raises ArgumentError unless the kernels support every trait of a call."""
     lacks = FAMILY.lacks(call.traits)
     if lacks:
         raise ArgumentError("call", str(call), f"one whose kernels need not {' or '.join(lacks)}")

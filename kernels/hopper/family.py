@@ -1,4 +1,4 @@
-"""The Hopper kernels in Gluon for sm_90: the calls that they cover, their tiles, and the costs and times of these."""
+"""The Hopper kernel family (Gluon, sm_90): the calls that it covers, its tiles, their costs and predicted times."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from .kernel_configs import CANDIDATES, FORWARD_CONFIGS, dims_of_tile
 from .prediction import ARCH, backward_us, forward_us, rates_of_forward, unpredicted
 
 NARROW = 64
-"""A band that reaches at most so far to either side shows about a third of the pairs of its Hopper tiles."""
+"""Window size in tokens, to either side; up to it about a third of the pairs of the visited Hopper tiles is visible."""
 
 
 def _narrow(site: Site) -> str | None:
-    """Narrow windows at small head dims: a tile of 64 x 64 suits them better than one of 128 x 128.
+    """Returns why a narrow window at small head dims is left to the portable kernels, or None if it is not.
 
-    It was measured with a kv head for every query head; plans do not know how many heads share one.
+    A 64 x 64 tile wastes less of such a window than a 128 x 128 one.  This was measured with one kv head per query
+    head; plans do not depend on the number of heads in a group.
     """
     reach = max(NARROW + 1 if bound is None else abs(bound) for bound in (site.band.lo, site.band.hi))
     measured = site.call.traits.asks <= {"keys", "dropout"}
@@ -33,7 +34,7 @@ def _fits_tables(site: Site) -> bool:
 
 
 class Hopper(Family):
-    """Warp-specialised kernels in Gluon."""
+    """The warp-specialised Gluon kernels for sm_90."""
 
     name = "hopper"
     head_dims = "equal ones from 40 to 256, and 136 to 192 beside 72 to 128 of value"
@@ -57,7 +58,10 @@ class Hopper(Family):
         return () if dims is None else (CANDIDATES[dims],)
 
     def forward_tiles(self, site: Site, arch: str, backward: str) -> Tiles | None:
-        """A mask that is data has this forward beside this backward alone: its tables are made for both."""
+        """Returns the tiles of the forward for a site, or None.
+
+        Where the mask is data the forward runs only with this family's backward, because the tables are built for both.
+        """
         dims = dims_of_tile(site.head_dim, site.value_dim)
         able = not self.lacks(site.call.traits) and (not site.call.traits.data or backward == self.name)
         return (
@@ -65,7 +69,9 @@ class Hopper(Family):
         )
 
     def covers(self, site: Site, arch: str) -> bool:
-        """Bits of a dense mask say all that a forward learns of pairs: there are none of an interval beside it."""
+        """Returns whether the kernels can run `site` on `arch` and the mask's tables can hold all of its terms
+        together.
+        """
         return super().covers(site, arch) and _fits_tables(site)
 
     def why_not(self, site: Site, arch: str) -> str:

@@ -1,7 +1,7 @@
-"""The configs of the Hopper kernels, by the head dims of q and k, and of v, of a tile.
+"""Configs of the Hopper kernels, by the head dims of a tile: (columns of q and k, columns of v).
 
-TMA fills a tile up with zeros where the head dims are smaller.  A config changes speed and resources; of all that is in
-it, the tiles alone change bits.  What a user sets is a setting (`dash_inductor.config`), and never a config.
+TMA fills a tile with zeros where head dims are smaller.  A config changes speed and resources; only the tile sizes (and
+`ForwardConfig.sums_by_matmul`) change bits.  Configs are internal; user settings are in `dash_inductor.config`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..family import Candidate
 CONSUMER_WARPS = 4
 
 Dims = tuple[int, int]
-"""Head dims of a tile, of q and k, and of v."""
+"""Head dims of a tile: (of q and k, of v)."""
 
 
 def _candidate(tiles: str, matmul: float) -> Candidate:
@@ -31,12 +31,12 @@ CANDIDATES: dict[Dims, Candidate] = {
     (192, 128): _candidate("64x128w8s2", 0.25),
     (256, 256): _candidate("64x64w8s1", 0.43),
 }
-"""Tiles of the backward.  Matmuls run at 560, 520 and 300 TFLOP/s for head dims up to 128, 64 and 256; the reducers
-hide the add."""
+"""Tiles of the backward.  Matmuls reach 560, 520 and 300 TFLOP/s at head dims up to 128, 64 and 256; the reducer warps
+hide the cost of adding to dq."""
 
 
 def dims_of_tile(head_dim: int, value_dim: int) -> Dims | None:
-    """The dims of the smallest tile that holds these head dims, None where there is none."""
+    """Returns the dims of the smallest tile that holds these head dims, or None if they are too large."""
     for dims in CANDIDATES:
         if head_dim <= dims[0] and value_dim <= dims[1]:
             return dims
@@ -45,15 +45,16 @@ def dims_of_tile(head_dim: int, value_dim: int) -> Dims | None:
 
 @dataclass(frozen=True)
 class BackwardConfig:
-    """How the main kernel of the backward is built: speed and resources depend on it, and never bits.
+    """How the main kernel of the backward is built; it affects speed and resources, never bits.
 
     Args:
-        step: the form of a step, see `steps`.
-        ahead: a step ends with S of the next one; always where steps overlap.
-        left_in_registers: K and V are left operands in registers.
-        tail: columns of q and k in tiles of their own: the other columns are a power of two.
-        one_dq: one dq tile in shared memory, where there is no room for one per stage.
-        registers: registers per thread of producer and reducers.
+        step: the order of matmuls in an iteration, see `shared.device.steps`.
+        ahead: whether an iteration ends with the S matmul of the next one; always true where iterations overlap.
+        left_in_registers: whether K and V are left operands in registers.
+        tail: columns of q and k that are stored in tiles of their own, so that the remaining columns are a power of
+            two.
+        one_dq: whether there is one dq tile in shared memory, where one per stage does not fit.
+        registers: registers per thread of the producer and the reducers.
     """
 
     step: Literal["overlapped", "halved", "shared"]
@@ -65,7 +66,7 @@ class BackwardConfig:
 
     @property
     def pieces(self) -> int:
-        """Pieces of a q tile in shared memory."""
+        """The number of pieces that a q tile is cut into in shared memory."""
         return 2 if self.step == "halved" else 1
 
 
@@ -80,22 +81,24 @@ BACKWARD_CONFIGS: dict[Dims, BackwardConfig] = {
 
 @dataclass(frozen=True)
 class ForwardConfig:
-    """How the main kernel of the forward is built; of all fields, block_kv and sums_by_matmul alone change bits.
+    """How the main kernel of the forward is built; only block_kv and sums_by_matmul change bits.
 
     Args:
         block_kv: keys of a kv tile.
-        stages: tiles of the rings of K and of V.
-        consumers: warpgroups with a row block of their own, 2 or 3.
-        q_stages: Q tiles in shared memory, so that the next one is there when a tile ends.
-        tail: columns of q and k in tiles of their own: the other columns are a power of two.
-        out_in_q: out takes the place of q in shared memory, where there is no room for both.
-        registers: per thread of the consumers (the first of them gets what is left).
-        producer_registers: per thread of the producer.
-        codes_ahead: see `listed.ListedMask`, and `Specialisation.codes_ahead`.
-        half_tiles: see Note [Half tiles] in `half_tile`, and `Specialisation.half_tiles`.
-        sums_by_matmul: when, see Note [Sums] in `sums` and `Specialisation.sums_by_matmul`: always, where scores are
-            bounded, or never, because the eight registers would spill others.
-        section_mib: of K and V of a section of heads, see `launch._sections`; less than the L2 cache of any Hopper GPU.
+        stages: tiles in each of the shared memory rings of K and V.
+        consumers: number of consumer warpgroups, 2 or 3; each computes one row block.
+        q_stages: Q tiles in shared memory; with 2 the next one is loaded while a tile is computed.
+        tail: columns of q and k that are stored in tiles of their own, so that the remaining columns are a power of
+            two.
+        out_in_q: whether out overwrites q in shared memory, where both do not fit.
+        registers: registers per thread of the consumers (the first one gets what is left).
+        producer_registers: registers per thread of the producer.
+        codes_ahead: see `listed.ListedMask` and `Specialisation.codes_ahead`.
+        half_tiles: see Note [Half tiles] in `half_tile` and `Specialisation.half_tiles`.
+        sums_by_matmul: when matmuls compute row sums, see Note [Sums] in `sums` and `Specialisation.sums_by_matmul`:
+            always, where scores are bounded, or never, because the eight additional registers would cause spills.
+        section_mib: MiB of K and V that a head group reads, see `launch._sections`; less than the L2 cache of any
+            Hopper GPU.
     """
 
     block_kv: int
@@ -117,12 +120,12 @@ class ForwardConfig:
 
     @property
     def rows(self) -> int:
-        """Query rows of a tile."""
+        """The query rows of a tile."""
         return ROW_BLOCK * self.consumers
 
     @property
     def tiles(self) -> Tiles:
-        """The tiles as a plan names them."""
+        """The tiles as a plan stores them."""
         return Tiles(self.rows, self.block_kv, CONSUMER_WARPS * self.consumers, self.stages)
 
 
@@ -142,25 +145,26 @@ FORWARD_CONFIGS: dict[Dims, ForwardConfig] = {
 SHORT_CONFIGS: dict[Dims, ForwardConfig] = {
     (64, 64): ForwardConfig(128, 4, q_stages=2, codes_ahead=0, half_tiles=True, sums_by_matmul="always"),
 }
-"""Configs for heads of so few queries that tiles of two row blocks are not more than tiles of three, see `is_short`.
+"""Configs with two row blocks per tile, for heads that need as many of these tiles as of tiles with three, see
+`is_short`.
 
-They give the same bits: the kv tile is the same, and a row block is computed alike, whatever tile it is in.  Plans name
-the tiles of `FORWARD_CONFIGS`."""
+Results are bitwise the same, because the kv tile is the same and a row block is computed in the same way in any tile.
+Plans store the tiles of `FORWARD_CONFIGS`."""
 
 FEW_QUERIES = 16
-"""The most queries of a head whose keys are cut into parts, see Note [Parts of the keys] in `forward.device.few`: most
-rows of the tiles of the main kernel would be rows that nobody needs."""
+"""Largest q_len for which the keys are split (split-KV), see Note [Parts of the keys] in `forward.device.few`: the
+main kernel's tiles would consist mostly of padding rows."""
 FEW_LEAST_ROWS, FEW_ROWS = 16, 64
-"""Rows of a product of warps, and the most rows of a tile: queries of all query heads of a group."""
+"""Smallest and largest number of rows of a tile; its rows are the queries of all query heads of a group."""
 PART, MOST_PARTS = 512, 64
-"""Keys of the shortest part, and the most parts of a head."""
+"""Keys of the shortest part, and the largest number of parts per head."""
 
 
 def has_few(traits: Traits, q_len: int, group: int) -> bool:
-    """Whether a call has few queries.
+    """Returns whether a call has few enough queries for the split-KV kernels.
 
     Args:
-        traits: of the call: under a mask, with dropout, sinks or a bound of scores, the main kernel runs.
+        traits: traits of the call; under a mask, with dropout, sinks or a softcap, the main kernel runs.
         group: query heads per kv head.
     """
     plain = not (traits.has_lo or traits.has_hi or traits.asks or traits.placed or traits.sinks)
@@ -168,12 +172,16 @@ def has_few(traits: Traits, q_len: int, group: int) -> bool:
 
 
 def suits_parts(traits: Traits, q_len: int, kv_len: int, group: int) -> bool:
-    """Whether the keys of a call are cut into parts, few queries against many keys; arguments as of `has_few`."""
+    """Returns whether the keys of a call are split into parts: few queries and many keys; arguments as for
+    `has_few`.
+    """
     return has_few(traits, q_len, group) and kv_len > 2 * PART
 
 
 def part_of(kv_len: int) -> int:
-    """Keys of a part, PART times a power of two: a function of the number of keys alone, and so are bits."""
+    """Returns the keys of a part: PART times a power of two.  It depends on kv_len alone, and so do the results'
+    bits.
+    """
     length = PART
     while -(-kv_len // length) > MOST_PARTS:
         length *= 2

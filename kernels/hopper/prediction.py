@@ -1,9 +1,10 @@
-"""Predicted times of the Hopper kernels at sites, in microseconds.
+"""Predicted times of the Hopper kernels, in microseconds.
 
-A launch is a list of walks, one for each ticket, which `WORKERS` CTAs take in launch order as they become free.  A walk
-takes its steps and a constant (`calibration`).  Turns are not simulated: walks that go up never wait long, and what
-walks that go down wait is part of their constant.  Everything else has no prediction: the chain of waits of
-`descending` and of `ascending` under a causal mask, and of schedules whose CTAs must be co-resident.
+A launch is modelled as a list of tile schedules, one per work id, which `WORKERS` CTAs take in launch order as they
+become free.  Each takes a constant plus a time per iteration (`calibration`).  Semaphore turns are not simulated:
+schedules whose q tiles ascend hardly wait, and the waits of those that descend are part of their constant.  There is no
+prediction where waits matter: for `descending` and `ascending` under a causal mask, and for schedules whose CTAs must
+be co-resident.
 """
 
 from __future__ import annotations
@@ -25,16 +26,17 @@ from .calibration import DATA, Backward, Calibration, Forward
 from .kernel_configs import dims_of_tile, suits_parts
 
 ARCH = "sm_90"
-"""The architecture that has these kernels, and the only one that has been timed."""
+"""The architecture of these kernels, the only one that was timed."""
 
 WALKS = 16384
-"""Launches of more walks are predicted for fewer batch elements, and the others' work is added."""
+"""Largest number of simulated tile schedules; of larger launches fewer batch elements are simulated and the mean time
+of the others is added."""
 
 
 def unpredicted(
     plan: Plan, site: Site, arch: str, gpu: str, rates: Calibration, documents: Documents | None
 ) -> str | None:
-    """As `Family.unpredicted`, with what was measured on `gpu`."""
+    """Returns why a backward is not predicted, as `Family.unpredicted`, given the times that were measured on `gpu`."""
     dims = dims_of_tile(site.head_dim, site.value_dim)
     if arch != ARCH:
         return f"{arch} is not calibrated"
@@ -59,7 +61,7 @@ def unpredicted(
 
 
 def rates_of_forward(site: Site, arch: str, rates: Calibration) -> Forward | None:
-    """The times measured of forwards like a site's; None where nothing was measured."""
+    """Returns the calibrated times for the forward of a site, or None if similar forwards were not measured."""
     dims = dims_of_tile(site.head_dim, site.value_dim)
     found = None if dims is None else rates.forward.get((*dims, site.band.is_window))
     _, q_len, kv_len = _sizes(site)
@@ -69,17 +71,17 @@ def rates_of_forward(site: Site, arch: str, rates: Calibration) -> Forward | Non
 
 
 def _walked(site: Site) -> Band:
-    """The band whose tile pairs are supposed to be visible."""
+    """Returns the band whose tile pairs are assumed to be visible."""
     return site.band if site.likely_band is None else site.likely_band
 
 
 def _is_calibrated(band: Band) -> bool:
-    """Whether masks like this one have been measured: full ones, causal ones and windows of past tokens."""
+    """Returns whether masks like this one were measured: full ones, causal ones and windows of past tokens."""
     return band.is_full or band.lo == 0
 
 
 def problem_of(plan: Plan, site: Site) -> Problem:
-    """The backward of a site as the schedules of the Hopper kernels see it."""
+    """Returns the backward of a site as the input of the schedules of the Hopper kernels."""
     batch, q_len, kv_len = _sizes(site)
     tiles = plan.dkdv
     return Problem(
@@ -88,7 +90,7 @@ def problem_of(plan: Plan, site: Site) -> Problem:
 
 
 def _sizes(site: Site) -> tuple[int, int, int]:
-    """Batch, q_len and kv_len, nominal where they are dynamic."""
+    """Returns batch, q_len and kv_len, with nominal values for dynamic ones."""
     nominal = NOMINAL_BATCH, NOMINAL_LEN, NOMINAL_LEN
     found = site.batch, site.q_len, site.kv_len
     batch, q_len, kv_len = (n if x is None else x for x, n in zip(found, nominal, strict=True))
@@ -100,7 +102,7 @@ def _all_at_once(problem: Problem) -> bool:
 
 
 def backward_us(plan: Plan, site: Site, calibration: Calibration, documents: Documents | None = None) -> float:
-    """Time of the backward of a site that is calibrated, in microseconds."""
+    """Predicts the time of the backward of a calibrated site, in microseconds."""
     dims = dims_of_tile(site.head_dim, site.value_dim)
     assert dims is not None
     problem, rates = problem_of(plan, site), calibration.backward[dims]
@@ -116,7 +118,7 @@ def backward_us(plan: Plan, site: Site, calibration: Calibration, documents: Doc
 def _main(
     name: str, problem: Problem, rates: Backward, grouped: bool, documents: Documents | None
 ) -> tuple[float, float]:
-    """Time of the main kernel, and how long an SM has no walks left in it, on average."""
+    """Predicts the time of the main kernel and the mean idle time of an SM at its end, in microseconds."""
     tickets = problem.heads * problem.n_kv
     batch = max(1, min(problem.batch, WALKS // tickets))
     walks = _walks(name, replace(problem, batch=batch), documents)
@@ -129,8 +131,10 @@ def _main(
 
 @lru_cache(maxsize=256)
 def _walks(name: str, problem: Problem, documents: Documents | None) -> tuple[tuple[int, int, bool], ...]:
-    """For all walks in launch order: tile pairs, how many of them the mask cuts, and whether it begins at its last q
-    tile, where the mask lets the others of its head begin too.
+    """Lists (tile pairs, masked tile pairs, descends) of all tile schedules in launch order.
+
+    `descends` is whether the schedule begins at its last q tile under a mask that lets others of its head begin there
+    too.
     """
     from ...schedule.walk import ClosedForm  # expressions, which need sympy
 
@@ -152,7 +156,7 @@ def _walks(name: str, problem: Problem, documents: Documents | None) -> tuple[tu
 
 
 def _tiles(name: str, problem: Problem) -> list[tuple[int, int]]:
-    """For each kv tile: its tile pairs, and how many of them the mask cuts."""
+    """Lists (tile pairs, masked tile pairs) of each kv tile."""
     from ...schedule.walk import functions
 
     ranges = [functions(name, problem).dash_q_range(kv, *problem.tail()) for kv in range(problem.n_kv)]
@@ -160,7 +164,7 @@ def _tiles(name: str, problem: Problem) -> list[tuple[int, int]]:
 
 
 def _tiles_of(documents: Documents, problem: Problem) -> list[tuple[int, int]]:
-    """`_tiles` where tokens see only the tokens of their own document."""
+    """Computes `_tiles` where tokens see only tokens of their own document."""
     ends = list(itertools.accumulate(documents))
     starts = [0, *ends[:-1]]
     lo, hi = problem.band.lo, problem.band.hi
@@ -182,7 +186,7 @@ def _tiles_of(documents: Documents, problem: Problem) -> list[tuple[int, int]]:
 
 
 def _handed_out(times: Iterable[float]) -> float:
-    """The time when the last of these is done, each given to the worker that is free first."""
+    """Returns the time when all jobs are done, if each in turn is given to the worker that becomes free first."""
     free = [0.0] * WORKERS[ARCH]
     for time in times:
         heapq.heapreplace(free, free[0] + time)
@@ -190,7 +194,7 @@ def _handed_out(times: Iterable[float]) -> float:
 
 
 def forward_us(plan: Plan, site: Site, rates: Forward) -> float:
-    """Time of the forward of a site that is calibrated, in microseconds."""
+    """Predicts the time of the forward of a calibrated site, in microseconds."""
     batch, _, _ = _sizes(site)
     heads = batch * site.q_heads
     walks = _forward_walks(plan, site)
@@ -202,7 +206,7 @@ def forward_us(plan: Plan, site: Site, rates: Forward) -> float:
 
 @lru_cache(maxsize=256)
 def _forward_walks(plan: Plan, site: Site) -> tuple[tuple[int, int], ...]:
-    """For all tiles of a head, in launch order: kv tiles, and how many of them the mask cuts."""
+    """Lists (kv tiles, masked kv tiles) of all q tiles of a head, in launch order."""
     from ...schedule.walk import functions  # expressions, which need sympy
 
     assert plan.forward_tiles is not None

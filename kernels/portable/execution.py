@@ -1,4 +1,4 @@
-"""How the portable kernels are compiled and run: Inductor lowers them; outside of it the reference executor runs."""
+"""`EXECUTION` of the portable family: Inductor lowers the kernels; outside of Inductor the reference executor runs."""
 
 from __future__ import annotations
 

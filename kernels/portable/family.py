@@ -32,7 +32,7 @@ Key = tuple[str, int, int]  # architecture, bits of the dtype, the larger head d
 def _rows(
     arch: str, bits: int, dims: tuple[int, ...], dkdv: str, dq: str, ordered: str
 ) -> dict[Key, tuple[Candidate, ...]]:
-    """The same two candidates for several head dims: one for two_pass, one for the ordered single-pass schedules."""
+    """Returns the same two candidates for several head dims: for two_pass, and for ordered single-pass schedules."""
     two_pass = Candidate(Tiles.parse(dkdv), Tiles.parse(dq))
     one_pass = Candidate(Tiles.parse(ordered), matmul=0.3, reduce=0.4, handover=0.1)
     return {(arch, bits, dim): (two_pass, one_pass) for dim in dims}
@@ -65,7 +65,7 @@ ForwardKey = tuple[str, int, int, int]  # architecture, bits of the dtype, padde
 
 
 def _forward(arch: str, bits: int, up_to_64: str, up_to_128: str, wide: str, narrow_v: str) -> dict[ForwardKey, Tiles]:
-    """Tiles by the larger head dim, where that is 256 also by the smaller one: `narrow_v` is for v of at most 128."""
+    """Returns forward tiles by the larger head dim; at 256 also by the smaller: `narrow_v` is for v of at most 128."""
     rows: dict[ForwardKey, Tiles] = {}
     for dim in (16, 32, 64, 128, 256):
         for value_dim in (16, 32, 64, 128, 256):
@@ -88,10 +88,10 @@ FORWARD_TILES |= _forward("sm_90", 32, "64x64w4s2", "64x32w4s2", *["16x16w8s1"] 
 
 
 def forward_tiles(arch: str, bits: int, head_dim: int, value_dim: int) -> Tiles:
-    """Tiles of the portable forward on `arch`, a GPU of `WORKERS` or `SAME_AS`, for elements of `bits` bits.
+    """Returns the tiles of the portable forward on `arch`, one of `WORKERS` or `SAME_AS`, for elements of `bits` bits.
 
     Raises:
-        ArgumentError: an unknown architecture, or head dims (of q and k, of v) that the kernel does not cover.
+        ArgumentError: the architecture is unknown, or the kernel does not cover the head dims of q and k, or of v.
     """
     known = tables_of(arch)
     if known == "cpu":
@@ -105,7 +105,7 @@ def forward_tiles(arch: str, bits: int, head_dim: int, value_dim: int) -> Tiles:
 
 
 class Portable(Family):
-    """Triton templates."""
+    """Triton templates for all CUDA devices."""
 
     name = "portable"
     head_dims = f"all up to {LIMIT}, and up to {LIMIT_OF_16_BITS} in 16 bits"

@@ -33,7 +33,9 @@ _DIRECTORY = tempfile.TemporaryDirectory(prefix="dash_inductor_")
 
 @dataclass(frozen=True)
 class Rendered:
-    """A kernel's text: `names` are its pointer arguments in order, `types` their Triton types, `grid` its programs."""
+    """The text of a kernel: `names` are its pointer arguments in order, `types` their Triton types, `grid` its
+    programs.
+    """
 
     text: str
     names: tuple[str, ...]
@@ -42,7 +44,7 @@ class Rendered:
     tiles: Tiles
 
     def load(self) -> Any:
-        """The `triton.jit` function of this text."""
+        """Returns the `triton.jit` function of this text."""
         path = Path(_DIRECTORY.name) / f"kernel_{hashlib.sha256(self.text.encode()).hexdigest()[:16]}.py"
         path.write_text(self.text, encoding="utf-8")
         spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -64,17 +66,17 @@ class Resources:
 
 
 def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = None) -> list[Rendered]:
-    """The kernels of a plan's backward in launch order, for static sizes.
+    """Renders the kernels of a plan's backward in launch order, for static sizes.
 
-    Where a bias has a gradient, both the dq kernel that makes it, summed over the batch, and the kernel that makes
-    nothing else: a call has one of them.
+    Where a bias has a gradient, this includes both the dq kernel that also computes it, summed over the batch, and the
+    separate kernel; a call uses one of them.
 
     Args:
-        plan: a plan of the portable kernel.
-        site: batch and lengths must be known.
-        strides: (batch, head, row, column) of Q, K, V, DO, OUT, DV, DQ_OUT, DK_OUT where they are not contiguous;
-            (batch, head, row) of LSE, GRAD_LSE, SINKS; (batch, head, key) of KEYS; (batch, head, row, key) of BIAS; of
-            what terms read, of their dimensions, by `templates.operand_names`.
+        plan: a plan of the portable family.
+        site: the site; batch and lengths must be static.
+        strides: strides of tensors that are not contiguous: (batch, head, row, column) of Q, K, V, DO, OUT, DV, DQ_OUT,
+            DK_OUT; (batch, head, row) of LSE, GRAD_LSE, SINKS; (batch, head, key) of KEYS; (batch, head, row, key) of
+            BIAS; and of the operands of mask terms, by `templates.operand_names`.
     """
     if plan.kernel != FAMILY.name:
         raise ArgumentError("plan", str(plan), "a plan of the portable kernel")
@@ -112,12 +114,12 @@ def render_dq_bias(
     summed: Sequence[int] = (0,),
     interpret: bool = False,
 ) -> Rendered:
-    """The dq kernel of two passes that also makes the bias's gradient, for static sizes.
+    """Renders the two-pass dq kernel that also computes the bias gradient, for static sizes.
 
     Args:
         plan, site, strides: as for `render`.
-        summed: the dimensions of batch elements (0) and heads (1) over which the gradient is summed.
-        interpret: the kernel is for Triton's interpreter.
+        summed: the dimensions, batch elements (0) and heads (1), over which the gradient is summed.
+        interpret: whether the kernel is for Triton's interpreter.
     """
     _, q_len, _ = _sizes(site)
     tiles = templates.dq_bias_tiles(plan)
@@ -135,7 +137,7 @@ def render_bias_gradient(
     summed: Sequence[int] = (0,),
     interpret: bool = False,
 ) -> Rendered:
-    """The kernel of the bias's gradient alone, for static sizes; arguments as for `render_dq_bias`."""
+    """Renders the kernel that computes only the bias gradient, for static sizes; arguments as for `render_dq_bias`."""
     _, q_len, kv_len = _sizes(site)
     tiles = templates.bias_gradient_tiles(plan, site.call.traits)
     text = templates.bias_gradient_template(site.call.traits)
@@ -145,7 +147,7 @@ def render_bias_gradient(
 
 
 def _planes(site: Site, summed: Sequence[int]) -> int:
-    """How many planes, [q_len, kv_len], a bias's gradient has that is summed over these dimensions."""
+    """Returns the number of [q_len, kv_len] planes of a bias gradient that is summed over these dimensions."""
     batch, _, _ = _sizes(site)
     return (1 if 0 in summed else batch) * (1 if 1 in summed else site.q_heads)
 
@@ -157,13 +159,13 @@ def render_forward(
     *,
     interpret: bool = False,
 ) -> Rendered:
-    """The portable forward, for static sizes.
+    """Renders the portable forward, for static sizes.
 
     Args:
-        plan: its forward's tiles, section and tf32 count, whatever its backward is.
-        site: batch and lengths must be known.
+        plan: a plan; only its forward tiles, section and tf32 are used.
+        site: the site; batch and lengths must be static.
         strides: (batch, head, row, column) of Q, K, V, OUT where they are not contiguous, and of data as for `render`.
-        interpret: the kernel is for Triton's interpreter.
+        interpret: whether the kernel is for Triton's interpreter.
     """
     tiles = plan.forward_tiles
     if plan.forward != FAMILY.name or tiles is None:
@@ -183,9 +185,9 @@ def _sizes(site: Site) -> tuple[int, int, int]:
 
 
 def _tensors(site: Site) -> dict[str, tuple[Sequence[int], str]]:
-    """Shape and Triton's pointer type of every tensor that a kernel may name.
+    """Returns shape and Triton pointer type of every tensor that a kernel may name.
 
-    Of a mask of rows, for which a site has no other lengths, there are as many tokens as rows.
+    With a varlen layout, for which a site has no other lengths, there are as many tokens as padded rows.
     """
     batch, q_len, kv_len = _sizes(site)
     rows, keys = (batch, site.q_heads, q_len), (batch, site.kv_heads, kv_len)
@@ -206,7 +208,7 @@ def _tensors(site: Site) -> dict[str, tuple[Sequence[int], str]]:
 
 
 def _of_terms(site: Site) -> dict[str, tuple[Sequence[int], str]]:
-    """As `_tensors`, what terms read."""
+    """Returns the same as `_tensors`, for the operands of mask terms."""
     batch, q_len, kv_len = _sizes(site)
     sizes = {"b": batch, "h": site.q_heads, "q": q_len, "kv": kv_len}
     kinds = [kind.RELATION for kind in site.call.traits.kinds if not kind.RELATION.is_of_keys]
@@ -269,7 +271,7 @@ def _render(
 
 
 def _last(shape: Sequence[int], strides: Sequence[int] | None) -> int:
-    """The offset of a tensor's last element, by which Inductor too chooses the dtype of indices."""
+    """Returns the offset of a tensor's last element, from which Inductor, too, chooses the dtype of indices."""
     return sum((size - 1) * step for size, step in zip(shape, strides or _contiguous(shape), strict=True))
 
 
@@ -281,13 +283,13 @@ def _contiguous(shape: Sequence[int]) -> list[int]:
 
 
 def compile_for(kernel: Rendered, arch: str) -> tuple[Any, Resources]:
-    """Compile for "sm_80", "sm_90", ... without a GPU: Triton's compiled kernel and what it takes."""
+    """Compiles for "sm_80", "sm_90", ... without a GPU; returns Triton's compiled kernel and its resources."""
     compiled = build(kernel, arch)
     return compiled, resources(compiled, arch)
 
 
 def build(kernel: Rendered, arch: str) -> Any:
-    """Triton's compiled kernel for "sm_80", "sm_90", ..., without a GPU."""
+    """Compiles for "sm_80", "sm_90", ... without a GPU; returns Triton's compiled kernel."""
     import triton
 
     from ...upstream.triton_compiler import ASTSource, GPUTarget
@@ -305,7 +307,7 @@ def build(kernel: Rendered, arch: str) -> Any:
 
 
 def resources(compiled: Any, arch: str) -> Resources:
-    """The resources of Triton's compiled kernel on `arch`, by the report of the assembler."""
+    """Returns the resources of Triton's compiled kernel on `arch`, as the assembler reports them."""
     from ...upstream.triton_compiler import get_ptxas
 
     # the assembler that Triton itself used: Inductor may have pointed it at another one, whose PTX version differs

@@ -1,4 +1,4 @@
-"""Puts the text of a portable kernel together: template body + device functions + the schedule's generated functions.
+"""Assembles the text of a portable kernel: template body, device functions, and the schedule's generated functions.
 
 A body is Inductor template text (`def_kernel`, `size`, `stride`, `store_output` are its hooks); `standalone.py` renders
 the same text without Inductor, so what is compiled in tests is what Inductor compiles.
@@ -316,7 +316,9 @@ _DELTA = """{{def_kernel("DO", "OUT"%(arguments)s)}}
 
 
 class Sizes(NamedTuple):
-    """Lengths of the mask, integers or sympy's; head dims of q and k, and of v; and query heads of a kv head."""
+    """The lengths of the mask (integers or sympy expressions), the head dims of q and k and of v, and the group
+    size.
+    """
 
     q_len: Any
     kv_len: Any
@@ -330,7 +332,7 @@ _DEVICE_CODE = (f"{__package__}.device", f"{__package__.rpartition('.')[0]}.comm
 
 @functools.cache
 def _definitions(module: str) -> str:
-    """The functions and classes of a module of device code, without its imports and docstring."""
+    """Returns the functions and classes of a device module as text, without its imports and module docstring."""
     files = (device.joinpath(f"{module}.py") for device in map(resources.files, _DEVICE_CODE))
     text = next(file for file in files if file.is_file()).read_text(encoding="utf-8")
     lines = text.splitlines()
@@ -342,7 +344,7 @@ def _definitions(module: str) -> str:
 
 @functools.cache
 def dkdv_template(schedule: str, traits: Traits) -> str:
-    """Template text of the dk/dv kernel; with any schedule but "two_pass" it also accumulates dq in order."""
+    """Returns the template of the dk/dv kernel; with any schedule but "two_pass" it also accumulates dq in order."""
     ordered = schedule != "two_pass"
     data, operands = _data(traits, sums_keys=ordered)
     head = _head(_DKDV_HEAD, *(["DQ"] if ordered else []), *operands)
@@ -353,7 +355,7 @@ def dkdv_template(schedule: str, traits: Traits) -> str:
 
 @functools.cache
 def dq_template(traits: Traits) -> str:
-    """Template text of the dq kernel of the two-pass backward."""
+    """Returns the template of the dq kernel of the two-pass backward."""
     data, operands = _data(traits)
     made, gradient = _made(traits)
     head = _head(_DQ, *gradient, *operands)
@@ -363,7 +365,7 @@ def dq_template(traits: Traits) -> str:
 
 @functools.cache
 def dq_bias_template(traits: Traits, *, adds: bool) -> str:
-    """Template text of the dq kernel that also makes the bias's gradient; `adds`: it is a sum."""
+    """Returns the template of the dq kernel that also computes the bias gradient; `adds`: whether that is a sum."""
     data, operands = _data(traits)
     made, gradient = _made(traits)
     head = _head(_DQ_BIAS, *(["SUMS"] if adds else []), *gradient, *operands)
@@ -374,7 +376,7 @@ def dq_bias_template(traits: Traits, *, adds: bool) -> str:
 
 @functools.cache
 def forward_template(traits: Traits) -> str:
-    """Template text of the forward; LSE is an input that it writes."""
+    """Returns the template of the forward, which writes its input LSE."""
     data, operands = _data(traits)
     sinks, scores = (_SINKS, ["SINKS"]) if traits.sinks else (_NO_SINKS, [])
     body = _head(_FORWARD, *scores, *operands) + _operands(traits) + data + sinks + _Q_PROGRAM + _FORWARD_TAIL
@@ -383,7 +385,7 @@ def forward_template(traits: Traits) -> str:
 
 @functools.cache
 def bias_gradient_template(traits: Traits) -> str:
-    """Template text of the kernel of the bias's gradient."""
+    """Returns the template of the bias gradient kernel."""
     data, operands = _data(traits)
     body = _head(_BIAS_GRADIENT, *operands) + _operands(traits) + _GRADIENT + data + _BIAS_GRADIENT_TAIL
     return _with_functions(body, traits, "tiles", "bias_gradient")
@@ -391,7 +393,7 @@ def bias_gradient_template(traits: Traits) -> str:
 
 @functools.cache
 def delta_template(placed: bool = False, grad_logsumexp: bool = False) -> str:
-    """Template text of the delta kernel of the ordered, single-pass backward."""
+    """Returns the template of the delta kernel of the ordered, single-pass backward."""
     made, arguments = _made(Traits(grad_logsumexp=grad_logsumexp))
     lengths, places = 'q_len = {{size("DO", 2)}}', "DO, DO"
     if placed:
@@ -410,41 +412,41 @@ def delta_template(placed: bool = False, grad_logsumexp: bool = False) -> str:
 
 
 def _with_functions(body: str, traits: Traits, *modules: str, schedule: str = "two_pass") -> str:
-    """The body, the functions of the schedule, and those of these modules, of dropout too where they are called."""
+    """Returns the body with the schedule's functions and those of these modules, including dropout where it is used."""
     generated = codegen.triton_source(schedule, traits.band)
     tests = [_relation(test) for test in dict.fromkeys(relation.test for relation in _relations(traits))]
     return "\n\n".join((body, generated, *tests, _device(*modules, *(["dropout"] if traits.dropout else []))))
 
 
 def _relations(traits: Traits) -> list[Relation]:
-    """The relations of queries and keys, in the order of `Mask.RELATIONS`."""
+    """Returns the relations of queries and keys, in the order of `Mask.RELATIONS`."""
     return [kind.RELATION for kind in traits.kinds if kind.RELATION.queries]
 
 
 @functools.cache
 def _relation(test: Callable[..., Any]) -> str:
-    """The test of a relation as a function of the device."""
+    """Returns the test of a relation as a device function."""
     return "@triton.jit\n" + inspect.getsource(test)
 
 
 def _device(*modules: str) -> str:
-    """The groups of arguments, and the functions of these modules."""
+    """Returns the text of the argument groups and of the functions of these modules."""
     return "\n\n".join(("from typing import NamedTuple\n", *map(_definitions, ("groups", "rows", "score", *modules))))
 
 
 def reads_keys(traits: Traits, *, sums_keys: bool = True) -> bool:
-    """Whether a kernel reads a vector of valid keys, because the mask has one or because the kernel needs one.
+    """Returns whether a kernel reads a key validity vector, because the mask has one or because the kernel needs one.
 
     Args:
-        sums_keys: the kernel adds up keys or values, times zero where a row does not see them.  Zero times NaN is NaN,
-            so it must not read keys that no row sees; where pairs decide that, a vector has to say which they are.
-            Only the dk/dv kernel of two passes, which adds up rows, has no such sum.
+        sums_keys: whether the kernel sums over keys or values, times zero where a row does not see them.  Zero times
+            NaN is NaN, so it must not read keys that no row sees; where elementwise masks decide which these are, a
+            vector must mark them.  Only the two-pass dk/dv kernel, which sums over rows, has no such sum.
     """
     return any(kind.RELATION.is_of_keys for kind in traits.kinds) or (sums_keys and decided_by_pairs(traits))
 
 
 def decided_by_pairs(traits: Traits) -> bool:
-    """Whether pairs decide which keys no row sees; a mask of rows says it itself."""
+    """Returns whether elementwise tests decide which keys no row sees; a varlen layout already defines them."""
     return _by_pair(traits) and not traits.placed
 
 
@@ -453,29 +455,29 @@ def _by_pair(traits: Traits) -> bool:
 
 
 def _groups(traits: Traits) -> str:
-    """The lines about compile-time values."""
+    """Returns the lines that define compile-time values."""
     tests = [relation.test.__name__ for relation in _relations(traits)]
     return _GROUPS % {"by_pair": _by_pair(traits), "relations": _tuple(tests)}
 
 
 def _operands(traits: Traits) -> str:
-    """The lines about compile-time values, lengths, operands and the band."""
+    """Returns the lines that define compile-time values, lengths, operands and the band."""
     return _groups(traits) + (_PLACED if traits.placed else _TOKENS_ARE_ROWS) + _OPERANDS
 
 
 def operand_names(traits: Traits) -> list[list[tuple[str, str]]]:
-    """The tensors of each term that is more than a vector of keys, by argument and role, in the order of arguments."""
+    """Returns, for each term other than a key validity vector, its tensors by argument and role, in argument order."""
     kinds = [kind for kind in traits.kinds if not kind.RELATION.is_of_keys]
     return [[(f"{kind.NAME}_{role}".upper(), role) for role in kind.RELATION.roles] for kind in kinds]
 
 
 def _made(traits: Traits) -> tuple[str, list[str]]:
-    """The line about what delta is made of, and the tensor that is an argument for it beside the output."""
+    """Returns the line that defines the inputs of delta, and the name of the argument it needs besides the output."""
     return (_GRAD_LSE, ["GRAD_LSE"]) if traits.grad_logsumexp else (_NO_GRAD_LSE, [])
 
 
 def _data(traits: Traits, *, sums_keys: bool = True) -> tuple[str, list[str]]:
-    """The lines about what a kernel reads, and the tensors that are arguments, in the order of the arguments."""
+    """Returns the lines that define the data of mask and scores, and the argument tensors, in argument order."""
     kinds = [kind for kind in traits.kinds if not kind.RELATION.is_of_keys]
     operands = [{role: name for name, role in names} for names in operand_names(traits)]
     members = [
@@ -502,12 +504,12 @@ def _data(traits: Traits, *, sums_keys: bool = True) -> tuple[str, list[str]]:
 
 
 def _tuple(parts: Sequence[str]) -> str:
-    """The text of a tuple."""
+    """Returns the text of a tuple."""
     return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
 
 
 def _head(text: str, *arguments: str) -> str:
-    """The first lines of a body with these arguments behind those that it always has."""
+    """Returns the first lines of a body, with these arguments after those that it always has."""
     return text % {"arguments": "".join(f', "{name}"' for name in arguments)}
 
 
@@ -521,10 +523,10 @@ def compile_time_values(
     interpret: bool,
     sums_keys: bool = True,
 ) -> dict[str, Any]:
-    """The constexpr values of a kernel (`ORDERED` and `PARTS` of the dk/dv kernel come on top).
+    """Returns the constexpr values of a kernel (the dk/dv kernel also needs `ORDERED` and `PARTS`).
 
     Args:
-        even: no tile reaches past q_len, past kv_len.
+        even: whether no tile exceeds q_len, and kv_len.
         sums_keys: as for `reads_keys`.
     """
     traits, band, dropout = call.traits, call.mask.band, call.dropout
@@ -560,7 +562,7 @@ def compile_time_values(
 
 
 def forward_constants(call: Call) -> dict[str, Any]:
-    """The constexpr values of the forward that come on top of `compile_time_values`.
+    """Returns the constexpr values of the forward in addition to `compile_time_values`.
 
     Raises:
         ArgumentError: as `signed_slope`.
@@ -570,30 +572,30 @@ def forward_constants(call: Call) -> dict[str, Any]:
 
 
 def bias_gradient_constants(summed: Sequence[int]) -> dict[str, Any]:
-    """The constexpr values of the bias's gradient that come on top of `compile_time_values`.
+    """Returns the constexpr values of the bias gradient kernel in addition to `compile_time_values`.
 
     Args:
-        summed: the dimensions of batch elements (0) and heads (1) over which it is summed.
+        summed: the dimensions, batch elements (0) and heads (1), over which it is summed.
     """
     return {"SUMS_BATCH": 0 in summed, "SUMS_HEADS": 1 in summed}
 
 
 def dq_constants(summed: Sequence[int] | None = None) -> dict[str, Any]:
-    """The constexpr values of a dq kernel that come on top of `compile_time_values`.
+    """Returns the constexpr values of a dq kernel in addition to `compile_time_values`.
 
     Args:
-        summed: as for `bias_gradient_constants` where it makes the bias's gradient, else None.
+        summed: as for `bias_gradient_constants` if it also computes the bias gradient, else None.
     """
     of_bias = {} if summed is None else bias_gradient_constants(summed)
     return {"GRADIENT": summed is not None, "ADDS": bool(summed)} | of_bias
 
 
 def bias_gradient_tiles(plan: Plan, traits: Traits) -> Tiles:
-    """Tiles of the kernel of the bias's gradient.
+    """Returns the tiles of the bias gradient kernel.
 
-    Tiles of queries and pairs are loaded ahead too: more than two stages do not fit into shared memory, and where the
-    dk/dv kernel has one alone, there are no registers for two.  Beside a mask that is data, two stages of a bias of
-    float32 do not fit either.
+    It also loads tiles of queries and of the bias ahead: more than two stages do not fit into shared memory, and where
+    the dk/dv kernel has only one, there are no registers for two.  With a mask that is data, two stages of an fp32 bias
+    do not fit either.
     """
     tiles = plan.dq or plan.dkdv
     stages = 1 if traits.terms else 2
@@ -601,10 +603,10 @@ def bias_gradient_tiles(plan: Plan, traits: Traits) -> Tiles:
 
 
 def dq_bias_tiles(plan: Plan) -> Tiles:
-    """Tiles of the dq kernel that also makes the bias's gradient, in place of the plan's for dq.
+    """Returns the tiles of the dq kernel that also computes the bias gradient, which replace the plan's dq tiles.
 
-    Tiles of pairs are loaded ahead too, and of more than two stages they fit into shared memory with half of the keys
-    alone.  In 16 bits that changes no sum: an instruction adds up 16 keys, whatever the tile has.
+    It also loads bias tiles ahead; more than two stages fit into shared memory only with half as many keys.  In 16 bits
+    that changes no sum, because an instruction sums 16 keys for any tile size.
     """
     assert plan.dq is not None
     if plan.dq.num_stages > 2:
@@ -613,13 +615,13 @@ def dq_bias_tiles(plan: Plan) -> Tiles:
 
 
 def signed_slope(scale: float) -> tuple[float, float]:
-    """(sign, slope): a product of query and key, times sign and slope, is their score in base 2.
+    """Splits the scale into (sign, slope): a product of query and key, times sign and slope, is its score in base 2.
 
-    The sign is 1.0, -1.0 or 0.0, the slope a positive fp32 value, so that the largest product times the slope is the
-    largest score, rounded as every other one.  A scale that is zero in fp32 has the sign 0.0 and the slope 1.0.
+    The sign is 1.0, -1.0 or 0.0 and the slope a positive fp32 value, so that the largest product times the slope is the
+    largest score, rounded as every other.  A scale that is zero in fp32 has the sign 0.0 and the slope 1.0.
 
     Raises:
-        ArgumentError: the scale is not finite, or its multiple by log2(e) is not finite in fp32.
+        ArgumentError: the scale, or its multiple by log2(e) in fp32, is not finite.
     """
     try:
         slope = float(struct.unpack("f", struct.pack("f", abs(scale) * math.log2(math.e)))[0])

@@ -1,12 +1,11 @@
-"""Reference executor: a plan in plain ATen, tile by tile, by the tables of its schedule.
+"""Reference executor of the backward: runs a plan in plain ATen, tile by tile, by the tables of its schedule.
 
-Slow and obvious on purpose.  It is the CPU path, the eager kernel of `attention_backward`, and the tests' oracle.
+It is slow and simple on purpose.  It is the CPU path, the eager kernel of `attention_backward`, and the tests' oracle.
 Like the kernels it keeps scores and sums in fp32, rounds p and ds to the input's dtype before they enter a matmul, and
-reads neither rows that see no key nor keys that no row sees.  Of tile pairs in which nobody sees anybody it adds
-nothing.
+reads neither rows that see no key nor keys that no row sees.  Tile pairs without a visible pair add nothing.
 
-Every matmul is one of two contiguous matrices, never a batched one: a CPU's result for a matrix in a batch depends on
-how many there are.
+Every matmul is one of two contiguous matrices, never a batched one, because a CPU's result for a matrix in a batch
+depends on the batch size.
 """
 
 from __future__ import annotations
@@ -44,7 +43,9 @@ def backward(
     call: Call,
     plan: Plan,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv), contiguous and typed like (query, key, value); shapes as in `dash_inductor.operators.attention`."""
+    """Computes (dq, dk, dv), contiguous, with the dtypes of query, key and value; shapes as in
+    `operators.attention`.
+    """
     placement = Placement.of(call, extras)
     if placement is not None:
         do, q, k, v, o = (placement.filled(t) for t in (grad_out, query, key, value, out))
@@ -72,7 +73,9 @@ def backward(
 
 
 def delta(grad_out: Tensor, out: Tensor, extras: Sequence[Tensor], call: Call) -> Tensor:
-    """What softmax's backward subtracts from dP, fp32 [batch, q heads, q_len], of tokens that are rows."""
+    """Computes delta, which the softmax backward subtracts from dP: fp32 [batch, q heads, q_len]; not for varlen
+    layouts.
+    """
     sums = (out.float() * grad_out.float()).sum(-1)
     return sums if call.grad_logsumexp is None else sums - extras[call.grad_logsumexp.index]
 
@@ -89,10 +92,10 @@ def bias_gradient(
     plan: Plan,
     summed: Sequence[int],
 ) -> Tensor:
-    """The gradient of the bias, contiguous and typed like it: [batch, q heads, q_len, kv_len], of which the `summed`
-    dimensions, of batch elements (0) or heads (1), have size 1.
+    """Computes the bias gradient, contiguous and in the bias's dtype: [batch, q heads, q_len, kv_len].
 
-    dS is added in fp32, one batch element after the other and, within each, one head after the other.
+    Of the dimensions batch elements (0) and heads (1), those in `summed` have size 1.  dS is summed in fp32, one batch
+    element after the other and, within each, one head after the other.
     """
     assert call.bias is not None
     (batch, q_heads, q_len, _), kv_len = query.shape, key.shape[2]
@@ -112,7 +115,7 @@ def bias_gradient(
 
 
 def _grad_logsumexp(extras: Sequence[Tensor], call: Call, b: int) -> Tensor | None:
-    """The gradient of the log-sum-exp of one batch element, fp32 [q heads, q_len]; None without one."""
+    """Returns the gradient of the log-sum-exp of one batch element, fp32 [q heads, q_len]; None without one."""
     return None if call.grad_logsumexp is None else extras[call.grad_logsumexp.index][b]
 
 

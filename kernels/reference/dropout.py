@@ -47,7 +47,7 @@ _LOW = 0xFFFFFFFF
 def philox(
     counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor], rounds: int = ROUNDS
 ) -> tuple[Tensor, ...]:
-    """The four words of the blocks of Philox4x32 with these counters and keys: int64 tensors of 32-bit words."""
+    """Returns the four words of the Philox4x32 blocks with these counters and keys: int64 tensors of 32-bit words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(rounds):
@@ -63,10 +63,10 @@ def _high(product: Tensor) -> Tensor:
 
 
 def random_bits(seed: Tensor, b: int, head: int, rows: Tensor, keys: Tensor) -> Tensor:
-    """The 16 bits of all pairs of a query head of a batch element: int64 [len(rows), len(keys)].
+    """Returns the 16 random bits of all pairs of a query head of a batch element: int64 [len(rows), len(keys)].
 
     Args:
-        seed: the call's, int64 [1].
+        seed: the call's seed, int64 [1].
         rows, keys: positions of queries and of keys, integers.
     """
     rows, keys = rows.to(torch.int64)[:, None], keys.to(torch.int64)[None, :]
@@ -79,7 +79,7 @@ def random_bits(seed: Tensor, b: int, head: int, rows: Tensor, keys: Tensor) -> 
 
 
 def kept(dropout: Dropout, seed: Tensor, b: int, head: int, rows: Tensor, keys: Tensor) -> Tensor:
-    """Whether the probabilities of a query head of a batch element are kept: booleans [len(rows), len(keys)].
+    """Returns whether probabilities of a query head of a batch element are kept: booleans [len(rows), len(keys)].
 
     Args:
         seed, rows, keys: as for `random_bits`.
@@ -90,7 +90,7 @@ def kept(dropout: Dropout, seed: Tensor, b: int, head: int, rows: Tensor, keys: 
 
 
 def ranks(bits: Tensor) -> Tensor:
-    """How many of the 2**16 sets of bits come before these: as bfloat16 numbers, NaN last; integers."""
+    """Returns the rank of 16-bit patterns, interpreted as bfloat16 numbers, among all 2**16, NaN last; integers."""
     return torch.where(bits >= 0x8000, 0xFF80 - bits, bits + 0x7F81) & 0xFFFF
 
 
@@ -111,12 +111,12 @@ class ElementDropout:
         )
 
     def kept(self, values: Tensor, head: int, rows: slice, keys: slice) -> Tensor:
-        """`values` [rows, keys] of the pairs of a query head; zero where the probability of a pair is dropped."""
+        """Returns `values` [rows, keys] of the pairs of a query head, zero where the pair's probability is dropped."""
         if self.dropout is None or self.seed is None:
             return values
         positions = (torch.arange(part.start, part.stop, device=values.device) for part in (rows, keys))
         return torch.where(kept(self.dropout, self.seed, self.b, head, *positions), values, 0.0)
 
     def rescaled(self, values: Tensor) -> Tensor:
-        """`values`, multiplied as kept probabilities are."""
+        """Returns `values` times the rescale factor of kept probabilities."""
         return values if self.dropout is None else values * self.dropout.rescale

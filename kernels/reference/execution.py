@@ -1,4 +1,4 @@
-"""How the reference executor runs: nothing is compiled."""
+"""`EXECUTION` of the reference family, which compiles nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls that the reference executor covers: plain ATen on the CPU."""
+"""The reference family: the calls that plain ATen covers on the CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TILES = Tiles.parse("64x64w1s1")
 
 
 class Reference(Family):
-    """The executor in plain ATen."""
+    """The reference executor in plain ATen."""
 
     name = "reference"
     head_dims = f"equal ones up to {LIMIT}"

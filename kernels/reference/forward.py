@@ -24,13 +24,14 @@ from .placement import Placement
 def forward(
     query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, tiles: Tiles
 ) -> tuple[Tensor, Tensor]:
-    """(out, log-sum-exp), contiguous: out [batch, q heads, q_len, value dim] in query's dtype, natural lse in fp32.
+    """Computes (out, log-sum-exp), contiguous: out [batch, q heads, q_len, value dim] in query's dtype, natural lse in
+    fp32.
 
-    A row that sees no key gives zeros and -inf, or its sink.  Under a mask of rows the log-sum-exp has rows.  With a
-    bias it has two parts (`ops.numbers_per_row`).
+    A row that sees no key gives zeros and -inf, or its sink.  With a varlen layout the log-sum-exp has padded rows.
+    With a bias it has two parts (`ops.numbers_per_row`).
 
     Args:
-        query, key, value: [batch, heads, length, dim]; query heads are a multiple of the others' heads.
+        query, key, value: [batch, heads, length, dim]; the number of query heads is a multiple of that of the others.
         extras: the tensors that the call reads.
     """
     placement = Placement.of(call, extras)

@@ -1,4 +1,4 @@
-"""Masks of rows in plain ATen: tokens are copied to their rows, and results back."""
+"""Varlen layouts in plain ATen: tokens are copied to padded rows, and results back."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ...model.mask import ROW_BLOCK, Mask
 
 @dataclass(frozen=True)
 class Placement:
-    """The tokens of the rows of a call, as `model.Placed` says.
+    """The tokens of the padded rows of a call, see `model.Placed`.
 
     Attributes:
-        tokens: int64 [rows]; any number where a row has none.
+        tokens: int64 [rows]; undefined where a row has no token.
         exists: bool [rows].
     """
 
@@ -26,7 +26,7 @@ class Placement:
 
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> Placement | None:
-        """The rows of a call, None where its tokens are rows.
+        """Returns the varlen layout of a call, or None where tokens are rows.
 
         Args:
             extras: the tensors that the call reads.
@@ -40,18 +40,18 @@ class Placement:
 
     @staticmethod
     def of_rows(call: Call) -> Call:
-        """The call whose operands have rows."""
+        """Returns the call for operands that are stored by rows."""
         segments = replace(call.mask.segments, placed=None)
         return replace(call, mask=Mask(call.mask.band, segments))
 
     def filled(self, tensor: Tensor) -> Tensor:
-        """[1, heads, rows, dim] of [1, heads, tokens, dim], with zeros in rows without a token."""
+        """Copies [1, heads, tokens, dim] to [1, heads, rows, dim], with zeros in rows without a token."""
         found = tensor.new_zeros(*tensor.shape[:2], len(self.tokens), tensor.shape[3])
         found[:, :, self.exists] = tensor[:, :, self.tokens[self.exists]]
         return found
 
     def emptied(self, tensor: Tensor, tokens: int) -> Tensor:
-        """[1, heads, tokens, dim] of [1, heads, rows, dim]."""
+        """Copies [1, heads, rows, dim] back to [1, heads, tokens, dim]."""
         found = tensor.new_empty(*tensor.shape[:2], tokens, tensor.shape[3])
         found[:, :, self.tokens[self.exists]] = tensor[:, :, self.exists]
         return found

@@ -1,4 +1,4 @@
-"""`MaskTables` in plain Python and torch, from their definitions: the CPU's implementation, and the tests' oracle."""
+"""`MaskTables` in plain Python and torch, from their definitions: the CPU implementation and the tests' oracle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .backward import visible
 
 
 def build(data: MaskData, plan: Plan) -> MaskTables:
-    """As `mask_tables.build`; words that no walk uses are zero.
+    """Builds tables as `mask_tables.build` does; words that no tile schedule uses are zero.
 
     Raises:
         ArgumentError: as `mask_tables.Shape.of`.
@@ -34,7 +34,7 @@ def build(data: MaskData, plan: Plan) -> MaskTables:
 
 
 def _shown(data: MaskData) -> Tensor:
-    """Whether queries see keys: bool [batch, 1 or q_heads, q_len, kv_len]."""
+    """Returns whether queries see keys: bool [batch, 1 or q_heads, q_len, kv_len]."""
     band = Problem(data.band, data.q_len, data.kv_len, data.q_len, data.kv_len).resolved.band
     rows, keys = (torch.arange(length, device=data.device) for length in (data.q_len, data.kv_len))
     shown = visible(band, rows, keys).expand(data.batch, 1, -1, -1)
@@ -45,14 +45,14 @@ def _shown(data: MaskData) -> Tensor:
 
 
 def _of_pairs(value: Tensor, axes: tuple[Axis, ...]) -> Tensor:
-    """The tensors that a term reads, as they broadcast to [batch, q_heads, q_len, kv_len]."""
+    """Returns an operand of a term in a shape that broadcasts to [batch, q_heads, q_len, kv_len]."""
     if "h" in axes:
         return value
     return value[:, None, :, None] if "q" in axes else value[:, None, None]
 
 
 def _vectors(data: MaskData) -> tuple[Tensor, Tensor]:
-    """The vectors of queries and of keys."""
+    """Returns the vectors of queries and of keys."""
     found = [_codes(of, data) if of.form == CODES else computed(of, data) for of in vectors(data)]
     nothing = torch.empty(0, dtype=torch.int32, device=data.device)
     both = (torch.cat(side, 1) if side else nothing for side in zip(*found, strict=True)) if found else (nothing,) * 2
@@ -74,7 +74,7 @@ def _codes(of: Vectors, data: MaskData) -> tuple[Tensor, Tensor]:
 
 
 def tile_kinds(shown: Tensor, block_q: int, block_kv: int) -> list[list[list[int]]]:
-    """The tile pairs of each [q_len, kv_len] of `shown`, as `schedule.visibility` defines them."""
+    """Returns the kinds of all tile pairs of each [q_len, kv_len] of `shown`, as `schedule.visibility` defines them."""
     kinds = []
     for element in shown.flatten(0, -3):
         of_element = []
@@ -91,7 +91,9 @@ def tile_kinds(shown: Tensor, block_q: int, block_kv: int) -> list[list[list[int
 
 
 def _lacking(found: Tensor, block: int) -> list[set[int]]:
-    """For each row of the tables the tiles of `block` tokens of which one has no partner; found: bool [.., length]."""
+    """Returns, per row of the tables, which tiles of `block` tokens have one without a partner; found: bool [..,
+    length].
+    """
     rows = found.flatten(0, -2)
     return [{i for i, tile in enumerate(row.split(block)) if not tile.all()} for row in rows]
 
@@ -113,7 +115,7 @@ def _rows(shape: Shape, shown: Tensor, has_dense: bool) -> tuple[Tensor, Tensor]
 
 
 def _seen_bits(shape: Shape, shown: Tensor) -> Tensor:
-    """Note [Seen bits] in `schedule.table_walk`."""
+    """Returns the bits that Note [Seen bits] in `schedule.table_walk` defines."""
     blocks, n_kv, threads, words = shape.seen_bits
     rows, keys = shape.forward.block_q, shape.forward.block_kv
     thread, word = torch.arange(threads)[:, None, None], torch.arange(words)[:, None]

@@ -1,7 +1,7 @@
-"""Aggregates of device code whose constructors are written from their fields, and the same with other fields.
+"""Triton aggregates whose constructors are generated from annotated fields, like dataclasses.
 
-Annotated fields are the parameters of the constructor, in their order.  A field with a value in the class has it where
-none is given; it is a compile-time constant.
+Annotated fields are the constructor's parameters, in order.  A field with a value in the class has that value as its
+default, as a compile-time constant.
 """
 
 import inspect
@@ -17,9 +17,9 @@ group = gl.tuple | gl.constexpr
 
 
 class _Constructor(ConstexprFunction):
-    """A constructor that keeps values as they come, and compile-time constants of groups in their groups.
+    """A constructor that stores values as they are, and wraps plain Python values as compile-time constants.
 
-    It has a source, so that kernels are compiled again where the fields are others.
+    It has retrievable source, so Triton's cache key changes with the fields.
     """
 
     def __call__(self, *arguments, **named):
@@ -31,7 +31,7 @@ def _wrapped(value):
 
 
 def aggregate(cls):
-    """A class of annotated fields and methods as an aggregate of Triton."""
+    """Turns a class of annotated fields and methods into an aggregate of Triton."""
     fields = inspect.get_annotations(cls)
     defaults = {name: cls.__dict__[name] for name in fields if name in cls.__dict__}
     parameters = ", ".join(f"{name}={defaults[name]!r}" if name in defaults else name for name in fields)
@@ -52,6 +52,6 @@ def aggregate(cls):
 
 @builtin
 def replace(instance, _semantic=None, **changes):
-    """An aggregate with other values in some fields."""
+    """Returns a copy of an aggregate with other values in some fields."""
     kept = {name: getattr(instance, name) for name in type(instance).fields if name not in changes}
     return type(instance)(**kept, **changes)

@@ -23,7 +23,7 @@ LOWEST, HIGHEST = tl.constexpr(-(2**63)), tl.constexpr(2**63 - 1)
 
 
 class Tokens(NamedTuple):
-    """How programs go over tokens: tiles of BLOCK, of which PARTNERS tokens are compared together; ranges of TILES."""
+    """Block sizes: tiles of BLOCK tokens, PARTNERS tokens compared at once, TILES ranges compared at once."""
 
     BLOCK: int
     PARTNERS: int
@@ -32,16 +32,18 @@ class Tokens(NamedTuple):
 
 @triton.jit
 def next_tile(tiles, low, high, after, smallest, largest):
-    """The first of `tiles` beyond `after` whose range ``low .. high`` meets ``smallest .. largest``, or FAR."""
+    """Returns the first of `tiles` after `after` whose range ``low .. high`` overlaps ``smallest .. largest``, or
+    FAR.
+    """
     return tl.min(tl.where((tiles > after) & (low <= largest) & (high >= smallest), tiles, FAR), 0)
 
 
 @triton.jit(do_not_specialize=["kv_len"])
 def find_starts(KV_IDS, STARTS, kv_ids_b, kv_ids_j, kv_len, BLOCK: tl.constexpr):
-    """One program per (batch element, BLOCK keys): STARTS, the smallest and the largest id with which a run begins.
+    """Writes the smallest and largest id with which a run begins; one program per (batch element, BLOCK keys).
 
-    A run is of neighbouring keys with the same id; the first key that has an id begins one.  KV_IDS: integers [batch,
-    kv_len], with its strides; STARTS: int64 [batch, key tiles, 2], an empty range where no run begins.
+    A run is a sequence of neighbouring keys with equal ids; the first key with an id begins a run.  KV_IDS: integers
+    [batch, kv_len], with its strides; STARTS: int64 [batch, key tiles, 2], an empty range where no run begins.
     """
     b, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     keys = tile * BLOCK + tl.arange(0, BLOCK)
@@ -58,9 +60,9 @@ def find_starts(KV_IDS, STARTS, kv_ids_b, kv_ids_j, kv_len, BLOCK: tl.constexpr)
 
 @triton.jit
 def _first_key(own, inside, KV_IDS, STARTS, kv_ids_j, kv_len, TOKENS: tl.constexpr):
-    """int32 [BLOCK]: the first key with each of the ids `own`; ALONE if there is none, anything where not `inside`.
+    """Returns int32 [BLOCK]: the first key with each id of `own`; ALONE if there is none, undefined where not `inside`.
 
-    Tiles are looked at in their order, and only tiles in which a run begins whose id may be one that is not found yet.
+    Tiles are visited in order, skipping those in which no run begins that could have an id not yet found.
     """
     BLOCK: tl.constexpr = TOKENS.BLOCK
     code = tl.full([BLOCK], FAR, tl.int32)
@@ -88,7 +90,7 @@ def _first_key(own, inside, KV_IDS, STARTS, kv_ids_j, kv_len, TOKENS: tl.constex
 
 @triton.jit
 def range_of(code, counted):
-    """The smallest and the largest of the codes that are `counted`; FAR and HIDDEN, an empty range, without any."""
+    """Returns the smallest and largest of the `counted` codes, or the empty range (FAR, HIDDEN) if there are none."""
     return tl.min(tl.where(counted, code, FAR), 0), tl.max(tl.where(counted, code, HIDDEN), 0)
 
 
@@ -97,9 +99,9 @@ def _encode(
     tile, IDS, KV_IDS, STARTS, VALID, CODES, RANGE, ids_i, kv_ids_j, valid_j, length, kv_len,
     HAS_IDS: tl.constexpr, HAS_VALID: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """The codes of the BLOCK tokens of a tile, of one batch element and one side; RANGE: the smallest and the largest.
+    """Writes the codes of a tile of BLOCK tokens of one batch element and one side, and their range to RANGE.
 
-    Codes of tokens that have no partner do not count for the range, which may be empty.
+    Negative codes, of tokens without a partner, do not count for the range, which may be empty.
     """
     BLOCK: tl.constexpr = TOKENS.BLOCK
     tokens = tile * BLOCK + tl.arange(0, BLOCK)
@@ -123,11 +125,11 @@ def first_equal(
     q_len, kv_len,
     HAS_IDS: tl.constexpr, HAS_VALID: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """One program per (batch element, BLOCK queries or keys): the code of a token is the first key with the same id.
+    """Writes the codes: the first key with the same id; one program per (batch element, BLOCK queries or keys).
 
-    Q_IDS, KV_IDS: integers [batch, q_len], [batch, kv_len]; STARTS: as `find_starts` writes it with the same BLOCK;
+    Q_IDS, KV_IDS: integers [batch, q_len], [batch, kv_len]; STARTS: written by `find_starts` with the same BLOCK;
     VALID: bool or uint8 [batch, kv_len]; all but STARTS with their strides.  Q_CODES, KV_CODES: int32 [batch, q_len],
-    [batch, kv_len], each one of QUERIES and of KEYS vectors of a batch element; without ids the code is 0.  RANGES:
+    [batch, kv_len], each one of the QUERIES or KEYS vectors of a batch element; without ids every code is 0.  RANGES:
     int32 [batch, query tiles and key tiles, 2], see `_encode`.
     """
     b, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)

@@ -1,4 +1,4 @@
-"""Waiting for a turn and passing it on: what makes an accumulation order true.
+"""Semaphore turns: waiting for a turn and passing it on, which makes dq accumulation follow the planned order.
 
 Note [Ordered accumulation]
     Every (batch, query head, q tile) has a semaphore that counts the contributions already added to its fp32 dQ tile.
@@ -6,22 +6,23 @@ Note [Ordered accumulation]
 
         1. spins on ``ld.acquire.gpu`` until the semaphore is r.  Every thread polls for itself, so each thread has
            acquired everything that was released before: no CTA barrier is needed before its adds.
-        2. adds its tile with relaxed atomic fp32 adds whose results nobody reads (performed at L2; nothing is loaded,
-           so nothing can be prefetched above the wait: the pipeliner would move a load of the accumulator there).
+        2. adds its tile with relaxed atomic fp32 adds whose results are unused (performed at L2; nothing is loaded, so
+           the pipeliner cannot move a load of the accumulator above the wait).
         3. meets all threads of the CTA at ``bar.sync 0``: the adds of all threads happen before what follows.
-        4. lets one thread do ``red.release.gpu.add 1``.  Release is cumulative over the barrier, so whoever acquires
-           r + 1 has all adds of rank r behind it.
+        4. lets one thread do ``red.release.gpu.add 1``.  Release is cumulative over the barrier, so a thread that
+           acquires r + 1 sees all adds of rank r.
 
     Hence the adds to one element happen in rank order, and fp32 addition in a fixed order gives fixed bits.  Steps 1, 3
     and 4 are inline assembly because a `while` loop or `tl.debug_barrier` in the loop switches the pipeliner off.
 
 Note [Forward progress]
-    A CTA takes a ticket on entry, so the holders of all lower tickets are running or finished.  In a launch-ordered
-    schedule every wait is for a lower ticket; by induction over tickets every CTA finishes, on any number of SMs.  A
-    schedule that also waits for higher tickets is launched cooperatively: all CTAs are resident or the launch fails.
-    Tickets and semaphores are zeroed by the call itself; an aborted launch cannot poison the next.
+    A CTA takes a work id (ticket) on entry, so the CTAs with all lower tickets are running or finished.  In a
+    launch-ordered schedule every wait is for a lower ticket; by induction over tickets every CTA finishes, on any
+    number of SMs.  A schedule that also waits for higher tickets is launched cooperatively: all CTAs are resident or
+    the launch fails.  Tickets and semaphores are zeroed by the call itself; an aborted launch cannot poison the next.
 
-Under the interpreter programs run one after the other: a wait that is not yet satisfied is an error, and is asserted.
+The interpreter runs programs one after the other, so a wait that is not yet satisfied is an error there; it is
+asserted.
 """
 
 import triton
@@ -30,7 +31,7 @@ import triton.language as tl
 
 @triton.jit
 def wait_for_turn(semaphore, rank, INTERPRET: tl.constexpr):
-    """Block until `semaphore` (int32) equals `rank`."""
+    """Blocks until `semaphore` (int32) equals `rank`."""
     if INTERPRET:
         tl.assume(tl.load(semaphore) == rank)  # the interpreter asserts it, always; device_assert it ignores
     else:
@@ -52,7 +53,7 @@ def wait_for_turn(semaphore, rank, INTERPRET: tl.constexpr):
 
 @triton.jit
 def pass_turn_on(semaphore, INTERPRET: tl.constexpr):
-    """All adds of this CTA are performed before `semaphore` is seen one higher."""
+    """Increments `semaphore`, after all adds of this CTA were performed."""
     if INTERPRET:
         tl.store(semaphore, tl.load(semaphore) + 1)
     else:

@@ -1,7 +1,7 @@
-"""The forms of relations (`common.relations`) in kernels in plain Triton: what they read, and their tests.
+"""Tests of the mask relations' forms (`common.relations`) in Triton: per pair, and for whole tiles.
 
-A form is number INDEX of those of a mask (MASK, see `tile_pairs.Mask`).  A `Side` has what queries or keys have; what a
-form reads of them is a tuple.
+INDEX selects a form of a mask (MASK, see `tile_pairs.Mask`).  A `Side` holds the vectors of queries or keys; the
+vectors that a form reads are passed as a tuple.
 """
 
 from typing import NamedTuple
@@ -10,14 +10,14 @@ import triton
 import triton.language as tl
 
 HIDDEN = tl.constexpr(-1)
-"""The code of a key that no query sees by its validity; no query has it."""
+"""The code of an invalid key; no query has it."""
 ALONE = tl.constexpr(-2)
-"""The code of a query whose id no key has; no key has it."""
+"""The code of a query whose id no key has; no key has this code."""
 FAR = tl.constexpr(2**31 - 1)
 
 
 class Side(NamedTuple):
-    """Queries or keys of a batch element: pointer to their vectors, one behind the other, and how many there are."""
+    """The queries or keys of a batch element: pointer to their vectors, stored consecutively, and number of tokens."""
 
     VECTORS: object
     length: object
@@ -25,13 +25,15 @@ class Side(NamedTuple):
 
 @triton.jit
 def load_vector(side, row, tokens, exists, other):
-    """The vector number `row` of tokens, `other` where they do not exist."""
+    """Loads vector number `row` of tokens; `other` where they do not exist."""
     return tl.load(side.VECTORS + row * side.length + tokens, mask=exists, other=other)
 
 
 @triton.jit
 def of_queries(queries, tokens, exists, MASK: tl.constexpr, INDEX: tl.constexpr):
-    """The vectors of queries that a form reads, a `Side`.  Other queries see no key."""
+    """Loads the vectors of queries that a form reads; queries that do not exist get values with which they see no
+    key.
+    """
     FORM: tl.constexpr = MASK.FORMS[INDEX]
     row: tl.constexpr = MASK.Q_ROWS[INDEX]
     if FORM == "codes":
@@ -43,7 +45,7 @@ def of_queries(queries, tokens, exists, MASK: tl.constexpr, INDEX: tl.constexpr)
 
 @triton.jit
 def of_keys(keys, tokens, exists, MASK: tl.constexpr, INDEX: tl.constexpr):
-    """As `of_queries`, of keys."""
+    """Loads the vectors of keys that a form reads; for spans these are the keys' positions."""
     FORM: tl.constexpr = MASK.FORMS[INDEX]
     row: tl.constexpr = MASK.KV_ROWS[INDEX]
     if FORM == "codes":
@@ -56,7 +58,9 @@ def of_keys(keys, tokens, exists, MASK: tl.constexpr, INDEX: tl.constexpr):
 
 @triton.jit
 def shows(shown, queries, keys, MASK: tl.constexpr, INDEX: tl.constexpr):
-    """The pairs that are `shown` so far and that a form shows, too; queries, keys: as they broadcast to the pairs."""
+    """Restricts `shown`, a bool per pair, to the pairs that a form shows; queries and keys must broadcast to the
+    pairs.
+    """
     FORM: tl.constexpr = MASK.FORMS[INDEX]
     if FORM == "codes":
         return shown & (queries[0] == keys[0])
@@ -66,7 +70,9 @@ def shows(shown, queries, keys, MASK: tl.constexpr, INDEX: tl.constexpr):
 
 @triton.jit
 def _some_row(first, behind, least, most):
-    """Whether the numbers of a row of a q tile, without `behind`, meet the range of a kv tile: [kv tiles, q tiles]."""
+    """Returns [kv tiles, q tiles]: whether the range ``first .. behind - 1`` of any row meets the range of a kv
+    tile.
+    """
     KV_TILES: tl.constexpr = least.shape[0]
     tiles = tl.arange(0, KV_TILES)
     found = tl.zeros([KV_TILES, first.shape[0]], tl.int1)
@@ -79,11 +85,11 @@ def _some_row(first, behind, least, most):
 
 @triton.jit
 def judges(queries, rows_exist, keys, columns_exist, MASK: tl.constexpr, INDEX: tl.constexpr):
-    """(no pair, all pairs, at least one pair is known to be shown) of each tile pair: [kv tiles, q tiles].
+    """Classifies tile pairs: (no pair is shown, all are, at least one is known to be), each bool [kv tiles, q tiles].
 
-    queries, keys: of the rows [q tiles, rows] and the columns [kv tiles, columns] of tiles, of which some exist.  A
-    tile of which columns do not exist may count as one all of whose pairs are shown.  Of spans all is known: the keys
-    of a tile are neighbours.
+    queries, keys: vectors of the rows [q tiles, rows] and columns [kv tiles, columns], some of which may not exist.  A
+    tile with missing columns may count as fully shown.  For spans the result is exact, since a tile's keys are
+    contiguous.
     """
     FORM: tl.constexpr = MASK.FORMS[INDEX]
     if FORM == "codes":

@@ -1,6 +1,6 @@
-"""The places of the tokens of rows, for kernels in plain Triton; see `model.Placed`.
+"""Token offsets of padded rows (varlen layout) for plain Triton kernels; see `model.Placed`.
 
-Only `triton.jit` functions live here, as in `tiles`.
+This module contains only `triton.jit` functions, as `tiles` does.
 """
 
 import triton
@@ -9,9 +9,9 @@ import triton.language as tl
 
 @triton.jit
 def tokens_of(PLACE, COUNT, rows, end, PLACED: tl.constexpr):
-    """(the tokens of `rows`, which of them have one) under a mask of `end` rows.
+    """Returns (the tokens of `rows`, which rows have one), for a varlen layout of `end` padded rows.
 
-    PLACE, COUNT: int32 [row blocks]; PLACED: rows of a row block, or 0 where tokens are rows, and nothing is read.
+    PLACE, COUNT: int32 [row blocks]; PLACED: rows of a row block, or 0 where tokens are rows and nothing is read.
     """
     exists = rows < end
     if PLACED:

@@ -1,10 +1,9 @@
-"""From the kinds of tile pairs to the tables of `schedule.table_walk`, on the device.
+"""Builds the tables of `schedule.table_walk` on the device, from the kinds of tile pairs that `tile_pairs` computes.
 
-`rank_contributors` and `write_walks` make the tables of a backward, and `write_rows` the tables of a forward, from the
-kinds that `tile_pairs` has found.
+`rank_contributors` and `write_walks` build the backward's tables, `write_rows` the forward's.
 
-Only integers are computed, no program reads what another one of the same kernel writes, and whatever belongs to a batch
-element is computed from its own data.
+All arithmetic is on integers, no program reads what another program of the same kernel writes, and the tables of a
+batch element depend only on its own data.
 """
 
 import triton
@@ -57,7 +56,7 @@ def rank_contributors(
 
 @triton.jit
 def _lacks_partners(FOUND, tiles, wanted, length, BLOCK: tl.constexpr):
-    """Whether a token of each of the `tiles` that are `wanted` has no partner; FOUND: a row of `seen`, [length]."""
+    """Returns whether each of the `wanted` tiles has a token without a partner; FOUND: a row of `seen`, [length]."""
     tokens = tiles[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     found = tl.load(FOUND + tokens, mask=wanted[:, None] & (tokens < length), other=1)
     return tl.min(found.to(tl.int32), 1) == 0
@@ -101,7 +100,7 @@ def write_walks(
 
 @triton.jit
 def _kinds_of(kinds, block, kv, blocks, n_kv):
-    """The kinds of the kv tiles for a row block; EMPTY if there is no such row block."""
+    """Loads the kinds of kv tiles for a row block; EMPTY if the row block does not exist."""
     inside = (kv >= 0) & (kv < n_kv) & (block >= 0) & (block < blocks)
     return tl.load(kinds + kv.to(tl.int64) * blocks + block, mask=inside, other=0).to(tl.int32)
 

@@ -22,11 +22,11 @@ EMPTY, PARTIAL, FULL = (tl.constexpr(kind) for kind in (visibility.EMPTY, visibi
 
 
 class Mask(NamedTuple):
-    """The bounds of the band, and the data of the mask that there is.
+    """The parts of a mask, as compile-time constants.
 
-    FORMS, Q_ROWS, KV_ROWS, QUERIES, KEYS: as of `common.relations.Layout`.  HAS_CODES: the first form is codes;
-    HAS_POSITIONS: spans are among them; HAS_OTHERS: there are others than codes.  TURNED: keys look for the queries
-    that see them.
+    HAS_LO, HAS_HI: whether the band has the bound; HAS_DENSE: there is a dense mask; FORMS, Q_ROWS, KV_ROWS, QUERIES,
+    KEYS: as in `common.relations.Layout`; HAS_CODES: the first form is codes; HAS_POSITIONS: spans are among the forms;
+    HAS_OTHERS: there are forms other than codes; TURNED: roles are swapped, keys search for the queries that see them.
     """
 
     HAS_LO: bool
@@ -44,7 +44,7 @@ class Mask(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """How `classify` goes over tile pairs: their size, how many a program has, and rows that it looks at together."""
+    """Block sizes of `classify`: tile sizes, tiles per program, and rows that it reads at once."""
 
     BLOCK_Q: int
     BLOCK_KV: int
@@ -63,7 +63,7 @@ class Dense(NamedTuple):
 
 @triton.jit
 def _in_band(d, band, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
-    """Whether ``lo <= d <= hi``, as far as there are bounds; band: (lo, hi)."""
+    """Returns whether ``lo <= d <= hi``, for the bounds that exist; band: (lo, hi)."""
     inside = d == d
     if HAS_LO:
         inside = inside & (d >= band[0])
@@ -74,7 +74,7 @@ def _in_band(d, band, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
 
 @triton.jit
 def _along(vectors, AXIS: tl.constexpr):
-    """Vectors as they broadcast to pairs, along dimension 0 or 1."""
+    """Expands vectors so that they broadcast to pairs along dimension 0 or 1."""
     found = ()
     for i in tl.static_range(len(vectors)):
         if AXIS == 0:
@@ -86,7 +86,7 @@ def _along(vectors, AXIS: tl.constexpr):
 
 @triton.jit
 def _of_side(side, tokens, exists, OF_QUERIES: tl.constexpr, MASK: tl.constexpr):
-    """The vectors of queries or of keys that each form reads: a tuple of tuples."""
+    """Loads the vectors of queries or keys that each form reads: a tuple of tuples."""
     found = ()
     for i in tl.static_range(len(MASK.FORMS)):
         if OF_QUERIES:
@@ -98,7 +98,7 @@ def _of_side(side, tokens, exists, OF_QUERIES: tl.constexpr, MASK: tl.constexpr)
 
 @triton.jit
 def _partners_in_tile(other, found, tokens, own, inside, others, dense, band, MASK: tl.constexpr, TOKENS: tl.constexpr):
-    """`found`, int32 of every token, with 1 where a token of tile `other` of the other side is a partner.
+    """Sets `found` (int32 per token) to 1 where a token of tile `other` of the other side is a partner.
 
     own: what each form reads of the tokens, by `_of_side`.
     """
@@ -123,10 +123,11 @@ def _partners_in_tile(other, found, tokens, own, inside, others, dense, band, MA
 def _look_for_partners(
     tile, side, others, RANGES, dense, FOUND, band, MASK: tl.constexpr, TOKENS: tl.constexpr
 ):  # fmt: skip
-    """`seen` for the BLOCK tokens of a tile, of one head and one side; RANGES: of the tiles of the others.
+    """Computes `seen` for a tile of BLOCK tokens of one head and side; RANGES: code ranges of the other side's tiles.
 
-    Tiles are looked at in their order, and only tiles whose codes may include one without a partner yet.  Under a
-    dense mask or an interval the tile at the same place comes first: there most masks have a partner for all.
+    Tiles are visited in order, skipping those whose codes cannot include one that still lacks a partner.  With a dense
+    mask or an interval the tile at the same index comes first, because under most masks it has a partner for every
+    token.
     """
     BLOCK: tl.constexpr = TOKENS.BLOCK
     TILES: tl.constexpr = TOKENS.TILES
@@ -220,7 +221,7 @@ def seen(
 
 @triton.jit
 def _kind_of_pair(q, kv, queries, keys, dense, band, MASK: tl.constexpr, PAIRS: tl.constexpr):
-    """The kind of one tile pair, from its elements, LINES rows at a time until it is known."""
+    """Returns the kind of one tile pair from its elements, reading LINES rows at a time until it is known."""
     columns = kv * PAIRS.BLOCK_KV + tl.arange(0, PAIRS.BLOCK_KV)
     there = columns < keys.length
     of_columns = _of_side(keys, columns, there, False, MASK)

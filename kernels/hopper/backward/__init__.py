@@ -1,7 +1,7 @@
 """The warp-specialised attention backward for Hopper (sm_90), in Gluon.
 
-Roles, one file each: `producer` (TMA loads), `consumer` (the five matmuls), `reducer` (ordered adds to dq), and in a
-profiled kernel the stamper (`stamps`).  They walk by `closed_form` under a band, and by `table_walk` where the mask is
-data; `dropout` draws random bits.  `entry` puts them together, `prepare` and `finish` run before and after it, `build`
-compiles, and `launch` is the host side, with `call_profiles` for profiles.
+Each warp role has a file: `producer` (TMA loads), `consumer` (the five matmuls), `reducer` (ordered adds to dq), and,
+in a profiled kernel, the stamper (`stamps`).  The tile schedule comes from `closed_form` under a band and from
+`table_walk` where the mask is data; `dropout` generates random bits.  `entry` is the main kernel, `prepare` and
+`finish` run before and after it, `build` compiles, `launch` is the host side, and `call_profiles` its profiling.
 """

@@ -1,4 +1,4 @@
-"""The groups of arguments and of compile-time constants that the kernels of the backward take."""
+"""Argument groups and compile-time constants of the backward kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..shared import arguments as shared
 from ..shared.arguments import ANY_ADDRESS
 
 WORKSPACE = Group({"semaphores": "*i32", "ticket_ptr": "*i32", "group_sums": "*fp32", "group_semaphores": "*i32"})
-"""Memory that CTAs share, zeros but for group_sums.
+"""Workspace that CTAs share; all of it but group_sums is zeroed.
 
 semaphores: int32 [batch * q_heads * n_q]; ticket_ptr: int32 [1].  Where kv heads have several query heads, see
 `device.group`, group_sums: fp32 [batch * kv_heads * n_kv, BLOCK_KV * (D + TAIL_D + DV)]; group_semaphores: int32
@@ -20,9 +20,10 @@ PROBLEM = Group(
     integers("tickets", "batch", "q_heads", "q_len", "kv_len", "lo", "hi", "section")
     | {"scale": "fp32", "scale_log2": "fp32"}
 )
-"""Sizes, the bounds of the band, anchored top left, the scale, and scale_log2, see `score.factor`.
+"""Sizes, the bounds of the band (anchored top left), the scale, and scale_log2 (see `score.factor`).
 
-tickets: how many there are, for any number of CTAs, see `device.tickets`; section: of the launch order.
+tickets: the number of work ids, independent of the number of CTAs, see `device.tickets`; section: the head group size
+of the launch order.
 """
 
 _POINTERS = ("visits", "words", "q_vectors", "kv_vectors", "keys_seen", "dense")
@@ -34,28 +35,28 @@ DATA = Group(
     | dict.fromkeys(("dense_b", "dense_h", "dense_i", "dense_j"), "i64"),
     dict.fromkeys(_POINTERS, ANY_ADDRESS),
 )
-"""A mask that is data, see `device.table_walk`; operands and tables may begin anywhere."""
+"""The tensors of a mask that is data, see `device.table_walk`; their addresses need no alignment."""
 
 DROPOUT = shared.dropout(ANY_ADDRESS)
-"""A seed may be any element of a tensor of seeds."""
+"""The seed needs no alignment: it may be any element of a tensor of seeds."""
 
 STAMPS = Group({"pointer": "*i64", "heads": "i32"})
-"""Where the times of steps go, and how many query heads are stamped, see `device.stamps`."""
+"""The buffer for timestamps of iterations, and the number of stamped query heads, see `device.stamps`."""
 
 GRAD_LSE = Group({"ptr": "*fp32"} | dict.fromkeys(("b", "h", "row"), "i64"), {"ptr": ANY_ADDRESS})
 """The gradient of the log-sum-exp, [batch, q_heads, q_len or tokens], and its strides."""
 
 OUT_STRIDES, LSE_STRIDES = shared.strides(8), shared.strides(1)
-"""Of tensors of 16 bits, of which TMA reads rows, and of log-sum-exps."""
+"""Strides of 16-bit tensors, whose rows TMA reads, and of log-sum-exps."""
 
 CONTRIBUTIONS = Group({"contributions": "*i32"} | _TABLES, {"contributions": ANY_ADDRESS})
-"""How many kv tiles add to each q tile, int32 [tables, n_q], if the mask is data; tables as in `DATA`."""
+"""Number of kv tiles that add to each q tile, int32 [tables, n_q], if the mask is data; strides as in `DATA`."""
 
 
 class Schedule(NamedTuple):
-    """The functions of a schedule that the main kernel calls, and facts about it, as compile-time constants.
+    """The generated functions of a schedule, and two facts about it, as compile-time constants.
 
-    PARTS: kv tiles of a ticket; CO_RESIDENT: CTAs wait both ways, and there is one for every ticket.
+    PARTS: kv tiles per work id; CO_RESIDENT: CTAs wait in both directions, so there is one CTA per work id.
     """
 
     LAUNCH: Any
@@ -71,11 +72,11 @@ class Schedule(NamedTuple):
 
 
 class MaskKind(NamedTuple):
-    """The kind of a mask as compile-time constants.
+    """The kind of a mask, as compile-time constants.
 
-    HAS_LO, HAS_HI: its band has the bound; EVEN_KV: no kv tile is ragged; HAS_DENSE: as in `DATA`; PLACED: rows of a
-    row block of a mask of rows, 0 where tokens are rows; HAS_POSITIONS: `SPANS` are among the forms; the others: as of
-    `common.relations.Layout`.
+    HAS_LO, HAS_HI: whether its band has the bound; EVEN_KV: no kv tile is ragged; HAS_DENSE: as in `DATA`; PLACED:
+    padded rows per row block of a varlen layout, 0 where tokens are rows; HAS_POSITIONS: `SPANS` are among the forms;
+    the others: as in `common.relations.Layout`.
     """
 
     HAS_LO: bool
@@ -92,12 +93,12 @@ class MaskKind(NamedTuple):
 
 
 class Form(NamedTuple):
-    """The tiles of the main kernel and the form of its steps as compile-time constants.
+    """The tiles and the iteration of the main kernel, as compile-time constants.
 
-    GROUP: query heads per kv head; BLOCK_D + TAIL_D: columns of q and k, BLOCK_DV of v; STAGES, DQ_STAGES: of rings;
-    STEP: see `device.steps`; AHEAD: a step ends with (a half of) the S of the next, so that a walk begins with one of
-    its own; LEFT_IN_REGISTERS: K and V are left operands in registers for the whole walk; ROLE_REGISTERS: of a thread
-    of a role that is no consumer.
+    GROUP: query heads per kv head; BLOCK_D + TAIL_D: columns of q and k; BLOCK_DV: columns of v; STAGES, DQ_STAGES:
+    sizes of the rings of q and do, and of dq; STEP: see `device.steps`; AHEAD: an iteration ends with (a half of) the S
+    matmul of the next, so a tile schedule begins with one of its own; LEFT_IN_REGISTERS: K and V stay in registers as
+    left operands; ROLE_REGISTERS: registers per thread of roles other than consumers.
     """
 
     GROUP: int
@@ -115,9 +116,9 @@ class Form(NamedTuple):
 
 
 class Prepare(NamedTuple):
-    """The tiles of `prepare` as compile-time constants.
+    """The tiles of `prepare`, as compile-time constants.
 
-    DIM: columns of out and of its gradient; BLOCK_DV: of their tiles; HAS_DATA: the mask is data; PLACED: as of
+    DIM: columns of out and its gradient; BLOCK_DV: columns of their tiles; HAS_DATA: the mask is data; PLACED: as in
     `MaskKind`.
     """
 
@@ -129,9 +130,9 @@ class Prepare(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """The tiles of `finish` as compile-time constants.
+    """The tiles of `finish`, as compile-time constants.
 
-    DIM: columns of dq; BLOCK_D + TAIL_D: of its accumulator; ROWS: of a program; PLACED: as of `MaskKind`.
+    DIM: columns of dq; BLOCK_D + TAIL_D: columns of its accumulator; ROWS: rows per program; PLACED: as in `MaskKind`.
     """
 
     BLOCK_Q: int

@@ -1,6 +1,6 @@
-"""From a `Specialisation` (dtype, head dims, group, kind of mask, tiles) to its compiled `Kernels`.
+"""Compiles the kernels of the backward: a `Specialisation` (dtype, head dims, group, mask, tiles) gives `Kernels`.
 
-Compiling needs neither driver nor GPU; lengths, batch and strides are arguments, so one build serves all of them.
+Compiling needs neither driver nor GPU.  Lengths, batch and strides are run-time arguments, so one build serves all.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from .device.finish import finish
 from .device.prepare import prepare
 
 WARPS = 8
-"""Warps of the consumers; producer and reducers come on top."""
+"""Consumer warps; the warps of producer and reducers are additional."""
 
 ROW_LAYOUT = gl.NVMMASharedLayout(0, 32, rank=1)
 FINISH_ROWS, FINISH_WARPS = 32, 4
 
 
 def tile_dims(head_dim: int, value_dim: int) -> tuple[int, int]:
-    """The dims of the tile of these head dims, a key of `BACKWARD_CONFIGS`.
+    """Returns the tile dims for these head dims, a key of `BACKWARD_CONFIGS`.
 
     Raises:
-        ArgumentError: head dims that no config fits.
+        ArgumentError: no config fits the head dims.
     """
     dims = dims_of_tile(head_dim, value_dim)
     if dims is None:
@@ -55,14 +55,14 @@ def tile_dims(head_dim: int, value_dim: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Specialisation:
-    """The facts for which the kernels are compiled.
+    """The specialisation key of the backward kernels.
 
     Args:
-        head_dim, value_dim: of q and k, of v.
+        head_dim, value_dim: head dims of q and k, and of v.
         group: query heads per kv head.
-        traits: of the call.
-        even_kv: kv_len is a multiple of the kv tile; not asked where the mask is data.
-        stamped: the main kernel writes down when it does what, see `stamps`; its results are the same.
+        traits: traits of the call.
+        even_kv: whether kv_len is a multiple of the kv tile; False where the mask is data.
+        stamped: whether the main kernel records timestamps, see `stamps`; results are the same.
     """
 
     dtype: Literal["float16", "bfloat16"]
@@ -88,16 +88,16 @@ class Specialisation:
     def of(
         traits: Traits, plan: Plan, dtype: DType, dims: tuple[int, int], group: int, kv_len: int, stamped: bool = False
     ) -> Specialisation:
-        """Return the facts for which the kernels of a plan are compiled.
+        """Returns the specialisation of a plan's kernels.
 
         Args:
-            traits: of the call.
+            traits: traits of the call.
             dims: the head dims of q and k, and of v.
             group: query heads per kv head.
-            stamped: the main kernel writes down when it does what.
+            stamped: whether the main kernel records timestamps.
 
         Raises:
-            ArgumentError: a dtype of another width, or tiles that the kernel does not have.
+            ArgumentError: the dtype is float32, or the kernel does not support the tiles.
         """
         if dtype == "float32":
             raise ArgumentError("dtype", dtype, ("float16", "bfloat16"))
@@ -106,12 +106,10 @@ class Specialisation:
 
     @staticmethod
     def of_site(site: Site, plan: Plan, stamped: bool = False) -> Specialisation:
-        """Return the facts for which the kernels of a site's plan are compiled.
-
-        If they are `stamped`, the kernels write down when they do what.
+        """Returns the specialisation of the kernels of a site's plan; `stamped` ones record timestamps.
 
         Raises:
-            ArgumentError: a plan of another kernel, or a site whose kv_len is not known.
+            ArgumentError: the plan is for another family, or the site's kv_len is dynamic.
         """
         if plan.kernel != FAMILY.name:
             raise ArgumentError("plan", str(plan), "a plan of the hopper kernel")
@@ -122,7 +120,7 @@ class Specialisation:
 
     @property
     def row_block(self) -> int:
-        """Rows of a row block of a mask of rows, 0 where tokens are rows."""
+        """The padded rows per row block of a varlen layout, 0 where tokens are rows."""
         return ROW_BLOCK if self.traits.placed else 0
 
 
@@ -140,9 +138,10 @@ class Kernels:
 
     @property
     def rows_of_a_load(self) -> int:
-        """Rows of q and do that a load brings: a q tile's, or a piece's if the piece has several blocks.
+        """The rows of q and do that one TMA load brings: a q tile's, or a piece's if the piece has several column
+        blocks.
 
-        A piece of one block lies right before the next piece, as the rows of a whole tile do.
+        A piece of one column block directly precedes the next piece in memory, as the rows of a whole tile do.
         """
         one_block = self.columns == self.value_columns == COLUMNS
         return self.of.tiles.block_q // (1 if one_block else self.config.pieces)
@@ -170,7 +169,7 @@ class Kernels:
 
     @property
     def _data(self) -> Group | None:
-        """The arguments about a mask that is data."""
+        """The argument group of a mask that is data, or None."""
         return arguments.DATA if self.of.traits.terms else None
 
     @property
@@ -233,5 +232,7 @@ class Kernels:
 
 @cache
 def kernels(of: Specialisation, device: int) -> Kernels:
-    """The kernels of a specialisation; a compiled kernel is loaded into one device, so each device has its own."""
+    """Returns the kernels of a specialisation for a device; each device needs its own, since kernels are loaded into
+    one.
+    """
     return Kernels(of)

@@ -1,4 +1,6 @@
-"""The host side of stamps: where the times of a launch go, and what its profile says of it."""
+"""Host side of profiling: allocates the buffer for the timestamps of a launch, and describes the call in its
+profile.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,17 @@ from ....records import profiles
 from ....schedule.walk import ClosedForm
 
 NOTHING: tuple[int, int] = 0, 0
-"""The arguments about stamps of a stamped kernel whose call is not profiled: no head has any."""
+"""The timestamp arguments of a stamped kernel whose call is not profiled: no head is stamped."""
 
 
 class CallProfiles(NamedTuple):
-    """Profiles of the calls of one state of `launch`.
+    """Profiles of the calls of one `launch._State`.
 
     Attributes:
-        key: what tells sites with the same name apart.
+        key: distinguishes sites with the same name.
         heads: query heads of all batch elements.
-        kv_tiles, q_tiles: of a head.
-        meta: what a profile says of its call.
+        kv_tiles, q_tiles: tiles of a head.
+        meta: description of the call that a profile stores.
     """
 
     key: tuple[Call, Plan, tuple[int, ...]]
@@ -37,10 +39,10 @@ class CallProfiles(NamedTuple):
         call: Call, plan: Plan, dtype: DType, walk: ClosedForm, kv_heads: int, dims: tuple[int, int],
         device: torch.device,
     ) -> CallProfiles:  # fmt: skip
-        """The profiles of calls with these facts.
+        """Returns the profiles of calls with these facts.
 
         Args:
-            walk: its heads are query heads.
+            walk: the tile schedule, over query heads.
             dims: the head dims of q and k, and of v.
         """
         p, properties = walk.problem, torch.cuda.get_device_properties(device)
@@ -62,5 +64,5 @@ class CallProfiles(NamedTuple):
         return CallProfiles((call, plan, sizes), p.batch * p.heads, p.n_kv, p.n_q, meta)
 
     def begin(self, site: str, device: torch.device) -> profiles.ProfileRun | None:
-        """As `profile.begin`."""
+        """Begins a profile of a call at `site`, see `profiles.begin`; None if it is not profiled."""
         return profiles.begin(site, self.key, self.heads, self.kv_tiles, self.q_tiles, device, self.meta)

@@ -1,4 +1,4 @@
-"""The arguments of a launch of the backward where its mask is data."""
+"""Arguments of a backward launch whose mask is data."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from . import arguments
 
 Described = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 DescribedData = tuple[Described | None, ...]
-"""Shape, strides, dtype and device of every tensor of `BackwardData`."""
+"""Shape, strides, dtype and device of every tensor of `BackwardData`, None for absent ones."""
 
 
 class BackwardData(NamedTuple):
-    """The tensors that a mask reads, and its tables.  `table_walk` says what the kernels make of them.
+    """The tensors that the mask reads, and its tables; `table_walk` describes how the kernels use them.
 
     Attributes:
-        q_vectors, kv_vectors: int32 [batch, vectors, q_len] and [batch, vectors, kv_len], contiguous, as of
-            `MaskTables`; None without such vectors.
-        keys_seen: bool [batch, tables of a batch element if the dense mask differs from head to head, else 1, kv_len],
-            contiguous: the keys that a query sees.
+        q_vectors, kv_vectors: int32 [batch, vectors, q_len] and [batch, vectors, kv_len], contiguous, as in
+            `MaskTables`; None if there are none.
+        keys_seen: bool [batch, 1 or q_heads, kv_len], contiguous: whether some query sees the key.  It has q_heads
+            entries if the dense mask differs between heads.
         visits, steps, contributions: int32 [tables, n_kv], [tables, n_kv, n_q] and [tables, n_q], contiguous.
-        dense: bool, of size 1 or of full size in each of [batch, q_heads, q_len, kv_len].
-        row_place, row_count: place and count of a mask of rows, see `model.Placed`; then lengths are the mask's.
+        dense: bool [batch, q_heads, q_len, kv_len], with size 1 in dimensions that broadcast.
+        row_place, row_count: token offset and token count of each row block of a varlen layout, see `model.Placed`;
+            lengths are then those of the padded rows.
     """
 
     q_vectors: Tensor | None
@@ -50,15 +51,15 @@ class BackwardData(NamedTuple):
 
     @property
     def rows(self) -> int | None:
-        """The lengths of a mask of rows, None where tokens are rows."""
+        """The number of padded rows of a varlen layout, None where tokens are rows."""
         return None if self.row_place is None else ROW_BLOCK * len(self.row_place)
 
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> BackwardData | None:
-        """From the operator's extras, see `places`; None for a band alone.
+        """Takes the tensors from the operator's extras, see `places`; returns None for a band alone.
 
         Raises:
-            ArgumentError: another number of extras.
+            ArgumentError: the number of extras is wrong.
         """
         places = BackwardData.places(call, len(extras))
         return None if places is None else BackwardData(*taken(extras, places))
@@ -66,11 +67,12 @@ class BackwardData(NamedTuple):
     @staticmethod
     @functools.lru_cache(maxsize=1024)
     def places(call: Call, count: int) -> Places | None:
-        """Which of the operator's extras each tensor is: behind the operands of the call are the mask's vectors, if
-        any, and its tables.
+        """Returns, for each tensor, its index in the operator's extras.
+
+        The extras are the operands of the call, then the mask's vectors, if any, then its tables.
 
         Raises:
-            ArgumentError: another number of extras.
+            ArgumentError: the number of extras is wrong.
         """
         mask, operands = call.mask, len(call.operands)
         if not mask.operands:
@@ -86,20 +88,20 @@ class BackwardData(NamedTuple):
         return (*of_vectors, *given, dense, *placed)
 
     def addresses(self) -> tuple[int, ...]:
-        """The address of every tensor, 0 for a missing one."""
+        """Returns the address of every tensor, 0 for absent ones."""
         return tuple(0 if t is None else t.data_ptr() for t in self)
 
     def described(self) -> DescribedData:
-        """The facts for which a launch is prepared."""
+        """Returns the facts that a cached launch depends on."""
         return tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in self)
 
 
 class Arguments(NamedTuple):
-    """The arguments about a mask that is data, beside addresses.
+    """The arguments of a mask that is data, other than addresses.
 
     Attributes:
-        tables: strides of tables, by name.
-        dense: strides of a dense mask, by name.
+        tables: strides of tables, by argument name.
+        dense: strides of the dense mask, by argument name.
     """
 
     tables: dict[str, int]
@@ -107,13 +109,13 @@ class Arguments(NamedTuple):
 
     @staticmethod
     def of(call: Call, facts: DescribedData, walk: ClosedForm, device: torch.device) -> Arguments:
-        """The arguments for tensors with these facts.
+        """Checks the tensors and returns their arguments.
 
         Args:
-            walk: of the band of the call's mask; its heads are query heads.
+            walk: the tile schedule of the mask's band, over query heads.
 
         Raises:
-            ArgumentError: tensors that the mask does not have or lacks, of another shape, layout, dtype or device.
+            ArgumentError: a tensor is missing or not expected, or has another shape, layout, dtype or device.
         """
         p, dense = walk.problem, facts[BackwardData._fields.index("dense")]
         if dense is not None:
@@ -155,7 +157,9 @@ class Arguments(NamedTuple):
         return Arguments({"table_b": table_b, "table_h": table_h}, named)
 
     def of_call(self, addresses: Sequence[Address]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """The arguments `DATA` of the main kernel and `CONTRIBUTIONS` of `finish`, for `BackwardData.addresses`."""
+        """Returns the groups `DATA` of the main kernel and `CONTRIBUTIONS` of `finish`, for
+        `BackwardData.addresses`.
+        """
         q_vectors, kv_vectors, keys_seen, visits, steps, contributions, dense, *_of_rows = addresses
         main = arguments.DATA.values(
             visits=visits, words=steps, q_vectors=q_vectors, kv_vectors=kv_vectors, keys_seen=keys_seen, dense=dense,
@@ -167,7 +171,9 @@ class Arguments(NamedTuple):
 def _check(
     name: str, fact: Described, full: tuple[int, ...], broadcasts: bool, device: torch.device, allowed: torch.dtype
 ) -> None:
-    """Raise ArgumentError unless a tensor is as the kernels read it: contiguous, unless it `broadcasts`."""
+    """Raises ArgumentError unless a tensor has the expected shape, dtype and device and is contiguous or
+    `broadcasts`.
+    """
     shape, strides, dtype, where = fact
     if where != device:
         raise ArgumentError(f"{name}.device", str(where), str(device))

@@ -48,9 +48,9 @@ _Gradients = tuple[Tensor, Tensor, Tensor]
 _Operands = tuple[int, int, int, int, int]
 """Addresses of query, key, value, grad_out and out."""
 _Drops = tuple[int, float]
-"""Threshold and rescale of a `DropoutArguments`."""
+"""(threshold, rescale) of a `DropoutArguments`."""
 _FIXED = 14
-"""Addresses that every call has, 0 for what is not there; those of the data follow."""
+"""Number of addresses that every call has (0 for absent tensors); those of `BackwardData` follow."""
 _ALIGNMENT = 128  # bytes between the parts of the workspace
 
 
@@ -59,24 +59,25 @@ def backward(
     call: Call, plan: Plan, data: BackwardData | None = None, dropout: DropoutArguments | None = None, site: str = "",
     grad_logsumexp: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """dq, dk, dv of attention, bitwise reproducible.
+    """Computes dq, dk and dv of attention, bitwise reproducibly.
 
     Args:
-        query, key, value, grad_out, out: fp16 or bf16 [batch, heads, length, head dim], any strides; those that TMA
-            cannot read (unaligned, or a strided last dimension) are copied first.
+        query, key, value, grad_out, out: fp16 or bf16 [batch, heads, length, head dim], any strides; a tensor that TMA
+            cannot read (unaligned, or a strided last dimension) is copied first.
         logsumexp: fp32 [batch, q heads, >= q_len], natural log, any strides.
-        call: with the orders of dq, dk and dv; one whose last dimension is not the fourth is given the default order.
+        call: the call, with the dimension orders of dq, dk and dv; an order whose last dimension is not the fourth is
+            replaced by the default order.
         plan: a plan of the Hopper kernel.
-        data: what a mask of more than a band reads; None for a band alone.  The log-sum-exp of a query that sees no
-            key is -inf there.  Under a mask of rows it has rows, and all else tokens.
-        dropout: with the seed on the device of query; None for none.
+        data: the tensors of a mask that is data; None for a band alone.  With data, the log-sum-exp of a query that
+            sees no key is -inf.  With a varlen layout it has padded rows, and all other tensors have tokens.
+        dropout: dropout, with the seed on the device of query; None for none.
         grad_logsumexp: fp32 [batch, q heads, q_len] on the device of query, any strides: the gradient of the
-            log-sum-exp, if the call has one; of tokens under a mask of rows.
-        site: what the call is called where `config.profile` asks for its times.
+            log-sum-exp, if the call has one; with a varlen layout, of tokens.
+        site: the name of the call in profiles, if `config.profile` is set.
 
     Raises:
-        ArgumentError: a plan of another kernel; data, dropout or a gradient of the log-sum-exp that are not the call's;
-            a schedule that needs more co-resident CTAs than the GPU has SMs.
+        ArgumentError: the plan is for another family; data, dropout or grad_logsumexp do not fit the call; or the
+            schedule needs more co-resident CTAs than the GPU has SMs.
     """
     asked = grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site, grad_logsumexp
     return _call(*asked, asks_delta=False)[0]
@@ -87,9 +88,10 @@ def backward_with_delta(
     call: Call, plan: Plan, data: BackwardData | None = None, dropout: DropoutArguments | None = None, site: str = "",
     grad_logsumexp: Tensor | None = None,
 ) -> tuple[_Gradients, Tensor]:  # fmt: skip
-    """As `backward`, and delta: fp32 [batch, q heads, q_len], contiguous, zero in rows that see no key.
+    """Computes dq, dk and dv as `backward`, and returns delta: fp32 [batch, q heads, q_len], contiguous.
 
-    It is a part of the workspace, which stays as long as it does, or a copy where rows do not fill their tiles.
+    Delta is zero in rows that see no key.  It is a view of the workspace, which it keeps alive, or a copy if rows do
+    not fill their tiles.
     """
     asked = grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site, grad_logsumexp
     gradients, delta = _call(*asked, asks_delta=True)
@@ -139,14 +141,14 @@ def ready(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
     extras: Sequence[Tensor], call: Call, plan: Plan, site: str = "",
 ) -> ReadyBackward | None:  # fmt: skip
-    """`backward` for tensors with the dtypes, shapes, strides and device of these, under the present value of
-    `config.profile`; None where it copies tensors first.
+    """Returns a cached launch plan of `backward` for tensors with these dtypes, shapes, strides and device.
 
-    The function asks about nothing but addresses and the current device, which takes less time of the host.  It does
-    nothing, and returns None, where these are such that only `backward` can run.
+    The plan holds for the present value of `config.profile`.  It is None if `backward` would copy tensors first.  The
+    returned function checks only addresses and the current device, to save host time; if these do not fit it launches
+    nothing and returns None, and the caller runs `backward`.
 
     Args:
-        extras: the operator's, see `BackwardData.places`.
+        extras: the operator's extras, see `BackwardData.places`.
 
     Raises:
         ArgumentError: as `backward`.
@@ -190,7 +192,9 @@ def ready(
 
 
 def _check_gradient(call: Call, gradient: Tensor | None, query: Tensor) -> None:
-    """Raise ArgumentError unless the call has a gradient of the log-sum-exp, and one that the kernel can read."""
+    """Raises ArgumentError unless the gradient of the log-sum-exp is given exactly if the call has one, and is
+    readable.
+    """
     if gradient is None or call.grad_logsumexp is None:
         raise ArgumentError("grad_logsumexp", gradient, f"given if the call has one: {call}")
     found, wanted = ((t.dtype, tuple(t.shape), t.device) for t in (gradient, query[..., 0]))
@@ -199,7 +203,9 @@ def _check_gradient(call: Call, gradient: Tensor | None, query: Tensor) -> None:
 
 
 def _check_dropout(call: Call, dropout: DropoutArguments | None, device: torch.device) -> None:
-    """Raise ArgumentError unless the call has dropout, a seed that the kernel can read, and a threshold of 16 bits."""
+    """Raises ArgumentError unless dropout is given exactly if the call has it, with a readable seed and 16-bit
+    threshold.
+    """
     if dropout is None or call.dropout is None:
         raise ArgumentError("dropout", dropout, f"given if the call has dropout: {call}")
     seed, threshold, _rescale = dropout
@@ -211,7 +217,7 @@ def _check_dropout(call: Call, dropout: DropoutArguments | None, device: torch.d
 
 @functools.lru_cache(maxsize=1024)
 def _state(*facts: Any) -> _State | None:
-    """The state of these facts, the arguments of `_State`; None if TMA cannot read tensors with these strides."""
+    """Returns the cached `_State` of its arguments, or None if TMA cannot read tensors with these strides."""
     _call, _plan, _dtype, _device, q_shape, q, k_shape, k, v_shape, v, do, out, *_ = facts
     values = (*q_shape[:3], v_shape[3])
     operands = (q_shape, q), (k_shape, k), (v_shape, v), (values, do), (values, out)
@@ -219,7 +225,7 @@ def _state(*facts: Any) -> _State | None:
 
 
 class _State:
-    """One combination of plan, mask, shapes and strides on one device."""
+    """The cached launches for one combination of plan, mask, shapes and strides on one device."""
 
     def __init__(
         self, call: Call, plan: Plan, dtype: torch.dtype, device: int, q_shape: torch.Size, q: _Strides,
@@ -299,7 +305,7 @@ class _State:
         self.launches = CallLaunches(self._launches_of_call())
 
     def _lay_out_workspace(self, *elements: int) -> None:
-        """Byte offsets: dq accumulator, lse, delta, sums of groups, counters; 4 bytes an element."""
+        """Computes byte offsets of dq accumulator, lse, delta, group sums and counters, whose elements have 4 bytes."""
         self.offsets, end = [], 0
         for count in elements:
             self.offsets.append(end)
@@ -307,7 +313,9 @@ class _State:
         self.workspace = (end,), (1,), torch.uint8
 
     def _ctas(self, walk: ClosedForm) -> int:
-        """One CTA per SM, or per ticket if there are fewer; all tickets at once where the schedule needs that."""
+        """Returns the number of CTAs: the smaller of SMs and work ids, or one per work id if they must be
+        co-resident.
+        """
         sms = torch.cuda.get_device_properties(self.device).multi_processor_count
         if walk.co_resident and walk.tickets > sms:
             raise ArgumentError(
@@ -320,9 +328,7 @@ class _State:
         self, operands: _Operands, logsumexp: int, data: tuple[int, ...] | None, seed: int | None, site: str,
         grad_logsumexp: int | None, asks_delta: bool,
     ) -> tuple[_Gradients, Tensor | None]:  # fmt: skip
-        """dq, dk, dv, and delta if it is asked for, from addresses: of operands, log-sum-exp, data, seed and the
-        gradient of the log-sum-exp.
-        """
+        """Launches the kernels from addresses; returns (dq, dk, dv), and delta if `asks_delta`."""
         empty = compat.empty_cuda
         dq, dk, dv = empty(*self.dq), empty(*self.dk), empty(*self.dv)
         workspace = empty(*self.workspace)
@@ -341,14 +347,14 @@ class _State:
         return (dq, dk, dv), self._delta(workspace) if asks_delta else None
 
     def _delta(self, workspace: Tensor) -> Tensor:
-        """The part of a workspace that `prepare` has filled with delta, [batch, q heads, q_len]."""
+        """Returns the part of the workspace that `prepare` has filled with delta, [batch, q heads, q_len]."""
         heads, rows = self.batch * self.q_heads, self.tile_rows
         delta = workspace[self.offsets[2] :][: 4 * rows].view(torch.float32)
         delta = delta.view(self.batch, self.q_heads, rows // heads if heads else 0)
         return delta[:, :, : self.q_len].contiguous()
 
     def _launches_of_call(self) -> tuple[CallLaunch, ...]:
-        """The three launches, of the addresses in the order of `run`: of tensors, and of the table of stamps."""
+        """Returns the three launches; addresses are numbered in the order of `run`, including the timestamp buffer."""
         *operands, logsumexp, dq, dk, dv, workspace, seed, table, heads, grad_lse = unknown_addresses(_FIXED)
         *_, do, out = operands
         accumulator, lse2, delta, sums, semaphores = [workspace + offset for offset in self.offsets]

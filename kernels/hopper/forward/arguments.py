@@ -1,4 +1,4 @@
-"""The groups of arguments and of compile-time constants that the main kernel of the forward takes."""
+"""Argument groups and compile-time constants of the forward's main kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROBLEM = Group(
     integers("batch_heads", "q_heads", "group", "q_len", "kv_len", "lo", "hi", "section", "last_section")
     | {"scale_log2": "fp32"}
 )
-"""Sizes, the bounds of the band, anchored top left, the list of tiles (`device.tile_work`), and the factor of scores.
+"""Sizes, the bounds of the band (anchored top left), the work list (`device.tile_work`), and the factor of scores.
 
 group: query heads per kv head; scale_log2: see `score.factor`, above zero.
 """
@@ -20,16 +20,16 @@ DATA = Group(
     {"counts_ptr": "*i32", "steps_ptr": "*i32", "tables": "i32", "q_vectors": "*i32", "kv_vectors": "*i32"}
     | {"seen_bits_ptr": "*i32", "keys_seen_ptr": "*i8"}
 )
-"""The tensors of a mask that is data, see `data.ForwardData`; tables: of a batch element, 1 or one for each head."""
+"""The tensors of a mask that is data, see `data.ForwardData`; tables: tables per batch element, 1 or q_heads."""
 
 DROPOUT = shared.dropout(8)
 
 SINKS = Group({"ptr": "*fp32"} | dict.fromkeys(("b", "h", "row"), "i64"), {"ptr": shared.ANY_ADDRESS})
-"""Scores of no key, [batch, q_heads, q_len], and their strides, see `device.sinks`."""
+"""Attention sinks, [batch, q_heads, q_len], and their strides, see `device.sinks`."""
 
 
 class Schedule(NamedTuple):
-    """The functions of a schedule that the main kernel calls, as compile-time constants."""
+    """The generated functions of a schedule that the main kernel calls, as compile-time constants."""
 
     KV_RANGE: Any
     SEEN_ROWS: Any
@@ -37,13 +37,13 @@ class Schedule(NamedTuple):
 
 
 class MaskKind(NamedTuple):
-    """The kind of a mask as compile-time constants.
+    """The kind of a mask, as compile-time constants.
 
-    HAS_LO, HAS_HI: its band has the bound; EVEN_KV: no kv tile is ragged; FROM_THE_END: the last q tiles come first,
-    see `schedule.table_walk`; HAS_DENSE: there are bits, see `data.ForwardData`; CODES_AHEAD: see
-    `device.listed.ListedMask`; PLACED: rows of a row block of a mask of rows, 0 where tokens are rows; HALF_TILES: see
-    Note [Half tiles] in `device.half_tile`; HAS_POSITIONS: `SPANS` are among the forms; the others: as of
-    `common.relations.Layout`.
+    HAS_LO, HAS_HI: whether its band has the bound; EVEN_KV: no kv tile is ragged; FROM_THE_END: the last q tiles come
+    first, see `schedule.table_walk`; HAS_DENSE: there are mask bits, see `data.ForwardData`; CODES_AHEAD: see
+    `device.listed.ListedMask`; PLACED: padded rows per row block of a varlen layout, 0 where tokens are rows;
+    HALF_TILES: see Note [Half tiles] in `device.half_tile`; HAS_POSITIONS: `SPANS` are among the forms; the others: as
+    in `common.relations.Layout`.
     """
 
     HAS_LO: bool
@@ -63,11 +63,12 @@ class MaskKind(NamedTuple):
 
 
 class Form(NamedTuple):
-    """The tiles of the main kernel and its roles as compile-time constants.
+    """The tiles and roles of the main kernel, as compile-time constants.
 
-    BLOCK_D + TAIL_D: columns of q and k, BLOCK_DV of v; Q_STAGES, STAGES: of the rings of q, and of k and v; CONSUMERS:
-    their number; OUT_IN_Q: out takes the place of q in shared memory; REGISTERS, PRODUCER_REGISTERS: of a thread;
-    FIXED_BASE: see Note [Softmax] in `device.steps`; SUMS_BY_MATMUL: see Note [Sums] in `device.sums`.
+    BLOCK_D + TAIL_D: columns of q and k; BLOCK_DV: columns of v; Q_STAGES, STAGES: sizes of the rings of q, and of k
+    and v; CONSUMERS: number of consumer warpgroups; OUT_IN_Q: out overwrites q in shared memory; REGISTERS,
+    PRODUCER_REGISTERS: registers per thread; FIXED_BASE: see Note [Softmax] in `device.steps`; SUMS_BY_MATMUL: see Note
+    [Sums] in `device.sums`.
     """
 
     BLOCK_KV: int
@@ -85,13 +86,13 @@ class Form(NamedTuple):
 
 
 FEW_STRIDES = shared.strides(8)
-"""Of q, k, v and out of `device.few`."""
+"""Strides of q, k, v and out of `device.few`."""
 
 
 class Few(NamedTuple):
-    """The tiles of `device.few` as compile-time constants.
+    """The tiles of `device.few`, as compile-time constants.
 
-    ROWS: of queries; DIM, BLOCK_D: columns of q and k, and of their tiles; VALUE_DIM, BLOCK_DV: of v.
+    ROWS: query rows; DIM, BLOCK_D: columns of q and k, and of their tiles; VALUE_DIM, BLOCK_DV: the same of v.
     """
 
     ROWS: int

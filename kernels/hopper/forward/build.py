@@ -1,7 +1,7 @@
-"""From a class of problems to compiled kernels: `Kernels` is what one (dims, dtype, mask kind) needs.
+"""Compiles the kernels of the forward: a `Specialisation` (dtype, head dims, kind of mask) gives `Kernels`.
 
-Compiling needs neither driver nor GPU; lengths, bounds, heads, batch and strides are arguments, so one build serves all
-of them.
+Compiling needs neither driver nor GPU.  Lengths, bounds, heads, batch and strides are run-time arguments, so one build
+serves all.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from .device.tile_work import ROWS
 
 
 def tile_dims(head_dim: int, value_dim: int) -> tuple[int, int]:
-    """The key of `FORWARD_CONFIGS` for these head dims.
+    """Returns the key of `FORWARD_CONFIGS` for these head dims.
 
     Raises:
-        ArgumentError: head dims that no kernel fits, or that TMA cannot read.
+        ArgumentError: no kernel fits the head dims, or TMA cannot read them.
     """
     dims = dims_of_tile(head_dim, value_dim)
     if dims is None or head_dim % 8 or value_dim % 8:
@@ -44,12 +44,14 @@ def tile_dims(head_dim: int, value_dim: int) -> tuple[int, int]:
 
 
 def is_short(dims: tuple[int, int], q_len: int) -> bool:
-    """Whether heads of `q_len` queries have configs in `SHORT_CONFIGS`, see `Specialisation.for_queries`."""
+    """Returns whether heads of `q_len` queries use `SHORT_CONFIGS`: its smaller tiles must not be more than the usual
+    ones.
+    """
     return dims in SHORT_CONFIGS and -(-q_len // SHORT_CONFIGS[dims].rows) == -(-q_len // FORWARD_CONFIGS[dims].rows)
 
 
 def check_tiles(dims: tuple[int, int], tiles: Tiles) -> None:
-    """Raise ArgumentError unless a plan's `tiles` are those that `FORWARD_CONFIGS` has for these dims, a key of it."""
+    """Raises ArgumentError unless `tiles` of a plan are those in `FORWARD_CONFIGS[dims]`."""
     used = FORWARD_CONFIGS[dims].tiles
     if tiles != used:
         raise ArgumentError("plan.forward_tiles", str(tiles), f"{used} at head dims up to {dims}")
@@ -57,13 +59,13 @@ def check_tiles(dims: tuple[int, int], tiles: Tiles) -> None:
 
 @dataclass(frozen=True)
 class Specialisation:
-    """The facts for which the kernels are compiled.
+    """The specialisation key of the forward kernels.
 
     Args:
-        head_dim, value_dim: of q and k, of v.
-        traits: of the call.
-        even_kv: kv_len is a multiple of the kv tile.
-        short: with the configs of `SHORT_CONFIGS`.
+        head_dim, value_dim: head dims of q and k, and of v.
+        traits: traits of the call.
+        even_kv: whether kv_len is a multiple of the kv tile.
+        short: whether `SHORT_CONFIGS` are used.
     """
 
     dtype: DType
@@ -84,15 +86,15 @@ class Specialisation:
 
     @staticmethod
     def of(traits: Traits, dtype: DType, dims: tuple[int, int], q_len: int | None, kv_len: int) -> Specialisation:
-        """Return the facts for which the kernels of a call are compiled.
+        """Returns the specialisation of the kernels of a call.
 
         Args:
-            traits: of the call.
+            traits: traits of the call.
             dims: the head dims of q and k, and of v.
-            q_len: None where it is not known, and the config is not for few queries.
+            q_len: number of queries; None if it is dynamic, and then the config is not a short one.
 
         Raises:
-            ArgumentError: a dtype that is not of 16 bits, or head dims that no kernel fits.
+            ArgumentError: the dtype does not have 16 bits, or no kernel fits the head dims.
         """
         dims = tile_dims(*dims)
         found = Specialisation(dtype, *dims, traits, kv_len % FORWARD_CONFIGS[dims].block_kv == 0)
@@ -100,10 +102,10 @@ class Specialisation:
 
     @staticmethod
     def of_site(site: Site) -> Specialisation:
-        """Return the facts for which the kernels of a site are compiled.
+        """Returns the specialisation of the kernels of a site.
 
         Raises:
-            ArgumentError: a site that is not 16-bit or whose kv_len is not known, or head dims that no kernel fits.
+            ArgumentError: the site is not 16-bit, its kv_len is dynamic, or no kernel fits the head dims.
         """
         if site.kv_len is None:
             raise ArgumentError("site", site, "a site whose kv_len is known")
@@ -111,7 +113,7 @@ class Specialisation:
         return Specialisation.of(site.call.traits, site.dtype, dims, site.q_len, site.kv_len)
 
     def for_queries(self, q_len: int) -> Specialisation:
-        """The same with the config for heads of `q_len` queries."""
+        """Returns this specialisation with the config for heads of `q_len` queries."""
         dims = tile_dims(self.head_dim, self.value_dim)
         return replace(self, short=self.plain and is_short(dims, q_len))
 
@@ -121,17 +123,17 @@ class Specialisation:
 
     @property
     def has_dense(self) -> bool:
-        """The kernel reads the bits of a dense mask."""
+        """Whether the kernel reads the bits of a dense mask."""
         return self.traits.of_pairs
 
     @property
     def layout(self) -> Layout:
-        """The vectors that the kernel reads: none beside the bits of a dense mask, which say what codes say, too."""
+        """The vectors that the kernel reads; none with a dense mask, whose bits already include the other relations."""
         return Layout.of([]) if self.has_dense else layout(self.traits)
 
     @property
     def codes_ahead(self) -> int:
-        """The config's value, as far as nothing else takes the registers; 0 without vectors."""
+        """The config's `codes_ahead`, reduced where other features take the registers; 0 without vectors."""
         forms = self.layout.FORMS
         if not forms or self.traits.dropout:
             return 0
@@ -141,40 +143,45 @@ class Specialisation:
 
     @property
     def plain(self) -> bool:
-        """The mask is a band, and nothing is dropped: half tiles and short configs were measured for nothing else."""
+        """Whether the mask is a band and there is no dropout; half tiles and short configs were measured for this case
+        only.
+        """
         return not (self.traits.terms or self.traits.dropout)
 
     @property
     def fixed_base(self) -> bool:
-        """The softmax needs no maximum: no power of a score leaves the range of P's dtype, which is q's.
+        """Whether the softmax needs no row maximum, because no exponential of a score overflows the dtype of P (that of
+        q).
 
-        Sums are by matmuls then: without a maximum no probability is exactly one, and a row that sees one key would
-        have the value of that key but for a rounding.
+        Sums are then computed by matmuls: without a maximum no probability is exactly one, and a row that sees one key
+        would return that key's value with a rounding error.
         """
         low = self.traits.low_scores and self.dtype == "bfloat16"
         return low and self.config.sums_by_matmul != "never" and not self.exact_sums
 
     @property
     def sums_by_matmul(self) -> bool:
-        """Matmuls make the sums of rows, see Note [Sums] in `device.sums`: where instructions limit the forward."""
+        """Whether matmuls compute row sums, see Note [Sums] in `device.sums`: where the forward is bound by
+        instructions.
+        """
         return self.fixed_base or (self.config.sums_by_matmul == "always" and not self.exact_sums)
 
     @property
     def exact_sums(self) -> bool:
-        """Sums have to be those of P in fp32: for the program, or because dropout comes between P and its product."""
+        """Whether row sums must be those of P in fp32: the program uses the log-sum-exp, or there is dropout."""
         return self.traits.logsumexp or self.traits.dropout
 
     @property
     def half_tiles(self) -> bool:
-        """The config's value, for bands with a lower bound."""
+        """Whether half tiles are used: if the config has them and the band has a lower bound."""
         return self.config.half_tiles and self.traits.has_lo and self.plain
 
 
 def nominal_q_lens(site: Site, usual: int) -> tuple[int, ...]:
-    """Numbers of queries that stand for all that a site may have: one for each setting that these may need.
+    """Returns one q_len for each config that the site may need at run time.
 
     Args:
-        usual: one that is not short.
+        usual: a q_len that is not short.
     """
     if site.q_len is not None and has_few(site.call.traits, site.q_len, site.group):
         return (site.q_len,)
@@ -214,7 +221,7 @@ class Kernels:
 
     @property
     def _data(self) -> Group | None:
-        """The arguments about a mask that is data."""
+        """The argument group of a mask that is data, or None."""
         return arguments.DATA if self.of.traits.terms else None
 
     @property
@@ -245,5 +252,7 @@ class Kernels:
 
 @cache
 def kernels(of: Specialisation, device: int) -> Kernels:
-    """The kernels of a specialisation; a compiled kernel is loaded into one device, so each device has its own."""
+    """Returns the kernels of a specialisation for a device; each device needs its own, since kernels are loaded into
+    one.
+    """
     return Kernels(of)

@@ -1,4 +1,4 @@
-"""The tensors of a mask that is data, as the Hopper forward is given them."""
+"""The tensors of a mask that is data, as arguments of the Hopper forward."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ class ForwardData(NamedTuple):
 
     @property
     def rows(self) -> int | None:
-        """The lengths of a mask of rows, None where tokens are rows."""
+        """The number of padded rows of a varlen layout, None where tokens are rows."""
         return None if self.row_place is None else ROW_BLOCK * len(self.row_place)
 
     def addresses(self) -> tuple[int, ...]:
-        """The address of every tensor, 0 for a missing one."""
+        """Returns the address of every tensor, 0 for absent ones."""
         return tuple(0 if t is None else t.data_ptr() for t in self)
 
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> ForwardData | None:
-        """From the operator's extras, see `places`; None for a band alone.
+        """Takes the tensors from the operator's extras, see `places`; returns None for a band alone.
 
         Raises:
-            ArgumentError: a mask that is data, without its tables.
+            ArgumentError: the number of extras is wrong.
         """
         places = ForwardData.places(call, len(extras))
         return None if places is None else ForwardData(*taken(extras, places))
@@ -65,11 +65,13 @@ class ForwardData(NamedTuple):
     @staticmethod
     @functools.lru_cache(maxsize=1024)
     def places(call: Call, count: int) -> Places | None:
-        """Which of the operator's extras each tensor is: behind the operands of the call are the mask's vectors,
-        keys_seen, counts and steps.  If there is a dense mask, its bits are in place of the vectors, at the end.
+        """Returns, for each tensor, its index in the operator's extras.
+
+        The extras are the operands of the call, then the mask's vectors, keys_seen, counts and steps.  With a dense
+        mask there are no vectors, and the mask's bits come last.
 
         Raises:
-            ArgumentError: another number of extras.
+            ArgumentError: the number of extras is wrong.
         """
         mask, operands = call.mask, len(call.operands)
         if not mask.operands:

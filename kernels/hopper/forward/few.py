@@ -1,4 +1,6 @@
-"""Forwards of few queries against many keys, see Note [Parts of the keys] in `device.few`: kernels and launches."""
+"""Split-KV forward for few queries and many keys: kernels and launches, see Note [Parts of the keys] in
+`device.few`.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,13 @@ _Strides = tuple[int, ...]
 
 
 def _power_of_two(number: int) -> int:
-    """The least power of two that is not less."""
+    """Rounds up to a power of two."""
     return 1 << (number - 1).bit_length()
 
 
 @dataclass(frozen=True)
 class Specialisation:
-    """The facts for which the kernels are compiled: dtype, head dims, rows of a tile."""
+    """The specialisation key of the kernels: dtype, head dims, rows of a tile."""
 
     dtype: DType
     head_dim: int
@@ -41,7 +43,7 @@ class Specialisation:
 
     @staticmethod
     def of(dtype: DType, dims: tuple[int, int], q_len: int, group: int) -> Specialisation:
-        """Return the facts for a call that `has_few` queries."""
+        """Returns the specialisation for a call for which `has_few` is true."""
         return Specialisation(dtype, *dims, max(FEW_LEAST_ROWS, _power_of_two(group * q_len)))
 
 
@@ -78,19 +80,21 @@ class Kernels:
 
 @cache
 def kernels(of: Specialisation, device: int) -> Kernels:
-    """The kernels of a specialisation; a compiled kernel is loaded into one device, so each device has its own."""
+    """Returns the kernels of a specialisation for a device; each device needs its own, since kernels are loaded into
+    one.
+    """
     return Kernels(of)
 
 
 def of_site(site: Site, device: int) -> Kernels | None:
-    """The kernels for the queries of a site whose q_len is known; None where it has not few of them."""
+    """Returns the split-KV kernels for a site, or None unless its q_len is static and `has_few` is true."""
     if site.q_len is None or not has_few(site.call.traits, site.q_len, site.group):
         return None
     return kernels(Specialisation.of(site.dtype, (site.head_dim, site.value_dim), site.q_len, site.group), device)
 
 
 class State:
-    """One combination of scale, shapes and strides on one device, as `launch._State` for other calls."""
+    """The cached launches for one combination of scale, shapes and strides on one device, as `launch._State`."""
 
     def __init__(
         self, scale: float, order: tuple[int, ...], dtype: torch.dtype, device: torch.device, q_shape: torch.Size,
@@ -119,7 +123,7 @@ class State:
     def run(
         self, operands: tuple[int, int, int], data: object = None, seed: object = None, sinks: object = None
     ) -> tuple[Tensor, Tensor]:
-        """(out, log-sum-exp) from the addresses of query, key and value; there is nothing else."""
+        """Returns (out, log-sum-exp) for the addresses of query, key and value; the other arguments are always None."""
         empty = compat.empty_cuda
         out, lse, acc = empty(*self.out), empty(*self.lse), empty(*self.acc)
         self.launches.run(
@@ -128,7 +132,7 @@ class State:
         return out, lse
 
     def _launches_of_call(self) -> tuple[CallLaunch, ...]:
-        """The two launches, of the addresses in the order of `run`."""
+        """Returns the two launches; addresses are numbered in the order of `run`."""
         q, k, v, out, lse, acc = unknown_addresses(6)
         sums = acc + self.behind_acc
         return (

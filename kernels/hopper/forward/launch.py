@@ -45,10 +45,10 @@ from .device.tile_work import ROWS
 _Strides = tuple[int, ...]
 _Results = tuple[Tensor, Tensor]
 _FIXED = 8
-"""Addresses that every call has, 0 for what is not there; those of the data follow."""
+"""Number of addresses that every call has (0 for absent tensors); those of `ForwardData` follow."""
 
 LAST_TILES = 512
-"""Tiles of the last section of heads: some for every CTA, on any Hopper GPU."""
+"""Least number of tiles of the last head group: enough for every CTA of any Hopper GPU."""
 
 _COUNTER = (1,), (1,), torch.int32
 
@@ -59,33 +59,34 @@ def forward(
     query: Tensor, key: Tensor, value: Tensor, call: Call, data: ForwardData | None = None,
     dropout: DropoutArguments | None = None, sinks: Tensor | None = None, *, ctas: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(out, log-sum-exp) of attention.
+    """Computes (out, log-sum-exp) of attention.
 
-    The bits of a (batch element, query head) depend on its operands and the mask, and with dropout on its place and the
-    seed, but on nothing else.  A row that sees no key gets zeros and -inf, or its sink, whatever its query holds; what
-    no row sees may hold anything.
+    The bits of a (batch element, query head) depend only on its operands and mask, and with dropout on its index and
+    the seed.  A row that sees no key gets zeros and -inf (with a sink: the sink), whatever its query contains; keys
+    that no row sees may contain anything.
 
     Args:
-        query: fp16 or bf16 [batch, q heads, q_len, head dim], any strides; what TMA cannot read (unaligned, or a
-            strided last dimension) is copied first.
-        key, value: [batch, kv heads, kv_len, head dim or value dim], in the dtype of `query`; q heads are a multiple of
-            kv heads, and query head ``h`` reads kv head ``h // (q heads // kv heads)``.
-        call: with the order of out; one whose last dimension is not the fourth is given the default order.  Its scale
-            is any number whose product with log2(e) is finite in fp32.
-        data: what a mask of more than a band reads; None for a band alone.
+        query: fp16 or bf16 [batch, q heads, q_len, head dim], any strides; it is copied first if TMA cannot read it
+            (unaligned, or a strided last dimension).
+        key, value: [batch, kv heads, kv_len, head dim or value dim], in the dtype of `query`.  q heads are a multiple
+            of kv heads; query head ``h`` reads kv head ``h // (q heads // kv heads)``.
+        call: the call, with the dimension order of out; an order whose last dimension is not the fourth is replaced by
+            the default order.  The product of scale and log2(e) must be finite in fp32.
+        data: the tensors of a mask that is data; None for a band alone.
         dropout: which probabilities are dropped; None for none.
-        sinks: scores of no key, fp32 [batch or 1, q heads or 1, q_len or 1] on the device of `query`, any strides; None
-            for none.  Under a mask of rows they are the same for all tokens.
-        ctas: how many CTAs share the work, at most one per SM by default.  Changes speed, never bits.  Few queries
-            without a mask have kernels of their own, see `few`, which do not ask.
+        sinks: attention sinks, fp32 [batch or 1, q heads or 1, q_len or 1] on the device of `query`, any strides; None
+            for none.  With a varlen layout they must be the same for all tokens.
+        ctas: number of CTAs, by default at most one per SM.  It changes speed, never bits.  The split-KV kernels
+            (`few`) ignore it.
 
     Returns:
-        out, in the dtype of `query`: [batch, q heads, q_len, value dim]; log-sum-exp: fp32 [batch, q heads, q_len],
-        natural log, contiguous.
+        out: [batch, q heads, q_len, value dim], in the dtype of `query`; log-sum-exp: fp32 [batch, q heads, q_len],
+            natural
+        log, contiguous.
 
     Raises:
-        ArgumentError: tensors of other shapes, dtypes or devices; a scale that is not allowed; data, dropout or
-            sinks that are not the call's.
+        ArgumentError: shapes, dtypes, devices or the scale are not allowed, or data, dropout or sinks do not fit the
+            call.
     """
     if not query.ndim == key.ndim == value.ndim == 4:
         shapes = tuple(query.shape), tuple(key.shape), tuple(value.shape)
@@ -121,13 +122,13 @@ def forward(
 def ready(
     query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call
 ) -> ReadyForward | None:  # fmt: skip
-    """`forward` for tensors with the dtypes, shapes, strides and device of these; None where it copies tensors first.
+    """Returns a cached launch plan of `forward` for tensors with these dtypes, shapes, strides and device.
 
-    The function asks about nothing but addresses and the current device, which takes less time of the host.  It does
-    nothing, and returns None, where these are such that only `forward` can run.
+    It is None if `forward` would copy tensors first.  The returned function checks only addresses and the current
+    device, to save host time; if these do not fit it launches nothing and returns None, and the caller runs `forward`.
 
     Args:
-        extras: the operator's, see `ForwardData.places`.
+        extras: the operator's extras, see `ForwardData.places`.
 
     Raises:
         ArgumentError: as `forward`.
@@ -169,11 +170,10 @@ def ready(
 
 
 def _with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
-    """Another query and a positive scale with the same scores.
+    """Returns a query and a positive scale that give the same scores.
 
-    The kernel takes the largest score of a row and scales it then, so that its scale must be positive.  A negative one
-    changes the sign of the query, which rounds nothing; with zero, or what fp32 cannot tell from it, all scores are
-    the scores of a query of zeros.
+    The kernel scales the maximum of a row after taking it, so the scale must be positive.  A negative scale is moved to
+    the sign of the query, which is exact.  With a zero or denormal scale all scores are zero, as those of a zero query.
     """
     if math.isnan(scale):
         raise ArgumentError("scale", scale, _SCALES)
@@ -183,7 +183,7 @@ def _with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
 
 
 class _DescribedTensor(NamedTuple):
-    """The facts about a tensor that a state needs."""
+    """The facts about a tensor that a cached launch depends on."""
 
     shape: torch.Size
     strides: _Strides
@@ -193,7 +193,7 @@ class _DescribedTensor(NamedTuple):
 
 
 class _DescribedData(NamedTuple):
-    """The facts of a `ForwardData`."""
+    """The facts about the tensors of a `ForwardData`."""
 
     q_vectors: _DescribedTensor | None
     kv_vectors: _DescribedTensor | None
@@ -210,12 +210,12 @@ class _DescribedData(NamedTuple):
 
     @property
     def rows(self) -> int | None:
-        """As of `ForwardData`."""
+        """As `ForwardData.rows`."""
         return None if self.row_place is None else ROW_BLOCK * self.row_place.shape[0]
 
 
 class _DescribedDropout(NamedTuple):
-    """The facts of a `DropoutArguments`."""
+    """The facts about a `DropoutArguments`."""
 
     seed: _DescribedTensor
     threshold: int
@@ -236,7 +236,7 @@ _SCALES = f"a number whose product with log2(e) is at most {score.LARGEST:.8g} i
 
 @functools.lru_cache(maxsize=1024)
 def _state(*facts: Any) -> _State | few.State | None:
-    """The state of these facts, the arguments of `_State`; None if TMA cannot read tensors with these strides."""
+    """Returns the cached `_State` of its arguments, or None if TMA cannot read tensors with these strides."""
     q_shape, q, k_shape, k, v_shape, v, *_ = facts[8:]
     operands = (q_shape, q), (k_shape, k), (v_shape, v)
     if not all(has_readable_strides(*operand) for operand in operands):
@@ -249,7 +249,7 @@ def _state(*facts: Any) -> _State | few.State | None:
 
 
 class _State:
-    """One combination of mask, scale, shapes and strides on one device."""
+    """The cached launches for one combination of mask, scale, shapes and strides on one device."""
 
     def __init__(
         self, call: Call, ctas: int | None,
@@ -316,7 +316,7 @@ class _State:
         self, operands: tuple[int, int, int], data: tuple[int, ...] | None = None, seed: int | None = None,
         sinks: int | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """(out, log-sum-exp) from addresses: of query, key and value, of the data, the seed and the sinks."""
+        """Returns (out, log-sum-exp), from the addresses of query, key and value, data, seed and sinks."""
         empty = compat.empty_cuda
         out, lse, counter = empty(*self.out), empty(*self.lse), empty(*_COUNTER)
         self.launches.run(
@@ -326,7 +326,7 @@ class _State:
         return out, lse
 
     def _launches_of_call(self, has_data: bool) -> tuple[CallLaunch, ...]:
-        """The two launches, of the addresses in the order of `run`."""
+        """Returns the two launches; addresses are numbered in the order of `run`."""
         *operands, out, lse, counter, seed, sinks = unknown_addresses(_FIXED)
         rows = [start + skipped for start, skipped in zip(operands, self.skipped, strict=True)]
         about_data = of_placement = target = drops = of_sinks = None
@@ -357,7 +357,7 @@ def _check(
     call: Call, dtypes: Sequence[torch.dtype], devices: Sequence[torch.device], shapes: Sequence[torch.Size],
     data: _DescribedData | None, drops: _DescribedDropout | None, sinks: _DescribedTensor | None,
 ) -> None:  # fmt: skip
-    """Raise ArgumentError unless query, key and value fit one another, and the call what is given."""
+    """Raises ArgumentError unless query, key and value fit one another, and data, dropout and sinks fit the call."""
     _check_shapes(*shapes)
     _check_types(dtypes, devices)
     _check_given(call, data, drops, sinks)
@@ -377,7 +377,7 @@ def _check_shapes(q: torch.Size, k: torch.Size, v: torch.Size) -> None:
 def _check_given(
     call: Call, data: _DescribedData | None, drops: _DescribedDropout | None, sinks: _DescribedTensor | None
 ) -> None:
-    """Raise ArgumentError unless data, dropout and sinks are given just as the call has them."""
+    """Raises ArgumentError unless data, dropout and sinks are given exactly if the call has them."""
     traits = call.traits
     if (data is None) != (not traits.terms) or (data is not None and (data.row_place is None) == traits.placed):
         raise ArgumentError("data", data, f"what the mask of {call} reads")
@@ -399,7 +399,9 @@ def _check_types(dtypes: Sequence[torch.dtype], devices: Sequence[torch.device])
 def _check_data(
     data: _DescribedData, plane: tuple[int, int, int, int], of: Specialisation, device: torch.device
 ) -> int:
-    """How many tables a batch element has; plane: batch, q heads, and the lengths of the mask."""
+    """Checks the data and returns the number of tables per batch element; plane: batch, q heads, q_len, kv_len of the
+    mask.
+    """
     batch, q_heads, q_len, kv_len = plane
     config, layout = of.config, of.layout
     wanted = {"q_vectors": (layout.QUERIES, q_len), "kv_vectors": (layout.KEYS, kv_len)}
@@ -443,7 +445,7 @@ def _check_plain(
 
 
 def _check_dropout(drops: _DescribedDropout, device: torch.device) -> tuple[int, float]:
-    """The main kernel's arguments about dropout, beside the seed."""
+    """Checks dropout and returns the main kernel's dropout arguments other than the seed."""
     seed = drops.seed
     if (seed.dtype, tuple(seed.shape), seed.device) != (torch.int64, (1,), device):
         given = seed.dtype, tuple(seed.shape), str(seed.device)
@@ -458,7 +460,7 @@ def _check_dropout(drops: _DescribedDropout, device: torch.device) -> tuple[int,
 def _check_sinks(
     sinks: _DescribedTensor, sizes: tuple[int, int, int], rows: int | None, device: torch.device
 ) -> dict[str, int]:
-    """The main kernel's arguments about sinks, beside their address; rows: of a mask of rows, else None."""
+    """Checks sinks and returns their strides by argument name; rows: padded rows of a varlen layout, else None."""
     shape = sinks.shape if len(sinks.shape) == 3 else (0, 0, 0)
     fits = all(size in (1, wanted) for size, wanted in zip(shape, sizes, strict=True))
     if not fits or (rows is not None and shape[2] != 1) or (sinks.dtype, sinks.device) != (torch.float32, device):
@@ -469,16 +471,17 @@ def _check_sinks(
 
 
 def _sections(work: Problem, keys_in_l2: int, group: int, has_dense: bool = False) -> tuple[int, int]:
-    """(query heads of a section, whose tiles stand together in the list; the first head of the last section).
+    """Returns (query heads per head group, first head of the last head group); the tiles of a group are launched
+    together.
 
-    They change speed alone.  With a full mask all tiles are alike: the tiles of one kv head follow one another, and
-    share its K and V.  With a bound, long tiles come first, of as many heads as fit the L2 cache with the keys that are
-    in use at a time; the last section has LAST_TILES at least, so that all CTAs end with its short ones.
+    This changes speed alone.  With a full mask all tiles cost the same: the tiles of one kv head follow one another and
+    share its K and V.  With a bounded band, long tiles come first, in groups of as many heads as fit the L2 cache with
+    the keys in use; the last group has at least LAST_TILES, so that all CTAs end with its short tiles.
 
     Args:
-        keys_in_l2: of how many keys K and V fit.
+        keys_in_l2: number of keys whose K and V fit in L2.
         group: query heads per kv head.
-        has_dense: there is a dense mask, which is taken for a causal one.
+        has_dense: whether there is a dense mask, which is assumed to be causal.
     """
     band = work.resolved.band
     heads = work.batch * work.heads

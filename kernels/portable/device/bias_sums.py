@@ -50,7 +50,7 @@ def add_to_sum(
 
 @triton.jit
 def store_gradient(gradient, total, q_rows, kv_rows, walk):
-    """Write `total`, fp32 [len(q_rows), len(kv_rows)], into a plane, the operand `gradient`."""
+    """Stores `total`, fp32 [len(q_rows), len(kv_rows)], to the operand `gradient`, one plane."""
     q_len, kv_len, _lo, _hi = walk
     inside = (q_rows < q_len)[:, None] & (kv_rows < kv_len)[None, :]
     start, strides = gradient
@@ -60,21 +60,21 @@ def store_gradient(gradient, total, q_rows, kv_rows, walk):
 
 @triton.jit
 def by_threads(tile, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr):
-    """A tile of pairs in the order of the threads of a matmul: [BLOCK_Q * BLOCK_KV], of which a warp has 16 rows."""
+    """Flattens a tile of pairs in the order of the threads of a matmul: [BLOCK_Q * BLOCK_KV]; a warp has 16 rows."""
     parts = tl.reshape(tile, [BLOCK_Q // 16, 2, 8, BLOCK_KV // 8, 4, 2])
     return tl.reshape(tl.permute(parts, (3, 0, 2, 4, 1, 5)), [BLOCK_Q * BLOCK_KV])
 
 
 @triton.jit
 def by_pairs(elements, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr):
-    """The tile of pairs from which `by_threads` made `elements`, as [BLOCK_Q, BLOCK_KV]."""
+    """Inverts `by_threads`: returns the tile of pairs [BLOCK_Q, BLOCK_KV]."""
     parts = tl.reshape(elements, [BLOCK_KV // 8, BLOCK_Q // 16, 8, 4, 2, 2])
     return tl.reshape(tl.permute(parts, (1, 4, 2, 0, 3, 5)), [BLOCK_Q, BLOCK_KV])
 
 
 @triton.jit
 def zero_unseen(gradient, q_tile, walk, TILE: tl.constexpr, BUILD: tl.constexpr):
-    """Zeros in the tiles of pairs of a q tile that its walk does not visit; gradient: as in `Sums`."""
+    """Stores zeros to the tile pairs of a q tile that its tile schedule does not visit; gradient: as in `Sums`."""
     BLOCK_Q: tl.constexpr = TILE.BLOCK_Q
     BLOCK_KV: tl.constexpr = TILE.BLOCK_KV
     _q_len, kv_len, _lo, _hi = walk

@@ -8,9 +8,10 @@ from .tiles import head_of, load_do
 
 @triton.jit
 def delta_tile(made, do, b, hq, queries, TILE: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr):
-    """(delta, do): fp32 [BLOCK_Q] and the loaded [BLOCK_Q, BLOCK_DV] rows of dO.
+    """Returns (delta, do): fp32 [BLOCK_Q], and the loaded [BLOCK_Q, BLOCK_DV] rows of dO.
 
-    made: see `Made`; do: an operand [batch, q heads, q_len, VALUE_DIM].  All are zeros to it in rows that see no key.
+    made: see `Made`; do: an operand [batch, q heads, q_len, VALUE_DIM].  Rows that see no key are not read and count as
+    zeros.
     """
     do_head, out_head = head_of(do, b, hq), head_of(made.out, b, hq)
     do_rows = load_do(do_head, queries, TILE, MASK)

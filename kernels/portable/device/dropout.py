@@ -13,9 +13,9 @@ import triton.language as tl
 
 @triton.jit
 def dropout_kept(drop, b, hq, q_tile, kv_tile, TILE: tl.constexpr, SCORE: tl.constexpr):
-    """Whether the probabilities of a tile pair are kept: booleans [BLOCK_Q, BLOCK_KV].
+    """Returns whether the probabilities of a tile pair are kept: booleans [BLOCK_Q, BLOCK_KV].
 
-    Both blocks are multiples of 16.
+    Both block sizes must be multiples of 16.
     """
     BLOCK_Q: tl.constexpr = TILE.BLOCK_Q
     BLOCK_KV: tl.constexpr = TILE.BLOCK_KV
@@ -60,9 +60,9 @@ def dropout_words(seed, rows, keys, hq, b, ROUNDS: tl.constexpr):
 
 @triton.jit
 def dropout_half(words, half, threshold):
-    """Whether the half of each word that begins at bit `half` keeps a probability.
+    """Returns whether the half of each word that begins at bit `half` keeps a probability.
 
-    See Note [Comparing random bits]: a bfloat16 number is an fp32 number with lower bits of zero.
+    See Note [Comparing random bits]: a bfloat16 number is an fp32 number whose lower bits are zero.
     """
     count = tl.minimum(threshold, 65536 - threshold)
     bound = tl.where(count <= 0x7F80, 0xFF80 - count, count - 0x7F81).to(tl.uint32) << 16
@@ -73,5 +73,5 @@ def dropout_half(words, half, threshold):
 
 @triton.jit
 def dropout_halves(words, threshold):
-    """Whether the lower and the upper half of each word keep a probability: [..., 2]."""
+    """Returns whether the lower and the upper half of each word keep a probability: [..., 2]."""
     return tl.join(dropout_half(words, 0, threshold), dropout_half(words, 16, threshold))

@@ -11,44 +11,44 @@ import triton
 
 @triton.jit
 def dash_launch(ticket, heads, walk, BLOCK_Q, BLOCK_KV, SECTION):
-    """(head, slot) of the CTA that holds `ticket`, of `heads` heads of all batch elements."""
+    """Returns (head, slot) of the CTA with this ticket (work id), of `heads` heads of all batch elements."""
 
 
 @triton.jit
 def dash_kv_tile(slot, part, walk, BLOCK_Q, BLOCK_KV):
-    """The `part`-th kv tile of a slot."""
+    """Returns the `part`-th kv tile of a slot."""
 
 
 @triton.jit
 def dash_visits(kv, walk, BLOCK_Q, BLOCK_KV):
-    """How many q tiles the walk of a kv tile visits."""
+    """Returns the number of q tiles in the tile schedule of a kv tile."""
 
 
 @triton.jit
 def dash_q_tile(kv, step, walk, BLOCK_Q, BLOCK_KV):
-    """The q tile that the walk of a kv tile visits in a step."""
+    """Returns the q tile that iteration `step` of a kv tile visits."""
 
 
 @triton.jit
 def dash_rank(q, kv, walk, BLOCK_Q, BLOCK_KV):
-    """The place of kv tile `kv` in the accumulation order of q tile `q`."""
+    """Returns the rank of kv tile `kv` in the accumulation order of q tile `q`."""
 
 
 @triton.jit
 def dash_q_range(kv, walk, BLOCK_Q, BLOCK_KV):
-    """(first, full_first, full_end, end): q tiles of a kv tile; [full_first, full_end) need no mask."""
+    """Returns (first, full_first, full_end, end): the q tiles of a kv tile; [full_first, full_end) need no mask."""
 
 
 @triton.jit
 def dash_kv_range(q, walk, BLOCK_Q, BLOCK_KV):
-    """(first, full_first, full_end, end): kv tiles of a q tile; [full_first, full_end) need no mask."""
+    """Returns (first, full_first, full_end, end): the kv tiles of a q tile; [full_first, full_end) need no mask."""
 
 
 @triton.jit
 def dash_seen_rows(walk, BLOCK_Q, BLOCK_KV):
-    """(first, end) of the queries that see a key; ``end <= first``, maybe negative, where none does."""
+    """Returns (first, end) of the queries that see a key; ``end <= first``, maybe negative, if there are none."""
 
 
 @triton.jit
 def dash_seen_keys(walk, BLOCK_Q, BLOCK_KV):
-    """(first, end) of the keys that a query sees; ``end <= first``, maybe negative, where there is none."""
+    """Returns (first, end) of the keys that a query sees; ``end <= first``, maybe negative, if there are none."""

@@ -34,12 +34,12 @@ class ClosedFormWalk:
 
     @gluon.jit
     def at(self, position):
-        """The walks of the head at `position`."""
+        """Returns the tile schedules of the head at `position` of the launch order."""
         return replace(self, work=self.work.at(position))
 
     @gluon.jit
     def steps(self, kv):
-        """Steps of the walk of kv tile `kv`."""
+        """Returns the number of iterations of kv tile `kv`."""
         work = self.work
         steps = self.SCHEDULE.VISITS(kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
         return gl.where(kv * work.BLOCK_KV < work.kv_len, steps, 0)
@@ -64,33 +64,33 @@ class ClosedFormWalk:
 
     @gluon.jit
     def begin(self, step, kv):
-        """The word of a role's first step in the walk of kv tile `kv`."""
+        """Returns the word of a role's first iteration of kv tile `kv`."""
         return self.word(step, kv)
 
     @gluon.jit
     def following(self, ahead, step, after, steps, kv):
-        """(word of a step, word of the role's next one, which is `after`); the first is from `begin`.
+        """Returns (word of an iteration, word of the role's next one, `after`); the first comes from `begin`.
 
-        A word is computed a step ahead: otherwise the loads of a step would wait for it in the producer.
+        A word is computed one iteration ahead; otherwise the producer's loads would wait for it.
         """
         following = self.word(after, kv)
         return ahead | (gl.where(after < steps, following >> MASKED, 2) << NEXT), following
 
     @gluon.jit
     def put_word(self, word, slot, full):
-        """Tell consumers the word of a step, before the barrier of this slot of dO is armed."""
+        """Passes the word of an iteration to the consumers, before this slot's dO barrier is armed."""
         if self.NEEDS_WORDS:
             put_word(self.step_words, slot, word)
 
     @gluon.jit
     def mask(self, kv, LAYOUT: gl.constexpr):
-        """The mask of scores [BLOCK_KV, q rows] of kv tile `kv`."""
+        """Returns the mask of scores [BLOCK_KV, q rows] of kv tile `kv`."""
         return BandMask(self, kv)
 
 
 @aggregate
 class BandMask:
-    """The scores of kv tile `kv` that count: ``lo <= q - kv <= hi`` and ``kv < kv_len``."""
+    """The elementwise mask of kv tile `kv`: ``lo <= q - kv <= hi`` and ``kv < kv_len``."""
 
     walk: ClosedFormWalk
     kv: gl.tensor
@@ -101,7 +101,7 @@ class BandMask:
 
     @gluon.jit
     def read_word(self, slot):
-        """The word of a step whose dO is in this slot of its ring; 0 where nobody asks for it."""
+        """Reads the word of the iteration whose dO is in this slot of its ring; 0 if words are not used."""
         word = 0
         if self.walk.NEEDS_WORDS:
             word = read_word(self.walk.step_words, slot)
@@ -109,9 +109,9 @@ class BandMask:
 
     @gluon.jit
     def applied(self, p, word, slot, PIECE: gl.constexpr, CUT: gl.constexpr):
-        """`p`, the probabilities of a piece of the queries of a step, with zeros where the mask hides.
+        """Returns `p`, the probabilities of a piece of an iteration's queries, with zeros where the mask hides.
 
-        CUT: whether it does; None if only the word says so.
+        CUT: whether the mask cuts the tile; None if only the word says so.
         """
         walk = self.walk
         if walk.SPLITS_LOOPS:

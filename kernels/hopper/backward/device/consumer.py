@@ -1,4 +1,4 @@
-"""The consumers: two warpgroups that do the matmuls of every step and keep dk and dv in registers."""
+"""The consumers: two warpgroups that compute the matmuls of every iteration and keep dk and dv in registers."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -25,7 +25,7 @@ from .tickets import leave_walk, wait_for_walk
 
 @gluon.jit
 def consume(walks, placement, all_drops, shared, dk_desc, dv_desc, targets, workspace, problem, bound, FORM):
-    """dk and dv of every walk's kv tile, and a dq tile per step into the dq ring.
+    """Computes dk and dv of the kv tile of every work item, and passes a dq tile per iteration to the dq ring.
 
     FORM: see `arguments.Form`.
     """
@@ -120,9 +120,10 @@ def store_gradients(
     work, placement, drops, shared, it, kv, dk_desc, dv_desc, targets, dk, dk_tail, dv, scale,
     WARPS: gl.constexpr,
 ):  # fmt: skip
-    """Round dk and dv and start to store them, by way of the slots of the dq ring for steps `it` and after.
+    """Rounds dk and dv and starts to store them, through the slots of the dq ring for iterations `it` and after.
 
-    If these have no room, it is by way of K and V, which are done with, and it waits until they have been read.
+    If these are too small, it uses the tiles of K and V, which are no longer needed, and waits until they have been
+    read.
     """
     DTYPE: gl.constexpr = shared.k.dtype
     row = kv * work.BLOCK_KV

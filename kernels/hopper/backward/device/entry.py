@@ -1,4 +1,4 @@
-"""The kernel: a CTA splits into its roles, which work on one ticket after the other."""
+"""The main kernel of the backward: a CTA splits into warp roles, which work on one work id after the other."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

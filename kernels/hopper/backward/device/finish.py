@@ -1,4 +1,4 @@
-"""After the main kernel, and beside its last CTAs: dq from its fp32 accumulator."""
+"""Converts dq from its fp32 accumulator; runs after the main kernel and overlaps its last CTAs."""
 
 import triton
 import triton.language as tl
@@ -59,7 +59,7 @@ def _convert(
     source, seen, scale, target, inside, FIRST: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Columns FIRST to ``FIRST + COLUMNS`` of ROWS rows, as far as there are any."""
+    """Scales and stores columns FIRST to ``FIRST + COLUMNS`` of ROWS rows, clipped to DIM."""
     values = tl.load(source + tl.arange(0, ROWS * COLUMNS), mask=seen, other=0.0, eviction_policy="evict_first")
     fragments = tl.reshape(values * scale, [ROWS // 16, COLUMNS // 8, 8, 4, 2, 2])
     dq = tl.reshape(tl.permute(fragments, [0, 4, 2, 1, 3, 5]), [ROWS, COLUMNS])

@@ -1,9 +1,9 @@
-"""Grouped heads: dk and dv of a kv head are sums over the query heads of its group, in their order.
+"""Grouped heads: dk and dv of a kv head are sums over the query heads of its group, added in order of the heads.
 
-Every query head has CTAs of its own, so that those that run at the same time share a dq accumulator in the L2 cache.
-The CTA of member m of a group waits for its turn as a reducer does, at the end of its walk: the CTA of member m - 1
-for the same kv tile has a lower ticket.  Its producer waits, which has nothing else to do while the last steps run, and
-tells the consumers by a barrier.  Member 0 stores, the others add, the last one keeps the sum.
+Every query head has its own CTAs, so that CTAs that run at the same time share a dq accumulator in the L2 cache.  At
+the end of its tile schedule the CTA of member m of a group waits for its semaphore turn, as a reducer does; the CTA of
+member m - 1 for the same kv tile has a lower ticket.  The producer does the waiting, since it is idle during the last
+iterations, and signals the consumers through a barrier.  Member 0 stores, the others add, the last one keeps the sum.
 """
 
 from triton.experimental import gluon
@@ -16,23 +16,24 @@ from ...shared.device.steps import from_fragments, in_fragments
 
 @gluon.jit
 def _place(work, kv):
-    """The place of kv tile `kv` of this kv head among the kv tiles of all."""
+    """Returns the index of kv tile `kv` of this kv head among the kv tiles of all heads."""
     n_kv = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
     return (work.batch * (work.q_heads // work.GROUP) + work.head) * n_kv + kv
 
 
 @gluon.jit
 def wait_for_group(work, kv, semaphores, turn):
-    """The producer's part: when the members before have added theirs, say so at the barrier `turn`."""
+    """Waits until the previous members have added their parts, then arrives at the barrier `turn`; for the producer."""
     wait_for_turn(semaphores + _place(work, kv), work.member)
     mbarrier.arrive(turn, count=1)
 
 
 @gluon.jit
 def add_to_group(work, kv, dk, dk_tail, dv, workspace, shared, phase):
-    """(dk, dk_tail, dv) plus the sums of the members before, once the barrier `shared.turn` is past this phase.
+    """Returns (dk, dk_tail, dv) plus the sums of the previous members, after phase `phase` of the barrier
+    `shared.turn`.
 
-    workspace: see `arguments.WORKSPACE`; group_sums have dv, dk and its tail in the order of `in_fragments`.
+    workspace: see `arguments.WORKSPACE`; group_sums holds dv, dk and its tail in the order of `in_fragments`.
     """
     TAIL_D: gl.constexpr = shared.TAIL_D
     DV: gl.constexpr = dv.shape[1]

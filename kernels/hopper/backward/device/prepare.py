@@ -1,4 +1,4 @@
-"""Before the main kernel: delta, the log-sum-exp in base 2, and the reset of semaphores and ticket."""
+"""Runs before the main kernel: computes delta and the base-2 log-sum-exp, and resets semaphores and ticket."""
 
 import triton
 import triton.language as tl

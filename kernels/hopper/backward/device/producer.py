@@ -1,4 +1,4 @@
-"""The producer: one warp that brings K and V once per kv tile, and Q, lse, dO and delta once per step, by TMA."""
+"""The producer: one warp that loads K and V once per kv tile, and Q, lse, dO and delta once per iteration, by TMA."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -13,7 +13,9 @@ from .tickets import announce, take_ticket, wait_until_left
 
 @gluon.jit
 def wait_for_room(shared, stamps, it):
-    """Wait until step ``it - STAGES`` is done and stamped: then step `it` has room for its tiles."""
+    """Waits until iteration ``it - STAGES`` is done and stamped, so that there is room for the tiles of iteration
+    `it`.
+    """
     if it >= shared.STAGES:
         wait_for_signal(shared, ROOM, it, shared.CONSUMERS)
     stamps.wait_until_noted(it)
@@ -21,7 +23,7 @@ def wait_for_room(shared, stamps, it):
 
 @gluon.jit
 def _clear_keys(walk, shared, kv, landings):
-    """Announce K and V, with zeros for keys that no query sees, see Note [Rows that take no part] in `clear`."""
+    """Completes K and V, with zeros for keys that no query sees, see Note [Rows that take no part] in `clear`."""
     hidden = walk.hidden_keys(kv)
     mbarrier.wait(shared.k_full.index(1), landings & 1)
     clear(shared.k, hidden)
@@ -35,7 +37,7 @@ def _clear_keys(walk, shared, kv, landings):
 
 @gluon.jit
 def _clear_queries(shared, slot, landings):
-    """Announce Q and dO of a step, in this slot of their rings, with zeros for queries that see no key."""
+    """Completes Q and dO of an iteration, in this slot of their rings, with zeros for queries that see no key."""
     mbarrier.wait(shared.q_full.index(shared.STAGES), landings & 1)
     for h in range(shared.PIECES):
         piece = slot * shared.PIECES + h
@@ -67,9 +69,11 @@ def produce(
     problem,
     SCHEDULE,
 ):
-    """Take tickets, and fill the rings.  Rows and columns outside a descriptor, before its first too, arrive as zeros.
+    """Takes work ids and fills the rings.  Rows and columns outside a descriptor, also before its first, arrive as
+    zeros.
 
-    Q and dO of a walk's first step are asked for while the walk before goes on; K and V when that has left its own.
+    Q and dO of the first iteration of a kv tile are requested during the previous kv tile; K and V once that one has
+    left its own.
     """
     BLOCK_Q: gl.constexpr = walks.work.BLOCK_Q
     BLOCK_KV: gl.constexpr = walks.work.BLOCK_KV

@@ -19,7 +19,7 @@ from .tickets import next_walk
 
 @aggregate
 class Share:
-    """The steps of a CTA that one of its WARPS reducers serves: WARP, WARP + WARPS, ..."""
+    """The iterations of a CTA that one of its WARPS reducers serves: WARP, WARP + WARPS, ..."""
 
     WARP: gl.constexpr
     WARPS: gl.constexpr
@@ -27,10 +27,10 @@ class Share:
 
 @gluon.jit
 def reduce(walks, stamps, shared, dq_desc, semaphores, share):
-    """Add the dq tiles of the steps of a `Share`; see Note [Ordered accumulation on Hopper].
+    """Adds the dq tiles of the iterations of a `Share`; see Note [Ordered accumulation on Hopper].
 
-    While one warp waits until its add is performed, another serves the next tile.  They need no order between them,
-    the semaphores hold it.
+    While one warp waits until its add is performed, another serves the next tile.  The warps need no order among
+    themselves, because the semaphores enforce it.
     """
     ROWS: gl.constexpr = shared.dq.shape[1]
     WARPS: gl.constexpr = share.WARPS
@@ -68,7 +68,7 @@ def reduce(walks, stamps, shared, dq_desc, semaphores, share):
 
 @gluon.jit
 def _accumulate(desc, row, tile, rank):
-    """Begin to store (rank 0) or add the [rows, DQ_ROW] `tile`, block by block."""
+    """Starts to store (rank 0) or add the [rows, DQ_ROW] `tile`, block by block."""
     ROWS: gl.constexpr = desc.block_type.shape[0]
     blocks = as_blocks(tile, desc)
     for i in gl.static_range(tile.shape[0] // ROWS):

@@ -21,10 +21,10 @@ from ...shared.device.steps import halved_step, wait_for_do
 
 @gluon.jit
 def first_of_walk(shared, mask, done, steps):
-    """The kind of a walk's first step, step `done` of the CTA: 1 if the mask cuts it, 0 if not, 2 if there is none.
+    """Returns the kind of a kv tile's first iteration, number `done` of the CTA: 1 masked, 0 not, 2 if there is none.
 
-    All warps must meet between this and the steps: otherwise Triton would make them meet in every step, because they
-    wait at the same mbarrier again.
+    All warps must meet between this and the iterations: otherwise Triton would make them meet in every iteration,
+    because they wait at the same mbarrier again.
     """
     first = 2
     if steps > 0:
@@ -36,9 +36,9 @@ def first_of_walk(shared, mask, done, steps):
 def halved_steps(
     shared, mask, drops, score, done, following, s, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr
 ):  # fmt: skip
-    """All steps of a walk, from step `done` of the CTA on, each a `halved_step` with AHEAD.
+    """Runs all iterations of a kv tile, from number `done` of the CTA on, each a `halved_step` with AHEAD.
 
-    following: what the first of them is, see `first_of_walk`.
+    following: the kind of the first of them, see `first_of_walk`.
     """
     it = done
     while following != 2:
@@ -59,7 +59,7 @@ def halved_steps(
 def _step(
     shared, mask, drops, score, it, s, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr, CUT: gl.constexpr
 ):  # fmt: skip
-    """(S of the step that follows `it`, dk, dk_tail, dv, what that step is)."""
+    """Returns (S of the iteration after `it`, dk, dk_tail, dv, kind of that iteration)."""
     it = it & 0x7FFFFFFF  # not negative: the signs of / and % need no correction
     word = mask.read_word(wait_for_do(shared, it))
     following = (word >> NEXT) & 3

@@ -30,13 +30,13 @@ from .tickets import next_walk
 
 @aggregate
 class NoStamps:
-    """Nothing is written down."""
+    """The stand-in for `Stamps` in kernels that record no timestamps."""
 
     GIVEN: gl.constexpr = False
 
     @gluon.jit
     def wait_until_noted(self, it):
-        """Nothing to wait for."""
+        """Does nothing."""
 
     @gluon.jit
     def now(self):
@@ -44,11 +44,11 @@ class NoStamps:
 
     @gluon.jit
     def write(self, work, kv, entry, FIRST: gl.constexpr, a, b):
-        """Nothing."""
+        """Does nothing."""
 
     @gluon.jit
     def begin(self, work, kv, ticket):
-        """Nothing."""
+        """Does nothing."""
 
 
 @aggregate
@@ -67,7 +67,7 @@ class Stamps:
 
     @gluon.jit
     def wait_until_noted(self, it):
-        """Wait until step ``it - STAGES`` has been stamped."""
+        """Waits until iteration ``it - STAGES`` has been stamped."""
         mbarrier.wait(self.noted.index(it % self.STAGES), ((it // self.STAGES) & 1) ^ 1)
 
     @gluon.jit
@@ -76,7 +76,7 @@ class Stamps:
 
     @gluon.jit
     def write(self, work, kv, entry, FIRST: gl.constexpr, a, b):
-        """Numbers FIRST and FIRST + 1 of an entry of kv tile `kv`."""
+        """Writes numbers FIRST and FIRST + 1 of an entry of kv tile `kv`."""
         head = work.batch * work.q_heads + work.q_head()
         n_kv = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
         place = self.arguments.pointer + (((head * n_kv + kv) * (1 + work.n_q) + entry) * 4 + FIRST)
@@ -85,13 +85,13 @@ class Stamps:
 
     @gluon.jit
     def begin(self, work, kv, ticket):
-        """Say for which ticket, and on which SM, kv tile `kv` is walked."""
+        """Records the ticket and the SM that work on kv tile `kv`."""
         self.write(work, kv, 0, 0, ticket, smid())
 
 
 @gluon.jit
 def stamp_steps(walks, shared, stamps):
-    """The stamper: one warp that stamps start and wait of every step."""
+    """Runs the stamper: one warp that records start and wait of every iteration."""
     n = 0
     done = 0
     position, kv = next_walk(shared, n)

@@ -54,12 +54,12 @@ class TableWalk:
 
     @gluon.jit
     def at(self, position):
-        """The walks of the head at `position`."""
+        """Returns the tile schedules of the head at `position` of the launch order."""
         return replace(self, work=self.work.at(position))
 
     @gluon.jit
     def steps(self, kv):
-        """Steps of the walk of kv tile `kv`; none past the last one."""
+        """Returns the number of iterations of kv tile `kv`; zero past the last one."""
         steps = gl.load(self.data.visits + self._row(self._existing(kv)))
         return gl.where(kv * self.work.BLOCK_KV < self.work.kv_len, steps, 0)
 
@@ -77,9 +77,10 @@ class TableWalk:
 
     @gluon.jit
     def begin(self, step, kv):
-        """The word of a role's first step in the walk of kv tile `kv`; any number where there is no such step.
+        """Returns the word of a role's first iteration of kv tile `kv`, undefined if there is none.
 
-        The load is volatile: any other would be put off until the number of steps is there, which is loaded, too.
+        The load is volatile: the compiler would delay another load until the number of iterations, also loaded, is
+        there.
         """
         n_q = self.work.n_q
         return gl.load(
@@ -88,24 +89,24 @@ class TableWalk:
 
     @gluon.jit
     def following(self, ahead, step, after, steps, kv):
-        """(word of a step, word of the role's next one, which is `after`); the first is from `begin`."""
+        """Returns (word of an iteration, word of the role's next one, `after`); the first comes from `begin`."""
         return ahead, self.word(gl.minimum(after, steps - 1), kv)
 
     @gluon.jit
     def hidden_keys(self, kv):
-        """int32 [BLOCK_KV]: 1 for keys of kv tile `kv` that no query sees; for the producer."""
+        """Returns int32 [BLOCK_KV]: 1 for keys of kv tile `kv` that no query sees; for the producer."""
         work = self.work
         row = work.batch * self.data.table_b + work.q_head() * self.data.table_h
         return unseen_keys(self.data.keys_seen, row, self._existing(kv), work.kv_len, work.BLOCK_KV)
 
     @gluon.jit
     def has_blind(self, word):
-        """Whether a query of a step's q tile sees no key."""
+        """Returns whether a query of an iteration's q tile sees no key."""
         return word < 0
 
     @gluon.jit
     def put_word(self, word, slot, full):
-        """Tell consumers what they need besides tiles, before the barrier of this slot of dO, `full`, is armed."""
+        """Passes word and query vectors to the consumers, before `full`, the barrier of this slot of dO, is armed."""
         work = self.work
         QUERIES: gl.constexpr = self.MASK.QUERIES
         if QUERIES > 0:
@@ -123,7 +124,7 @@ class TableWalk:
 
     @gluon.jit
     def mask(self, kv, LAYOUT: gl.constexpr):
-        """The mask of scores [BLOCK_KV, q rows] of kv tile `kv` in LAYOUT."""
+        """Returns the mask of scores [BLOCK_KV, q rows] of kv tile `kv` in LAYOUT."""
         work = self.work
         keys = kv * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, gl.SliceLayout(1, LAYOUT))
         of_keys = ()
@@ -137,12 +138,12 @@ class TableWalk:
 
     @gluon.jit
     def _existing(self, kv):
-        """`kv`, or the last kv tile where it is past that."""
+        """Returns `kv`, clamped to the last kv tile."""
         return gl.minimum(kv, (self.work.kv_len + self.work.BLOCK_KV - 1) // self.work.BLOCK_KV - 1)
 
     @gluon.jit
     def _row(self, kv):
-        """The place of kv tile `kv` among the kv tiles of all tables."""
+        """Returns the index of kv tile `kv` among the kv tiles of all tables."""
         work = self.work
         n_kv = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
         table = work.batch * self.data.table_b + work.q_head() * self.data.table_h
@@ -151,7 +152,7 @@ class TableWalk:
 
 @aggregate
 class TableMask:
-    """The scores of kv tile `kv` that count: the band, the relations and the dense mask let them through.
+    """The elementwise mask of kv tile `kv`: band, relations and dense mask combined.
 
     of_keys: the vectors of its keys.
     """
@@ -166,14 +167,14 @@ class TableMask:
 
     @gluon.jit
     def read_word(self, slot):
-        """The word of a step whose dO is in this slot of its ring."""
+        """Reads the word of the iteration whose dO is in this slot of its ring."""
         return read_word(self.walk.step_words, slot)
 
     @gluon.jit
     def applied(self, p, word, slot, PIECE: gl.constexpr, CUT: gl.constexpr):
-        """`p`, the probabilities of a piece of the queries of a step, with zeros where the mask hides.
+        """Returns `p`, the probabilities of a piece of an iteration's queries, with zeros where the mask hides.
 
-        CUT: None, because only the word says whether it does.
+        CUT: None, because only the word says whether the mask cuts the tile.
         """
         gl.static_assert(CUT is None)
         if word >> MASKED != 0:
@@ -191,9 +192,9 @@ class TableMask:
 
     @gluon.jit
     def _dense(self, q_row, columns, rows):
-        """The dense mask of a piece, int32 [keys, queries]; past the lengths the last query or key stands for the rest.
+        """Loads the dense mask of a piece, int32 [keys, queries]; indices past the lengths are clamped.
 
-        No load has a condition, which would be in a register until it has come.
+        The loads are unconditional, because a condition would occupy a register until they have completed.
         """
         walk = self.walk
         work = walk.work
@@ -205,10 +206,10 @@ class TableMask:
 
     @gluon.jit
     def _sees(self, q_row, columns, rows, piece):
-        """Whether band and relations let each query of a piece see each key: [keys, queries].
+        """Returns whether band and relations let each query of a piece see each key: [keys, queries].
 
-        It is false for keys past the last.  For queries past the last it says anything: their P is zero.  q_row: the
-        first query; piece: its place in the ring.
+        It is false for keys past the last, and undefined for queries past the last, whose P is zero.  q_row: the first
+        query; piece: its index in the ring.
         """
         walk = self.walk
         work = walk.work
@@ -232,7 +233,9 @@ class TableMask:
 
 @gluon.jit
 def allocate_words_and_vectors(FORM, MASK):
-    """(step_words, step_vectors) of a `TableWalk`; the first stands for the second if that is empty."""
+    """Allocates (step_words, step_vectors) of a `TableWalk`; if there are no vectors the first stands for the
+    second.
+    """
     PIECES: gl.constexpr = pieces(FORM.STEP)
     layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     words = allocate_words(FORM.STAGES)

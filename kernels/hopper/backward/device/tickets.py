@@ -1,9 +1,9 @@
-"""Tickets: a CTA takes one after the other, and its producer announces the walks that they stand for.
+"""Work ids (tickets): a CTA takes one after the other, and its producer announces the work items that they stand for.
 
-The producer takes a ticket when it has asked for everything that the walks of the one before need, so that a CTA holds
-the ticket that its consumers are at, and at most one more.  It announces walk n of the CTA, a kv tile of a head, in the
-n-th entry of a ring; the other roles read it there and leave it, and may be a walk behind the producer.  An entry past
-the last walk ends their loops.
+The producer takes a ticket once it has requested everything that the previous one needs, so a CTA holds the ticket that
+its consumers work on and at most one more.  It announces work item n of the CTA, a kv tile of a head, in the n-th entry
+of a ring.  The other roles read and release the entry, and may be one work item later than the producer.  An entry past
+the last work item ends their loops.
 """
 
 from triton.experimental import gluon
@@ -22,13 +22,15 @@ def take_ticket(ticket_ptr):
 
 @gluon.jit
 def wait_until_left(shared, n):
-    """Wait until all roles have left walk ``n - ENTRIES``: then there is an entry for walk `n`."""
+    """Waits until all roles have released work item ``n - ENTRIES``, so that there is an entry for work item `n`."""
     mbarrier.wait(shared.walk_empty.index(n % ENTRIES), ((n // ENTRIES) & 1) ^ 1)
 
 
 @gluon.jit
 def announce(shared, n, position, kv):
-    """Tell the other roles that walk `n` is of kv tile `kv` of the head at `position`; there is none if `kv` is -1."""
+    """Announces to the other roles that work item `n` is kv tile `kv` of the head at `position`; `kv` is -1 at the
+    end.
+    """
     entry = n % ENTRIES
     wait_until_left(shared, n)
     put_word(shared.walks, entry * 2, position)
@@ -38,7 +40,7 @@ def announce(shared, n, position, kv):
 
 @gluon.jit
 def wait_for_walk(shared, n):
-    """(position, kv tile) of walk `n`; a role lets all its warps meet before it leaves the walk."""
+    """Returns (position, kv tile) of work item `n`; all warps of a role must meet before it releases the entry."""
     entry = n % ENTRIES
     mbarrier.wait(shared.walk_full.index(entry), (n // ENTRIES) & 1)
     return read_word(shared.walks, entry * 2), read_word(shared.walks, entry * 2 + 1)
@@ -46,13 +48,13 @@ def wait_for_walk(shared, n):
 
 @gluon.jit
 def leave_walk(shared, n):
-    """Say that the role needs the entry of walk `n` no more.  All of its warps have read it."""
+    """Releases the entry of work item `n`; all warps of the role must have read it."""
     mbarrier.arrive(shared.walk_empty.index(n % ENTRIES), count=1)
 
 
 @gluon.jit
 def next_walk(shared, n):
-    """`wait_for_walk` of a role of one warp that keeps what it has read."""
+    """Returns `wait_for_walk` and releases the entry; for roles of one warp that keep what they have read."""
     position, kv = wait_for_walk(shared, n)
     role_barrier()
     leave_walk(shared, n)

@@ -18,7 +18,7 @@ from .tile_work import ROWS, leaves_out
 
 @gluon.jit
 def announced(work, shared, tiles, FACT: gl.constexpr):
-    """A fact of the CTA's tiles-th tile, whose q is there, see `producer.announce`."""
+    """Reads a fact about the CTA's tiles-th tile, whose q is there, see `producer.announce`."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     place = tiles % fact_slots(shared.Q_STAGES) * fact_words(work.CONSUMERS)
     return gl.max(shared.facts.index(place + FACT).load(layout), 0)
@@ -26,9 +26,9 @@ def announced(work, shared, tiles, FACT: gl.constexpr):
 
 @gluon.jit
 def consume(work, data, placement, drops, shared, out_desc, target, lse_ptr, score, sinks, ME: gl.constexpr):
-    """out and log-sum-exp of the ME-th row block of every tile of the CTA, kv tiles from the last to the first.
+    """Computes out and log-sum-exp of the ME-th row block of every tile of the CTA, from the last kv tile to the first.
 
-    The kv tiles of the CTA's tile that this row block does not walk are given back unread.
+    The kv tiles of the CTA's tile that this row block does not need are released unread.
     """
     BLOCK_KV: gl.constexpr = work.BLOCK_KV
     BLOCK_DV: gl.constexpr = shared.v.shape[2]
@@ -106,7 +106,7 @@ def consume(work, data, placement, drops, shared, out_desc, target, lse_ptr, sco
 
 @gluon.jit
 def walk_of(work, shared, tiles, ME: gl.constexpr):
-    """The four bounds of `TileWork.walk` for a consumer's row block of the CTA's tiles-th tile."""
+    """Returns the four bounds of `TileWork.walk` for a consumer's row block of the CTA's tiles-th tile."""
     first = announced(work, shared, tiles, 5 + 4 * ME)
     full_first = announced(work, shared, tiles, 6 + 4 * ME)
     full_end = announced(work, shared, tiles, 7 + 4 * ME)
@@ -202,7 +202,7 @@ def walk_words(
 
 @gluon.jit
 def store_logsumexp(work, lse_ptr, b, head, rows, m, total):
-    """Natural log; -inf in rows without keys and sinks, whose sum is zero."""
+    """Stores the natural log-sum-exp; -inf in rows without keys and sinks, whose sum is zero."""
     lse = (m + log2(total)) * 0.6931471805599453
     offsets = (b * work.q_heads + head).to(gl.int64) * work.q_len + rows
     gl.store(lse_ptr + offsets, lse, mask=(rows >= 0) & (rows < work.q_len))

@@ -21,9 +21,10 @@ FIRST_WEYL, SECOND_WEYL = gl.constexpr(0x9E3779B9), gl.constexpr(0xBB67AE85)
 
 @aggregate
 class DropoutBits:
-    """The dropout of a kernel, see `arguments.DROPOUT` and `tensors.DropoutArguments`; None in kernels without dropout.
+    """The dropout of a kernel, see `arguments.DROPOUT` and `tensors.DropoutArguments`; arguments are None without
+    dropout.
 
-    So many of 2**16 sets of random bits drop a probability as `threshold` says; see Note [Comparing random bits] in
+    A fraction ``threshold / 2**16`` of probabilities is dropped; see Note [Comparing random bits] in
     reference_dropout.py.
     """
 
@@ -32,7 +33,7 @@ class DropoutBits:
 
     @gluon.jit
     def seed(self):
-        """The two words of the key of all blocks, the lower one first; zeros without dropout."""
+        """Returns the two words of the Philox key, the lower one first; zeros without dropout."""
         if self.GIVEN:
             seed = gl.load(self.arguments.seed)
             return seed.to(gl.uint32), (seed >> 32).to(gl.uint32)
@@ -64,7 +65,7 @@ class DropoutBits:
 
     @gluon.jit
     def kept(self, p, bits):
-        """P, rounded, with zeros where it is dropped."""
+        """Returns P, rounded, with zeros where it is dropped."""
         bits = gl.convert_layout(bits, p.type.layout, assert_trivial=True)
         threshold = self.arguments.threshold
         return _keep_from(p, bits, bound_of(threshold), threshold)
@@ -83,7 +84,7 @@ def _words_layout(block_kv):
 
 @gluon.jit
 def _philox(c0, c1, c2, c3, key):
-    """The four words of each block, whose counters broadcast: what a row shares is computed once for it."""
+    """Returns the four words of each block; the counters broadcast, so what a row shares is computed once."""
     k0, k1 = key
     for i in gl.static_range(ROUNDS):
         first = c0.to(gl.uint64) * FIRST_MULTIPLIER

@@ -1,4 +1,4 @@
-"""The kernel: a CTA splits into its roles."""
+"""The main kernel of the forward: a CTA splits into its warp roles."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -1,4 +1,4 @@
-"""The first step of a walk of whose kv tile the row block sees the first half at most.
+"""The first iteration of a row block that sees at most the first half of the kv tile.
 
 Note [Half tiles]
     A row block has half as many queries as a kv tile has keys.  So under a mask with a lower bound, a causal one for
@@ -21,7 +21,7 @@ from .tile_work import ROWS
 
 @gluon.jit
 def half_tile_step(work, data, shared, score, here, kv, it, m, total):
-    """(P, m, total) of the first kv tile of a walk, as `first_step` has them, for a row block that sees half of it."""
+    """Returns (P, m, total) as `first_step`, for a row block that sees half of its first kv tile."""
     b, _head, _block, rows, q_tile, _seed = here
     layout: gl.constexpr = accumulator_layout(ROWS, ROWS, 4)
     whole: gl.constexpr = accumulator_layout(ROWS, work.BLOCK_KV, 4)
@@ -40,5 +40,5 @@ def half_tile_step(work, data, shared, score, here, kv, it, m, total):
 
 @gluon.jit
 def by_row(x, LAYOUT: gl.constexpr):
-    """A number of every row, where a tile of this layout has its rows: layouts of tiles differ in columns alone."""
+    """Converts one number per row to LAYOUT's rows; layouts of tiles differ in columns alone."""
     return gl.convert_layout(x, gl.SliceLayout(1, LAYOUT), assert_trivial=True)

@@ -27,19 +27,19 @@ UNSEEN = gl.constexpr(FORWARD_UNSEEN)
 
 @gluon.jit
 def kv_of(word):
-    """The kv tile of a word."""
+    """Returns the kv tile of a word."""
     return word & 0xFFFF
 
 
 @gluon.jit
 def use_of(word, CONSUMER: gl.constexpr):
-    """The use that a consumer makes of the kv tile of a word: SKIP, PARTIAL or FULL."""
+    """Returns how a consumer uses the kv tile of a word: SKIP, PARTIAL or FULL."""
     return (word >> (16 + 2 * CONSUMER)) & 3
 
 
 @gluon.jit
 def has_unseen(word):
-    """Whether the kv tile of a word has keys that no query sees."""
+    """Returns whether the kv tile of a word has keys that no query sees."""
     return (word & (1 << UNSEEN)) != 0
 
 
@@ -60,7 +60,7 @@ class ListedMask:
 
     @gluon.jit
     def table(self, b, head):
-        """The table of a head."""
+        """Returns the table index of a head."""
         return b * self.arguments.tables + head % self.arguments.tables
 
     @gluon.jit
@@ -126,17 +126,17 @@ def _of_keys(ptr, work, like, vector, kv):
 
 @gluon.constexpr_function
 def word_slots(stages):
-    """Words that are kept.
+    """Returns the number of words that are kept.
 
-    When the producer brings the K of step s it has brought the V of step ``s - 2``, so all consumers have left the V
-    of step ``s - 2 - stages``, and read the word there.
+    When the producer loads the K of iteration s it has loaded the V of iteration ``s - 2``, so all consumers have
+    released the V of iteration ``s - 2 - stages``, and read the word there.
     """
     return stages + 2
 
 
 @gluon.jit
 def put_word(shared, it, word):
-    """Put down the word of the step after the it-th, before the K of the it-th is begun."""
+    """Stores the word of the iteration after the it-th, before the K load of the it-th begins."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     shared.words.index(it % word_slots(shared.STAGES)).store(gl.full([1], 0, gl.int32, layout) + word)
     role_barrier()
@@ -144,6 +144,6 @@ def put_word(shared, it, word):
 
 @gluon.jit
 def read_word(shared, it):
-    """The word of the step after the it-th, whose K has been waited for and whose V has not been left."""
+    """Reads the word of the iteration after the it-th, whose K has arrived and whose V has not been released."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     return gl.max(shared.words.index(it % word_slots(shared.STAGES)).load(layout), 0)

@@ -1,4 +1,4 @@
-"""Before the main kernel: the counter from which its CTAs draw their tiles is set to zero."""
+"""Runs before the main kernel: zeroes the counter from which its CTAs take tiles."""
 
 import triton
 import triton.language as tl
@@ -7,6 +7,8 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 @triton.jit
 def prepare(counter_ptr):
-    """One program.  counter_ptr: int32 [1].  The main kernel may begin at once, because it waits before it draws."""
+    """Zeroes counter_ptr, int32 [1]; one program.  The main kernel may start at once, because it waits before it
+    draws.
+    """
     gdc_launch_dependents()
     tl.store(counter_ptr, 0)

@@ -27,7 +27,7 @@ from .tile_work import ROWS
 
 @gluon.jit
 def draw(counter_ptr):
-    """Place of the CTA's next tile; past the end of the list if there is none."""
+    """Returns the index of the CTA's next tile in the work list; past its end if there is none."""
     gdc_wait()  # for `prepare`
     return gl.atomic_add(counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
 
@@ -59,7 +59,7 @@ def announce(work, data, shared, tiles, b, head, first_block, first, count):
 
 @gluon.jit
 def wait_for_room(empty, it, STAGES: gl.constexpr):
-    """Slot of the it-th tile of a ring, which all consumers have left."""
+    """Waits until all consumers have released the slot of the it-th tile of a ring, and returns the slot."""
     slot = it % STAGES
     mbarrier.wait(empty.index(slot), ((it // STAGES) & 1) ^ 1)
     return slot

@@ -36,7 +36,7 @@ def ask(work, data, b, head, block, kv, wanted):
 
 @gluon.jit
 def hide(s, words):
-    """Scores, -inf where their bit of `words`, see `ask`, is zero."""
+    """Returns scores, set to -inf where their bit of `words` (see `ask`) is zero."""
     WORDS: gl.constexpr = words.shape[2]
     COUNT: gl.constexpr = s.shape[1] // WORDS // 2  # bits of a word
     bits = gl.full(words.shape, 1, gl.int32, words.type.layout)

@@ -54,7 +54,7 @@ class SharedMemory:
 
 @gluon.constexpr_function
 def fact_words(consumers):
-    """int32 words about a tile: five, and four for each consumer."""
+    """Returns the number of int32 words about a tile: five, and four for each consumer."""
     return 5 + 4 * consumers
 
 
@@ -70,20 +70,20 @@ def fact_slots(q_stages):
 
 @gluon.jit
 def _tiles(DTYPE: gl.constexpr, COUNT: gl.constexpr, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):
-    """COUNT tiles in the layout that TMA and the matmuls share."""
+    """Allocates COUNT tiles in the layout that TMA and the matmuls share."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HEIGHT, WIDTH], DTYPE)
     return gl.allocate_shared_memory(DTYPE, [COUNT, HEIGHT, WIDTH], layout)
 
 
 @gluon.jit
 def _words(COUNT: gl.constexpr):
-    """COUNT words of int32."""
+    """Allocates COUNT int32 words."""
     return gl.allocate_shared_memory(gl.int32, [COUNT, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit
 def allocate_shared(DTYPE: gl.constexpr, FORM, LISTED: gl.constexpr):
-    """All shared memory of a CTA, barriers initialised."""
+    """Allocates all shared memory of a CTA and initialises the barriers."""
     BLOCK_KV: gl.constexpr = FORM.BLOCK_KV
     BLOCK_D: gl.constexpr = FORM.BLOCK_D
     TAIL_D: gl.constexpr = FORM.TAIL_D

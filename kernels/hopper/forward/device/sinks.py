@@ -1,4 +1,4 @@
-"""Sinks: scores of no key, which take part in the softmax of a row and have no value."""
+"""Attention sinks: extra scores without a key, which take part in the softmax of a row and have no value."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -8,7 +8,7 @@ from .steps import exp2
 
 @gluon.jit
 def load_sinks(sinks, b, head, rows, q_len):
-    """The sinks of rows of a head, in base 2; sinks: as `arguments.SINKS`."""
+    """Loads the sinks of rows of a head, in base 2; sinks: as `arguments.SINKS`."""
     pointers = sinks.ptr + b.to(gl.int64) * sinks.b + head.to(gl.int64) * sinks.h + rows.to(gl.int64) * sinks.row
     return gl.load(pointers, mask=(rows >= 0) & (rows < q_len), other=0.0) * 1.4426950408889634
 

@@ -1,4 +1,4 @@
-"""The steps of a row block's walk: scores, softmax, and the product of probabilities and values.
+"""The iterations of a row block: scores, softmax, and the product of probabilities and values.
 
 Note [Softmax]
     A row keeps its base m, the largest ``scale * score`` so far in base 2, and its sum of ``exp2(scale * score - m)``.
@@ -35,19 +35,19 @@ LOWEST = gl.constexpr(-3.4028234663852886e38)
 
 @gluon.jit
 def exp2(x):
-    """One instruction; results below 2**-126 are zero, which spares the scaling that would keep them."""
+    """Computes exp2 in one instruction; results below 2**-126 are flushed to zero, which saves a rescaling."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def log2(x):
-    """One instruction, right to 2**-22; of zero it is -inf."""
+    """Computes log2 in one instruction, accurate to 2**-22; log2(0) is -inf."""
     return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def wait_for(full, it, STAGES: gl.constexpr):
-    """Slot of the it-th tile of a ring, which is there."""
+    """Waits for the it-th tile of a ring and returns its slot."""
     slot = it % STAGES
     mbarrier.wait(full.index(slot), (it // STAGES) & 1)
     return slot
@@ -55,7 +55,7 @@ def wait_for(full, it, STAGES: gl.constexpr):
 
 @gluon.jit
 def release(empty):
-    """Say that all warps of this consumer have read a tile."""
+    """Signals that all warps of this consumer have read a tile."""
     if not ARRIVALS_MEET:
         role_barrier()
     mbarrier.arrive(empty, count=1)
@@ -128,9 +128,9 @@ def _in_band(work, s, rows, kv):
 
 @gluon.jit
 def _keep_below(s, keys, end):
-    """s where ``keys < end``, else -inf.
+    """Returns s where ``keys < end``, else -inf.
 
-    As one operation: ptxas would make all comparisons first, and store their results as bits of integers.
+    It is one operation, because ptxas would compute all comparisons first and pack their results as bits of integers.
     """
     return gl.inline_asm_elementwise(
         """{
@@ -155,9 +155,9 @@ def as_left(p, DTYPE: gl.constexpr, COLUMNS: gl.constexpr):
 
 @gluon.jit
 def begin_scores(shared, q_tile, slot, zero):
-    """Begin S = Q K^T with this tile of the Q ring, and the K tile in this slot.
+    """Begins S = Q K^T with this tile of the Q ring and the K tile in this slot.
 
-    zero: fp32, with a column for every key; the K tile may have more.
+    zero: fp32, with a column for every key that is computed; the K tile may have more.
     """
     k = first_keys(shared.k.index(slot), zero.shape[1]).permute((1, 0))
     s = warpgroup_mma(shared.q.index(q_tile), k, zero, use_acc=False, is_async=True)
@@ -169,7 +169,7 @@ def begin_scores(shared, q_tile, slot, zero):
 
 @gluon.jit
 def first_keys(tile, COUNT: gl.constexpr):
-    """The first COUNT rows of a K tile."""
+    """Returns the first COUNT rows of a K tile."""
     if tile.shape[0] > COUNT:
         tile = tile.slice(0, COUNT)
     return tile
@@ -177,7 +177,7 @@ def first_keys(tile, COUNT: gl.constexpr):
 
 @gluon.jit
 def skip(shared, it):
-    """Give the it-th kv tile back without a look at it."""
+    """Releases the it-th kv tile unread."""
     release(shared.k_empty.index(wait_for(shared.k_full, it, shared.STAGES)))
     release(shared.v_empty.index(wait_for(shared.v_full, it, shared.STAGES)))
 
@@ -262,7 +262,7 @@ def next_step(work, data, drops, shared, score, zero, here, kv_before, kv, masks
 
 @gluon.jit
 def scaled(acc, factor):
-    """Rows of acc times their factors."""
+    """Multiplies the rows of acc by their factors."""
     return acc * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, acc.type.layout)), 1)
 
 

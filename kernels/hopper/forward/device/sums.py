@@ -27,14 +27,14 @@ COLUMNS = gl.constexpr(8)
 
 @gluon.jit
 def fill_with_ones(tile):
-    """Write ones to a tile of shared memory, [COLUMNS, keys of a kv tile], which wait for a fence."""
+    """Writes ones to a tile of shared memory, [COLUMNS, keys of a kv tile]; matmuls may read it only after a fence."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     tile.store(gl.full([COLUMNS, tile.shape[1]], 1.0, tile.dtype, layout))
 
 
 @gluon.jit
 def no_sums(score, LAYOUT: gl.constexpr):
-    """Sums of rows before the first kv tile, by row in LAYOUT, or in equal columns of a result of matmuls."""
+    """Returns initial (zero) row sums: per row in LAYOUT, or as equal columns of a matmul result."""
     if score.SUMS_BY_MATMUL:
         return gl.zeros([ROWS, COLUMNS], gl.float32, accumulator_layout(ROWS, COLUMNS, 4))
     else:
@@ -43,7 +43,7 @@ def no_sums(score, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def begin_sums(score, shared, p, total):
-    """Begin to add the sums of P, rounded, if matmuls make them."""
+    """Begins to add the row sums of P, rounded, if matmuls compute them."""
     if score.SUMS_BY_MATMUL:
         layout: gl.constexpr = left_operand(total.type.layout)
         p = gl.convert_layout(p, layout, assert_trivial=True)
@@ -53,7 +53,7 @@ def begin_sums(score, shared, p, total):
 
 @gluon.jit
 def sums_of(score, total, LAYOUT: gl.constexpr):
-    """The sums, by row in LAYOUT."""
+    """Returns the sums per row in LAYOUT."""
     if score.SUMS_BY_MATMUL:
         return gl.convert_layout(gl.max(total, 1), LAYOUT, assert_trivial=True)
     else:

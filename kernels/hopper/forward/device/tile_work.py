@@ -1,4 +1,4 @@
-"""The work of a CTA: the list of tiles, and the walk of each (`TileWork`)."""
+"""The work of a CTA: the work list of q tiles, and the tile schedule of each (`TileWork`)."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -46,17 +46,17 @@ class TileWork:
 
     @gluon.jit
     def row_blocks(self):
-        """Row blocks of a head."""
+        """Returns the number of row blocks of a head."""
         return (self.q_len + ROWS - 1) // ROWS
 
     @gluon.jit
     def q_tiles(self):
-        """Tiles of a head."""
+        """Returns the number of q tiles of a head."""
         return (self.row_blocks() + self.CONSUMERS - 1) // self.CONSUMERS
 
     @gluon.jit
     def count(self):
-        """How many tiles the list has."""
+        """Returns the number of tiles in the work list."""
         return self.q_tiles() * self.batch_heads
 
     @gluon.jit
@@ -119,7 +119,7 @@ class TileWork:
 
     @gluon.jit
     def _facts(self):
-        """The tuple `walk` of the schedule's functions."""
+        """Returns the tuple that the schedule's generated functions take as `walk`."""
         return self.q_len, self.kv_len, self.lo, self.hi
 
     @gluon.jit
@@ -128,28 +128,28 @@ class TileWork:
 
     @gluon.jit
     def first_row(self):
-        """The first query that sees a key: row 0 of the descriptor of Q."""
+        """Returns the first query that sees a key: row 0 of the descriptor of Q."""
         return _first_of(self.SEEN_ROWS(self._facts(), ROWS, self.BLOCK_KV))
 
     @gluon.jit
     def first_key(self):
-        """The first key that a query sees: row 0 of the descriptors of K and V."""
+        """Returns the first key that a query sees: row 0 of the descriptors of K and V."""
         return _first_of(self.SEEN_KEYS(self._facts(), ROWS, self.BLOCK_KV))
 
 
 @gluon.constexpr_function
 def leaves_out(consumers):
-    """Whether row blocks that do not exist are left out.
+    """Returns whether row blocks that do not exist are skipped.
 
-    Tiles of two have one with few queries or an odd number of row blocks alone, and the branch costs them 0.3 %.
+    With two consumers they occur only with few queries or an odd number of row blocks, and the branch costs 0.3 %.
     """
     return consumers == 3
 
 
 @gluon.jit
 def _first_of(seen):
-    """The first of the seen rows or keys; where nobody sees anything, a number beyond all of them.
+    """Returns the first of the seen rows or keys; an index past all of them if there are none.
 
-    The descriptor then has a row that nobody may look at, and with this every row that is asked for lies before it.
+    The descriptor then has one row that must not be read, and every requested row lies before it.
     """
     return gl.where(seen[0] < seen[1], seen[0], 3 << 29)

@@ -23,7 +23,7 @@ from .operations import as_words, here, role_barrier
 
 @gluon.jit
 def numbers(COUNT: gl.constexpr):
-    """0 .. COUNT - 1, as the one warp of a producer holds what it knows of the rows of a tile."""
+    """Returns 0 .. COUNT - 1 in the layout in which the producer's single warp holds facts about a tile's rows."""
     return gl.arange(0, COUNT, gl.BlockedLayout([1], [32], [1], [0]))
 
 
@@ -69,7 +69,7 @@ def clear(tile, hidden):
 
 @gluon.jit
 def complete(full):
-    """Complete `full`, the barrier of tiles that have landed and were cleared."""
+    """Completes `full`, the barrier of tiles that have landed and were cleared."""
     fence_async_shared()
     role_barrier()
     mbarrier.arrive(full, count=1)

@@ -25,7 +25,7 @@ ROUNDS = gl.constexpr(definition.ROUNDS)
 
 @aggregate
 class NoDropout:
-    """No dropout."""
+    """The stand-in for `DropoutSigns` in calls without dropout."""
 
     GIVEN: gl.constexpr = False
 
@@ -63,12 +63,12 @@ class DropoutSigns:
 
     @gluon.jit
     def at(self, work):
-        """The same for another head."""
+        """Returns a copy for another head."""
         return replace(self, work=work)
 
     @gluon.jit
     def marked(self, p, q_tile, kv, PIECE: gl.constexpr):
-        """`p`, the probabilities of a piece of the queries of a step, negative where they are dropped."""
+        """Returns `p`, the probabilities of a piece of an iteration's queries, negated where they are dropped."""
         work = self.work
         QUERIES: gl.constexpr = p.shape[1] // 2
         layout: gl.constexpr = block_layout(p.shape, gl.num_warps())
@@ -83,12 +83,12 @@ class DropoutSigns:
 
     @gluon.jit
     def rounded(self, p, DTYPE: gl.constexpr):
-        """P rounded, zero where it was dropped."""
+        """Rounds P to 16 bits, with zero where it was dropped."""
         return rounded_from_zero(p, DTYPE)
 
     @gluon.jit
     def gradient(self, p, dp, delta):
-        """dS = P (dP - delta) of signed P, where dP is zero if P was dropped."""
+        """Computes dS = P (dP - delta) from signed P; dP is zero where P was dropped."""
         return p * gl.where(p >= 0, dp * self.arguments.rescale - delta, delta)
 
     @gluon.jit
@@ -115,7 +115,7 @@ def block_layout(shape, warps):
 
 @gluon.jit
 def philox(seed, queries, keys, head, batch):
-    """The four words of the blocks of a row of queries and a column of keys."""
+    """Returns the four Philox words of the blocks of queries (a row) and keys (a column)."""
     k0 = seed.to(gl.uint32)
     k1 = (seed >> 32).to(gl.uint32)
     c0 = queries.to(gl.uint32)

@@ -1,4 +1,4 @@
-"""The work of a CTA: the head whose walks it is at (`HeadWork`)."""
+"""`HeadWork`: the head that a CTA works on."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -32,34 +32,38 @@ class HeadWork:
 
     @gluon.jit
     def at(self, position):
-        """The same for the head at `position`, as the launch order counts the heads of all batch elements."""
+        """Returns a copy for the head at `position` of the launch order, which counts the heads of all batch
+        elements.
+        """
         heads = self.q_heads // self.GROUP
         place = position % self.q_heads
         return replace(self, batch=position // self.q_heads, head=place % heads, member=place // heads)
 
     @gluon.jit
     def first_row(self):
-        """The first query that sees a key of the band: row 0 of the descriptors of Q and dO."""
+        """Returns the first query that sees a key of the band: row 0 of the descriptors of Q and dO."""
         first, _end = self.SEEN_ROWS(self.facts(), self.BLOCK_Q, self.BLOCK_KV)
         return first
 
     @gluon.jit
     def first_key(self):
-        """The first key of the band that a query sees: row 0 of the descriptors of K and V."""
+        """Returns the first key of the band that a query sees: row 0 of the descriptors of K and V."""
         first, _end = self.SEEN_KEYS(self.facts(), self.BLOCK_Q, self.BLOCK_KV)
         return first
 
     @gluon.jit
     def facts(self):
-        """The tuple `walk` of the schedule's functions."""
+        """Returns the tuple that the schedule's generated functions take as `walk`."""
         return self.q_len, self.kv_len, self.lo, self.hi
 
     @gluon.jit
     def q_head(self):
-        """The query head, within its batch element."""
+        """Returns the query head within its batch element."""
         return self.head * self.GROUP + self.member
 
     @gluon.jit
     def tile_index(self, q):
-        """Place of (batch element, query head, q tile) in semaphores, dq accumulator, log-sum-exp and delta."""
+        """Returns the index of (batch element, query head, q tile) in semaphores, dq accumulator, log-sum-exp and
+        delta.
+        """
         return (self.batch * self.q_heads + self.q_head()) * self.n_q + q

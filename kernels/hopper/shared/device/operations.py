@@ -57,11 +57,11 @@ from triton.experimental.gluon.language.nvidia.hopper.tma import store_wait
 from .....upstream import compat
 from .....upstream.gluon import builtin, ir
 
-# Whatever this version of Gluon calls them:
+# Operations whose names differ between versions of Gluon:
 role_barrier = compat.resolve(*compat.BARRIER)
 """Barrier among the warps of a role."""
 begin_copy = compat.resolve(*compat.COPY)
-"""``(tile, pointers)``: start to copy to shared memory what pointers point to."""
+"""``(tile, pointers)``: starts an asynchronous copy from global pointers to shared memory."""
 begin_load = compat.resolve(*compat.TMA_LOAD)
 """``(desc, coordinates, barrier, tile)``: start to copy a block to shared memory by TMA."""
 begin_store = compat.resolve(*compat.TMA_STORE)
@@ -193,16 +193,18 @@ def store_rows(desc, b, h, row, tile, COLUMN: gl.constexpr = 0):
 
 @gluon.jit
 def here(number):
-    """`number`, so that what is computed from it stays here: the compiler would compute it before the walk, once, and
-    keep it in registers that the walk does not have."""
+    """Returns `number` opaquely, so that what is computed from it is computed here.
+
+    Otherwise the compiler would hoist it out of the loop and keep it in registers that the loop does not have.
+    """
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def hold_back(length):
-    """Keep what comes after this behind what comes before: ptxas moves nothing past what may branch.
+    """Keeps later instructions after earlier ones, since ptxas moves nothing past a possible branch.
 
-    The branch is not taken, as long as `length` is not negative.
+    The branch is never taken, as long as `length` is not negative.
     """
     gl.inline_asm_elementwise(
         """{
@@ -223,7 +225,7 @@ def hold_back(length):
 
 @gluon.jit
 def not_before(number):
-    """An int32 of which the compiler computes nothing before this place, where there are registers for it."""
+    """Returns an int32 opaquely, so that nothing is computed from it before this point, where registers are free."""
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
 
 
@@ -243,13 +245,13 @@ def rounded_from_zero(x, dtype: gl.constexpr):
 
 @gluon.jit
 def arrive_at(number, THREADS: gl.constexpr):
-    """Arrive at a named barrier for so many threads, and go on; for all threads of a role."""
+    """Arrives at a named barrier of THREADS threads without waiting; for all threads of a role."""
     _at_named("arrive", number, THREADS)
 
 
 @gluon.jit
 def meet_at(number, THREADS: gl.constexpr):
-    """Wait at a named barrier for so many threads; for all threads of a role."""
+    """Waits at a named barrier of THREADS threads; for all threads of a role."""
     _at_named("sync", number, THREADS)
 
 
@@ -263,7 +265,7 @@ def _at_named(HOW: gl.constexpr, number, THREADS: gl.constexpr):
 
 @gluon.jit
 def wait_for_turn(semaphore, rank):
-    """Block the warp until `semaphore` (int32) is `rank`."""
+    """Blocks the warp until `semaphore` (int32) is `rank`."""
     gl.inline_asm_elementwise(
         """{
         .reg .pred %waiting;

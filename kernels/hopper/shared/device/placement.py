@@ -1,4 +1,6 @@
-"""Masks of rows: where the tokens of rows lie (`Placement`), and how results are written there (`store_tile`)."""
+"""Varlen layouts: where the tokens of padded rows are (`Placement`), and how results are stored there
+(`store_tile`).
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -21,13 +23,15 @@ class Placement:
 
     @gluon.jit
     def token(self, row):
-        """The token of `row`, with which a row block begins; a number past all tokens if there is no such row."""
+        """Returns the token of `row`, the first row of a row block; an index past all tokens if there is no such
+        row.
+        """
         exists = (row >= 0) & (row < self.rows)
         return gl.load(self.arguments.place_ptr + row // self.PLACED, mask=exists, other=self.rows)
 
     @gluon.jit
     def count(self, row, ROWS: gl.constexpr):
-        """How many of the ROWS rows from `row` on, whole row blocks, have a token; all of them or the first ones do."""
+        """Returns how many of the ROWS rows from `row` on (whole row blocks) have a token; these come first."""
         count = 0
         for i in gl.static_range(ROWS // self.PLACED):
             first = row + i * self.PLACED

@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 
 @gluon.jit
 def shows(queries, keys, positions, MASK, INDEX: gl.constexpr):
-    """Whether queries see keys."""
+    """Returns whether queries see keys, per pair."""
     Q_ROW: gl.constexpr = MASK.Q_ROWS[INDEX]
     KV_ROW: gl.constexpr = MASK.KV_ROWS[INDEX]
     FORM: gl.constexpr = MASK.FORMS[INDEX]
@@ -25,7 +25,7 @@ def shows(queries, keys, positions, MASK, INDEX: gl.constexpr):
 
 @gluon.jit
 def keep_shown(s, queries, keys, positions, MASK, INDEX: gl.constexpr):
-    """Scores, -inf where queries do not see keys."""
+    """Returns scores, set to -inf where queries do not see keys."""
     Q_ROW: gl.constexpr = MASK.Q_ROWS[INDEX]
     KV_ROW: gl.constexpr = MASK.KV_ROWS[INDEX]
     FORM: gl.constexpr = MASK.FORMS[INDEX]

@@ -11,17 +11,17 @@ from .step_words import allocate_words
 
 @gluon.constexpr_function
 def pieces(step):
-    """Pieces of a q tile in shared memory, for a form of a step."""
+    """Returns the number of pieces of a q tile in shared memory, for a form of iteration."""
     return 2 if step == "halved" else 1
 
 
 ENTRIES = gl.constexpr(2)
-"""Entries of the ring of walks: the walk that the consumers are at, and the walk that the producer has begun."""
+"""Entries of the ring of work items: the one that consumers compute, and the one that the producer has begun."""
 
 
 @gluon.jit
 def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr = 1):
-    """A ring of barriers for so many arrivals each."""
+    """Allocates a ring of COUNT mbarriers for ARRIVALS arrivals each."""
     ring = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):
         mbarrier.init(ring.index(i), count=ARRIVALS)
@@ -93,7 +93,7 @@ def _tiles(DTYPE: gl.constexpr, shape: gl.constexpr):
 
 @gluon.jit
 def _accumulators(COUNT: gl.constexpr, VALUES: gl.constexpr):
-    """A ring of dq tiles of so many values."""
+    """Allocates a ring of COUNT dq tiles of VALUES values."""
     return gl.allocate_shared_memory(gl.float32, [COUNT, VALUES // DQ_ROW, DQ_ROW], DQ_LAYOUT)
 
 

@@ -28,24 +28,25 @@ def allocate_words(STAGES: gl.constexpr):
 
 @gluon.jit
 def put_word(words, slot, word):
-    """Put a word into its slot, before the barrier of this slot of dO is armed; for the producer."""
+    """Stores a word to its slot, before this slot's dO barrier is armed; called by the producer."""
     words.index(slot).store(gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + word)
     role_barrier()
 
 
 @gluon.jit
 def read_word(words, slot):
-    """The word of a step whose dO is in this slot of its ring; for consumers."""
+    """Reads the word of the iteration whose dO is in this slot of the ring; called by consumers."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     return gl.max(words.index(here(slot)).load(layout), 0)
 
 
 @gluon.jit
 def within_band(keep, work, q_row, columns, rows, MASK):
-    """`keep`, [keys, queries], where the band lets through, too.
+    """Restricts `keep`, [keys, queries], to pairs inside the band.
 
-    q_row: the first query; columns: the offsets of all after it; rows: the keys.  In a matmul's result bits 1 and 2 of
-    a column are the thread's, the other bits the register's: a register is compared to its own constant.
+    q_row: the first query; columns: offsets of all queries from it; rows: the keys.  In a matmul's result bits 1 and 2
+    of a column belong to the thread and the other bits to the register, so a register is compared to a constant of its
+    own.
     """
     columns = gl.expand_dims(columns, 0)
     registers = columns & ~6

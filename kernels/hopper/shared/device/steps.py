@@ -73,7 +73,7 @@ def from_fragments(fragments, tile):
 
 @gluon.jit
 def wait_for_q(shared, it):
-    """Slot of the it-th Q tile, which is there."""
+    """Waits for the it-th Q tile and returns its slot."""
     slot = it % shared.STAGES
     mbarrier.wait(shared.q_full.index(slot), (it // shared.STAGES) & 1)
     return slot
@@ -98,9 +98,9 @@ def begin_drops(drops):
 
 @gluon.jit
 def share_ds(shared, ds, LEAVING: gl.constexpr = False):
-    """Make dS visible to the matmuls of all warps, when all have read the dS of the step before.
+    """Makes dS visible to the matmuls of all warps, after all have read the dS of the previous iteration.
 
-    LEAVING: the results of the walk before may still be leaving the dq ring; afterwards they have left.
+    LEAVING: results of the previous tile schedule may still be in transfer from the dq ring; afterwards they are not.
     """
     role_barrier()
     shared.ds.store(ds)
@@ -158,13 +158,13 @@ def gradient_of_scores(shared, drops, p, dp, delta):
 
 @gluon.jit
 def wait_for_dq_room(shared, it):
-    """Wait until the slot for the dq tile of a step is empty."""
+    """Waits until the slot for an iteration's dq tile is empty."""
     mbarrier.wait(shared.dq_empty.index(it % shared.DQ_STAGES), ((it // shared.DQ_STAGES) & 1) ^ 1)
 
 
 @gluon.jit
 def hand_over(shared, it, dq, dq_tail, WARPS: gl.constexpr):
-    """Put a dq tile into its slot, which is empty, and tell the reducer."""
+    """Stores a dq tile to its slot, which is empty, and signals the reducer."""
     slot = it % shared.DQ_STAGES
     shared.dq.index(slot).store(in_fragments(dq))
     if shared.TAIL_D > 0:
@@ -175,7 +175,7 @@ def hand_over(shared, it, dq, dq_tail, WARPS: gl.constexpr):
 
 @gluon.jit
 def end_step(shared, it, WARPS: gl.constexpr):
-    """Say that the matmuls have read Q and dO of a step."""
+    """Signals that the matmuls have read Q and dO of an iteration."""
     signal(shared, ROOM, it, WARPS)
     if shared.STAMPED:
         signal(shared, NOTED, it, WARPS)
