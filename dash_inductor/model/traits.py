@@ -26,7 +26,7 @@ class Traits:
         modifiers: the names of the score modifiers besides scale and bias, see `Call.modifiers`.
         grad_logsumexp: in a backward, the log-sum-exp has a gradient.
         sinks: in a forward, there are attention sinks.
-        low_scores: the softcap keeps scores so close to zero that the softmax needs no maximum, see
+        low_scores: a bound keeps scores so close to zero that the softmax needs no maximum, see
             `model.call.LOW_SOFTCAP`.
         logsumexp: in a forward, the program reads the log-sum-exp.
     """

@@ -164,7 +164,7 @@ def has_few(traits: Traits, q_len: int, group: int) -> bool:
     """Returns whether a call has few enough queries for the split-KV kernels.
 
     Args:
-        traits: traits of the call; under a mask, with dropout, sinks or a softcap, the main kernel runs.
+        traits: traits of the call; under a mask, with dropout, sinks or a score modifier, the main kernel runs.
         group: query heads per kv head.
     """
     plain = not (traits.has_lo or traits.has_hi or traits.asks or traits.placed or traits.sinks)

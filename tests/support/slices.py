@@ -26,7 +26,7 @@ from .distribution import ROOT
 DURATIONS = ROOT / "tests" / "durations.json"
 BUDGET = 2.0
 """Seconds for the cases of one function that run every time; at least one case does, unless it takes `LONG`."""
-LONG = 10.0
+LONG = 5.0
 """A case that takes longer than this (seconds) runs in its slice only."""
 
 

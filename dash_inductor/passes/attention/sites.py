@@ -184,7 +184,7 @@ def _scale(scale: object, head_dim: int) -> float:
 
 
 def _modifiers(found: Mapping[str, object]) -> dict[str, Any]:
-    """The score modifiers (such as softcap) by name; a value of 0 means none, as in flash-attn's operators."""
+    """The score modifiers (`model.call.MODIFIERS`) by name; a value of 0 means none, as in flash-attn's operators."""
     values = {name: (number, _number(number)) for name, number in found.items() if number is not None}
     for name, (number, value) in values.items():
         if value is None:
