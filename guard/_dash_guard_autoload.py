@@ -1,8 +1,8 @@
 """What `import torch` runs of dash_guard: start what the environment asks for, the guard or a recording.
 
 torch loads every entry point of the group `torch.backends` at the end of its own import, and any exception there makes
-`import torch` fail for the whole environment.  So this module imports the standard library and the module like it of
-dash_inductor, and dash_guard only if one of its variables is set.
+`import torch` fail for the whole environment.  So this module imports only the standard library unless one of its
+variables is set, and whatever fails then becomes one warning.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import importlib
 import os
 import sys
 import warnings
-
-import _dash_inductor_autoload
 
 STARTS = {"DASH_GUARD_RECORD": "dash_guard.recorder.start", "DASH_GUARD": "dash_guard.process.start"}
 """The modules that start what each variable asks for, by a function `from_environment`."""
@@ -32,7 +30,11 @@ def autoload() -> None:
     _armed = True
     for variable, module in STARTS.items():
         if os.environ.get(variable):
-            _dash_inductor_autoload.after_import("torch", functools.partial(_start, variable, module))
+            try:
+                hooks = importlib.import_module("_dash_inductor_autoload")
+                hooks.after_import("torch", functools.partial(_start, variable, module))
+            except (Exception, SystemExit) as error:
+                _warn(variable, error)
 
 
 def _start(variable: str, module: str) -> None:
@@ -41,10 +43,11 @@ def _start(variable: str, module: str) -> None:
     try:
         importlib.import_module(module).from_environment()
     except (Exception, SystemExit) as error:
-        _warn(f"dash_guard is off, although {variable} is set. {type(error).__name__}: {error}")
+        _warn(variable, error)
 
 
-def _warn(text: str) -> None:
+def _warn(variable: str, error: BaseException) -> None:
+    text = f"dash_guard is off, although {variable} is set. {type(error).__name__}: {error}"
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
     except Warning:  # warnings are errors in this process, but this one must not break an import

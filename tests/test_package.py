@@ -23,6 +23,7 @@ import torch
 import triton
 from packaging.specifiers import SpecifierSet
 
+import dash_guard.version
 import dash_inductor
 from dash_inductor.upstream import compat
 
@@ -176,6 +177,7 @@ def test_base_dependencies() -> None:
     assert sorted(re.split(r"[<>= ]", r)[0] for r in base) == ["numpy", "sympy", "torch", "triton"]
     version = re.compile(r"\d+\.\d+\.\d+")
     assert version.fullmatch(dash_inductor.__version__)
+    assert dash_guard.version.__version__ == dash_inductor.__version__
 
 
 def test_dependencies_allow_the_tested_versions_and_no_other() -> None:

@@ -5,10 +5,10 @@ The entry point `repeat` of the group `dash_inductor.doctor` names a class whose
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from importlib.metadata import entry_points
-from typing import Any
 
 from ..observers.observer import Observer
 from .findings import Seen
@@ -16,24 +16,24 @@ from .findings import Seen
 GROUP = "dash_inductor.doctor"
 
 
-class Repeating(Observer):
+class Repeating(Observer, ABC):
     """Repeats the calls of outermost modules after a backward has used their results, and compares bits."""
 
+    @abstractmethod
     def backward_ended(self) -> None:
         """Called when a backward has ended."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self) -> None:
         """Called when no more backwards follow."""
-        raise NotImplementedError
 
+    @abstractmethod
     def shown(self, ran_in: Callable[[str], list[str]]) -> Iterator[Seen]:
         """Yields the findings of the repetitions.
 
         Args:
             ran_in: returns, for a module's name, the possibly nondeterministic operators that ran in it, in words.
         """
-        raise NotImplementedError
 
 
 def repeating(quiet: Callable[[], AbstractContextManager[None]]) -> Repeating | None:
@@ -41,8 +41,14 @@ def repeating(quiet: Callable[[], AbstractContextManager[None]]) -> Repeating | 
 
     Args:
         quiet: returns a context in which the doctor records nothing.
+
+    Raises:
+        Exception: the class cannot be imported or made.
+        TypeError: it is no `Repeating`.
     """
     for point in entry_points(group=GROUP, name="repeat"):
-        made: Any = point.load()(quiet)
-        return made if isinstance(made, Repeating) else None
+        made = point.load()(quiet)
+        if not isinstance(made, Repeating):
+            raise TypeError(f"{point.value} is not allowed: expected a subclass of {__name__}.Repeating")
+        return made
     return None

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.fx import Graph
 
+from ..errors import described
 from ..observers import active, hooks
 from ..observers.names import unwrapped
 from ..observers.observer import Observer
@@ -44,7 +45,12 @@ class Step(Observer):
         self.heard = Heard(self.reading)
         self.foreign = Foreign()
         self.reading.flagged = self.foreign.told
-        self._repeat = repeating(self._again) if repeat else None
+        self._repeat, self._not_repeated = None, "dash_guard, which does that, is not installed"
+        if repeat:
+            try:
+                self._repeat = repeating(self._again)
+            except Exception as error:  # of another distribution, without which all other checks go on
+                self._not_repeated = described(error)
         self.repeats = self._trained = False
         self.checks: tuple[Check, ...] = (*self.heard.checks, *self.foreign.checks, self.two_runs)
 
@@ -130,7 +136,7 @@ class Step(Observer):
         if not self._wanted or not self._trained:
             return
         if self._repeat is None:
-            what = "the first step was not run again: dash_guard, which does that, is not installed"
+            what = f"the first step was not run again: {self._not_repeated}"
             yield NOTE, what, "python -m pip install 'dash-inductor[guard]'"
         else:
             yield from self._repeat.shown(lambda module: [*self.heard.at(module), *self.foreign.at(module)])

@@ -212,3 +212,25 @@ def test_what_starts_a_program_needs_no_torch() -> None:
     code = "import sys, dash_guard.monitor.wrapper, dash_guard.monitor.standalone; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout == "False\n"
+
+
+@pytest.mark.parametrize("broken", ["_dash_inductor_autoload.py", "dash_guard/__init__.py"])
+@pytest.mark.parametrize("variable", ["DASH_GUARD", "DASH_GUARD_RECORD"])
+def test_what_is_broken_does_not_break_the_import_of_torch(broken: str, variable: str, tmp_path: Path) -> None:
+    """Nor does it where no variable asks for anything, without a word then."""
+    (tmp_path / broken).parent.mkdir(exist_ok=True)
+    (tmp_path / broken).write_text("raise RuntimeError('broken on purpose')", encoding="utf-8")
+    program = f"""
+        import sys, types, warnings
+        import _dash_guard_autoload
+        sys.path.insert(0, {str(tmp_path)!r})
+        for name in [n for n in sys.modules if n.startswith(("dash_guard", "_dash_inductor_autoload"))]:
+            del sys.modules[name]
+        sys.modules["torch"] = types.ModuleType("torch")  # it has been imported
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            _dash_guard_autoload.autoload()
+        print(*(str(each.message) for each in said))
+    """
+    assert "broken on purpose" in run_python(program, **{variable: str(tmp_path / "folder")}).stdout
+    assert run_python(program).stdout.strip() == ""
