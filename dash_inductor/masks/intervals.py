@@ -24,8 +24,14 @@ from .token_vectors import Calculator, Numbers, computable
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-FAR = 2**40
-"""A distance larger than any position and any constant that is added to a bound."""
+POSITIONS = 2**30
+"""More tokens than a sequence has; constants that are added to a bound are smaller, too."""
+FAR = 2 * POSITIONS - 1
+"""Numbers beyond +-`FAR` are farther than any position, whatever constant is added to them.
+
+It fits into int32: where a bound is computed from positions alone, Inductor clamps it in the type of an index, and
+Triton 3.9 refuses constants that do not fit into that.
+"""
 
 
 @dataclass(frozen=True)
@@ -129,7 +135,7 @@ class Between(FoundTerm):
 
 def _in_words(bound: Any, calculator: Calculator) -> Any:
     """Return a bound on positions as int32, clamped to just before or beyond all positions."""
-    near = _clamped(bound, -1, 2**30, calculator)
+    near = _clamped(bound, -1, POSITIONS, calculator)
     return calculator.call(prims.convert_element_type.default, near, torch.int32)
 
 
@@ -237,7 +243,7 @@ class _Reader:
 
     def _bound(self, expr: sympy.Expr) -> Bound | None:
         more, rest = expr.as_coeff_Add()
-        if abs(int(more)) >= 2**31 or not self._computable(rest, self.scores.q):
+        if abs(int(more)) >= POSITIONS or not self._computable(rest, self.scores.q):
             return None
         return Bound(Numbers(rest, "q", self.scores.q, self.loads.named_in(rest)), int(more))
 

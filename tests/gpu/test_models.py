@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch._inductor.exc import InductorError
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
@@ -39,14 +40,22 @@ def gradients_of(model: nn.Module, tokens: Tensor, **more: Tensor) -> Gradients:
 
 
 def check_gradients(model: nn.Module, ours: Gradients, make: Callable[[], nn.Module], **inputs: Tensor) -> None:
-    """Against fp64: at most twice the error of what PyTorch does with the site, in the same dtype."""
+    """Against fp64: at most twice the error of what PyTorch does with the site, in the same dtype.
+
+    PyTorch computes in eager mode what its compiler raises an error for, as torch 2.15 does for T5's positions.
+    """
     with dash_inductor.disabled():
-        theirs = gradients_of(model, **inputs)
+        try:
+            theirs = gradients_of(model, **inputs)
+        except InductorError:
+            with torch.compiler.set_stance("force_eager"):
+                theirs = gradients_of(model, **inputs)
     exact = make().double().cuda()
     with torch.no_grad():
         for p, rounded in zip(exact.parameters(), model.parameters(), strict=True):
             p.copy_(rounded)
-    reference = gradients_of(exact, **inputs)
+    with torch.compiler.set_stance("force_eager"):
+        reference = gradients_of(exact, **inputs)
     for a, b, r in zip(ours, theirs, reference, strict=True):
         error = (b - r).norm()  # NaN where PyTorch's kernel gives it to queries without keys: then 2 % is the bound
         allowed = 2 * error + 1e-3 * r.norm() if error.isfinite() else 0.02 * r.norm()
@@ -179,6 +188,10 @@ def check_attention(
     leaves = [(t.contiguous() if contiguous else t).requires_grad_() for t in leaves]
     do = torch.randn(2, 4, 320, 64, device="cuda", dtype=torch.bfloat16)
     with sdpa_kernel(backend) if backend else contextlib.nullcontext():
+        try:
+            eager(*leaves)
+        except RuntimeError as error:
+            pytest.skip(f"PyTorch with this backend alone: {error}")
         ours = torch.autograd.grad(torch.compile(compiled)(*leaves), leaves, do)
     (record,) = sites()
     assert record.status == "replaced", str(record)

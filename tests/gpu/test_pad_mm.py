@@ -63,7 +63,7 @@ def test_logits(dynamic: bool) -> None:
     found = step(padded, model, tokens)
     assert {r.detail for r in all_records() if r.rewrite == "pad_mm"} == {
         f"padded: {name} from {VOCABULARY} to 50304" for name in "mkn"
-    }
+    }, list(map(str, all_records()))
     for a, b in zip(expected, found, strict=True):
         assert a.stride() == b.stride()
         assert (a.float() - b.float()).norm() <= 2e-2 * a.float().norm()

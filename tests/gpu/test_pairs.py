@@ -301,10 +301,10 @@ def test_a_learned_bias(masked: bool, length: int, deterministic: None) -> None:
         ours = gradients_of(model, x, *mask)
     assert {(r.status, r.mask, r.forward) for r in sites()} == {("replaced", "full + bias", "portable")}
     assert all(map(torch.equal, ours, gradients_of(model, x, *mask)))
-    with dash_inductor.disabled():
-        theirs = gradients_of(model, x, *mask)
     hidden = [torch.zeros_like(m, dtype=torch.float64).masked_fill(m < -1, -torch.inf) for m in mask]
-    exact = gradients_of(model.double(), x.double(), *hidden)
+    with torch.compiler.set_stance("force_eager"):  # torch 2.15 cannot compile the positions of 203 tokens
+        theirs = gradients_of(model, x, *mask)
+        exact = gradients_of(model.double(), x.double(), *hidden)
     for a, b, r in zip(ours, theirs, exact, strict=True):
         assert (a - r).norm() <= 2 * (b - r).norm() + 1e-3 * r.norm()
 

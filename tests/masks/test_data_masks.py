@@ -545,6 +545,16 @@ def prefix_of_documents(q, k, m):
     return same & (causal(q, k) | (torch.arange(k.shape[2]) < m[:, :1])[:, None, None, :])
 
 
+def steep_prefix(q, k, m):
+    """A bound that may be farther than any position, whatever the type of an index."""
+    return (columns(k) <= rows(q) * 2**45) | (columns(k) < m[:, :1])[:, None, None, :]
+
+
+def far_prefix(q, k, m):
+    """A bound that a constant brings back from where numbers are clamped, almost."""
+    return (columns(k) <= m[:, None, :, None] * 2**35 - (2**30 - 1)) | (columns(k) < m[:, :1])[:, None, None, :]
+
+
 def constant_prefix(q, k, m):
     """Causal from the start of a document on, with first keys that everyone sees."""
     return (causal(q, k) & (columns(k) >= m[:, None, :, None])) | (columns(k) < 3)
@@ -576,6 +586,8 @@ def valid_starts(q, k, m):
         (prefix_of_documents, "segments & interval"),
         (valid_starts, "causal & keys & interval"),
         (constant_prefix, "dense"),
+        (steep_prefix, "interval"),
+        (far_prefix, "interval"),
         (windows_of_numbers, "interval"),
         (larger_numbers, "dense"),
     ],

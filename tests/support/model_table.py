@@ -210,26 +210,24 @@ def check_accuracy(model: nn.Module, run: Any, ours: dict[str, Tensor], inputs: 
     """The gradients are at most twice as far from double precision's as the eager ones of the same dtype.
 
     The floor is for gradients that are zero in exact arithmetic, as for the biases of keys, and for models that compute
-    parts in float32 whatever their dtype is.  The errors of a few numbers say little about a program: eager code may
-    have rounded two numbers well by chance.  A gradient of few numbers that is beyond the limit is judged by the errors
-    under `DRAWS` other values of the parameters.
+    parts in float32 whatever their dtype is.  One rounding may decide much: eager code may round the two numbers of a
+    small gradient well by chance, and a ReLU passes a gradient or does not.  A gradient that is beyond the limit is
+    judged by the errors under `DRAWS` other values of the parameters.
     """
     torch.use_deterministic_algorithms(True, warn_only=True)  # not everything in eager code has a deterministic kernel
     errors = _errors(model, ours, inputs)
     beyond = [name for name, error in errors.items() if not error.is_small()]
-    few = [name for name in beyond if ours[name].numel() < FEW]
-    assert few == beyond, [name for name in beyond if name not in few]
-    if not few:
+    if not beyond:
         return
     draws = []
     for seed in range(DRAWS):
         _draw_again(model, seed)
         draws.append(_errors(model, gradients(model, run, inputs), inputs))
-    for name in few:
+    for name in beyond:
         assert sum((draw[name] for draw in draws), GradientError()).is_small(), name
 
 
-FEW, DRAWS = 64, 8
+DRAWS = 8
 
 
 @dataclass(frozen=True)
