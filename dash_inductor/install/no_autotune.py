@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
+from ..config import config
 from ..upstream import compat, seams
 
 MARK = "dash_inductor_first_that_fits"
@@ -35,13 +36,14 @@ def install(active: Callable[[], bool]) -> None:
 def _without_autotuning(compile_graph: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
     """Wraps a part of a compile, so that pointwise kernels get one configuration.
 
-    The program's setting ``max_autotune_pointwise`` is respected.
+    The program's setting ``max_autotune_pointwise`` is respected.  Inductor pads no matmuls if the rewrite "pad_mm",
+    which comes after Inductor's own passes, does it.
     """
 
     def compile_without_autotuning(*args: Any, **kwargs: Any) -> Any:
         if not active():
             return compile_graph(*args, **kwargs)
-        with compat.without_autotuning():
+        with compat.without_autotuning(shape_padding="pad_mm" not in config.rewrites):
             return compile_graph(*args, **kwargs)
 
     return compile_without_autotuning

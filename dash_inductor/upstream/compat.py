@@ -110,16 +110,23 @@ def times_products() -> bool:
     return bool(config.max_autotune or config.max_autotune_gemm)
 
 
-def without_autotuning() -> AbstractContextManager[Any]:
+def without_autotuning(shape_padding: bool) -> AbstractContextManager[Any]:
     """Switches autotuning off: inside the block Inductor generates pointwise kernels in one configuration.
 
     `torch.use_deterministic_algorithms` switches Inductor's deterministic mode on only for the thread that calls it
     (2.13 and later), and `torch.set_deterministic_debug_mode` never does, so both settings are made here for every
     compile.
+
+    Args:
+        shape_padding: whether Inductor may pad unaligned matmuls as the program's settings say.  In deterministic mode
+            it times nothing, but from 2.13 on it pads by a learned heuristic, which differs between GPUs.
     """
     from torch._inductor import config
 
-    patch: AbstractContextManager[Any] = config.patch({"triton.autotune_pointwise": False, "deterministic": True})
+    settings = {"triton.autotune_pointwise": False, "deterministic": True}
+    if not shape_padding and not config.force_shape_pad:
+        settings["shape_padding"] = False
+    patch: AbstractContextManager[Any] = config.patch(settings)
     return patch
 
 

@@ -15,13 +15,14 @@ import torch._inductor.config as inductor_config
 from torch._inductor.graph import GraphLowering
 
 import dash_inductor
+from dash_inductor.config import config
 from dash_inductor.install.no_autotune import MARK
 from dash_inductor.upstream import compat, seams
 
 from ..support.fakecuda import compiler
 from ..support.forks import FAKE_GPU, run_forked
 
-Seen = list[tuple[bool, bool]]
+Seen = list[tuple[bool, bool, bool]]
 
 SWITCHES: dict[str, Callable[[], None]] = {
     "algorithms": partial(torch.use_deterministic_algorithms, True),
@@ -33,12 +34,15 @@ SWITCHES: dict[str, Callable[[], None]] = {
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
-    """Inductor's settings in joint passes and while it generates code: deterministic, and timed pointwise kernels."""
+    """Inductor's settings in joint passes and while it generates code: deterministic, timed pointwise kernels, and
+    padded matmuls.
+    """
     found: Seen = []
     compile_to_module = GraphLowering.compile_to_module
 
     def settings() -> None:
-        found.append((bool(inductor_config.deterministic), inductor_config.triton.autotune_pointwise))
+        triton = inductor_config.triton
+        found.append((bool(inductor_config.deterministic), triton.autotune_pointwise, inductor_config.shape_padding))
 
     class Look:
         def apply(self, graph: object) -> int:
@@ -77,8 +81,18 @@ def test_settings_of_every_compile(switch: str, on_a_thread: bool, seen: Seen) -
     inductor_config.deterministic = False
     SWITCHES[switch]()
     step(on_a_thread)
-    assert seen == ([(False, True)] if switch == "off" else [(True, False)]) * 3
-    assert inductor_config.triton.autotune_pointwise  # the setting does not stay
+    assert seen == ([(False, True, True)] if switch == "off" else [(True, False, False)]) * 3
+    assert inductor_config.triton.autotune_pointwise  # the settings do not stay
+    assert inductor_config.shape_padding
+
+
+@pytest.mark.parametrize("forced", [False, True])
+@pytest.mark.parametrize("rewrites", ["all", "attention"])
+def test_inductor_pads_where_the_rewrite_does_not(rewrites: str, forced: bool, seen: Seen) -> None:
+    torch.use_deterministic_algorithms(True)
+    with config.patch(rewrites=rewrites), inductor_config.patch(force_shape_pad=forced):
+        step(False)
+    assert seen == [(True, False, forced or rewrites == "attention")] * 3
 
 
 def test_switched_off_nothing_is_changed(seen: Seen) -> None:
@@ -86,7 +100,7 @@ def test_switched_off_nothing_is_changed(seen: Seen) -> None:
     torch.set_deterministic_debug_mode("error")
     with dash_inductor.disabled():
         step(False)
-    assert seen[:2] == [(False, True)] * 2  # then Dynamo restores the state of before, and switches all of it on
+    assert seen[:2] == [(False, True, True)] * 2  # then Dynamo restores the state of before, and switches all of it on
 
 
 def test_first_that_fits() -> None:
