@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -32,6 +33,8 @@ from .step_variants import VARIANTS
 from .whole_models import LONG, MODELS
 
 CHILD = (sys.executable, "-m", "benchmarks.step_child")
+ENVIRONMENT = {"TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
+"""PyTorch's cache of AOTAutograd does not look at `sdpa_kernel`, and would return the graph of another variant."""
 COMPARED = ("default", "flash", "cudnn", "efficient", "deterministic", "FA4 deterministic", "dash")
 """Variants of a plain run."""
 
@@ -43,7 +46,9 @@ class Children:
         keys = list(itertools.product(names, variants))
         self.errors = {key: tempfile.TemporaryFile("w+") for key in keys}  # noqa: SIM115
         self.running = {
-            key: subprocess.Popen([*CHILD, *key, *more], stdin=PIPE, stdout=PIPE, stderr=errors, text=True)
+            key: subprocess.Popen(
+                [*CHILD, *key, *more], stdin=PIPE, stdout=PIPE, stderr=errors, text=True, env=os.environ | ENVIRONMENT
+            )
             for key, errors in self.errors.items()
         }
 
