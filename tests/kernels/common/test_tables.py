@@ -17,8 +17,10 @@ from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.common import mask_tables
 from dash_inductor.kernels.common.compiling import compile_kernel, schedule_module
 from dash_inductor.kernels.common.device import codes, tables, tile_pairs
+from dash_inductor.kernels.common.device.relations.between import RANKS, SPANS
+from dash_inductor.kernels.common.device.relations.equal import CODES
 from dash_inductor.kernels.common.mask_data import MaskData
-from dash_inductor.kernels.common.relations import CODES, RANKS, SPANS, Layout
+from dash_inductor.kernels.common.relations import Layout
 from dash_inductor.kernels.portable import standalone
 from dash_inductor.kernels.reference import tables as reference_tables
 from dash_inductor.model.mask import Band

@@ -17,8 +17,8 @@ from triton.experimental.gluon import language as gl
 
 from .....schedule.table_walk import FORWARD_UNSEEN
 from ....common.device.aggregates import aggregate, group
+from ....common.device.relations.form import read_by
 from ...shared.device.operations import role_barrier
-from ...shared.device.relations import keep_shown
 
 SKIP, PARTIAL, FULL = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
 """The uses that a consumer makes of a kv tile: give it back unread; test every score; nothing is hidden."""
@@ -103,11 +103,11 @@ class ListedMask:
         for i in gl.static_range(self.MASK.KEYS):
             keys = keys + (gl.expand_dims(of_keys[i], 0),)
         positions = s
-        if self.MASK.HAS_POSITIONS:
+        if self.MASK.READS_POSITIONS:
             positions = kv * work.BLOCK_KV + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
             positions = gl.expand_dims(positions, 0)
         for i in gl.static_range(len(self.MASK.FORMS)):
-            s = keep_shown(s, queries, keys, positions, self.MASK, i)
+            s = self.MASK.FORMS[i].keep(s, *read_by(queries, keys, positions, self.MASK, i))
         return s
 
 

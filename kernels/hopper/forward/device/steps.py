@@ -22,8 +22,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
+from ....common.device.relations.between import keep_between
 from ...shared.device.operations import ARRIVALS_MEET, COMPUTES_EARLY, not_before, role_barrier
-from ...shared.device.relations import keep_between
 from ...shared.device.steps import accumulator_layout, left_operand
 from .seen import ask, hide
 from .sums import begin_sums
@@ -107,7 +107,7 @@ def masked(work, data, s, codes, b, rows, kv):
     """
     if COMPUTES_EARLY:
         kv = not_before(kv)
-    if (work.HAS_LO or work.HAS_HI or not work.EVEN_KV) and not data.MASK.HAS_POSITIONS:
+    if (work.HAS_LO or work.HAS_HI or not work.EVEN_KV) and not data.MASK.HAS_RANGES:
         s = _in_band(work, s, rows, kv)
     if len(data.MASK.FORMS) > 0:
         s = data.hide(work, s, codes, b, rows, kv)

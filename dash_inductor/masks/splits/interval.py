@@ -16,11 +16,11 @@ import sympy
 import torch
 from torch.fx import Node
 
-from .bands import Scores
-from .found import FoundTerm
-from .index_expr import Branch, NotRecognised, Value, assume, leaves
-from .token_data import Load, Loads
-from .token_vectors import Calculator, Numbers, computable
+from ..bands import Scores
+from ..found import FoundTerm
+from ..index_expr import Branch, NotRecognised, Value, assume, leaves
+from ..token_data import Load, Loads
+from ..token_vectors import Calculator, Numbers, computable
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -137,8 +137,10 @@ def _clamped(vector: Any, least: int, greatest: int, calculator: Calculator) -> 
     return calculator.call(aten.clamp_max.default, calculator.call(aten.clamp_min.default, vector, least), greatest)
 
 
-def split(scores: Scores, visible: Value, loads: Loads) -> tuple[Value, Between | None]:
+def split(scores: Scores, visible: Value, loads: Loads, of_data: bool) -> tuple[Value, Between | None]:
     """Split `visible` into a conjunction of the remaining visibility and an interval; None if no interval is found."""
+    if not of_data:
+        return visible, None
     conditions = list(dict.fromkeys(_conditions(visible)))
     reader = _Reader(scores, loads)
     if not any(reader.has_interval(cond) for cond in conditions):
