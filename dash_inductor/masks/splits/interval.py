@@ -8,7 +8,7 @@ position, the conditions may compare a number of the key with a number of the qu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from ..bands import Scores
 from ..found import FoundTerm
-from ..index_expr import Branch, NotRecognised, Value, assume, leaves
+from ..index_expr import Branch, NotRecognised, Value, conditions_of, conjuncts_of
 from ..token_data import Load, Loads
 from ..token_vectors import Calculator, Numbers, computable
 
@@ -141,12 +141,12 @@ def split(scores: Scores, visible: Value, loads: Loads, of_data: bool) -> tuple[
     """Split `visible` into a conjunction of the remaining visibility and an interval; None if no interval is found."""
     if not of_data:
         return visible, None
-    conditions = list(dict.fromkeys(_conditions(visible)))
+    conditions = conditions_of(visible)
     reader = _Reader(scores, loads)
     if not any(reader.has_interval(cond) for cond in conditions):
         return visible, None
     try:
-        conjuncts, tree = _conjuncts(visible, conditions)
+        conjuncts, tree = conjuncts_of(visible, conditions)
         intervals = [found for cond in conjuncts if (found := reader.half_line(cond, of_data=True)) is not None]
         rest = [cond for cond in conjuncts if reader.half_line(cond, of_data=True) is None]
         if tree is not True:
@@ -165,25 +165,6 @@ def split(scores: Scores, visible: Value, loads: Loads, of_data: bool) -> tuple[
     for cond in reversed(rest):
         left = Branch(cond, left, False)
     return left, between
-
-
-def _conditions(value: Value) -> Iterator[sympy.Expr]:
-    if isinstance(value, Branch):
-        yield value.cond
-        yield from _conditions(value.then)
-        yield from _conditions(value.other)
-
-
-def _conjuncts(visible: Value, conditions: list[sympy.Expr]) -> tuple[list[sympy.Expr], Value]:
-    """Return conditions ``>= 0`` that hold wherever `visible` does, and the visibility under these conditions."""
-    found = []
-    for cond in conditions:
-        for holds, truth in ((cond, True), (-cond - 1, False)):
-            if isinstance(visible, Branch) and not any(leaves(assume(visible, cond, not truth))):
-                visible = assume(visible, cond, truth)
-                found.append(sympy.expand(holds))
-                break
-    return found, visible
 
 
 def _both(a: Between, b: Between) -> Between:
