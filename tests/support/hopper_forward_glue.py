@@ -108,6 +108,8 @@ class Value:
     def __and__(self, other: Any) -> Value:
         return self._with(other, torch.bitwise_and)
 
+    __rand__ = __and__
+
     def __lshift__(self, other: Any) -> Value:
         return self._with(other, torch.bitwise_left_shift)
 
@@ -122,6 +124,9 @@ class Value:
 
     def __lt__(self, other: Any) -> Value:
         return self._with(other, torch.lt)
+
+    def __le__(self, other: Any) -> Value:
+        return self._with(other, torch.le)
 
     def __ge__(self, other: Any) -> Value:
         return self._with(other, torch.ge)

@@ -24,6 +24,8 @@ from dataclasses import dataclass, field, replace
 from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
+from triton.runtime.jit import JITFunction
+
 from dash_inductor.kernels.common.arguments import Group
 from dash_inductor.kernels.common.device import score_gluon
 from dash_inductor.kernels.common.device.relations.form import Form, read_by
@@ -135,7 +137,7 @@ class Value:
         return found
 
     __radd__ = __add__
-    __mul__ = __rmul__ = __sub__ = __and__ = __rand__ = __lt__ = __ge__ = __le__ = __eq__ = __ne__ = _with  # type: ignore[assignment]  # all alike
+    __mul__ = __rmul__ = __sub__ = __mod__ = __and__ = __rand__ = __lt__ = __ge__ = __le__ = __eq__ = __ne__ = _with  # type: ignore[assignment]  # all alike
     __hash__ = None  # type: ignore[assignment]  # as of any class with its own equality
 
     def to(self, _: Any = None) -> Value:
@@ -595,10 +597,14 @@ def as_python(function: Any, namespace: dict[str, Any]) -> Callable[..., Any]:
 
 
 def with_forms(constants: dict[str, Any], kernel: Callable[..., None]) -> dict[str, Any]:
-    """The constants, with functions of a kernel's namespace in the forms of relations."""
-    mask, namespace = constants["MASK"], kernel.__globals__
+    """The constants, with Python functions in the forms of relations, which call those of the kernel's namespace."""
+    mask = constants["MASK"]
 
     def form(of: Form) -> SimpleNamespace:
+        namespace: dict[str, Any] = {}
+        module = of.keep.fn.__globals__
+        namespace.update({name: as_python(f, namespace) for name, f in module.items() if isinstance(f, JITFunction)})
+        namespace.update(kernel.__globals__)
         functions = {name: as_python(getattr(of, name), namespace) for name in ("test", "keep")}
         return SimpleNamespace(**vars(of) | functions)
 
