@@ -74,7 +74,7 @@ def _in_band(d, band, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
 
 @triton.jit
 def _along(vectors, AXIS: tl.constexpr):
-    """Expands vectors so that they broadcast to pairs along dimension 0 or 1."""
+    """Returns vectors [tokens] as [tokens, 1] (AXIS 0) or [1, tokens] (AXIS 1), so that they broadcast to pairs."""
     found = ()
     for i in tl.static_range(len(vectors)):
         if AXIS == 0:
@@ -181,11 +181,13 @@ def seen(
     Q_VECTORS, KV_VECTORS, RANGES, DENSE, Q_FOUND, KV_FOUND, dense_b, dense_h, dense_i, dense_j, heads,
     q_len, kv_len, lo, hi, MASK: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """One program per (batch element and head, BLOCK queries or keys): whether a query sees a key, or a key is seen.
+    """Finds the queries that see a key, and the keys that a query sees, under a mask that reads tensors.
 
-    Q_VECTORS, KV_VECTORS: as of `MaskTables`; RANGES: as `first_equal` writes it with the first codes and the same
-    BLOCK; DENSE: bool, with its strides; heads: of DENSE, 1 without.  Q_FOUND, KV_FOUND: bool [batch * heads, q_len],
-    [batch * heads, kv_len].
+    One program per (batch element and head, BLOCK queries or keys). Q_FOUND: bool [batch * heads, q_len], whether the
+    query sees a key; KV_FOUND: bool [batch * heads, kv_len], whether a query sees the key; both are written. Q_VECTORS,
+    KV_VECTORS: as of `MaskTables`. RANGES: int32 [batch, q and kv tiles of BLOCK tokens, 2], the smallest and largest
+    first code of each, as `first_equal` writes them. DENSE: a bool mask [batch, heads, q_len, kv_len] with its strides;
+    heads: of DENSE, 1 without. lo, hi: the bounds of the band.
     """
     head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b = head // heads
