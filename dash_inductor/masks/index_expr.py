@@ -440,3 +440,25 @@ def leaves(value: Value) -> Sequence[Leaf]:
     if isinstance(value, Branch):
         return [*leaves(value.then), *leaves(value.other)]
     return [value]
+
+
+def conditions_of(value: Value) -> list[sympy.Expr]:
+    """Return the conditions of a tree, each once, from the outermost on."""
+    if not isinstance(value, Branch):
+        return []
+    return list(dict.fromkeys([value.cond, *conditions_of(value.then), *conditions_of(value.other)]))
+
+
+def conjuncts_of(visible: Value, conditions: Sequence[sympy.Expr]) -> tuple[list[sympy.Expr], Value]:
+    """Return those of the conditions, or of their negations, that hold wherever `visible` does.
+
+    Return them as expressions ``>= 0``, and `visible` under all of them.
+    """
+    found = []
+    for cond in conditions:
+        for holds, truth in ((cond, True), (-cond - 1, False)):
+            if isinstance(visible, Branch) and not any(leaves(assume(visible, cond, not truth))):
+                visible = assume(visible, cond, truth)
+                found.append(sympy.expand(holds))
+                break
+    return found, visible

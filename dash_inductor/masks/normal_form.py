@@ -11,20 +11,15 @@ from torch.fx import Node
 
 from ..model.mask import Band
 from ..model.terms import TERMS
-from . import intervals as of_intervals
 from .bands import Scores, hides_a_row, to_band
 from .documents import Documents
 from .found import FoundTerm, ShownPairs, ValidKeys
 from .index_expr import Branch, NotRecognised, Value, assume, leaves, same
 from .predicates import LoadComparison, predicate
 from .restarts import Restarts
+from .splits import SPLITS
 from .token_data import Axis, Load, Loads
 from .token_vectors import Calculator, Numbers, computable
-
-Split = Callable[[Scores, Value, Loads], tuple[Value, FoundTerm | None]]
-
-SPLITS: list[Split] = [of_intervals.split]
-"""Functions that split off a term comparing numbers of queries and keys: they return the rest and the term or None."""
 
 MAX_CASES = 200
 """The maximum number of combinations of conditions on data; real masks have two."""
@@ -107,7 +102,7 @@ class Terms:
         return " & ".join([*([] if self.band.is_full and others else [str(self.band)]), *others])
 
 
-def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | None, *, intervals: bool) -> Terms:
+def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | None, *, of_data: bool) -> Terms:
     """Return the terms whose conjunction `visible` is.
 
     For every combination of the conditions on data, visibility depends on positions alone.  If each combination leaves
@@ -120,7 +115,7 @@ def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | Non
         visible: the visibility of a pair.
         loads: the data that the mask reads.
         restarts: relates positions and ids of packed documents; None to read a dense mask.
-        intervals: whether a term may be an interval.
+        of_data: whether the mask depends on data.
 
     Raises:
         NotRecognised: "not_a_band" if the dependence on positions is not a band, "depends_on_input" if that on data
@@ -130,8 +125,8 @@ def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | Non
     split_off: list[FoundTerm | None] = []
     if restarts is not None:
         visible, positions = _without_positions(scores, visible, loads, restarts)
-        for split in SPLITS if intervals else ():
-            visible, found_term = split(scores, visible, loads)
+        for split in SPLITS:
+            visible, found_term = split(scores, visible, loads, of_data)
             split_off.append(found_term)
     bands: set[Band] = set()
     cases = 0

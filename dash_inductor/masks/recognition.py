@@ -208,7 +208,7 @@ def _terms(node: Node, chain: list[Node], plane: Position, way: Way, of_data: bo
     loads = Loads(algebra, plane, position, way.dense)
     value = MaskReader(RULES, algebra, loads, way).operand(node, position)
     visible, infinite = visibility(scores, value, meta_of(node).dtype)
-    found = terms(scores, visible, loads, None if way.dense else Restarts(RULES, shape_env), intervals=of_data)
+    found = terms(scores, visible, loads, None if way.dense else Restarts(RULES, shape_env), of_data=of_data)
     if not infinite and not beside:
         require_visible_keys(scores, found)
     log.debug("mask %s, read %s: %s", node.name, way.words, found)

@@ -88,6 +88,11 @@ def between(shown, queries, keys):  # type: ignore[no-untyped-def]  # on devices
     return shown
 
 
+def congruent(shown, queries, keys):  # type: ignore[no-untyped-def]  # on devices too
+    step = queries[1] + (queries[1] == 0)
+    return shown & ((queries[0] - keys[0]) % step == 0)
+
+
 def true(shown, _queries, keys):  # type: ignore[no-untyped-def]  # on devices too
     return shown & (keys[0] != 0)
 
@@ -101,13 +106,18 @@ BETWEEN = Relation(
 )  # fmt: skip
 """A query sees the keys whose number lies between its two bounds, inclusive."""
 
+CONGRUENT = Relation(
+    "congruent", congruent, queries=("number", "step"), keys=("position",), missing={"position": POSITION}
+)
+"""A query sees the keys at a distance from its number that its step divides; the step 0 divides all, as 1 does."""
+
 TRUTH = Relation("truth", true, keys=("valid",), truths=True, codes=True)
 """All queries see the keys whose boolean is true (key padding)."""
 
 PAIRS = Relation("pairs", true, pairs=("shown",), truths=True)
 """A query sees a key if the boolean of the pair is true, for each batch element and head (dense mask)."""
 
-RELATIONS = frozenset({EQUAL, BETWEEN, TRUTH, PAIRS})
+RELATIONS = frozenset({EQUAL, BETWEEN, CONGRUENT, TRUTH, PAIRS})
 """All relations."""
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..errors import ArgumentError
-from .relations import BETWEEN, EQUAL, PAIRS, TRUTH, Axis, Relation
+from .relations import BETWEEN, CONGRUENT, EQUAL, PAIRS, TRUTH, Axis, Relation
 
 _TEXT = re.compile(r"(\w+)\(([^()]*)\)(?::(\w+)\(([^()]*)\))?")
 
@@ -232,5 +232,24 @@ class Interval(Term):
             raise ArgumentError("lo, hi", (None, None), "at least one of them")
 
 
-TERMS: dict[str, type[Term]] = {term.NAME: term for term in (Segments, Keys, Dense, Interval)}
+@dataclass(frozen=True)
+class Dilated(Term):
+    """Dilation: query i of batch element b sees key j only if ``(number[b, i] - j) % step[b, i] == 0``.
+
+    Args:
+        number: an integer tensor [batch, q_len], any strides, values of less than 2**62: the position of the query, or
+            any other number.
+        step: an integer tensor [batch, q_len], any strides, values of less than 2**62; its sign does not matter, and 0
+            stands for 1.
+    """
+
+    NAME = "dilated"
+    RELATION = CONGRUENT
+    ROLES: ClassVar[Mapping[str, str]] = {"number": "number", "step": "step"}
+
+    number: Operand
+    step: Operand
+
+
+TERMS: dict[str, type[Term]] = {term.NAME: term for term in (Segments, Keys, Dense, Interval, Dilated)}
 """The kinds of terms by name, in the order in which texts and operands list them."""

@@ -16,11 +16,14 @@ from ...model.plan import Plan
 from ...schedule.table_walk import FORWARD_TILE_BITS, TILE_BITS, from_the_end, seen_words
 from ...schedule.walk import Problem
 from .compiling import schedule_module
-from .device import codes, spans, tables, tile_pairs
+from .device import codes, tables, tile_pairs
+from .device.relations.between import SPANS, write_spans
+from .device.relations.equal import CODES
+from .device.relations.form import Vectors
 from .launch_list import LaunchLists, Notes
 from .launching import launch_kernel
 from .mask_data import MaskData, MaskTables
-from .relations import CODES, SPANS, Layout, Vectors, computed, vectors
+from .relations import Layout, vectors
 from .strides import dense_strides
 
 TOKENS, PARTNERS, TOKEN_TILES = 64, 32, 512
@@ -154,9 +157,9 @@ class _Builder:
         band, self.vectors = self.shape.band, vectors(data)
         self.layout = Layout.of([of.form for of in self.vectors])
         bounds = band.lo is not None, band.hi is not None
-        others = any(of.form != CODES for of in self.vectors)
+        others = any(of.form is not CODES for of in self.vectors)
         self.mask = tile_pairs.Mask(
-            *bounds, HAS_CODES=self.layout.has_codes, HAS_POSITIONS=self.layout.has_positions, HAS_OTHERS=others,
+            *bounds, HAS_CODES=self.layout.has_codes, HAS_RANGES=self.layout.has_ranges, HAS_OTHERS=others,
             HAS_DENSE=data.dense is not None, **self.layout._asdict(),
         )  # fmt: skip
 
@@ -189,15 +192,15 @@ class _Builder:
         kv_vectors = self._new(data.batch, layout.KEYS, data.kv_len) if layout.KEYS else self._new(0)
         ranges = self._new(0)
         for i, (of, q_row, kv_row) in enumerate(zip(self.vectors, layout.Q_ROWS, layout.KV_ROWS, strict=True)):
-            if of.form == CODES:
+            if of.form is CODES:
                 found = self._codes(of, q_vectors[:, q_row], kv_vectors[:, kv_row])
                 ranges = found if i == 0 else ranges
                 continue
-            if of.form == SPANS:
+            if of.form is SPANS:
                 self._spans(of, q_vectors[:, q_row:])
                 continue
-            self.notes.refuse()  # `computed` runs PyTorch operators, which are not recorded
-            queries, keys = computed(of, data)
+            self.notes.refuse()  # PyTorch operators are not recorded
+            queries, keys = of.form.vectors(of, data)
             q_vectors[:, q_row : q_row + of.form.queries] = queries
             if of.form.keys:
                 kv_vectors[:, kv_row : kv_row + of.form.keys] = keys
@@ -231,7 +234,7 @@ class _Builder:
         nothing = found[:, 0]  # never read
         operands = [nothing if bound is None else bound for bound in (least, most)]
         self._launch(
-            spans.write_spans, (data.batch, -(-data.q_len // SPAN_TOKENS)),
+            write_spans, (data.batch, -(-data.q_len // SPAN_TOKENS)),
             *operands, found, *(stride for bound in operands for stride in bound.stride()), data.q_len, data.kv_len,
             self.lo, self.hi, HAS_LEAST=least is not None, HAS_MOST=most is not None, HAS_LO=self.mask.HAS_LO,
             HAS_HI=self.mask.HAS_HI, QUERIES=self.layout.QUERIES, BLOCK=SPAN_TOKENS,

@@ -15,7 +15,7 @@ from ...schedule.visibility import EMPTY, FULL, PARTIAL
 from ...schedule.walk import Problem
 from ..common.mask_data import MaskData, MaskTables
 from ..common.mask_tables import Shape
-from ..common.relations import CODES, Vectors, computed, vectors
+from ..common.relations import vectors
 from .backward import visible
 
 
@@ -53,24 +53,11 @@ def _of_pairs(value: Tensor, axes: tuple[Axis, ...]) -> Tensor:
 
 def _vectors(data: MaskData) -> tuple[Tensor, Tensor]:
     """Returns the vectors of queries and of keys."""
-    found = [_codes(of, data) if of.form == CODES else computed(of, data) for of in vectors(data)]
+    found = [of.form.vectors(of, data) for of in vectors(data)]
     nothing = torch.empty(0, dtype=torch.int32, device=data.device)
     both = (torch.cat(side, 1) if side else nothing for side in zip(*found, strict=True)) if found else (nothing,) * 2
     q_vectors, kv_vectors = (side if side.numel() else nothing.clone() for side in both)
     return q_vectors, kv_vectors
-
-
-def _codes(of: Vectors, data: MaskData) -> tuple[Tensor, Tensor]:
-    found = []
-    for role, length in (("q", data.q_len), ("kv", data.kv_len)):
-        codes = torch.zeros(data.batch, length, dtype=torch.int32, device=data.device)
-        if of.values:
-            equal = of.values[role][:, :, None] == of.values["kv"][:, None, :]
-            codes = torch.where(equal.any(2), equal.to(torch.int32).argmax(2).to(torch.int32), -2)
-        if role == "kv" and of.valid is not None:
-            codes = torch.where(of.valid != 0, codes, -1)
-        found.append(codes[:, None])
-    return found[0], found[1]
 
 
 def tile_kinds(shown: Tensor, block_q: int, block_kv: int) -> list[list[list[int]]]:

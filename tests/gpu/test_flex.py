@@ -34,7 +34,7 @@ MASKS = {
     "transformers": "segments(0,0) & interval(none,1,1)",
     "transformers, windows": "segments(0,0) & interval(1,2,3)",
     "lengths": "causal & keys(0)",
-    "dilated": "dense(0)",
+    "dilated": "causal & dilated(0,1)",
     "heads": "dense(0)",
     "windows of heads": "dense(0)",
 }

@@ -119,7 +119,7 @@ def two_documents(q, k):
         (prefix, "dense"),
         (first_token_hidden, "causal & keys"),
         (two_documents, "causal & segments"),
-        (dilated, "dense"),
+        (dilated, "dilated"),
         (two_bands, "dense"),
         (by_batch_entry, "dense"),
         (by_head, "dense"),

@@ -166,7 +166,7 @@ def mask_mods(data: Data) -> dict[str, tuple[Mod, str]]:
         "images": (
             lambda b, h, q, k: ((q >= k) & (q - k < 9)) | ((images[q] == images[k]) & (images[q] >= 0)), "dense(0)"
         ),
-        "dilated": (lambda b, h, q, k: (q >= k) & ((q - k) % 4 == 0), "dense(0)"),
+        "dilated": (lambda b, h, q, k: (q >= k) & ((q - k) % 4 == 0), "causal & dilated(0,1)"),
         "pairs": (lambda b, h, q, k: pairs[q, k], "dense(0)"),
         "heads": (lambda b, h, q, k: of_heads[h, q, k], "dense(0)"),
         "windows of heads": (lambda b, h, q, k: (q >= k) & (q - k < windows[h]), "dense(0)"),

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from dash_inductor.kernels.common import score as score_room
 from dash_inductor.kernels.common.device import score_gluon
+from dash_inductor.kernels.common.device.relations.form import read_by
 from dash_inductor.kernels.hopper.forward import arguments, build
 from dash_inductor.kernels.hopper.forward.data import ForwardData
 from dash_inductor.kernels.hopper.forward.device import (
@@ -41,7 +42,7 @@ from dash_inductor.kernels.hopper.forward.device import (
     tile_work,
 )
 from dash_inductor.kernels.hopper.shared import arguments as shared
-from dash_inductor.kernels.hopper.shared.device import clear, placement, relations
+from dash_inductor.kernels.hopper.shared.device import clear, placement
 from dash_inductor.kernels.reference import dropout as reference_dropout
 from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.codegen import python_functions
@@ -57,9 +58,11 @@ from .hopper_glue import (
     Role,
     Simulation,
     as_arguments,
+    as_python,
     changed,
     definitions,
     source,
+    with_forms,
 )
 
 LAYOUT = SimpleNamespace()
@@ -105,6 +108,8 @@ class Value:
     def __and__(self, other: Any) -> Value:
         return self._with(other, torch.bitwise_and)
 
+    __rand__ = __and__
+
     def __lshift__(self, other: Any) -> Value:
         return self._with(other, torch.bitwise_left_shift)
 
@@ -119,6 +124,9 @@ class Value:
 
     def __lt__(self, other: Any) -> Value:
         return self._with(other, torch.lt)
+
+    def __le__(self, other: Any) -> Value:
+        return self._with(other, torch.le)
 
     def __ge__(self, other: Any) -> Value:
         return self._with(other, torch.ge)
@@ -375,7 +383,7 @@ class ForwardSimulation(Simulation):
         self.roles = [role for role in self.roles if not role.over]
         while self.begun < self.ctas and len({role.cta for role in self.roles}) < self.resident:
             self.current, self.begun = None, self.begun + 1
-            self.kernel(**(self.arguments | self.constants))  # its last statement is `specialise`
+            self.kernel(**(self.arguments | with_forms(self.constants, self.kernel)))  # it ends with `specialise`
         return bool(self.roles)
 
 
@@ -418,7 +426,6 @@ _MODULES = (
     score_gluon,
     clear,
     placement,
-    relations,
     listed,
     tile_work,
     sums,
@@ -451,6 +458,7 @@ def _kernel(s: ForwardSimulation, rows: int, edits: tuple[tuple[str, str], ...])
     if left:
         raise ValueError(f"not in the source: {list(left)}")
     _record_walks(s, namespace)
+    namespace["read_by"] = as_python(read_by, namespace)
     kernel: Callable[..., None] = namespace["hopper_forward"]
     return kernel
 
@@ -712,7 +720,7 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         "exp2": lambda x: Value(x.read().exp2()), "log2": lambda x: Value(x.read().log2()),
         "_begun": begun, "_powers": powers, "_finite_below": finite_below,
         "_far_share": lambda v: Value(bounded_scores.far_share(v.read())),
-        "_keep_below": keep_below, "keep_between": keep_between, "_keep_equal": keep_equal, "_keep_set": keep_set,
+        "_keep_below": keep_below, "keep_between": keep_between, "keep_equal": keep_equal, "_keep_set": keep_set,
         "as_words": Words, "_philox": philox, "_keep_from": keep_from, "seen_words": seen_words,
         "FORWARD_UNSEEN": FORWARD_UNSEEN,
         "bound_of": lambda threshold: int(bound_of(threshold)), "_words_layout": lambda *_: None,

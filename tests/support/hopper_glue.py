@@ -21,11 +21,14 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import CodeType, SimpleNamespace
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
+
+from triton.runtime.jit import JITFunction
 
 from dash_inductor.kernels.common.arguments import Group
 from dash_inductor.kernels.common.device import score_gluon
+from dash_inductor.kernels.common.device.relations.form import Form, read_by
 from dash_inductor.kernels.hopper.backward.device import (
     closed_form,
     consumer,
@@ -44,7 +47,6 @@ from dash_inductor.kernels.hopper.shared.device import (
     head_work,
     operations,
     placement,
-    relations,
     shared_memory,
     step_signals,
     step_words,
@@ -135,7 +137,7 @@ class Value:
         return found
 
     __radd__ = __add__
-    __mul__ = __rmul__ = __sub__ = __and__ = __lt__ = __ge__ = __le__ = __eq__ = __ne__ = _with  # type: ignore[assignment]  # all alike
+    __mul__ = __rmul__ = __sub__ = __mod__ = __and__ = __rand__ = __lt__ = __ge__ = __le__ = __eq__ = __ne__ = _with  # type: ignore[assignment]  # all alike
     __hash__ = None  # type: ignore[assignment]  # as of any class with its own equality
 
     def to(self, _: Any = None) -> Value:
@@ -502,7 +504,7 @@ class Simulation:
         self.roles = [role for role in self.roles if not role.over]
         while self.begun < self.ctas and len({role.cta for role in self.roles}) < self.resident:
             self.current, self.begun = None, self.begun + 1
-            self.kernel(**self.arguments, **self.constants)  # its last statement is `specialise`
+            self.kernel(**self.arguments, **with_forms(self.constants, self.kernel))  # it ends with `specialise`
         return bool(self.roles)
 
     def specialise(self, partitions: Sequence[tuple[Any, tuple[Any, ...]]], *_: Any) -> None:
@@ -550,7 +552,7 @@ class Simulation:
 
 
 _MODULES = (
-    score_gluon, operations, step_signals, clear, placement, relations, head_work, step_words, shared_memory, tickets,
+    score_gluon, operations, step_signals, clear, placement, head_work, step_words, shared_memory, tickets,
     closed_form, table_walk, dropout, steps, split_loops,
     group, stamps, producer, consumer, reducer, entry,
 )  # fmt: skip
@@ -584,8 +586,29 @@ def _kernel(stand_ins: dict[str, Any], edits: tuple[tuple[str, str], ...]) -> Ca
         namespace.update(stand_ins)
     if left:
         raise ValueError(f"not in the source: {list(left)}")
+    namespace["read_by"] = as_python(read_by, namespace)
     kernel: Callable[..., None] = namespace["hopper_backward"]
     return kernel
+
+
+def as_python(function: Any, namespace: dict[str, Any]) -> Callable[..., Any]:
+    """A device function whose globals are these."""
+    return FunctionType(function.fn.__code__, namespace)
+
+
+def with_forms(constants: dict[str, Any], kernel: Callable[..., None]) -> dict[str, Any]:
+    """The constants, with Python functions in the forms of relations, which call those of the kernel's namespace."""
+    mask = constants["MASK"]
+
+    def form(of: Form) -> SimpleNamespace:
+        namespace: dict[str, Any] = {}
+        module = of.keep.fn.__globals__
+        namespace.update({name: as_python(f, namespace) for name, f in module.items() if isinstance(f, JITFunction)})
+        namespace.update(kernel.__globals__)
+        functions = {name: as_python(getattr(of, name), namespace) for name in ("test", "keep")}
+        return SimpleNamespace(**vars(of) | functions)
+
+    return constants | {"MASK": mask._replace(FORMS=tuple(map(form, mask.FORMS)))}
 
 
 def _stand_ins(simulation: Simulation) -> dict[str, Any]:

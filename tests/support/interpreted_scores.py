@@ -35,7 +35,8 @@ BATCH, Q_HEADS, KV_HEADS, LENGTH, DIM = 2, 2, 1, 70, 16
 
 def extras(names: str) -> list[Tensor]:
     """The operands of a call, by one letter each: bounds l and u of positions, numbers n, ids i, pairs d, a bias b, a
-    gradient g of the log-sum-exp and sinks r of rows, with strides of their own, sinks h of heads.
+    gradient g of the log-sum-exp and sinks r of rows, with strides of their own, sinks h of heads, positions p of
+    queries from -30 on, and steps s of dilations.
     """
     generator = torch.Generator().manual_seed(0)
     lower = torch.randint(-3, LENGTH, (BATCH, LENGTH), generator=generator)
@@ -48,6 +49,8 @@ def extras(names: str) -> list[Tensor]:
         "b": torch.randn(BATCH, Q_HEADS, LENGTH, LENGTH, generator=generator),
         "g": torch.randn(BATCH, LENGTH, Q_HEADS, generator=generator).transpose(1, 2),
         "r": 3 * torch.randn(BATCH, LENGTH, Q_HEADS, generator=generator).transpose(1, 2),
+        "p": torch.arange(-30, LENGTH - 30, dtype=torch.int32).expand(BATCH, -1),
+        "s": torch.tensor([1, 2, 3, 64, 100, 0, -3])[torch.randint(0, 7, lower.shape, generator=generator)],
         "h": torch.randn(1, Q_HEADS, 1, generator=generator),
     }
     return [found[name] for name in names]

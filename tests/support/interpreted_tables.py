@@ -9,20 +9,25 @@ import os
 import random
 import sys
 from dataclasses import replace
+from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
 
 import torch
+import triton
+import triton.language as tl
 
 from dash_inductor.kernels.common import mask_tables
+from dash_inductor.kernels.common.device.relations.form import Side
 from dash_inductor.kernels.common.launch_list import Notes
 from dash_inductor.kernels.common.mask_data import MaskData
+from dash_inductor.kernels.common.relations import vectors as vectors_of
 from dash_inductor.kernels.reference import tables as reference_tables
 from dash_inductor.model.mask import Band
 from dash_inductor.model.terms import Keys
 from dash_inductor.schedule.schedules import LEAST
 
-from .table_words import data_of, interval_of, operand, plan_of, same_tables, with_values
+from .table_words import data_of, dilation_of, interval_of, operand, plan_of, same_tables, with_values
 from .tile_pairs import PairMask, random_mask
 
 
@@ -48,6 +53,55 @@ def intervals(rng: random.Random) -> None:
     data = data_of(mask, rng)
     alone = {"valid": None, "segments": None} if rng.random() < 0.5 else {}
     compare(rng, with_values(data, interval=interval_of(rng, data), **alone))
+
+
+def dilations(rng: random.Random) -> None:
+    """Dilations, alone or beside an interval or vectors."""
+    data = data_of(random_mask(rng, 40), rng)
+    beside: dict[str, Any] = {"dilated": dilation_of(rng, data)}
+    if rng.random() < 0.5:
+        beside["interval"] = interval_of(rng, data)
+    alone = {"valid": None, "segments": None} if rng.random() < 0.6 else {}
+    compare(rng, with_values(data, **alone | beside))
+
+
+@triton.jit
+def classify(
+    Q_VECTORS, KV_VECTORS, FOUND, q_len, kv_len, FORM: tl.constexpr, Q_TILES: tl.constexpr, KV_TILES: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
+):  # fmt: skip
+    """FOUND: int32 [3, KV_TILES, Q_TILES], what the form says of tile pairs."""
+    rows = tl.arange(0, Q_TILES)[:, None] * BLOCK_Q + tl.arange(0, BLOCK_Q)[None, :]
+    columns = tl.arange(0, KV_TILES)[:, None] * BLOCK_KV + tl.arange(0, BLOCK_KV)[None, :]
+    queries = FORM.load_queries(Side(Q_VECTORS, q_len), 0, rows, rows < q_len)
+    keys = FORM.load_keys(Side(KV_VECTORS, kv_len), 0, columns, columns < kv_len)
+    found = FORM.classify(queries, rows < q_len, keys, columns < kv_len)
+    pairs = tl.arange(0, KV_TILES)[:, None] * Q_TILES + tl.arange(0, Q_TILES)[None, :]
+    for i in tl.static_range(3):
+        tl.store(FOUND + i * KV_TILES * Q_TILES + pairs, found[i].to(tl.int32))
+
+
+def verdicts(rng: random.Random) -> None:
+    """What forms say of tile pairs: exact for positions of keys, true for others."""
+    data = data_of(random_mask(rng, 60, batch=1), rng)
+    alone = {"valid": None, "segments": None, "dense": None}
+    beside = {"dilated": dilation_of(rng, data)} if rng.random() < 0.7 else {"interval": interval_of(rng, data)}
+    data = replace(with_values(data, **alone, **beside), band=Band())
+    (of,), shown = vectors_of(data), reference_tables._shown(data)[0, 0]
+    queries, keys = (side.contiguous() for side in of.form.vectors(of, data))
+    block_q, block_kv = rng.choice((1, 4, 16)), rng.choice((2, 4, 16))
+    sizes = zip(shown.shape, (block_q, block_kv), strict=True)
+    tiles = [2 ** (-(-length // block) - 1).bit_length() for length, block in sizes]
+    found = torch.empty(3, tiles[1], tiles[0], dtype=torch.int32)
+    classify[(1,)](queries, keys, found, *shown.shape, of.form, *tiles, block_q, block_kv)
+    for q, rows in enumerate(shown.split(block_q)):
+        for kv, pairs in enumerate(rows.split(block_kv, dim=1)):
+            none, every, some = map(bool, found[:, kv, q])
+            assert not (none if pairs.any() else some), (q, kv)
+            if of.form.reads_positions:
+                assert (none, some) == (not pairs.any(), bool(pairs.any())), (q, kv)
+            if pairs.shape[1] == block_kv:
+                assert every == bool(pairs.all()) if of.form.reads_positions else pairs.all() or not every, (q, kv)
 
 
 def dense(rng: random.Random) -> None:
@@ -136,7 +190,10 @@ def altered(rng: random.Random) -> None:
     raise AssertionError("a mask with a key less has the same tables")
 
 
-KINDS = {f.__name__: f for f in (vectors, intervals, dense, seen_bits, united, bent, extreme, alone, altered)}
+KINDS = {
+    f.__name__: f
+    for f in (vectors, intervals, dilations, verdicts, dense, seen_bits, united, bent, extreme, alone, altered)
+}
 
 
 def main(words: list[str]) -> None:

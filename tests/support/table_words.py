@@ -12,7 +12,7 @@ from torch import Tensor
 from dash_inductor.kernels.common.mask_data import MaskData, MaskTables
 from dash_inductor.model.mask import Band
 from dash_inductor.model.plan import Plan, Tiles
-from dash_inductor.model.terms import Dense, Interval, Keys, Segments, Term
+from dash_inductor.model.terms import Dense, Dilated, Interval, Keys, Segments, Term
 from dash_inductor.schedule.schedules import define, supports
 
 from .tile_pairs import PairMask
@@ -29,11 +29,12 @@ def values_of(
     segments: tuple[Tensor, Tensor] | None = None,
     dense: Tensor | None = None,
     interval: tuple[Tensor | None, ...] | None = None,
+    dilated: tuple[Tensor, Tensor] | None = None,
 ) -> Values:
     """The values of a `MaskData` by the operands of its terms."""
     operands: dict[type[Term], tuple[Tensor | None, ...] | None] = {
         Segments: segments, Keys: None if valid is None else (valid,), Dense: None if dense is None else (dense,),
-        Interval: interval,
+        Interval: interval, Dilated: dilated,
     }  # fmt: skip
     return tuple(
         (kind, {name: value for name, value in zip(kind.ROLES, values, strict=True) if value is not None})
@@ -48,6 +49,7 @@ def with_values(data: MaskData, **operands: Any) -> MaskData:
     found: dict[str, Any] = {
         "segments": known.get(Segments), "interval": known.get(Interval),
         "valid": known[Keys][0] if Keys in known else None, "dense": known[Dense][0] if Dense in known else None,
+        "dilated": known.get(Dilated),
     } | operands  # fmt: skip
     return replace(data, values=values_of(**found))
 
@@ -111,6 +113,18 @@ def interval_of(rng: random.Random, data: MaskData) -> tuple[Tensor | None, Tens
     hi = lo + vector(data.q_len, -2, most) if rng.random() < 0.5 else vector(data.q_len, -2, most)
     sides = rng.choice(((lo, None), (None, hi), (lo, hi)))
     return *sides, vector(data.kv_len, -1, 5) if numbered else None
+
+
+def dilation_of(rng: random.Random, data: MaskData) -> tuple[Tensor, Tensor]:
+    """Numbers and steps of queries: positions from an offset on with one step, or any numbers and steps."""
+    steps, dtype = (1, 2, 3, 64, 100, data.q_len + data.kv_len, 2**40), rng.choice((torch.int32, torch.int64))
+    size = data.batch, data.q_len
+    if rng.random() < 0.5:
+        step = torch.full(size, rng.choice(steps[:-1] if dtype == torch.int32 else steps))
+        return (torch.arange(data.q_len) + rng.randint(-50, 50)).to(dtype).expand(size), step.to(dtype)
+    few, generator = torch.tensor([-3, 0, *steps]), torch.Generator().manual_seed(rng.randrange(2**30))
+    step = few[torch.randint(0, len(few) - rng.choice((0, 4)), size, generator=generator)]
+    return torch.randint(-200, 200, size, generator=generator).to(dtype), step
 
 
 def plan_of(rng: random.Random, band: Band, schedule: str | None, row_block: int) -> Plan:

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from .relations import ALONE, FAR, HIDDEN
+from .relations.equal import ALONE
+from .relations.form import FAR, HIDDEN
 
 LOWEST, HIGHEST = tl.constexpr(-(2**63)), tl.constexpr(2**63 - 1)
 """The smallest and the largest id."""

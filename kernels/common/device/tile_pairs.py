@@ -1,9 +1,9 @@
 """From the data of a mask to the kinds of its tile pairs, on the device.
 
-Relations read *codes* (`codes`), and vectors that torch makes; `relations` has the tests of all, which the kernels go
-through one by one.  `seen` says which queries see a key, and which keys are seen.  `classify` says of every tile pair
-whether it is empty, partial or full, as `schedule.visibility` defines it; `write_seen` does where a forward reads bits
-of a dense mask, and writes them, too.  `unite_kinds` makes the kinds of larger tiles from these.
+The kernels go through the forms of a mask's relations one by one (`relations.form`).  `seen` says which queries see a
+key, and which keys are seen.  `classify` says of every tile pair whether it is empty, partial or full, as
+`schedule.visibility` defines it; `write_seen` does where a forward reads bits of a dense mask, and writes them, too.
+`unite_kinds` makes the kinds of larger tiles from these.
 
 Only integers are computed, no program reads what another one of the same kernel writes, and whatever belongs to a batch
 element is computed from its own data.
@@ -16,7 +16,7 @@ import triton.language as tl
 
 from ....schedule import visibility
 from .codes import next_tile, range_of
-from .relations import FAR, HIDDEN, Side, judges, of_keys, of_queries, shows
+from .relations.form import FAR, HIDDEN, Form, Side
 
 EMPTY, PARTIAL, FULL = (tl.constexpr(kind) for kind in (visibility.EMPTY, visibility.PARTIAL, visibility.FULL))
 
@@ -25,19 +25,19 @@ class Mask(NamedTuple):
     """The parts of a mask, as compile-time constants.
 
     HAS_LO, HAS_HI: whether the band has the bound; HAS_DENSE: there is a dense mask; FORMS, Q_ROWS, KV_ROWS, QUERIES,
-    KEYS: as in `common.relations.Layout`; HAS_CODES: the first form is codes; HAS_POSITIONS: spans are among the forms;
+    KEYS: as in `common.relations.Layout`; HAS_CODES: the first form is codes; HAS_RANGES: a form `is_range`;
     HAS_OTHERS: there are forms other than codes; TURNED: roles are swapped, keys search for the queries that see them.
     """
 
     HAS_LO: bool
     HAS_HI: bool
-    FORMS: tuple[str, ...]
+    FORMS: tuple[Form, ...]
     Q_ROWS: tuple[int, ...]
     KV_ROWS: tuple[int, ...]
     QUERIES: int
     KEYS: int
     HAS_CODES: bool
-    HAS_POSITIONS: bool
+    HAS_RANGES: bool
     HAS_OTHERS: bool
     HAS_DENSE: bool
     TURNED: bool = False
@@ -74,7 +74,7 @@ def _in_band(d, band, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr):
 
 @triton.jit
 def _along(vectors, AXIS: tl.constexpr):
-    """Expands vectors so that they broadcast to pairs along dimension 0 or 1."""
+    """Returns vectors [tokens] as [tokens, 1] (AXIS 0) or [1, tokens] (AXIS 1), so that they broadcast to pairs."""
     found = ()
     for i in tl.static_range(len(vectors)):
         if AXIS == 0:
@@ -90,9 +90,9 @@ def _of_side(side, tokens, exists, OF_QUERIES: tl.constexpr, MASK: tl.constexpr)
     found = ()
     for i in tl.static_range(len(MASK.FORMS)):
         if OF_QUERIES:
-            found = found + (of_queries(side, tokens, exists, MASK, i),)
+            found = found + (MASK.FORMS[i].load_queries(side, MASK.Q_ROWS[i], tokens, exists),)
         else:
-            found = found + (of_keys(side, tokens, exists, MASK, i),)
+            found = found + (MASK.FORMS[i].load_keys(side, MASK.KV_ROWS[i], tokens, exists),)
     return found
 
 
@@ -109,9 +109,9 @@ def _partners_in_tile(other, found, tokens, own, inside, others, dense, band, MA
         theirs = _of_side(others, j, j < others.length, MASK.TURNED, MASK)
         for i in tl.static_range(len(MASK.FORMS)):
             if MASK.TURNED:
-                keep = shows(keep, _along(theirs[i], 0), _along(own[i], 1), MASK, i)
+                keep = MASK.FORMS[i].test(keep, _along(theirs[i], 0), _along(own[i], 1))
             else:
-                keep = shows(keep, _along(own[i], 1), _along(theirs[i], 0), MASK, i)
+                keep = MASK.FORMS[i].test(keep, _along(own[i], 1), _along(theirs[i], 0))
         if MASK.HAS_DENSE:
             at = tokens.to(tl.int64)[None, :] * dense.row + j.to(tl.int64)[:, None] * dense.column
             keep = keep & (tl.load(dense.start + at, mask=keep, other=0) != 0)
@@ -137,9 +137,9 @@ def _look_for_partners(
     own = _of_side(side, tokens, inside, not MASK.TURNED, MASK)
     begin = 0
     end = others.length
-    if MASK.HAS_POSITIONS and not MASK.TURNED:
+    if MASK.HAS_RANGES and not MASK.TURNED:
         for i in tl.static_range(len(MASK.FORMS)):
-            if MASK.FORMS[i] == "spans":
+            if MASK.FORMS[i].is_range:
                 begin = tl.maximum(begin, tl.min(own[i][0], 0))
                 end = tl.minimum(end, tl.max(own[i][1], 0))
     elif MASK.HAS_HI:
@@ -181,11 +181,13 @@ def seen(
     Q_VECTORS, KV_VECTORS, RANGES, DENSE, Q_FOUND, KV_FOUND, dense_b, dense_h, dense_i, dense_j, heads,
     q_len, kv_len, lo, hi, MASK: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """One program per (batch element and head, BLOCK queries or keys): whether a query sees a key, or a key is seen.
+    """Finds the queries that see a key, and the keys that a query sees, under a mask that reads tensors.
 
-    Q_VECTORS, KV_VECTORS: as of `MaskTables`; RANGES: as `first_equal` writes it with the first codes and the same
-    BLOCK; DENSE: bool, with its strides; heads: of DENSE, 1 without.  Q_FOUND, KV_FOUND: bool [batch * heads, q_len],
-    [batch * heads, kv_len].
+    One program per (batch element and head, BLOCK queries or keys). Q_FOUND: bool [batch * heads, q_len], whether the
+    query sees a key; KV_FOUND: bool [batch * heads, kv_len], whether a query sees the key; both are written. Q_VECTORS,
+    KV_VECTORS: as of `MaskTables`. RANGES: int32 [batch, q and kv tiles of BLOCK tokens, 2], the smallest and largest
+    first code of each, as `first_equal` writes them. DENSE: a bool mask [batch, heads, q_len, kv_len] with its strides;
+    heads: of DENSE, 1 without. lo, hi: the bounds of the band.
     """
     head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b = head // heads
@@ -209,7 +211,7 @@ def seen(
             MASK.QUERIES,
             MASK.KEYS,
             MASK.HAS_CODES,
-            MASK.HAS_POSITIONS,
+            MASK.HAS_RANGES,
             MASK.HAS_OTHERS,
             MASK.HAS_DENSE,
             True,
@@ -235,7 +237,7 @@ def _kind_of_pair(q, kv, queries, keys, dense, band, MASK: tl.constexpr, PAIRS: 
         keep = keep & _in_band(rows[:, None] - columns[None, :], band, MASK.HAS_LO, MASK.HAS_HI)
         of_rows = _of_side(queries, rows, rows < end, True, MASK)
         for i in tl.static_range(len(MASK.FORMS)):
-            keep = shows(keep, _along(of_rows[i], 0), _along(of_columns[i], 1), MASK, i)
+            keep = MASK.FORMS[i].test(keep, _along(of_rows[i], 0), _along(of_columns[i], 1))
         if MASK.HAS_DENSE:
             at = rows.to(tl.int64)[:, None] * dense.row + columns.to(tl.int64)[None, :] * dense.column
             keep = keep & (tl.load(dense.start + at, mask=keep, other=0) != 0)
@@ -253,8 +255,8 @@ def classify(
     """One program per (batch element and head, Q_TILES q tiles, KV_TILES kv tiles).
 
     KINDS: int8 [batch * heads, n_kv, n_q], EMPTY, PARTIAL or FULL; a full one has a complete kv tile.  The other
-    arguments are those of `seen`.  Elements are looked at, LINES rows at a time, where the band and what `judges` says
-    of tiles do not decide: the smallest and the largest code of either tile, for example, which existing tokens have.
+    arguments are those of `seen`.  Elements are looked at, LINES rows at a time, where the band and `Form.classify`
+    do not decide.
     """
     BLOCK_Q: tl.constexpr = PAIRS.BLOCK_Q
     BLOCK_KV: tl.constexpr = PAIRS.BLOCK_KV
@@ -286,9 +288,9 @@ def classify(
     of_columns = _of_side(keys, columns, columns < kv_len, False, MASK)
     within = _in_band(lowest, band, MASK.HAS_LO, MASK.HAS_HI) & _in_band(highest, band, MASK.HAS_LO, MASK.HAS_HI)
     for i in tl.static_range(len(MASK.FORMS)):
-        apart, shown, some = judges(of_rows[i], rows < q_len, of_columns[i], columns < kv_len, MASK, i)
+        apart, shown, some = MASK.FORMS[i].classify(of_rows[i], rows < q_len, of_columns[i], columns < kv_len)
         nowhere = nowhere | apart
-        if MASK.FORMS[i] != "spans":  # the band is in these
+        if not MASK.FORMS[i].is_range:  # which the band is in
             some = some & within
         if i == 0:
             known = shown | some
@@ -344,7 +346,7 @@ def write_seen(
         allowed = (i < q_len) & (j < kv_len) & _in_band(i - j, (lo, hi), MASK.HAS_LO, MASK.HAS_HI)
         of_row, of_column = _of_side(queries, i, i < q_len, True, MASK), _of_side(keys, j, j < kv_len, False, MASK)
         for f in tl.static_range(len(MASK.FORMS)):
-            allowed = shows(allowed, of_row[f], of_column[f], MASK, f)
+            allowed = MASK.FORMS[f].test(allowed, of_row[f], of_column[f])
         at = i.to(tl.int64) * dense_i + j.to(tl.int64) * dense_j
         keep = (tl.load(dense + at, mask=allowed, other=0) != 0).to(tl.int32)
         words = words | (keep << bit)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...common.arguments import Group, integers
 from ..shared import arguments as shared
 from ..shared.arguments import ANY_ADDRESS
+
+if TYPE_CHECKING:
+    from ...common.device.relations import form
 
 WORKSPACE = Group({"semaphores": "*i32", "ticket_ptr": "*i32", "group_sums": "*fp32", "group_semaphores": "*i32"})
 """Workspace that CTAs share; all of it but group_sums is zeroed.
@@ -75,8 +78,8 @@ class MaskKind(NamedTuple):
     """The kind of a mask, as compile-time constants.
 
     HAS_LO, HAS_HI: whether its band has the bound; EVEN_KV: no kv tile is ragged; HAS_DENSE: as in `DATA`; PLACED:
-    padded rows per row block of a varlen layout, 0 where tokens are rows; HAS_POSITIONS: `SPANS` are among the forms;
-    the others: as in `common.relations.Layout`.
+    padded rows per row block of a varlen layout, 0 where tokens are rows; HAS_RANGES: a form `is_range`; the
+    others: as in `common.relations.Layout`.
     """
 
     HAS_LO: bool
@@ -84,8 +87,8 @@ class MaskKind(NamedTuple):
     EVEN_KV: bool
     HAS_DENSE: bool
     PLACED: int
-    HAS_POSITIONS: bool
-    FORMS: tuple[str, ...]
+    HAS_RANGES: bool
+    FORMS: tuple[form.Form, ...]
     Q_ROWS: tuple[int, ...]
     KV_ROWS: tuple[int, ...]
     QUERIES: int

@@ -186,7 +186,7 @@ class Kernels:
         even = p.even_kv and self.schedule.parts == 1
         vectors = layout(p.traits)
         return arguments.MaskKind(
-            *p.traits.bounds, even, p.traits.of_pairs, p.row_block, vectors.has_positions, **vectors._asdict()
+            *p.traits.bounds, even, p.traits.of_pairs, p.row_block, vectors.has_ranges, **vectors._asdict()
         )
 
     @property

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...common.arguments import Group, integers
 from ..shared import arguments as shared
+
+if TYPE_CHECKING:
+    from ...common.device.relations import form
 
 PROBLEM = Group(
     integers("batch_heads", "q_heads", "group", "q_len", "kv_len", "lo", "hi", "section", "last_section")
@@ -42,8 +45,8 @@ class MaskKind(NamedTuple):
     HAS_LO, HAS_HI: whether its band has the bound; EVEN_KV: no kv tile is ragged; FROM_THE_END: the last q tiles come
     first, see `schedule.table_walk`; HAS_DENSE: there are mask bits, see `data.ForwardData`; CODES_AHEAD: see
     `device.listed.ListedMask`; PLACED: padded rows per row block of a varlen layout, 0 where tokens are rows;
-    HALF_TILES: see Note [Half tiles] in `device.half_tile`; HAS_POSITIONS: `SPANS` are among the forms; the others: as
-    in `common.relations.Layout`.
+    HALF_TILES: see Note [Half tiles] in `device.half_tile`; HAS_RANGES: a form `is_range`; READS_POSITIONS: a form
+    reads the positions of the keys; the others: as in `common.relations.Layout`.
     """
 
     HAS_LO: bool
@@ -54,8 +57,9 @@ class MaskKind(NamedTuple):
     CODES_AHEAD: int
     PLACED: int
     HALF_TILES: bool
-    HAS_POSITIONS: bool
-    FORMS: tuple[str, ...]
+    HAS_RANGES: bool
+    READS_POSITIONS: bool
+    FORMS: tuple[form.Form, ...]
     Q_ROWS: tuple[int, ...]
     KV_ROWS: tuple[int, ...]
     QUERIES: int

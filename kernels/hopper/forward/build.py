@@ -21,7 +21,8 @@ from ....upstream.triton_compiler import ASTSource
 from ...common import score
 from ...common.arguments import Group
 from ...common.compiling import TYPES, columns, compile_kernel, schedule_module
-from ...common.relations import CODES, Layout, layout
+from ...common.device.relations.equal import CODES
+from ...common.relations import Layout, layout
 from ..kernel_configs import CONSUMER_WARPS, FORWARD_CONFIGS, SHORT_CONFIGS, ForwardConfig, dims_of_tile, has_few
 from ..shared import arguments as shared
 from . import arguments
@@ -137,7 +138,7 @@ class Specialisation:
         forms = self.layout.FORMS
         if not forms or self.traits.dropout:
             return 0
-        one_comparison = self.even_kv and not self.traits.has_hi and forms == (CODES.name,)
+        one_comparison = self.even_kv and not self.traits.has_hi and forms == (CODES,)
         most = 2 if one_comparison else 1  # a condition of loads, a second bound take some
         return min(self.config.codes_ahead, most)
 
@@ -234,7 +235,8 @@ class Kernels:
         p, traits = self.of, self.of.traits
         return arguments.MaskKind(
             *traits.bounds, p.even_kv, from_the_end(traits.has_lo, p.has_dense), p.has_dense, p.codes_ahead,
-            ROW_BLOCK if traits.placed else 0, p.half_tiles, p.layout.has_positions, **p.layout._asdict(),
+            ROW_BLOCK if traits.placed else 0, p.half_tiles, p.layout.has_ranges, p.layout.reads_positions,
+            **p.layout._asdict(),
         )  # fmt: skip
 
     @property

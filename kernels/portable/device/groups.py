@@ -86,7 +86,11 @@ class Made(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """PLACE, COUNT: pointers to int32 [row blocks], see `tokens_of`; tokens: how many there are."""
+    """The varlen layout of packed tokens, see `model.Placed`.
+
+    PLACE, COUNT: pointers to int32 [row blocks], the first token and the number of tokens of each row block, see
+    `tokens_of`; tokens: the number of tokens.
+    """
 
     PLACE: object
     COUNT: object
@@ -94,7 +98,10 @@ class Placement(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """seed: of dropout; threshold: 65536 times the share of probabilities that are dropped; rescale: of the others."""
+    """The dropout of a call: `seed`, threshold and rescale.
+
+    threshold: 65536 times the fraction of probabilities that are dropped; rescale: the factor of those that are kept.
+    """
 
     seed: object
     threshold: object
@@ -114,10 +121,11 @@ class Data(NamedTuple):
 
 
 class TileRows(NamedTuple):
-    """The queries or the keys of a tile.
+    """The queries or the keys of a tile, BLOCK of them.
 
-    numbers: of the rows; first, end: those outside first .. end-1 see no key by the band, or no query sees them;
-    tokens, exists: the tokens of the rows, and which of them have one, by `tokens_of`.
+    numbers: their positions, [BLOCK] in the dtype of indices. first, end: scalars; positions outside first .. end-1 do
+    not exist, or by the band see no key or are seen by none, and are not loaded. tokens, exists: for each position the
+    token in memory that it stands for, and whether there is one, [BLOCK], see `tokens_of`.
     """
 
     numbers: object
@@ -128,15 +136,19 @@ class TileRows(NamedTuple):
 
 
 class OfQueries(NamedTuple):
-    """What a mask says of the queries of a tile: for each relation a tuple of vectors of integers."""
+    """The vectors that a mask reads of the queries of a tile.
+
+    vectors: for each relation of the mask a tuple of int32 or int64 [BLOCK_Q].
+    """
 
     vectors: object
 
 
 class OfKeys(NamedTuple):
-    """What a mask says of the keys of a tile.
+    """The vectors that a mask reads of the keys of a tile.
 
-    valid: booleans, all true without a vector of keys; vectors: as of `OfQueries`.
+    valid: bool [BLOCK_KV], all true without a key padding vector; vectors: for each relation a tuple of int32 or int64
+    [BLOCK_KV].
     """
 
     valid: object

@@ -26,13 +26,13 @@ from .groups import OfKeys, OfQueries, Operand, TileRows
 
 @triton.jit
 def head_start(operand, b, h):
-    """Pointer to the first row of head `h` of batch element `b`; operand: [batch, heads, ...]."""
+    """Returns a pointer to the first element of head `h` of batch element `b`; operand: [batch, heads, ...]."""
     return operand.start + b.to(tl.int64) * operand.strides[0] + h.to(tl.int64) * operand.strides[1]
 
 
 @triton.jit
 def head_of(operand, b, h):
-    """Head `h` of batch element `b`, an `Operand` with two dimensions less."""
+    """Returns head `h` of batch element `b`, an `Operand` without the first two dimensions."""
     return Operand(head_start(operand, b, h), operand.strides[2:])
 
 
@@ -74,28 +74,33 @@ def load_chosen(matrix, rows, chosen, DIM: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def place_rows(data, numbers, length, MASK: tl.constexpr):
-    """(the tokens of the rows of these numbers, which of them have one) under a mask of `length` rows."""
+    """Returns (token of each row, whether it has one), [rows]; numbers: the rows; length: rows of the mask."""
     return tokens_of(data.placed.PLACE, data.placed.COUNT, numbers, length, MASK.PLACED)
 
 
 @triton.jit
 def numbers_of(tile, BLOCK: tl.constexpr, BUILD: tl.constexpr):
-    """The numbers of the queries or keys of a tile of BLOCK."""
+    """Returns the positions of the queries or keys of a tile, [BLOCK] in the dtype of indices."""
     return tile * BLOCK + tl.arange(0, BLOCK).to(BUILD.INDEX)
 
 
 @triton.jit
 def rows_of(data, numbers, seen, length, MASK: tl.constexpr):
-    """The rows of these numbers, of queries or keys, `length`; seen: their `dash_seen_rows` or `dash_seen_keys`."""
+    """Returns the `TileRows` of these positions.
+
+    seen: (first, end), of queries as `dash_seen_rows` returns them, of keys as `dash_seen_keys`; length: how many
+    queries or keys there are.
+    """
     tokens, exists = place_rows(data, numbers, length, MASK)
     return TileRows(numbers, seen[0], seen[1], tokens, exists)
 
 
 @triton.jit
 def id_range(vectors, rows, MASK: tl.constexpr):
-    """The smallest and the largest of the ids of a tile's rows that have a token, none without; for `in_range`.
+    """Returns the smallest and the largest segment id of a tile's rows that hold a token, for `in_range`.
 
-    vectors: of `OfQueries` or `OfKeys`; a mask of rows has the one relation of ids.
+    Only masks of rows (MASK.PLACED) have them; (2**30, -1), an empty range, if no row holds a token. vectors: of
+    `OfQueries` or `OfKeys`, whose only relation is the equality of segment ids.
     """
     if MASK.PLACED:
         ids = vectors[0][0]
@@ -106,10 +111,10 @@ def id_range(vectors, rows, MASK: tl.constexpr):
 
 @triton.jit
 def in_range(chosen, vectors, others, MASK: tl.constexpr):
-    """Whether rows are `chosen` and, of a mask of rows, may have the id of a row of the other tile, whose `id_range`
-    is `others`.
+    """Returns `chosen`, bool [rows], restricted to rows whose segment id may occur in the other tile of a pair.
 
-    A tile has rows of one document alone, so that nothing of another one is read, whatever the walk visits.
+    others: the `id_range` of the other tile. Only masks of rows (MASK.PLACED) restrict. A tile has rows of one document
+    alone, so that nothing of another document is read, whatever tiles the schedule visits.
     """
     if MASK.PLACED:
         return chosen & (vectors[0][0] >= others[0]) & (vectors[0][0] <= others[1])
@@ -119,7 +124,7 @@ def in_range(chosen, vectors, others, MASK: tl.constexpr):
 
 @triton.jit
 def keys_in_range(of_keys, queries, MASK: tl.constexpr):
-    """`of_keys`, in which no other keys are valid than those `in_range` of queries whose `id_range` this is."""
+    """Returns `of_keys` whose valid keys are restricted by `in_range`; queries: the `id_range` of the q tile."""
     return OfKeys(in_range(of_keys.valid, of_keys.vectors, queries, MASK), of_keys.vectors)
 
 
@@ -195,7 +200,7 @@ def load_integers(operand, b, rows):
 
 @triton.jit
 def load_vectors(operands, b, rows):
-    """For each relation the tuple of its vectors, of queries or keys of batch element `b`."""
+    """Returns for each relation the tuple of its vectors, [rows], of the queries or keys `rows` of element `b`."""
     found = ()
     for i in tl.static_range(len(operands)):
         of_relation = ()
@@ -207,14 +212,14 @@ def load_vectors(operands, b, rows):
 
 @triton.jit
 def load_of_keys(data, b, h, keys, MASK: tl.constexpr):
-    """`OfKeys` of `keys`; of a mask of rows those are valid that have a token."""
+    """Returns the `OfKeys` of the keys of a tile; in a mask of rows (PLACED) those that hold a token are valid."""
     valid = keys.exists if MASK.PLACED else load_keys(data.keys, b, h, keys, MASK)
     return OfKeys(valid, load_vectors(data.of_keys, b, keys))
 
 
 @triton.jit
 def load_of_queries(data, b, queries):
-    """`OfQueries` of `queries`."""
+    """Returns the `OfQueries` of the queries of a tile."""
     return OfQueries(load_vectors(data.of_queries, b, queries))
 
 
@@ -231,7 +236,10 @@ def load_pairs(operand, b, hq, queries, keys, BY_KEY: tl.constexpr):
 
 @triton.jit
 def load_shown(data, b, hq, queries, keys, BY_KEY: tl.constexpr):
-    """Whether the operands of pairs show the pairs of a tile, as booleans; all are shown without one."""
+    """Returns whether the elementwise masks show the pairs of a tile: bool, all true without such a mask.
+
+    The shape is [BLOCK_KV, BLOCK_Q] if BY_KEY, else [BLOCK_Q, BLOCK_KV]; so is that of `load_pairs` and `load_bias`.
+    """
     shown = by_key(keys.numbers, BY_KEY) >= 0
     for i in tl.static_range(len(data.of_pairs)):
         pairs = load_pairs(data.of_pairs[i], b, hq, queries, keys, BY_KEY) != 0
@@ -252,10 +260,10 @@ def load_bias(data, b, hq, queries, keys, BY_KEY: tl.constexpr, SCORE: tl.conste
 def prefetch_bias(
     data, b, hq, q_tile, kv, wanted, walk, TILE: tl.constexpr, SCORE: tl.constexpr, BUILD: tl.constexpr
 ):  # fmt: skip
-    """Ask for the bias of tile pair (q_tile, kv) to be in the L2 cache soon, if that is `wanted`.
+    """Requests that the bias of tile pair (q_tile, kv) be brought into the L2 cache, if `wanted`; it does not wait.
 
-    A loop's own loads ahead are for data in the cache.  A bias comes from the GPU's memory, few bytes of each of many
-    rows, and takes longer than a step or two.
+    The loads of a pipelined loop are early enough for data in the L2 cache. A bias comes from device memory, in few
+    bytes of each of many rows, and takes longer than one or two iterations.
     """
     if SCORE.HAS_BIAS and wanted:
         q_len, kv_len, _lo, _hi = walk
@@ -271,9 +279,10 @@ def prefetch_bias(
 
 @triton.jit
 def prefetch(pointers, INTERPRET: tl.constexpr):
-    """Ask for what lies at these addresses, all of them readable, to be in the L2 cache soon.
+    """Requests that the cache lines at these addresses be brought into the L2 cache; all must be readable.
 
-    In a loop that is pipelined it must stand in a branch: the compiler cannot make anything else of it conditional.
+    In a loop that is pipelined the call must stand in a branch: the compiler cannot make anything else of it
+    conditional.
     """
     if not INTERPRET:
         tl.inline_asm_elementwise(
@@ -299,7 +308,10 @@ def load_sums(lse, queries, q_len, TILE: tl.constexpr, SCORE: tl.constexpr):
 
 @triton.jit
 def load_delta(saved, row, queries, q_len, TILE: tl.constexpr):
-    """The deltas of the queries of the head that is number `row` of all batch elements; zero where nothing is read."""
+    """Returns the deltas (row sums of out * dO) of the queries of a head, fp32 [BLOCK_Q]; zeros where none is read.
+
+    row: the index of the head among the heads of all batch elements.
+    """
     return load_rows(Operand(saved.DELTA + row * q_len, (1,)), queries, 0.0, TILE.EVEN_Q)
 
 
@@ -386,7 +398,10 @@ def visible(
     data, b, hq, queries, keys, of_queries, of_keys, walk,
     ASKS_KEYS: tl.constexpr, BY_KEY: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """Whether the mask lets the (query, key) pairs of a tile through; ASKS_KEYS: only where keys are valid."""
+    """Returns whether the mask shows the (query, key) pairs of a tile: bool.
+
+    The shape is [BLOCK_KV, BLOCK_Q] if BY_KEY, else [BLOCK_Q, BLOCK_KV]. ASKS_KEYS: key validity is tested as well.
+    """
     _q_len, kv_len, lo, hi = walk
     q_rows, kv_rows = by_query(queries.numbers, BY_KEY), by_key(keys.numbers, BY_KEY)
     shown = load_shown(data, b, hq, queries, keys, BY_KEY)

@@ -21,6 +21,7 @@ MASKS = [
     "keys(0)",
     "causal & segments(0,1)",
     "interval(0,none,none)",
+    "causal & dilated(0,1)",
     "causal & segments(0,1) & keys(2) & interval(3,4,5)",
     "band(-5,70) & segments(0,0) & dense(1)",
 ]

@@ -17,8 +17,11 @@ from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.common import mask_tables
 from dash_inductor.kernels.common.compiling import compile_kernel, schedule_module
 from dash_inductor.kernels.common.device import codes, tables, tile_pairs
+from dash_inductor.kernels.common.device.relations.between import RANKS, SPANS
+from dash_inductor.kernels.common.device.relations.congruent import PROGRESSIONS
+from dash_inductor.kernels.common.device.relations.equal import CODES
 from dash_inductor.kernels.common.mask_data import MaskData
-from dash_inductor.kernels.common.relations import CODES, RANKS, SPANS, Layout
+from dash_inductor.kernels.common.relations import Layout
 from dash_inductor.kernels.portable import standalone
 from dash_inductor.kernels.reference import tables as reference_tables
 from dash_inductor.model.mask import Band
@@ -31,6 +34,8 @@ from ...support.table_words import values_of
 COUNTS = {
     "vectors": (1, 3),
     "intervals": (2, 12),
+    "dilations": (1, 12),
+    "verdicts": (6, 60),
     "dense": (1, 3),
     "seen_bits": (2, 6),
     "united": (2, 6),
@@ -59,6 +64,7 @@ Kernel = tuple[Any, dict[str, Any], dict[str, str]]
 CODED, RANKED, OF_POSITIONS = Layout.of([CODES]), Layout.of([CODES, RANKS]), Layout.of([SPANS])
 ALL, OF_VECTORS = (tile_pairs.Mask(True, True, *CODED, True, False, False, has_dense) for has_dense in (True, False))
 OF_INTERVALS = tile_pairs.Mask(True, True, *RANKED, True, False, True, False)
+OF_PROGRESSIONS = tile_pairs.Mask(True, True, *Layout.of([PROGRESSIONS]), False, False, True, False)
 OF_SPANS = tile_pairs.Mask(True, True, *OF_POSITIONS, False, True, True, False)
 STRIDES = dict.fromkeys(
     ("ids_b", "ids_i", "kv_ids_b", "kv_ids_j", "valid_b", "valid_j", "dense_b", "dense_h", "dense_i", "dense_j"), "i64"
@@ -99,6 +105,7 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "classify": (tile_pairs.classify, {"MASK": ALL, "PAIRS": DENSE_PAIRS}),
     "classify by intervals": (tile_pairs.classify, {"MASK": OF_INTERVALS, "PAIRS": PAIRS}),
     "classify by spans": (tile_pairs.classify, {"MASK": OF_SPANS, "PAIRS": PAIRS}),
+    "classify by progressions": (tile_pairs.classify, {"MASK": OF_PROGRESSIONS, "PAIRS": PAIRS}),
     "classify by vectors": (tile_pairs.classify, {"MASK": OF_VECTORS, "PAIRS": PAIRS}),
     "write_seen": (tile_pairs.write_seen, {"MASK": ALL, "BLOCK_Q": 64, "BLOCK_KV": 128, "WORDS": 2}),
     "unite_kinds": (tile_pairs.unite_kinds, {"HIGH": 2, "WIDE": 2, "BLOCK_KV": 128, "COLUMNS": mask_tables.COLUMNS}),

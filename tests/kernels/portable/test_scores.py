@@ -11,12 +11,16 @@ CASES = [
     "interval(0,none,none)/scale=0.25/softcap=30.0/sinks=1;lh;spt;float16",
     "causal & segments(0,0)/scale=0.25/softcap=2.0/bias=1/grad_logsumexp=2;ibg;spt;float32",
     "dense(0)/scale=0.25/bias=1;db;two_pass;float32",
+    "causal & dilated(0,1)/scale=0.25;ps;two_pass;float32",
+    "dilated(0,1)/scale=0.25;ns;spt;float32",
 ]
 MORE = [
     "interval(0,1,none)/scale=0.25;lu;spt;float32",
     "interval(none,0,0)/scale=0.25/sinks=1;nr;two_pass;float32",
     "interval(0,none,none)/scale=0.25/grad_logsumexp=1;lg;two_pass;float32",
     "causal & interval(0,none,none)/scale=0.25;l;two_pass;float32",
+    "band(-5,30) & dilated(0,0)/scale=0.25;s;two_pass;float32",
+    "segments(2,2) & interval(3,none,none) & dilated(0,1)/scale=0.25/softcap=2.0;psil;spt;float16",
     "band(-9,30) & segments(0,0) & interval(1,none,none)/scale=-0.3;il;spt;float32",
     "causal/scale=0.25/softcap=2.0;;spt;float32",
     "dense(0)/scale=0.25/bias=1/sinks=2;dbr;spt;float32",

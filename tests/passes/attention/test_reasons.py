@@ -77,10 +77,10 @@ def test_reasons(reason, maker, shape, options) -> None:
 
 
 def test_large_head_dims_read_every_mask() -> None:
-    """A bias that hides pairs which no band hides is read as a dense mask."""
+    """A bias that hides pairs which no band hides is read as a mask."""
     options = {"bias": lambda: dilated_bias(-math.inf)}
     _, record = rewritten(joint_graph(efficient, Shape(**LARGE), **options))
-    assert (record.status, record.mask, record.plan.kernel) == ("replaced", "dense(0)", "hopper")
+    assert (record.status, record.mask, record.plan.kernel) == ("replaced", "dilated(0,1)", "hopper")
 
 
 @pytest.mark.parametrize("shape", [LARGE, {"head_dim": 192, "value_dim": 128}, {"value_dim": 128}], ids=str)

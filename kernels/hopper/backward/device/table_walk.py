@@ -19,10 +19,10 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy
 
 from .....schedule.table_walk import TILE_BITS
 from ....common.device.aggregates import aggregate, replace
+from ....common.device.relations.form import read_by
 from ...shared.device.clear import unseen_keys
 from ...shared.device.head_work import HeadWork
 from ...shared.device.operations import begin_copy, here
-from ...shared.device.relations import shows
 from ...shared.device.shared_memory import pieces
 from ...shared.device.step_words import MASKED, allocate_words, put_word, read_word, within_band
 
@@ -35,7 +35,7 @@ class TableWalk:
     """Walks that tables give, and what else the mask reads.
 
     data: as in `arguments.DATA`.  The table of a head is ``batch * table_b + q_head * table_h``.  q_vectors: int32
-    [batch, QUERIES, q_len]; kv_vectors: int32 [batch, KEYS, kv_len]; of relations in the forms of `common.relations`.
+    [batch, QUERIES, q_len]; kv_vectors: int32 [batch, KEYS, kv_len]; of the forms of its relations.
     keys_seen: bytes [tables, kv_len]; 0 for keys that no query sees.  With HAS_DENSE, dense: bytes [batch, q_heads,
     q_len, kv_len], strides dense_b, dense_h, dense_i and dense_j; 0 hides.
 
@@ -221,13 +221,14 @@ class TableMask:
             of_queries = of_queries + (gl.expand_dims(vector, 0),)
         for i in gl.static_range(walk.MASK.KEYS):
             of_keys = of_keys + (gl.expand_dims(self.of_keys[i], 1),)
-        if len(walk.MASK.FORMS) == 0:
+        ENDS: gl.constexpr = walk.MASK.KEYS > 0 or walk.MASK.HAS_RANGES  # then a form hides what is past the last key
+        if not ENDS:
             keep = keys < work.kv_len
         for i in gl.static_range(len(walk.MASK.FORMS)):
-            shown = shows(of_queries, of_keys, keys, walk.MASK, i)
-            keep = shown if i == 0 else keep & shown
-        if walk.MASK.HAS_POSITIONS:
-            return keep  # spans of positions end where band and keys do
+            shown = walk.MASK.FORMS[i].test(True, *read_by(of_queries, of_keys, keys, walk.MASK, i))
+            keep = shown if i == 0 and ENDS else keep & shown
+        if walk.MASK.HAS_RANGES:
+            return keep  # ranges end where band and keys do
         return within_band(keep, work, q_row, columns, rows, walk.MASK)
 
 

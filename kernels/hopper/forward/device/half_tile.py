@@ -21,7 +21,10 @@ from .tile_work import ROWS
 
 @gluon.jit
 def half_tile_step(work, data, shared, score, here, kv, it, m, total):
-    """Returns (P, m, total) as `first_step`, for a row block that sees half of its first kv tile."""
+    """Returns (P, m, total) as `first_step`, for a row block that sees at most half of its first kv tile.
+
+    P: fp32 [ROWS, BLOCK_KV], zero in the second half; m, total: the running row maximum and row sum, fp32 [ROWS].
+    """
     b, _head, _block, rows, q_tile, _seed = here
     layout: gl.constexpr = accumulator_layout(ROWS, ROWS, 4)
     whole: gl.constexpr = accumulator_layout(ROWS, work.BLOCK_KV, 4)
@@ -40,5 +43,8 @@ def half_tile_step(work, data, shared, score, here, kv, it, m, total):
 
 @gluon.jit
 def by_row(x, LAYOUT: gl.constexpr):
-    """Converts one number per row to LAYOUT's rows; layouts of tiles differ in columns alone."""
+    """Converts a vector with one number per row, [ROWS], to the row layout of a tile whose layout is LAYOUT.
+
+    Tiles of different widths distribute their rows to threads alike, so no data move.
+    """
     return gl.convert_layout(x, gl.SliceLayout(1, LAYOUT), assert_trivial=True)

@@ -17,8 +17,8 @@ from triton.experimental.gluon import language as gl
 
 from .....schedule.table_walk import FORWARD_UNSEEN
 from ....common.device.aggregates import aggregate, group
+from ....common.device.relations.form import read_by
 from ...shared.device.operations import role_barrier
-from ...shared.device.relations import keep_shown
 
 SKIP, PARTIAL, FULL = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
 """The uses that a consumer makes of a kv tile: give it back unread; test every score; nothing is hidden."""
@@ -27,29 +27,33 @@ UNSEEN = gl.constexpr(FORWARD_UNSEEN)
 
 @gluon.jit
 def kv_of(word):
-    """Returns the kv tile of a word."""
+    """Returns the index of the kv tile of a word, int32; see Note [Words]."""
     return word & 0xFFFF
 
 
 @gluon.jit
 def use_of(word, CONSUMER: gl.constexpr):
-    """Returns how a consumer uses the kv tile of a word: SKIP, PARTIAL or FULL."""
+    """Returns how a consumer uses the kv tile of a word (Note [Words]): SKIP, PARTIAL or FULL."""
     return (word >> (16 + 2 * CONSUMER)) & 3
 
 
 @gluon.jit
 def has_unseen(word):
-    """Returns whether the kv tile of a word has keys that no query sees."""
+    """Returns a bool: whether the kv tile of a word has keys that no query sees, see Note [Words].
+
+    Rows of V at such keys may hold NaN, so the producer replaces them by zeros.
+    """
     return (word & (1 << UNSEEN)) != 0
 
 
 @aggregate
 class ListedMask:
-    """A mask that is data; without arguments the mask is a band.
+    """A mask that reads tensors: its lists of kv tiles, and its elementwise test inside of a kv tile.
 
-    arguments: as in `arguments.DATA`.  With HAS_DENSE there are no vectors: `seen` reads bits.  CODES_AHEAD: in which
-    steps vectors are asked for before the scores are begun, which takes as long as they do: in none (0), in the first
-    of a run (1), or in all (2).  MASK: see `arguments.MaskKind`.
+    arguments: the group `arguments.DATA` of pointers, None where the mask is a band alone; GIVEN: there are arguments.
+    With HAS_DENSE no vectors are read: `seen` reads bits. CODES_AHEAD: in which iterations vectors are loaded before
+    the matmul of the scores is issued, which takes as long: in none (0), in the first of a run (1), or in all (2).
+    MASK: see `arguments.MaskKind`.
     """
 
     arguments: group
@@ -60,21 +64,25 @@ class ListedMask:
 
     @gluon.jit
     def table(self, b, head):
-        """Returns the table index of a head."""
+        """Returns the index of the table that a query head of a batch element uses, int32."""
         return b * self.arguments.tables + head % self.arguments.tables
 
     @gluon.jit
     def words_of(self, work, b, head, q_tile):
-        """(pointer to the first word, how many there are) of the q_tile-th tile of a head, as the list counts."""
+        """Returns (pointer to the first word, number of words) of the q_tile-th q tile of a head in the list.
+
+        Words are int32, see Note [Words].
+        """
         row = self.table(b, head).to(gl.int64) * work.q_tiles() + q_tile
         kv_tiles = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
         return self.arguments.steps_ptr + row * kv_tiles, gl.load(self.arguments.counts_ptr + row)
 
     @gluon.jit
     def codes(self, work, like, b, rows, kv):
-        """(vectors of the queries `rows`, vectors of the keys of kv tile `kv`), a tuple each.
+        """Returns the int32 vectors of the queries `rows` and of the keys of kv tile `kv`, a tuple of each.
 
-        like: what has the layout of scores.
+        like: a tensor in the layout of the scores [ROWS, BLOCK_KV], along whose rows and columns the vectors are
+        distributed.
         """
         row_exists = (rows >= 0) & (rows < work.q_len)
         of_element = b.to(gl.int64) * work.q_len
@@ -90,9 +98,9 @@ class ListedMask:
 
     @gluon.jit
     def hide(self, work, s, codes, b, rows, kv):
-        """Scores of kv tile `kv`, -inf where a relation hides the key; the band is another's matter.
+        """Returns the scores of kv tile `kv`, fp32 [ROWS, BLOCK_KV], set to -inf where a relation hides the key.
 
-        codes: as `codes` gives them, or None, if they have not been asked for.
+        The band is not applied here. codes: as `codes` returns them, or None if they have not been loaded yet.
         """
         if codes is None:
             codes = self.codes(work, s, b, rows, kv)
@@ -103,11 +111,11 @@ class ListedMask:
         for i in gl.static_range(self.MASK.KEYS):
             keys = keys + (gl.expand_dims(of_keys[i], 0),)
         positions = s
-        if self.MASK.HAS_POSITIONS:
+        if self.MASK.READS_POSITIONS:
             positions = kv * work.BLOCK_KV + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
             positions = gl.expand_dims(positions, 0)
         for i in gl.static_range(len(self.MASK.FORMS)):
-            s = keep_shown(s, queries, keys, positions, self.MASK, i)
+            s = self.MASK.FORMS[i].keep(s, *read_by(queries, keys, positions, self.MASK, i))
         return s
 
 

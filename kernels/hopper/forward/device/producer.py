@@ -27,7 +27,7 @@ from .tile_work import ROWS
 
 @gluon.jit
 def draw(counter_ptr):
-    """Returns the index of the CTA's next tile in the work list; past its end if there is none."""
+    """Returns the index of the CTA's next q tile in the work list; past its end if no tile is left."""
     gdc_wait()  # for `prepare`
     return gl.atomic_add(counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
 

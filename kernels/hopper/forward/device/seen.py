@@ -16,9 +16,10 @@ words_of = gluon.constexpr_function(seen_words)
 
 @gluon.jit
 def ask(work, data, b, head, block, kv, wanted):
-    """The words of a row block and a kv tile, int32 [ROWS / 2, 4, words], where they are `wanted`.
+    """Loads the mask bits of a row block and a kv tile: int32 [ROWS / 2, 4, words], zeros where not `wanted`.
 
-    Nothing is seen in row blocks that do not exist.
+    The words lie as Note [Seen bits] in schedule/table_walk.py says. A row block that does not exist gets zeros, so
+    that its queries see no key.
     """
     WORDS: gl.constexpr = words_of(work.BLOCK_KV)
     layout: gl.constexpr = _words_layout(WORDS)
@@ -48,7 +49,7 @@ def hide(s, words):
 
 @gluon.jit
 def _as_scores(parts, s, WORDS: gl.constexpr):
-    """The element of each score in `parts`, [.., words, 2, 2, ...], at the number of its bit."""
+    """Returns the element of `parts`, [.., words, 2, 2, ...], that belongs to each score: [ROWS, BLOCK_KV]."""
     ROWS: gl.constexpr = s.shape[0]
     BLOCK_KV: gl.constexpr = s.shape[1]
     parts = parts.reshape([ROWS // 16, 8, 4, WORDS, BLOCK_KV // WORDS // 8, 2, 2])
@@ -58,7 +59,10 @@ def _as_scores(parts, s, WORDS: gl.constexpr):
 
 @gluon.constexpr_function
 def _words_layout(words):
-    """The layout of [ROWS / 2, 4, words]: thread ``4 r + l`` of a warp has row r of its 8, column l, and all words."""
+    """Returns the layout of mask bits, [ROWS / 2, 4, words].
+
+    Thread ``4 r + l`` of a warp has row r of the warp's 8, column l, and all words.
+    """
     registers = [[0, 0, 1 << i] for i in range(words.bit_length() - 1)]
     lanes = [[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
     return gl.DistributedLinearLayout(registers, lanes, [[8, 0, 0], [16, 0, 0]], [], [ROWS // 2, 4, words])

@@ -20,15 +20,16 @@ def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @aggregate
 class SharedMemory:
-    """Shared memory of a CTA: operand tiles, rings and their barriers.
+    """The shared memory of a CTA of the forward: operand tiles, rings of tiles, and their barriers.
 
-    q: a ring of Q_STAGES, each with a tile per consumer; out: a tile per consumer, in the place of q with OUT_IN_Q; k,
-    v: rings of STAGES tiles; q_tail, k_tail: the columns past the first ones, if TAIL_D > 0; ones: with SUMS_BY_MATMUL,
-    see Note [Sums] in `sums`; facts: a ring of `fact_slots`, int32 words about the tile that a q belongs to, see
-    `producer.announce`; words: if LISTED, a ring of `word_slots`, see Note [Words] in `listed`.
+    q: [Q_STAGES * consumers, ROWS, columns], 16 bits, a ring of Q_STAGES q tiles with one tile per consumer; k, v:
+    [STAGES, BLOCK_KV, columns], 16 bits; out: one [ROWS, columns] tile per consumer, which overwrites q with OUT_IN_Q.
+    q_tail, k_tail: the TAIL_D columns past the first ones, if TAIL_D > 0. ones: with SUMS_BY_MATMUL, see Note [Sums] in
+    `sums`. facts: a ring of `fact_slots` entries of int32 words about q tiles, see `producer.announce`. words: if
+    LISTED, a ring of `word_slots`, see Note [Words] in `listed`.
 
-    `*_full` is completed by the producer's copies, `*_empty` by an arrival of every consumer.  If LISTED, v_full has a
-    barrier more, which is the producer's own, see `hopper.clear`.
+    Barriers `*_full` are completed by the producer's copies, `*_empty` by an arrival of every consumer. If LISTED,
+    v_full has one more barrier, which is the producer's own, see `hopper.clear`.
     """
 
     q: gl.shared_memory_descriptor

@@ -22,8 +22,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
+from ....common.device.relations.between import keep_between
 from ...shared.device.operations import ARRIVALS_MEET, COMPUTES_EARLY, not_before, role_barrier
-from ...shared.device.relations import keep_between
 from ...shared.device.steps import accumulator_layout, left_operand
 from .seen import ask, hide
 from .sums import begin_sums
@@ -47,7 +47,7 @@ def log2(x):
 
 @gluon.jit
 def wait_for(full, it, STAGES: gl.constexpr):
-    """Waits for the it-th tile of a ring and returns its slot."""
+    """Waits until the it-th tile of a ring of STAGES slots has arrived, and returns its slot."""
     slot = it % STAGES
     mbarrier.wait(full.index(slot), (it // STAGES) & 1)
     return slot
@@ -55,7 +55,7 @@ def wait_for(full, it, STAGES: gl.constexpr):
 
 @gluon.jit
 def release(empty):
-    """Signals that all warps of this consumer have read a tile."""
+    """Arrives at the barrier `empty`: all warps of this consumer have read a tile, which may be overwritten."""
     if not ARRIVALS_MEET:
         role_barrier()
     mbarrier.arrive(empty, count=1)
@@ -63,9 +63,10 @@ def release(empty):
 
 @gluon.jit
 def softmax(score, s, far, m, total, HIDES: gl.constexpr):
-    """(probabilities relative to the new base, new base, new sum, factor of what was before); see Note [Softmax].
+    """Returns (P, new base, new row sums, factor of earlier sums and outputs); see Note [Softmax].
 
-    s, far: as of `Score.begun`; HIDES: a mask may have hidden some of s.
+    P: fp32 [ROWS, columns], relative to the new base; the others are fp32 [ROWS]. s, far: scores as `Score.begun`
+    returns them; m, total: the base and the row sums before; HIDES: a mask may have hidden some of s.
     """
     p, base, shrink = probabilities(score, s, far, m, HIDES)
     return p, base, sum_with(score, p, total, shrink), shrink
@@ -92,7 +93,11 @@ def probabilities(score, s, far, m, HIDES: gl.constexpr):
 
 @gluon.jit
 def sum_with(score, p, total, shrink):
-    """The new sum of every row; the old one where matmuls make it."""
+    """Returns the row sums of the softmax, fp32 [ROWS], after the probabilities p have been added.
+
+    total: the sums before, multiplied by `shrink`, the factor of the new base. Where matmuls compute row sums, see Note
+    [Sums] in `sums`, `total` is returned as it is.
+    """
     if score.SUMS_BY_MATMUL:
         return total
     else:
@@ -107,7 +112,7 @@ def masked(work, data, s, codes, b, rows, kv):
     """
     if COMPUTES_EARLY:
         kv = not_before(kv)
-    if (work.HAS_LO or work.HAS_HI or not work.EVEN_KV) and not data.MASK.HAS_POSITIONS:
+    if (work.HAS_LO or work.HAS_HI or not work.EVEN_KV) and not data.MASK.HAS_RANGES:
         s = _in_band(work, s, rows, kv)
     if len(data.MASK.FORMS) > 0:
         s = data.hide(work, s, codes, b, rows, kv)
@@ -148,7 +153,7 @@ def _keep_below(s, keys, end):
 
 @gluon.jit
 def as_left(p, DTYPE: gl.constexpr, COLUMNS: gl.constexpr):
-    """P, rounded, as the left operand of a product with COLUMNS columns."""
+    """Returns P, rounded to DTYPE, in the register layout of the left operand of a matmul with COLUMNS columns."""
     layout: gl.constexpr = left_operand(accumulator_layout(ROWS, COLUMNS, 4))
     return gl.convert_layout(p.to(DTYPE), layout, assert_trivial=True)
 
@@ -177,7 +182,7 @@ def first_keys(tile, COUNT: gl.constexpr):
 
 @gluon.jit
 def skip(shared, it):
-    """Releases the it-th kv tile unread."""
+    """Releases K and V of the it-th kv tile of the producer without reading them."""
     release(shared.k_empty.index(wait_for(shared.k_full, it, shared.STAGES)))
     release(shared.v_empty.index(wait_for(shared.v_full, it, shared.STAGES)))
 

@@ -11,17 +11,21 @@ ROWS = gl.constexpr(64)
 
 @aggregate
 class TileWork:
-    """The list of tiles, and the walk of each over its kv tiles.
+    """The work of a forward: its list of q tiles, and the kv tiles that each of them visits.
 
-    ``lo <= q - kv <= hi`` is the mask, anchored top left.  The queries of a head are cut into *row blocks* of ROWS; a
-    tile is CONSUMERS neighbouring row blocks of a head, one for each consumer, which share the kv tiles that the
-    producer brings.  Every row block walks its own kv tiles, which `KV_RANGE` gives, so that its results do not depend
-    on the others of its tile.
+    The mask is the band ``lo <= q - kv <= hi``, anchored top left, for the bounds that exist (HAS_LO, HAS_HI). The
+    queries of a head are cut into *row blocks* of ROWS; a q tile is CONSUMERS neighbouring row blocks of a head, one
+    per consumer warpgroup, which share the kv tiles of BLOCK_KV keys that the producer loads. Every row block visits
+    its own kv tiles, from `KV_RANGE`, so that its results do not depend on the others of its tile.
+
+    batch_heads, q_heads: query heads of all batch elements, and of one; group: query heads per kv head; q_len, kv_len:
+    queries and keys; section, last_section: in heads, see below; all are int32 scalars. KV_RANGE, SEEN_ROWS, SEEN_KEYS:
+    the generated functions `dash_kv_range`, `dash_seen_rows` and `dash_seen_keys`. EVEN_KV: kv_len is a multiple of
+    BLOCK_KV. HALF_TILES: see Note [Half tiles] in `half_tile`.
 
     The list goes through the heads section by section; within a section by q tile, the longest walk first as far as the
-    mask has one bound, and by head.  A section has `section` heads, but all heads from `last_section` on, a multiple of
-    `section`, are in one.  FROM_THE_END: the last q tiles come first, see `schedule.table_walk`.  HALF_TILES: see Note
-    [Half tiles] in `half_tile`.
+    mask has one bound, and by head. A section has `section` heads, but all heads from `last_section` on, a multiple of
+    `section`, are in one. FROM_THE_END: the last q tiles come first, see `schedule.table_walk`.
     """
 
     batch_heads: gl.tensor
@@ -119,7 +123,7 @@ class TileWork:
 
     @gluon.jit
     def _facts(self):
-        """Returns the tuple that the schedule's generated functions take as `walk`."""
+        """Returns (q_len, kv_len, lo, hi), the argument `walk` of the schedule's generated functions."""
         return self.q_len, self.kv_len, self.lo, self.hi
 
     @gluon.jit
@@ -128,12 +132,18 @@ class TileWork:
 
     @gluon.jit
     def first_row(self):
-        """Returns the first query that sees a key: row 0 of the descriptor of Q."""
+        """Returns the index of the first query that sees a key under the band, an int32 scalar.
+
+        The TMA descriptor of Q begins there, so that coordinates of rows are relative to it.
+        """
         return _first_of(self.SEEN_ROWS(self._facts(), ROWS, self.BLOCK_KV))
 
     @gluon.jit
     def first_key(self):
-        """Returns the first key that a query sees: row 0 of the descriptors of K and V."""
+        """Returns the index of the first key that a query sees under the band, an int32 scalar.
+
+        The TMA descriptors of K and V begin there, so that coordinates of keys are relative to it.
+        """
         return _first_of(self.SEEN_KEYS(self._facts(), ROWS, self.BLOCK_KV))
 
 

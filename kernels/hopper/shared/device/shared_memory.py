@@ -30,15 +30,19 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr = 1):
 
 @aggregate
 class SharedMemory:
-    """Shared memory of a CTA: operand tiles, rings and their barriers.
+    """The shared memory of a CTA of the backward: operand tiles, rings of tiles, and their barriers.
 
-    k, v: one tile each; q, lse, do, delta: rings of STAGES, in PIECES pieces per tile; ds, p: one tile; dq: a ring of
-    DQ_STAGES fp32 tiles in the order of `steps.in_fragments`, by way of which dk and dv leave with RESULTS_IN_DQ, else
-    by way of k and v; walks: a ring of ENTRIES pairs of words, see `tickets`; k_tail, q_tail, dq_tail: the columns past
-    BLOCK_D, if TAIL_D > 0; turn: of a CTA in its group, see `group`.  STAMPED: there is a stamper.  CONSUMERS: their
-    warps.  With CLEARS
-    k_full, v_full, q_full and do_full have a barrier more, the last, which is the producer's own, see `clear`.  What
-    consumers say at the end of a step needs no shared memory, see `step_signals`.
+    k: [BLOCK_KV, BLOCK_D] and v: [BLOCK_KV, BLOCK_DV], 16 bits, of the CTA's kv tile. q: [STAGES * PIECES, BLOCK_Q /
+    PIECES, BLOCK_D] and do: the same with BLOCK_DV columns, 16 bits; lse, delta: fp32 [STAGES * PIECES, BLOCK_Q /
+    PIECES]: rings of STAGES q tiles, each in PIECES pieces. ds, p: 16 bits [BLOCK_KV, BLOCK_Q]. dq: a ring of DQ_STAGES
+    fp32 tiles in the order of `steps.in_fragments`, through which dk and dv leave with RESULTS_IN_DQ, otherwise through
+    k and v. k_tail, q_tail, dq_tail: the TAIL_D columns past BLOCK_D, if TAIL_D > 0. walks: a ring of ENTRIES pairs of
+    words, see `tickets`; turn: the barrier of a CTA in its group, see `group`.
+
+    Barriers `*_full` are completed when a tile has arrived, `*_empty` when it has been read. If the kernel clears rows
+    that take no part, see `clear`, k_full, v_full, q_full and do_full have one more barrier, the last, which is the
+    producer's own. STAMPED: a role records timestamps. CONSUMERS: the number of consumer warps. The signals that
+    consumers give at the end of a step need no shared memory, see `step_signals`.
     """
 
     k: gl.shared_memory_descriptor

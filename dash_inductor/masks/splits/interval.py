@@ -8,7 +8,7 @@ position, the conditions may compare a number of the key with a number of the qu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,11 +16,11 @@ import sympy
 import torch
 from torch.fx import Node
 
-from .bands import Scores
-from .found import FoundTerm
-from .index_expr import Branch, NotRecognised, Value, assume, leaves
-from .token_data import Load, Loads
-from .token_vectors import Calculator, Numbers, computable
+from ..bands import Scores
+from ..found import FoundTerm
+from ..index_expr import Branch, NotRecognised, Value, conditions_of, conjuncts_of
+from ..token_data import Load, Loads
+from ..token_vectors import Calculator, Numbers, computable
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -143,14 +143,16 @@ def _clamped(vector: Any, least: int, greatest: int, calculator: Calculator) -> 
     return calculator.call(aten.clamp_max.default, calculator.call(aten.clamp_min.default, vector, least), greatest)
 
 
-def split(scores: Scores, visible: Value, loads: Loads) -> tuple[Value, Between | None]:
+def split(scores: Scores, visible: Value, loads: Loads, of_data: bool) -> tuple[Value, Between | None]:
     """Split `visible` into a conjunction of the remaining visibility and an interval; None if no interval is found."""
-    conditions = list(dict.fromkeys(_conditions(visible)))
+    if not of_data:
+        return visible, None
+    conditions = conditions_of(visible)
     reader = _Reader(scores, loads)
     if not any(reader.has_interval(cond) for cond in conditions):
         return visible, None
     try:
-        conjuncts, tree = _conjuncts(visible, conditions)
+        conjuncts, tree = conjuncts_of(visible, conditions)
         intervals = [found for cond in conjuncts if (found := reader.half_line(cond, of_data=True)) is not None]
         rest = [cond for cond in conjuncts if reader.half_line(cond, of_data=True) is None]
         if tree is not True:
@@ -169,25 +171,6 @@ def split(scores: Scores, visible: Value, loads: Loads) -> tuple[Value, Between 
     for cond in reversed(rest):
         left = Branch(cond, left, False)
     return left, between
-
-
-def _conditions(value: Value) -> Iterator[sympy.Expr]:
-    if isinstance(value, Branch):
-        yield value.cond
-        yield from _conditions(value.then)
-        yield from _conditions(value.other)
-
-
-def _conjuncts(visible: Value, conditions: list[sympy.Expr]) -> tuple[list[sympy.Expr], Value]:
-    """Return conditions ``>= 0`` that hold wherever `visible` does, and the visibility under these conditions."""
-    found = []
-    for cond in conditions:
-        for holds, truth in ((cond, True), (-cond - 1, False)):
-            if isinstance(visible, Branch) and not any(leaves(assume(visible, cond, not truth))):
-                visible = assume(visible, cond, truth)
-                found.append(sympy.expand(holds))
-                break
-    return found, visible
 
 
 def _both(a: Between, b: Between) -> Between:

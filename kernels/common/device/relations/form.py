@@ -1,0 +1,113 @@
+"""`Form`, the device encoding of a mask relation, with what all encodings share."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ...mask_data import MaskData
+
+HIDDEN = tl.constexpr(-1)
+"""In a vector of keys: the key does not exist, or is not valid.  No query sees it, in any form."""
+FAR = tl.constexpr(2**31 - 1)
+"""More than any position, rank or code."""
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The tensors from which the vectors of a form are computed.
+
+    Args:
+        values: the operands of a term by role, without absent ones.
+        valid: for codes, [batch, kv_len]: nonzero for valid keys.
+    """
+
+    form: Form
+    values: Mapping[str, Tensor]
+    valid: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Form:
+    """A device encoding of a relation: int32 vectors per token, and the functions that read them.
+
+    Triton functions get the vectors of a side as a tuple.  Of keys these are the `keys` vectors, or the positions of
+    the keys if `reads_positions`.
+
+    Attributes:
+        name: the name in kernel names and messages.
+        queries, keys: the number of vectors per query and per key.
+        vectors: a function ``vectors(of, data)`` that computes the vectors with PyTorch: int32 [batch, queries, q_len]
+            and [batch, keys, kv_len].
+        load_queries, load_keys: device functions ``(side, row, tokens, exists)`` that load the vectors of tokens from
+            number `row` of a `Side` on.  Queries that do not exist get values with which they see no key.
+        test: a device function ``(shown, queries, keys)``, also for Gluon: restricts `shown`, a bool per pair or True,
+            to the pairs of which the query sees the key; queries and keys broadcast to the pairs.
+        classify: a device function ``(queries, rows_exist, keys, columns_exist)`` that classifies tile pairs: (no pair
+            is shown, all are, at least one is known to be), each bool [kv tiles, q tiles].  The vectors are [q tiles,
+            rows] and [kv tiles, columns], some of which may not exist.  A tile with missing columns may count as fully
+            shown.
+        keep: a device function ``(scores, queries, keys)`` for Gluon: fp32 scores, set to -inf where queries do not see
+            keys.
+        reads_positions: whether it reads the positions of the keys, and no vectors of them.
+        is_range: whether the vectors of a query are the first position that it sees and the one behind the last,
+            already clipped to band and lengths.
+    """
+
+    name: str
+    queries: int
+    keys: int
+    vectors: Callable[[Vectors, MaskData], tuple[Tensor, Tensor]]
+    load_queries: Any
+    load_keys: Any
+    test: Any
+    classify: Any
+    keep: Any
+    reads_positions: bool = False
+    is_range: bool = False
+
+    def __repr__(self) -> str:
+        """The name and a digest of the device functions: Triton's cache key has the text of compile-time constants."""
+        functions = self.load_queries, self.load_keys, self.test, self.classify, self.keep
+        sources = "".join(function.cache_key for function in functions)
+        return f"{self.name}_{hashlib.sha256(sources.encode()).hexdigest()[:16]}"
+
+
+class Side(NamedTuple):
+    """The queries or keys of a batch element: pointer to their vectors, stored consecutively, and number of tokens."""
+
+    VECTORS: object
+    length: object
+
+
+@triton.jit
+def load_vector(side, row, tokens, exists, other):
+    """Loads vector number `row` of tokens; `other` where they do not exist."""
+    return tl.load(side.VECTORS + row * side.length + tokens, mask=exists, other=other)
+
+
+@triton.jit
+def load_positions(side, row, tokens, exists):
+    """The positions of keys, for a form that reads no other vectors of them."""
+    return (tokens,)
+
+
+@triton.jit
+def read_by(queries, keys, positions, MASK, INDEX: tl.constexpr):
+    """Returns what a form of a mask reads, (vectors of queries, vectors of keys), of all vectors of the mask.
+
+    positions: of the keys.  MASK has the members of `common.relations.Layout`.
+    """
+    ROW: tl.constexpr = MASK.Q_ROWS[INDEX]
+    KV_ROW: tl.constexpr = MASK.KV_ROWS[INDEX]
+    of_keys = (positions,)
+    if not MASK.FORMS[INDEX].reads_positions:
+        of_keys = keys[KV_ROW : KV_ROW + MASK.FORMS[INDEX].keys]
+    return queries[ROW : ROW + MASK.FORMS[INDEX].queries], of_keys
