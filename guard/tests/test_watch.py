@@ -11,12 +11,15 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from dash_guard.monitor.wrapper import Wrapper
 from dash_guard.report.findings import Finding, read
 from dash_guard.report.report import load
+from dash_inductor.errors import ArgumentError
 from tests.support.distribution import ROOT
 
 from .support.guarded import BAD
@@ -47,7 +50,8 @@ def latency(folder: Path, finding: Finding) -> float:
 def test_a_bit_that_flips_at_rest_and_a_hang_are_named(tmp_path: Path) -> None:
     """All checks are on; two of them confirm the fault, because replicas alone cannot decide between two ranks."""
     guard = tmp_path / "guard"
-    job = watch(guard, *torchrun(2, "guard.tests.support.guarded", str(tmp_path), "cpu", "hang", "flip"))
+    program = torchrun(2, "guard.tests.support.guarded", str(tmp_path), "cpu", "hang", "flip")
+    job = watch(guard, *program, options=("--fail-on", "confirmed"))
     said = job.communicate(timeout=150)[1]
     findings = read(guard)
     assert {(finding.kind, finding.severity, finding.ranks) for finding in findings} >= {
@@ -133,7 +137,8 @@ def test_a_job_that_is_restarted_goes_on_and_is_watched_again(tmp_path: Path) ->
     (finding,) = read(guard)
     assert (finding.kind, finding.ranks, finding.cause) == ("dead", (BAD,), "program"), said
     assert "exit status 3" in finding.sentence
-    assert job.returncode == 11
+    assert finding.severity == "confirmed"
+    assert job.returncode == 0  # that of the launcher, which has succeeded
     assert (tmp_path / "bits").exists()
 
 
@@ -160,6 +165,36 @@ def test_signals_and_exit_statuses_are_passed_on(tmp_path: Path) -> None:
     assert killed.wait(timeout=30) == 128 + 9
     killed.communicate()
     job.communicate()
+
+
+@pytest.mark.parametrize(
+    ("fail_on", "severity", "cause", "status"),
+    [
+        (None, "confirmed", "machine", 0),
+        (None, "confirmed", "program", 0),
+        ("confirmed", "confirmed", "machine", 10),
+        ("confirmed", "confirmed", "unknown", 10),
+        ("confirmed", "confirmed", "program", 11),
+        ("confirmed", "suspect", "machine", 0),
+        ("suspect", "suspect", "machine", 10),
+        ("suspect", "suspect", "program", 11),
+        ("suspect", "confirmed", "network", 10),
+        ("suspect", "note", "program", 0),
+    ],
+)
+def test_findings_set_the_status_where_they_are_asked_to(
+    fail_on: str | None, severity: str, cause: str, status: int, tmp_path: Path
+) -> None:
+    wrapper = Wrapper(["true"], tmp_path, fail_on=fail_on)
+    found = SimpleNamespace(severity=severity, cause=cause)
+    wrapper._watching = cast(Any, SimpleNamespace(joined=2, monitor=SimpleNamespace(findings=[found])))
+    assert wrapper._status(0) == status
+    assert wrapper._status(3) == 3  # the program's own
+
+
+def test_a_severity_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"fail_on='note'.*suspect.*confirmed"):
+        Wrapper(["true"], tmp_path, fail_on="note")
 
 
 def test_an_address_beyond_this_machine_needs_a_secret(tmp_path: Path) -> None:

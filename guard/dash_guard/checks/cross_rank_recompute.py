@@ -44,6 +44,7 @@ from dash_inductor.upstream.eager import in_backward, not_compiled
 from ..recompute.execution import Digest, Execution, zero
 from ..recompute.micro_batch import MicroBatch, compiled, fit_for_graphs, in_eager_code, run_function
 from ..recompute.operators import Operator, OperatorLog
+from ..recompute.parameters import Versions
 from ..shared.votes import classes, first_difference
 from ..transport.messages import Message
 from ..upstream.parallel import is_gathered, why_not_again
@@ -85,6 +86,7 @@ class CrossRankRecompute(Check):
         self._roots: dict[int, tuple[nn.Module, Any]] = {}  # with the handle of a hook
         self._depth = 0
         self._batch: MicroBatch | None = None
+        self._versions: Versions | None = None  # of the module that runs, when it began
         self._wanted, self._cannot = False, ""
         self._held = 0  # the last step that has decided whether to recompute
         self._tried = self._preflight_done = False
@@ -107,6 +109,8 @@ class CrossRankRecompute(Check):
         if self._depth == 0 and id(module) not in self._roots and next(module.parameters(), None) is not None:
             handle = module.register_forward_hook(Hook(self._called), with_kwargs=True)
             self._roots[id(module)] = (module, handle)
+        if self._depth == 0 and self._wanted:
+            self._versions = Versions(module)
         self._depth += 1
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
@@ -123,6 +127,7 @@ class CrossRankRecompute(Check):
             return  # not training, or a checkpoint runs a part again
         try:
             self._batch, self._cannot = MicroBatch.of(module, args, kwargs), ""
+            self._batch.cannot = "" if self._versions is None else self._versions.why_not_again()
         except Exception as error:  # a hook of the program's module must not raise
             self._batch, self._cannot = None, described(error)
 
@@ -225,7 +230,7 @@ class CrossRankRecompute(Check):
             self._function_preflight_done = True
         if self._function is None and batch is not None:
             batch, refused = self._received(batch, of)
-        run = functools.partial(self._run, batch, seed=self._seed * 1_000_003 + step)
+        run = functools.partial(self._run, batch, seed=self._seed * 1_000_003 + step, first=purpose == PREFLIGHT)
         first, work, failed = run() if not refused else ([], "", refused)
         second = run()[0] if purpose == PREFLIGHT and not refused else first
         kept = [d.number() for d in first if _label(d) not in self._excluded]
@@ -279,8 +284,9 @@ class CrossRankRecompute(Check):
         log: OperatorLog | None = None,
         turned: int = 0,
         silent: bool = False,
+        first: bool = False,
     ) -> tuple[list[Digest], str, str]:
-        """Run the micro-batch, or the function, once.
+        """Run the micro-batch, or the function, once; `first`: for the first time, see `undisturbed`.
 
         Returns:
             The digests, the work of this rank, and why the run failed; "" if it did not.
@@ -296,9 +302,10 @@ class CrossRankRecompute(Check):
                     around = in_eager_code
                     stack.enter_context(log)
                 if self._function is not None:
-                    run_function(self._function, [root for root, _ in self._roots.values()], execution, seed, around)
+                    roots = [root for root, _ in self._roots.values()]
+                    run_function(self._function, roots, execution, seed, around, first)
                 elif batch is not None:
-                    batch.run(execution, seed, around)
+                    batch.run(execution, seed, around, first)
         except Exception as error:  # all ranks learn of it and go on training together
             failed = f"it has failed: {described(error)}"[:300]
         digests = execution.end()

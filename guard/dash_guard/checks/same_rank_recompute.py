@@ -23,6 +23,7 @@ from dash_inductor.upstream.eager import has_cuda_graphs, in_backward, not_compi
 from ..recompute.execution import Digest, Execution
 from ..recompute.kept import Kept
 from ..recompute.micro_batch import MicroBatch, Random, Settings, results_of
+from ..recompute.parameters import Versions
 from ..transport.messages import Message
 from .check import Check, Host
 
@@ -37,6 +38,7 @@ class _Call:
     execution: Execution
     random: Random
     kept: Kept
+    versions: Versions
     settings: Settings
     batch: MicroBatch | None = None
     overlapped: bool = False
@@ -90,7 +92,8 @@ class SameRankRecompute(Check):
             call.execution.detach()
             call.overlapped |= not _has_gradients(call.execution)
         devices = {parameter.device.type for parameter in module.parameters()} - {"meta"}
-        call = _Call(module, Execution(self._names, owner=self.rank), Random.now(), Kept(module), Settings.now(devices))
+        execution = Execution(self._names, owner=self.rank)
+        call = _Call(module, execution, Random.now(), Kept(module), Versions(module), Settings.now(devices))
         self._calls.append(call)
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
@@ -116,6 +119,7 @@ class SameRankRecompute(Check):
             call.execution.failed = described(error)
             return
         call.execution.returned(result)
+        batch.cannot = call.versions.why_not_again()
         batch.settings, batch.random, batch.kept = call.settings, call.random, call.kept
         for number, tensor in results_of(result):
             tensor.register_hook(lambda gradient, number=number: _keep(batch, number, gradient))
@@ -174,7 +178,7 @@ class SameRankRecompute(Check):
         execution = Execution(self._names)
         try:
             if call.batch is not None:
-                call.batch.run(execution, None)
+                call.batch.run(execution, None, first=not self._preflight_done)
         except Exception as error:  # all ranks learn of it and go on training together
             failed = failed or f"it has failed: {described(error)}"[:300]
         return execution.end(), failed or execution.failed or call.execution.failed

@@ -21,13 +21,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a setting: every, at_rest, cross_rank_recompute, same_rank_recompute, collectives, on_confirmed",
     )
     parser.add_argument("--strict", action="store_true", help="end with status 12 if the job could not be watched")
+    parser.add_argument(
+        "--fail-on",
+        choices=("suspect", "confirmed"),
+        metavar="SEVERITY",
+        help="end with status 10 or 11 after findings of this severity (suspect or confirmed) or a higher one",
+    )
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve metrics there (needs prometheus_client)")
     parser.add_argument(
         "program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="the launcher and its arguments"
     )
     parser.epilog = (
-        "exit status: that of the program if it is not 0; otherwise 0, 10 after a confirmed fault of a machine or the "
-        "network, 11 after a confirmed fault of the program, 12 with --strict if the job could not be watched"
+        "exit status: that of the program; if that is 0, with --fail-on: 10 after a finding about a machine, the "
+        "network or an unknown cause, 11 after one about the program; with --strict: 12 if the job could not be watched"
     )
 
 
@@ -45,4 +51,5 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.strict,
         arguments.metrics,
         arguments.set,
+        arguments.fail_on,
     ).run()

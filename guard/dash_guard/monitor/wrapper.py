@@ -28,10 +28,13 @@ from .monitor import in_own_process
 from .standalone import tell
 from .watching import TURN, Watching, process_message
 
-CONFIRMED, PROGRAM, UNWATCHED = 10, 11, 12
-"""Exit statuses if the program's own is 0: a confirmed fault of a machine or the network, a confirmed fault of the
-program, and a job that could not be watched.
+FAULT, PROGRAM, UNWATCHED = 10, 11, 12
+"""Exit statuses if the program's own is 0 and the caller asks for them: a fault of a machine, of the network or of an
+unknown cause, a fault of the program, and a job that could not be watched.
 """
+
+SEVERITIES: dict[str, tuple[str, ...]] = {"suspect": ("suspect", "confirmed"), "confirmed": ("confirmed",)}
+"""The severities of findings that fail a job, by the value of `fail_on`."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 _ENDS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
@@ -49,9 +52,12 @@ class Wrapper:
         strict: whether a job that could not be watched is an error.
         metrics: the address at which metrics are served; None: no metrics.
         settings: settings of the guard, each ``NAME=VALUE``; None: those of the environment.
+        fail_on: one of `SEVERITIES`: findings of this severity or a higher one set the exit status; None: no finding
+            does, and the status is that of the program.
 
     Raises:
-        ArgumentError: a bad setting, a bad address, or an address outside this machine without a secret.
+        ArgumentError: a bad setting, a bad address, a bad severity, or an address outside this machine without a
+            secret.
         MissingPackageError: metrics are wanted, and prometheus_client is not installed.
     """
 
@@ -64,7 +70,11 @@ class Wrapper:
         strict: bool = False,
         metrics: str | None = None,
         settings: Sequence[str] | None = None,
+        fail_on: str | None = None,
     ) -> None:
+        if fail_on is not None and fail_on not in SEVERITIES:
+            raise ArgumentError("fail_on", fail_on, SEVERITIES)
+        self._failing = SEVERITIES[fail_on] if fail_on is not None else ()
         self._program, self._folder, self._strict = list(program), folder.absolute(), strict
         self._settings = os.environ.get(VARIABLE, "") if settings is None else ",".join(settings)
         parse(self._settings)
@@ -201,10 +211,10 @@ class Wrapper:
             if self._watching is not None:
                 self._warn("no rank has joined: the job was not watched (is the package installed there?)")
             return UNWATCHED if self._strict else 0
-        confirmed: list[Finding] = [f for f in self._watching.monitor.findings if f.severity == "confirmed"]
-        if any(finding.cause != "program" for finding in confirmed):
-            return CONFIRMED
-        return PROGRAM if confirmed else 0
+        found: list[Finding] = [f for f in self._watching.monitor.findings if f.severity in self._failing]
+        if any(finding.cause != "program" for finding in found):
+            return FAULT
+        return PROGRAM if found else 0
 
     def _warn(self, text: str) -> None:
         print(f"dash-guard watch: {text}", file=sys.stderr, flush=True)

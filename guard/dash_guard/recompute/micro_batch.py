@@ -37,6 +37,7 @@ from ..upstream.parallel import not_reduced, why_not_again
 from .backward import differentiate, traceless
 from .execution import Execution
 from .kept import Kept
+from .parameters import Values, Versions, WroteParameters
 
 _PLAIN = (int, float, bool, str, type(None))
 _LEAVES = 1 << 12
@@ -144,6 +145,7 @@ class MicroBatch:
         random: the states of random numbers before the call, if it is made again on this rank.
         kept: what modules kept before the call, in the same case.
         gradients: gradients of the tensors in its result from the backward, by their numbers, in the same case.
+        cannot: why the call cannot be made again; "" if the module alone decides that.
         turns: whether samples were shifted, so that random gradients must be shifted too.
         silent: whether the backward begins with zeros.
     """
@@ -155,6 +157,7 @@ class MicroBatch:
     random: Random | None = None
     kept: Kept | None = None
     gradients: dict[int, Tensor] = field(default_factory=dict)
+    cannot: str = ""
     turns: bool = False
     silent: bool = False
 
@@ -168,7 +171,7 @@ class MicroBatch:
 
     def why_not_again(self) -> str:
         """Why the call cannot be made again; "" if it can."""
-        return why_not_again(self.root)
+        return self.cannot or why_not_again(self.root)
 
     def why_not_sent(self) -> str:
         """Why other ranks cannot make this call; "" if they can."""
@@ -246,7 +249,9 @@ class MicroBatch:
         """The same call with a backward that begins with zeros, so that all gradients must be zero."""
         return replace(self, silent=True)
 
-    def run(self, execution: Execution, seed: int | None, around: Callable[[], Any] | None = None) -> None:
+    def run(
+        self, execution: Execution, seed: int | None, around: Callable[[], Any] | None = None, first: bool = False
+    ) -> None:
         """Make the call and its backward again.
 
         The backward begins with `gradients`. If there are none, it begins with the loss if the module returns one, or
@@ -256,10 +261,14 @@ class MicroBatch:
             execution: observes the call.
             seed: seed of random numbers; None draws the same numbers as the original call.
             around: returns a context manager for the call.
+            first: whether a call of this module is made again for the first time.
+
+        Raises:
+            WroteParameters: see `undisturbed`.
         """
         args, kwargs = tree_unflatten([_fresh(leaf) for leaf in self.leaves], self.structure)
         with ExitStack() as stack:
-            stack.enter_context(undisturbed([self.root], self.root.parameters(), execution))
+            stack.enter_context(undisturbed([self.root], self.root.parameters(), execution, first))
             if self.kept is not None:
                 self.kept.put()
             if seed is not None:
@@ -281,17 +290,25 @@ class MicroBatch:
 
 
 @contextmanager
-def undisturbed(roots: Sequence[nn.Module], parameters: Iterable[Tensor], execution: Execution) -> Iterator[None]:
+def undisturbed(
+    roots: Sequence[nn.Module], parameters: Iterable[Tensor], execution: Execution, first: bool = False
+) -> Iterator[None]:
     """Run modules and backwards in a block without an effect on the training.
 
     Args:
         roots: modules whose state is restored, and whose gradients are not reduced.
         parameters: parameters whose gradients are set aside.
         execution: the only observer in the block.
+        first: whether the values of parameters are copied, to restore them if the block writes them.
+
+    Raises:
+        WroteParameters: the block has written parameters, whose values are restored if they were copied.
     """
     before = Random.now()
     kept = [Kept(root) for root in roots]
+    versions = [Versions(root) for root in roots]
     gradients = [(parameter, parameter.grad) for parameter in parameters]
+    values = Values(parameter for parameter, _ in gradients) if first else None
     with versions_kept(tuple({id(tensor): tensor for each in kept for tensor in each.tensors}.values())):
         try:
             with ExitStack() as stack:
@@ -308,6 +325,9 @@ def undisturbed(roots: Sequence[nn.Module], parameters: Iterable[Tensor], execut
             for each in kept:
                 each.put()
             before.restore()
+            why = next(filter(None, (each.why_not_again() for each in versions)), "")
+            if (values is not None and values.restore()) or why:
+                raise WroteParameters(why or "its forward writes parameters through their data")
 
 
 def run_function(
@@ -316,6 +336,7 @@ def run_function(
     execution: Execution,
     seed: int,
     around: Callable[[], Any] | None = None,
+    first: bool = False,
 ) -> None:
     """Run a function of the program, including its backwards, without an effect on the training.
 
@@ -325,18 +346,22 @@ def run_function(
         execution: observes the function.
         seed: seed of random numbers.
         around: returns a context manager for the function.
+        first: whether a function runs for the first time.
+
+    Raises:
+        WroteParameters: see `undisturbed`.
     """
     models, inside = list(roots), {id(module) for root in roots for module in root.modules()}
     with ExitStack() as stack:
         parameters = {id(p): p for root in roots for p in root.parameters()}.values()
-        stack.enter_context(undisturbed(roots, parameters, execution))
+        stack.enter_context(undisturbed(roots, parameters, execution, first))
         stack.enter_context(traceless(models))
 
         def begins(root: nn.Module) -> None:
             if id(root) not in inside:
                 inside.update(map(id, root.modules()))
                 models.append(root)
-                stack.enter_context(undisturbed([root], root.parameters(), execution))
+                stack.enter_context(undisturbed([root], root.parameters(), execution, first))
 
         execution.begins = begins
         if around is not None:

@@ -129,6 +129,50 @@ def modules_with_state_of_their_own(number: int, world: int) -> Training:
     return training
 
 
+class Learns(nn.Module):
+    """Writes a parameter in its forward, by a local learning rule.
+
+    Args:
+        by_data: writes through ``parameter.data``, which does not change the parameter's version.
+        from_call: the first call that writes.
+    """
+
+    def __init__(self, by_data: bool, from_call: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.last = nn.Linear(SIZE, SIZE).requires_grad_(False), nn.Linear(SIZE, OUT)
+        self.by_data, self.from_call, self.calls = by_data, from_call, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        y = self.inner(x)
+        if self.calls >= self.from_call:
+            weight = self.inner.weight.data if self.by_data else self.inner.weight
+            with torch.no_grad():
+                weight.add_(y.t() @ x / len(x) - 0.1 * weight, alpha=0.01)
+        return self.last(y.tanh())
+
+
+@kind
+def modules_that_write_parameters(number: int, world: int) -> Training:
+    return simple(number, Learns(False))
+
+
+@kind
+def modules_that_write_parameters_in_ddp(number: int, world: int) -> Training:
+    return simple(number, DistributedDataParallel(Learns(False)))
+
+
+@kind
+def modules_that_write_parameters_later(number: int, world: int) -> Training:
+    return simple(number, Learns(False, from_call=3))
+
+
+@kind
+def modules_that_write_data_of_parameters(number: int, world: int) -> Training:
+    return simple(number, Learns(True))
+
+
 @kind
 def spectral_norm(number: int, world: int) -> Training:
     model = network()
