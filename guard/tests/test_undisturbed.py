@@ -12,27 +12,27 @@ from .support.undisturbed import KINDS
 QUICK = (
     "modules that write parameters", "modules that write data of parameters",
     "ddp views kept", "ddp static", "unused parameters", "sums of gradients of ddp", "modules with state of their own",
-    "copies of the model", "uneven inputs", "cross-rank recomputes with unused parameters in views",
+    "copies of the model", "uneven inputs", "recomputes with unused parameters in views",
 )  # fmt: skip
 CONTROLS = {"gradient": "seen", "random": "random", "version": "versions"}
 NOT_RUN_AGAIN = (
     "closures", "closures of ddp", "uneven inputs", "reentrant checkpoints of a static graph",
     "optimizers in the backward", "optimizer in the backward and another",
-    "modules that write parameters", "modules that write parameters in ddp", "modules that write data of parameters",
-    "cross-rank recomputes of reentrant checkpoints",
+    "modules that write parameters", "modules that write parameters in ddp",
+    "recomputes of reentrant checkpoints",
 )  # fmt: skip
 """Kinds of which nothing is run again, for a reason that the coverage has."""
 
 GATHERED = "FSDP2 has gathered parameters, as between a forward and its backward"
 QUICK_CONTROL = "gradient"
 DDP = "ddp views kept"
-MATRIX = [name for name in KINDS if name.split()[0] in ("ddp", "replicate", "unused", "cross-rank")]
-OWN = [name for name in KINDS if name.startswith("cross-rank recomputes")]
+MATRIX = [name for name in KINDS if name.split()[0] in ("ddp", "replicate", "unused", "recomputes")]
+OWN = [name for name in KINDS if name.startswith("recomputes")]
 """Programs that run cross-rank recomputes of their own: four in each step, of which the first finds no model."""
 TRACES = (
-    "cross-rank recomputes of ddp",
-    "cross-rank recomputes of ddp views static",
-    "cross-rank recomputes with unused parameters",
+    "recomputes of ddp",
+    "recomputes of ddp views static",
+    "recomputes with unused parameters",
 )
 
 

@@ -39,12 +39,12 @@ from dash_inductor.errors import described
 from dash_inductor.observers import active, phases
 from dash_inductor.observers.hook import Hook
 from dash_inductor.observers.names import Names
-from dash_inductor.upstream.eager import in_backward, not_compiled
+from dash_inductor.upstream.eager import in_backward, is_compiled, not_compiled
 
 from ..recompute.execution import Digest, Execution, zero
 from ..recompute.micro_batch import MicroBatch, compiled, fit_for_graphs, in_eager_code, run_function
 from ..recompute.operators import Operator, OperatorLog
-from ..recompute.parameters import Versions
+from ..recompute.parameters import Protected, Versions
 from ..shared.votes import classes, first_difference
 from ..transport.messages import Message
 from ..upstream.parallel import is_gathered, why_not_again
@@ -230,7 +230,7 @@ class CrossRankRecompute(Check):
             self._function_preflight_done = True
         if self._function is None and batch is not None:
             batch, refused = self._received(batch, of)
-        run = functools.partial(self._run, batch, seed=self._seed * 1_000_003 + step, first=purpose == PREFLIGHT)
+        run = functools.partial(self._run, batch, seed=self._seed * 1_000_003 + step, preflight=purpose == PREFLIGHT)
         first, work, failed = run() if not refused else ([], "", refused)
         second = run()[0] if purpose == PREFLIGHT and not refused else first
         kept = [d.number() for d in first if _label(d) not in self._excluded]
@@ -284,9 +284,12 @@ class CrossRankRecompute(Check):
         log: OperatorLog | None = None,
         turned: int = 0,
         silent: bool = False,
-        first: bool = False,
+        preflight: bool = False,
     ) -> tuple[list[Digest], str, str]:
-        """Run the micro-batch, or the function, once; `first`: for the first time, see `undisturbed`.
+        """Run the micro-batch, or the function, once; parameters that it writes are put back.
+
+        In compiled code, which no dispatch mode sees, this needs copies of all parameters, which only the preflight
+        makes.
 
         Returns:
             The digests, the work of this rank, and why the run failed; "" if it did not.
@@ -296,16 +299,21 @@ class CrossRankRecompute(Check):
         around = fit_for_graphs()
         failed = ""
         try:
+            roots = [root for root, _ in self._roots.values()] if batch is None else [batch.root]
+            in_graphs = any(map(is_compiled, roots))
             with ExitStack() as stack:
+                if not in_graphs:
+                    protected = Protected(parameter for root in roots for parameter in root.parameters())
+                    stack.callback(protected.restore)
+                    stack.enter_context(protected)
                 if log is not None:
                     log.module = execution.module
                     around = in_eager_code
                     stack.enter_context(log)
                 if self._function is not None:
-                    roots = [root for root, _ in self._roots.values()]
-                    run_function(self._function, roots, execution, seed, around, first)
+                    run_function(self._function, roots, execution, seed, around, copies=preflight and in_graphs)
                 elif batch is not None:
-                    batch.run(execution, seed, around, first)
+                    batch.run(execution, seed, around, copies=preflight and in_graphs)
         except Exception as error:  # all ranks learn of it and go on training together
             failed = f"it has failed: {described(error)}"[:300]
         digests = execution.end()

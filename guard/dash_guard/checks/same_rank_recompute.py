@@ -178,7 +178,7 @@ class SameRankRecompute(Check):
         execution = Execution(self._names)
         try:
             if call.batch is not None:
-                call.batch.run(execution, None, first=not self._preflight_done)
+                call.batch.run(execution, None, copies=not self._preflight_done)
         except Exception as error:  # all ranks learn of it and go on training together
             failed = failed or f"it has failed: {described(error)}"[:300]
         return execution.end(), failed or execution.failed or call.execution.failed

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..report.findings import LENGTH
-from ..shared.heartbeat import unpacked
+from ..shared.heartbeat import PERIOD, unpacked
 from ..transport.messages import Message
 from .detector import Job
 
@@ -17,6 +17,7 @@ STALL, STALL_STEPS = 3.0, 4.0
 START = 60.0
 """Seconds that a rank may make no progress before its second step: it compiles and reads its first data."""
 
+_AFTER = 2 * PERIOD  # seconds after the monitor was away in which it learns what has happened meanwhile
 _GROUPS = 4096  # of one rank
 _WAITS = 1 << 16  # that are remembered, to be shared
 
@@ -93,6 +94,7 @@ class Roster:
     def __init__(self, job: Job) -> None:
         self.job, self.states = job, dict[int, State]()
         self.sets, self.ending = list[tuple[int, ...]](), False
+        self._back = -_AFTER  # when the monitor last came back
         self._processes: dict[tuple[str, int], int] = {}
         self._numbers: dict[tuple[int, ...], int] = {}  # of sets, by what they are packed into
         self._waits: dict[Waits, Waits] = {}
@@ -133,6 +135,8 @@ class Roster:
     def _process(self, body: dict[str, Any], now: float) -> None:
         if body.get("ending"):
             self.ending = True
+        if body.get("away"):
+            self._back = now
         state = self.states.get(self._processes.get((str(body.get("node")), int(body.get("pid", 0))), -1))
         if state is None or state.pid != body.get("pid"):
             return
@@ -141,6 +145,8 @@ class Roster:
             status = body.get("status")
             state.status = status if isinstance(status, int) else None
             state.gone = now if state.gone is None else min(state.gone, now)
+            if state.status is None and now - self._back < _AFTER:
+                state.left = True  # nobody has seen how it ended, and its shutdown notice had nobody to take it
 
     def _heartbeat(self, state: State, message: Message, now: float) -> None:
         """Take a heartbeat of a rank."""

@@ -20,6 +20,7 @@ from ..report.findings import Finding
 from ..shared.processes import ENDED, Processes, State, node
 from ..transport.messages import Message
 from ..transport.store import JOINED, LEFT, Server
+from .clock import Clock
 from .monitor import Monitor
 
 log = logging.getLogger("dash_guard")
@@ -56,6 +57,7 @@ class Watching:
             tell,
             time.time,
         )
+        self._clock = Clock()
         self._processes, self._last_turn, self._written = Processes(), 0.0, 0.0
 
     @property
@@ -71,10 +73,13 @@ class Watching:
     def turn(self, seconds: float = TURN) -> None:
         """Wait for `seconds`, or until a process ends; then take messages, and run the detectors if it is time."""
         self._processes.wait(seconds)
+        gaps, now = self._clock.gaps, self._clock.now()
+        if self._clock.gaps > gaps:
+            self._mailbox.add(Message("process", 0, 0, {"away": True}))
+            self.job.coverage.unseen("liveness", "the monitor did not run for more than 2 s")
         self._processes.watch(self._mailbox.new_pids())
         for state in self._processes.changed():
             self._mailbox.add(process_message(state))
-        now = time.monotonic()
         if now - self._last_turn >= seconds:
             self._last_turn = now
             self.monitor.turn(now)
@@ -87,12 +92,12 @@ class Watching:
 
     def close(self, patience: float = 1.0) -> None:
         """Take the last messages, for `patience` seconds at most, and run the detectors for the last time."""
-        deadline = time.monotonic() + patience
-        while self.connected and time.monotonic() < deadline:
+        deadline = self._clock.now() + patience
+        while self.connected and self._clock.now() < deadline:
             self.turn(0.05)
         self.turn(0.0)
-        self.monitor.finish(time.monotonic())
-        self._write(time.monotonic())
+        self.monitor.finish(self._clock.now())
+        self._write(self._clock.now())
         self._processes.close()
         self._mailbox.close()
 

@@ -250,7 +250,7 @@ class MicroBatch:
         return replace(self, silent=True)
 
     def run(
-        self, execution: Execution, seed: int | None, around: Callable[[], Any] | None = None, first: bool = False
+        self, execution: Execution, seed: int | None, around: Callable[[], Any] | None = None, copies: bool = False
     ) -> None:
         """Make the call and its backward again.
 
@@ -261,14 +261,14 @@ class MicroBatch:
             execution: observes the call.
             seed: seed of random numbers; None draws the same numbers as the original call.
             around: returns a context manager for the call.
-            first: whether a call of this module is made again for the first time.
+            copies: see `undisturbed`.
 
         Raises:
             WroteParameters: see `undisturbed`.
         """
         args, kwargs = tree_unflatten([_fresh(leaf) for leaf in self.leaves], self.structure)
         with ExitStack() as stack:
-            stack.enter_context(undisturbed([self.root], self.root.parameters(), execution, first))
+            stack.enter_context(undisturbed([self.root], self.root.parameters(), execution, copies))
             if self.kept is not None:
                 self.kept.put()
             if seed is not None:
@@ -291,7 +291,7 @@ class MicroBatch:
 
 @contextmanager
 def undisturbed(
-    roots: Sequence[nn.Module], parameters: Iterable[Tensor], execution: Execution, first: bool = False
+    roots: Sequence[nn.Module], parameters: Iterable[Tensor], execution: Execution, copies: bool = False
 ) -> Iterator[None]:
     """Run modules and backwards in a block without an effect on the training.
 
@@ -299,7 +299,7 @@ def undisturbed(
         roots: modules whose state is restored, and whose gradients are not reduced.
         parameters: parameters whose gradients are set aside.
         execution: the only observer in the block.
-        first: whether the values of parameters are copied, to restore them if the block writes them.
+        copies: whether the values of parameters are copied, to restore them if the block writes them.
 
     Raises:
         WroteParameters: the block has written parameters, whose values are restored if they were copied.
@@ -308,8 +308,10 @@ def undisturbed(
     kept = [Kept(root) for root in roots]
     versions = [Versions(root) for root in roots]
     gradients = [(parameter, parameter.grad) for parameter in parameters]
-    values = Values(parameter for parameter, _ in gradients) if first else None
-    with versions_kept(tuple({id(tensor): tensor for each in kept for tensor in each.tensors}.values())):
+    values = Values(parameter for parameter, _ in gradients) if copies else None
+    tensors = [tensor for each in kept for tensor in each.tensors]
+    tensors += [parameter for parameter, _ in gradients if not parameter.is_inference()]
+    with versions_kept(tuple({id(tensor): tensor for tensor in tensors}.values())):
         try:
             with ExitStack() as stack:
                 stack.enter_context(active.instead([execution]))
@@ -336,7 +338,7 @@ def run_function(
     execution: Execution,
     seed: int,
     around: Callable[[], Any] | None = None,
-    first: bool = False,
+    copies: bool = False,
 ) -> None:
     """Run a function of the program, including its backwards, without an effect on the training.
 
@@ -346,7 +348,7 @@ def run_function(
         execution: observes the function.
         seed: seed of random numbers.
         around: returns a context manager for the function.
-        first: whether a function runs for the first time.
+        copies: see `undisturbed`.
 
     Raises:
         WroteParameters: see `undisturbed`.
@@ -354,14 +356,14 @@ def run_function(
     models, inside = list(roots), {id(module) for root in roots for module in root.modules()}
     with ExitStack() as stack:
         parameters = {id(p): p for root in roots for p in root.parameters()}.values()
-        stack.enter_context(undisturbed(roots, parameters, execution, first))
+        stack.enter_context(undisturbed(roots, parameters, execution, copies))
         stack.enter_context(traceless(models))
 
         def begins(root: nn.Module) -> None:
             if id(root) not in inside:
                 inside.update(map(id, root.modules()))
                 models.append(root)
-                stack.enter_context(undisturbed([root], root.parameters(), execution, first))
+                stack.enter_context(undisturbed([root], root.parameters(), execution, copies))
 
         execution.begins = begins
         if around is not None:

@@ -7,11 +7,16 @@ call ran again, the training would go on with other weights.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dash_inductor.upstream.dispatch import DispatchMode, has_own_dispatch
 from dash_inductor.upstream.eager import versions_kept
+from dash_inductor.upstream.pytree import tree_leaves
+
+from ..upstream.parallel import broadcasts_next
 
 
 class WroteParameters(RuntimeError):
@@ -26,7 +31,8 @@ class Versions:
     """
 
     def __init__(self, root: nn.Module) -> None:
-        self._versions = [(name, tensor, _version(tensor)) for name, tensor in root.named_parameters()]
+        parameters = [] if broadcasts_next(root) else root.named_parameters()
+        self._versions = [(name, tensor, _version(tensor)) for name, tensor in parameters]
 
     def why_not_again(self) -> str:
         """Why a call that began when this was created cannot run again: it has written a parameter; "" if it has not.
@@ -55,6 +61,48 @@ class Values:
             for parameter, copy in written:
                 parameter.copy_(copy)
         return bool(written)
+
+
+class Protected(DispatchMode):
+    """Inside the block, saves the values of parameters before eager code writes them; `restore` puts them back.
+
+    It sees writes through ``parameter.data``, too, but none of compiled code.  While a dispatch mode is active, some
+    formulas of autograd avoid operators in place, so that results may round otherwise than without it.
+
+    Args:
+        parameters: parameters, of which the local shards are protected.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        plain = [_plain(parameter) for parameter in parameters if not parameter.is_meta]
+        self._parameters = {tensor.untyped_storage()._cdata: tensor for tensor in plain}
+        self._saved: dict[int, tuple[Tensor, torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operator; tensor subclasses first turn it into operators of plain tensors."""
+        if any(has_own_dispatch(kind) for kind in types):
+            return NotImplemented
+        if func._schema.is_mutable:
+            named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | (kwargs or {})
+            for argument in func._schema.arguments:
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    self._save(named.get(argument.name))
+        return func(*args, **(kwargs or {}))
+
+    def _save(self, written: Any) -> None:
+        for tensor in tree_leaves(written):
+            if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
+                storage = tensor.untyped_storage()
+                parameter = self._parameters.get(storage._cdata)
+                if parameter is not None and storage._cdata not in self._saved:
+                    self._saved[storage._cdata] = parameter, storage.clone()
+
+    def restore(self) -> None:
+        """Puts the saved values back; versions stay as they are."""
+        for parameter, values in self._saved.values():
+            parameter.untyped_storage().copy_(values)
+        self._saved.clear()
 
 
 def _equal(parameter: Tensor, copy: Tensor) -> bool:

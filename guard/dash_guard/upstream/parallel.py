@@ -29,6 +29,11 @@ def _replicate_state(module: nn.Module) -> Any:
     return None if composable is None or not isinstance(module, composable.DDP) else composable.replicate.state(module)
 
 
+def broadcasts_next(root: nn.Module) -> bool:
+    """Whether the next forward of a model broadcasts its parameters, as the first one of `replicate` does."""
+    return any(_replicate_state(m) is not None and composable_ddp(m) is None for m in root.modules())
+
+
 class _NoReducer:
     """Replaces DDP's reducer while a model runs again: rebuilds no bucket and reduces nothing."""
 

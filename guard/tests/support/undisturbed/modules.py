@@ -135,13 +135,14 @@ class Learns(nn.Module):
     Args:
         by_data: writes through ``parameter.data``, which does not change the parameter's version.
         from_call: the first call that writes.
+        alike: writes the same on all ranks.
     """
 
-    def __init__(self, by_data: bool, from_call: int = 1) -> None:
+    def __init__(self, by_data: bool, from_call: int = 1, alike: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.inner, self.last = nn.Linear(SIZE, SIZE).requires_grad_(False), nn.Linear(SIZE, OUT)
-        self.by_data, self.from_call, self.calls = by_data, from_call, 0
+        self.by_data, self.from_call, self.alike, self.calls = by_data, from_call, alike, 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
@@ -149,7 +150,7 @@ class Learns(nn.Module):
         if self.calls >= self.from_call:
             weight = self.inner.weight.data if self.by_data else self.inner.weight
             with torch.no_grad():
-                weight.add_(y.t() @ x / len(x) - 0.1 * weight, alpha=0.01)
+                weight.add_(-weight if self.alike else y.t() @ x / len(x) - 0.1 * weight, alpha=0.01)
         return self.last(y.tanh())
 
 
@@ -160,7 +161,7 @@ def modules_that_write_parameters(number: int, world: int) -> Training:
 
 @kind
 def modules_that_write_parameters_in_ddp(number: int, world: int) -> Training:
-    return simple(number, DistributedDataParallel(Learns(False)))
+    return simple(number, DistributedDataParallel(Learns(False, alike=True)))
 
 
 @kind
