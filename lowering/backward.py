@@ -153,7 +153,6 @@ class _Kernels:
         self.sizes = sizes_of(call, extras, query, key, value)
         self.q_len, self.kv_len = self.sizes.q_len, self.sizes.kv_len
         self.extras = extras
-        self.grad_logsumexp = [] if call.grad_logsumexp is None else [realized(extras[call.grad_logsumexp.index])]
         self.vectors = Vectors(call, extras, (self.batch, self.q_heads, self.q_len, self.kv_len), self.heads)
 
     def two_pass(self) -> tuple[tuple[TensorBox, TensorBox, TensorBox], TensorBox]:
@@ -199,7 +198,7 @@ class _Kernels:
             delta,
             self.grad_out,
             self.out,
-            *self.grad_logsumexp,
+            *self.vectors.of_rows,
         ]
         dq = template(
             f"dash_dq_{self.traits}",
@@ -227,7 +226,7 @@ class _Kernels:
             pairs = [size[0] * size[1], q_tiles, kv_tiles, tiles.block_q * tiles.block_kv]
             written.append(empty(pairs, (0, 1, 2, 3), torch.float32, self.device))
         tensors = [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, self.out, *written]
-        tensors += self.grad_logsumexp
+        tensors += self.vectors.of_rows
         dq = template(
             f"dash_dq_dbias_{'sum_' if summed else ''}{self.traits}",
             templates.dq_bias_template(self.traits, adds=bool(summed)),
@@ -253,12 +252,12 @@ class _Kernels:
         """Returns delta, from a separate kernel."""
         ahead.check_settings(self.plan)
         rows = [self.batch, self.q_heads, self.q_len]
-        kinds = {"placed": self.traits.placed, "grad_logsumexp": self.traits.grad_logsumexp}
+        kinds = {"placed": self.traits.placed, "grad_logsumexp": self.traits.reads("grad_logsumexp")}
         return template(
             "_".join(["dash_delta", *(name for name, has in kinds.items() if has)]),
             templates.delta_template(**kinds),
             q_grid,
-            [self.grad_out, self.out, *self.grad_logsumexp, *self.vectors.placed],
+            [self.grad_out, self.out, *self.vectors.of_rows, *self.vectors.placed],
             FixedLayout(self.device, torch.float32, rows, stride=strides(rows, (0, 1, 2))),
             mutated=[],
             call_sizes=rows,

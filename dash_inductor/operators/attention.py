@@ -98,7 +98,7 @@ def numbers_per_row(call: Call) -> int:
     With a bias they are the largest score and a logarithm in base 2; Note [Log-sum-exp in two parts] in
     kernels/portable/device/tiles.py gives the reason.  All first values precede all second ones.
     """
-    return 1 if call.bias is None else 2
+    return 2 if call.traits.biased else 1
 
 
 def _fake_forward(

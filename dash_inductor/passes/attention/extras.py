@@ -16,6 +16,7 @@ from ...graph.nodes import is_joint
 from ...graph.views import shows_input
 from ...masks.nodes import shape_of
 from ...masks.token_data import Axis
+from ...model.operands import OPERANDS
 from ...model.terms import TERMS
 from .match import Match
 from .saved import saved
@@ -25,7 +26,8 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
-    """Inserts the extra tensors of a call before `before`: those of the mask (in the order of `mask_of`), bias, seed.
+    """Inserts the extra tensors of a call that both sides read: those of the mask, in the order of `mask_of`, and
+    optional operands, in the order of `OPERANDS`, before `before`.
 
     Layers with the same mask share these nodes, except the seed, which is always a layer's own.
     """
@@ -41,12 +43,21 @@ def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
                 found.append(graph.of_graph(value))
             else:
                 found.append(graph.vector(value, "q" if "q" in axes[name] else "kv"))
-    if match.bias is not None:
-        make = graph.alibi if match.bias.slopes else graph.of_four_dimensions
-        found.append(make(match.bias.tensor))
-    if match.site.dropout is not None:
-        found.append(seed(emitter, match, before))
+    for name in match.site.call.given:
+        if OPERANDS[name].side == "both":
+            found.append(_operand(name, graph))
     return found
+
+
+def _operand(name: str, graph: _Graph) -> Node:
+    """An optional operand by its name in `OPERANDS`."""
+    match = graph.match
+    if name == "dropout":
+        return seed(graph.emitter, match, graph.before)
+    if match.bias is not None and match.bias.slopes:
+        return graph.alibi(match.bias.tensor)
+    found: Node = getattr(match.attention.inputs, name).value if match.bias is None else match.bias.tensor
+    return graph.of_dimensions(found, len(OPERANDS[name].axes))
 
 
 @dataclass(frozen=True)
@@ -87,9 +98,9 @@ class _Graph:
                 return self._size(tensor, dim)
         raise AssertionError(f"{symbol} is no size of the scores")
 
-    def of_four_dimensions(self, tensor: Node) -> Node:
-        """Unsqueezes leading dimensions until the tensor has four."""
-        while tensor.meta["val"].dim() < 4:
+    def of_dimensions(self, tensor: Node, count: int) -> Node:
+        """Unsqueezes leading dimensions until the tensor has this many."""
+        while tensor.meta["val"].dim() < count:
             tensor = self.call(aten.unsqueeze.default, tensor, 0)
         return tensor
 
@@ -106,8 +117,8 @@ class _Graph:
         distance = self.call(prims.convert_element_type.default, self.call(aten.abs.default, distance), torch.float32)
         for _ in range(2):
             slopes = self.call(aten.unsqueeze.default, slopes, -1)
-        by_head = self.call(aten.neg.default, self.of_four_dimensions(slopes))
-        return self.call(aten.mul.Tensor, by_head, self.of_four_dimensions(distance))
+        by_head = self.call(aten.neg.default, self.of_dimensions(slopes, 4))
+        return self.call(aten.mul.Tensor, by_head, self.of_dimensions(distance, 4))
 
     def vector(self, vector: Node, axis: Axis) -> Node:
         """Expands a vector to [batch, q_len or kv_len], and saves it for the backward in a joint graph."""

@@ -240,10 +240,10 @@ def load_shown(data, b, hq, queries, keys, BY_KEY: tl.constexpr):
 
 
 @triton.jit
-def load_bias(data, b, hq, queries, keys, BY_KEY: tl.constexpr, SCORE: tl.constexpr):
-    """The bias of the scores of a tile, in fp32; zero without a bias."""
+def load_bias(data, b, hq, queries, keys, walk, BY_KEY: tl.constexpr, SCORE: tl.constexpr):
+    """What is added to the scores of a tile, in fp32; zero if nothing is."""
     if SCORE.HAS_BIAS:
-        return load_pairs(data.bias, b, hq, queries, keys, BY_KEY).to(tl.float32)
+        return load_pairs(data.added.bias, b, hq, queries, keys, BY_KEY).to(tl.float32)
     else:
         return 0.0
 
@@ -257,15 +257,15 @@ def prefetch_bias(
     A loop's own loads ahead are for data in the cache.  A bias comes from the GPU's memory, few bytes of each of many
     rows, and takes longer than a step or two.
     """
-    if SCORE.HAS_BIAS and wanted:
+    if len(data.added.bias) > 0 and wanted:
         q_len, kv_len, _lo, _hi = walk
-        ptr, strides = data.bias
+        ptr, strides = data.added.bias
         # 64 bytes for each request, and the tile's columns at least once
         EVERY: tl.constexpr = min(512 // ptr.dtype.element_ty.primitive_bitwidth, TILE.BLOCK_KV)
         rows = tl.minimum(numbers_of(q_tile, TILE.BLOCK_Q, BUILD), q_len - 1)
         columns = tl.arange(0, TILE.BLOCK_KV // EVERY).to(BUILD.INDEX) * EVERY
         keys = tl.minimum(kv * TILE.BLOCK_KV + columns, kv_len - 1)
-        pointers = head_start(data.bias, b, hq) + rows[:, None] * strides[2] + keys[None, :] * strides[3]
+        pointers = head_start(data.added.bias, b, hq) + rows[:, None] * strides[2] + keys[None, :] * strides[3]
         prefetch(pointers, BUILD.INTERPRET)
 
 
