@@ -27,7 +27,7 @@ million keys, stays a factor of 2**35 away from overflow and underflow in fp32 a
 _TEXT = re.compile(
     r"(?P<mask>[^/]+)/scale=(?P<scale>[^/]+?)(?:/softcap=(?P<softcap>[^/]+?))?"
     + "".join(f"(?:/{name}=(?P<{name}>{kind.part.TEXT}))?" for name, kind in OPERANDS.items())
-    + "(?P<logsumexp>/logsumexp)?(?:/orders=(?P<orders>[0-3,]+))?"
+    + "(?P<logsumexp>/logsumexp)?(?P<delta>/delta)?(?:/orders=(?P<orders>[0-3,]+))?"
 )
 
 
@@ -54,6 +54,7 @@ class Call:
         logsumexp: in a forward, whether the program reads the log-sum-exp, which is then that of fp32 probabilities.
             If only our backward reads it, it may be that of the probabilities rounded to the dtype in which they are
             multiplied by the values.
+        delta: in a backward, whether the program reads delta, see `results`.
     """
 
     mask: Mask
@@ -65,6 +66,7 @@ class Call:
     grad_logsumexp: Operand | None = None
     sinks: Operand | None = None
     logsumexp: bool = False
+    delta: bool = False
 
     def __post_init__(self) -> None:
         if self.softcap is not None and not 0.0 < self.softcap < math.inf:
@@ -79,7 +81,7 @@ class Call:
     @functools.cached_property
     def _hash(self) -> int:
         parts = tuple(self.given.items())
-        return hash((self.mask, self.scale, self.softcap, parts, self.orders, self.logsumexp))
+        return hash((self.mask, self.scale, self.softcap, parts, self.orders, self.logsumexp, self.delta))
 
     @functools.cached_property
     def given(self) -> dict[str, Part]:
@@ -94,8 +96,9 @@ class Call:
 
     @functools.cached_property
     def of_forward(self) -> Call:
-        """This call without the operands that only a backward reads."""
-        return self._without("backward")
+        """This call without `delta` and the operands that only a backward reads."""
+        found = self._without("backward")
+        return replace(found, delta=False) if found.delta else found
 
     @functools.cached_property
     def of_backward(self) -> Call:
@@ -105,6 +108,16 @@ class Call:
         """
         found = self._without("forward")
         return replace(found, logsumexp=False) if found.logsumexp else found
+
+    @functools.cached_property  # every call asks
+    def results(self) -> tuple[str, ...]:
+        """The results of a backward in their order: "dq", "dk" and "dv", then "dbias" and "delta" if the call has them.
+
+        Delta is fp32 [batch, heads, q_len], the sum of grad_out * out over the last dimension minus the gradient of
+        the log-sum-exp, which every backward computes first.
+        """
+        has_dbias = self.bias is not None and self.bias.gradient
+        return ("dq", "dk", "dv", *(["dbias"] if has_dbias else []), *(["delta"] if self.delta else []))
 
     def _without(self, side: str) -> Call:
         """This call without the operands that only this side reads."""
@@ -132,8 +145,8 @@ class Call:
         orders = ",".join("".join(map(str, order)) for order in self.orders)
         softcap = "" if self.softcap is None else f"/softcap={self.softcap!r}"
         parts = "".join(f"/{name}={part}" for name, part in self.given.items())
-        logsumexp = "/logsumexp" if self.logsumexp else ""
-        return f"{self.mask}/scale={self.scale!r}{softcap}{parts}{logsumexp}" + (f"/orders={orders}" if orders else "")
+        read = "".join(f"/{name}" for name in ("logsumexp", "delta") if getattr(self, name))
+        return f"{self.mask}/scale={self.scale!r}{softcap}{parts}{read}" + (f"/orders={orders}" if orders else "")
 
     @staticmethod
     @functools.lru_cache(maxsize=1024)
@@ -151,7 +164,7 @@ class Call:
         except ValueError as error:
             raise ArgumentError("call", text, "a string made by str(Call)") from error
         assert scale is not None
-        parts: dict[str, Any] = {name: kind.part.parse(match[name]) for name, kind in OPERANDS.items() if match[name]}
+        others: dict[str, Any] = {name: match[name] is not None for name in ("logsumexp", "delta")}
+        others |= {name: kind.part.parse(match[name]) for name, kind in OPERANDS.items() if match[name]}
         orders = tuple(tuple(map(int, order)) for order in match["orders"].split(",")) if match["orders"] else ()
-        mask, logsumexp = Mask.parse(match["mask"]), match["logsumexp"] is not None
-        return Call(mask, scale, orders, softcap=softcap, logsumexp=logsumexp, **parts)
+        return Call(Mask.parse(match["mask"]), scale, orders, softcap=softcap, **others)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
+from ..errors import ArgumentError
 from .dropout import Dropout
 from .relations import Axis
 from .terms import Operand
@@ -35,22 +36,28 @@ class Bias:
     Args:
         operand: a float tensor [batch, heads, q_len, kv_len], any strides, any values; it has size 1 along dimensions
             that do not matter.
-        gradient: whether the graph needs its gradient.
+        gradient: whether the graph needs its gradient, [batch, heads, q_len, kv_len].
+        summed: the dimensions of the gradient, 0, 1 or both, that are summed to size 1.
     """
 
     operand: Operand
     gradient: bool = False
+    summed: tuple[int, ...] = ()
 
-    TEXT: ClassVar[str] = r"\d+(?:\+gradient)?"
+    TEXT: ClassVar[str] = r"\d+(?:\+gradient[01]*)?"
+
+    def __post_init__(self) -> None:
+        if sorted({*self.summed} & {0, 1}) != sorted(self.summed):
+            raise ArgumentError("summed", self.summed, "0, 1 or both, each once")
 
     def __str__(self) -> str:
-        return f"{self.operand}" + ("+gradient" if self.gradient else "")
+        return f"{self.operand}" + ("+gradient" + "".join(map(str, self.summed)) if self.gradient else "")
 
     @staticmethod
     def parse(text: str) -> Bias:
         """Parse the result of ``str(bias)``."""
-        index, _, gradient = text.partition("+")
-        return Bias(Operand.parse(index), bool(gradient))
+        index, gradient, summed = text.partition("+gradient")
+        return Bias(Operand.parse(index), bool(gradient), tuple(map(int, summed)))
 
 
 @dataclass(frozen=True)

@@ -90,16 +90,15 @@ def bias_gradient(
     extras: Sequence[Tensor],
     call: Call,
     plan: Plan,
-    summed: Sequence[int],
 ) -> Tensor:
     """Computes the bias gradient, contiguous and in the bias's dtype: [batch, q heads, q_len, kv_len].
 
-    Of the dimensions batch elements (0) and heads (1), those in `summed` have size 1.  dS is summed in fp32, one batch
-    element after the other and, within each, one head after the other.
+    Of the dimensions batch elements (0) and heads (1), those in `Bias.summed` have size 1.  dS is summed in fp32, one
+    batch element after the other and, within each, one head after the other.
     """
     assert call.bias is not None
     (batch, q_heads, q_len, _), kv_len = query.shape, key.shape[2]
-    size = [1 if dim in summed else length for dim, length in enumerate((batch, q_heads))]
+    size = [1 if dim in call.bias.summed else length for dim, length in enumerate((batch, q_heads))]
     sums = query.new_zeros(*size, q_len, kv_len, dtype=torch.float32)
     for b in range(batch):
         data = ElementData.of(extras, call, b, (batch, q_heads, q_len, kv_len))

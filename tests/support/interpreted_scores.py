@@ -93,11 +93,11 @@ def exact(call: Call, tensors: list[Tensor], given: list[Tensor]) -> list[Tensor
 
 
 def step_with_delta(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, extras: list[Tensor], calls: tuple[str, str], plan: str, _: None
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, extras: list[Tensor], calls: tuple[str, str], plan: str
 ) -> tuple[Tensor, ...]:
     """out, dq, dk, dv, delta and the log-sum-exp: to be compiled."""
     out, lse = ops.attention_forward(q, k, v, extras, calls[0], plan, "test")
-    return (out, *ops.attention_backward_with_delta(do, q, k, v, out, lse, extras, calls[1], plan, "test"), lse)
+    return (out, *ops.attention_backward(do, q, k, v, out, lse, extras, calls[1], plan, "test"), lse)
 
 
 def run(text: str, names: str, schedule: str, dtype: torch.dtype) -> str:
@@ -106,12 +106,13 @@ def run(text: str, names: str, schedule: str, dtype: torch.dtype) -> str:
     call, given = Call.parse(text), extras(names)
     tensors = [2 * torch.randn(BATCH, h, LENGTH, DIM, dtype=dtype) for h in (Q_HEADS, KV_HEADS, KV_HEADS, Q_HEADS)]
     order = (0, 1, 2, 3)
-    calls = str(replace(call.of_forward, orders=(order,))), str(replace(call.of_backward, orders=(order,) * 3))
+    of_sinks = call.sinks is not None and call.bias is None
+    of_backward = replace(call.of_backward, orders=(order,) * 3, delta=of_sinks)
+    calls = str(replace(call.of_forward, orders=(order,))), str(of_backward)
     dq = TILES if schedule == "two_pass" else None
     plan = str(Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, section=3, forward_tiles=TILES))
-    of_sinks = call.sinks is not None and call.bias is None
     compiled = torch.compile(step_with_delta if of_sinks else step, dynamic=False)
-    found = compiled(*[t.clone() for t in tensors], [t.clone() for t in given], calls, plan, None)
+    found = compiled(*[t.clone() for t in tensors], [t.clone() for t in given], calls, plan)
     if of_sinks and call.sinks is not None:
         *others, delta, lse = found
         found = (*others, -((given[call.sinks.index] - lse).exp() * delta)[..., None])
