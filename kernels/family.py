@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..model.call import MODIFIERS
-from ..model.operands import OPERANDS
+from ..model.operands import ADDED, OPERANDS
 from ..model.plan import Plan, Tiles
 from ..model.relations import Relation
 from ..model.site import BITS, Site
@@ -134,7 +134,7 @@ class Family:
         """Returns the parts of a call that the family's kernels do not compute, in words."""
         unread = [kind.NAME for kind in traits.kinds if kind.RELATION not in self.reads]
         missing = traits.scores - self.scores
-        added = {name for name in missing & OPERANDS.keys() if OPERANDS[name].changes == "scores"}
+        added = missing.intersection(ADDED)
         operands = sorted([*unread, *added])
         others = ("drop probabilities" if n == "dropout" else f"have a {n}" for n in sorted(missing - added))
         return [*([f"read {', '.join(operands)}"] if operands else []), *others]

@@ -95,3 +95,6 @@ _KINDS = (
 
 OPERANDS = {kind.name: kind for kind in _KINDS}
 """The optional operands by name, in the order in which a call numbers them; `Call` documents their meaning."""
+
+ADDED = tuple(name for name, kind in OPERANDS.items() if kind.changes == "scores")
+"""The names of the operands that are added to scores."""

@@ -20,16 +20,13 @@ from ...errors import ArgumentError
 from ...model.call import Call
 from ...model.dropout import ROUNDS
 from ...model.mask import ROW_BLOCK
-from ...model.operands import OPERANDS
+from ...model.operands import ADDED, OPERANDS
 from ...model.plan import Plan, Tiles
 from ...model.relations import Relation
 from ...model.traits import Traits
 from ...schedule import codegen, geometry
 from ..common import score
 from ..family import padded
-
-ADDED = [kind for kind in OPERANDS.values() if kind.changes == "scores"]
-"""The operands that are added to scores, which are the members of the group `Added`."""
 
 # Compile-time values: Note [Argument groups] in groups.py.
 _GROUPS = f"""
@@ -410,7 +407,7 @@ def _relation(test: Callable[..., Any]) -> str:
 
 def _device(*modules: str) -> str:
     """Returns the text of the argument groups and of the functions of these modules."""
-    added = "".join(f"    {kind.name}: object\n" for kind in ADDED)
+    added = "".join(f"    {name}: object\n" for name in ADDED)
     head = f"from typing import NamedTuple\n\n\nclass Added(NamedTuple):\n{added}"
     return "\n\n".join((head, *map(_definitions, ("groups", "rows", "score", *modules))))
 
@@ -487,7 +484,7 @@ def _data(traits: Traits, *, sums_keys: bool = True) -> tuple[str, list[str]]:
         for side in ("queries", "keys")
     )
     pairs = _tuple([operand for of in of_relations("pairs") for operand in of])
-    added = _tuple([_operand(kind.name, traits) if traits.reads(kind.name) else "()" for kind in ADDED])
+    added = _tuple([_operand(name, traits) if traits.reads(name) else "()" for name in ADDED])
     seen = _OPERAND % {"name": "KEYS"} if has_keys else "Operand(LSE, (0, 0, 0))"
     data = _DATA % {"queries": queries, "keys": keys, "pairs": pairs, "added": added, "valid": seen}
     names = [name for of_term in operands for name in of_term.values()]

@@ -54,10 +54,10 @@ def _operand(name: str, graph: _Graph) -> Node:
     match = graph.match
     if name == "dropout":
         return seed(graph.emitter, match, graph.before)
-    if match.bias is not None and match.bias.slopes:
-        return graph.alibi(match.bias.tensor)
-    found: Node = getattr(match.attention.inputs, name).value if match.bias is None else match.bias.tensor
-    return graph.of_dimensions(found, len(OPERANDS[name].axes))
+    if name != "bias":
+        return graph.of_dimensions(getattr(match.attention.inputs, name).value, len(OPERANDS[name].axes))
+    assert match.bias is not None
+    return graph.alibi(match.bias.tensor) if match.bias.slopes else graph.of_dimensions(match.bias.tensor, 4)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ...masks.normal_form import Terms
 from ...model.call import Call
 from ...model.dropout import Dropout
 from ...model.mask import Mask
-from ...model.operands import OPERANDS, Bias
+from ...model.operands import ADDED, OPERANDS, Bias
 from ...model.plan import Kept
 from ...model.reasons import Reason
 from ...model.site import Site
@@ -47,7 +47,7 @@ def analyse(found: Found) -> Analysis:
         bias = read_bias(attention, mask.cause)
         if mask.cause is not None:
             facts = replace(facts, recognised=f"{mask.how}, which is added to the scores as it is")
-        facts = replace(facts, mask=f"{mask_of(mask.terms)} + bias" if bias is not None else str(mask_of(mask.terms)))
+        facts = replace(facts, mask=_mask_text(attention.inputs, mask.terms, bias))
         call, operands = _call(attention, mask.terms, bias), find_operands(attention)
         facts = replace(facts, site=_site(attention, mask.terms, call, operands))
         facts = replace(facts, arch=arch.arch_of(device_of(attention.node)))
@@ -94,6 +94,12 @@ def _call(attention: Attention, terms: Terms, bias: FoundBias | None) -> Call:
         if given:
             raise NotReadable(Reason.FORWARD_RESULTS, given)
     return call
+
+
+def _mask_text(inputs: Inputs, terms: Terms, bias: FoundBias | None) -> str:
+    """The mask and the names of the operands that are added to scores: "causal + bias"."""
+    names = [name for name in ADDED if (bias if name == "bias" else getattr(inputs, name)) is not None]
+    return " + ".join((str(mask_of(terms)), *names))
 
 
 def _part(name: str, operand: Operand, attention: Attention, bias: FoundBias | None) -> Any:
