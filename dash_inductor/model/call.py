@@ -55,6 +55,8 @@ class Call:
             If only our backward reads it, it may be that of the probabilities rounded to the dtype in which they are
             multiplied by the values.
         delta: in a backward, whether the program reads delta, see `results`.
+        slopes: ALiBi slopes, fp32 [batch, heads], any strides, of size 1 along dimensions that do not matter:
+            ``-slope * |i + kv_len - q_len - j|`` is added to the score of query i and key j.  None without any.
     """
 
     mask: Mask
@@ -67,6 +69,7 @@ class Call:
     sinks: Operand | None = None
     logsumexp: bool = False
     delta: bool = False
+    slopes: Operand | None = None
 
     def __post_init__(self) -> None:
         if self.softcap is not None and not 0.0 < self.softcap < math.inf:

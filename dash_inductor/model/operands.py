@@ -89,6 +89,7 @@ class OperandKind:
 _KINDS = (
     OperandKind("bias", Bias, "both", "float", ("b", "h", "q", "kv"), "scores", "BIAS", broadcasts=True),
     OperandKind("dropout", Dropout, "both", "int64", (), "probabilities", "SEED"),
+    OperandKind("slopes", Operand, "both", "float32", ("b", "h"), "scores", "SLOPES", broadcasts=True),
     OperandKind("grad_logsumexp", Operand, "backward", "float32", ("b", "h", "q"), "rows", "GRAD_LSE"),
     OperandKind("sinks", Operand, "forward", "float32", ("b", "h", "q"), "rows", "SINKS", broadcasts=True),
 )

@@ -35,7 +35,8 @@ BATCH, Q_HEADS, KV_HEADS, LENGTH, DIM = 2, 2, 1, 70, 16
 
 def extras(names: str) -> list[Tensor]:
     """The operands of a call, by one letter each: bounds l and u of positions, numbers n, ids i, pairs d, a bias b, a
-    gradient g of the log-sum-exp and sinks r of rows, with strides of their own, sinks h of heads.
+    gradient g of the log-sum-exp and sinks r of rows, with strides of their own, sinks h of heads, ALiBi slopes s of
+    heads, and S of heads of each batch element.
     """
     generator = torch.Generator().manual_seed(0)
     lower = torch.randint(-3, LENGTH, (BATCH, LENGTH), generator=generator)
@@ -48,6 +49,8 @@ def extras(names: str) -> list[Tensor]:
         "b": torch.randn(BATCH, Q_HEADS, LENGTH, LENGTH, generator=generator),
         "g": torch.randn(BATCH, LENGTH, Q_HEADS, generator=generator).transpose(1, 2),
         "r": 3 * torch.randn(BATCH, LENGTH, Q_HEADS, generator=generator).transpose(1, 2),
+        "s": torch.rand(1, Q_HEADS, generator=torch.Generator().manual_seed(1)),
+        "S": torch.rand(Q_HEADS, BATCH, generator=torch.Generator().manual_seed(2)).T,
         "h": torch.randn(1, Q_HEADS, 1, generator=generator),
     }
     return [found[name] for name in names]
@@ -78,6 +81,9 @@ def exact(call: Call, tensors: list[Tensor], given: list[Tensor]) -> list[Tensor
     s = q @ k.expand(-1, Q_HEADS, -1, -1).mT * call.scale
     s = s if call.softcap is None else call.softcap * torch.tanh(s / call.softcap)
     s = s if call.bias is None else s + given[call.bias.operand.index].double()
+    if call.slopes is not None:
+        positions = torch.arange(LENGTH)
+        s = s - given[call.slopes.index].double()[..., None, None] * (positions[:, None] - positions).abs()
     sees = keep.any(-1, keepdim=True)
     s = torch.where(keep | ~sees, s, float("-inf"))
     column = s.new_zeros(0) if call.sinks is None else given[call.sinks.index].double()[..., None]
@@ -106,7 +112,7 @@ def run(text: str, names: str, schedule: str, dtype: torch.dtype) -> str:
     call, given = Call.parse(text), extras(names)
     tensors = [2 * torch.randn(BATCH, h, LENGTH, DIM, dtype=dtype) for h in (Q_HEADS, KV_HEADS, KV_HEADS, Q_HEADS)]
     order = (0, 1, 2, 3)
-    of_sinks = call.sinks is not None and call.bias is None
+    of_sinks = call.sinks is not None and not call.traits.biased
     of_backward = replace(call.of_backward, orders=(order,) * 3, delta=of_sinks)
     calls = str(replace(call.of_forward, orders=(order,))), str(of_backward)
     dq = TILES if schedule == "two_pass" else None

@@ -241,8 +241,18 @@ def load_shown(data, b, hq, queries, keys, BY_KEY: tl.constexpr):
 
 @triton.jit
 def load_bias(data, b, hq, queries, keys, walk, BY_KEY: tl.constexpr, SCORE: tl.constexpr):
-    """What is added to the scores of a tile, in fp32; zero if nothing is."""
-    if SCORE.HAS_BIAS:
+    """What is added to the scores of a tile, in fp32: a bias, or that of ALiBi slopes, or both; zero if nothing is."""
+    if len(data.added.slopes) > 0:
+        slope = tl.load(head_start(data.added.slopes, b, hq))
+        q_len, kv_len, _lo, _hi = walk
+        last = queries.numbers + tl.cast(kv_len - q_len, queries.numbers.dtype)
+        distance = tl.abs(by_query(last, BY_KEY) - by_key(keys.numbers, BY_KEY)).to(tl.float32)
+        of_slope = -slope * distance
+        if len(data.added.bias) > 0:
+            return load_pairs(data.added.bias, b, hq, queries, keys, BY_KEY).to(tl.float32) + of_slope
+        else:
+            return of_slope
+    elif len(data.added.bias) > 0:
         return load_pairs(data.added.bias, b, hq, queries, keys, BY_KEY).to(tl.float32)
     else:
         return 0.0

@@ -11,8 +11,13 @@ CASES = [
     "interval(0,none,none)/scale=0.25/softcap=30.0/sinks=1;lh;spt;float16",
     "causal & segments(0,0)/scale=0.25/softcap=2.0/bias=1/grad_logsumexp=2;ibg;spt;float32",
     "dense(0)/scale=0.25/bias=1;db;two_pass;float32",
+    "causal/scale=0.25/slopes=0;s;two_pass;float32",
+    "band(-9,30)/scale=0.25/softcap=2.0/slopes=0;S;spt;float32",
 ]
 MORE = [
+    "full/scale=0.25/slopes=0;S;two_pass;float16",
+    "causal & segments(0,0)/scale=0.25/bias=1/slopes=2/grad_logsumexp=3;ibSg;two_pass;float32",
+    "causal/scale=0.25/slopes=0/sinks=1;sr;spt;float32",
     "interval(0,1,none)/scale=0.25;lu;spt;float32",
     "interval(none,0,0)/scale=0.25/sinks=1;nr;two_pass;float32",
     "interval(0,none,none)/scale=0.25/grad_logsumexp=1;lg;two_pass;float32",
@@ -34,5 +39,5 @@ def test_against_fp64(cases: list[str]) -> None:
     assert len(found) == len(cases)
     for case, line in zip(cases, found, strict=True):
         errors = [float(word) for word in line.removeprefix(case).split()]
-        assert len(errors) == (5 if "sinks" in case and "bias" not in case else 4)
+        assert len(errors) == (4 if "sinks" not in case or "bias" in case or "slopes" in case else 5)
         assert max(errors) < (5e-2 if case.endswith("16") else 5e-5), line
