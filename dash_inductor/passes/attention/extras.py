@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,10 +53,8 @@ def _operand(name: str, graph: _Graph) -> Node:
     match = graph.match
     if name == "dropout":
         return seed(graph.emitter, match, graph.before)
-    if name != "bias":
-        return graph.of_dimensions(getattr(match.attention.inputs, name).value, len(OPERANDS[name].axes))
-    assert match.bias is not None
-    return graph.alibi(match.bias.tensor) if match.bias.slopes else graph.of_dimensions(match.bias.tensor, 4)
+    source = match.bias.source if name == "bias" and match.bias is not None else getattr(match.attention.inputs, name)
+    return graph.of_dimensions(source.value, len(OPERANDS[name].axes))
 
 
 @dataclass(frozen=True)
@@ -103,22 +100,6 @@ class _Graph:
         while tensor.meta["val"].dim() < count:
             tensor = self.call(aten.unsqueeze.default, tensor, 0)
         return tensor
-
-    def alibi(self, slopes: Node) -> Node:
-        """The ALiBi bias of `slopes` (see `frontends.attention.Inputs`), fp32 [batch or 1, heads, q_len, kv_len].
-
-        It is ``-slope * |i + kv_len - q_len - j|`` for query i and key j.
-        """
-        q_len, kv_len = (self._size(*self._length(axis)) for axis in ("q", "kv"))
-        is_known = isinstance(kv_len, int) and isinstance(q_len, int)
-        behind = kv_len - q_len if is_known else self.call(operator.sub, kv_len, q_len)
-        q = self.call(aten.unsqueeze.default, self.call(aten.add.Tensor, self.positions("q"), behind), 2)
-        distance = self.call(aten.sub.Tensor, q, self.call(aten.unsqueeze.default, self.positions("kv"), 1))
-        distance = self.call(prims.convert_element_type.default, self.call(aten.abs.default, distance), torch.float32)
-        for _ in range(2):
-            slopes = self.call(aten.unsqueeze.default, slopes, -1)
-        by_head = self.call(aten.neg.default, self.of_dimensions(slopes, 4))
-        return self.call(aten.mul.Tensor, by_head, self.of_dimensions(distance, 4))
 
     def vector(self, vector: Node, axis: Axis) -> Node:
         """Expands a vector to [batch, q_len or kv_len], and saves it for the backward in a joint graph."""

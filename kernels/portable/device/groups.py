@@ -35,6 +35,8 @@ Note [Data operands]
     added.bias: floats [batch, q heads, q_len, kv_len].  Any values: a score of -inf has the probability zero.  A row
     all of whose scores are -inf counts as one that sees no key, but a key that only a bias of -inf hides is read.
 
+    added.slopes: fp32 [batch, q heads]; -slope * |i + kv_len - q_len - j| is added to the score of query i and key j.
+
     placed (PLACED): where the rows of a mask of rows have their tokens.  Lengths are the mask's, also the lengths of
     ids, log-sum-exps and deltas; all else has tokens, which `tokens_of` finds.  A row without a token is not read and
     not written.
