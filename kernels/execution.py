@@ -18,8 +18,8 @@ from ..model.site import Site
 
 Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """(grad_out, query, key, value, out, log-sum-exp), with the shapes that `operators.attention` documents."""
-Gradients = tuple[Tensor, Tensor, Tensor]
-"""(dq, dk, dv)."""
+Gradients = Sequence[Tensor]
+"""The results of a backward, dq, dk, dv, ..., as `Call.results` names them."""
 Results = tuple[Tensor, Tensor]
 """(output, log-sum-exp)."""
 ReadyForward = Callable[[Tensor, Tensor, Tensor, Sequence[Tensor]], Results | None]
@@ -45,7 +45,6 @@ class Execution:
     Args:
         backward, forward: run the kernels outside of Inductor.  The backward takes the site's name as last argument,
             the forward its tiles.
-        backward_with_delta: as `backward`, and also returns delta (see `operators.attention`).
         compiled, compiled_forward: compile the kernels of the backward, and of the forward.
         templates: whether Inductor lowers the kernels from templates.  If not, the graph calls the operator, which runs
             `backward`.
@@ -56,7 +55,6 @@ class Execution:
     """
 
     backward: Callable[[Tensors, Sequence[Tensor], Call, Plan, str], Gradients]
-    backward_with_delta: Callable[[Tensors, Sequence[Tensor], Call, Plan, str], tuple[Gradients, Tensor]]
     forward: Callable[[Tensor, Tensor, Tensor, Sequence[Tensor], Call, Tiles], Results]
     compiled: Compiled
     compiled_forward: Compiled

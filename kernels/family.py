@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..model.call import MODIFIERS
+from ..model.operands import ADDED, OPERANDS
 from ..model.plan import Plan, Tiles
 from ..model.relations import Relation
 from ..model.site import BITS, Site
@@ -23,7 +24,7 @@ from ..model.traits import Traits
 if TYPE_CHECKING:
     from .execution import Execution
 
-SCORES = frozenset({"bias", "dropout", *MODIFIERS})
+SCORES = frozenset((*(name for name, kind in OPERANDS.items() if kind.changes != "rows"), *MODIFIERS))
 """Everything that a call may apply to scores and probabilities, see `Traits.scores`."""
 
 Documents = tuple[int, ...]
@@ -133,8 +134,9 @@ class Family:
         """Returns the parts of a call that the family's kernels do not compute, in words."""
         unread = [kind.NAME for kind in traits.kinds if kind.RELATION not in self.reads]
         missing = traits.scores - self.scores
-        operands = sorted([*unread, *(missing & {"bias"})])
-        others = ("drop probabilities" if n == "dropout" else f"have a {n}" for n in sorted(missing - {"bias"}))
+        added = missing.intersection(ADDED)
+        operands = sorted([*unread, *added])
+        others = ("drop probabilities" if n == "dropout" else f"have a {n}" for n in sorted(missing - added))
         return [*([f"read {', '.join(operands)}"] if operands else []), *others]
 
     def unpredicted(self, plan: Plan, site: Site, arch: str, gpu: str, documents: Documents | None) -> str | None:

@@ -23,8 +23,8 @@ def execution(name: str, argument: str = "family") -> Execution:
 
 
 def backward(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Gradients:
-    """Computes dq, dk and dv outside of Inductor; for families that are lowered from templates, the reference runs
-    instead.
+    """Computes the results of a backward outside of Inductor; for families that are lowered from templates, the
+    reference runs instead.
 
     Args:
         site: the site's name, for profiles.
@@ -33,13 +33,6 @@ def backward(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan,
         ArgumentError: the family is unknown, or its kernels do not cover the call.
     """
     return execution(plan.kernel, "plan.kernel").backward(tensors, extras, call, plan, site)
-
-
-def backward_with_delta(
-    tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str
-) -> tuple[Gradients, Tensor]:
-    """Computes dq, dk and dv as `backward` does, and also returns delta (see `operators.attention`)."""
-    return execution(plan.kernel, "plan.kernel").backward_with_delta(tensors, extras, call, plan, site)
 
 
 def forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, plan: Plan) -> Results:
@@ -69,17 +62,6 @@ def ready_backward(
     """Returns a cached launch plan of `backward` for tensors like these, or None if the family has none."""
     ready = execution(plan.kernel, "plan.kernel").ready_backward
     return None if ready is None else ready(tensors, extras, call, plan, site)
-
-
-def bias_gradient(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, summed: Sequence[int]) -> Tensor:
-    """Computes the gradient of a call's bias outside of Inductor, with the reference executor.
-
-    The families that read a bias are lowered from templates or are the reference executor, so no other is needed here.
-    """
-    from .reference import backward as reference
-
-    execution(plan.kernel, "plan.kernel")
-    return reference.bias_gradient(*tensors, extras, call, plan, summed)
 
 
 def has_templates(name: str) -> bool:

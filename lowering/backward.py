@@ -1,4 +1,4 @@
-"""Lowering of the backward operators: a template per kernel, or a call of the operator.
+"""Lowering of the backward operator: a template per kernel, or a call of the operator.
 
 `kernels.registry` knows which families have templates; Gluon kernels are launched by the operator.
 """
@@ -47,8 +47,6 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 def register() -> None:
     register_lowering(ops.attention_backward, type_promotion_kind=None)(attention_backward)
-    register_lowering(ops.attention_backward_with_bias, type_promotion_kind=None)(attention_backward_with_bias)
-    register_lowering(ops.attention_backward_with_delta, type_promotion_kind=None)(attention_backward_with_delta)
 
 
 def attention_backward(
@@ -63,7 +61,7 @@ def attention_backward(
     plan: str,
     site: str,
 ) -> Sequence[TensorBox]:
-    """Lowers `attention_backward`: dq, dk and dv of one site, with shapes as in `ops`."""
+    """Lowers `attention_backward`: the results of one site, with shapes as in `ops`."""
     parsed = Plan.parse(plan)
     if not registry.execution(parsed.kernel).templates:
         args = (grad_out, query, key, value, out, logsumexp, extras, call, plan, site)
@@ -73,56 +71,9 @@ def attention_backward(
     query, key, value, grad_out, out = heads_first((query, key, value, grad_out, out), described)
     tensors = [realized(x) for x in (query, key, value, logsumexp, grad_out, out)]
     kernels = _Kernels(parsed, described, *tensors, extras=extras)
-    gradients, _ = kernels.two_pass() if parsed.dq else kernels.one_pass()
-    return as_given(gradients, described)
-
-
-def attention_backward_with_delta(
-    grad_out: TensorBox,
-    query: TensorBox,
-    key: TensorBox,
-    value: TensorBox,
-    out: TensorBox,
-    logsumexp: TensorBox,
-    extras: Sequence[TensorBox],
-    call: str,
-    plan: str,
-    site: str,
-) -> Sequence[TensorBox]:
-    """Lowers `attention_backward_with_delta`: dq, dk, dv and delta of one site, with shapes as in `ops`."""
-    parsed = Plan.parse(plan)
-    if not registry.execution(parsed.kernel).templates:
-        args = (grad_out, query, key, value, out, logsumexp, extras, call, plan, site)
-        return operator_call(ops.attention_backward_with_delta, *args)
-    log.debug("lowering %s: call=%s plan=%s", site, call, plan)
-    tensors = [realized(x) for x in (query, key, value, logsumexp, grad_out, out)]
-    kernels = _Kernels(parsed, Call.parse(call), *tensors, extras=extras)
-    gradients, delta = kernels.two_pass() if parsed.dq else kernels.one_pass()
-    return *gradients, delta
-
-
-def attention_backward_with_bias(
-    grad_out: TensorBox,
-    query: TensorBox,
-    key: TensorBox,
-    value: TensorBox,
-    out: TensorBox,
-    logsumexp: TensorBox,
-    extras: Sequence[TensorBox],
-    call: str,
-    plan: str,
-    site: str,
-    summed: Sequence[int],
-) -> Sequence[TensorBox]:
-    """Lowers `attention_backward_with_bias`: dq, dk, dv and the bias gradient of one site, with shapes as in `ops`."""
-    parsed = Plan.parse(plan)
-    if not registry.execution(parsed.kernel).templates:
-        args = (grad_out, query, key, value, out, logsumexp, extras, call, plan, site, summed)
-        return operator_call(ops.attention_backward_with_bias, *args)
-    log.debug("lowering %s: call=%s plan=%s summed=%s", site, call, plan, summed)
-    tensors = [realized(x) for x in (query, key, value, logsumexp, grad_out, out)]
-    kernels = _Kernels(parsed, Call.parse(call), *tensors, extras=extras)
-    return kernels.two_pass_with_bias(summed) if parsed.dq else kernels.one_pass_with_bias(summed)
+    found = kernels.two_pass() if parsed.dq else kernels.one_pass()
+    results = [found[name] for name in described.results]
+    return [*as_given(results[:3], described), *results[3:]]
 
 
 class _Kernels:
@@ -153,39 +104,37 @@ class _Kernels:
         self.sizes = sizes_of(call, extras, query, key, value)
         self.q_len, self.kv_len = self.sizes.q_len, self.sizes.kv_len
         self.extras = extras
-        self.grad_logsumexp = [] if call.grad_logsumexp is None else [realized(extras[call.grad_logsumexp.index])]
+        self.has_dbias = "dbias" in call.results
+        self.summed = () if call.bias is None else call.bias.summed
+        self.bias_size = ops.bias_gradient_size(query.get_size(), self.kv_len, self.summed)
         self.vectors = Vectors(call, extras, (self.batch, self.q_heads, self.q_len, self.kv_len), self.heads)
 
-    def two_pass(self) -> tuple[tuple[TensorBox, TensorBox, TensorBox], TensorBox]:
-        """Returns the gradients and delta: the dq kernel also writes delta, which the dk/dv kernel reads."""
-        dq, delta = self._dq()
-        return (dq, *self._dkdv(delta, None)), delta
+    def two_pass(self) -> dict[str, TensorBox]:
+        """Returns the results by name: the dq kernel also writes delta, which the dk/dv kernel reads.
 
-    def two_pass_with_bias(self, summed: Sequence[int]) -> tuple[TensorBox, TensorBox, TensorBox, TensorBox]:
-        """Returns the gradients as `two_pass`, and the bias gradient, from the dq kernel or a separate one with equal
-        bits.
-
-        With a dense mask the two kernels give different bits (seen on an H200), so there the dq kernel is always used.
+        The bias gradient comes from the dq kernel or a separate one with equal bits.  With a dense mask the two kernels
+        give different bits (seen on an H200), so there the dq kernel is always used.
         """
-        size = ops.bias_gradient_size(self.query.get_size(), self.kv_len, summed)
-        summed = [dim for dim in summed if not V.graph.sizevars.statically_known_equals(self.query.get_size()[dim], 1)]
-        if not summed or self.traits.has("dense") or fills_gpu(size, templates.dq_bias_tiles(self.plan).block_q):
-            dq, delta, gradient = self._dq_bias(size, summed)
-        else:
+        if not self.has_dbias:
             dq, delta = self._dq()
-            gradient = self._bias_gradient(delta, size, summed)
-        return dq, *self._dkdv(delta, None), gradient
+            return {"dq": dq, "delta": delta} | self._dkdv(delta, None)
+        is_one = V.graph.sizevars.statically_known_equals
+        summed = [dim for dim in self.summed if not is_one(self.query.get_size()[dim], 1)]
+        has_few = not fills_gpu(self.bias_size, templates.dq_bias_tiles(self.plan).block_q)
+        if summed and has_few and not self.traits.has("dense"):
+            dq, delta = self._dq()
+            gradient = self._bias_gradient(delta, summed)
+        else:
+            dq, delta, gradient = self._dq_bias(summed)
+        return {"dq": dq, "delta": delta} | self._dkdv(delta, None) | {"dbias": gradient}
 
-    def one_pass(self) -> tuple[tuple[TensorBox, TensorBox, TensorBox], TensorBox]:
-        """Returns the gradients and delta: the delta kernel, the ordered kernel, then dq's scale and cast."""
+    def one_pass(self) -> dict[str, TensorBox]:
+        """Returns the results by name: the delta kernel, the ordered kernel, then dq's scale and cast; the bias
+        gradient comes from a separate kernel.
+        """
         delta = self._delta()
-        return self._one_pass(delta), delta
-
-    def one_pass_with_bias(self, summed: Sequence[int]) -> tuple[TensorBox, TensorBox, TensorBox, TensorBox]:
-        """Returns the gradients as `one_pass`, and the bias gradient from a separate kernel."""
-        delta = self._delta()
-        size = ops.bias_gradient_size(self.query.get_size(), self.kv_len, summed)
-        return *self._one_pass(delta), self._bias_gradient(delta, size, summed)
+        found = {"delta": delta} | self._one_pass(delta)
+        return found | ({"dbias": self._bias_gradient(delta, self.summed)} if self.has_dbias else {})
 
     def _dq(self) -> tuple[TensorBox, TensorBox]:
         """Returns dq and delta, both from the dq kernel."""
@@ -199,7 +148,7 @@ class _Kernels:
             delta,
             self.grad_out,
             self.out,
-            *self.grad_logsumexp,
+            *self.vectors.of_rows,
         ]
         dq = template(
             f"dash_dq_{self.traits}",
@@ -214,9 +163,9 @@ class _Kernels:
         )
         return dq, delta
 
-    def _dq_bias(self, size: list[Any], summed: Sequence[int]) -> tuple[TensorBox, TensorBox, TensorBox]:
-        """Returns dq, delta and the bias gradient of shape `size`, from one kernel."""
-        delta, tiles = self._empty_delta(), templates.dq_bias_tiles(self.plan)
+    def _dq_bias(self, summed: Sequence[int]) -> tuple[TensorBox, TensorBox, TensorBox]:
+        """Returns dq, delta and the bias gradient, from one kernel."""
+        delta, tiles, size = self._empty_delta(), templates.dq_bias_tiles(self.plan), self.bias_size
         gradient = empty(size, (0, 1, 2, 3), self._bias_dtype(), self.device)
         written = [gradient]
         if summed:
@@ -227,7 +176,7 @@ class _Kernels:
             pairs = [size[0] * size[1], q_tiles, kv_tiles, tiles.block_q * tiles.block_kv]
             written.append(empty(pairs, (0, 1, 2, 3), torch.float32, self.device))
         tensors = [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, self.out, *written]
-        tensors += self.grad_logsumexp
+        tensors += self.vectors.of_rows
         dq = template(
             f"dash_dq_dbias_{'sum_' if summed else ''}{self.traits}",
             templates.dq_bias_template(self.traits, adds=bool(summed)),
@@ -253,12 +202,12 @@ class _Kernels:
         """Returns delta, from a separate kernel."""
         ahead.check_settings(self.plan)
         rows = [self.batch, self.q_heads, self.q_len]
-        kinds = {"placed": self.traits.placed, "grad_logsumexp": self.traits.grad_logsumexp}
+        kinds = {"placed": self.traits.placed, "grad_logsumexp": self.traits.reads("grad_logsumexp")}
         return template(
             "_".join(["dash_delta", *(name for name, has in kinds.items() if has)]),
             templates.delta_template(**kinds),
             q_grid,
-            [self.grad_out, self.out, *self.grad_logsumexp, *self.vectors.placed],
+            [self.grad_out, self.out, *self.vectors.of_rows, *self.vectors.placed],
             FixedLayout(self.device, torch.float32, rows, stride=strides(rows, (0, 1, 2))),
             mutated=[],
             call_sizes=rows,
@@ -266,19 +215,19 @@ class _Kernels:
             constants=self._constants(self.plan.dkdv, sums_keys=False),
         )
 
-    def _one_pass(self, delta: TensorBox) -> tuple[TensorBox, TensorBox, TensorBox]:
+    def _one_pass(self, delta: TensorBox) -> dict[str, TensorBox]:
         size = list(self.query.get_size())
         zeros = realized(lowerings[aten.full](size, 0.0, dtype=torch.float32, device=self.device))
         # exactly: Inductor may pad the strides of a buffer whose layout it chooses, and the kernel adds to dense rows
         accumulator = _box(ExternKernel.require_exact_strides(zeros, strides(size, (0, 1, 2, 3))))
-        dk, dv = self._dkdv(delta, accumulator)
+        of_keys = self._dkdv(delta, accumulator)
         dq = _to(lowerings[aten.mul](accumulator, self.call.scale), self.query.get_dtype())
         wanted = self._layout(self.query, self.dq_order).stride
-        return _box(ExternKernel.require_exact_strides(dq, wanted)), dk, dv
+        return {"dq": _box(ExternKernel.require_exact_strides(dq, wanted))} | of_keys
 
-    def _bias_gradient(self, delta: TensorBox, size: list[Any], summed: Sequence[int]) -> TensorBox:
-        """Returns the bias gradient of shape `size`, from a separate kernel."""
-        tiles = templates.bias_gradient_tiles(self.plan, self.traits)
+    def _bias_gradient(self, delta: TensorBox, summed: Sequence[int]) -> TensorBox:
+        """Returns the bias gradient, from a separate kernel."""
+        tiles, size = templates.bias_gradient_tiles(self.plan, self.traits), self.bias_size
         return template(
             f"dash_dbias_{self.traits}",
             templates.bias_gradient_template(self.traits),
@@ -294,7 +243,7 @@ class _Kernels:
             constants=self._constants(tiles, sums_keys=True) | templates.bias_gradient_constants(summed),
         )  # fmt: skip
 
-    def _dkdv(self, delta: TensorBox, accumulator: TensorBox | None) -> tuple[TensorBox, TensorBox]:
+    def _dkdv(self, delta: TensorBox, accumulator: TensorBox | None) -> dict[str, TensorBox]:
         tiles, ordered = self.plan.dkdv, accumulator is not None
         schedule = schedules.define(self.plan.schedule, self.call.mask.band)
         dv = empty(self.value.get_size(), self.dv_order, self.value.get_dtype(), self.device)
@@ -326,7 +275,7 @@ class _Kernels:
             | {"ORDERED": ordered, "PARTS": schedule.parts},
             **extra,
         )
-        return dk, dv
+        return {"dk": dk, "dv": dv}
 
     def _constants(self, tiles: Tiles, parts: int = 1, *, sums_keys: bool) -> dict[str, Any]:
         """Returns the compile-time values; with two `parts` a work id's second kv tile may be missing, so kv is not

@@ -16,7 +16,7 @@ from ..upstream import compat
 from ..upstream.inductor import FixedLayout, TensorBox, V, register_lowering
 from .operator_call import operator_call
 from .template import as_given, empty, heads_first, q_grid, realized, strides, template
-from .vectors import Vectors, expanded, sizes_of
+from .vectors import Vectors, sizes_of
 
 log = logging.getLogger("dash_inductor")
 
@@ -60,7 +60,7 @@ def attention_forward(
     sums = [batch, q_heads, ops.numbers_per_row(described) * sizes.q_len]
     logsumexp = empty(sums, (0, 1, 2), torch.float32, device)
     size = [*query.get_size()[:3], value_dim]
-    sinks = [] if described.sinks is None else [expanded(extras[described.sinks.index], rows)]
+    vectors = Vectors(described, extras, (*rows, sizes.kv_len), heads)
     out = template(
         f"dash_forward_{described.traits}",
         templates.forward_template(described.traits),
@@ -68,8 +68,8 @@ def attention_forward(
         [
             *inputs,
             logsumexp,
-            *sinks,
-            *Vectors(described, extras, (*rows, sizes.kv_len), heads).arguments(sums_keys=True),
+            *vectors.of_rows,
+            *vectors.arguments(sums_keys=True),
         ],
         FixedLayout(device, query.get_dtype(), size, stride=strides(size, described.orders[0])),
         mutated=[logsumexp],

@@ -11,6 +11,7 @@ import torch
 from ..kernels.portable import templates
 from ..model.call import Call
 from ..model.mask import ROW_BLOCK
+from ..model.operands import OPERANDS
 from ..model.relations import Relation
 from ..model.terms import Term
 from ..upstream.inductor import Pointwise, TensorBox, V, lowerings, ops
@@ -37,8 +38,7 @@ class Vectors:
         self._valid = functools.reduce(_both, valid) if valid else None
         placed = mask.placed
         self._placed = [] if placed is None else [realized(extras[o.index]) for o in (placed.place, placed.count)]
-        self._bias = None if call.bias is None else expanded(extras[call.bias.operand.index], plane)
-        self._seed = None if call.dropout is None else realized(extras[call.dropout.seed.index])
+        self._operands = {name: self._operand(name, extras[part.operand.index]) for name, part in call.given.items()}
         self._seen: TensorBox | None = None
 
     def arguments(self, *, sums_keys: bool) -> list[TensorBox]:
@@ -51,13 +51,24 @@ class Vectors:
             keys = self._seen_keys() if sums_keys and templates.decided_by_pairs(traits) else self._valid
             assert keys is not None
             found.append(self._of_heads(keys))
-        others = (other for other in (self._bias, self._seed) if other is not None)
-        return [*found, *others, *self._placed]
+        of_pairs = (tensor for name, tensor in self._operands.items() if OPERANDS[name].changes != "rows")
+        return [*found, *of_pairs, *self._placed]
+
+    @property
+    def of_rows(self) -> list[TensorBox]:
+        """The operands of rows, which only kernels for rows take."""
+        return [tensor for name, tensor in self._operands.items() if OPERANDS[name].changes == "rows"]
 
     @property
     def placed(self) -> list[TensorBox]:
         """The token offsets and counts of a varlen layout; empty where tokens are rows."""
         return self._placed
+
+    def _operand(self, name: str, tensor: TensorBox) -> TensorBox:
+        """Returns an optional operand, with the sizes of the plane if it may be broadcast."""
+        sizes = dict(zip(("b", "h", "q", "kv"), self._plane, strict=True))
+        kind = OPERANDS[name]
+        return expanded(tensor, [sizes[axis] for axis in kind.axes]) if kind.broadcasts else realized(tensor)
 
     def _of_term(self, term: Term, extras: Sequence[TensorBox]) -> dict[str, TensorBox]:
         """Returns the tensors of a term by role: of queries [batch, q_len], of keys [batch, kv_len], of pairs the full

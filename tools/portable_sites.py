@@ -14,9 +14,9 @@ from itertools import product
 
 from dash_inductor.kernels.families import HOPPER, PORTABLE
 from dash_inductor.model import Call, Mask, Site
-from dash_inductor.model.call import Bias
 from dash_inductor.model.dropout import Dropout
 from dash_inductor.model.mask import Band
+from dash_inductor.model.operands import Bias
 from dash_inductor.model.terms import Operand
 from dash_inductor.planning.planner import choose
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from ..errors import ArgumentError
 from ..model.architectures import SAME_AS, WORKERS
-from ..model.call import Bias, Call
+from ..model.call import Call
 from ..model.dropout import Dropout
 from ..model.mask import Anchor, Band, Mask
+from ..model.operands import Bias
 from ..model.relations import POSITION
 from ..model.site import BITS, Site
 from ..model.terms import TERMS, Operand, Segments, Term

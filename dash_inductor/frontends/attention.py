@@ -35,7 +35,7 @@ _HEADS_FIRST = (0, 2, 1, 3)
 """The permutation from "bshd" to "bhsd"; it is its own inverse."""
 
 OURS = "dash_inductor::attention_backward"
-"""The prefix of the names of this package's backward operators, which may read the results of a kept forward."""
+"""The name of this package's backward operator, which may read the results of a kept forward."""
 
 
 class NotReadable(Exception):
@@ -422,7 +422,7 @@ def is_alone(forward: Node, backwards: Set[str] = frozenset()) -> bool:
 
 def _leads_to(node: Node, backwards: Set[str]) -> bool:
     """Return whether `node` is a backward, or a result of a forward (or a view of one) that a backward reads."""
-    if op_name(node) in backwards or op_name(node).startswith(OURS):
+    if op_name(node) in backwards or op_name(node) == OURS:
         return True
     shows = node.target is operator.getitem or viewed(node) is not None
     return shows and any(_leads_to(user, backwards) for user in node.users)

@@ -37,7 +37,6 @@ class FoundBias:
         total: the graph's sum of that gradient, which is replaced instead of the sink; None if the sink itself is read.
         summed: the dimensions over which our operator sums the gradient, of the batch and the heads.
         rest: the further dimensions over which our operator's result must be summed to equal `gradient`.
-        slopes: whether the tensor holds ALiBi slopes from which the bias is computed.
         tensor_gradients: the gradients of tensors from which the bias is computed, if the graph has these instead of
             the gradient of the bias; `gradient` is then one of them.
     """
@@ -47,12 +46,11 @@ class FoundBias:
     total: Node | None = None
     summed: tuple[int, ...] = ()
     rest: tuple[int, ...] = ()
-    slopes: bool = False
     tensor_gradients: tuple[TensorGradient, ...] = ()
 
     @property
     def tensor(self) -> Node:
-        """The node that `source` holds now: 1 to 4 dimensions that broadcast to the scores, or ALiBi slopes."""
+        """The node that `source` holds now: 1 to 4 dimensions that broadcast to the scores."""
         found: Node = self.source.value
         return found
 

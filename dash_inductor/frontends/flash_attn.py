@@ -202,7 +202,8 @@ def _of_slopes(args: Mapping[str, Any]) -> Kept | None:
     if query.dim() != 4:
         return None  # kept for another reason
     batch, heads = query.shape[0], query.shape[2]
-    fits = sizes.same_all(value.shape, [heads]) or sizes.same_all(value.shape, [batch, heads])
+    # Slopes that were saved for a backward no longer share the symbols of the query, so that this may need a guard.
+    fits = value.dim() in (1, 2) and all(map(sizes.made_same, value.shape, (batch, heads)[-value.dim() :]))
     if value.dtype != torch.float32 or value.device != query.device or not fits:
         given = f"alibi_slopes are {value.dtype} {tuple(value.shape)} on {value.device}"
         return Kept(Reason.SHAPE, f"{given}; float32 [heads] or [batch, heads] on {query.device} are read")

@@ -86,7 +86,7 @@ class LogSumExp(Output):
             return emitter.call(target, args, before=before, like=like)
 
         found = ours
-        if call.bias is not None:  # Note [Log-sum-exp in two parts]
+        if call.traits.biased:  # Note [Log-sum-exp in two parts]
             (batch, length), heads = (emitter.size(query, d, before=before, like=like) for d in (0, 2)), _heads(ours)
             parts = make(aten.view.default, ours, [batch, heads, 2, length])
             largest, excess = (make(aten.select.int, parts, 2, part) for part in (0, 1))

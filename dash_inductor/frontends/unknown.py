@@ -52,7 +52,7 @@ def find(graph: Graph, known: Set[Node]) -> Iterator[Refusal]:
     backwards = [node for node in graph.nodes if node not in known and _is_backward(node)]
     for node in backwards:
         yield _refusal(node, op_name(node), has_backward=True)
-    ours = [node for node in graph.nodes if op_name(node).startswith(OURS)]  # an earlier pass kept their forwards
+    ours = [node for node in graph.nodes if op_name(node) == OURS]  # an earlier pass kept their forwards
     read = {_source(source) for node in (*backwards, *known, *ours) for source in node.all_input_nodes}
     for node in graph.nodes:
         if node in known or not _is_forward(node):
@@ -69,7 +69,7 @@ def _refusal(node: Node, detail: str, *, has_backward: bool) -> Refusal:
 
 def _is_backward(node: Node) -> bool:
     name = op_name(node)
-    if not name or name.startswith(OURS):
+    if not name or name == OURS:
         return False
     by_name = bool(_ATTENTION.search(name) and _BACKWARD.search(name))
     return by_name or _reads_of_backward(node)

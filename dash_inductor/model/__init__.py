@@ -4,9 +4,10 @@
 makes a `Decision` about it; lowering and kernels read `Call` and `Plan`.
 """
 
-from .call import Bias, Call, Order
+from .call import Call, Order
 from .dropout import Dropout
 from .mask import MAX_LENGTH, Anchor, Band, Mask
+from .operands import Bias
 from .plan import Decision, Kept, Plan, Tiles
 from .reasons import Reason
 from .site import DType, Site

@@ -6,10 +6,12 @@ import functools
 import math
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..errors import ArgumentError
 from .dropout import Dropout
 from .mask import Mask
+from .operands import OPERANDS, Bias, Part
 from .terms import Operand
 from .traits import Traits
 
@@ -23,26 +25,10 @@ LOW_SOFTCAP = 50.0
 million keys, stays a factor of 2**35 away from overflow and underflow in fp32 and bf16."""
 
 _TEXT = re.compile(
-    r"([^/]+)/scale=([^/]+?)(?:/softcap=([^/]+?))?(?:/bias=(\d+)(\+gradient)?)?(?:/dropout=([^/]+))?"
-    r"(?:/grad_logsumexp=(\d+))?(?:/sinks=(\d+))?(/logsumexp)?(?:/orders=([0-3,]+))?"
+    r"(?P<mask>[^/]+)/scale=(?P<scale>[^/]+?)(?:/softcap=(?P<softcap>[^/]+?))?"
+    + "".join(f"(?:/{name}=(?P<{name}>{kind.part.TEXT}))?" for name, kind in OPERANDS.items())
+    + "(?P<logsumexp>/logsumexp)?(?P<delta>/delta)?(?:/orders=(?P<orders>[0-3,]+))?"
 )
-
-
-@dataclass(frozen=True)
-class Bias:
-    """An attention bias: ``bias[b, h, i, j]`` is added to the scaled score of query i of head h and key j.
-
-    Args:
-        operand: a float tensor [batch, heads, q_len, kv_len], any strides, any values; it has size 1 along dimensions
-            that do not matter.
-        gradient: whether the graph needs its gradient.
-    """
-
-    operand: Operand
-    gradient: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.operand.index}" + ("+gradient" if self.gradient else "")
 
 
 @dataclass(frozen=True)
@@ -68,6 +54,9 @@ class Call:
         logsumexp: in a forward, whether the program reads the log-sum-exp, which is then that of fp32 probabilities.
             If only our backward reads it, it may be that of the probabilities rounded to the dtype in which they are
             multiplied by the values.
+        delta: in a backward, whether the program reads delta, see `results`.
+        slopes: ALiBi slopes, fp32 [batch, heads], any strides, of size 1 along dimensions that do not matter:
+            ``-slope * |i + kv_len - q_len - j|`` is added to the score of query i and key j.  None without any.
     """
 
     mask: Mask
@@ -79,6 +68,8 @@ class Call:
     grad_logsumexp: Operand | None = None
     sinks: Operand | None = None
     logsumexp: bool = False
+    delta: bool = False
+    slopes: Operand | None = None
 
     def __post_init__(self) -> None:
         if self.softcap is not None and not 0.0 < self.softcap < math.inf:
@@ -92,33 +83,49 @@ class Call:
 
     @functools.cached_property
     def _hash(self) -> int:
-        scores = self.scale, self.softcap, self.bias, self.dropout, self.sinks
-        return hash((self.mask, scores, self.orders, self.grad_logsumexp, self.logsumexp))
+        parts = tuple(self.given.items())
+        return hash((self.mask, self.scale, self.softcap, parts, self.orders, self.logsumexp, self.delta))
+
+    @functools.cached_property
+    def given(self) -> dict[str, Part]:
+        """The optional operands that the call has, by name, in the order of `OPERANDS`."""
+        parts = {name: getattr(self, name) for name in OPERANDS}
+        return {name: part for name, part in parts.items() if part is not None}
 
     @functools.cached_property  # every call asks
     def operands(self) -> tuple[Operand, ...]:
-        """The tensors that the call reads besides query, key and value, in the order mask, bias, dropout seed, gradient
-        of the log-sum-exp, sinks.
-        """
-        bias = () if self.bias is None else (self.bias.operand,)
-        seed = () if self.dropout is None else (self.dropout.seed,)
-        gradient = () if self.grad_logsumexp is None else (self.grad_logsumexp,)
-        sinks = () if self.sinks is None else (self.sinks,)
-        return (*self.mask.operands, *bias, *seed, *gradient, *sinks)
+        """The tensors that the call reads besides query, key and value: those of the mask, then those of `given`."""
+        return (*self.mask.operands, *(part.operand for part in self.given.values()))
 
     @functools.cached_property
     def of_forward(self) -> Call:
-        """This call without the operands that only a backward reads."""
-        return self if self.grad_logsumexp is None else replace(self, grad_logsumexp=None)
+        """This call without `delta` and the operands that only a backward reads."""
+        found = self._without("backward")
+        return replace(found, delta=False) if found.delta else found
 
     @functools.cached_property
     def of_backward(self) -> Call:
-        """This call without sinks and `logsumexp`, which only a forward reads.
+        """This call without what only a forward reads: `logsumexp`, and operands such as sinks.
 
         The output and the log-sum-exp contain all that a backward needs of sinks.
         """
-        plain = self.sinks is None and not self.logsumexp
-        return self if plain else replace(self, sinks=None, logsumexp=False)
+        found = self._without("forward")
+        return replace(found, logsumexp=False) if found.logsumexp else found
+
+    @functools.cached_property  # every call asks
+    def results(self) -> tuple[str, ...]:
+        """The results of a backward in their order: "dq", "dk" and "dv", then "dbias" and "delta" if the call has them.
+
+        Delta is fp32 [batch, heads, q_len], the sum of grad_out * out over the last dimension minus the gradient of
+        the log-sum-exp, which every backward computes first.
+        """
+        has_dbias = self.bias is not None and self.bias.gradient
+        return ("dq", "dk", "dv", *(["dbias"] if has_dbias else []), *(["delta"] if self.delta else []))
+
+    def _without(self, side: str) -> Call:
+        """This call without the operands that only this side reads."""
+        dropped: dict[str, Any] = {name: None for name in self.given if OPERANDS[name].side == side}
+        return replace(self, **dropped) if dropped else self
 
     @property
     def modifiers(self) -> dict[str, float]:
@@ -133,23 +140,16 @@ class Call:
         terms = tuple(sorted(mask.terms))
         numbers = any(term.OPTIONAL and term.has_key_numbers for term in mask.others)
         return Traits(
-            band.lo is not None, band.hi is not None, terms, self.bias is not None, self.dropout is not None,
-            mask.placed is not None, numbers, tuple(self.modifiers), self.grad_logsumexp is not None,
-            self.sinks is not None, self.softcap is not None and self.softcap <= LOW_SOFTCAP,
-            self.logsumexp,
+            band.lo is not None, band.hi is not None, terms, tuple(self.given), mask.placed is not None, numbers,
+            tuple(self.modifiers), self.softcap is not None and self.softcap <= LOW_SOFTCAP, self.logsumexp,
         )  # fmt: skip
 
     def __str__(self) -> str:
         orders = ",".join("".join(map(str, order)) for order in self.orders)
-        bias = "" if self.bias is None else f"/bias={self.bias}"
-        dropout = "" if self.dropout is None else f"/dropout={self.dropout}"
         softcap = "" if self.softcap is None else f"/softcap={self.softcap!r}"
-        gradient = "" if self.grad_logsumexp is None else f"/grad_logsumexp={self.grad_logsumexp.index}"
-        sinks = "" if self.sinks is None else f"/sinks={self.sinks.index}"
-        logsumexp = "/logsumexp" if self.logsumexp else ""
-        return f"{self.mask}/scale={self.scale!r}{softcap}{bias}{dropout}{gradient}{sinks}{logsumexp}" + (
-            f"/orders={orders}" if orders else ""
-        )
+        parts = "".join(f"/{name}={part}" for name, part in self.given.items())
+        read = "".join(f"/{name}" for name in ("logsumexp", "delta") if getattr(self, name))
+        return f"{self.mask}/scale={self.scale!r}{softcap}{parts}{read}" + (f"/orders={orders}" if orders else "")
 
     @staticmethod
     @functools.lru_cache(maxsize=1024)
@@ -163,12 +163,11 @@ class Call:
         if match is None:
             raise ArgumentError("call", text, "a string made by str(Call)")
         try:
-            scale, softcap = float(match[2]), None if match[3] is None else float(match[3])
+            scale, softcap = (None if match[name] is None else float(match[name]) for name in ("scale", "softcap"))
         except ValueError as error:
             raise ArgumentError("call", text, "a string made by str(Call)") from error
-        bias = Bias(Operand(int(match[4])), match[5] is not None) if match[4] else None
-        dropout = Dropout.parse(match[6]) if match[6] else None
-        gradient, sinks = (Operand(int(index)) if index else None for index in (match[7], match[8]))
-        orders = tuple(tuple(map(int, order)) for order in match[10].split(",")) if match[10] else ()
-        logsumexp = match[9] is not None
-        return Call(Mask.parse(match[1]), scale, orders, bias, dropout, softcap, gradient, sinks, logsumexp)
+        assert scale is not None
+        others: dict[str, Any] = {name: match[name] is not None for name in ("logsumexp", "delta")}
+        others |= {name: kind.part.parse(match[name]) for name, kind in OPERANDS.items() if match[name]}
+        orders = tuple(tuple(map(int, order)) for order in match["orders"].split(",")) if match["orders"] else ()
+        return Call(Mask.parse(match["mask"]), scale, orders, softcap=softcap, **others)

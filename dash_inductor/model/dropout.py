@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..errors import ArgumentError
 from .terms import Operand
@@ -34,9 +35,17 @@ class Dropout:
     p: float
     seed: Operand
 
+    TEXT: ClassVar[str] = "[^/]+"
+    """A regular expression for ``str(dropout)``."""
+
     def __post_init__(self) -> None:
         if not 0 < self.p < 1:
             raise ArgumentError("p", self.p, "a number greater than 0 and less than 1")
+
+    @property
+    def operand(self) -> Operand:
+        """The seed."""
+        return self.seed
 
     @property
     def threshold(self) -> int:
@@ -54,7 +63,7 @@ class Dropout:
         return STEPS / (STEPS - self.threshold)
 
     def __str__(self) -> str:
-        return f"{self.p!r},{self.seed.index}"
+        return f"{self.p!r},{self.seed}"
 
     @staticmethod
     def parse(text: str) -> Dropout:

@@ -24,9 +24,25 @@ class Operand:
 
     index: int
 
+    TEXT: ClassVar[str] = r"\d+"
+    """A regular expression for ``str(operand)``."""
+
     def __post_init__(self) -> None:
         if self.index < 0:
             raise ArgumentError("operand", self.index, "an index >= 0 into the operator's extras")
+
+    @property
+    def operand(self) -> Operand:
+        """The operand itself."""
+        return self
+
+    def __str__(self) -> str:
+        return str(self.index)
+
+    @staticmethod
+    def parse(text: str) -> Operand:
+        """Parse the result of ``str(operand)``."""
+        return Operand(int(text))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from .mask import Band
+from .operands import OPERANDS
 from .terms import TERMS, Term
 
 
@@ -19,13 +20,10 @@ class Traits:
     Attributes:
         has_lo, has_hi: the band of the mask has this bound.
         terms: the names of the mask's terms besides the band, sorted, see `model.terms.TERMS`.
-        bias: a bias is added to the scores.
-        dropout: the call has dropout.
+        operands: the names of the optional operands, in the order of `model.operands.OPERANDS`.
         placed: the mask is defined on rows of packed tokens, see `model.Placed`.
         numbers: a term that can use the positions of the keys, such as an interval, reads a tensor of numbers instead.
         modifiers: the names of the score modifiers besides scale and bias, see `Call.modifiers`.
-        grad_logsumexp: in a backward, the log-sum-exp has a gradient.
-        sinks: in a forward, there are attention sinks.
         low_scores: a bound keeps scores so close to zero that the softmax needs no maximum, see
             `model.call.LOW_SOFTCAP`.
         logsumexp: in a forward, the program reads the log-sum-exp.
@@ -34,19 +32,29 @@ class Traits:
     has_lo: bool = False
     has_hi: bool = False
     terms: tuple[str, ...] = ()
-    bias: bool = False
-    dropout: bool = False
+    operands: tuple[str, ...] = ()
     placed: bool = False
     numbers: bool = False
     modifiers: tuple[str, ...] = ()
-    grad_logsumexp: bool = False
-    sinks: bool = False
     low_scores: bool = False
     logsumexp: bool = False
 
     def has(self, term: str) -> bool:
         """Return whether the mask has a term of this name."""
         return term in self.terms
+
+    def reads(self, operand: str) -> bool:
+        """Return whether the call has the optional operand of this name."""
+        return operand in self.operands
+
+    @property
+    def biased(self) -> bool:
+        """Whether something is added to the score of each pair of query and key, such as a bias."""
+        return bool(self._that_change("scores"))
+
+    def _that_change(self, *what: str) -> list[str]:
+        """Return the names of the optional operands that change this, see `OperandKind.changes`."""
+        return [name for name in self.operands if OPERANDS[name].changes in what]
 
     @property
     def kinds(self) -> tuple[type[Term], ...]:
@@ -70,8 +78,8 @@ class Traits:
 
     @functools.cached_property  # every call asks
     def data(self) -> frozenset[str]:
-        """The names of the data that the call reads besides query, key and value: `terms`, "bias" and "dropout"."""
-        return frozenset((*self.terms, *(["bias"] if self.bias else []), *(["dropout"] if self.dropout else [])))
+        """The names of `terms` and of the operands that change scores or probabilities."""
+        return frozenset((*self.terms, *self._that_change("scores", "probabilities")))
 
     @functools.cached_property  # every call asks
     def asks(self) -> frozenset[str]:
@@ -80,13 +88,12 @@ class Traits:
 
     @functools.cached_property  # every call asks
     def scores(self) -> frozenset[str]:
-        """The names of all that changes scores and probabilities: "bias", "dropout" and the `modifiers`."""
-        all_ = {"bias": self.bias, "dropout": self.dropout}
-        return frozenset(name for name, does in all_.items() if does).union(self.modifiers)
+        """The names of all that changes scores and probabilities: operands and the `modifiers`."""
+        return frozenset((*self._that_change("scores", "probabilities"), *self.modifiers))
 
     def __str__(self) -> str:
         bounds = [name for name, has in (("lo", self.has_lo), ("hi", self.has_hi)) if has]
         others = {"placed": self.placed, "numbers": self.numbers} | dict.fromkeys(self.modifiers, True)
-        others |= {"low": self.low_scores, "grad_logsumexp": self.grad_logsumexp, "sinks": self.sinks}
+        others |= {"low": self.low_scores} | dict.fromkeys(self._that_change("rows"), True)
         others |= {"logsumexp": self.logsumexp}
         return "_".join([*(bounds or ["full"]), *sorted(self.data), *(name for name, has in others.items() if has)])

@@ -1,15 +1,11 @@
 """The graph operators for attention's forward and backward and the dropout seed: schemas, fake and eager kernels.
 
     attention_forward(query, key, value, extras, call, plan, site) -> (out, logsumexp)
-    attention_backward(grad_out, query, key, value, out, logsumexp, extras, call, plan, site) -> (dq, dk, dv)
-    attention_backward_with_bias(grad_out, ..., site, summed) -> (dq, dk, dv, dbias)
-    attention_backward_with_delta(grad_out, ..., site) -> (dq, dk, dv, delta)
+    attention_backward(grad_out, query, key, value, out, logsumexp, extras, call, plan, site) -> [dq, dk, dv, ...]
     dropout_seed(drawn, site) -> seed
 
-`attention_backward_with_bias` is used if the graph needs the gradient of a bias, [batch, q heads, q_len, kv_len]; the
-dimensions `summed` (0, 1 or both) are summed to size 1.  `attention_backward_with_delta` is used if the graph needs the
-gradient of sinks and has no bias.  Delta is fp32 [batch, q heads, q_len], the sum of grad_out * out over the last
-dimension minus the gradient of the log-sum-exp, which every backward computes first.
+The call names the results of a backward, see `Call.results`: the gradient of a bias, if the graph needs it, follows dq,
+dk and dv, or delta, from which the gradient of sinks is computed.
 
 Shapes:
     query, grad_out, out: [batch, q heads, q_len, head dim (that of value for the latter two)].
@@ -55,33 +51,14 @@ _lib.define(
 )
 _lib.define(
     "attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, "
-    "Tensor[] extras, str call, str plan, str site) -> (Tensor dq, Tensor dk, Tensor dv)",
+    "Tensor[] extras, str call, str plan, str site) -> Tensor[]",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
 _lib.define("dropout_seed(Tensor drawn, str site) -> Tensor")
 
-_lib.define(
-    "attention_backward_with_bias(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, "
-    "Tensor logsumexp, Tensor[] extras, str call, str plan, str site, int[] summed) "
-    "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias)",
-    tags=(torch.Tag.needs_fixed_stride_order,),
-)
-
-_lib.define(
-    "attention_backward_with_delta(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, "
-    "Tensor logsumexp, Tensor[] extras, str call, str plan, str site) "
-    "-> (Tensor dq, Tensor dk, Tensor dv, Tensor delta)",
-    tags=(torch.Tag.needs_fixed_stride_order,),
-)
-
 attention_forward = torch.ops.dash_inductor.attention_forward.default
 attention_backward = torch.ops.dash_inductor.attention_backward.default
-attention_backward_with_bias = torch.ops.dash_inductor.attention_backward_with_bias.default
-attention_backward_with_delta = torch.ops.dash_inductor.attention_backward_with_delta.default
 dropout_seed = torch.ops.dash_inductor.dropout_seed.default
-
-BACKWARDS = (attention_backward, attention_backward_with_bias, attention_backward_with_delta)
-"""The operators that compute gradients."""
 
 
 def empty_ordered(size: Sequence[int | torch.SymInt], order: Sequence[int], like: Tensor) -> Tensor:
@@ -98,7 +75,7 @@ def numbers_per_row(call: Call) -> int:
     With a bias they are the largest score and a logarithm in base 2; Note [Log-sum-exp in two parts] in
     kernels/portable/device/tiles.py gives the reason.  All first values precede all second ones.
     """
-    return 1 if call.bias is None else 2
+    return 2 if call.traits.biased else 1
 
 
 def _fake_forward(
@@ -126,86 +103,38 @@ def _fake_backward(
     call: str,
     plan: str,
     site: str,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> list[Tensor]:
     parsed = _parsed(call, extras, results=3)
     tensors = heads_first((query, key, value), parsed)
-    dq, dk, dv = (
+    found = [
         _as_given(empty_ordered(tensor.shape, order, tensor), parsed)
         for tensor, order in zip(tensors, parsed.orders, strict=True)
-    )
-    return dq, dk, dv
-
-
-def _fake_backward_with_bias(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    extras: list[Tensor],
-    call: str,
-    plan: str,
-    site: str,
-    summed: list[int],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    bias = _bias(_parsed(call, extras, results=3), extras)
-    gradient = query.new_empty(bias_gradient_size(query.shape, key.shape[2], summed), dtype=bias.dtype)
-    return *_fake_backward(grad_out, query, key, value, out, logsumexp, extras, call, plan, site), gradient
-
-
-def _fake_backward_with_delta(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    extras: list[Tensor],
-    call: str,
-    plan: str,
-    site: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _check_rows(_parsed(call, extras, results=3))
-    delta = query.new_empty(query.shape[:3], dtype=torch.float32)
-    return *_fake_backward(grad_out, query, key, value, out, logsumexp, extras, call, plan, site), delta
-
-
-def _check_rows(call: Call) -> None:
-    """Raises ArgumentError for a call with a packed (varlen) mask, whose rows are not tokens."""
-    if call.mask.placed is not None:
-        raise ArgumentError("call", str(call), "one whose mask is not one of rows")
+    ]
+    if "dbias" in parsed.results:
+        assert parsed.bias is not None
+        size = bias_gradient_size(query.shape, key.shape[2], parsed.bias.summed)
+        found.append(query.new_empty(size, dtype=extras[parsed.bias.operand.index].dtype))
+    if parsed.delta:
+        found.append(query.new_empty(query.shape[:3], dtype=torch.float32))
+    return found
 
 
 def bias_gradient_size(query: Sequence[Any], kv_len: Any, summed: Sequence[int]) -> list[Any]:
-    """The shape of a bias's gradient; sizes are integers or symbols.
-
-    Raises:
-        ArgumentError: `summed` contains anything but 0 and 1, each at most once.
-    """
-    if sorted(set(summed) & {0, 1}) != sorted(summed):
-        raise ArgumentError("summed", list(summed), "0, 1 or both, each once")
+    """The shape of a bias's gradient, of which `Bias.summed` is summed; sizes are integers or symbols."""
     return [1 if dim in summed else size for dim, size in enumerate((*query[:3], kv_len))]
-
-
-def _bias(call: Call, extras: Sequence[Tensor]) -> Tensor:
-    """The bias tensor of a call.
-
-    Raises:
-        ArgumentError: the call has no bias.
-    """
-    if call.bias is None:
-        raise ArgumentError("call", str(call), "one with a bias")
-    return extras[call.bias.operand.index]
 
 
 def _parsed(text: str, extras: Sequence[Tensor], results: int) -> Call:
     """Parses a call, and checks that it has the layouts of `results` results and that all its operands are in `extras`.
 
+    A varlen mask has no delta, because its rows are not tokens.
+
     Raises:
         ArgumentError: one of these checks fails.
     """
     call = Call.parse(text)
+    if call.delta and call.mask.placed is not None:
+        raise ArgumentError("call", text, "one whose mask is not one of rows")
     if len(call.orders) != results:
         raise ArgumentError("call", text, f"orders of {results} results")
     missing = [operand.index for operand in call.operands if operand.index >= len(extras)]
@@ -236,64 +165,15 @@ def _backward(
     call: str,
     plan: str,
     site: str,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> list[Tensor]:
     from ..kernels.registry import backward
 
     parsed = _parsed(call, extras, results=3)
     grad_out, query, key, value, out = heads_first((grad_out, query, key, value, out), parsed)
     tensors = grad_out, query, key, value, out, logsumexp
-    dq, dk, dv = backward(tensors, extras, parsed, Plan.parse(plan), site)
-    dq_order, dk_order, dv_order = parsed.orders
-    return (
-        _as_given(_with_order(dq, dq_order), parsed),
-        _as_given(_with_order(dk, dk_order), parsed),
-        _as_given(_with_order(dv, dv_order), parsed),
-    )
-
-
-def _backward_with_bias(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    extras: list[Tensor],
-    call: str,
-    plan: str,
-    site: str,
-    summed: list[int],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    from ..kernels import registry
-
-    parsed = _parsed(call, extras, results=3)
-    _bias(parsed, extras)
-    bias_gradient_size(query.shape, key.shape[2], summed)
-    tensors = grad_out, query, key, value, out, logsumexp
-    gradient = registry.bias_gradient(tensors, extras, parsed, Plan.parse(plan), summed)
-    return *_backward(*tensors, extras, call, plan, site), gradient
-
-
-def _backward_with_delta(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    extras: list[Tensor],
-    call: str,
-    plan: str,
-    site: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    from ..kernels.registry import backward_with_delta
-
-    parsed = _parsed(call, extras, results=3)
-    _check_rows(parsed)
-    tensors = grad_out, query, key, value, out, logsumexp
-    gradients, delta = backward_with_delta(tensors, extras, parsed, Plan.parse(plan), site)
-    dq, dk, dv = map(_with_order, gradients, parsed.orders)
-    return dq, dk, dv, delta
+    found = backward(tensors, extras, parsed, Plan.parse(plan), site)
+    ordered = [_as_given(_with_order(*each), parsed) for each in zip(found, parsed.orders, strict=False)]
+    return [*ordered, *found[3:]]
 
 
 def _fake_seed(drawn: Tensor, site: str) -> Tensor:
@@ -337,8 +217,6 @@ def _not_differentiable(ctx: object, *grads: Tensor) -> None:
 _FAKES: dict[str, Callable[..., Any]] = {
     "attention_forward": _fake_forward,
     "attention_backward": _fake_backward,
-    "attention_backward_with_bias": _fake_backward_with_bias,
-    "attention_backward_with_delta": _fake_backward_with_delta,
     "dropout_seed": _fake_seed,
 }
 for _name, _fake in _FAKES.items():
@@ -346,7 +224,7 @@ for _name, _fake in _FAKES.items():
     torch.library.register_autograd(f"dash_inductor::{_name}", _not_differentiable, lib=_lib)
 
 
-flops.register(attention_forward, BACKWARDS)
+flops.register(attention_forward, attention_backward)
 
 
 def _in_profile(implementation: Callable[..., Any], site: int) -> Callable[..., Any]:
@@ -414,8 +292,6 @@ PREPARED_BACKWARD = Prepared(_in_profile(_backward, 9), 6, _ready_backward)
 for _operator, _implementation, _prepared, _site in (
     (attention_forward, _forward, PREPARED_FORWARD.call, 6),
     (attention_backward, _backward, PREPARED_BACKWARD.call, 9),
-    (attention_backward_with_bias, _backward_with_bias, None, 9),
-    (attention_backward_with_delta, _backward_with_delta, None, 9),
 ):
     for _device in ("CPU", "CUDA"):
         _lib.impl(_operator._opname, _in_profile(_implementation, _site), _device)

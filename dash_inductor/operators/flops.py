@@ -22,10 +22,10 @@ from ..upstream.dispatch import OpOverload
 from ..upstream.fake import is_fake
 
 
-def register(forward: OpOverload, backwards: Sequence[OpOverload]) -> None:
+def register(forward: OpOverload, backward: OpOverload) -> None:
     """Registers the FLOP formulas of our operators."""
     register_flop_formula(forward.overloadpacket, get_raw=True)(_forward)
-    register_flop_formula([backward.overloadpacket for backward in backwards], get_raw=True)(_backward)
+    register_flop_formula(backward.overloadpacket, get_raw=True)(_backward)
 
 
 def _forward(

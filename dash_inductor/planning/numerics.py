@@ -35,14 +35,13 @@ def numerics_key(
 
 
 def terms(site: Site) -> str:
-    """The mask and score modifiers as text, with a word each for a bias, sinks and a returned log-sum-exp."""
+    """The mask and score modifiers as text, with a word for each operand of the forward and a returned log-sum-exp.
+
+    Dropout is not among them, because it has a part of its own in the key.
+    """
     modifiers = [f"{name} {value!r}" for name, value in site.call.modifiers.items()]
-    others = {
-        "bias": site.call.bias is not None,
-        "sinks": site.call.sinks is not None,
-        "logsumexp": site.call.logsumexp,
-    }
-    return " + ".join([str(site.mask), *modifiers, *(name for name, has in others.items() if has)])
+    operands = [name for name in site.call.of_forward.given if name != "dropout"]
+    return " + ".join([str(site.mask), *modifiers, *operands, *(["logsumexp"] if site.call.logsumexp else [])])
 
 
 def _shape(tiles: Tiles) -> str:

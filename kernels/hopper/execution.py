@@ -24,33 +24,15 @@ from .family import FAMILY
 def _backward(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Gradients:
     if not tensors[0].is_cuda:
         return reference.backward(tensors, extras, call, plan, site)
-    return _launched(tensors, extras, call, plan, site, False)[0]
-
-
-def _backward_with_delta(
-    tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str
-) -> tuple[Gradients, Tensor]:
-    if not tensors[0].is_cuda:
-        return reference.backward_with_delta(tensors, extras, call, plan, site)
-    gradients, delta = _launched(tensors, extras, call, plan, site, True)
-    assert delta is not None
-    return gradients, delta
-
-
-def _launched(
-    tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str, asks_delta: bool
-) -> tuple[Gradients, Tensor | None]:
     _check_data(call)
     from .backward.data import BackwardData
-    from .backward.launch import backward, backward_with_delta
+    from .backward.launch import backward
     from .shared.tensors import DropoutArguments
 
     dropout = DropoutArguments.of(call.dropout, extras)
     gradient = None if call.grad_logsumexp is None else extras[call.grad_logsumexp.index]
     data = BackwardData.of(call, extras)
-    if asks_delta:
-        return backward_with_delta(*tensors, call, plan, data, dropout, site, gradient)
-    return backward(*tensors, call, plan, data, dropout, site, gradient), None
+    return backward(*tensors, call, plan, data, dropout, site, gradient)
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, tiles: Tiles) -> Results:
@@ -125,6 +107,6 @@ def _q_lens(site: Site, usual: int) -> tuple[int, ...]:
 
 
 EXECUTION = Execution(
-    _backward, _backward_with_delta, _forward, _compiled, _compiled_forward, q_lens=_q_lens,
+    _backward, _forward, _compiled, _compiled_forward, q_lens=_q_lens,
     ready_forward=_ready_forward, ready_backward=_ready_backward,
 )  # fmt: skip

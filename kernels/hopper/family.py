@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...model.operands import ADDED
 from ...model.plan import Plan, Tiles
 from ...model.relations import RELATIONS, fit_tables
 from ...model.site import BITS, Site
@@ -39,7 +40,7 @@ class Hopper(Family):
     name = "hopper"
     head_dims = "equal ones from 40 to 256, and 136 to 192 beside 72 to 128 of value"
     reads = RELATIONS
-    scores = SCORES - {"bias"}
+    scores = SCORES.difference(ADDED)
     cta_per_query_head = True
     walks_by_tables = True
     stamps = True

@@ -10,7 +10,7 @@ import torch
 from ...model.plan import Plan
 from ...model.site import Site
 from ..execution import Execution
-from ..reference.execution import backward, backward_with_delta, forward
+from ..reference.execution import backward, forward
 
 
 def _compiled(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
@@ -31,4 +31,4 @@ def _arch_of(device: torch.device) -> str:
     return f"sm_{major}{minor}"
 
 
-EXECUTION = Execution(backward, backward_with_delta, forward, _compiled, _compiled_forward, templates=True)
+EXECUTION = Execution(backward, forward, _compiled, _compiled_forward, templates=True)

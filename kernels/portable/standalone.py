@@ -20,7 +20,9 @@ import jinja2
 
 from ...errors import ArgumentError
 from ...model.mask import ROW_BLOCK
+from ...model.operands import OPERANDS
 from ...model.plan import Plan, Tiles
+from ...model.relations import Axis
 from ...model.site import Site
 from ...schedule import schedules
 from ...upstream import toolchain
@@ -75,8 +77,8 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
         plan: a plan of the portable family.
         site: the site; batch and lengths must be static.
         strides: strides of tensors that are not contiguous: (batch, head, row, column) of Q, K, V, DO, OUT, DV, DQ_OUT,
-            DK_OUT; (batch, head, row) of LSE, GRAD_LSE, SINKS; (batch, head, key) of KEYS; (batch, head, row, key) of
-            BIAS; and of the operands of mask terms, by `templates.operand_names`.
+            DK_OUT; (batch, head, row) of LSE; (batch, head, key) of KEYS; of optional operands, by `OPERANDS`; and of
+            the operands of mask terms, by `templates.operand_names`.
     """
     if plan.kernel != FAMILY.name:
         raise ArgumentError("plan", str(plan), "a plan of the portable kernel")
@@ -93,7 +95,7 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
         kernels.append(_render(text, plan, plan.dq, site, strides or {}, "DQ_OUT", programs, templates.dq_constants()))
     else:
         programs = batch * site.q_heads * -(-q_len // plan.dkdv.block_q)
-        text = templates.delta_template(site.mask.placed is not None, site.call.traits.grad_logsumexp)
+        text = templates.delta_template(site.mask.placed is not None, site.call.traits.reads("grad_logsumexp"))
         kernels.append(_render(text, plan, plan.dkdv, site, strides or {}, "DELTA", programs, {}))
     kv_tiles = -(-kv_len // plan.dkdv.block_kv)
     slots = -(-kv_tiles // schedule.parts)
@@ -194,23 +196,35 @@ def _tensors(site: Site) -> dict[str, tuple[Sequence[int], str]]:
     q_shape, kv_shape = (*rows, site.head_dim), (*keys, site.head_dim)
     out_shape, v_shape = (*rows, site.value_dim), (*keys, site.value_dim)
     dtype, fp32 = _TYPES[site.dtype], "*fp32"
-    sums = (*rows[:2], q_len if site.call.bias is None else 2 * q_len)
+    sums = (*rows[:2], 2 * q_len if site.call.traits.biased else q_len)
     return {
         "Q": (q_shape, dtype), "K": (kv_shape, dtype), "V": (v_shape, dtype), "DO": (out_shape, dtype),
         "LSE": (sums, fp32), "DELTA": (rows, fp32), "OUT": (out_shape, dtype), "DV": (v_shape, dtype),
-        "GRAD_LSE": (rows, fp32), "SINKS": (rows, fp32), "DQ": (q_shape, fp32),
+        "DQ": (q_shape, fp32),
         "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
         "KEYS": (keys, "*i32"),
-        "BIAS": ((*rows, kv_len), dtype), "DBIAS": ((*rows, kv_len), dtype),
-        "SEED": ((1,), "*i64"), "SUMS": ((1,), fp32), "PLACE": ((q_len // ROW_BLOCK,), "*i32"),
-        "COUNT": ((q_len // ROW_BLOCK,), "*i32"), **_of_terms(site),
+        "DBIAS": ((*rows, kv_len), dtype), "SUMS": ((1,), fp32), "PLACE": ((q_len // ROW_BLOCK,), "*i32"),
+        "COUNT": ((q_len // ROW_BLOCK,), "*i32"), **_of_operands(site), **_of_terms(site),
     }  # fmt: skip
+
+
+def _of_operands(site: Site) -> dict[str, tuple[Sequence[int], str]]:
+    """Returns the same as `_tensors`, for optional operands; a bias has the dtype of the inputs."""
+    sizes, types = _axes(site), {"float": _TYPES[site.dtype], "float32": "*fp32", "int64": "*i64"}
+    return {
+        kind.argument: (tuple(sizes[axis] for axis in kind.axes) or (1,), types[kind.dtype])
+        for kind in OPERANDS.values()
+    }
+
+
+def _axes(site: Site) -> dict[Axis, int]:
+    batch, q_len, kv_len = _sizes(site)
+    return {"b": batch, "h": site.q_heads, "q": q_len, "kv": kv_len}
 
 
 def _of_terms(site: Site) -> dict[str, tuple[Sequence[int], str]]:
     """Returns the same as `_tensors`, for the operands of mask terms."""
-    batch, q_len, kv_len = _sizes(site)
-    sizes = {"b": batch, "h": site.q_heads, "q": q_len, "kv": kv_len}
+    sizes = _axes(site)
     kinds = [kind.RELATION for kind in site.call.traits.kinds if not kind.RELATION.is_of_keys]
     return {
         name: (tuple(sizes[axis] for axis in relation.axes(role)), "*i1" if relation.truths else "*i64")

@@ -20,6 +20,7 @@ from ...errors import ArgumentError
 from ...model.call import Call
 from ...model.dropout import ROUNDS
 from ...model.mask import ROW_BLOCK
+from ...model.operands import ADDED, OPERANDS
 from ...model.plan import Plan, Tiles
 from ...model.relations import Relation
 from ...model.traits import Traits
@@ -67,35 +68,8 @@ _GRADIENT = """
     saved = Saved(Operand(DO, ({{stride("DO")}},)), lse, DELTA, heads)
 """
 
-_GRAD_LSE = """
-    made = Made(Operand(OUT, ({{stride("OUT")}},)), Operand(GRAD_LSE, ({{stride("GRAD_LSE")}},)))
-"""
-_NO_GRAD_LSE = """
-    made = Made(Operand(OUT, ({{stride("OUT")}},)), Operand(OUT, (0, 0, 0)))
-"""
-
-_SINKS = """
-    sinks = Operand(SINKS, ({{stride("SINKS")}},))
-"""
-_NO_SINKS = """
-    sinks = Operand(LSE, (0, 0, 0))
-"""
-
 # What a mask reads: Note [Data operands] in groups.py.  A tensor is an input only of kernels that read it.
 _OPERAND = 'Operand(%(name)s, ({{stride("%(name)s")}},))'
-
-_KEYS = """
-    keys = Operand(KEYS, ({{stride("KEYS")}},))
-"""
-_NO_KEYS = """
-    keys = Operand(LSE, (0, 0, 0))
-"""
-_BIAS = """
-    bias = Operand(BIAS, ({{stride("BIAS")}},))
-"""
-_NO_BIAS = """
-    bias = Operand(LSE, (0, 0, 0, 0))
-"""
 
 _DROP = """
     drop = Dropout(tl.load(SEED), THRESHOLD, RESCALE)
@@ -108,7 +82,8 @@ _DATA = """
     of_queries = %(queries)s
     of_keys = %(keys)s
     of_pairs = %(pairs)s
-    data = Data(keys, of_queries, of_keys, of_pairs, bias, placed, drop)
+    added = Added%(added)s
+    data = Data(%(valid)s, of_queries, of_keys, of_pairs, added, placed, drop)
 """
 
 _DKDV_HEAD = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "DV"%(arguments)s)}}
@@ -357,9 +332,8 @@ def dkdv_template(schedule: str, traits: Traits) -> str:
 def dq_template(traits: Traits) -> str:
     """Returns the template of the dq kernel of the two-pass backward."""
     data, operands = _data(traits)
-    made, gradient = _made(traits)
-    head = _head(_DQ, *gradient, *operands)
-    body = head + _operands(traits) + _GRADIENT + made + data + _Q_PROGRAM + _NO_SUMS + _DQ_TAIL
+    head = _head(_DQ, *_of_rows(traits), *operands)
+    body = head + _operands(traits) + _GRADIENT + _made(traits) + data + _Q_PROGRAM + _NO_SUMS + _DQ_TAIL
     return _with_functions(body, traits, "tiles", "delta", "bias_sums", "dq")
 
 
@@ -367,10 +341,9 @@ def dq_template(traits: Traits) -> str:
 def dq_bias_template(traits: Traits, *, adds: bool) -> str:
     """Returns the template of the dq kernel that also computes the bias gradient; `adds`: whether that is a sum."""
     data, operands = _data(traits)
-    made, gradient = _made(traits)
-    head = _head(_DQ_BIAS, *(["SUMS"] if adds else []), *gradient, *operands)
+    head = _head(_DQ_BIAS, *(["SUMS"] if adds else []), *_of_rows(traits), *operands)
     sums = _PLANE_SUMS if adds else _NO_PLANE_SUMS
-    body = head + _operands(traits) + _GRADIENT + made + data + _PLANE_PROGRAM + sums + _DQ_BIAS_TAIL
+    body = head + _operands(traits) + _GRADIENT + _made(traits) + data + _PLANE_PROGRAM + sums + _DQ_BIAS_TAIL
     return _with_functions(body, traits, "tiles", "delta", "bias_sums", "dq")
 
 
@@ -378,8 +351,9 @@ def dq_bias_template(traits: Traits, *, adds: bool) -> str:
 def forward_template(traits: Traits) -> str:
     """Returns the template of the forward, which writes its input LSE."""
     data, operands = _data(traits)
-    sinks, scores = (_SINKS, ["SINKS"]) if traits.sinks else (_NO_SINKS, [])
-    body = _head(_FORWARD, *scores, *operands) + _operands(traits) + data + sinks + _Q_PROGRAM + _FORWARD_TAIL
+    sinks = f"\n    sinks = {_operand('sinks', traits)}\n"
+    head = _head(_FORWARD, *_of_rows(traits), *operands)
+    body = head + _operands(traits) + data + sinks + _Q_PROGRAM + _FORWARD_TAIL
     return _with_functions(body, traits, "tiles", "attend")
 
 
@@ -394,18 +368,19 @@ def bias_gradient_template(traits: Traits) -> str:
 @functools.cache
 def delta_template(placed: bool = False, grad_logsumexp: bool = False) -> str:
     """Returns the template of the delta kernel of the ordered, single-pass backward."""
-    made, arguments = _made(Traits(grad_logsumexp=grad_logsumexp))
+    traits = Traits(operands=("grad_logsumexp",) * grad_logsumexp)
+    arguments = _of_rows(traits)
     lengths, places = 'q_len = {{size("DO", 2)}}', "DO, DO"
     if placed:
         lengths, places = 'q_len = {{size("PLACE", 0)}} * PLACED', "PLACE, COUNT"
-        arguments = [*arguments, "PLACE", "COUNT"]
+        arguments += ["PLACE", "COUNT"]
     named = "".join(f', "{name}"' for name in arguments)
     parts = {
         "arguments": named,
         "lengths": lengths,
         "places": places,
         "groups": _groups(Traits()),
-        "made": made.strip(),
+        "made": _made(traits).strip(),
     }
     body = _DELTA % parts
     return "\n\n".join((body, _device("tiles", "delta")))
@@ -415,7 +390,8 @@ def _with_functions(body: str, traits: Traits, *modules: str, schedule: str = "t
     """Returns the body with the schedule's functions and those of these modules, including dropout where it is used."""
     generated = codegen.triton_source(schedule, traits.band)
     tests = [_relation(test) for test in dict.fromkeys(relation.test for relation in _relations(traits))]
-    return "\n\n".join((body, generated, *tests, _device(*modules, *(["dropout"] if traits.dropout else []))))
+    dropout = ["dropout"] if traits.reads("dropout") else []
+    return "\n\n".join((body, generated, *tests, _device(*modules, *dropout)))
 
 
 def _relations(traits: Traits) -> list[Relation]:
@@ -431,7 +407,9 @@ def _relation(test: Callable[..., Any]) -> str:
 
 def _device(*modules: str) -> str:
     """Returns the text of the argument groups and of the functions of these modules."""
-    return "\n\n".join(("from typing import NamedTuple\n", *map(_definitions, ("groups", "rows", "score", *modules))))
+    added = "".join(f"    {name}: object\n" for name in ADDED)
+    head = f"from typing import NamedTuple\n\n\nclass Added(NamedTuple):\n{added}"
+    return "\n\n".join((head, *map(_definitions, ("groups", "rows", "score", *modules))))
 
 
 def reads_keys(traits: Traits, *, sums_keys: bool = True) -> bool:
@@ -471,21 +449,30 @@ def operand_names(traits: Traits) -> list[list[tuple[str, str]]]:
     return [[(f"{kind.NAME}_{role}".upper(), role) for role in kind.RELATION.roles] for kind in kinds]
 
 
-def _made(traits: Traits) -> tuple[str, list[str]]:
-    """Returns the line that defines the inputs of delta, and the name of the argument it needs besides the output."""
-    return (_GRAD_LSE, ["GRAD_LSE"]) if traits.grad_logsumexp else (_NO_GRAD_LSE, [])
+def _operand(name: str, traits: Traits, other: str = "LSE") -> str:
+    """Returns the text of an optional operand; one that the call does not have is another tensor, which is not read."""
+    kind = OPERANDS[name]
+    if traits.reads(name):
+        return _OPERAND % {"name": kind.argument}
+    return f"Operand({other}, {_tuple(['0'] * len(kind.axes))})"
+
+
+def _of_rows(traits: Traits) -> list[str]:
+    """Returns the arguments for operands of rows, which only kernels for rows have."""
+    return [OPERANDS[name].argument for name in traits.operands if OPERANDS[name].changes == "rows"]
+
+
+def _made(traits: Traits) -> str:
+    """Returns the line that defines the inputs of delta."""
+    return f"\n    made = Made({_OPERAND % {'name': 'OUT'}}, {_operand('grad_logsumexp', traits, 'OUT')})\n"
 
 
 def _data(traits: Traits, *, sums_keys: bool = True) -> tuple[str, list[str]]:
     """Returns the lines that define the data of mask and scores, and the argument tensors, in argument order."""
     kinds = [kind for kind in traits.kinds if not kind.RELATION.is_of_keys]
     operands = [{role: name for name, role in names} for names in operand_names(traits)]
-    members = [
-        (reads_keys(traits, sums_keys=sums_keys), _KEYS, _NO_KEYS, ("KEYS",)),
-        (traits.bias, _BIAS, _NO_BIAS, ("BIAS",)),
-        (traits.dropout, _DROP, _NO_DROP, ("SEED",)),
-        (traits.placed, "", "", ("PLACE", "COUNT")),
-    ]
+    has_keys = reads_keys(traits, sums_keys=sums_keys)
+    of_pairs = [OPERANDS[name].argument for name in traits.operands if OPERANDS[name].changes != "rows"]
 
     def of_relations(side: str) -> list[list[str]]:
         found = [(getattr(kind.RELATION, side), names) for kind, names in zip(kinds, operands, strict=True)]
@@ -497,10 +484,12 @@ def _data(traits: Traits, *, sums_keys: bool = True) -> tuple[str, list[str]]:
         for side in ("queries", "keys")
     )
     pairs = _tuple([operand for of in of_relations("pairs") for operand in of])
-    data = _DATA % {"queries": queries, "keys": keys, "pairs": pairs}
-    text = "".join(text if read else other for read, text, other, _ in members) + data
+    added = _tuple([_operand(name, traits) if traits.reads(name) else "()" for name in ADDED])
+    seen = _OPERAND % {"name": "KEYS"} if has_keys else "Operand(LSE, (0, 0, 0))"
+    data = _DATA % {"queries": queries, "keys": keys, "pairs": pairs, "added": added, "valid": seen}
     names = [name for of_term in operands for name in of_term.values()]
-    return text, [*names, *(name for read, _, _, of_member in members if read for name in of_member)]
+    names += [*(["KEYS"] if has_keys else []), *of_pairs, *(["PLACE", "COUNT"] if traits.placed else [])]
+    return (_DROP if traits.reads("dropout") else _NO_DROP) + data, names
 
 
 def _tuple(parts: Sequence[str]) -> str:
@@ -545,10 +534,10 @@ def compile_time_values(
         "HAS_LO": traits.has_lo,
         "HAS_HI": traits.has_hi,
         "HAS_KEYS": reads_keys(traits, sums_keys=sums_keys),
-        "HAS_BIAS": traits.bias,
-        "HAS_GRAD_LSE": traits.grad_logsumexp,
-        "HAS_SINKS": traits.sinks,
-        "ROUNDS": ROUNDS if traits.dropout else 0,
+        "HAS_BIAS": traits.biased,
+        "HAS_GRAD_LSE": traits.reads("grad_logsumexp"),
+        "HAS_SINKS": traits.reads("sinks"),
+        "ROUNDS": ROUNDS if traits.reads("dropout") else 0,
         "PLACED": ROW_BLOCK if traits.placed else 0,
         "LO": band.lo or 0,
         "HI": band.hi or 0,

@@ -90,16 +90,15 @@ def bias_gradient(
     extras: Sequence[Tensor],
     call: Call,
     plan: Plan,
-    summed: Sequence[int],
 ) -> Tensor:
     """Computes the bias gradient, contiguous and in the bias's dtype: [batch, q heads, q_len, kv_len].
 
-    Of the dimensions batch elements (0) and heads (1), those in `summed` have size 1.  dS is summed in fp32, one batch
-    element after the other and, within each, one head after the other.
+    Of the dimensions batch elements (0) and heads (1), those in `Bias.summed` have size 1.  dS is summed in fp32, one
+    batch element after the other and, within each, one head after the other.
     """
     assert call.bias is not None
     (batch, q_heads, q_len, _), kv_len = query.shape, key.shape[2]
-    size = [1 if dim in summed else length for dim, length in enumerate((batch, q_heads))]
+    size = [1 if dim in call.bias.summed else length for dim, length in enumerate((batch, q_heads))]
     sums = query.new_zeros(*size, q_len, kv_len, dtype=torch.float32)
     for b in range(batch):
         data = ElementData.of(extras, call, b, (batch, q_heads, q_len, kv_len))
@@ -125,7 +124,7 @@ class ElementData:
 
     terms: of each term of the mask, the values of its operands with this element alone and, for dense masks, with all
         query heads: [q_len], [kv_len] or [q heads, q_len, kv_len].
-    bias: floats [q heads, q_len, kv_len], added to the scores.  None if there is none.
+    bias: floats [q heads, q_len, kv_len], added to the scores, of a bias and slopes.  None if there is none.
     call: of which the scores are.
     """
 
@@ -144,7 +143,7 @@ class ElementData:
 
         return ElementData(
             [(term, {field: value(term, field) for field in term.given}) for term in call.mask.terms.values()],
-            None if call.bias is None else extras[call.bias.operand.index].expand(plane)[b],
+            _added(extras, call, b, plane),
             call,
             plane[3],
         )
@@ -178,6 +177,18 @@ class ElementData:
             kv = torch.arange(self.kv_len, device=next(iter(values.values())).device)
             shown = term.shows(parts, kv[None, keys]) & shown
         return shown
+
+
+def _added(extras: Sequence[Tensor], call: Call, b: int, plane: Sequence[int]) -> Tensor | None:
+    """What a bias and ALiBi slopes add to the scores of one batch element: floats [q heads, q_len, kv_len]."""
+    bias = None if call.bias is None else extras[call.bias.operand.index].expand(plane)[b]
+    if call.slopes is None:
+        return bias
+    slopes, (q_len, kv_len) = extras[call.slopes.index].expand(plane[:2])[b], plane[2:]
+    last, keys = (torch.arange(length, device=slopes.device) for length in (q_len, kv_len))
+    distance = (last[:, None] + kv_len - q_len - keys).abs()
+    found = -slopes[:, None, None] * distance.float()
+    return found if bias is None else bias.float() + found
 
 
 def logits(query: Tensor, key: Tensor, scale: float) -> Tensor:

@@ -15,17 +15,14 @@ from ..execution import Execution, Gradients, Results, Tensors
 
 
 def backward(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Gradients:
-    from .backward import backward
+    from . import backward as reference
 
-    return backward(*tensors, extras, call, plan)
-
-
-def backward_with_delta(
-    tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str
-) -> tuple[Gradients, Tensor]:
-    from .backward import delta
-
-    return backward(tensors, extras, call, plan, site), delta(tensors[0], tensors[4], extras, call)
+    makers = {
+        "dbias": lambda: reference.bias_gradient(*tensors, extras, call, plan),
+        "delta": lambda: reference.delta(tensors[0], tensors[4], extras, call),
+    }
+    gradients = reference.backward(*tensors, extras, call, plan)
+    return [*gradients, *(makers[name]() for name in call.results[3:])]
 
 
 def forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, tiles: Tiles) -> Results:
@@ -38,4 +35,4 @@ def _nothing(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
     return iter(())
 
 
-EXECUTION = Execution(backward, backward_with_delta, forward, _nothing, _nothing)
+EXECUTION = Execution(backward, forward, _nothing, _nothing)

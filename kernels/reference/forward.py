@@ -42,7 +42,7 @@ def forward(
     band = call.mask.band
     (batch, q_heads, q_len, _), (_, kv_heads, kv_len, value_dim) = query.shape, value.shape
     out = query.new_empty(batch, q_heads, q_len, value_dim)
-    numbers = 1 if call.bias is None else 2
+    numbers = 2 if call.traits.biased else 1
     logsumexp = query.new_empty(batch, q_heads, numbers, q_len, dtype=torch.float32)
     problem = Problem(band, q_len, kv_len, tiles.block_q, tiles.block_kv)
     sinks = None if call.sinks is None else extras[call.sinks.index].expand(batch, q_heads, q_len)

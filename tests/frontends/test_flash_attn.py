@@ -18,6 +18,7 @@ from dash_inductor.frontends import flash_attn as entry
 from dash_inductor.frontends.written import written
 from dash_inductor.graph.nodes import op_name
 from dash_inductor.model.reasons import Reason
+from dash_inductor.model.terms import Operand
 from dash_inductor.records.records import FORWARD_ONLY, FULL, SiteRecord, sites
 
 from ..support.flash_attn import FA3, HUB, attention, extension, fa2, fa2_kvpacked, fa2_qkvpacked, fa2_varlen
@@ -113,7 +114,9 @@ def test_softcap(package: str) -> None:
 def test_alibi(shapes: list[tuple[int, ...]], batched: bool, dynamic: bool) -> None:
     slopes = torch.rand((2, 4) if batched else (4,), generator=torch.Generator().manual_seed(2))
     record = check(functools.partial(fa2, slopes=slopes), tensors(*shapes), dynamic)
-    assert record.mask.endswith("+ bias")
+    assert record.mask.endswith("+ slopes")
+    assert record.site is not None
+    assert record.site.call.slopes == Operand(0)
     record_of_causal = functools.partial(fa2, slopes=slopes, causal=True)
     with capture(strict=True) as graphs:
         results = step(graphs.compile(record_of_causal, dynamic=dynamic), tensors(*shapes))

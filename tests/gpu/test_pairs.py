@@ -76,7 +76,7 @@ def planned(p: PairedAttention, schedule: str | None = None) -> Plan:
 def run(problems: Sequence[PairedAttention], plans: Sequence[Plan], *, dynamic: bool = False) -> list[Results]:
     """`paired.step` of all problems as one graph, which is compiled once for all calls with the same problems."""
     facts = [
-        ((str(p.call(1)), str(p.call(3, gradient=p.bias is not None))), str(plan), None if p.bias is None else p.summed)
+        ((str(p.call(1)), str(p.call(3, gradient=p.bias is not None))), str(plan))
         for p, plan in zip(problems, plans, strict=True)
     ]
 
@@ -171,10 +171,7 @@ def test_bits() -> None:
 def test_repeated_runs(how: dict[str, bool]) -> None:
     given = problems()[:6]
     texts = [(p, planned(p, "spt" if i % 2 else "two_pass")) for i, p in enumerate(given)]
-    facts = [
-        ((str(p.call(1)), str(p.call(3, gradient=p.bias is not None))), str(of), None if p.bias is None else p.summed)
-        for p, of in texts
-    ]
+    facts = [((str(p.call(1)), str(p.call(3, gradient=p.bias is not None))), str(of)) for p, of in texts]
 
     def together(tensors: list[Any]) -> list[Tensor]:
         return [t for of, fact in zip(tensors, facts, strict=True) for t in step(*of, *fact)]

@@ -93,11 +93,12 @@ def test_delta(q_len: int, head_dim: int, value_dim: int) -> None:
     out, lse = launch.forward(p.q, p.k, p.v, forward_call(p.mask, p.scale))
     given = (p.do, p.q, p.k, p.v, out, lse, backward_call(p.mask, p.scale, (BSHD,) * 3), plan_of(p, "spt"))
     alone = backward_launch.backward(*given)
-    gradients, delta = backward_launch.backward_with_delta(*given)
+    with_delta = *given[:6], replace(given[6], delta=True), given[7]
+    *gradients, delta = backward_launch.backward(*with_delta)
     assert all(map(torch.equal, gradients, alone))
     right = (out.double() * p.do.double()).sum(3)
     torch.testing.assert_close(delta.double(), right, rtol=1e-5, atol=1e-4)
-    assert not differing_runs(lambda: [backward_launch.backward_with_delta(*given)[1]], 50)
+    assert not differing_runs(lambda: [backward_launch.backward(*with_delta)[3]], 50)
 
 
 def test_what_is_refused() -> None:

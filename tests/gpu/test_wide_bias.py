@@ -68,7 +68,7 @@ def planned(p: PairedAttention, schedule: str) -> Plan:
 def compiled(given: Sequence[PairedAttention], plans: Sequence[Plan], *, dynamic: bool = False) -> Any:
     """`paired.step` of all problems as one graph: a function of nothing that gives their results."""
     facts = [
-        ((str(p.call(1)), str(p.call(3, gradient=p.bias is not None))), str(plan), p.summed)
+        ((str(p.call(1)), str(p.call(3, gradient=p.bias is not None))), str(plan))
         for p, plan in zip(given, plans, strict=True)
     ]
 

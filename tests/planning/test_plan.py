@@ -14,8 +14,9 @@ from dash_inductor.kernels.hopper.kernel_configs import CANDIDATES as HOPPER
 from dash_inductor.kernels.portable.family import CANDIDATES as PORTABLE
 from dash_inductor.kernels.portable.family import LIMIT, LIMIT_OF_16_BITS
 from dash_inductor.model.architectures import WORKERS
-from dash_inductor.model.call import Bias, Call
+from dash_inductor.model.call import Call
 from dash_inductor.model.mask import Band, Mask
+from dash_inductor.model.operands import Bias
 from dash_inductor.model.plan import Plan
 from dash_inductor.model.site import BITS, Site
 from dash_inductor.model.terms import Dense, Operand

@@ -34,7 +34,7 @@ def traits_of(
     """The traits of a call with these terms beside the band, and dropout and a bound of scores or not."""
     terms, modifiers = ["dense"] * dense + ["segments"] * codes, ("softcap",) * softcap
     return Traits(
-        band.lo is not None, band.hi is not None, tuple(terms), False, dropout, placed, modifiers=modifiers,
+        band.lo is not None, band.hi is not None, tuple(terms), ("dropout",) * dropout, placed, modifiers=modifiers,
         low_scores=low_scores,
     )  # fmt: skip
 

@@ -14,12 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
-def bias_of(slopes: Tensor, q_len: int, kv_len: int) -> Tensor:
-    """[batch or 1, heads, q_len, kv_len] of ALiBi."""
-    last = torch.arange(q_len, device=slopes.device)[:, None] + kv_len - q_len
-    distance = (last - torch.arange(kv_len, device=slopes.device)).abs()
-    return -slopes.reshape(-1, slopes.shape[-1], 1, 1) * distance
+from .slopes import bias_of
 
 
 def attention(

@@ -34,7 +34,6 @@ from dash_inductor.records.records import SiteRecord, clear_sites, sites
 
 aten = torch.ops.aten
 FORWARD, BACKWARD = "dash_inductor::attention_forward", "dash_inductor::attention_backward"
-BACKWARD_WITH_BIAS = "dash_inductor::attention_backward_with_bias"
 CPU_BACKWARD = "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
 CPU_FORWARD = "aten::_scaled_dot_product_flash_attention_for_cpu"
 WITHOUT_KERNELS = (AttentionRewrite(), EmbeddingsRewrite())

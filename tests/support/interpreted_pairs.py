@@ -72,7 +72,7 @@ def steps(
         calls = str(p.call(1)), str(p.call(3, gradient=p.bias is not None))
         enough = mock.patch.object(backward, "ENOUGH_PROGRAMS", 1 << 30 if apart else 1)
         with enough, inductor_config.patch(force_disable_caches=True):  # no cache knows of the number
-            results: tuple[Tensor, ...] = function(*tensors, extras, calls, plan, None if p.bias is None else p.summed)
+            results: tuple[Tensor, ...] = function(*tensors, extras, calls, plan)
         yield results
 
 

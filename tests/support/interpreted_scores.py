@@ -35,8 +35,8 @@ BATCH, Q_HEADS, KV_HEADS, LENGTH, DIM = 2, 2, 1, 70, 16
 
 def extras(names: str) -> list[Tensor]:
     """The operands of a call, by one letter each: bounds l and u of positions, numbers n, ids i, pairs d, a bias b, a
-    gradient g of the log-sum-exp and sinks r of rows, with strides of their own, sinks h of heads, positions p of
-    queries from -30 on, and steps s of dilations.
+    gradient g of the log-sum-exp and sinks r of rows, with strides of their own, sinks h of heads, ALiBi slopes s of
+    heads, and S of heads of each batch element, positions p of queries from -30 on, and steps e of dilations.
     """
     generator = torch.Generator().manual_seed(0)
     lower = torch.randint(-3, LENGTH, (BATCH, LENGTH), generator=generator)
@@ -50,7 +50,9 @@ def extras(names: str) -> list[Tensor]:
         "g": torch.randn(BATCH, LENGTH, Q_HEADS, generator=generator).transpose(1, 2),
         "r": 3 * torch.randn(BATCH, LENGTH, Q_HEADS, generator=generator).transpose(1, 2),
         "p": torch.arange(-30, LENGTH - 30, dtype=torch.int32).expand(BATCH, -1),
-        "s": torch.tensor([1, 2, 3, 64, 100, 0, -3])[torch.randint(0, 7, lower.shape, generator=generator)],
+        "e": torch.tensor([1, 2, 3, 64, 100, 0, -3])[torch.randint(0, 7, lower.shape, generator=generator)],
+        "s": torch.rand(1, Q_HEADS, generator=torch.Generator().manual_seed(1)),
+        "S": torch.rand(Q_HEADS, BATCH, generator=torch.Generator().manual_seed(2)).T,
         "h": torch.randn(1, Q_HEADS, 1, generator=generator),
     }
     return [found[name] for name in names]
@@ -81,6 +83,9 @@ def exact(call: Call, tensors: list[Tensor], given: list[Tensor]) -> list[Tensor
     s = q @ k.expand(-1, Q_HEADS, -1, -1).mT * call.scale
     s = s if call.softcap is None else call.softcap * torch.tanh(s / call.softcap)
     s = s if call.bias is None else s + given[call.bias.operand.index].double()
+    if call.slopes is not None:
+        positions = torch.arange(LENGTH)
+        s = s - given[call.slopes.index].double()[..., None, None] * (positions[:, None] - positions).abs()
     sees = keep.any(-1, keepdim=True)
     s = torch.where(keep | ~sees, s, float("-inf"))
     column = s.new_zeros(0) if call.sinks is None else given[call.sinks.index].double()[..., None]
@@ -96,11 +101,11 @@ def exact(call: Call, tensors: list[Tensor], given: list[Tensor]) -> list[Tensor
 
 
 def step_with_delta(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, extras: list[Tensor], calls: tuple[str, str], plan: str, _: None
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, extras: list[Tensor], calls: tuple[str, str], plan: str
 ) -> tuple[Tensor, ...]:
     """out, dq, dk, dv, delta and the log-sum-exp: to be compiled."""
     out, lse = ops.attention_forward(q, k, v, extras, calls[0], plan, "test")
-    return (out, *ops.attention_backward_with_delta(do, q, k, v, out, lse, extras, calls[1], plan, "test"), lse)
+    return (out, *ops.attention_backward(do, q, k, v, out, lse, extras, calls[1], plan, "test"), lse)
 
 
 def run(text: str, names: str, schedule: str, dtype: torch.dtype) -> str:
@@ -109,12 +114,13 @@ def run(text: str, names: str, schedule: str, dtype: torch.dtype) -> str:
     call, given = Call.parse(text), extras(names)
     tensors = [2 * torch.randn(BATCH, h, LENGTH, DIM, dtype=dtype) for h in (Q_HEADS, KV_HEADS, KV_HEADS, Q_HEADS)]
     order = (0, 1, 2, 3)
-    calls = str(replace(call.of_forward, orders=(order,))), str(replace(call.of_backward, orders=(order,) * 3))
+    of_sinks = call.sinks is not None and not call.traits.biased
+    of_backward = replace(call.of_backward, orders=(order,) * 3, delta=of_sinks)
+    calls = str(replace(call.of_forward, orders=(order,))), str(of_backward)
     dq = TILES if schedule == "two_pass" else None
     plan = str(Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, section=3, forward_tiles=TILES))
-    of_sinks = call.sinks is not None and call.bias is None
     compiled = torch.compile(step_with_delta if of_sinks else step, dynamic=False)
-    found = compiled(*[t.clone() for t in tensors], [t.clone() for t in given], calls, plan, None)
+    found = compiled(*[t.clone() for t in tensors], [t.clone() for t in given], calls, plan)
     if of_sinks and call.sinks is not None:
         *others, delta, lse = found
         found = (*others, -((given[call.sinks.index] - lse).exp() * delta)[..., None])

@@ -142,7 +142,7 @@ class PairedAttention:
         keys = None if self.keys is None else Keys(Operand(0))
         dense = None if self.dense is None else Dense(Operand(int(keys is not None)))
         place = int(keys is not None) + int(dense is not None)
-        bias = None if self.bias is None else Bias(Operand(place), gradient)
+        bias = None if self.bias is None else Bias(Operand(place), gradient, tuple(self.summed) if gradient else ())
         seed = Operand(place + int(bias is not None))
         dropout = None if self.seed is None else Dropout(self.drops, seed)
         return Call(Mask(self.band, keys, None, dense), self.scale, (BSHD,) * results, bias, dropout)
@@ -170,12 +170,10 @@ class PairedAttention:
 
 
 def step(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, extras: list[Tensor], calls: tuple[str, str], plan: str, summed: Any
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, extras: list[Tensor], calls: tuple[str, str], plan: str
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """out, dq, dk, dv and, if there is one, the gradient of the bias: to be compiled."""
     forward, backward = calls
     out, lse = ops.attention_forward(q, k, v, extras, forward, plan, "test")
     arguments = (do, q, k, v, out, lse, extras, backward, plan, "test")
-    if summed is None:
-        return (out, *ops.attention_backward(*arguments))
-    return (out, *ops.attention_backward_with_bias(*arguments, summed))
+    return (out, *ops.attention_backward(*arguments))

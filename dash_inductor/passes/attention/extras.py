@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from ...graph.nodes import is_joint
 from ...graph.views import shows_input
 from ...masks.nodes import shape_of
 from ...masks.token_data import Axis
+from ...model.operands import OPERANDS
 from ...model.terms import TERMS
 from .match import Match
 from .saved import saved
@@ -25,7 +25,8 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
-    """Inserts the extra tensors of a call before `before`: those of the mask (in the order of `mask_of`), bias, seed.
+    """Inserts the extra tensors of a call that both sides read: those of the mask, in the order of `mask_of`, and
+    optional operands, in the order of `OPERANDS`, before `before`.
 
     Layers with the same mask share these nodes, except the seed, which is always a layer's own.
     """
@@ -41,12 +42,19 @@ def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
                 found.append(graph.of_graph(value))
             else:
                 found.append(graph.vector(value, "q" if "q" in axes[name] else "kv"))
-    if match.bias is not None:
-        make = graph.alibi if match.bias.slopes else graph.of_four_dimensions
-        found.append(make(match.bias.tensor))
-    if match.site.dropout is not None:
-        found.append(seed(emitter, match, before))
+    for name in match.site.call.given:
+        if OPERANDS[name].side == "both":
+            found.append(_operand(name, graph))
     return found
+
+
+def _operand(name: str, graph: _Graph) -> Node:
+    """An optional operand by its name in `OPERANDS`."""
+    match = graph.match
+    if name == "dropout":
+        return seed(graph.emitter, match, graph.before)
+    source = match.bias.source if name == "bias" and match.bias is not None else getattr(match.attention.inputs, name)
+    return graph.of_dimensions(source.value, len(OPERANDS[name].axes))
 
 
 @dataclass(frozen=True)
@@ -87,27 +95,11 @@ class _Graph:
                 return self._size(tensor, dim)
         raise AssertionError(f"{symbol} is no size of the scores")
 
-    def of_four_dimensions(self, tensor: Node) -> Node:
-        """Unsqueezes leading dimensions until the tensor has four."""
-        while tensor.meta["val"].dim() < 4:
+    def of_dimensions(self, tensor: Node, count: int) -> Node:
+        """Unsqueezes leading dimensions until the tensor has this many."""
+        while tensor.meta["val"].dim() < count:
             tensor = self.call(aten.unsqueeze.default, tensor, 0)
         return tensor
-
-    def alibi(self, slopes: Node) -> Node:
-        """The ALiBi bias of `slopes` (see `frontends.attention.Inputs`), fp32 [batch or 1, heads, q_len, kv_len].
-
-        It is ``-slope * |i + kv_len - q_len - j|`` for query i and key j.
-        """
-        q_len, kv_len = (self._size(*self._length(axis)) for axis in ("q", "kv"))
-        is_known = isinstance(kv_len, int) and isinstance(q_len, int)
-        behind = kv_len - q_len if is_known else self.call(operator.sub, kv_len, q_len)
-        q = self.call(aten.unsqueeze.default, self.call(aten.add.Tensor, self.positions("q"), behind), 2)
-        distance = self.call(aten.sub.Tensor, q, self.call(aten.unsqueeze.default, self.positions("kv"), 1))
-        distance = self.call(prims.convert_element_type.default, self.call(aten.abs.default, distance), torch.float32)
-        for _ in range(2):
-            slopes = self.call(aten.unsqueeze.default, slopes, -1)
-        by_head = self.call(aten.neg.default, self.of_four_dimensions(slopes))
-        return self.call(aten.mul.Tensor, by_head, self.of_four_dimensions(distance))
 
     def vector(self, vector: Node, axis: Axis) -> Node:
         """Expands a vector to [batch, q_len or kv_len], and saves it for the backward in a joint graph."""

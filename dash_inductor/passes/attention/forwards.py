@@ -9,6 +9,7 @@ from ...config import config
 from ...frontends.attention import Forward, Inputs
 from ...frontends.logsumexp import cause_of_results
 from ...graph.nodes import Argument, origin
+from ...model.operands import ADDED
 from .match import Match
 
 
@@ -33,7 +34,7 @@ def cause_to_keep(forward: Forward | None, matches: Sequence[Match]) -> str:
         return "forward and backward have different dropout"
     if any(_value(own.mask) is not _value(inputs.mask) for inputs in all_inputs):
         return "forward and backward have different masks"
-    if any(_value(own.bias) is not _value(inputs.bias) or own.modifiers != inputs.modifiers for inputs in all_inputs):
+    if any(_added(own) != _added(inputs) or own.modifiers != inputs.modifiers for inputs in all_inputs):
         return "forward and backward change scores in different ways"
     if any(_documents(own) != _documents(inputs) for inputs in all_inputs):
         return "forward and backward have different documents or windows"
@@ -62,6 +63,11 @@ def _value(argument: Argument | None) -> object:
     return None if argument is None else origin(argument.value)
 
 
+def _added(inputs: Inputs) -> list[object]:
+    """The tensors that are added to scores."""
+    return [_value(getattr(inputs, name)) for name in ADDED]
+
+
 def _documents(inputs: Inputs) -> tuple[object, ...]:
     """What determines the mask of a packed (varlen) attention: its offset tensors and its band."""
     if inputs.documents is None:
@@ -70,5 +76,5 @@ def _documents(inputs: Inputs) -> tuple[object, ...]:
 
 
 def _call(match: Match) -> tuple[object, ...]:
-    bias = None if match.bias is None else match.bias.tensor
-    return (str(match.site.call.of_forward), str(match.plan), match.operands.repeats, match.terms, bias)
+    tensors = None if match.bias is None else match.bias.tensor, *_added(match.attention.inputs)
+    return (str(match.site.call.of_forward), str(match.plan), match.operands.repeats, match.terms, tensors)

@@ -89,7 +89,7 @@ def read_bias(attention: Attention, cause: Kept | None) -> FoundBias | None:
             raise NotReadable(*_why_no_bias(inputs.bias.value, plane, no_floats))
         gradients = () if attention.backward is None else attention.backward.tensor_gradients()
         bias = bias_of(inputs.bias, gradients, plane) if gradients else bias
-    return bias if inputs.slopes is None else FoundBias(inputs.slopes, slopes=True)
+    return bias
 
 
 def mask_text(mask: Node) -> str:

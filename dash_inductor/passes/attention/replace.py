@@ -19,12 +19,7 @@ from ...frontends.logsumexp import LogSumExp, gradient_of
 from ...graph.emit import Emitter, erase_dead
 from ...graph.model_line import model_line, site_text
 from ...graph.nodes import origin
-from ...operators.attention import (
-    attention_backward,
-    attention_backward_with_bias,
-    attention_backward_with_delta,
-    attention_forward,
-)
+from ...operators.attention import attention_backward, attention_forward
 from ...upstream.partitioner import stand_for
 from .data_masks import MaskTableNodes, needs_tables
 from .extras import extras
@@ -162,7 +157,12 @@ def _new_backward(
     gradients = match.operands.gradients
     orders = tuple(gradient.order for gradient in gradients if gradient.order is not None)  # `analyse` checked them
     call = dataclasses.replace(match.site.call.of_backward, orders=orders)
-    extras = inputs.extras
+    bias, extras = match.bias, inputs.extras
+    if call.bias is not None and bias is not None:
+        call = dataclasses.replace(call, bias=dataclasses.replace(call.bias, summed=tuple(bias.summed)))
+    sinks, sink_gradient = match.attention.inputs.sinks, backward.sink_gradient
+    of_sinks = sinks is not None and sink_gradient is not None and sink_gradient.used is not None
+    call = dataclasses.replace(call, delta=of_sinks and not call.traits.biased)
     if backward.grad_logsumexp is not None:
         assert logsumexp is not None
         gradient = gradient_of(emitter, backward.grad_logsumexp, logsumexp, inputs.operands[0], before=old)
@@ -179,13 +179,8 @@ def _new_backward(
         str(match.plan),
         site_text(old),
     )
-    bias, name = match.bias, _node_name("dash_backward", old)
-    sinks, sink_gradient = match.attention.inputs.sinks, backward.sink_gradient
-    of_sinks = sinks is not None and sink_gradient is not None and sink_gradient.used is not None
-    operator_ = attention_backward_with_delta if of_sinks and bias is None else attention_backward
-    if bias is not None and bias.gradient is not None:
-        operator_, arguments = attention_backward_with_bias, (*arguments, list(bias.summed))
-    node = emitter.call(operator_, arguments, before=old, like=old, name=name)
+    name = _node_name("dash_backward", old)
+    node = emitter.call(attention_backward, arguments, before=old, like=old, name=name)
     _lead_to_model(node, match)
     if bias is not None and bias.gradient is not None:
         result = emitter.call(operator.getitem, (node, 3), before=old, like=bias.gradient)
@@ -193,7 +188,7 @@ def _new_backward(
     if of_sinks and sinks is not None and sink_gradient is not None:
         assert out is not None
         assert logsumexp is not None
-        if bias is None:
+        if call.delta:
             delta = emitter.call(operator.getitem, (node, 3), before=old, like=old)
             column = gradient_of_sinks(emitter, delta, logsumexp, sinks.value, before=old)
         else:

@@ -29,7 +29,7 @@ from ...graph import sizes
 from ...graph.emit import Emitter
 from ...graph.nodes import is_joint
 from ...graph.views import chain, shows_input
-from ...operators.attention import BACKWARDS
+from ...operators.attention import attention_backward
 from ...upstream.pytree import tree_map_only
 
 _UNWATCHED = "dash_inductor_unwatched"
@@ -49,7 +49,7 @@ def watch(graph: Graph) -> None:
     """Applies Note [What the backward reads] to the dash_inductor backwards of a joint graph."""
     if not is_joint(graph):
         return
-    backwards = [node for node in graph.nodes if node.target in BACKWARDS]
+    backwards = [node for node in graph.nodes if node.target is attention_backward]
     returned = set(graph.output_node().all_input_nodes)
     for node in backwards:
         grad_out = node.args[0]

@@ -18,9 +18,10 @@ from ...graph import sizes as layout
 from ...graph.arguments import name_of
 from ...masks.nodes import inputs_of
 from ...masks.normal_form import Terms
-from ...model.call import Bias, Call
+from ...model.call import Call
 from ...model.dropout import Dropout
 from ...model.mask import Mask
+from ...model.operands import ADDED, OPERANDS, Bias
 from ...model.plan import Kept
 from ...model.reasons import Reason
 from ...model.site import Site
@@ -46,7 +47,7 @@ def analyse(found: Found) -> Analysis:
         bias = read_bias(attention, mask.cause)
         if mask.cause is not None:
             facts = replace(facts, recognised=f"{mask.how}, which is added to the scores as it is")
-        facts = replace(facts, mask=f"{mask_of(mask.terms)} + bias" if bias is not None else str(mask_of(mask.terms)))
+        facts = replace(facts, mask=_mask_text(attention.inputs, mask.terms, bias))
         call, operands = _call(attention, mask.terms, bias), find_operands(attention)
         facts = replace(facts, site=_site(attention, mask.terms, call, operands))
         facts = replace(facts, arch=arch.arch_of(device_of(attention.node)))
@@ -81,12 +82,11 @@ def _call(attention: Attention, terms: Terms, bias: FoundBias | None) -> Call:
     q_heads, kv_heads, head_dim, _ = map(_known, (query.shape[1], key.shape[1], query.shape[3], _value_dim(attention)))
     if not kv_heads or q_heads % kv_heads:
         raise NotReadable(Reason.SHAPE, f"{q_heads} heads of query, {kv_heads} of key")
-    call = _call_of_inputs(mask_of(terms), bias, inputs, head_dim)
-    if backward is not None and backward.grad_logsumexp is not None:
-        check_gradient(backward.grad_logsumexp, query)
-        call = replace(call, grad_logsumexp=Operand(len(call.operands)))
-    if inputs.sinks is not None:
-        call = replace(call, sinks=Operand(len(call.operands)))
+    call = _call_of_inputs(mask_of(terms), inputs, head_dim)
+    for name, kind in OPERANDS.items():
+        own = call.of_backward if kind.side == "backward" else call.of_forward
+        part = _part(name, Operand(len(own.operands)), attention, bias)
+        call = call if part is None else replace(call, **{name: part})
     if forward is not None and _reads_logsumexp(forward, backward):
         call = replace(call, logsumexp=True)
     if backward is None and forward is not None:
@@ -94,6 +94,27 @@ def _call(attention: Attention, terms: Terms, bias: FoundBias | None) -> Call:
         if given:
             raise NotReadable(Reason.FORWARD_RESULTS, given)
     return call
+
+
+def _mask_text(inputs: Inputs, terms: Terms, bias: FoundBias | None) -> str:
+    """The mask and the names of the operands that are added to scores: "causal + bias"."""
+    names = [name for name in ADDED if (bias if name == "bias" else getattr(inputs, name)) is not None]
+    return " + ".join((str(mask_of(terms)), *names))
+
+
+def _part(name: str, operand: Operand, attention: Attention, bias: FoundBias | None) -> Any:
+    """An optional operand of an attention by its name in `OPERANDS`; None if the attention does not have it."""
+    inputs, backward = attention.inputs, attention.backward
+    if name == "bias":
+        return None if bias is None else Bias(operand, bias.gradient is not None)
+    if name == "dropout":
+        return _dropout(inputs.dropout, operand)
+    if name == "grad_logsumexp":
+        if backward is None or backward.grad_logsumexp is None:
+            return None
+        check_gradient(backward.grad_logsumexp, inputs.query.tensor)
+        return operand
+    return None if getattr(inputs, name) is None else operand
 
 
 def _value_dim(attention: Attention) -> layout.Dim:
@@ -164,14 +185,11 @@ def _known(x: layout.Dim) -> int:
     return int(value)
 
 
-def _call_of_inputs(mask: Mask, bias: FoundBias | None, inputs: Inputs, head_dim: int) -> Call:
+def _call_of_inputs(mask: Mask, inputs: Inputs, head_dim: int) -> Call:
     try:
-        call = Call(mask, _scale(inputs.scale, head_dim), **_modifiers(inputs.modifiers))
+        return Call(mask, _scale(inputs.scale, head_dim), **_modifiers(inputs.modifiers))
     except ArgumentError as error:
         raise NotReadable(Reason.UNSUPPORTED_OP, str(error)) from error
-    if bias is not None:
-        call = replace(call, bias=Bias(Operand(len(call.operands)), bias.gradient is not None))
-    return replace(call, dropout=_dropout(inputs.dropout, Operand(len(call.operands))))
 
 
 def _scale(scale: object, head_dim: int) -> float:

@@ -32,7 +32,10 @@ from ..fingerprints.sizes import LANES
 from . import observe as operator_of_graphs
 from .steps import FromGraphs
 
-_GRADIENTS = ("dQ", "dK", "dV", "dbias")
+_GRADIENTS = {"dq": "dQ", "dk": "dK", "dv": "dV", "dbias": "dbias"}
+_CALL = 7
+"""The place of the text of the call among the arguments of `attention_backward`."""
+
 _journals: dict[torch.device, Journal] = {}
 
 
@@ -104,6 +107,7 @@ def insert(graph: Graph) -> bool:
     """
     from dash_inductor.graph.emit import Emitter
     from dash_inductor.graph.model_line import model_line
+    from dash_inductor.model.call import Call
     from dash_inductor.operators import attention as ops
 
     watching = active.watching_graphs()
@@ -111,15 +115,15 @@ def insert(graph: Graph) -> bool:
         return False
     emitter, seen = Emitter(graph), False
     for node in list(graph.nodes):
-        if node.target not in ops.BACKWARDS or _observed(node):
+        if node.target is not ops.attention_backward or _observed(node):
             continue
         parts = {user.args[1]: user for user in node.users if user.target is operator.getitem}
-        if node.target is ops.attention_backward_with_delta:
-            parts.pop(3, None)  # no gradient
+        results = Call.parse(node.args[_CALL]).results
+        parts = {index: part for index, part in parts.items() if results[index] in _GRADIENTS}
         if not parts:
             continue
         _, module = model_line([node])
-        names = [f"{module or node.name} {_GRADIENTS[index]}" for index in sorted(parts)]
+        names = [f"{module or node.name} {_GRADIENTS[results[index]]}" for index in sorted(parts)]
         tensors = [parts[index] for index in sorted(parts)]
         after = emitter.behind(max(tensors))
         device = tensors[0].meta["val"].device

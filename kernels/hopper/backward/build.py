@@ -159,7 +159,7 @@ class Kernels:
             "dq_desc": descriptor("fp32", accumulator, DQ_LAYOUT.value),
             **dict.fromkeys(("lse_desc", "delta_desc"), descriptor("fp32", [q], ROW_LAYOUT)),
             "workspace": arguments.WORKSPACE, "problem": arguments.PROBLEM,
-            "data": self._data, "dropout": arguments.DROPOUT if kind.dropout else None,
+            "data": self._data, "dropout": arguments.DROPOUT if kind.reads("dropout") else None,
             "placement": self._placement, "targets": {"dk": target, "dv": target},
             "stamped": arguments.STAMPS if p.stamped else None, "bound": score.bound(kind),
         }  # fmt: skip
@@ -207,7 +207,7 @@ class Kernels:
             **dict.fromkeys(("lse_ptr", "lse2_ptr", "delta_ptr"), "*fp32"), "counters_ptr": "*i32",
             **dict.fromkeys(("out_strides", "do_strides"), arguments.OUT_STRIDES),
             "lse_strides": arguments.LSE_STRIDES, "placement": self._placement,
-            "grad_lse": arguments.GRAD_LSE if p.traits.grad_logsumexp else None,
+            "grad_lse": arguments.GRAD_LSE if p.traits.reads("grad_logsumexp") else None,
         }  # fmt: skip
         return compile_kernel(prepare, ASTSource, {"FORM": form}, types, {"num_warps": 8})
 

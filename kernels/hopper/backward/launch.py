@@ -23,7 +23,7 @@ from ....upstream.cuda import current_device, raw_stream
 from ...common import launcher, score
 from ...common.call_launches import CallLaunch, CallLaunches, unknown_addresses
 from ...common.strides import dense_strides
-from ...execution import ReadyBackward
+from ...execution import Gradients, ReadyBackward
 from ..family import FAMILY
 from ..shared.arguments import target_values
 from ..shared.device.operations import DQ_ROW
@@ -44,7 +44,6 @@ from .call_profiles import CallProfiles
 from .data import Arguments, BackwardData, DescribedData
 
 _Strides = tuple[int, ...]
-_Gradients = tuple[Tensor, Tensor, Tensor]
 _Operands = tuple[int, int, int, int, int]
 """Addresses of query, key, value, grad_out and out."""
 _Drops = tuple[int, float]
@@ -58,8 +57,11 @@ def backward(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
     call: Call, plan: Plan, data: BackwardData | None = None, dropout: DropoutArguments | None = None, site: str = "",
     grad_logsumexp: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Computes dq, dk and dv of attention, bitwise reproducibly.
+) -> Gradients:  # fmt: skip
+    """Computes dq, dk and dv of attention, bitwise reproducibly, and delta if the call asks for it (`Call.results`).
+
+    Delta is contiguous, and zero in rows that see no key.  It is a view of the workspace, which it keeps alive, or a
+    copy if rows do not fill their tiles.
 
     Args:
         query, key, value, grad_out, out: fp16 or bf16 [batch, heads, length, head dim], any strides; a tensor that TMA
@@ -79,36 +81,11 @@ def backward(
         ArgumentError: the plan is for another family; data, dropout or grad_logsumexp do not fit the call; or the
             schedule needs more co-resident CTAs than the GPU has SMs.
     """
-    asked = grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site, grad_logsumexp
-    return _call(*asked, asks_delta=False)[0]
-
-
-def backward_with_delta(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
-    call: Call, plan: Plan, data: BackwardData | None = None, dropout: DropoutArguments | None = None, site: str = "",
-    grad_logsumexp: Tensor | None = None,
-) -> tuple[_Gradients, Tensor]:  # fmt: skip
-    """Computes dq, dk and dv as `backward`, and returns delta: fp32 [batch, q heads, q_len], contiguous.
-
-    Delta is zero in rows that see no key.  It is a view of the workspace, which it keeps alive, or a copy if rows do
-    not fill their tiles.
-    """
-    asked = grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site, grad_logsumexp
-    gradients, delta = _call(*asked, asks_delta=True)
-    assert delta is not None
-    return gradients, delta
-
-
-def _call(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
-    call: Call, plan: Plan, data: BackwardData | None, dropout: DropoutArguments | None, site: str,
-    grad_logsumexp: Tensor | None, asks_delta: bool,
-) -> tuple[_Gradients, Tensor | None]:  # fmt: skip
     device = query.device.index
     if current_device() != device:
         with torch.cuda.device(device):
-            return _call(
-                grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site, grad_logsumexp, asks_delta
+            return backward(
+                grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site, grad_logsumexp
             )
     if dropout is not None or call.dropout is not None:
         _check_dropout(call, dropout, query.device)
@@ -127,14 +104,12 @@ def _call(
         return state.run(
             operands, logsumexp.data_ptr(), None if data is None else data.addresses(),
             None if dropout is None else dropout[0].data_ptr(), site,
-            None if grad_logsumexp is None else grad_logsumexp.data_ptr(), asks_delta,
+            None if grad_logsumexp is None else grad_logsumexp.data_ptr(),
         )  # fmt: skip
     if not query.shape[3] % 8 == value.shape[3] % 8 == 0:  # not even copies could be read
         raise ArgumentError("head dims", (query.shape[3], value.shape[3]), "multiples of 8")
     query, key, value, grad_out, out = map(readable, (query, key, value, grad_out, out))
-    return _call(
-        grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site, grad_logsumexp, asks_delta
-    )
+    return backward(grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site, grad_logsumexp)
 
 
 def ready(
@@ -176,7 +151,7 @@ def ready(
     def run(
         grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
         extras: Sequence[Tensor],
-    ) -> _Gradients | None:  # fmt: skip
+    ) -> Gradients | None:  # fmt: skip
         operands = q, k, v, do, o = (
             query.data_ptr(), key.data_ptr(), value.data_ptr(), grad_out.data_ptr(), out.data_ptr()
         )  # fmt: skip
@@ -185,8 +160,8 @@ def ready(
         return launch(
             operands, logsumexp.data_ptr(), None if places is None else addresses_at(extras, places),
             None if seed is None else extras[seed].data_ptr(), site,
-            None if of_gradient is None else extras[of_gradient].data_ptr(), False,
-        )[0]  # fmt: skip
+            None if of_gradient is None else extras[of_gradient].data_ptr(),
+        )  # fmt: skip
 
     return run
 
@@ -291,7 +266,7 @@ class _State:
         )  # fmt: skip
         self.finish_sizes = (self.strides[0][:3], self.q_heads, self.q_len, self.kv_len, lo, hi, work.n_q, scale)
         self.dims = head_dim, value_dim
-        self.grad_lse, self.drops = grad_lse, drops
+        self.grad_lse, self.drops, self.returns_delta = grad_lse, drops, call.delta
         self.profiles = None
         if stamped:
             self.profiles = CallProfiles.of(call, plan, DTYPES[dtype], walk, self.kv_heads, dims, self.device)
@@ -326,9 +301,9 @@ class _State:
 
     def run(
         self, operands: _Operands, logsumexp: int, data: tuple[int, ...] | None, seed: int | None, site: str,
-        grad_logsumexp: int | None, asks_delta: bool,
-    ) -> tuple[_Gradients, Tensor | None]:  # fmt: skip
-        """Launches the kernels from addresses; returns (dq, dk, dv), and delta if `asks_delta`."""
+        grad_logsumexp: int | None,
+    ) -> Gradients:  # fmt: skip
+        """Launches the kernels from addresses; returns the results of the call."""
         empty = compat.empty_cuda
         dq, dk, dv = empty(*self.dq), empty(*self.dk), empty(*self.dv)
         workspace = empty(*self.workspace)
@@ -344,7 +319,7 @@ class _State:
         )  # fmt: skip
         if profile is not None:
             profile.end()
-        return (dq, dk, dv), self._delta(workspace) if asks_delta else None
+        return (dq, dk, dv, self._delta(workspace)) if self.returns_delta else (dq, dk, dv)
 
     def _delta(self, workspace: Tensor) -> Tensor:
         """Returns the part of the workspace that `prepare` has filled with delta, [batch, q heads, q_len]."""

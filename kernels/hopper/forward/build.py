@@ -136,7 +136,7 @@ class Specialisation:
     def codes_ahead(self) -> int:
         """The config's `codes_ahead`, reduced where other features take the registers; 0 without vectors."""
         forms = self.layout.FORMS
-        if not forms or self.traits.dropout:
+        if not forms or self.traits.reads("dropout"):
             return 0
         one_comparison = self.even_kv and not self.traits.has_hi and forms == (CODES,)
         most = 2 if one_comparison else 1  # a condition of loads, a second bound take some
@@ -147,7 +147,7 @@ class Specialisation:
         """Whether the mask is a band and there is no dropout; half tiles and short configs were measured for this case
         only.
         """
-        return not (self.traits.terms or self.traits.dropout)
+        return not (self.traits.terms or self.traits.reads("dropout"))
 
     @property
     def fixed_base(self) -> bool:
@@ -170,7 +170,7 @@ class Specialisation:
     @property
     def exact_sums(self) -> bool:
         """Whether row sums must be those of P in fp32: the program uses the log-sum-exp, or there is dropout."""
-        return self.traits.logsumexp or self.traits.dropout
+        return self.traits.logsumexp or self.traits.reads("dropout")
 
     @property
     def half_tiles(self) -> bool:
@@ -211,10 +211,10 @@ class Kernels:
             **dict.fromkeys(("q_desc", "out_desc"), columns(p.dtype, int(ROWS.value))),
             **dict.fromkeys(("k_desc", "v_desc"), columns(p.dtype, v.block_kv)),
             "lse_ptr": "*fp32", "counter_ptr": "*i32", "problem": arguments.PROBLEM,
-            "data": self._data, "dropout": arguments.DROPOUT if traits.dropout else None,
+            "data": self._data, "dropout": arguments.DROPOUT if traits.reads("dropout") else None,
             "placement": shared.PLACEMENT if traits.placed else None,
             "target": shared.target(TYPES[p.dtype]) if traits.placed else None,
-            "bound": score.bound(traits), "sinks": arguments.SINKS if traits.sinks else None,
+            "bound": score.bound(traits), "sinks": arguments.SINKS if traits.reads("sinks") else None,
         }  # fmt: skip
         constants = {"SCHEDULE": self._schedule, "MASK": self._mask, "FORM": self._form}
         options = {"num_warps": CONSUMER_WARPS, "launch_pdl": True}

@@ -383,9 +383,9 @@ def _check_given(
         raise ArgumentError("data", data, f"what the mask of {call} reads")
     if data is not None and (data.seen_bits is None) == traits.of_pairs:
         raise ArgumentError("data.seen_bits", data.seen_bits, f"bits if the mask has a dense one: {call}")
-    if (drops is None) == traits.dropout:
+    if (drops is None) == traits.reads("dropout"):
         raise ArgumentError("dropout", drops, f"given if the call has dropout: {call}")
-    if (sinks is None) == traits.sinks:
+    if (sinks is None) == traits.reads("sinks"):
         raise ArgumentError("sinks", sinks, f"given if the call has sinks: {call}")
 
 

@@ -77,7 +77,7 @@ def attend_range(
         k = load_k(k_head, keys, of_keys, TILE, MASK)
         s = tl.dot(q, tl.trans(k), input_precision=BUILD.PRECISION)
         if SCORE.HAS_BIAS:
-            s = biased(s, load_bias(data, b, hq, queries, keys, False, SCORE), SCORE)
+            s = biased(s, load_bias(data, b, hq, queries, keys, walk, False, SCORE), SCORE)
         else:
             s = after_slope(s, SIGN, SCORE)
         if MASKED:

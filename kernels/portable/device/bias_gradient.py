@@ -62,7 +62,7 @@ def bias_gradient_tile(
         s = tl.dot(q, tl.trans(k), input_precision=BUILD.PRECISION)
         v = load_v(v_head, keys, of_keys, TILE, MASK)
         dp = tl.dot(do, tl.trans(v), input_precision=BUILD.PRECISION)
-        bias = load_bias(data, b, hq, queries, keys, False, SCORE)
+        bias = load_bias(data, b, hq, queries, keys, walk, False, SCORE)
         p = probabilities(s, bias, lse[:, None], excess[:, None], SCORE)
         if SCORE.ROUNDS:
             kept = dropout_kept(data.drop, b, hq, q_tile, kv, TILE, SCORE)

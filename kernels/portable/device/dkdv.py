@@ -102,7 +102,7 @@ def dkdv_tile(
                 do = load_tile(do_head, queries, TILE.VALUE_DIM, TILE.BLOCK_DV, TILE.EVEN_Q)
             delta = load_delta(saved, row, queries, q_len, TILE)
             dp = pair_products(do, v, BY_KEY, BUILD.PRECISION)
-            bias = load_bias(data, b, hq, queries, keys, BY_KEY, SCORE)
+            bias = load_bias(data, b, hq, queries, keys, walk, BY_KEY, SCORE)
             p = probabilities(s, bias, by_query(lse, BY_KEY), by_query(excess, BY_KEY), SCORE)
             masked = ALWAYS_MASKED or ((q_tile < full_first) | (q_tile >= full_end))
             if MASKED and masked:

@@ -29,9 +29,13 @@ Note [Data operands]
 
     of_pairs: a tuple of bool or uint8 [batch, q heads, q_len, kv_len]; a row sees only keys whose entries are not zero.
 
-    bias (HAS_BIAS): floats [batch, q heads, q_len, kv_len], which are added to the scaled scores.  Any values: a score
-    of -inf has the probability zero.  A row all of whose scores are -inf counts as one that sees no key, but a key that
-    only a bias of -inf hides is read.
+    added (HAS_BIAS): what is added to the scaled scores, a group `Added` with a member for each operand of
+    `model.operands` that is; a member is an empty tuple without the operand.
+
+    added.bias: floats [batch, q heads, q_len, kv_len].  Any values: a score of -inf has the probability zero.  A row
+    all of whose scores are -inf counts as one that sees no key, but a key that only a bias of -inf hides is read.
+
+    added.slopes: fp32 [batch, q heads]; -slope * |i + kv_len - q_len - j| is added to the score of query i and key j.
 
     placed (PLACED): where the rows of a mask of rows have their tokens.  Lengths are the mask's, also the lengths of
     ids, log-sum-exps and deltas; all else has tokens, which `tokens_of` finds.  A row without a token is not read and
@@ -115,7 +119,7 @@ class Data(NamedTuple):
     of_queries: object
     of_keys: object
     of_pairs: object
-    bias: object
+    added: object
     placed: object
     drop: object
 

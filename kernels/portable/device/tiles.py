@@ -248,10 +248,20 @@ def load_shown(data, b, hq, queries, keys, BY_KEY: tl.constexpr):
 
 
 @triton.jit
-def load_bias(data, b, hq, queries, keys, BY_KEY: tl.constexpr, SCORE: tl.constexpr):
-    """The bias of the scores of a tile, in fp32; zero without a bias."""
-    if SCORE.HAS_BIAS:
-        return load_pairs(data.bias, b, hq, queries, keys, BY_KEY).to(tl.float32)
+def load_bias(data, b, hq, queries, keys, walk, BY_KEY: tl.constexpr, SCORE: tl.constexpr):
+    """What is added to the scores of a tile, in fp32: a bias, or that of ALiBi slopes, or both; zero if nothing is."""
+    if len(data.added.slopes) > 0:
+        slope = tl.load(head_start(data.added.slopes, b, hq))
+        q_len, kv_len, _lo, _hi = walk
+        last = queries.numbers + tl.cast(kv_len - q_len, queries.numbers.dtype)
+        distance = tl.abs(by_query(last, BY_KEY) - by_key(keys.numbers, BY_KEY)).to(tl.float32)
+        of_slope = -slope * distance
+        if len(data.added.bias) > 0:
+            return load_pairs(data.added.bias, b, hq, queries, keys, BY_KEY).to(tl.float32) + of_slope
+        else:
+            return of_slope
+    elif len(data.added.bias) > 0:
+        return load_pairs(data.added.bias, b, hq, queries, keys, BY_KEY).to(tl.float32)
     else:
         return 0.0
 
@@ -265,15 +275,15 @@ def prefetch_bias(
     The loads of a pipelined loop are early enough for data in the L2 cache. A bias comes from device memory, in few
     bytes of each of many rows, and takes longer than one or two iterations.
     """
-    if SCORE.HAS_BIAS and wanted:
+    if len(data.added.bias) > 0 and wanted:
         q_len, kv_len, _lo, _hi = walk
-        ptr, strides = data.bias
+        ptr, strides = data.added.bias
         # 64 bytes for each request, and the tile's columns at least once
         EVERY: tl.constexpr = min(512 // ptr.dtype.element_ty.primitive_bitwidth, TILE.BLOCK_KV)
         rows = tl.minimum(numbers_of(q_tile, TILE.BLOCK_Q, BUILD), q_len - 1)
         columns = tl.arange(0, TILE.BLOCK_KV // EVERY).to(BUILD.INDEX) * EVERY
         keys = tl.minimum(kv * TILE.BLOCK_KV + columns, kv_len - 1)
-        pointers = head_start(data.bias, b, hq) + rows[:, None] * strides[2] + keys[None, :] * strides[3]
+        pointers = head_start(data.added.bias, b, hq) + rows[:, None] * strides[2] + keys[None, :] * strides[3]
         prefetch(pointers, BUILD.INTERPRET)
 
 

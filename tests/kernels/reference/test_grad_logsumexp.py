@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dash_inductor.errors import ArgumentError
 from dash_inductor.model import Band, Bias, Call, Dropout, Keys, Mask, Operand, Site
-from dash_inductor.operators.attention import attention_backward, attention_backward_with_bias, attention_forward
+from dash_inductor.operators.attention import attention_backward, attention_forward
 from dash_inductor.planning import planner
 
 BATCH, Q_HEADS, KV_HEADS, Q_LEN, KV_LEN, DIM = 2, 4, 2, 70, 90, 16
@@ -73,10 +73,7 @@ def test_gradients(name: str, with_bias: bool, schedule: str | None, out_too: bo
     q, k, v, do = tensors
     out, lse = attention_forward(q, k, v, extras, str(replace(call.of_forward, orders=(ORDER,))), plan, "site")
     given = (do if out_too else do * 0, q, k, v, out, lse, [*extras, grad_lse], str(replace(call, orders=(ORDER,) * 3)))
-    if bias is None:
-        found = attention_backward(*given, plan, "site")
-    else:
-        found = attention_backward_with_bias(*given, plan, "site", [])
+    found = attention_backward(*given, plan, "site")
     band = mask.band.resolve(Q_LEN, KV_LEN)
     shown = (band.lo is None or band.lo <= Q - KV) & (torch.tensor(band.hi is None) | ((band.hi or 0) >= Q - KV))
     shown = shown & (valid[:, None, None] if mask.keys is not None else True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.model import Band, Plan, Tiles
+from dash_inductor.model import Band, Bias, Operand, Plan, Tiles
 from dash_inductor.operators import attention as ops
 
 from ...support.paired import PairedAttention
@@ -32,8 +32,9 @@ def executed(p: PairedAttention, schedule: str = "two_pass") -> tuple[Tensor, tu
     if p.bias is None:
         gradients: tuple[Tensor, ...] = ops.attention_backward(*arguments)
         return out, gradients
-    *others, gradient = ops.attention_backward_with_bias(*arguments, p.summed)
-    assert all(map(torch.equal, others, ops.attention_backward(*arguments)))
+    *others, gradient = ops.attention_backward(*arguments)
+    plain = *arguments[:7], str(p.call(3)), *arguments[8:]
+    assert all(map(torch.equal, others, ops.attention_backward(*plain)))
     assert gradient.dtype == p.bias.dtype
     assert [gradient.shape[d] for d in p.summed] == [1] * len(p.summed)
     return out, (*others, p.reduced(gradient))
@@ -104,17 +105,5 @@ def test_the_bias_of_a_call_is_read_from_its_place() -> None:
 
 @pytest.mark.parametrize("summed", [[0, 0], [2], [-1]])
 def test_other_dimensions_are_not_summed(summed: list[int]) -> None:
-    p = PairedAttention.random(9, 9, Band(), bias="qk:random")
-    out, lse = ops.attention_forward(p.q, p.k, p.v, p.extras, str(p.call(1)), plan_of("two_pass"), "test")
-    arguments = (p.do, p.q, p.k, p.v, out, lse, p.extras, str(p.call(3)), plan_of("two_pass"), "test")
     with pytest.raises(ArgumentError, match="summed="):
-        ops.attention_backward_with_bias(*arguments, summed)
-
-
-def test_a_call_without_a_bias_has_no_gradient_of_one() -> None:
-    p = PairedAttention.random(9, 9, Band())
-    out, lse = ops.attention_forward(p.q, p.k, p.v, [], str(p.call(1)), plan_of("two_pass"), "test")
-    with pytest.raises(ArgumentError, match="one with a bias"):
-        ops.attention_backward_with_bias(
-            p.do, p.q, p.k, p.v, out, lse, [], str(p.call(3)), plan_of("two_pass"), "test", []
-        )
+        Bias(Operand(0), True, tuple(summed))

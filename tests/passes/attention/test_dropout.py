@@ -33,7 +33,6 @@ from dash_inductor.records.records import sites
 from ...support.dropout import dense, kept_pairs
 from ...support.graphs import (
     BACKWARD,
-    BACKWARD_WITH_BIAS,
     FORWARD,
     Shape,
     capture,
@@ -399,8 +398,7 @@ def test_the_seed_comes_behind_a_bias(gradient: bool) -> None:
     graph, record = rewritten(trace(biased, inputs))
     assert (record.status, record.mask) == ("replaced", "full + bias")
     assert record.detail.startswith("dropout with probability 0.1; the mask is added as a bias: ")
-    names = SEED, FORWARD, BACKWARD_WITH_BIAS if gradient else BACKWARD
-    (seed,), (forward,), (backward,) = (nodes(graph, name) for name in names)
+    (seed,), (forward,), (backward,) = (nodes(graph, name) for name in (SEED, FORWARD, BACKWARD))
     for node in (forward, backward):
         arguments = bind(node)
         call = Call.parse(arguments["call"])

@@ -26,7 +26,7 @@ WITH_GRADIENT = replace(CALL, grad_logsumexp=Operand(0))
 def test_prepare(dims: tuple[int, int], data: dict[str, bool]) -> None:
     """It reads one number more of a row, and spills nothing; main and finish are the same code."""
     plain = Case(dims, Band(0, None), "spt", **data).specialisation()
-    found = build.Kernels(replace(plain, traits=replace(plain.traits, grad_logsumexp=True)))
+    found = build.Kernels(replace(plain, traits=replace(plain.traits, operands=("grad_logsumexp",))))
     _, report = sass.compile_with_report(lambda: found.prepare)
     assert (report.spill_stores, report.spill_loads) == (0, 0)
     assert digest(found.prepare.asm["ptx"]) != digest(build.Kernels(plain).prepare.asm["ptx"])
@@ -35,7 +35,7 @@ def test_prepare(dims: tuple[int, int], data: dict[str, bool]) -> None:
 
 def test_main_is_the_same_code() -> None:
     plain = Case((64, 64), Band(0, None), "spt").specialisation()
-    found = build.Kernels(replace(plain, traits=replace(plain.traits, grad_logsumexp=True)))
+    found = build.Kernels(replace(plain, traits=replace(plain.traits, operands=("grad_logsumexp",))))
     assert digest(found.main.asm["ptx"]) == digest(build.Kernels(plain).main.asm["ptx"])
 
 
@@ -55,7 +55,7 @@ def test_what_prepare_is_given(device: Device) -> None:  # noqa: F811
     assert second[-1][1:] == (1200, 300, 1)
     assert plain[-1] is None
     assert len(list(flat(first))) == len(list(flat(plain))) + 3
-    assert [of.traits.grad_logsumexp for of in device.compiled_for] == [True, True, False]
+    assert [of.traits.reads("grad_logsumexp") for of in device.compiled_for] == [True, True, False]
 
 
 def test_gradients_that_are_not_the_calls(device: Device) -> None:  # noqa: F811

@@ -113,7 +113,7 @@ def test_a_call_launches_three_kernels(device: Device) -> None:
 def test_delta_is_what_prepare_writes(device: Device, length: int) -> None:
     """A part of the workspace, or a copy of it where rows do not fill their tiles."""
     given, rows = tensors(length), -(-length // PLAN.dkdv.block_q) * PLAN.dkdv.block_q
-    _, delta = launch.backward_with_delta(**given, call=CALL, plan=PLAN)
+    *_, delta = launch.backward(**given, call=replace(CALL, delta=True), plan=PLAN)
     assert (delta.shape, delta.stride()) == ((2, 4, length), (4 * length, length, 1))
     address = device.launched[0][3][4]
     (workspace,) = (
@@ -121,7 +121,7 @@ def test_delta_is_what_prepare_writes(device: Device, length: int) -> None:
     )
     filled = workspace[address - workspace.data_ptr() :][: 4 * 8 * rows].view(torch.float32)
     filled.copy_(torch.arange(8 * rows))
-    _, delta = launch.backward_with_delta(**given, call=CALL, plan=PLAN)
+    *_, delta = launch.backward(**given, call=replace(CALL, delta=True), plan=PLAN)
     assert (delta.data_ptr() == filled.data_ptr()) == (length == rows)
     assert torch.equal(delta.flatten(0, 1), torch.arange(8.0 * rows).view(8, rows)[:, :length])
 

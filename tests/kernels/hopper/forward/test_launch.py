@@ -262,7 +262,7 @@ def test_a_call_with_dropout_computes_attention(
     seed = torch.tensor([-0x123456789ABCDEF])
     dropout = Dropout(p, Operand(0))
     got = run(q, k, v, band, data=data, dropout=DropoutArguments.of(dropout, [seed]))
-    assert launches.problems[0].traits.dropout
+    assert launches.problems[0].traits.reads("dropout")
     _, _, descriptors, _, addresses, _ = launches.calls[1]
     operands = [
         Descriptor(t.as_strided(sizes, strides, (address - t.untyped_storage().data_ptr()) // 2))
