@@ -16,6 +16,7 @@ from dash_guard.detectors.foreign import Foreign
 from dash_guard.detectors.liveness import Liveness
 from dash_guard.detectors.roster import START
 from dash_guard.detectors.slow import LAST, OF, Slow, lateness
+from dash_guard.monitor.clock import Clock
 from dash_guard.process import flight
 from dash_guard.report.findings import Finding, from_json
 from dash_guard.shared.heartbeat import packed, unpacked
@@ -61,6 +62,25 @@ class Stage:
 
     def process(self, rank: int, state: str, status: int | None = None) -> None:
         self.send(Message("process", 0, 0, {"node": "n", "pid": self.pids[rank], "state": state, "status": status}))
+
+
+def test_who_ends_while_the_monitor_is_away_has_not_died() -> None:
+    """Nobody has seen how its process ended; with a status it is known, and later it counts again."""
+    for status, seconds, died in ((None, 0.5, False), (signal.SIGKILL.value, 0.5, True), (None, 10.0, True)):
+        stage = Stage()
+        stage.pass_time(3, [(rank, 5, {"0": (7, 7)}) for rank in range(WORLD)])
+        stage.send(Message("process", 0, 0, {"away": True}))
+        stage.pass_time(seconds, [(rank, 6, {"0": (8, 8)}) for rank in range(WORLD)])
+        stage.process(1, "ended", status)
+        stage.pass_time(3)
+        assert [finding.kind for finding in stage.found] == ["dead"] * died
+
+
+def test_the_clock_stands_still_while_the_monitor_is_away() -> None:
+    times = iter([0.0, 0.2, 0.4, 60.4, 60.6, 62.4, 70.0])
+    clock = Clock(lambda: next(times))
+    assert [round(clock.now(), 3) for _ in range(6)] == [0.2, 0.4, 0.4, 0.6, 2.4, 2.4]
+    assert clock.gaps == 2
 
 
 def waiting(bad: int, step: int = 9) -> list[tuple[int, int, dict[str, Open]]]:

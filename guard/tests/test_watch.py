@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import pytest
 
+from dash_guard.monitor.clock import AWAY
 from dash_guard.monitor.wrapper import Wrapper
 from dash_guard.report.findings import Finding, read
 from dash_guard.report.report import load
@@ -190,6 +191,23 @@ def test_findings_set_the_status_where_they_are_asked_to(
     wrapper._watching = cast(Any, SimpleNamespace(joined=2, monitor=SimpleNamespace(findings=[found])))
     assert wrapper._status(0) == status
     assert wrapper._status(3) == 3  # the program's own
+
+
+def test_a_monitor_that_was_stopped_names_nobody(tmp_path: Path) -> None:
+    """It has seen no heartbeats while it was stopped, and ranks may have ended meanwhile."""
+    guard = tmp_path / "guard"
+    job = watch(guard, *torchrun(2, "guard.tests.support.guarded", str(tmp_path), "cpu", "clean"))
+    end = time.monotonic() + 60
+    while not (guard / "coverage.json").exists() or not json.loads((guard / "coverage.json").read_text())["joined"]:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    os.kill(job.pid, signal.SIGSTOP)
+    time.sleep(3 * AWAY)
+    os.kill(job.pid, signal.SIGCONT)
+    said = job.communicate(timeout=120)[1]
+    assert read(guard) == [], said
+    assert job.returncode == 0
+    assert "the monitor did not run" in json.dumps(load(guard).coverage)
 
 
 def test_a_severity_that_does_not_exist_is_refused(tmp_path: Path) -> None:

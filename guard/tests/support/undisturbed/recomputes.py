@@ -59,11 +59,9 @@ def called_unused(number: int, world: int, view: bool) -> Training:
 
 for _view in (False, True):
     for _static in (False, True):
-        _name = f"cross-rank recomputes of ddp{' views' * _view}{' static' * _static}"
+        _name = f"recomputes of ddp{' views' * _view}{' static' * _static}"
         KINDS[_name] = functools.partial(called_ddp, view=_view, static=_static)
-    KINDS[f"cross-rank recomputes with unused parameters{' in views' * _view}"] = functools.partial(
-        called_unused, view=_view
-    )
+    KINDS[f"recomputes with unused parameters{' in views' * _view}"] = functools.partial(called_unused, view=_view)
 
 
 @kind
