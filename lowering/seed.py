@@ -18,11 +18,16 @@ def register() -> None:
 
 
 def dropout_seed(drawn: TensorBox, site: str) -> TensorBox:
-    """A seed of one site; shapes as in `ops`.
+    """Lowers `ops.dropout_seed`; returns the seed of one attention site, int64 [1], which has the value of `drawn`.
+
+    Args:
+        drawn: an int64 scalar, one of the random numbers that Inductor draws for the graph.
+        site: the name of the site, for the error.
 
     Raises:
-        DashError: in a backward graph.  PyTorch's partitioner saves the seeds of the forward unless it is told to save
-            nothing, for which `passes.attention.sites` looks; this is for what else may tell it.
+        DashError: the graph is a backward, in which another number would be drawn.  PyTorch's partitioner saves the
+            seed of the forward unless a setting makes it save nothing; `passes.attention.sites` keeps sites under the
+            settings that it knows.
     """
     if V.graph.is_backward:
         raise DashError(f"the seed of dropout of {site} would be drawn again in the backward, where it is another one")

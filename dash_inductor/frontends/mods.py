@@ -62,7 +62,11 @@ class Plane:
     key: Node
 
     def of(self, axis: int) -> tuple[Node, int]:
-        """Return a tensor, and the dimension of it that has the size of an axis of the scores."""
+        """Return an input of the attention, and its dimension that has the size of an axis of the scores.
+
+        Args:
+            axis: 0 to 3, of the scores [batch, heads, query length, key length].
+        """
         return (self.key, 2) if axis == 3 else (self.query, axis)
 
     def size(self, axis: int) -> sizes.Dim:

@@ -55,7 +55,10 @@ class GridSampleRewrite:
         ]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns no results: PyTorch's operator raises its own error."""
+        """Returns an empty list.
+
+        Without this pass, PyTorch's operator runs, and raises an error under deterministic algorithms.
+        """
         return []
 
 

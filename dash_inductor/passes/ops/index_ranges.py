@@ -76,7 +76,7 @@ class IndexRangesRewrite:
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns no results: a sum that is kept runs PyTorch's kernel, which is deterministic, too."""
+        """Returns an empty list.  Without this pass, the sum runs PyTorch's kernel, which is deterministic."""
         return []
 
 

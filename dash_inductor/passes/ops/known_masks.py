@@ -65,7 +65,7 @@ class KnownMasksRewrite:
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns no results: keeping a mask changes no value."""
+        """Returns an empty list.  Without this pass, the mask is computed and applied, with the same results."""
         return []
 
 

@@ -167,7 +167,10 @@ class PadMmRewrite:
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns no results: a product that is kept runs PyTorch's kernel, which is deterministic, too."""
+        """Returns an empty list.
+
+        Without this pass, the product runs unpadded, in PyTorch's kernel, which is deterministic.
+        """
         return []
 
 

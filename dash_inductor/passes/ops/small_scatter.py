@@ -54,7 +54,7 @@ class SmallScatterRewrite:
         return [Result(record) for record in records if record is not None]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns no results: a scatter that is kept runs PyTorch's kernel, which is deterministic, too."""
+        """Returns an empty list.  Without this pass, the scatter runs PyTorch's kernel, which is deterministic."""
         return []
 
 

@@ -71,7 +71,7 @@ class Replicas(Check):
         self._learning = LEARNING
 
     def step_began(self, step: int) -> None:
-        """Send roots that have arrived; the rest of a step that was skipped is dropped."""
+        """Discard what a skipped step has left, and send the root digests whose copies from the device have arrived."""
         self._parts = []
         self._state.reductions.clear()
         self._queue.poll()

@@ -28,10 +28,14 @@ _WHY = "this rank trained on where it used to update, and nothing happened for {
 
 
 class Lonely:
-    """Watches this rank on a thread of its own, and lets others know if it waits long in a meeting.
+    """A thread that keeps other ranks from waiting without end for this rank in a meeting, an exchange among all ranks.
+
+    It tells the others if this rank has waited long in a meeting. If another rank has told so, and this rank neither
+    updates nor has any other event of the training for some time, this rank leaves the group for good, and the others
+    get an error at once.
 
     Args:
-        group: the group that it may leave.
+        group: the group of all ranks, which this rank leaves if needed.
     """
 
     def __init__(self, group: Group) -> None:
