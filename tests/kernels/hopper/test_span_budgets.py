@@ -15,7 +15,7 @@ from .backward.test_budgets import SHARED_BYTES
 STARTS = Traits(has_lo=True, terms=("interval",))
 COMPARED = Traits(terms=("interval",), numbers=True)
 BOTH = Traits(has_lo=True, terms=("interval", "segments"))
-CASES = [((64, 64), BOTH), ((128, 128), STARTS), ((192, 128), COMPARED), ((256, 256), STARTS)]
+CASES = [((64, 64), BOTH), ((128, 128), STARTS), ((192, 128), COMPARED), ((192, 128), BOTH), ((256, 256), STARTS)]
 SPILLED = 420
 """Bytes per thread."""
 
