@@ -55,6 +55,8 @@ class BackwardConfig:
             two.
         one_dq: whether there is one dq tile in shared memory, where one per stage does not fit.
         registers: registers per thread of the producer and the reducers.
+        shared_vectors: the most vectors of a mask's queries that have room in shared memory; others are read from
+            global memory.
     """
 
     step: Literal["overlapped", "halved", "shared"]
@@ -63,6 +65,7 @@ class BackwardConfig:
     tail: int = 0
     one_dq: bool = False
     registers: int = 24
+    shared_vectors: int = 8
 
     @property
     def pieces(self) -> int:
@@ -73,7 +76,7 @@ class BackwardConfig:
 BACKWARD_CONFIGS: dict[Dims, BackwardConfig] = {
     (64, 64): BackwardConfig("halved", ahead=True, left_in_registers=True),
     (128, 128): BackwardConfig("overlapped", ahead=True),
-    (192, 128): BackwardConfig("halved", tail=64, one_dq=True),
+    (192, 128): BackwardConfig("halved", tail=64, one_dq=True, shared_vectors=2),
     (256, 256): BackwardConfig("shared"),
 }
 """Configs of the backward."""

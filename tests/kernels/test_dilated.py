@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from dash_inductor.kernels.common.device.relations.congruent import PROGRESSIONS
+from dash_inductor.kernels.common.device.relations.congruent import LARGEST_STEP, PROGRESSIONS, encoded
 from dash_inductor.kernels.common.mask_data import MaskData
 from dash_inductor.kernels.common.relations import vectors
 from dash_inductor.kernels.families import FAMILIES
@@ -63,9 +64,67 @@ def test_vectors_against_the_definition(seed: int) -> None:
     assert torch.equal(reference_tables._shown(data)[:, 0], shown & inside[:, 0])
     (of,) = vectors(data)
     assert of.form is PROGRESSIONS
-    (first, skipped), keys = of.form.vectors(of, data)[0].unbind(1), torch.arange(kv_len)
-    distance = keys - first[:, :, None]
-    assert torch.equal((distance >= 0) & (distance % (skipped[:, :, None] + 1) == 0), shown)
+    assert torch.equal(seen(of.form.vectors(of, data)[0].unbind(1), torch.arange(kv_len)), shown)
+
+
+def seen(found: Sequence[Tensor], keys: Tensor) -> Tensor:
+    """The element test as the kernels compute it, with numbers of 32 bits: bool [*vectors, *keys]."""
+    queries = tuple(vector.view(*vector.shape, *[1] * keys.ndim) for vector in found)
+    assert {vector.dtype for vector in found} == {torch.int32}
+    return PROGRESSIONS.test.fn(torch.tensor(True), queries, (keys.to(torch.int32),))
+
+
+def steps_of(kind: str, rng: random.Random) -> list[int]:
+    """Steps from 1 to 2**30, of a kind."""
+    powers = [2**n for n in range(31)]
+    if kind == "small":
+        return list(range(1, 3000))
+    if kind == "powers of two and beside":
+        return sorted({step for power in powers for step in range(power - 3, power + 4) if 1 <= step <= 2**30})
+    if kind == "odd multiples of powers of two":
+        return [odd * power for power in powers for odd in (3, 5, 7, 683, 65535, 2**20 + 7) if odd * power <= 2**30]
+    return [rng.randint(1, 2 ** rng.randint(1, 30)) for _ in range(1500)]
+
+
+STEPS_OF = ["small", "powers of two and beside", "odd multiples of powers of two", "random"]
+
+
+@pytest.mark.parametrize("kind", STEPS_OF)
+def test_the_divisibility_of_every_step_against_remainders(kind: str) -> None:
+    """Keys beside all multiples near both ends and in the middle, small ones, large ones, random ones and powers."""
+    rng = random.Random(kind)
+    generator = torch.Generator().manual_seed(1)
+    step = torch.tensor(steps_of(kind, rng)).repeat(4)
+    first = (torch.rand(step.shape, generator=generator, dtype=torch.float64) * step).long()
+    first[: len(step) // 4], first[len(step) // 4 : len(step) // 2] = 0, (step - 1)[len(step) // 4 : len(step) // 2]
+    vectors = encoded(first, step)
+    powers = 2 ** torch.arange(31)
+    fixed = torch.cat([torch.arange(300), 2**30 - 1 - torch.arange(300), powers, powers - 1, powers + 1])
+    fixed = torch.cat([fixed, torch.randint(0, 2**30, (500,), generator=generator)])
+    most = (2**30 - 1 - first) // step
+    index = torch.stack([torch.zeros_like(most), most // 3, most // 2, most - 1, most, most + 1, most // 7])
+    beside = (first + index * step)[:, :, None] + torch.tensor([-1, 0, 1, 2**16, -(2**29)])
+    own = beside.permute(1, 0, 2).reshape(len(step), -1)
+    for keys in (fixed.expand(len(step), -1), own):
+        keys = keys.clamp(0, 2**30 - 1)
+        queries = tuple(vector[:, None] for vector in vectors)
+        found = PROGRESSIONS.test.fn(torch.tensor(True), queries, (keys.to(torch.int32),))
+        assert torch.equal(found, (keys >= first[:, None]) & ((keys - first[:, None]) % step[:, None] == 0))
+
+
+def test_one_key_beside_the_largest_step() -> None:
+    """First positions that are not below the step: of queries that see no key."""
+    first = torch.tensor([0, 1, 5, 2**29 + 1, 2**30 - 1, 2**30])
+    keys = torch.tensor([0, 1, 5, 6, 2**29, 2**29 + 1, 2**30 - 1])
+    found = seen(encoded(first, torch.full_like(first, LARGEST_STEP)), keys)
+    assert torch.equal(found, keys == first[:, None])
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 12, 1000, 4096, 99999])
+def test_every_key(step: int) -> None:
+    keys, first = torch.arange(300_000), torch.tensor([0, 1, step // 2, step - 1]).clamp(max=step - 1)
+    found = seen(encoded(first, torch.full_like(first, step)), keys)
+    assert torch.equal(found, (keys >= first[:, None]) & ((keys - first[:, None]) % step == 0))
 
 
 MASKS = [

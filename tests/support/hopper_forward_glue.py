@@ -667,6 +667,10 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
     def keep_equal(s: Value, a: Value, b: Value) -> Value:
         return Value(torch.where(a.read() == b.read(), s.read(), -math.inf))
 
+    def keep_progression(s: Value, keys: Value, start: Value, inverse: Value, others: Value) -> Value:
+        bits = (keys.read().long() * inverse.read() + start.read()) & others.read() & 0xFFFFFFFF
+        return Value(torch.where(bits == 0, s.read(), -math.inf))
+
     def keep_set(s: Value, words: Value, bits: Value) -> Value:
         return Value(torch.where(words.read() & bits.read() != 0, s.read(), -math.inf))
 
@@ -720,7 +724,8 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         "exp2": lambda x: Value(x.read().exp2()), "log2": lambda x: Value(x.read().log2()),
         "_begun": begun, "_powers": powers, "_finite_below": finite_below,
         "_far_share": lambda v: Value(bounded_scores.far_share(v.read())),
-        "_keep_below": keep_below, "keep_between": keep_between, "keep_equal": keep_equal, "_keep_set": keep_set,
+        "_keep_below": keep_below, "keep_between": keep_between, "keep_equal": keep_equal,
+        "keep_progression": keep_progression, "_keep_set": keep_set,
         "as_words": Words, "_philox": philox, "_keep_from": keep_from, "seen_words": seen_words,
         "FORWARD_UNSEEN": FORWARD_UNSEEN,
         "bound_of": lambda threshold: int(bound_of(threshold)), "_words_layout": lambda *_: None,

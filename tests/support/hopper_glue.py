@@ -299,7 +299,7 @@ class Longer:
 class Ring:
     def __init__(self, entries: Sequence[Any], shape: Sequence[int]) -> None:
         self.entries, self.shape = entries, list(shape)
-        self.dtype = getattr(entries[0], "dtype", None)
+        self.dtype = getattr(entries[0], "dtype", None) if entries else None
 
     def index(self, i: int) -> Any:
         return self.entries[i]

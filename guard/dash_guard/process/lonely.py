@@ -1,13 +1,14 @@
-"""Detects that this rank trains on where the others update, so that they do not wait for it in a meeting it does not
-reach.
+"""Detects a rank that goes on training without the optimizer step that the others make, and keeps them from waiting.
 
-Meetings of the guard lie in steps, and a step ends with an update. A rank whose program skips an update counts one step
-less than the others: they wait for it in a meeting, and it waits for them in a collective of the training. Such a rank
-has begun all forwards of a step, or even more, and then neither updates nor does anything else; or one of its steps has
-had more forwards than any before, and nothing happens before ranks have met again. If another rank waits in a meeting
-by then, this rank leaves the group: the others get an error at once, and all ranks go on without the checks that need
-meetings (Note [No deadlock]). If no rank waits, the others wait in the training, for example for a checkpoint or a
-compilation, and nothing is ended.
+Ranks exchange messages of the guard's own group ("meetings") at fixed places of a step, and a step ends with an
+optimizer step.  A rank whose program skips an optimizer step counts one step less than the others: they wait for it in
+a meeting, and it waits for them in a collective of the training.  This rank is recognised by two signs.  It has begun
+at least all forwards of a step, and then neither makes an optimizer step nor does anything else.  Or one of its steps
+has had more forwards than any before, and nothing happens before ranks have met again.
+
+If another rank waits in a meeting by then, this rank leaves the group.  The others get an error at once, and all ranks
+go on without the checks that need meetings (Note [No deadlock]).  If no rank waits in a meeting, the others wait in the
+training, for example for a checkpoint or a compilation, and nothing is ended.
 """
 
 from __future__ import annotations

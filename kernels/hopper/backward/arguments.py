@@ -78,8 +78,8 @@ class MaskKind(NamedTuple):
     """The kind of a mask, as compile-time constants.
 
     HAS_LO, HAS_HI: whether its band has the bound; EVEN_KV: no kv tile is ragged; HAS_DENSE: as in `DATA`; PLACED:
-    padded rows per row block of a varlen layout, 0 where tokens are rows; HAS_RANGES: a form `is_range`; the
-    others: as in `common.relations.Layout`.
+    padded rows per row block of a varlen layout, 0 where tokens are rows; HAS_RANGES: a form `is_range`; SHARED: how
+    many vectors of queries are in shared memory, the first ones; the others: as in `common.relations.Layout`.
     """
 
     HAS_LO: bool
@@ -88,6 +88,7 @@ class MaskKind(NamedTuple):
     HAS_DENSE: bool
     PLACED: int
     HAS_RANGES: bool
+    SHARED: int
     FORMS: tuple[form.Form, ...]
     Q_ROWS: tuple[int, ...]
     KV_ROWS: tuple[int, ...]

@@ -186,8 +186,9 @@ class Kernels:
         even = p.even_kv and self.schedule.parts == 1
         vectors = layout(p.traits)
         return arguments.MaskKind(
-            *p.traits.bounds, even, p.traits.of_pairs, p.row_block, vectors.has_ranges, **vectors._asdict()
-        )
+            *p.traits.bounds, even, p.traits.of_pairs, p.row_block, vectors.has_ranges,
+            min(vectors.QUERIES, self.config.shared_vectors), **vectors._asdict(),
+        )  # fmt: skip
 
     @property
     def _form(self) -> arguments.Form:

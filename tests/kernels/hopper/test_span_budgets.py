@@ -1,4 +1,4 @@
-"""The budgets of the Hopper kernels under intervals, in both directions, compiled without a GPU."""
+"""The budgets of the Hopper kernels under intervals and dilations, in both directions, compiled without a GPU."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from .backward.test_budgets import SHARED_BYTES
 STARTS = Traits(has_lo=True, terms=("interval",))
 COMPARED = Traits(terms=("interval",), numbers=True)
 BOTH = Traits(has_lo=True, terms=("interval", "segments"))
-CASES = [((64, 64), BOTH), ((128, 128), STARTS), ((192, 128), COMPARED), ((256, 256), STARTS)]
-SPILLED = 420
-"""Bytes per thread."""
+DILATED = Traits(has_lo=True, terms=("dilated",))
+THREE = Traits(terms=("segments", "interval", "dilated"))
+CASES = [((64, 64), BOTH), ((128, 128), STARTS), ((192, 128), COMPARED), ((192, 128), BOTH), ((256, 256), STARTS)]
+CASES += [((64, 64), DILATED), ((128, 128), DILATED), ((192, 128), DILATED), ((192, 128), THREE)]
+SPILLED = {((192, 128), THREE): 520}
+"""Bytes per thread, 420 in other cases."""
 
 
 @pytest.mark.parametrize(("dims", "traits"), CASES, ids=str)
@@ -27,7 +30,15 @@ def test_the_backward_fits(dims: tuple[int, int], traits: Traits) -> None:
     assert compiled.metadata.shared <= SHARED_BYTES
     assert report.registers <= 168
     assert not report.serialised
-    assert max(report.spill_stores, report.spill_loads) <= SPILLED, report
+    assert max(report.spill_stores, report.spill_loads) <= SPILLED.get((dims, traits), 420), report
+
+
+def test_vectors_without_room_are_read_from_global_memory() -> None:
+    """All vectors are in shared memory but for head dims of 192 and 128, where there is room for two."""
+    for dims, tiles in TILES.items():
+        of = backward.Specialisation("bfloat16", *dims, 1, "spt", THREE, False, tiles)
+        shared = backward.Kernels(of)._mask.SHARED
+        assert shared == (2 if backward.tile_dims(*dims) == (192, 128) else 6)
 
 
 @pytest.mark.parametrize(("dims", "traits"), CASES, ids=str)
@@ -37,4 +48,4 @@ def test_the_forward_fits(dims: tuple[int, int], traits: Traits) -> None:
     assert compiled.metadata.shared <= SHARED_BYTES
     assert report.registers <= 168
     assert not report.serialised
-    assert max(report.spill_stores, report.spill_loads) <= SPILLED, report
+    assert max(report.spill_stores, report.spill_loads) <= SPILLED.get((dims, traits), 420), report

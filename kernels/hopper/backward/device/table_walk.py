@@ -10,7 +10,8 @@ some of its heads, where heads differ:
 
 Vectors of the queries go to shared memory beside the words of Note [Words of steps] in `step_words`, by asynchronous
 copies that arrive with the dO; consumers keep the vectors of their keys in registers.  Producer and reducers load every
-word a step of theirs before they need it.  Bytes of a dense mask are read where they are needed.
+word a step of theirs before they need it.  Bytes of a dense mask, and vectors of queries that have no room in shared
+memory, are read where they are needed.
 """
 
 from triton.experimental import gluon
@@ -39,9 +40,9 @@ class TableWalk:
     keys_seen: bytes [tables, kv_len]; 0 for keys that no query sees.  With HAS_DENSE, dense: bytes [batch, q_heads,
     q_len, kv_len], strides dense_b, dense_h, dense_i and dense_j; 0 hides.
 
-    In shared memory, for the steps whose dO is there: step_words, a ring of words; step_vectors, a ring of the vectors
-    of their queries: in pieces as dO, and of every piece one vector after the other.  MASK: see `arguments.MaskKind`.
-    Not SPLITS_LOOPS: the mask may cut any step.
+    In shared memory, for the steps whose dO is there: step_words, a ring of words; step_vectors, a ring of the first
+    MASK.SHARED vectors of their queries: in pieces as dO, and of every piece one vector after the other.  MASK: see
+    `arguments.MaskKind`.  Not SPLITS_LOOPS: the mask may cut any step.
     """
 
     work: HeadWork
@@ -116,8 +117,8 @@ class TableWalk:
             for piece in gl.static_range(PIECES):
                 positions = gl.minimum(rows + piece * ROWS, work.q_len - 1)  # past the end P is zero whatever they have
                 vectors = self.data.q_vectors + (QUERIES * work.batch * work.q_len + positions)
-                for i in gl.static_range(QUERIES):
-                    own = self.step_vectors.index(QUERIES * (slot * PIECES + piece) + i)
+                for i in gl.static_range(self.MASK.SHARED):
+                    own = self.step_vectors.index(self.MASK.SHARED * (slot * PIECES + piece) + i)
                     begin_copy(own, vectors + i * work.q_len)
             async_copy.mbarrier_arrive(full)
         put_word(self.step_words, slot, word)
@@ -205,6 +206,17 @@ class TableMask:
         return gl.load(start + keys * walk.data.dense_j + queries * walk.data.dense_i).to(gl.int32)
 
     @gluon.jit
+    def _vector(self, INDEX: gl.constexpr, q_row, columns):
+        """Loads a vector of the queries of a piece from global memory, int32 [queries]; see `_sees`."""
+        work = self.walk.work
+        queries = q_row + columns
+        row = self.walk.MASK.QUERIES * here(work.batch) + INDEX
+        return gl.load(
+            self.walk.data.q_vectors + (row * work.q_len + queries),
+            mask=queries < work.q_len, other=0,
+        )  # fmt: skip
+
+    @gluon.jit
     def _sees(self, q_row, columns, rows, piece):
         """Returns whether band and relations let each query of a piece see each key: [keys, queries].
 
@@ -217,7 +229,10 @@ class TableMask:
         QUERIES: gl.constexpr = walk.MASK.QUERIES
         of_queries, of_keys = (), ()
         for i in gl.static_range(QUERIES):
-            vector = walk.step_vectors.index(QUERIES * piece + i).load(columns.type.layout)
+            if i < walk.MASK.SHARED:
+                vector = walk.step_vectors.index(walk.MASK.SHARED * piece + i).load(columns.type.layout)
+            else:
+                vector = self._vector(i, q_row, columns)
             of_queries = of_queries + (gl.expand_dims(vector, 0),)
         for i in gl.static_range(walk.MASK.KEYS):
             of_keys = of_keys + (gl.expand_dims(self.of_keys[i], 1),)
@@ -242,6 +257,6 @@ def allocate_words_and_vectors(FORM, MASK):
     words = allocate_words(FORM.STAGES)
     vectors = words
     if MASK.QUERIES > 0:
-        shape: gl.constexpr = [MASK.QUERIES * FORM.STAGES * PIECES, FORM.BLOCK_Q // PIECES]
+        shape: gl.constexpr = [MASK.SHARED * FORM.STAGES * PIECES, FORM.BLOCK_Q // PIECES]
         vectors = gl.allocate_shared_memory(gl.int32, shape, layout)
     return words, vectors

@@ -133,6 +133,21 @@ def test_roles_agree_with_the_tables(launch: DataLaunch) -> None:
         check_cleared(launch, simulation, walks, expected)
 
 
+class ExpectedOfGlobal(DataExpected):
+    """As `DataExpected`, where codes of queries have no room in shared memory."""
+
+    def masked(self, b: int, q: int, kv: int, half: int) -> set[Any]:
+        return {(*tag, 0) if tag[0] == "q_vectors" else tag for tag in super().masked(b, q, kv, half)}
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128)], ids=str)
+def test_vectors_without_room_are_those_of_the_step(dims: tuple[int, int]) -> None:
+    launch = replace(FLAGSHIP, dims=dims)
+    walks, expected = visible_walks(launch), ExpectedOfGlobal(launch)
+    for late in (False, True):
+        check(launch, launch.run(late=late, constants={"SHARED": 0}), walks, expected)
+
+
 def check_cleared(launch: DataLaunch, simulation: Simulation, walks: Walks, expected: Expected) -> None:
     """K and V with keys that no query sees, once for each walk; Q and dO with queries that see none, in each step."""
     wanted: Counter[tuple[Any, ...]] = Counter()
