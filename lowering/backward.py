@@ -129,8 +129,12 @@ class _Kernels:
         return {"dq": dq, "delta": delta} | self._dkdv(delta, None) | {"dbias": gradient}
 
     def one_pass(self) -> dict[str, TensorBox]:
-        """Returns the results by name: the delta kernel, the ordered kernel, then dq's scale and cast; the bias
-        gradient comes from a separate kernel.
+        """Lowers the backward of a one-pass plan; returns delta, dq, dk, dv and, if there is a bias, dbias, by
+        name.
+
+        One kernel computes delta; the main kernel computes dk and dv, and adds to an fp32 dq accumulator in a
+        fixed order. dq is then scaled and cast to the dtype of query.  A separate kernel computes the bias
+        gradient.
         """
         delta = self._delta()
         found = {"delta": delta} | self._one_pass(delta)

@@ -20,7 +20,7 @@ class Flag(enum.Enum):
 
     @classmethod
     def now(cls) -> Flag:
-        """The current value."""
+        """Returns the current state of `torch.use_deterministic_algorithms`."""
         if not torch.are_deterministic_algorithms_enabled():
             return cls.OFF
         return cls.WARN_ONLY if torch.is_deterministic_algorithms_warn_only_enabled() else cls.ON

@@ -66,7 +66,11 @@ class Foreign:
         ]
 
     def flag_at_attention(self) -> Iterator[Seen]:
-        """Checks whether other libraries' attention was called with deterministic=True."""
+        """Yields a finding for each attention call of other libraries: whether it was given deterministic=True.
+
+        It also yields a finding for each module that settles the question when it is made, and warns if it was
+        made while deterministic algorithms were off.
+        """
         functions = {(place, *values) for (name, place), values in self._told.items() if "::" not in name}
         for (name, place), values in self._told.items():
             if "::" in name and (place, *values) in functions:

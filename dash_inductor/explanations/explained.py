@@ -41,7 +41,7 @@ class SiteExplanation:
 
     @property
     def advice(self) -> str:
-        """The change that would make a kept site replaceable; "" for a replaced one."""
+        """What to change so that this attention would be replaced; "" if it is replaced already."""
         return self.kept.reason.advice if self.kept is not None else ""
 
     @property

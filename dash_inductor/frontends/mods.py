@@ -133,7 +133,11 @@ class Mod:
         return sorted(_behind([node]))
 
     def token(self, value: Any) -> object:
-        """Return a token that is equal for two values iff mods of the same arguments compute them in the same way."""
+        """Return a hashable token of the computation behind a value of a score_mod or mask_mod.
+
+        Two values have equal tokens if and only if they are computed by the same operators from the same mod
+        arguments, so that tokens can be compared instead of graphs.
+        """
         if not isinstance(value, Node):
             return _token(value, self.token)
         for node in self.behind(value) if value not in self._tokens else ():

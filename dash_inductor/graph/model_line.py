@@ -32,7 +32,11 @@ def model_line(nodes: Iterable[Node]) -> tuple[str, str]:
 
 
 def site_text(node: Node) -> str:
-    """Return the name of an attention in the new operators: its node's name and, if known, its module's path."""
+    """Return the text by which the operators that replace an attention name it: "node", or "node in
+    module.path".
+
+    The module's path is left out if it is not known.
+    """
     module = model_line([node, *node.users])[1]
     return f"{node.name} in {module}" if module else str(node.name)
 

@@ -54,7 +54,10 @@ the lowest of float32.  Every other finite number is added to the scores as it i
 
 
 def visibility(scores: Scores, value: Value, dtype: torch.dtype) -> tuple[Value, bool]:
-    """Return whether a mask element makes the key visible, and whether all hidden keys have the value -inf (or False).
+    """Return (visible, infinite) for the elements `value` of a mask of this dtype.
+
+    Visible is `value` as a condition: whether the mask lets a query see the key.  Infinite says whether
+    every hidden key is hidden by -inf, or by False for a bool mask, rather than by a large negative number.
 
     Raises:
         NotRecognised: "not_a_band" for other dtypes, and for numbers that neither are 0 nor hide a key.

@@ -67,7 +67,11 @@ class Documents:
         ends, begin, to_token = self._bounds(call, tokens)
 
         def of(rows: Node) -> tuple[Node, Node, Node]:
-            """Return each row's document, its token, and how many tokens the document has from that token on."""
+            """Return (document, token, tokens left) for the padded row numbers in `rows`, as three nodes of its shape.
+
+            The document is that which owns the row.  Tokens left are those of the document from this token on; they
+            are <= 0 if the row is padding.
+            """
             document = call(aten.sub.Tensor, call.count(rows, begin), 1)
             token = call(aten.add.Tensor, rows, call(aten.index.Tensor, to_token, [document]))
             return document, token, call(aten.sub.Tensor, call(aten.index.Tensor, ends, [document]), token)

@@ -46,7 +46,7 @@ class Site:
 
     @property
     def mask(self) -> Mask:
-        """The mask of the call."""
+        """The attention mask of the site's call (`call.mask`), as terms, not as a tensor."""
         return self.call.mask
 
     @property

@@ -68,7 +68,7 @@ class Traits:
 
     @property
     def bounds(self) -> tuple[bool, bool]:
-        """The pair (`has_lo`, `has_hi`)."""
+        """Whether the band of the mask has a lower and an upper bound: (`has_lo`, `has_hi`)."""
         return self.has_lo, self.has_hi
 
     @property

@@ -91,7 +91,11 @@ def made_in_advance(name: str, candidate: Candidate, mask: Band, arch: str) -> f
 
 
 def waits(name: str, arch: str) -> bool:
-    """Whether CTAs wait for one another: they share a dq accumulator, and there is more than one worker."""
+    """Returns whether CTAs of the schedule `name` wait for one another on `arch`.
+
+    They do if they add to one dq accumulator, as in all schedules but `two_pass`, and if more than one CTA
+    can run at a time.
+    """
     return name != "two_pass" and WORKERS[arch] > 1
 
 

@@ -410,7 +410,9 @@ def with_attention(graphs: Sequence[GraphRecord]) -> tuple[GraphRecord, ...]:
 
 
 def graphs_here() -> tuple[GraphRecord, ...]:
-    """All graphs with records; inside `aside`, only those compiled in its block."""
+    """Returns the records of all graphs; inside a block of the context manager `aside`, only those compiled
+    there.
+    """
     with _lock:
         return tuple(_here())
 

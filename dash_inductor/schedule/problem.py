@@ -81,6 +81,8 @@ class Problem:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """lo and hi, anchored top left; 0 for a bound that does not exist."""
+        """The lower and upper bound (lo, hi) of the band, as ints relative to the top left corner; 0 for a missing
+        bound.
+        """
         band = self.resolved.band
         return band.lo or 0, band.hi or 0

@@ -68,12 +68,17 @@ def seen_words(block_kv: int) -> int:
 
 
 def forward_words(kinds: Sequence[Sequence[int]], partial: int, unseen: Collection[int] = ()) -> list[int]:
-    """Return the walk of one tile of a forward, from the last kv tile to the first, as int32 words.
+    """Return the kv tiles that a forward visits for one tile of queries, last kv tile first, one int32 word
+    for each.
+
+    A word holds the index of the kv tile (`FORWARD_TILE_BITS` bits), then two bits for each row block
+    (EMPTY, PARTIAL or FULL), and at bit `FORWARD_UNSEEN` whether the kv tile is in `unseen`.  Tiles that
+    are EMPTY for all row blocks are left out, but there is always at least one word.
 
     Args:
-        kinds: for each row block of the tile, EMPTY, PARTIAL or FULL for every kv tile; all EMPTY for a row block that
-            does not exist.
-        partial: the value of PARTIAL.  It is used once for a row block that sees nothing, which has at least one step.
+        kinds: for each row block of the q tile, EMPTY, PARTIAL or FULL for every kv tile; all EMPTY for a
+            row block that does not exist.
+        partial: the value of PARTIAL.  A row block that sees nothing has it in the first word.
         unseen: the kv tiles with keys that no query sees.
     """
     n_kv = len(kinds[0])
@@ -89,17 +94,18 @@ def forward_words(kinds: Sequence[Sequence[int]], partial: int, unseen: Collecti
 
 
 class Tables:
-    """The walk of a data-dependent mask (implements `walk.Walk`); see Note [Tables].
+    """The order in which kernels visit the tile pairs of a data-dependent mask; implements `walk.Walk`, see
+    Note [Tables].
 
     Args:
-        name: a launch-ordered schedule.
+        name: a launch-ordered schedule: one whose CTAs wait only for CTAs that are launched earlier.
         problem: batch, heads, lengths, tile shape and band.
-        pairs: the tile pairs of each batch element, or of each head of the schedule of each batch element; all pairs
-            that the band hides must be EMPTY.
+        pairs: for each batch element, or for each batch element and head of the schedule, the kind of every
+            tile pair, [q tiles][kv tiles]; pairs that the band hides must be EMPTY.
 
     Raises:
-        ArgumentError: a schedule whose CTAs wait for later ones, a wrong number of tile pairs, or more tiles than the
-            bits of a word can index.
+        ArgumentError: a schedule whose CTAs wait for later ones, a wrong number of tile pairs, or more
+            tiles than a packed word of a step can index.
     """
 
     parts, shared_accumulator, co_resident, resident = 1, True, False, 1

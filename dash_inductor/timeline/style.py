@@ -9,7 +9,9 @@ from .model import Kind, Picture, Step, Timeline
 
 
 class Hue(NamedTuple):
-    """The colours of a tile pair's bars, for computing and for adding."""
+    """The two colours of a tile pair: of the bar for its computation, and of the bar for the addition of its
+    dQ tile.
+    """
 
     compute: str
     add: str
@@ -55,11 +57,12 @@ MEANING: dict[Kind, str] = {
 
 
 class Colours(NamedTuple):
-    """The meaning of the colours in a picture.
+    """The assignment of a picture's colours to q tiles, or to kv tiles if there are more q tiles than colours.
 
     Args:
         hues: the colours.
-        q_tiles: the number of q tiles, if colours stand for q tiles; else 0, and `hues` range over the kv tiles.
+        q_tiles: the number of q tiles, if colours stand for q tiles; else 0, and `hues` range over the kv
+            tiles.
         kv_tiles: the number of kv tiles.
     """
 

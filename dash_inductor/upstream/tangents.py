@@ -58,7 +58,12 @@ def _supply(function: Any, only_reads: Callable[[Any], bool]) -> None:
         return _owned(results) if shared else results
 
     def key_of(ctx: Any) -> Any:
-        """Returns the key for compiled autograd, which traces the backward itself and lets autograd make the zeros."""
+        """Replaces ``_compiled_autograd_key``: lets autograd materialize missing gradients, and returns the
+        original key.
+
+        Compiled autograd traces the backward, so here autograd has to make the zeros for outputs without a
+        gradient.
+        """
         ctx.set_materialize_grads(True)
         return key(ctx)
 

@@ -135,7 +135,15 @@ class ElementData:
 
     @staticmethod
     def of(extras: Sequence[Tensor], call: Call, b: int, plane: Sequence[int]) -> ElementData:
-        """plane: [batch, q heads, q_len, kv_len]."""
+        """Returns the data of batch element `b`: its mask terms, and its bias, taken from the operator's extra
+        tensors.
+
+        Args:
+            extras: the extra tensors of the call, those of the mask first.
+            call: the call.
+            b: the batch element.
+            plane: the shape of the scores: [batch, q heads, q_len, kv_len].
+        """
 
         def value(term: Term, field: str) -> Tensor:
             tensor = extras[term.given[field].index]
@@ -319,7 +327,11 @@ class _Element:
         return p, ds
 
     def scaled(self, ds: Tensor, q_head: int, rows: slice, keys: slice) -> Tensor:
-        """The gradient of scaled products, from that of scores."""
+        """Returns the gradient of the scaled products ``q @ k.T * scale``, given `ds`, that of the scores.
+
+        They differ if the call changes scores after the product, as a softcap does.  `ds` and the result are
+        [rows, keys].
+        """
         s = logits(self.q[q_head, rows], self.k[self.kv_head(q_head), keys], self.scale)
         return derivative(ds, s, self.data.call)
 

@@ -58,7 +58,9 @@ class Known:
 
     @property
     def keys(self) -> Dimension:
-        """The dimension of the keys, without the column of a sink."""
+        """The key dimension of the scores, as the atoms that it consists of, without the extra column of an
+        attention sink.
+        """
         return self.atoms.atoms(self.scores.key_dim)
 
     @property
@@ -68,8 +70,10 @@ class Known:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The narrowest dtype supported by kernels that occurs in the chains of each of query, key and value, as far as
-        these are known; None if there is none.
+        """The narrowest dtype that the kernels support and that occurs on the way to each of query, key and value.
+
+        For each of the three, the dtypes of the known nodes from which it is computed, and its own, count.
+        None if no supported dtype is common to all.
         """
         found = [{node.meta["val"].dtype for node in self.chains[kind]} for kind in self.chains if kind != "G"]
         common = set(DTYPES).intersection(*found)

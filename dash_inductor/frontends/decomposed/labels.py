@@ -70,7 +70,11 @@ class Atoms:
         self._parts: dict[Atom, Dimension] = {}
 
     def whole(self, node: Node) -> Labels:
-        """Return new labels for a tensor, with one new atom per dimension."""
+        """Return labels for a tensor whose dimensions are unrelated to any seen before: each gets one new `Atom`.
+
+        An atom is an elementary index range, such as the heads; views may split it later.  Dimensions of size 1
+        get none.
+        """
         return self._noted(node, [() if static(n) == 1 else (Atom(n),) for n in shape_of(node)])
 
     def atoms(self, dimension: Iterable[Atom]) -> Dimension:

@@ -124,7 +124,10 @@ def _queries(values: Values, rows: Dimension) -> Dimension:
 
 
 def converted(call: Call, size: Callable[[Atom], Any], atoms: Atoms, node: Node, own: Labels, wanted: Labels) -> Node:
-    """Convert a node with labels `own` to the dimensions of `wanted`, which have the same atoms.
+    """Convert a node to the dimensions of `wanted` by squeeze, view, permute and unsqueeze.
+
+    A label lists, for every dimension of a tensor, the atoms (see `Atom`: elementary index ranges, such as
+    the heads) that it merges.  `own` and `wanted` must consist of the same atoms.
 
     Args:
         call: adds a node.

@@ -30,7 +30,10 @@ def needs_tables(match: Match) -> bool:
 
 @dataclass(frozen=True)
 class MaskTableNodes:
-    """The graph node that computes the tile tables of a site's mask, with access to its outputs; made by `build`.
+    """The node that computes, at run time, which tile pairs an attention's mask leaves visible; made by
+    `build`.
+
+    Its outputs are the tables that kernels read.
 
     Args:
         tables: the `dash_inductor::mask_tables` node.

@@ -25,10 +25,12 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
-    """Inserts the extra tensors of a call that both sides read: those of the mask, in the order of `mask_of`, and
-    optional operands, in the order of `OPERANDS`, before `before`.
+    """Inserts, before `before`, the extra tensors of a call that both its forward and its backward read;
+    returns them.
 
-    Layers with the same mask share these nodes, except the seed, which is always a layer's own.
+    These are the tensors of the mask, in the order of `mask_of`, and then optional operands, in the order
+    of `OPERANDS`. Layers with the same mask share these nodes, except the seed, which is always a layer's
+    own.
     """
     terms, graph = match.terms, _Graph(emitter, match, before)
     found: list[Node] = []

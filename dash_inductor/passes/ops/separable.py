@@ -97,7 +97,11 @@ def read_map(puts: Sequence[Sum]) -> Map | None:
 
 
 def linear_in(put: Sum) -> tuple[Node, Polynomial]:
-    """The tensor and the polynomial of weights whose product are the values of a sum."""
+    """Returns (source, weights) such that ``source * weights`` are the values that `put` adds by index.
+
+    The weights are a polynomial: products of weight nodes, each mapped to its coefficient.  If the values
+    are not such a product, it is (the values, one).
+    """
     return _linear(put.values, put, {}, 0)
 
 

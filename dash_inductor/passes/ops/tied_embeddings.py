@@ -55,7 +55,11 @@ class TiedEmbeddingsRewrite:
 
 
 def read(node: Node) -> Sum | None:
-    """Returns the sum by index that replaces an addition of an embedding's gradient; None for other nodes."""
+    """Returns the `Sum` that can replace `node`, an addition of an embedding's gradient to another gradient.
+
+    Returns None if `node` is not such an addition, or if its sizes are outside of the range for which it is
+    replaced (`pays`).
+    """
     args = bind(node)
     if args["alpha"] != 1 or FAILED in node.meta or not is_sum(node):
         return None

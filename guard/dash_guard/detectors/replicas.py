@@ -115,7 +115,11 @@ class Replicas(Detector):
         return self._detect(now, last=self._finished, wait=not self._finished)
 
     def finish(self, now: float) -> list[Finding]:
-        """Return the last findings; ties wait for the next `detect`, after other detectors."""
+        """Return the last findings, without waiting for ranks whose hashes are missing.
+
+        A tie between two sides is held back until the next `detect`: by then another detector may have accused
+        one side.
+        """
         self._finished = True
         return self._detect(now, last=True, wait=True)
 

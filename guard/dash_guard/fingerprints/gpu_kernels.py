@@ -60,10 +60,11 @@ def hash_one(address, size, result, UNIT: tl.constexpr):
 
 @triton.jit(do_not_specialize=["name", "capacity"])
 def append(journal, scratch, name, capacity):
-    """Append (name, lanes) to a journal, and clear the lanes.
+    """Append (name, fingerprint) to a journal, and clear the fingerprint in `scratch`.
 
-    journal: int64 [1 + 3 * capacity], the number of entries that were appended, then the entries; further ones are
-    counted but not kept.  scratch: int64 [2].  One program, on one stream.
+    journal: int64 [1 + 3 * capacity]: the number of appended entries, then the entries (name and the two
+    lanes); entries beyond `capacity` are counted but not stored.  scratch: int64 [2], the two 64-bit lanes
+    of the fingerprint.  Launch one program, always on the same stream.
     """
     entries = tl.load(journal)
     place = journal + 1 + 3 * entries

@@ -61,11 +61,11 @@ def path_of(folder: Path, rank: int, segment: int = 0) -> Path:
 
 
 class Appender:
-    """Writes frames, and none that would not be read.
+    """Creates a recording file and appends frames to it; refuses content that a reader would reject.
 
     Raises:
-        FileExistsError: the file is there: recordings are never overwritten.
-        OSError: it cannot be made.
+        FileExistsError: the file already exists; recordings are never overwritten.
+        OSError: the file cannot be created.
     """
 
     def __init__(self, path: Path) -> None:

@@ -58,7 +58,7 @@ def text(result: Comparison) -> str:
 
 
 def others(result: Comparison) -> str:
-    """How many more tensors differ, in words."""
+    """Returns, in words, how many tensors differ in the same step besides the first: "3 more tensors differ"."""
     return "1 more tensor differs" if result.others_count == 1 else f"{result.others_count} more tensors differ"
 
 

@@ -24,7 +24,7 @@ class Channel(Protocol):
 
 
 class Mailbox(Protocol):
-    """The end of the monitor."""
+    """The monitor's end of the message channel between the ranks and the monitor; `Channel` is a rank's end."""
 
     def receive(self) -> list[Message]:
         """The messages that have arrived since the last call, in the order of each rank; never waits."""

@@ -80,7 +80,13 @@ class Score:
 
     @gluon.jit
     def powers(self, s, far, shift, HIDES: gl.constexpr):
-        """Two to the power of scores less `shift`, of arguments, where scores are bounded."""
+        """Returns ``2 ** (share * factor - shift)``, fp32 in the shape of `s`; for scores with a softcap
+        (BOUNDED).
+
+        s, far: what `begun` returns, from which the share (``tanh(scale * product / softcap)``) is computed.
+        shift: subtracted in base 2.  HIDES: whether a mask hides elements, which are then -inf in `s` and get
+        the power zero.
+        """
         return _powers(s, far, self.factor, shift, HIDES)
 
     @gluon.jit

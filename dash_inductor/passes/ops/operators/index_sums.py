@@ -34,7 +34,16 @@ MOST = 2**31 - 2**11
 
 
 def check_sizes(rows: int, values: Tensor, keys: Tensor) -> None:
-    """Raises ArgumentError for more rows, values [batch, n, columns] or keys [n] than the kernels support."""
+    """Checks sizes against the limits of the kernels.
+
+    Args:
+        rows: the number of rows of the result.
+        values: [batch, n, columns].
+        keys: [n].
+
+    Raises:
+        ArgumentError: `rows` or a size of these tensors is greater than `MOST`.
+    """
     batch, count, columns = values.shape
     numbers = {"rows": rows, "batch": batch, "values": count, "columns": columns, "keys": keys.shape[0]}
     for name, number in numbers.items():

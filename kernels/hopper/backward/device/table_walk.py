@@ -102,7 +102,9 @@ class TableWalk:
 
     @gluon.jit
     def has_blind(self, word):
-        """Returns whether a query of an iteration's q tile sees no key."""
+        """Returns whether some query of the q tile of this step sees no key at all: the sign bit of the step's
+        `word`.
+        """
         return word < 0
 
     @gluon.jit

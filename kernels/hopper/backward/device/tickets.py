@@ -48,7 +48,10 @@ def wait_for_walk(shared, n):
 
 @gluon.jit
 def leave_walk(shared, n):
-    """Releases the entry of work item `n`; all warps of the role must have read it."""
+    """Releases the shared-memory slot that holds work item `n`, so that a later item can be written to it.
+
+    All warps of the role must have read the slot (`wait_for_walk`) before.
+    """
     mbarrier.arrive(shared.walk_empty.index(n % ENTRIES), count=1)
 
 

@@ -184,9 +184,11 @@ def produce(work, data, placement, shared, q_desc, k_desc, v_desc, counter_ptr):
 
 @gluon.jit
 def first_words(work, data, place):
-    """(pointer to the words of a tile of the list, how many there are, the first, and the second if there is one).
+    """Returns (pointer, number of words, first word, second word) of the q tile at `place` in the work list.
 
-    Past the end of the list they are of the last tile; without data all are any numbers.
+    A word encodes one kv tile that the q tile visits (see `forward_words` of `schedule/table_walk.py`).  If all
+    keys fit in one kv tile, the first word is returned twice.  A `place` past the end gives the last tile.  If
+    `data.GIVEN` is false, all four values are `place`, and nothing may read them.
     """
     if data.GIVEN:
         b, head, q_tile, _first_block = work.tile(gl.minimum(place, work.count() - 1))

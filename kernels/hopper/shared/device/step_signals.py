@@ -39,5 +39,9 @@ def signal(shared, FIRST: gl.constexpr, it, WARPS: gl.constexpr):
 
 @gluon.jit
 def wait_for_signal(shared, FIRST: gl.constexpr, it, WARPS: gl.constexpr):
-    """Wait until all WARPS consumers have given the signal of step `it`; for a role of one warp."""
+    """Wait until all consumer warps have signalled the end of step `it`; called by a role of one warp.
+
+    FIRST: the number of the first of `shared.STAGES` named barriers, which steps use in turn.  WARPS: the
+    number of consumer warps; the waiting warp and they meet at the barrier.
+    """
     meet_at(FIRST + it % shared.STAGES, 32 * (WARPS + 1))

@@ -78,7 +78,7 @@ class Launch:
         traits = traits_of(
             self.tables.resolved.band, softcap=self.softcap is not None, low_scores=self.softcap is not None
         )
-        traits = replace(traits, sinks=self.sinks is not None, logsumexp=self.logsumexp)
+        traits = replace(traits, operands=("sinks",) * (self.sinks is not None), logsumexp=self.logsumexp)
         return build.Specialisation("bfloat16", *self.columns, traits, True, self.short)
 
     @property
