@@ -73,7 +73,7 @@ def run_of(schedule: str) -> Run:
 
 def _rows(run: Run) -> dict[int, int]:
     """Returns the plot row of each kv tile: CTAs in the order in which they start."""
-    return {kv: row for row, kv in enumerate(dict.fromkeys(s.kv for s in sorted(run.spans, key=lambda s: s.ticket)))}
+    return {kv: row for row, kv in enumerate(dict.fromkeys(s.kv for s in sorted(run.spans, key=lambda s: s.work_id)))}
 
 
 def walk() -> Any:

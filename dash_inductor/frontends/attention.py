@@ -411,7 +411,8 @@ class Frontend(Protocol):
     def __call__(self, graph: Graph) -> Iterator[Found]:
         """Yield the attentions of a graph in the order of their nodes, without changing the graph or adding guards.
 
-        Only reading the tensors of an attention may add nodes to the graph; these are drafts (`graph.drafts`).
+        Only reading the tensors of an attention may add nodes to the graph; these are temporary nodes
+        (`graph.temporaries`).
         """
 
 

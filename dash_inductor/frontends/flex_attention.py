@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from ..graph.drafts import Drafts
 from ..graph.nodes import Argument, op_name, origin
+from ..graph.temporaries import Temporaries
 from ..model.mask import Band
 from ..model.plan import Kept
 from ..model.reasons import Reason
@@ -49,17 +49,17 @@ _OF_PYTORCH = ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX")
 
 def find(graph: Graph) -> Iterator[Found]:
     """Yield the calls of FlexAttention in a graph; see `Frontend`."""
-    drafts = Drafts(graph)
+    temporaries = Temporaries(graph)
     for _, node in calls(graph, [FLEX]):
-        yield _found(node, drafts)
+        yield _found(node, temporaries)
 
 
-def _found(node: Node, drafts: Drafts) -> Found:
+def _found(node: Node, temporaries: Temporaries) -> Found:
     """Return the attention of a call, or a refusal if its arguments are not those of a known version."""
     try:
-        own = _Call(node, drafts)
+        own = _Call(node, temporaries)
         source = FLEX.forward_of(node) if FLEX.is_backward(node) else node
-        forward = None if source is None else _Call(source, drafts)
+        forward = None if source is None else _Call(source, temporaries)
     except (TypeError, KeyError, ValueError) as error:
         kept = Kept(Reason.FLEX_ATTENTION, f"its arguments are not those that are known: {error}")
         return Refusal(node, op_name(node), kept, FLEX.is_backward(node), tensors_of(node.args[:3]))
@@ -112,8 +112,8 @@ class _Call:
         TypeError, KeyError, ValueError: the arguments are not those of a known version.
     """
 
-    def __init__(self, node: Node, drafts: Drafts) -> None:
-        self.node, self._drafts = node, drafts
+    def __init__(self, node: Node, temporaries: Temporaries) -> None:
+        self.node, self._temporaries = node, temporaries
         self.args: Mapping[str, Any] = FLEX.arguments(node)
         self._plane = Plane(self.args["query"], self.args["key"])
         self._score_mod: Any = self.args["fw_graph" if FLEX.is_backward(node) else "score_mod"]
@@ -257,10 +257,10 @@ class _Call:
         return functools.reduce(functools.partial(self._call, aten.add.Tensor), found)
 
     def _write(self, mod: Mod, node: Node, *, floats: bool = False) -> Node:
-        return mod.write(node, self._plane, self._drafts, self.node, floats=floats)
+        return mod.write(node, self._plane, self._temporaries, self.node, floats=floats)
 
     def _call(self, target: Any, *args: Any) -> Node:
-        return self._drafts.call(target, *args, like=self.node)
+        return self._temporaries.call(target, *args, like=self.node)
 
     def _tensor_gradients(self) -> tuple[TensorGradient, ...]:
         """Return the gradients of tensors that score_mod reads, as far as the graph uses them.
@@ -284,9 +284,9 @@ class _Call:
         return tuple(found)
 
     def _write_factor(self, node: Node) -> Node:
-        """Inline a node of the joint graph that does not depend on the gradient, as a draft."""
-        written = self._joint.write(node, self._plane, self._drafts, self.node, floats=True)
-        return self._drafts.call(aten.alias.default, written, like=written)
+        """Inline a node of the joint graph that does not depend on the gradient, as a temporary node."""
+        written = self._joint.write(node, self._plane, self._temporaries, self.node, floats=True)
+        return self._temporaries.call(aten.alias.default, written, like=written)
 
 
 def _plain(value: Any) -> Any:

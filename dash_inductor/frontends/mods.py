@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from ..graph import sizes
-from ..graph.drafts import Drafts
 from ..graph.nodes import bind, is_elementwise, op_name
 from ..graph.numbers import rounded
+from ..graph.temporaries import Temporaries
 from ..model.reasons import Reason
 from ..upstream.dispatch import HigherOrderOperator, OpOverload, disable_current_modes
 from ..upstream.fake import is_fake
@@ -175,20 +175,20 @@ class Mod:
         numbers = {place: number for number, place in enumerate(self.given)}
         return frozenset(numbers[found] for found in _behind([node]) if found in numbers)
 
-    def write(self, wanted: Node, plane: Plane, drafts: Drafts, like: Node, *, floats: bool = False) -> Node:
+    def write(self, wanted: Node, plane: Plane, temporaries: Temporaries, like: Node, *, floats: bool = False) -> Node:
         """Inline a node of the mod that does not depend on the score, for all scores: four dimensions, or none.
 
         Args:
             wanted: the node of the mod.
             plane: the scores.
-            drafts: adds nodes to the surrounding graph.
+            temporaries: adds nodes to the surrounding graph.
             like: the node whose metadata the new nodes get.
             floats: whether 16-bit floats are converted to float32 where they are read.
 
         Raises:
             NotReadable: the mod has an operator that cannot be applied to all scores at once.
         """
-        writer = _Writer(self, plane, drafts, like, floats)
+        writer = _Writer(self, plane, temporaries, like, floats)
         return writer.write(wanted)
 
     def text(self, node: Node | None = None) -> str:
@@ -249,8 +249,8 @@ def _behind(nodes: Sequence[Node]) -> Iterator[Node]:
 class _Writer:
     """Inlines nodes of one mod; see `Mod.write`."""
 
-    def __init__(self, mod: Mod, plane: Plane, drafts: Drafts, like: Node, floats: bool) -> None:
-        self._mod, self._plane, self._drafts, self._like, self._floats = mod, plane, drafts, like, floats
+    def __init__(self, mod: Mod, plane: Plane, temporaries: Temporaries, like: Node, floats: bool) -> None:
+        self._mod, self._plane, self._temporaries, self._like, self._floats = mod, plane, temporaries, like, floats
         self._device = plane.query.meta["val"].device
         self._values: dict[Node, Any] = dict(mod.given)
 
@@ -264,7 +264,7 @@ class _Writer:
         return found
 
     def _call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
-        return self._drafts.call(target, *args, like=self._like, **kwargs)
+        return self._temporaries.call(target, *args, like=self._like, **kwargs)
 
     def _written(self, node: Node) -> Any:
         if node in self._mod.indices:
@@ -322,7 +322,7 @@ class _Writer:
     def _index(self, axis: int) -> Node:
         """Return all values of an index, int32, along its own dimension of four."""
         tensor, dim = self._plane.of(axis)
-        length = self._drafts.size(tensor, dim, like=self._like)
+        length = self._temporaries.size(tensor, dim, like=self._like)
         facts = {"start": 0, "step": 1, "dtype": torch.int32, "device": self._device, "requires_grad": False}
         node = self._call(prims.iota.default, length, **facts)
         return self._placed(node, [axis])
@@ -361,7 +361,7 @@ class _Writer:
 
         FlexAttention evaluates a score_mod only for blocks in which some scores are visible.
         """
-        size: Any = self._drafts.size(tensor, dim, like=self._like)
+        size: Any = self._temporaries.size(tensor, dim, like=self._like)
         last = self._call(operator.sub, size, 1) if isinstance(size, Node) else size - 1
         from_behind = self._call(aten.add.Tensor, place, size)
         place = self._call(aten.where.self, self._call(aten.lt.Scalar, place, 0), from_behind, place)

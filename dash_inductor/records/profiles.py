@@ -77,7 +77,7 @@ class ProfileRun:
         """Synchronizes the device and returns the times as plain data for JSON.
 
         Returns:
-            ``{"unit": "ns", "spans": [...], "meta": {...}}``.  A span is one tile pair: ``sm``, ``ticket`` (the
+            ``{"unit": "ns", "spans": [...], "meta": {...}}``.  A span is one tile pair: ``sm``, ``work_id`` (the
             position of its walk in launch order), ``head`` (query head, counted over all batch elements), ``kv`` and
             ``q`` (tile indices), and four times since the earliest start: the pair is computed from ``start``, its dq
             tile waits for its turn from ``wait`` and is added from ``added``, and at ``end`` the next one may add.
@@ -95,7 +95,7 @@ class ProfileRun:
         times = times - times.min(initial=np.iinfo(np.int64).max)
         order = np.argsort(times[:, 0], kind="stable")
         columns = [begun[:, 1], begun[:, 0], head, kv, q, *times.T]
-        names = ("sm", "ticket", "head", "kv", "q", "start", "wait", "added", "end")
+        names = ("sm", "work_id", "head", "kv", "q", "start", "wait", "added", "end")
         rows = np.stack(columns, axis=1)[order].tolist()
         tick = int(np.gcd.reduce(times, axis=None))
         meta = {"site": self.site, "number": self.number, "heads": self.heads, "tick": tick, **self.meta}

@@ -24,7 +24,7 @@ run-time values."""
 
 _TAIL = ("walk", "BLOCK_Q", "BLOCK_KV")
 SIGNATURES: dict[str, tuple[str, ...]] = {
-    "dash_launch": ("ticket", "heads", *_TAIL, "SECTION"),
+    "dash_launch": ("work_id", "heads", *_TAIL, "SECTION"),
     "dash_kv_tile": ("slot", "part", *_TAIL),
     "dash_visits": ("kv", *_TAIL),
     "dash_q_tile": ("kv", "step", *_TAIL),

@@ -23,9 +23,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Job:
-    """The work of the CTA that holds this ticket; head is ``b * heads + h``."""
+    """The work of the CTA that holds this work id; head is ``b * heads + h``."""
 
-    ticket: int
+    work_id: int
     head: int
     columns: tuple[Column, ...]
 
@@ -52,12 +52,12 @@ def jobs_of(walk: Walk) -> tuple[Job, ...]:
     """Return all jobs of a walk in launch order."""
     seen: dict[tuple[int, int], tuple[Column, ...]] = {}
     jobs = []
-    for ticket in range(walk.tickets):
-        head, slot = walk.launch(ticket)
+    for work_id in range(walk.work_ids):
+        head, slot = walk.launch(work_id)
         key = slot, walk.kind(head)
         if key not in seen:
             seen[key] = tuple(_columns(walk, head, slot))
-        jobs.append(Job(ticket, head, seen[key]))
+        jobs.append(Job(work_id, head, seen[key]))
     return tuple(jobs)
 
 

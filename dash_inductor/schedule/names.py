@@ -15,7 +15,7 @@ NAMES = ("ascending", "descending", "shift", "bent_fold", "spt", "two_pass", "sy
 PARTS = {name: 2 if name == "symmetric_shift" else 1 for name in NAMES}
 
 CO_RESIDENT = ("shift", "symmetric_shift")
-"""Schedules in which some CTA waits for a later ticket: those with `schedules.Schedule.resident`."""
+"""Schedules in which some CTA waits for a later work id: those with `schedules.Schedule.resident`."""
 
 
 def check_name(name: str) -> None:

@@ -39,7 +39,7 @@ from .symbols import (
     SECTION,
     SLOT,
     STEP,
-    TICKET,
+    WORK_ID,
     Expr,
     FloorDiv,
     Maximum,
@@ -52,12 +52,12 @@ from .symbols import (
 )
 
 
-def _grouped(ticket: Expr, slots: Expr, heads: Expr, together: Expr = SECTION) -> tuple[Expr, Expr]:
-    """Return (position of the head, slot) of a ticket.
+def _grouped(work_id: Expr, slots: Expr, heads: Expr, together: Expr = SECTION) -> tuple[Expr, Expr]:
+    """Return (position of the head, slot) of a work id.
 
-    Tickets are ordered by sections of `together` heads, within a section by slot, and within a slot by head.
+    Work ids are ordered by sections of `together` heads, within a section by slot, and within a slot by head.
     """
-    section, within = FloorDiv(ticket, together * slots), Rem(ticket, together * slots)
+    section, within = FloorDiv(work_id, together * slots), Rem(work_id, together * slots)
     size = Maximum(1, Minimum(together, heads - section * together))  # the last section may be smaller
     return section * together + Rem(within, size), FloorDiv(within, size)
 
@@ -105,7 +105,7 @@ class Schedule:
         name: the name used in plans.
         parts: the number of kv tiles that one CTA processes, one after the other.
         slots: CTAs per head.
-        launch: (ticket, heads) -> (head index ``b * heads + h``, slot), see `_grouped`.
+        launch: (work id, heads) -> (head index ``b * heads + h``, slot), see `_grouped`.
         kv_tile: (slot, part) -> kv tile, or the number of kv tiles for "no tile".
         num_steps: kv -> number of q tiles in the walk.
         q_tile: (step, kv) -> q tile.
@@ -113,7 +113,7 @@ class Schedule:
         visible: the pairs that the band shows, independent of the schedule.
         shared_accumulator: whether CTAs add to a shared dq accumulator and wait for their turn.  If not, rank is the
             order in which the owner of the q tile processes the kv tiles.
-        resident: None if every wait is for an earlier ticket, so that any number of resident CTAs makes progress.
+        resident: None if every wait is for an earlier work id, so that any number of resident CTAs makes progress.
             Otherwise the least number of simultaneously resident CTAs for which the launch cannot hang; the bound is
             exact.
     """
@@ -132,7 +132,7 @@ class Schedule:
 
 
 LAST_FIRST = N_KV - 1 - SLOT
-_LAUNCH = _grouped(TICKET, N_KV, HEADS)
+_LAUNCH = _grouped(WORK_ID, N_KV, HEADS)
 
 
 def _column(name: str, c: Visible, kv_tile: Expr, q_tile: Expr, rank: Expr, *, shared: bool = True) -> Schedule:
@@ -169,7 +169,7 @@ def _bent_fold(c: Visible, has_lo: bool) -> Schedule:
 
     SPT ends with its longest jobs, while other workers are idle.  Here a kv tile is *long* if its walk is more than
     half of the longest walk, `top`, with which it shares a q tile.  Phase 0 launches the long ones, shortest first;
-    phase 1 the others, longest first, so that the last tickets are the shortest.  A kv tile walks up through the q
+    phase 1 the others, longest first, so that the last work ids are the shortest.  A kv tile walks up through the q
     tiles where its rank still changes, and then down through the range in which it is constant: it reaches the
     rectangle that all long ones share after the one before it has left, even if all start together.
 
@@ -196,10 +196,10 @@ def _bent_fold(c: Visible, has_lo: bool) -> Schedule:
     long = Where(bends, kv_range(True, False, q=last_short).end.xreplace(assumed), N_KV)
     bend = Where(bends, first_q(at_least_zero(long - 1)), N_Q)
     up = Where(long > KV, bend - c.q.first, 0)
-    first_tickets = HEADS * long
-    second = first_tickets <= TICKET  # a section never mixes the two phases
+    first_work_ids = HEADS * long
+    second = first_work_ids <= WORK_ID  # a section never mixes the two phases
     head, slot = _grouped(
-        Where(second, at_least_zero(TICKET - first_tickets), TICKET),
+        Where(second, at_least_zero(WORK_ID - first_work_ids), WORK_ID),
         Maximum(1, Where(second, N_KV - long, long)),
         HEADS,
         Where(second, LATER * SECTION, SECTION),
@@ -237,9 +237,9 @@ def _ring_rank(member: Expr, tile: Expr, members: Expr, tiles: Expr) -> Expr:
 def _resident(contributing_slots: Expr) -> Expr:
     """Return the exact co-residency bound of a ring in which all wait for member ``contributing_slots - 1``.
 
-    In a section of g heads the last member of the first head has the ticket ``(contributing_slots - 1) * g``.  If it is
-    resident, that head finishes and frees its workers for the next tickets.  With fewer workers no head ever gets its
-    last member.
+    In a section of g heads the last member of the first head has the work id ``(contributing_slots - 1) * g``.  If it
+    is resident, that head finishes and frees its workers for the next work ids.  With fewer workers no head ever gets
+    its last member.
     """
     return at_least_zero(contributing_slots - 1) * Minimum(SECTION, HEADS) + 1
 
@@ -285,7 +285,7 @@ def _symmetric_shift(c: Visible, has_lo: bool) -> Schedule:
         "symmetric_shift",
         2,
         pairs,
-        _grouped(TICKET, pairs, HEADS),
+        _grouped(WORK_ID, pairs, HEADS),
         Where(sympy.Eq(PART, 0), SLOT, Where(2 * SLOT + 1 < N_KV, N_KV - 1 - SLOT, N_KV)),
         Where(N_KV > KV, c.steps, 0),
         Where(big, walk_big, N_Q - 1 - STEP),

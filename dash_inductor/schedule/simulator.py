@@ -9,8 +9,8 @@ admits contributors in order of rank.  The timing model is that of "DASH: determ
   and stalls only when all buffers are taken.
 
 Every time is a maximum of sums of earlier times, so a job is advanced as far as known turns allow, and again when the
-turn that it waits for becomes known.  Only the assignment of tickets needs the clock: the next ticket goes to the
-worker that is free first.  That is exact, because a job that is still blocked then depends on a ticket that starts no
+turn that it waits for becomes known.  Only the assignment of work ids needs the clock: the next work id goes to the
+worker that is free first.  That is exact, because a job that is still blocked then depends on a work id that starts no
 earlier.
 """
 
@@ -52,7 +52,7 @@ class Span(NamedTuple):
     """One tile pair: computed during ``start .. computed``, added to its accumulator during ``write .. written``."""
 
     worker: int
-    ticket: int
+    work_id: int
     accumulator: Accumulator
     kv: int
     rank: int
@@ -64,7 +64,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """Result of `simulate`; if the schedule hangs, `makespan` is infinite and `unfinished` lists the tickets."""
+    """Result of `simulate`; if the schedule hangs, `makespan` is infinite and `unfinished` lists the work ids."""
 
     makespan: float
     spans: tuple[Span, ...]
@@ -82,7 +82,7 @@ class _Active:
     """A job on a worker: its steps, its progress, and the times that the next step depends on."""
 
     def __init__(self, job: Job, worker: int, now: float, group: int) -> None:
-        self.worker, self.ticket = worker, job.ticket
+        self.worker, self.work_id = worker, job.work_id
         self.steps = [
             ((job.head, g, q), column.kv, rank)
             for column in job.columns
@@ -105,14 +105,14 @@ def simulate(
     seed: int = 0,
     ordered: bool = True,
 ) -> Run:
-    """Simulate `jobs` (in ticket order) on `workers` workers.
+    """Simulate `jobs` (in work id order) on `workers` workers.
 
     Args:
         jobs: the jobs.
         workers: the number of CTAs that run at a time.
         costs: the durations of operations.
         group: query heads per kv head; a job repeats each walk for every query head, in ascending order.
-        static: ticket lists per worker (persistent CTAs); by default tickets are assigned to free workers.
+        static: work id lists per worker (persistent CTAs); by default work ids are assigned to free workers.
         speeds: factor on the durations, per worker.
         jitter: relative half width of uniform noise on every duration.
         seed: the seed of the noise.
@@ -125,7 +125,7 @@ def simulate(
     free = [(0.0, w) for w in range(workers)]
     spans: list[Span] = []
     finished: set[int] = set()
-    makespan, next_ticket = 0.0, 0
+    makespan, next_work_id = 0.0, 0
 
     def duration(a: _Active, base: float) -> float:
         noise = 1.0 + jitter * rng.uniform(-1.0, 1.0) if jitter else 1.0
@@ -150,7 +150,7 @@ def simulate(
                 buffered = max(computed, a.written[k - costs.depth])
             write = max(buffered, turn, a.written[-1] if a.written else 0.0)
             written = write + duration(a, costs.reduce)
-            spans.append(Span(a.worker, a.ticket, accumulator, kv, rank, a.ready, computed, write, written))
+            spans.append(Span(a.worker, a.work_id, accumulator, kv, rank, a.ready, computed, write, written))
             a.written.append(written)
             a.ready = buffered if costs.depth else written
             turns[accumulator, rank] = written
@@ -158,7 +158,7 @@ def simulate(
                 woken.append(waiting.pop((accumulator, rank + 1)))
         end = max(a.ready + duration(a, costs.epilogue), a.written[-1] if a.written else 0.0)
         makespan = max(makespan, end)
-        finished.add(a.ticket)
+        finished.add(a.work_id)
         heapq.heappush(free, (end, a.worker))
         return woken
 
@@ -170,11 +170,11 @@ def simulate(
                 continue
             job = jobs[queues[worker].pop()]
         else:
-            if next_ticket == len(jobs):
+            if next_work_id == len(jobs):
                 break
-            job, next_ticket = jobs[next_ticket], next_ticket + 1
+            job, next_work_id = jobs[next_work_id], next_work_id + 1
         runnable = [_Active(job, worker, now, group)]
         while runnable:
             runnable += advance(runnable.pop())
-    unfinished = tuple(job.ticket for job in jobs if job.ticket not in finished)
+    unfinished = tuple(job.work_id for job in jobs if job.work_id not in finished)
     return Run(math.inf if unfinished else makespan, tuple(spans), unfinished)

@@ -6,8 +6,8 @@ Note [Tables]
     visible contributors whose rank in the closed form is lower.  The assignment of kv tiles to CTAs, and the order in
     which CTAs are launched, stay the same.
 
-    *Progress.*  In a launch-ordered schedule every contributor of lower rank has an earlier ticket.  That is true of
-    any subset of the contributors, so every wait is still for an earlier ticket, on any number of CTAs.  This argument
+    *Progress.*  In a launch-ordered schedule every contributor of lower rank has an earlier work id.  That is true of
+    any subset of the contributors, so every wait is still for an earlier work id, on any number of CTAs.  This argument
     fails for schedules whose CTAs wait in both directions; these are not restricted.
 
     *Bits.*  A hidden tile pair would add zeros.  A mask that hides nothing therefore has the bits of its band, and the
@@ -121,11 +121,11 @@ class Tables:
         if len(pairs) not in (problem.batch, problem.batch * problem.heads) or shape != {(problem.n_q, problem.n_kv)}:
             allowed = f"[batch or heads][{problem.n_q} q tiles][{problem.n_kv} kv tiles]"
             raise ArgumentError("pairs", f"{len(pairs)} of {sorted(shape)}", allowed)
-        self.problem, self.pairs, self.tickets = problem, pairs, self._closed.tickets
+        self.problem, self.pairs, self.work_ids = problem, pairs, self._closed.work_ids
         self._by_head = len(pairs) != problem.batch
 
-    def launch(self, ticket: int) -> tuple[int, int]:
-        return self._closed.launch(ticket)
+    def launch(self, work_id: int) -> tuple[int, int]:
+        return self._closed.launch(work_id)
 
     def kv_tile(self, head: int, slot: int, part: int) -> int | None:
         return self._closed.kv_tile(head, slot, part)

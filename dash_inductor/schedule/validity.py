@@ -42,16 +42,16 @@ def coverage_faults(walk: Walk, heads: int, n_q: int, n_kv: int, jobs: Sequence[
 
 
 def backward_wait(jobs: Sequence[Job]) -> tuple[int, int] | None:
-    """Return a (waiting ticket, awaited ticket) whose awaited ticket is not earlier; None if there is no such wait.
+    """Return a (waiting work id, awaited work id) whose awaited work id is not earlier; None if there is no such wait.
 
-    None implies progress on any number of workers: ticket 0 waits for no ticket, and if all earlier tickets finish,
-    every turn that a ticket waits for comes.  Within one job an earlier column counts as earlier.
+    None implies progress on any number of workers: work id 0 waits for no work id, and if all earlier work ids finish,
+    every turn that a work id waits for comes.  Within one job an earlier column counts as earlier.
     """
     at: dict[tuple[int, int, int], tuple[int, int]] = {}
     for job in jobs:
         for c, column in enumerate(job.columns):
             for q, rank in column.steps:
-                at[job.head, q, rank] = (job.ticket, c)
+                at[job.head, q, rank] = (job.work_id, c)
     for (head, q, rank), place in at.items():
         awaited = at.get((head, q, rank - 1))
         if rank > 0 and awaited is not None and awaited >= place:
@@ -62,16 +62,16 @@ def backward_wait(jobs: Sequence[Job]) -> tuple[int, int] | None:
 def progress_faults(walk: Walk, jobs: Sequence[Job], group: int = 1) -> list[str]:
     """Return the faults in waiting, given what the walk declares about itself.
 
-    Launch-ordered schedules may only wait for earlier tickets.  Other schedules must finish with the number of workers
+    Launch-ordered schedules may only wait for earlier work ids.  Other schedules must finish with the number of workers
     that they declare to need, in a simulation in which jobs are delayed only by the waits of the model.
     """
     if not walk.shared_accumulator:
         return []
     if not walk.co_resident:
         wait = backward_wait(jobs)
-        return [] if wait is None else [f"ticket {wait[0]} waits for ticket {wait[1]}, which may not have started"]
+        return [] if wait is None else [f"work id {wait[0]} waits for work id {wait[1]}, which may not have started"]
     run = simulate(jobs, walk.resident, group=group)
-    return [f"hangs with {walk.resident} resident CTAs, tickets {run.unfinished}"] if run.unfinished else []
+    return [f"hangs with {walk.resident} resident CTAs, work ids {run.unfinished}"] if run.unfinished else []
 
 
 def check(name: str, problem: Problem, jobs: Sequence[Job] | None = None) -> list[str]:

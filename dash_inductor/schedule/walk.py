@@ -19,15 +19,15 @@ class Walk(Protocol):
     """The work of one launch.  A head is ``b * heads + h``; tiles are counted from the start of a sequence.
 
     Attributes:
-        tickets: number of CTAs of the launch; a CTA with a lower ticket starts earlier.
+        work_ids: number of CTAs of the launch; a CTA with a lower work id starts earlier.
         parts: maximum number of kv tiles that one CTA processes, one after the other.
         shared_accumulator: whether CTAs add to one dq accumulator and wait for their turn.
-        co_resident: whether some CTA waits for a later ticket.  If not, any number of resident CTAs makes progress.
+        co_resident: whether some CTA waits for a later work id.  If not, any number of resident CTAs makes progress.
         resident: the least number of simultaneously resident CTAs with which the launch cannot hang.
     """
 
     @property
-    def tickets(self) -> int: ...
+    def work_ids(self) -> int: ...
     @property
     def parts(self) -> int: ...
     @property
@@ -37,8 +37,8 @@ class Walk(Protocol):
     @property
     def resident(self) -> int: ...
 
-    def launch(self, ticket: int) -> tuple[int, int]:
-        """Return the (head, slot) of the CTA that holds `ticket`."""
+    def launch(self, work_id: int) -> tuple[int, int]:
+        """Return the (head, slot) of the CTA that holds `work_id`."""
 
     def kv_tile(self, head: int, slot: int, part: int) -> int | None:
         """Return the kv tile that a CTA processes as its `part`-th (from 0); None if there is none."""
@@ -81,7 +81,7 @@ class ClosedForm:
     def __init__(self, name: str, problem: Problem) -> None:
         schedule = define(name, problem.resolved.band)
         self.problem, self._f, self._tail = problem, functions(name, problem), problem.tail()
-        self.tickets = problem.batch * problem.heads * int(self._f.dash_slots(*self._tail))
+        self.work_ids = problem.batch * problem.heads * int(self._f.dash_slots(*self._tail))
         self.parts = schedule.parts
         self.shared_accumulator = schedule.shared_accumulator
         self.co_resident = schedule.resident is not None
@@ -89,9 +89,9 @@ class ClosedForm:
         self.seen_rows: tuple[int, int] = self._f.dash_seen_rows(*self._tail)
         self.seen_keys: tuple[int, int] = self._f.dash_seen_keys(*self._tail)
 
-    def launch(self, ticket: int) -> tuple[int, int]:
+    def launch(self, work_id: int) -> tuple[int, int]:
         p = self.problem
-        head, slot = self._f.dash_launch(ticket, p.batch * p.heads, *self._tail, p.section)
+        head, slot = self._f.dash_launch(work_id, p.batch * p.heads, *self._tail, p.section)
         return int(head), int(slot)
 
     def kv_tile(self, head: int, slot: int, part: int) -> int | None:

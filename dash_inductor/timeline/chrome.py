@@ -43,7 +43,7 @@ def _events(process: int, t: Timeline) -> Iterator[dict[str, Any]]:
             "cat": bar.kind,
             "ts": round(bar.begin, 4),
             "dur": round(bar.end - bar.begin, 4),
-            "args": {"head": t.heads[step.head], "rank": step.rank, "ticket": step.ticket},
+            "args": {"head": t.heads[step.head], "rank": step.rank, "work_id": step.work_id},
         }
 
 

@@ -95,4 +95,4 @@ def restricted(jobs: Sequence[Job], seen: Sequence[Seen], heads: int) -> tuple[J
         kept = ((q, place[job.head, q][rank]) for q, rank in column.steps if visible[q][column.kv])
         return Column(column.kv, tuple(kept))
 
-    return tuple(Job(job.ticket, job.head, tuple(walk(job, column) for column in job.columns)) for job in jobs)
+    return tuple(Job(job.work_id, job.head, tuple(walk(job, column) for column in job.columns)) for job in jobs)

@@ -3,14 +3,15 @@
 The file is one JSON object.  Times are in nanoseconds since the earliest start:
 
     {"unit": "ns", "meta": {...},
-     "spans": [{"sm": 0, "ticket": 7, "head": 1, "kv": 3, "q": 5, "start": 0, "wait": 900, "added": 1000, "end": 1150}]}
+     "spans": [{"sm": 0, "work_id": 7, "head": 1, "kv": 3, "q": 5, "start": 0, "wait": 900, "added": 1000, "end":
+     1150}]}
 
 A CTA computes a tile pair from `start` to `wait`, waits for its turn until `added`, and adds until `end`.  Query heads
 are counted over all batch elements.  Different warps record the times, so a time may precede the previous one by the
 clock's resolution; it then counts as equal.
 
 A file has at most 256 MiB and 2^20 spans; `records.profiles` writes no larger ones.  Query heads are below 2^20, tiles,
-tickets and SMs below 2^31, and times below 2^63.
+work ids and SMs below 2^31, and times below 2^63.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from ..errors import ArgumentError
 from ..untrusted import Refused, parse_json, printable, read_regular, shortened
 from .model import MICROSECONDS, Step, Timeline
 
-_FIELDS = ("sm", "ticket", "head", "kv", "q", "start", "wait", "added", "end")
-_BELOW = dict.fromkeys(("sm", "ticket", "kv", "q"), 1 << 31) | {"head": 1 << 20}  # all others: 2^63
+_FIELDS = ("sm", "work_id", "head", "kv", "q", "start", "wait", "added", "end")
+_BELOW = dict.fromkeys(("sm", "work_id", "kv", "q"), 1 << 31) | {"head": 1 << 20}  # all others: 2^63
 _BYTES, _SPANS = 256 << 20, 1 << 20
 _VALUES = 20 * _SPANS  # per span: a comma and a colon for each of nine fields, a bracket, and a comma
 _NOTED, _NOTE = ("gpu", "schedule"), 200  # maximum number of characters of each
 
 
 def read(path: Path, heads: Sequence[str] = (), shape: Mapping[str, int] | None = None) -> Timeline:
-    """Reads the timeline of a recorded run, in microseconds; its lanes are SMs, in the order of their first tickets.
+    """Reads the timeline of a recorded run, in microseconds; its lanes are SMs, in the order of their first work ids.
 
     Args:
         path: the file.
@@ -89,7 +90,7 @@ def of_spans(
     spans: Sequence[dict[str, int]], heads: Sequence[str] = (), meta: Mapping[str, Any] | None = None
 ) -> Timeline:
     """The timeline of recorded spans; ``meta["gpu"]`` and ``meta["schedule"]`` go into its note."""
-    first = {span["sm"]: span["ticket"] for span in sorted(spans, key=lambda s: -s["ticket"])}
+    first = {span["sm"]: span["work_id"] for span in sorted(spans, key=lambda s: -s["work_id"])}
     lanes = {sm: lane for lane, sm in enumerate(sorted(first, key=lambda sm: first[sm]))}
     count = 1 + max((span["head"] for span in spans), default=-1)
     if heads and count > len(heads):
@@ -100,7 +101,7 @@ def of_spans(
         key = span["head"], span["q"]
         rank = turns[key] = turns.get(key, -1) + 1
         times = accumulate((span[name] / 1000 for name in ("start", "wait", "added", "end")), max)
-        steps.append(Step(lanes[span["sm"]], span["ticket"], span["head"], span["kv"], span["q"], rank, *times))
+        steps.append(Step(lanes[span["sm"]], span["work_id"], span["head"], span["kv"], span["q"], rank, *times))
     end = max((step.written for step in steps), default=0.0)
     names = tuple(heads) or tuple(f"head {h}" for h in range(count))
     recorded = len({span["head"] for span in spans})

@@ -31,7 +31,7 @@ class Step(NamedTuple):
 
     Args:
         lane: the index in `Timeline.lanes`.
-        ticket: the ticket of its walk.
+        work_id: the work id of its walk.
         head: the index in `Timeline.heads`.
         kv, q: the tile indices.
         rank: the position of its addition among those to the dq tile of (head, q).
@@ -41,7 +41,7 @@ class Step(NamedTuple):
     """
 
     lane: int
-    ticket: int
+    work_id: int
     head: int
     kv: int
     q: int
@@ -114,7 +114,7 @@ class Timeline:
             free, last = 0.0, None  # the time from which the writer is free, and the previous step
             for i in indices:
                 step = self.steps[i]
-                if self.writer and last is not None and last.ticket == step.ticket:
+                if self.writer and last is not None and last.work_id == step.work_id:
                     yield Bar(i, 0, "wait", last.computed, step.start)
                 yield Bar(i, 0, "compute", step.start, step.computed)
                 yield Bar(i, int(self.writer), "wait", max(step.computed, free), step.write)

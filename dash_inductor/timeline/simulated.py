@@ -144,10 +144,10 @@ def _problem(site: Site, plan: Plan, example: Problem, *, of_dq: bool) -> Proble
 
 
 def _one_after_the_other(first: Timeline, second: Timeline) -> Timeline:
-    """The dq kernel and the dk/dv kernel as one run, with consecutive tickets."""
-    tickets = 1 + max((s.ticket for s in first.steps), default=-1)
+    """The dq kernel and the dk/dv kernel as one run, with consecutive work ids."""
+    work_ids = 1 + max((s.work_id for s in first.steps), default=-1)
     later = (
-        s._replace(ticket=s.ticket + tickets, **{name: getattr(s, name) + first.end for name in TIMES})
+        s._replace(work_id=s.work_id + work_ids, **{name: getattr(s, name) + first.end for name in TIMES})
         for s in second.steps
     )
     note = "first dq, then dk and dv"
@@ -175,7 +175,7 @@ def of_run(
         unit: the unit of `costs`.
     """
     steps = tuple(
-        Step(s.worker, s.ticket, s.accumulator[0] * group + s.accumulator[1], s.kv, s.accumulator[2], s.rank, *s[5:])
+        Step(s.worker, s.work_id, s.accumulator[0] * group + s.accumulator[1], s.kv, s.accumulator[2], s.rank, *s[5:])
         for s in run.spans
     )
     end = max((s.written for s in steps), default=0.0) if math.isinf(run.makespan) else run.makespan

@@ -119,8 +119,8 @@ def _main(
     name: str, problem: Problem, rates: Backward, grouped: bool, documents: Documents | None
 ) -> tuple[float, float]:
     """Predicts the time of the main kernel and the mean idle time of an SM at its end, in microseconds."""
-    tickets = problem.heads * problem.n_kv
-    batch = max(1, min(problem.batch, WALKS // tickets))
+    work_ids = problem.heads * problem.n_kv
+    batch = max(1, min(problem.batch, WALKS // work_ids))
     walks = _walks(name, replace(problem, batch=batch), documents)
     always = rates.walk + (rates.group if grouped else 0.0)
     times = {w: always + w[0] * rates.step + w[1] * rates.masked + w[2] * rates.down for w in set(walks)}
@@ -142,8 +142,8 @@ def _walks(name: str, problem: Problem, documents: Documents | None) -> tuple[tu
     tiles = _tiles(name, problem) if documents is None else _tiles_of(documents, problem)
     found: dict[tuple[int, int], tuple[int, int, bool]] = {}
     walks = []
-    for ticket in range(walk.tickets):
-        head, slot = walk.launch(ticket)
+    for work_id in range(walk.work_ids):
+        head, slot = walk.launch(work_id)
         key = walk.kind(head), slot
         if key not in found:
             kv = walk.kv_tile(head, slot, 0)

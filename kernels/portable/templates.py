@@ -95,7 +95,7 @@ _DKDV_HEAD = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "DV"%(argument
 
 _DKDV_TAIL = """
     dv_operand = Operand(DV, ({{stride("DV")}},))
-    head, slot = dash_launch(ticket, batch * heads, walk, BLOCK_Q, BLOCK_KV, SECTION)
+    head, slot = dash_launch(work_id, batch * heads, walk, BLOCK_Q, BLOCK_KV, SECTION)
     b = head // heads
     h = head % heads
     for part in range(PARTS):
@@ -118,14 +118,14 @@ _DKDV_TAIL = """
                        val_shape=("BLOCK_KV", "BLOCK_D"))}}
 """
 
-# One pass: ticket and semaphores are the workspace, see Note [Forward progress] in ordering.py.
+# One pass: work id and semaphores are the workspace, see Note [Forward progress] in ordering.py.
 _ORDERED_ENTRY = """
     workspace = ws_ptr.to(tl.pointer_type(tl.int32))
-    ticket = tl.atomic_add(workspace, 1, sem="relaxed")
+    work id = tl.atomic_add(workspace, 1, sem="relaxed")
     accumulator = Accumulator(DQ, workspace + 1)
 """
 _UNORDERED_ENTRY = """
-    ticket = tl.program_id(0)
+    work id = tl.program_id(0)
     accumulator = Accumulator(DELTA, DELTA)
 """
 

@@ -192,7 +192,7 @@ def test_a_site_that_no_kernel_covers(capsys: pytest.CaptureFixture[str], tmp_pa
 
 def test_timelines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     recorded = tmp_path / "run.json"
-    span = {"sm": 0, "ticket": 0, "head": 3, "kv": 0, "q": 0, "start": 0, "wait": 900, "added": 1000, "end": 1150}
+    span = {"sm": 0, "work_id": 0, "head": 3, "kv": 0, "q": 0, "start": 0, "wait": 900, "added": 1000, "end": 1150}
     recorded.write_text(json.dumps({"unit": "ns", "spans": [span], "meta": {}}))
     image, trace = tmp_path / "a.svg", tmp_path / "a.json"
     out = printed(

@@ -199,13 +199,13 @@ def test_the_place_of_a_head(schedule: str) -> None:
 
 @shapes
 def test_any_number_of_ctas(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One CTA that takes all tickets, a few, and one for every ticket."""
+    """One CTA that takes all work ids, a few, and one for every work id."""
     run = direct(shape)
     expected = run()
     for ctas in (1, 7, 131, 1 << 30):
         launch._state.cache_clear()
         with monkeypatch.context() as patch:
-            patch.setattr(launch._State, "_ctas", lambda _, walk, ctas=ctas: min(walk.tickets, ctas))
+            patch.setattr(launch._State, "_ctas", lambda _, walk, ctas=ctas: min(walk.work_ids, ctas))
             assert all(map(torch.equal, expected, run())), ctas
     launch._state.cache_clear()
 

@@ -66,13 +66,13 @@ def direct(shape: Shape, *, batch: int = 2, kv_heads: int = 4) -> Direct:
 
 
 def expected_pairs(run: Direct) -> dict[tuple[int, int, int], tuple[int, int]]:
-    """Ticket and rank of every tile pair, by query head among all of the batch, kv tile and q tile."""
+    """Work id and rank of every tile pair, by query head among all of the batch, kv tile and q tile."""
     p, tiles = run.problem, run.plan.dkdv
     (batch, heads, q_len, _), (_, kv_heads, kv_len, _) = p.q.shape, p.k.shape
     work = Problem(p.mask, q_len, kv_len, tiles.block_q, tiles.block_kv, batch, heads, section=run.plan.section)
     walked = walked_query_heads(True, heads, kv_heads)
     return {
-        (job.head // heads * heads + walked[job.head % heads][0], column.kv, q): (job.ticket, rank)
+        (job.head // heads * heads + walked[job.head % heads][0], column.kv, q): (job.work_id, rank)
         for job in tables(run.plan.schedule, work)
         for column in job.columns
         for q, rank in column.steps
@@ -80,16 +80,16 @@ def expected_pairs(run: Direct) -> dict[tuple[int, int, int], tuple[int, int]]:
 
 
 def check_profile(found: dict[str, Any], pairs: dict[tuple[int, int, int], tuple[int, int]]) -> None:
-    """Every pair once, by its ticket, its times in their order, a q tile's contributions in order of their ranks."""
+    """Every pair once, by its work id, its times in their order, a q tile's contributions in order of their ranks."""
     spans = {(span["head"], span["kv"], span["q"]): span for span in found["spans"]}
     assert len(spans) == len(found["spans"])
-    assert {place: span["ticket"] for place, span in spans.items()} == {place: t for place, (t, _) in pairs.items()}
+    assert {place: span["work_id"] for place, span in spans.items()} == {place: t for place, (t, _) in pairs.items()}
     assert min(span["start"] for span in spans.values()) == 0
     sms: dict[int, set[int]] = {}
     turns: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for (head, kv, q), span in spans.items():
         assert span["start"] <= span["wait"] <= span["added"] <= span["end"]
-        sms.setdefault(span["ticket"], set()).add(span["sm"])
+        sms.setdefault(span["work_id"], set()).add(span["sm"])
         turns.setdefault((head, q), []).append((pairs[head, kv, q][1], span["added"]))
     assert all(len(found) == 1 for found in sms.values())
     assert set().union(*sms.values()) <= set(range(torch.cuda.get_device_properties(0).multi_processor_count))

@@ -39,7 +39,7 @@ def results(programs: Mapping[str, Sequence[str]]) -> list[dict[str, object]]:
 @pytest.mark.parametrize("mask", ["band", "documents"])
 @pytest.mark.parametrize("schedule", ["ascending", "descending", "spt", "bent_fold"])
 def test_most_sms_are_held(schedule: str, mask: str, free: int) -> None:
-    """The work of 1024 tickets ends on the SMs that are left, with the bits of an idle GPU."""
+    """The work of 1024 work ids ends on the SMs that are left, with the bits of an idle GPU."""
     (found,) = results({f"{schedule} of a {mask} on {free} SMs": ("held", schedule, mask, str(free))})
     assert found == {"held until the end": True, "equal": True}
 

@@ -27,7 +27,7 @@ from dash_inductor.schedule.symbols import (
     SECTION,
     SLOT,
     STEP,
-    TICKET,
+    WORK_ID,
     Expr,
     Q,
     Rem,
@@ -41,7 +41,7 @@ OWN: dict[str, set[Expr]] = {
     "q_tile": {KV, STEP},
     "rank": {Q, KV},
     "visible": {Q, KV},
-    "launch": {TICKET, HEADS, SECTION},
+    "launch": {WORK_ID, HEADS, SECTION},
     "resident": {HEADS, SECTION},  # how many CTAs a launch needs, which the host asks before
 }
 """The symbols that each expression of a schedule may read beside the facts of a walk."""
@@ -70,11 +70,11 @@ def test_expressions_of_walks_and_ranks_have_no_heads(name: str) -> None:
         if supports(name, band) is None:
             s = define(name, band)
             assert forbidden(s) == {}, band
-            assert {TICKET, HEADS, SECTION} <= symbols(s.launch)
+            assert {WORK_ID, HEADS, SECTION} <= symbols(s.launch)
 
 
 @pytest.mark.parametrize("field", ["slots", "kv_tile", "num_steps", "q_tile", "rank"])
-@pytest.mark.parametrize("symbol", [HEADS, TICKET, SECTION], ids=str)
+@pytest.mark.parametrize("symbol", [HEADS, WORK_ID, SECTION], ids=str)
 def test_a_schedule_that_knows_the_heads_is_noticed(symbol: Expr, field: str) -> None:
     s = define("bent_fold", Band(0))
     broken = replace(s, **{field: getattr(s, field) + Rem(symbol, 2)})
@@ -84,7 +84,7 @@ def test_a_schedule_that_knows_the_heads_is_noticed(symbol: Expr, field: str) ->
 
 
 def test_functions_of_walks_and_ranks_take_no_heads() -> None:
-    named = {"head", "heads", "batch", "ticket", "SECTION"}
+    named = {"head", "heads", "batch", "work_id", "SECTION"}
     assert not named & set(WALK)
     assert [name for name, parameters in SIGNATURES.items() if named & set(parameters)] == ["dash_launch"]
 

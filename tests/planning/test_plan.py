@@ -308,4 +308,4 @@ def test_a_dense_mask_is_planned_as_a_causal_one(heads: str) -> None:
             walk = [causal.q_tile(head, kv, step) for step in range(causal.visits(head, kv))]
             assert tables.walk(head, kv) == walk
             assert [tables.rank(head, q, kv) for q in walk] == [causal.rank(head, q, kv) for q in walk]
-        assert [tables.launch(t) for t in range(tables.tickets)] == [causal.launch(t) for t in range(causal.tickets)]
+        assert [tables.launch(t) for t in range(tables.work_ids)] == [causal.launch(t) for t in range(causal.work_ids)]

@@ -56,7 +56,7 @@ def test_spans() -> None:
     """Sorted, in nanoseconds since the first start; no time of a pair is after the next one."""
     found = filled().to_dict()
     assert found["unit"] == "ns"
-    names = ("sm", "ticket", "head", "kv", "q", "start", "wait", "added", "end")
+    names = ("sm", "work_id", "head", "kv", "q", "start", "wait", "added", "end")
     rows = [tuple(span[name] for name in names) for span in found["spans"]]
     assert rows == [
         (7, 5, 1, 0, 2, 0, 320, 640, 960),

@@ -37,8 +37,8 @@ def test_c_semantics_give_the_same_values(p: Problem, data: st.DataObject) -> No
         assert getattr(here, function)(*args) == getattr(there, function)(*args)
 
     slots = here.dash_slots(*tail)
-    for ticket in range(p.batch * p.heads * slots):
-        same("dash_launch", ticket, p.batch * p.heads, *tail, p.section)
+    for work_id in range(p.batch * p.heads * slots):
+        same("dash_launch", work_id, p.batch * p.heads, *tail, p.section)
     for slot, part in product(range(slots), range(PARTS[name])):
         same("dash_kv_tile", slot, part, *tail)
         kv = here.dash_kv_tile(slot, part, *tail)

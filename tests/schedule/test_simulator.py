@@ -23,7 +23,7 @@ def _worker_per_tile(jobs: tuple[Job, ...], n: int, mirror: bool = False) -> lis
     static: list[list[int]] = [[] for _ in range(n)]
     for job in jobs:
         kv = job.columns[0].kv
-        static[n - 1 - kv if mirror and job.head % 2 else kv].append(job.ticket)
+        static[n - 1 - kv if mirror and job.head % 2 else kv].append(job.work_id)
     return static
 
 

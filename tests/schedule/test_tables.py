@@ -51,7 +51,7 @@ def random_tables(seed: int, name: str, *, by_head: bool = False) -> Tables:
 @pytest.mark.parametrize("by_head", [False, True], ids=["by batch element", "by head"])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_random_tables_are_valid(name: str, by_head: bool) -> None:
-    """Each visible pair once, ranks without holes, and every wait for an earlier ticket."""
+    """Each visible pair once, ranks without holes, and every wait for an earlier work id."""
     for seed in range(25):
         assert check_tables(random_tables(seed, name, by_head=by_head)) == [], seed
 
@@ -118,13 +118,13 @@ def full(n_q: int, n_kv: int) -> Tables:
     return Tables("ascending", Problem(Band(), n_q, n_kv, 1, 1), [[[FULL] * n_kv] * n_q])
 
 
-def test_a_wait_for_a_later_ticket_is_caught() -> None:
-    """Negative control: two kv tiles of one head, that share a q tile, trade tickets."""
+def test_a_wait_for_a_later_work_id_is_caught() -> None:
+    """Negative control: two kv tiles of one head, that share a q tile, trade work ids."""
     walk = full(4, 3)
     jobs = jobs_of(walk)
-    swapped = (replace(jobs[1], ticket=0), replace(jobs[0], ticket=1), jobs[2])
+    swapped = (replace(jobs[1], work_id=0), replace(jobs[0], work_id=1), jobs[2])
     assert backward_wait(swapped) is not None
-    assert any("waits for ticket" in fault for fault in check_tables(walk, swapped))
+    assert any("waits for work id" in fault for fault in check_tables(walk, swapped))
     assert simulate(swapped, 1).unfinished
 
 

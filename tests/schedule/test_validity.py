@@ -121,7 +121,7 @@ def _with_ranks_of(jobs: tuple[Job, ...], other: tuple[Job, ...]) -> tuple[Job, 
 def test_ascending_ranks_under_spt_launch_are_caught() -> None:
     p = Problem(Band(0, None), 6, 6, 1, 1)
     broken = _with_ranks_of(tables("spt", p), tables("ascending", p))
-    assert any("waits for ticket" in fault for fault in check("spt", p, broken))
+    assert any("waits for work id" in fault for fault in check("spt", p, broken))
     assert backward_wait(broken) is not None
     assert simulate(broken, 5).unfinished
 
@@ -173,7 +173,7 @@ def test_unsupported_masks_are_named() -> None:
 @given(problems(), st.integers(2, 5), st.data())
 def test_members_of_a_group_are_launched_in_their_order(p: Problem, group: int, data: st.DataObject) -> None:
     """The Hopper kernel sums dk and dv over members, heads of the schedule one after the other: each waits for a lower
-    ticket, under every schedule, section and number of heads."""
+    work id, under every schedule, section and number of heads."""
     name = data.draw(st.sampled_from([n for n in names_for(p) if n != "two_pass"]))
     turns: dict[tuple[int, int, int], list[int]] = {}
     for job in tables(name, replace(p, heads=p.heads * group, group=1)):

@@ -39,7 +39,7 @@ from dash_inductor.kernels.hopper.backward.device import (
     split_loops,
     stamps,
     table_walk,
-    tickets,
+    work_ids,
 )
 from dash_inductor.kernels.hopper.shared.device import (
     clear,
@@ -174,7 +174,7 @@ class Tile:
 
     blocks: what each holds, None while a copy is under way; readers: matmuls and bulk stores that may still read it;
     in_halves: the blocks are the two warpgroups', which hold the same if they belong together; writes: the last one of
-    threads to each block; first: as of a `Value`; ticket: of the role that wrote it, which the roles to whom it tells
+    threads to each block; first: as of a `Value`; work id: of the role that wrote it, which the roles to whom it tells
     something have, too; results: the tiles that lie in it.
     """
 
@@ -185,7 +185,7 @@ class Tile:
         self.in_halves = False
         self.writes: dict[int, Write] = {}
         self.first: int | None = None
-        self.ticket = -1
+        self.work_id = -1
         self.layout = None
         self.results: dict[int, Part] = {}
 
@@ -236,7 +236,7 @@ class Tile:
         if role.other is None or not self.in_halves:
             self.blocks, self.writes, self.in_halves = {}, {}, role.other is not None
         self.blocks[role.half] = value.read()
-        self.first, self.ticket = value.first, role.ticket
+        self.first, self.work_id = value.first, role.work_id
 
     def was_written(self) -> None:
         role = self.simulation.current
@@ -257,7 +257,7 @@ class Tile:
     def load(self, _: Any) -> Value:
         if self.first is not None:
             assert self.simulation.current is not None
-            self.simulation.current.ticket = self.ticket
+            self.simulation.current.work_id = self.work_id
         return Value(self.shape, self.contents(), first=self.first)
 
 
@@ -376,14 +376,14 @@ class Descriptor:
 class Role:
     """A role of a CTA, or a warpgroup of the consumers: a thread that runs when it is its turn.
 
-    ticket: the one that it works on; half, other: which of two warpgroups it is, and the other one; met: how often it
+    work_id: the one that it works on; half, other: which of two warpgroups it is, and the other one; met: how often it
     has come to a barrier with the other.
     """
 
     cta: int
     name: str
     run: Callable[[], None]
-    ticket: int = -1
+    work_id: int = -1
     half: int = 0
     other: Role | None = None
     met: int = 0
@@ -404,7 +404,7 @@ class Role:
 
 
 class Store(NamedTuple):
-    """A tile, or a block of one, on its way to global memory, for this ticket: "store", "add", "some rows".
+    """A tile, or a block of one, on its way to global memory, for this work id: "store", "add", "some rows".
 
     Of some rows of a tile the coordinates are head, first token, first column, and how many.
     """
@@ -413,7 +413,7 @@ class Store(NamedTuple):
     descriptor: str
     coordinates: tuple[int, ...]
     parts: tuple[Any, ...]
-    ticket: int
+    work_id: int
     time: int = 0
 
 
@@ -427,7 +427,7 @@ class Simulation:
     Args:
         constants: the kernel's groups of compile-time constants, schedule functions as Python.
         arguments: its other arguments by name.
-        ctas: how many there are; its arguments say how many tickets they take.
+        ctas: how many there are; its arguments say how many work ids they take.
         memory: the numbers behind pointers, by their names; any others are loaded as values that are called so.
         resident: how many may run at the same time.
         seed: of the order in which roles and copies take turns.
@@ -437,9 +437,9 @@ class Simulation:
     After `run`, `stores` is what went to global memory, in this order, `sums` what grouped heads added there by
     pointer and warpgroup, `semaphores` the final counts by pointer, `stamps` the numbers that were written by pointer,
     and `cleared` of the tiles whose rows were cleared what they had, and what said which rows.  Each look at the clock
-    finds it one later; the SM of a CTA is its number + 1000.  `taken` is which CTA took a ticket, `passed` what the
+    finds it one later; the SM of a CTA is its number + 1000.  `taken` is which CTA took a work id, `passed` what the
     clock showed when a semaphore was set after its turn of a rank, and `arrived` at which named barriers a warpgroup
-    arrived when, by ticket.
+    arrived when, by work id.
     """
 
     def __init__(
@@ -552,7 +552,7 @@ class Simulation:
 
 
 _MODULES = (
-    score_gluon, operations, step_signals, clear, placement, head_work, step_words, shared_memory, tickets,
+    score_gluon, operations, step_signals, clear, placement, head_work, step_words, shared_memory, work_ids,
     closed_form, table_walk, dropout, steps, split_loops,
     group, stamps, producer, consumer, reducer, entry,
 )  # fmt: skip
@@ -637,7 +637,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
 
     def arrive_at(number: int, threads: int) -> None:
         s.pause()
-        s.arrived[current().ticket].append((number, s.time))
+        s.arrived[current().work_id].append((number, s.time))
         s.named[current().cta, number].come(current(), threads, waits=False)
 
     def meet_at(number: int, threads: int) -> None:
@@ -689,7 +689,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
             if current().half:
                 return
             tile = source[0]
-            s.stores.append(Store(how, desc.name, tuple(coordinates), tile.by_async_proxy(), current().ticket, s.time))
+            s.stores.append(Store(how, desc.name, tuple(coordinates), tile.by_async_proxy(), current().work_id, s.time))
             tile.readers.append(current())
             current().storing.append(tile)
 
@@ -699,7 +699,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         """`placement._store_first`, of which the simulation of the forward runs the source."""
         s.pause()
         coordinates = h, token, column, count
-        store = Store("some rows", target.ptr.name, coordinates, tile.contents(), current().ticket)
+        store = Store("some rows", target.ptr.name, coordinates, tile.contents(), current().work_id)
         if current().half == 0:
             s.stores.append(store)
 
@@ -759,11 +759,11 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
 
     def add(pointer: Pointer, what: Any, sem: str) -> Any:
         assert sem == "relaxed"
-        if pointer.name == "ticket":
+        if pointer.name == "work_id":
             assert what == 1
-            current().ticket = len(s.taken)
+            current().work_id = len(s.taken)
             s.taken.append(current().cta)
-            return current().ticket
+            return current().work_id
         s.pause()
         s.sums[pointer, current().half] = Value(what.shape, load(pointer, ".cg").parts + what.read())
         return None

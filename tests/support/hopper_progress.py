@@ -33,7 +33,7 @@ Run = Callable[[], Gradients]
 
 
 def big(schedule: str) -> Direct:
-    """A backward of 1024 tickets, far more than there are SMs."""
+    """A backward of 1024 work ids, far more than there are SMs."""
     mask = Band() if schedule == "ascending" else Band(0)
     p = Attention.random(4096, 4096, 128, mask, batch=2, kv_heads=16)
     return Direct(p, schedule, forward=any_forward(p))

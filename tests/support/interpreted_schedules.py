@@ -68,7 +68,7 @@ def random_case(function: str, python: Any, module: ModuleType, rng: random.Rand
     tail = ((q_len, kv_len, lo, hi), BLOCKS["BLOCK_Q"], BLOCKS["BLOCK_KV"])
     slots = python.dash_slots(*tail)
     values = {"q_len": q_len, "kv_len": kv_len, "lo": lo, "hi": hi, "heads": heads}
-    values["ticket"], values["slot"] = rng.randrange(heads * slots), rng.randrange(slots)
+    values["work_id"], values["slot"] = rng.randrange(heads * slots), rng.randrange(slots)
     values["part"] = rng.randint(0, 1)
     values["kv"], values["q"] = rng.randrange(-(-kv_len // tail[2])), rng.randrange(-(-q_len // tail[1]))
     steps = python.dash_visits(values["kv"], *tail)

@@ -27,7 +27,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dash_inductor.frontends.attention import NotReadable
 from dash_inductor.frontends.mods import Mod, Plane
 from dash_inductor.frontends.scores import read_score
-from dash_inductor.graph.drafts import Drafts, erase
+from dash_inductor.graph.temporaries import Temporaries, erase
 from dash_inductor.masks import recognition
 
 from .flex import Data, Sizes
@@ -160,10 +160,10 @@ def outcome(program: Program) -> str:
         inner = make_fx(lambda *given: program.compute(*given), select_decomp_table(), tracing_mode="fake")(
             *([torch.zeros(())] * program.scores), *numbers, *tensors
         )
-    drafts, plane = Drafts(around.graph), Plane(places[0], places[1])
+    temporaries, plane = Temporaries(around.graph), Plane(places[0], places[1])
 
     def write(mod: Mod, node: Node, floats: bool = False) -> Node:
-        return mod.write(node, plane, drafts, places[0], floats=floats)
+        return mod.write(node, plane, temporaries, places[0], floats=floats)
 
     def value(node: Node) -> Tensor:
         run = Interpreter(around, garbage_collect_values=False)

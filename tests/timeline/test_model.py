@@ -156,7 +156,7 @@ def test_query_heads_of_a_group_follow_one_another_on_a_portable_cta_and_have_ct
         run = of_plan(SITE, arch, planner.plan(SITE, arch, "spt"))
         ctas: dict[int, set[int]] = {}
         for step in run.steps:
-            ctas.setdefault(step.ticket, set()).add(step.head)
+            ctas.setdefault(step.work_id, set()).add(step.head)
         return {frozenset(heads) for heads in ctas.values()}
 
     assert heads_of_a_cta("sm_80") == {frozenset({b + h, b + h + 1}) for b in (0, 4) for h in (0, 2)}
@@ -170,11 +170,11 @@ def test_two_passes_are_drawn_one_after_the_other() -> None:
     run = of_plan(site, "sm_80", plan)
     assert plan.dq is not None
     ctas, last = 8 * 512 // plan.dq.block_q, 512 // plan.dq.block_q - 1
-    first, second = [s for s in run.steps if s.ticket < ctas], [s for s in run.steps if s.ticket >= ctas]
+    first, second = [s for s in run.steps if s.work_id < ctas], [s for s in run.steps if s.work_id >= ctas]
     assert max(s.written for s in first) <= min(s.start for s in second)
     assert max(s.written for s in second) == run.end
     assert not any(bar.kind == "wait" for bar in run.bars)
-    assert {(s.ticket, s.head, s.q) for s in first if s.ticket < 2} == {(0, 0, last), (1, 1, last)}
+    assert {(s.work_id, s.head, s.q) for s in first if s.work_id < 2} == {(0, 0, last), (1, 1, last)}
     for steps, tiles in ((first, plan.dq), (second, plan.dkdv)):
         assert {(s.head, s.q, s.kv) for s in steps} == {
             (h, q, kv) for h in range(8) for q in range(512 // tiles.block_q) for kv in range(256 // tiles.block_kv)
@@ -272,7 +272,7 @@ def test_without_predictions_times_are_the_planners_units() -> None:
     assert {run.name for run in found.timelines} >= {"two_pass", "spt", "bent_fold"}
 
 
-SPAN = {"sm": 3, "ticket": 0, "head": 0, "kv": 0, "q": 0, "start": 0, "wait": 900, "added": 1000, "end": 1150}
+SPAN = {"sm": 3, "work_id": 0, "head": 0, "kv": 0, "q": 0, "start": 0, "wait": 900, "added": 1000, "end": 1150}
 
 
 def recorded(tmp_path: Path, *spans: dict[str, Any], unit: str = "ns") -> Path:
@@ -282,7 +282,7 @@ def recorded(tmp_path: Path, *spans: dict[str, Any], unit: str = "ns") -> Path:
 
 
 def test_a_recorded_run(tmp_path: Path) -> None:
-    second = {**SPAN, "sm": 1, "ticket": 1, "kv": 1, "start": 100, "wait": 800, "added": 1200, "end": 1199}
+    second = {**SPAN, "sm": 1, "work_id": 1, "kv": 1, "start": 100, "wait": 800, "added": 1200, "end": 1199}
     run = measured.read(recorded(tmp_path, second, SPAN), ("head 0",))
     assert (run.unit, run.lanes, run.end) == (MICROSECONDS, ("SM 3", "SM 1"), 1.2)
     assert (run.measured, run.note) == (True, "a GPU")
@@ -373,7 +373,7 @@ def test_files_that_only_look_like_recorded_runs(tmp_path: Path, make: Callable[
 
 
 @pytest.mark.parametrize(
-    "change", [{"sm": 1 << 31}, {"ticket": 1 << 31}, {"head": 1 << 20}, {"end": 1 << 63}, {"kv": True}, {"q": 0.5}]
+    "change", [{"sm": 1 << 31}, {"work_id": 1 << 31}, {"head": 1 << 20}, {"end": 1 << 63}, {"kv": True}, {"q": 0.5}]
 )
 def test_numbers_of_a_recorded_run_have_a_range(tmp_path: Path, change: dict[str, Any]) -> None:
     (name,) = change

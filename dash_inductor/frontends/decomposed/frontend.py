@@ -20,9 +20,9 @@ from torch.fx import Graph, Node
 
 from ...errors import described
 from ...graph import backward, sizes
-from ...graph.drafts import Drafts, users
 from ...graph.nodes import Argument, bind, op_name
 from ...graph.numbers import holds_all
+from ...graph.temporaries import Temporaries, users
 from ...model.mask import Band
 from ...model.plan import Kept
 from ...model.reasons import Reason
@@ -56,7 +56,7 @@ class _Softmax:
 def find(graph: Graph) -> Iterator[Found]:
     """Yield the decomposed attentions of a graph; see `Frontend`.
 
-    Adds draft nodes (`graph.drafts`), which stay only if a replaced attention reads them.
+    Adds temporary nodes (`graph.temporaries`), which stay only if a replaced attention reads them.
     """
     of_math = {refusal.node: refusal for refusal in math_backend.find(graph) if isinstance(refusal, Refusal)}
     softmaxes = list(_softmaxes(graph))
@@ -64,7 +64,7 @@ def find(graph: Graph) -> Iterator[Found]:
         yield from of_math.values()
         return
     places = {node: number for number, node in enumerate(graph.nodes)}
-    known = _Known(places, backward.of_backward(graph), set(), Drafts(graph))
+    known = _Known(places, backward.of_backward(graph), set(), Temporaries(graph))
     found = [_read(softmax, known, of_math) for softmax in softmaxes]
     yield from of_math.values()
     matches = [match for match in found if isinstance(match, _Match)]
@@ -139,13 +139,13 @@ class _Known:
         place: the index of each node in the graph.
         of_backward: the nodes that depend on gradients.
         avoid: the nodes that will be erased because an attention is replaced.
-        drafts: adds temporary nodes.
+        temporaries: adds temporary nodes.
     """
 
     place: dict[Node, int]
     of_backward: Set[Node]
     avoid: set[Node]
-    drafts: Drafts
+    temporaries: Temporaries
 
 
 @dataclass
@@ -197,7 +197,7 @@ class _Match:
         return set().union(*(result.before for result in results))
 
     def attention(self) -> Attention:
-        """Return the attention; draft nodes bring its operands into the dimensions of attention.
+        """Return the attention; temporary nodes bring its operands into the dimensions of attention.
 
         Raises:
             Stuck: a tensor cannot be brought into these dimensions.
@@ -318,7 +318,7 @@ def _match(softmax: _Softmax, known: _Known) -> _Match | Kept:
     values.run(softmax.exponential, softmax.total, softmax.quotient)
     if "O" not in values.results:
         raise Stuck(softmax.quotient, _readers(softmax.quotient))
-    reader = Reader(known.drafts, values, Roles.of(values), known.avoid)
+    reader = Reader(known.temporaries, values, Roles.of(values), known.avoid)
     double = next((node for node in values.known if is_float(node) and node.meta["val"].dtype == torch.float64), None)
     if double is not None:
         return Kept(Reason.DTYPE, f"computed in float64 ({_name(double)})")

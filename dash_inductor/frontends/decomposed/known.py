@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Node
 
-from ...graph.drafts import users
+from ...graph.temporaries import users
 from .labels import Atoms, Dimension
 from .scores import Scores
 from .value import PUBLIC, RESULTS, Kind, Operand, Value

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ...graph.drafts import Drafts
 from ...graph.sizes import static
+from ...graph.temporaries import Temporaries
 from .labels import Atom, Dimension, Labels
 from .places import Reader
 from .scores import Stuck, Term
@@ -30,7 +30,7 @@ def mask_of(reader: Reader) -> Node | None:
     if not terms:
         return None
     if all(term.kind == "hide" and term.fill == -math.inf for term, _ in terms):
-        return _all_visible(reader.drafts, terms)
+        return _all_visible(reader.temporaries, terms)
     found: Node | None = None
     for term, tensor in terms:
         found = _with_term(reader, found, term, tensor)
@@ -45,32 +45,32 @@ def must_be_read(terms: list[Term]) -> bool:
     return any(term.kind == "hide" and term.fill != -math.inf for term in terms)
 
 
-def _all_visible(drafts: Drafts, terms: list[tuple[Term, Node]]) -> Node:
+def _all_visible(temporaries: Temporaries, terms: list[tuple[Term, Node]]) -> Node:
     found: Node | None = None
     for term, tensor in terms:
-        visible = _call(drafts, aten.logical_not.default, tensor) if term.hidden_if else tensor
-        found = visible if found is None else _call(drafts, aten.logical_and.default, found, visible)
+        visible = _call(temporaries, aten.logical_not.default, tensor) if term.hidden_if else tensor
+        found = visible if found is None else _call(temporaries, aten.logical_and.default, found, visible)
     assert found is not None
     return found
 
 
 def _with_term(reader: Reader, before: Node | None, term: Term, tensor: Node) -> Node:
     """Return what is added to the scores, `before` extended by one more term."""
-    drafts = reader.drafts
+    temporaries = reader.temporaries
     if term.kind == "add":
-        return tensor if before is None else _call(drafts, aten.add.Tensor, before, tensor)
+        return tensor if before is None else _call(temporaries, aten.add.Tensor, before, tensor)
     like = tensor if before is None else before
     dtype = torch.float32 if before is None else before.meta["val"].dtype
     fill = -math.inf if term.fill == -math.inf else torch.finfo(dtype).min
     facts = {"dtype": dtype, "device": like.meta["val"].device}
-    filled, rest = (drafts.call(aten.full.default, [], value, like=tensor, **facts) for value in (fill, 0.0))
+    filled, rest = (temporaries.call(aten.full.default, [], value, like=tensor, **facts) for value in (fill, 0.0))
     rest = rest if before is None else before
     chosen = (filled, rest) if term.hidden_if else (rest, filled)
-    return _call(drafts, aten.where.self, tensor, *chosen)
+    return _call(temporaries, aten.where.self, tensor, *chosen)
 
 
-def _call(drafts: Drafts, target: Callable[..., Any], *args: Any) -> Node:
-    return drafts.call(target, *args, like=max(arg for arg in args if isinstance(arg, Node)))
+def _call(temporaries: Temporaries, target: Callable[..., Any], *args: Any) -> Node:
+    return temporaries.call(target, *args, like=max(arg for arg in args if isinstance(arg, Node)))
 
 
 def _in_four(reader: Reader, term: Term) -> Node:
@@ -97,9 +97,9 @@ def _repeated(reader: Reader, tensor: Node, own: Labels, atoms: list[Atom]) -> t
     if None in shape:
         raise Stuck(tensor, "it broadcasts along some of the leading dimensions, whose sizes are dynamic")
     for _ in atoms:
-        tensor = _call(reader.drafts, aten.unsqueeze.default, tensor, 0)
+        tensor = _call(reader.temporaries, aten.unsqueeze.default, tensor, 0)
     if atoms:
-        tensor = _call(reader.drafts, aten.expand.default, tensor, shape)
+        tensor = _call(reader.temporaries, aten.expand.default, tensor, shape)
     return tensor, (*((atom,) for atom in atoms), *own)
 
 

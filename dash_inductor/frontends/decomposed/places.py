@@ -13,10 +13,10 @@ import torch
 from torch.fx import Node
 
 from ...graph import sizes
-from ...graph.drafts import Drafts, users
 from ...graph.emit import Emitter
 from ...graph.nodes import Argument, op_name
 from ...graph.numbers import holds_all
+from ...graph.temporaries import Temporaries, users
 from ...model.call import Order
 from ..attention import Axes
 from ..repeat_kv import find_repeat
@@ -294,7 +294,7 @@ class Reader:
     If it can, it reads no nodes in `avoid`, which will be erased.
     """
 
-    drafts: Drafts
+    temporaries: Temporaries
     values: Values
     roles: Roles
     avoid: set[Node]
@@ -322,7 +322,7 @@ class Reader:
         """Return an argument that holds an operand in its four dimensions, converted to `dtype` unless that is None."""
         found = self.in_four(node, self.values.named[kind][node].labels, self.roles.of_kind(kind))
         if dtype is not None and found.meta["val"].dtype != dtype:
-            found = self._draft(prims.convert_element_type.default, found, dtype)
+            found = self._temporary(prims.convert_element_type.default, found, dtype)
         return self.place(found)
 
     def in_four(self, node: Node, labels: Labels, wanted: Labels) -> Node:
@@ -333,17 +333,17 @@ class Reader:
         """
         atoms = self.values.atoms
         try:
-            size = size_in(lambda tensor, dim: self.drafts.size(tensor, dim, like=node), Emitter.behind(node))
-            return converted(self._draft, size, atoms, node, labels, wanted)
+            size = size_in(lambda tensor, dim: self.temporaries.size(tensor, dim, like=node), Emitter.behind(node))
+            return converted(self._temporary, size, atoms, node, labels, wanted)
         except ValueError as error:
             raise Stuck(node, str(error)) from error
 
     def place(self, node: Node) -> Argument:
         """Return an argument that holds this node, or whatever replaces the node later."""
-        return Argument(self._draft(aten.alias.default, node), 0)
+        return Argument(self._temporary(aten.alias.default, node), 0)
 
-    def _draft(self, target: Callable[..., Any], source: Node, *args: Any, **kwargs: Any) -> Node:
-        return self.drafts.call(target, source, *args, like=source, **kwargs)
+    def _temporary(self, target: Callable[..., Any], source: Node, *args: Any, **kwargs: Any) -> Node:
+        return self.temporaries.call(target, source, *args, like=source, **kwargs)
 
     def result(self, kind: Kind, factor: float, dtype: torch.dtype, key: Node | None = None) -> Result:
         """Return the sink of the result that is `factor` times the value of the product: the last node that holds it.

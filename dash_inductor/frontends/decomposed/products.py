@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch.fx import Node
 
-from ...graph.drafts import users
 from ...graph.nodes import op_name
 from ...graph.sizes import same_all, static
+from ...graph.temporaries import users
 from .known import Known
 from .labels import CAST, COPIES, VIEWS, Dimension, Labels, is_float, shape_of
 from .operands import new_dimension, operand

@@ -15,7 +15,7 @@ from ...config import Config, config
 from ...errors import described
 from ...frontends.all import attentions
 from ...frontends.attention import Attention, Found, Refusal
-from ...graph import arguments, drafts
+from ...graph import arguments, temporaries
 from ...graph.model_line import model_line
 from ...masks import recognition
 from ...model.plan import Plan
@@ -70,7 +70,7 @@ class AttentionRewrite:
         _tell_forwards(readings)
         if readings:  # even if nothing was merged on this rank: all ranks must send in the same order
             share_rotations(graph)
-        drafts.erase(graph)
+        temporaries.erase(graph)
         if any(reading.reason is None for reading in readings):
             watch(graph)
             draw_at_once(graph)
@@ -78,7 +78,7 @@ class AttentionRewrite:
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
         readings = _read(graph)
-        drafts.erase(graph)
+        temporaries.erase(graph)
         for reading in readings:
             if reading.reason is None:
                 reading.keep(Reason.PASSES_OFF, cause)

@@ -105,12 +105,12 @@ class Watching:
         self._written = now
         path = self.folder / "coverage.json"
         content = {"v": 1, "world": self.job.world, "joined": self.joined, "checks": self.monitor.coverage.to_dict()}
-        draft = path.with_suffix(f".{os.getpid()}")
+        temporary = path.with_suffix(f".{os.getpid()}")
         try:
-            draft.write_text(json.dumps(content), encoding="utf-8")
-            os.replace(draft, path)
+            temporary.write_text(json.dumps(content), encoding="utf-8")
+            os.replace(temporary, path)
         except OSError as error:
-            draft.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             self._written = float("inf")
             log.warning("the guard cannot write %s: %s", path, error)
 

@@ -63,11 +63,11 @@ def publish(folder: Path, run: str, address: tuple[str, int], secret: str) -> Pa
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path, draft = folder / FILE, folder / f".{FILE}.{os.getpid()}"
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    path, temporary = folder / FILE, folder / f".{FILE}.{os.getpid()}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
         json.dump({"run": run, "host": address[0], "port": address[1], "secret": secret, "pid": os.getpid()}, file)
-    os.replace(draft, path)
+    os.replace(temporary, path)
     return path
 
 

@@ -16,10 +16,10 @@ Note [Ordered accumulation]
     and 4 are inline assembly because a `while` loop or `tl.debug_barrier` in the loop switches the pipeliner off.
 
 Note [Forward progress]
-    A CTA takes a work id (ticket) on entry, so the CTAs with all lower tickets are running or finished.  In a
-    launch-ordered schedule every wait is for a lower ticket; by induction over tickets every CTA finishes, on any
-    number of SMs.  A schedule that also waits for higher tickets is launched cooperatively: all CTAs are resident or
-    the launch fails.  Tickets and semaphores are zeroed by the call itself; an aborted launch cannot poison the next.
+    A CTA takes a work id (work id) on entry, so the CTAs with all lower work ids are running or finished.  In a
+    launch-ordered schedule every wait is for a lower work id; by induction over work ids every CTA finishes, on any
+    number of SMs.  A schedule that also waits for higher work ids is launched cooperatively: all CTAs are resident or
+    the launch fails.  Work ids and semaphores are zeroed by the call itself; an aborted launch cannot poison the next.
 
 The interpreter runs programs one after the other, so a wait that is not yet satisfied is an error there; it is
 asserted.

@@ -11,21 +11,21 @@ from ..shared.arguments import ANY_ADDRESS
 if TYPE_CHECKING:
     from ...common.device.relations import form
 
-WORKSPACE = Group({"semaphores": "*i32", "ticket_ptr": "*i32", "group_sums": "*fp32", "group_semaphores": "*i32"})
+WORKSPACE = Group({"semaphores": "*i32", "work_id_ptr": "*i32", "group_sums": "*fp32", "group_semaphores": "*i32"})
 """Workspace that CTAs share; all of it but group_sums is zeroed.
 
-semaphores: int32 [batch * q_heads * n_q]; ticket_ptr: int32 [1].  Where kv heads have several query heads, see
+semaphores: int32 [batch * q_heads * n_q]; work_id_ptr: int32 [1].  Where kv heads have several query heads, see
 `device.group`, group_sums: fp32 [batch * kv_heads * n_kv, BLOCK_KV * (D + TAIL_D + DV)]; group_semaphores: int32
 [batch * kv_heads * n_kv].
 """
 
 PROBLEM = Group(
-    integers("tickets", "batch", "q_heads", "q_len", "kv_len", "lo", "hi", "section")
+    integers("work_ids", "batch", "q_heads", "q_len", "kv_len", "lo", "hi", "section")
     | {"scale": "fp32", "scale_log2": "fp32"}
 )
 """Sizes, the bounds of the band (anchored top left), the scale, and scale_log2 (see `score.factor`).
 
-tickets: the number of work ids, independent of the number of CTAs, see `device.tickets`; section: the head group size
+work_ids: the number of work ids, independent of the number of CTAs, see `device.work_ids`; section: the head group size
 of the launch order.
 """
 

@@ -57,7 +57,7 @@ class CallProfiles(NamedTuple):
             "dtype": dtype,
             "shape": dict(zip(names, sizes, strict=True)),
             "tiles": {"q": p.block_q, "kv": p.block_kv},
-            "tickets": walk.tickets,
+            "work_ids": walk.work_ids,
             "gpu": properties.name,
             "sms": properties.multi_processor_count,
         }

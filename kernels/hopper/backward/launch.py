@@ -261,7 +261,7 @@ class _State:
         ]  # fmt: skip
         self.prepare_sizes = (counters, out[:3], do[:3], lse[:3], self.q_heads, *walk.seen_rows, work.n_q)
         self.problem = arguments.PROBLEM.values(
-            tickets=walk.tickets, batch=self.batch, q_heads=self.q_heads, q_len=self.q_len, kv_len=self.kv_len,
+            work_ids=walk.work_ids, batch=self.batch, q_heads=self.q_heads, q_len=self.q_len, kv_len=self.kv_len,
             lo=lo, hi=hi, section=plan.section, scale=scale, scale_log2=score.factor(call),
         )  # fmt: skip
         self.finish_sizes = (self.strides[0][:3], self.q_heads, self.q_len, self.kv_len, lo, hi, work.n_q, scale)
@@ -292,12 +292,12 @@ class _State:
         co-resident.
         """
         sms = torch.cuda.get_device_properties(self.device).multi_processor_count
-        if walk.co_resident and walk.tickets > sms:
+        if walk.co_resident and walk.work_ids > sms:
             raise ArgumentError(
                 "schedule", self.kernels.of.schedule,
-                f"one that needs no co-residency: {walk.tickets} CTAs do not fit {sms} SMs at once",
+                f"one that needs no co-residency: {walk.work_ids} CTAs do not fit {sms} SMs at once",
             )  # fmt: skip
-        return min(walk.tickets, sms)
+        return min(walk.work_ids, sms)
 
     def run(
         self, operands: _Operands, logsumexp: int, data: tuple[int, ...] | None, seed: int | None, site: str,
@@ -333,9 +333,9 @@ class _State:
         *operands, logsumexp, dq, dk, dv, workspace, seed, table, heads, grad_lse = unknown_addresses(_FIXED)
         *_, do, out = operands
         accumulator, lse2, delta, sums, semaphores = [workspace + offset for offset in self.offsets]
-        group_semaphores, ticket = [semaphores + offset for offset in self.after_semaphores]
+        group_semaphores, work_id = [semaphores + offset for offset in self.after_semaphores]
         shared = arguments.WORKSPACE.values(
-            semaphores=semaphores, ticket_ptr=ticket, group_sums=sums, group_semaphores=group_semaphores
+            semaphores=semaphores, work_id_ptr=work_id, group_sums=sums, group_semaphores=group_semaphores
         )
         main_data = finish_data = of_placement = None
         targets: tuple[tuple[Any, ...] | None, ...] = (None, None)

@@ -10,8 +10,8 @@ import triton
 
 
 @triton.jit
-def dash_launch(ticket, heads, walk, BLOCK_Q, BLOCK_KV, SECTION):
-    """Returns (head, slot) of the CTA with this ticket (work id), of `heads` heads of all batch elements."""
+def dash_launch(work_id, heads, walk, BLOCK_Q, BLOCK_KV, SECTION):
+    """Returns (head, slot) of the CTA with this work id (work id), of `heads` heads of all batch elements."""
 
 
 @triton.jit

@@ -146,8 +146,8 @@ def test_a_schedule_that_knows_the_heads_is_noticed(monkeypatch: pytest.MonkeyPa
 
     def mirrored(name: str, problem: Problem) -> tuple[Job, ...]:
         found, last = jobs(name, problem), problem.heads - 1
-        others = {job.ticket: job for job in jobs("descending", problem)}
-        return tuple(others[job.ticket] if job.head == last > 0 else job for job in found)
+        others = {job.work_id: job for job in jobs("descending", problem)}
+        return tuple(others[job.work_id] if job.head == last > 0 else job for job in found)
 
     monkeypatch.setattr(reference, "tables", mirrored)
     whole = case.run(p)

@@ -20,7 +20,7 @@ from ...shared.device.steps import (
 )
 from .group import add_to_group
 from .split_loops import first_of_walk, halved_steps
-from .tickets import leave_walk, wait_for_walk
+from .work_ids import leave_walk, wait_for_walk
 
 
 @gluon.jit

@@ -2,7 +2,7 @@
 
 Every query head has its own CTAs, so that CTAs that run at the same time share a dq accumulator in the L2 cache.  At
 the end of its tile schedule the CTA of member m of a group waits for its semaphore turn, as a reducer does; the CTA of
-member m - 1 for the same kv tile has a lower ticket.  The producer does the waiting, since it is idle during the last
+member m - 1 for the same kv tile has a lower work id.  The producer does the waiting, since it is idle during the last
 iterations, and signals the consumers through a barrier.  Member 0 stores, the others add, the last one keeps the sum.
 """
 

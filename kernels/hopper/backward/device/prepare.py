@@ -1,4 +1,4 @@
-"""Runs before the main kernel: computes delta and the base-2 log-sum-exp, and resets semaphores and ticket."""
+"""Runs before the main kernel: computes delta and the base-2 log-sum-exp, and resets semaphores and work id."""
 
 import triton
 import triton.language as tl
@@ -18,7 +18,7 @@ def prepare(
     natural log.  lse2, delta: fp32 [batch * q_heads * n_q * BLOCK_Q].  Rows first_row .. end_row-1 see keys of the
     band; the others and rows past q_len are not read and get ``lse2 = inf, delta = 0``, so that their probabilities and
     gradients are zero: forwards write different values there.  With HAS_DATA so do rows whose lse is -inf, from which
-    the rest of the mask hides all keys.  counters_ptr: int32 [counters], semaphores and ticket, set to zero.  With
+    the rest of the mask hides all keys.  counters_ptr: int32 [counters], semaphores and work id, set to zero.  With
     PLACED, above 0, rows are the mask's, and out and do have tokens, see `rows.tokens_of`; rows without a token are
     like rows that see no key.  grad_lse: as `arguments.GRAD_LSE`, subtracted from delta; None without one.
     """

@@ -8,7 +8,7 @@ from ...shared.device.clear import blind_queries, clear, complete
 from ...shared.device.operations import as_longer, begin_load, load_rows
 from ...shared.device.step_signals import ROOM, wait_for_signal
 from .group import wait_for_group
-from .tickets import announce, take_ticket, wait_until_left
+from .work_ids import announce, take_work_id, wait_until_left
 
 
 @gluon.jit
@@ -95,10 +95,10 @@ def produce(
     done = 0  # steps of the walks before this one
     key_landings = 0  # of tiles with rows that take no part
     query_landings = 0
-    ticket = take_ticket(workspace.ticket_ptr)
-    while ticket < problem.tickets:
+    work_id = take_work_id(workspace.work_id_ptr)
+    while work_id < problem.work_ids:
         position, place_in_launch = SCHEDULE.LAUNCH(
-            ticket, problem.batch * walks.work.q_heads, facts, BLOCK_Q, BLOCK_KV, problem.section
+            work_id, problem.batch * walks.work.q_heads, facts, BLOCK_Q, BLOCK_KV, problem.section
         )
         walk = walks.at(position)
         work = walk.work
@@ -120,7 +120,7 @@ def produce(
                 if walk.CLEARS:
                     unseen = gl.max(walk.hidden_keys(kv), 0)
                 if steps > 0:
-                    stamps.begin(work, kv, ticket)
+                    stamps.begin(work, kv, work_id)
                 for step in range(steps):
                     word, ahead = walk.following(ahead, step, step + 1, steps, kv)
                     q = walk.q_tile(word)
@@ -176,9 +176,9 @@ def produce(
                 if work.GROUP > 1:
                     wait_until_left(shared, n)  # the walk before has had its turn
                     wait_for_group(work, kv, workspace.group_semaphores, shared.turn.index(0))
-        ticket = problem.tickets  # of CTAs that need each other none may take two
+        work_id = problem.work_ids  # of CTAs that need each other none may take two
         if not SCHEDULE.CO_RESIDENT:
-            ticket = take_ticket(workspace.ticket_ptr)
+            work_id = take_work_id(workspace.work_id_ptr)
     announce(shared, n, -1, -1)
     for it in range(done, done + shared.STAGES):  # consumers speak of every step, so somebody has to listen
         wait_for_room(shared, stamps, it)

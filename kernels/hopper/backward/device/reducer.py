@@ -14,7 +14,7 @@ from ...shared.device.operations import (
     wait_until_read,
 )
 from ...shared.device.step_signals import DQ_COMPLETE, wait_for_signal
-from .tickets import next_walk
+from .work_ids import next_walk
 
 
 @aggregate

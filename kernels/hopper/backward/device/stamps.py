@@ -25,7 +25,7 @@ from triton.language.extra.cuda import globaltimer, smid
 
 from ....common.device.aggregates import aggregate
 from ...shared.device.step_signals import NOTED, wait_for_signal
-from .tickets import next_walk
+from .work_ids import next_walk
 
 
 @aggregate
@@ -47,7 +47,7 @@ class NoStamps:
         """Does nothing."""
 
     @gluon.jit
-    def begin(self, work, kv, ticket):
+    def begin(self, work, kv, work_id):
         """Does nothing."""
 
 
@@ -56,7 +56,7 @@ class Stamps:
     """Times of the CTA's steps, see Note [Stamps].
 
     arguments: as in `arguments.STAMPS`.  pointer: int64 [heads, n_kv, 1 + n_q, 4], zeros, by place of the query head
-    among all of the batch; entry 1 + q of a kv tile holds the times of the step of q tile `q`, and entry 0 ticket and
+    among all of the batch; entry 1 + q of a kv tile holds the times of the step of q tile `q`, and entry 0 work id and
     SM of its walk.  Only the first `heads` query heads are stamped.  noted: a ring of barriers, one per stage.
     """
 
@@ -84,9 +84,9 @@ class Stamps:
         gl.store(place + 1, b, mask=head < self.arguments.heads)
 
     @gluon.jit
-    def begin(self, work, kv, ticket):
-        """Records the ticket and the SM that work on kv tile `kv`."""
-        self.write(work, kv, 0, 0, ticket, smid())
+    def begin(self, work, kv, work_id):
+        """Records the work id and the SM that work on kv tile `kv`."""
+        self.write(work, kv, 0, 0, work_id, smid())
 
 
 @gluon.jit

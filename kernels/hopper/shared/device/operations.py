@@ -24,25 +24,25 @@ Note [Ordered accumulation on Hopper]
     would wait for ever.
 
 Note [Forward progress on Hopper]
-    A CTA takes tickets one after the other, and works on them in that order.  It takes the next one when everything
-    that the one before needs is on its way, so it holds two at most.  Whoever takes a ticket finds that all lower ones
+    A CTA takes work ids one after the other, and works on them in that order.  It takes the next one when everything
+    that the one before needs is on its way, so it holds two at most.  Whoever takes a work id finds that all lower ones
     have been taken, by CTAs that run; a CTA that has not started holds none and is not needed.  In a launch-ordered
-    schedule every wait is for a lower ticket, and what comes before a ticket in its CTA is lower, too.  So by induction
-    over tickets every ticket is finished, on any number of SMs and by any number of CTAs.  The member of a group before
-    this one has a lower ticket in every schedule.
+    schedule every wait is for a lower work id, and what comes before a work id in its CTA is lower, too.  So by
+    induction over work ids every work id is finished, on any number of SMs and by any number of CTAs.  The member of a
+    group before this one has a lower work id in every schedule.
 
-    Schedules that wait both ways have a CTA for every ticket, which takes no other, and are launched cooperatively:
-    there a ticket that waits behind another one could be what that one waits for.
+    Schedules that wait both ways have a CTA for every work id, which takes no other, and are launched cooperatively:
+    there a work id that waits behind another one could be what that one waits for.
 
     Inside a CTA producer, consumers and reducers wait for one another through mbarriers, and through named barriers at
     which consumers only arrive, see Note [Signals of consumers] in `step_signals`; a reducer that waits for its turn
     stops its consumers when all dq buffers are full or a walk ends, never another CTA that is not behind it in rank.
-    Ticket and semaphores are set by `prepare` in the same call.
+    Work id and semaphores are set by `prepare` in the same call.
 
     The three kernels of a call overlap (programmatic dependent launch).  A CTA of the main kernel first waits for the
     end of `prepare`, then lets `finish` start.  CTAs of `finish` may start when every CTA of the main kernel has done
     so: semaphores have been reset by then, and what they wait for, the last contribution to a tile, comes from CTAs
-    that are running, and take all tickets there are.  They find room on SMs that the main kernel has left: a CTA of it
+    that are running, and take all work ids there are.  They find room on SMs that the main kernel has left: a CTA of it
     has all registers of its SM.  The last of them also waits for the end of the main kernel, so that whatever follows
     the call in its stream follows all of it.
 """

@@ -37,7 +37,7 @@ class SharedMemory:
     PIECES]: rings of STAGES q tiles, each in PIECES pieces. ds, p: 16 bits [BLOCK_KV, BLOCK_Q]. dq: a ring of DQ_STAGES
     fp32 tiles in the order of `steps.in_fragments`, through which dk and dv leave with RESULTS_IN_DQ, otherwise through
     k and v. k_tail, q_tail, dq_tail: the TAIL_D columns past BLOCK_D, if TAIL_D > 0. walks: a ring of ENTRIES pairs of
-    words, see `tickets`; turn: the barrier of a CTA in its group, see `group`.
+    words, see `work_ids`; turn: the barrier of a CTA in its group, see `group`.
 
     Barriers `*_full` are completed when a tile has arrived, `*_empty` when it has been read. If the kernel clears rows
     that take no part, see `clear`, k_full, v_full, q_full and do_full have one more barrier, the last, which is the

@@ -94,7 +94,7 @@ def visible_walks(launch: DataLaunch) -> Walks:
         steps = [(q, rank(b, q_head, q, r)) for q, r in column.steps if launch.pairs[b][q][column.kv] != EMPTY]
         return replace(column, steps=tuple(steps))
 
-    return {(b, h, kv): (ticket, visible(b, h, column)) for (b, h, kv), (ticket, column) in walks.items()}
+    return {(b, h, kv): (work_id, visible(b, h, column)) for (b, h, kv), (work_id, column) in walks.items()}
 
 
 MASKS = [

@@ -117,19 +117,19 @@ class Launch:
 
         Args:
             stamped_heads: how many query heads are stamped; by default all of a stamped launch.
-            ctas: one for each ticket by default, and always where the schedule needs that.
+            ctas: one for each work id by default, and always where the schedule needs that.
         """
         values, types = self.constants()
         f, work = schedule or functions(self.schedule, self.tables), self.tables
         functions_of = python_functions(values["SCHEDULE"], f)
         values = changed(values, **(functions_of | (constants or {})))
         lo, hi = work.bounds
-        tickets = self.batch * work.heads * f.dash_slots(*work.tail())
+        work_ids = self.batch * work.heads * f.dash_slots(*work.tail())
         workspace = {name: Pointer(name) for name in ("semaphores", "group_sums", "group_semaphores")}
         groups = self.data_arguments() | {
-            "workspace": workspace | {"ticket_ptr": Pointer("ticket")},
+            "workspace": workspace | {"work_id_ptr": Pointer("work_id")},
             "problem": {
-                "tickets": tickets, "batch": self.batch, "q_heads": work.heads, "q_len": self.q_len,
+                "work_ids": work_ids, "batch": self.batch, "q_heads": work.heads, "q_len": self.q_len,
                 "kv_len": self.kv_len, "lo": lo, "hi": hi, "section": work.section, "scale": 1.0, "scale_log2": 1.0,
             },
         }  # fmt: skip
@@ -145,7 +145,7 @@ class Launch:
                 shape = tuple(map(int, match[2].split(",")))
                 arguments[name] = Descriptor(name, shape, DType(32 if match[1] == "fp32" else 16))
         if ctas is None or self.co_resident:
-            ctas = tickets
+            ctas = work_ids
         simulation = Simulation(values, arguments, ctas, **{"resident": ctas, **how})
         simulation.run()
         return simulation
@@ -234,14 +234,14 @@ def query_head(term: set[Any]) -> int:
 
 
 Walks = dict[tuple[int, int, int], tuple[int, Column]]
-"""By batch element, query head and kv tile: the ticket of the CTA, and the walk."""
+"""By batch element, query head and kv tile: the work id of the CTA, and the walk."""
 
 
 def walks_of(launch: Launch) -> Walks:
     heads = launch.tables.heads
     walked = walked_query_heads(True, heads, launch.kv_heads)
     return {
-        (job.head // heads, walked[job.head % heads][0], column.kv): (job.ticket, column)
+        (job.head // heads, walked[job.head % heads][0], column.kv): (job.work_id, column)
         for job in tables(launch.schedule, launch.tables)
         for column in job.columns
     }
@@ -256,10 +256,10 @@ def check(launch: Launch, simulation: Simulation, walks: Walks, expected: Expect
 
 def check_dq(simulation: Simulation, expected: Expected, walks: Walks) -> None:
     by_rank: dict[int, dict[int, tuple[int, list[set[Any]]]]] = {}
-    for (b, q_head, kv), (ticket, column) in walks.items():
+    for (b, q_head, kv), (work_id, column) in walks.items():
         for q, rank in column.steps:
             ranks = by_rank.setdefault(expected.tile_index(b, q_head, q), {})
-            ranks[rank] = ticket, expected.dq_terms(b, q_head, q, kv)
+            ranks[rank] = work_id, expected.dq_terms(b, q_head, q, kv)
     rows = BLOCK_Q * expected.columns // operations.DQ_ROW.value
     added: dict[int, dict[int, list[Store]]] = {}
     for store in simulation.stores:
@@ -274,7 +274,7 @@ def check_dq(simulation: Simulation, expected: Expected, walks: Walks) -> None:
         assert sorted(offsets) == list(range(0, rows, block))
         for stores in offsets.values():
             assert [store.how for store in stores] == ["store"] + ["add"] * (len(stores) - 1)
-            got = [(store.ticket, terms(store.parts)) for store in stores]
+            got = [(store.work_id, terms(store.parts)) for store in stores]
             assert got == [by_rank[tile][rank] for rank in range(len(by_rank[tile]))]
 
 
@@ -290,7 +290,7 @@ def check_dk_dv(launch: Launch, simulation: Simulation, expected: Expected, walk
             ]
             for column in range(0, columns, 64):
                 store = stored.pop((b, kv_head, kv * BLOCK_KV, column, name))
-                assert store.ticket == walks[b, members[-1], kv][0]
+                assert store.work_id == walks[b, members[-1], kv][0]
                 got = terms(store.parts)
                 assert [[t for t in got if query_head(t) == member] for member in members] == sums
                 assert len(got) == sum(map(len, sums))
@@ -315,7 +315,7 @@ LAUNCHES += [
 
 
 def ways(launch: Launch) -> list[dict[str, Any]]:
-    """A CTA for every ticket, with copies that arrive late; and fewer CTAs where the schedule allows any number, one
+    """A CTA for every work id, with copies that arrive late; and fewer CTAs where the schedule allows any number, one
     alone, and five of which two may run at the same time, with copies at any time."""
     if launch.co_resident:
         return [{"late": True}, {"seed": 1}]
@@ -328,7 +328,7 @@ def test_roles_agree_with_the_tables(launch: Launch) -> None:
         simulation = launch.run(**way)
         check(launch, simulation, walks_of(launch))
         extra = 0 if launch.co_resident else simulation.ctas
-        assert len(simulation.taken) == simulation.arguments["problem"].tickets + extra, "every CTA finds the end once"
+        assert len(simulation.taken) == simulation.arguments["problem"].work_ids + extra, "every CTA finds the end once"
 
 
 @pytest.mark.parametrize("launch", [replace(x, bounded=True) for x in LAUNCHES[::5]], ids=str)
@@ -343,14 +343,14 @@ def in_two_parts(launch: Launch) -> tuple[SimpleNamespace, Walks]:
     f = SimpleNamespace(**vars(functions(launch.schedule, launch.tables)))
     f.dash_launch, f.dash_slots, f.dash_kv_tile = pairs.dash_launch, pairs.dash_slots, pairs.dash_kv_tile
     work, walks = launch.tables, walks_of(launch)
-    tickets = {}
-    for ticket in range(work.batch * work.heads * f.dash_slots(*work.tail())):
-        head, slot = f.dash_launch(ticket, work.batch * work.heads, *work.tail(), work.section)
+    work_ids = {}
+    for work_id in range(work.batch * work.heads * f.dash_slots(*work.tail())):
+        head, slot = f.dash_launch(work_id, work.batch * work.heads, *work.tail(), work.section)
         for part in range(2):
-            tickets[head, f.dash_kv_tile(slot, part, *work.tail())] = ticket
+            work_ids[head, f.dash_kv_tile(slot, part, *work.tail())] = work_id
     walked = walked_query_heads(True, work.heads, launch.kv_heads)
     heads = {(h // work.heads, walked[h % work.heads][0]): h for h in range(work.batch * work.heads)}
-    return f, {key: (tickets[heads[key[:2]], key[2]], column) for key, (_, column) in walks.items()}
+    return f, {key: (work_ids[heads[key[:2]], key[2]], column) for key, (_, column) in walks.items()}
 
 
 # The first of four kv tiles is empty; it shares a CTA with the last one, which is not.
@@ -362,7 +362,7 @@ EMPTY_FIRST = Launch((128, 128), 2, "ascending", Band(None, -20), 70, 64)
 def test_a_part_without_steps_before_one_with_steps(dims: tuple[int, int], stages: int, kv_len: int) -> None:
     launch = replace(EMPTY_FIRST, dims=dims, stages=stages, kv_len=kv_len, group=2)
     schedule, walks = in_two_parts(launch)
-    lengths = {ticket: [len(c.steps) for t, c in walks.values() if t == ticket] for ticket, _ in walks.values()}
+    lengths = {work_id: [len(c.steps) for t, c in walks.values() if t == work_id] for work_id, _ in walks.values()}
     assert any(steps[0] == 0 and steps[-1] > 0 for steps in lengths.values())
     for how in ({"late": True}, {"seed": 1}):
         check(launch, launch.run(schedule, {"PARTS": 2}, **how), walks)
@@ -407,7 +407,7 @@ CONTROLS = {
         EMPTY_LAST, f"{WAITS}|^$", "wait_until_left(shared, n)\n    put_word", "put_word",
     ),
     "an entry that is never left": (SHORT, WAITS, "leave_walk(shared, n)\n        n += 1", "n += 1"),
-    "two tickets of a CTA that others wait for": (PAIRS, WRONG, "if not SCHEDULE.CO_RESIDENT:", "if True:"),
+    "two work ids of a CTA that others wait for": (PAIRS, WRONG, "if not SCHEDULE.CO_RESIDENT:", "if True:"),
     "room a phase later": (
         FLAGSHIP, WAITS, "wait_for_signal(shared, ROOM, it, ", "wait_for_signal(shared, ROOM, it + 1, ",
     ),

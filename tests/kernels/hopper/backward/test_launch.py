@@ -139,8 +139,8 @@ def test_bounded_scores(device: Device) -> None:
 
 
 @pytest.mark.parametrize(("sms", "grid"), [(5, 5), (15, 15), (16, 16), (17, 16), (132, 16)])
-def test_as_many_ctas_as_sms_and_tickets(device: Device, sms: int, grid: int) -> None:
-    """8 heads of 2 kv tiles; the kernel is told of all 16 tickets whatever the grid is."""
+def test_as_many_ctas_as_sms_and_work_ids(device: Device, sms: int, grid: int) -> None:
+    """8 heads of 2 kv tiles; the kernel is told of all 16 work ids whatever the grid is."""
     device.properties.multi_processor_count = sms
     run(tensors())
     assert device.grids["main"] == grid
@@ -148,7 +148,7 @@ def test_as_many_ctas_as_sms_and_tickets(device: Device, sms: int, grid: int) ->
     assert arguments[1][0] == 16  # of `PROBLEM`, behind the workspace
 
 
-def test_co_resident_schedules_have_a_cta_for_every_ticket_or_are_refused(device: Device) -> None:
+def test_co_resident_schedules_have_a_cta_for_every_work_id_or_are_refused(device: Device) -> None:
     plan, call = replace(PLAN, schedule="shift"), backward_call(Band(), 0.125)
     device.properties.multi_processor_count = 16
     run(tensors(), call, plan)

@@ -123,7 +123,7 @@ def check(launch: PlacedLaunch, simulation: Any, walks: Walks, expected: PlacedE
                 keys = []  # whatever its place is, nothing is stored
             for key in keys:
                 store = stored.pop(key)
-                assert store.ticket == walks[0, members[-1], kv][0]
+                assert store.work_id == walks[0, members[-1], kv][0]
                 got = terms(store.parts)
                 assert [[t for t in got if query_head(t) == member] for member in members] == sums
     assert not stored

@@ -54,23 +54,23 @@ def check_stamps(launch: Launch, simulation: Simulation, walks: Walks, heads: in
     found, expected = stamps_of(launch, simulation), Expected(launch)
     rows = BLOCK_Q * expected.columns // operations.DQ_ROW.value
     said = {
-        ticket: [t for n, t in all_ if n >= step_signals.NOTED.value] for ticket, all_ in simulation.arrived.items()
+        work_id: [t for n, t in all_ if n >= step_signals.NOTED.value] for work_id, all_ in simulation.arrived.items()
     }
-    issued: dict[tuple[int, int], list[int]] = {}  # by ticket and q tile
+    issued: dict[tuple[int, int], list[int]] = {}  # by work id and q tile
     for store in simulation.stores:
         if store.descriptor == "dq_desc" and store.coordinates[0] % rows == 0:
-            issued.setdefault((store.ticket, store.coordinates[0] // rows), []).append(store.time)
-    for (b, q_head, kv), (ticket, column) in walks.items():
+            issued.setdefault((store.work_id, store.coordinates[0] // rows), []).append(store.time)
+    for (b, q_head, kv), (work_id, column) in walks.items():
         head, before = b * launch.tables.heads + q_head, 0
         if not column.steps or (heads is not None and head >= heads):
             continue
-        assert found.pop((head, kv, 0)) == [ticket, 1000 + simulation.taken[ticket]]
+        assert found.pop((head, kv, 0)) == [work_id, 1000 + simulation.taken[work_id]]
         for q, rank in column.steps:
             tile = expected.tile_index(b, q_head, q)
             start, wait, added, end = found.pop((head, kv, 1 + q))
             assert before < start < wait
-            assert wait > max(said[ticket].pop(0), said[ticket].pop(0)), "both warpgroups have said so"
-            assert issued[ticket, tile].pop(0) < added < end
+            assert wait > max(said[work_id].pop(0), said[work_id].pop(0)), "both warpgroups have said so"
+            assert issued[work_id, tile].pop(0) < added < end
             assert end > simulation.passed[Pointer("semaphores", tile), rank]
             before = wait
     assert not found

@@ -1,9 +1,9 @@
-"""Work ids (tickets): a CTA takes one after the other, and its producer announces the work items that they stand for.
+"""Work ids (work ids): a CTA takes one after the other, and its producer announces the work items that they stand for.
 
-The producer takes a ticket once it has requested everything that the previous one needs, so a CTA holds the ticket that
-its consumers work on and at most one more.  It announces work item n of the CTA, a kv tile of a head, in the n-th entry
-of a ring.  The other roles read and release the entry, and may be one work item later than the producer.  An entry past
-the last work item ends their loops.
+The producer takes a work id once it has requested everything that the previous one needs, so a CTA holds the work id
+that its consumers work on and at most one more.  It announces work item n of the CTA, a kv tile of a head, in the n-th
+entry of a ring.  The other roles read and release the entry, and may be one work item later than the producer.  An
+entry past the last work item ends their loops.
 """
 
 from triton.experimental import gluon
@@ -16,8 +16,8 @@ from ...shared.device.step_words import put_word, read_word
 
 
 @gluon.jit
-def take_ticket(ticket_ptr):
-    return gl.atomic_add(ticket_ptr, 1, sem="relaxed")
+def take_work_id(work_id_ptr):
+    return gl.atomic_add(work_id_ptr, 1, sem="relaxed")
 
 
 @gluon.jit

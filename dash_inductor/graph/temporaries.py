@@ -1,4 +1,4 @@
-"""Drafts: temporary nodes that are added while a graph is read, and kept only if something uses them in the end."""
+"""Adds temporary nodes to a graph while it is read; those that nothing uses in the end are erased."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.fx import Graph, Node
 from ..upstream.pytree import tree_leaves
 from .emit import Emitter, erase_dead
 
-_DRAFT = "dash_inductor_draft"
+_TEMPORARY = "dash_inductor_temporary"
 _OF_A_REGION = ("recompute", "ac_graph_id")
-"""Metadata that assigns a node to a region of activation checkpointing; drafts belong to none."""
+"""Metadata that assigns a node to a region of activation checkpointing; temporary nodes belong to none."""
 
 
-class Drafts:
+class Temporaries:
     """Adds temporary nodes to a graph while it is read; `erase` removes those that nothing uses.
 
     Equal calls of an operator share one node.  It is placed directly after its arguments, so that all later nodes can
@@ -23,16 +23,18 @@ class Drafts:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self._emitter = _DraftEmitter(graph)
+        self._emitter = _TemporaryEmitter(graph)
         self._known: dict[Any, Node] = {}
 
     @property
     def graph(self) -> Graph:
-        """The graph to which drafts are added."""
+        """The graph to which temporary nodes are added."""
         return self._emitter.graph
 
     def call(self, target: Callable[..., Any], *args: Any, like: Node, **kwargs: Any) -> Node:
-        """Return a draft ``target(*args, **kwargs)``: an existing one, or a new one with the metadata of `like`."""
+        """Return a temporary node ``target(*args, **kwargs)``: an existing one, or a new one with the metadata of
+        `like`.
+        """
         key = target, _token(args), _token(kwargs)
         if key not in self._known:
             sources = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Node)]
@@ -53,8 +55,8 @@ class Drafts:
         raise ValueError("the graph has no output")
 
 
-class _DraftEmitter(Emitter):
-    """An emitter whose nodes are marked as drafts, even if an error is raised while one is added."""
+class _TemporaryEmitter(Emitter):
+    """An emitter whose nodes are marked as temporary nodes, even if an error is raised while one is added."""
 
     def call(self, *args: Any, **kwargs: Any) -> Node:
         before = len(self.created)
@@ -62,22 +64,22 @@ class _DraftEmitter(Emitter):
             return super().call(*args, **kwargs)
         finally:
             for node in self.created[before:]:
-                node.meta[_DRAFT] = True
+                node.meta[_TEMPORARY] = True
                 for name in _OF_A_REGION:
                     node.meta.pop(name, None)
 
 
 def users(node: Node) -> list[Node]:
-    """Return the users of a node that are not drafts."""
-    return [user for user in node.users if _DRAFT not in user.meta]
+    """Return the users of a node that are not temporary nodes."""
+    return [user for user in node.users if _TEMPORARY not in user.meta]
 
 
 def erase(graph: Graph) -> None:
-    """Erase the drafts that nothing uses; the others become ordinary nodes."""
-    drafts = [node for node in graph.nodes if _DRAFT in node.meta]
-    erase_dead(graph, list(drafts))
+    """Erase the temporary nodes that nothing uses; the others become ordinary nodes."""
+    temporaries = [node for node in graph.nodes if _TEMPORARY in node.meta]
+    erase_dead(graph, list(temporaries))
     for node in graph.nodes:
-        node.meta.pop(_DRAFT, None)
+        node.meta.pop(_TEMPORARY, None)
 
 
 def _token(value: Any) -> Any:
