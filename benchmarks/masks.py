@@ -40,7 +40,8 @@ DEVICE = "cuda"
 HEAD_DIM = 128
 DROPOUT = 0.1
 TABLES = (
-    "find_starts", "first_equal", "seen", "classify", "write_seen", "unite_kinds", "rank_contributors", "write_walks",
+    "find_starts", "first_equal", "seen", "classify", "write_seen", "unite_kinds", "rank_contributors",
+    "write_tile_schedules",
     "write_rows",
 )  # fmt: skip
 """The kernels of `dash_inductor::mask_tables`."""

@@ -63,8 +63,8 @@ class Family:
         scores: the subset of `Traits.scores` that the kernels compute.
         cta_per_query_head: whether every query head has CTAs of its own; if not, the CTAs of a kv head iterate over all
             query heads of its group.
-        walks_by_tables: whether, under a mask that is data, the kernels iterate over the visible tile pairs only
-            (`schedule.table_walk`).
+        tile_schedules_by_tables: whether, under a mask that is data, the kernels iterate over the visible tile pairs
+            only (`schedule.table_tile_schedule`).
         stamps: whether the backward can record timestamps, see `records.profiles`.
         device: "cpu" for kernels that run on the CPU, else "cuda".
         times: measured kernel times by GPU, from which times are predicted.
@@ -75,7 +75,7 @@ class Family:
     reads: frozenset[Relation]
     scores: frozenset[str]
     cta_per_query_head = False
-    walks_by_tables = False
+    tile_schedules_by_tables = False
     stamps = False
     device = "cuda"
     times: Mapping[str, object] = {}

@@ -257,8 +257,7 @@ class _Kernels:
             inputs.append(accumulator)
             q_tiles = CeilDiv(self.q_len, sympy.Integer(tiles.block_q))
             extra["workspace_arg"] = WorkspaceArg(
-                count=4
-                * (1 + self.batch * self.q_heads * q_tiles),  # the work id, then a semaphore per q tile
+                count=4 * (1 + self.batch * self.q_heads * q_tiles),  # the work id, then a semaphore per q tile
                 zero_mode=WorkspaceZeroMode.ZERO_ON_CALL,
                 device=self.device,
                 outer_name=WorkspaceArg.unique_name(),

@@ -2,8 +2,8 @@
 
     python tools/critical_paths.py [--processes 2]
 
-A band's walks on the nominal problem depend on how many q tiles it reaches on either side of the diagonal, so there are
-at most 32 x 32 problems for a tile shape; all of them take half an hour on one core.
+A band's tile schedules on the nominal problem depend on how many q tiles it reaches on either side of the diagonal, so
+there are at most 32 x 32 problems for a tile shape; all of them take half an hour on one core.
 """
 
 from __future__ import annotations

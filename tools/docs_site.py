@@ -22,8 +22,7 @@ LOG = re.compile(r"\]\((?:\.\./\.\./docs/)?log/")
 BETWEEN = re.compile(r"\]\(\.\./(?:guard/docs|\.\./docs)/")
 """Links between the two folders of pages."""
 REQUESTS = re.compile(
-    r"""<(?:script|img|iframe|source|audio|video|embed|object)\b[^>]*\b(?:src|data)\s*=\s*["']?(?:https?:)?//[^"'\s>]*
-    """
+    r"""<(?:script|img|iframe|source|audio|video|embed|object)\b[^>]*\b(?:src|data)\s*=\s*["']?(?:https?:)?//[^"'\s>]*"""
     r"""|<link\b(?![^>]*\brel=["']?(?:canonical|edit|next|prev)\b)[^>]*\bhref=["']?(?:https?:)?//[^"'\s>]*"""
     r"""|@import\s+(?:url\()?["']?(?:https?:)?//[^"')\s]*|url\(["']?(?:https?:)?//[^"')\s]*""",
     re.IGNORECASE,

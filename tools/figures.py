@@ -16,7 +16,7 @@ from typing import Any
 from dash_inductor.model.mask import Band
 from dash_inductor.schedule.jobs import tables
 from dash_inductor.schedule.simulator import Costs, Run, simulate
-from dash_inductor.schedule.walk import Problem
+from dash_inductor.schedule.tile_schedule import Problem
 from dash_inductor.timeline import style
 from dash_inductor.timeline.image import SETTINGS, figure
 from dash_inductor.timeline.model import Picture
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "docs" / "figures"
 FULL, CAUSAL = Band(), Band(0)
 TILES = 6
-"""Tiles of queries, and of keys, in the picture of a walk."""
+"""Tiles of queries, and of keys, in the picture of a tile schedule."""
 STEP, ADD, WAIT, OURS, OTHER = "#a9d6cf", "#0b5c55", "#e8a33d", "#12897b", "#9aa7b3"
 DPI = 100
 DIGEST = "Content"
@@ -76,7 +76,7 @@ def _rows(run: Run) -> dict[int, int]:
     return {kv: row for row, kv in enumerate(dict.fromkeys(s.kv for s in sorted(run.spans, key=lambda s: s.work_id)))}
 
 
-def walk() -> Any:
+def tile_schedule() -> Any:
     """Draws the ranks of a head's tile pairs, and when each CTA computes, waits and adds, under two schedules."""
     from matplotlib.patches import Patch
 
@@ -92,7 +92,8 @@ def walk() -> Any:
     ranks.set_yticks(range(TILES), [f"CTA of kv {kv}" for kv in rows])
     ranks.set_title("Ranks under spt", loc="left", weight="bold")
     ranks.set_xlabel(
-        "dQ tile (queries)\nA row is the walk of one CTA, from left to right.\nThe CTA at the top starts first.\n"
+        "dQ tile (queries)\nA row is the tile schedule of one CTA, from left to right.\n"
+        "The CTA at the top starts first.\n"
         "The parts of a dQ tile, a column, are added by rank."
     )
     ranks.spines[:].set_visible(False)
@@ -178,7 +179,7 @@ def backward() -> Any:
 
 
 PICTURES: dict[str, Callable[[], Any]] = {
-    "walk": walk,
+    "tile_schedule": tile_schedule,
     "steps": steps,
     "backward": backward,
     "schedules_full": lambda: figure(small("Full mask", FULL, "ascending", "shift")),

@@ -45,7 +45,7 @@ def _data(
 def _fake(
     extras: list[Tensor], q_len: int, kv_len: int, batch: int, q_heads: int, kv_heads: int, mask: str, plan: str
 ) -> list[Tensor]:
-    from ..schedule.table_walk import seen_words
+    from ..schedule.table_tile_schedule import seen_words
 
     data, parsed = _data(extras, q_len, kv_len, batch, q_heads, kv_heads, mask), Plan.parse(plan)
     tiles = parsed.forward_tiles
@@ -61,7 +61,7 @@ def _fake(
     of_tokens = [
         (batch, count, length) if count else (0,) for count, length in ((layout.QUERIES, q_len), (layout.KEYS, kv_len))
     ]
-    walks = [
+    tile_schedules = [
         (tables, q_tiles),
         (tables, q_tiles, row_kv),
         (tables, n_kv),
@@ -73,7 +73,7 @@ def _fake(
     return [
         *(new(shape, dtype=torch.int32) for shape in of_tokens),
         new((batch, heads, kv_len), dtype=torch.bool),
-        *(new(shape, dtype=torch.int32) for shape in walks),
+        *(new(shape, dtype=torch.int32) for shape in tile_schedules),
     ]
 
 

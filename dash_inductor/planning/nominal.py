@@ -28,14 +28,14 @@ ARCH = "sm_90"
 
 SCHEDULES = ("ascending", "spt")
 """The schedules whose critical paths are precomputed: those with waiting CTAs that the planner may choose.  `bent_fold`
-is not among them: on the nominal problem its walks are too short to be bent, so that it equals `spt`."""
+is not among them: on the nominal problem its tile schedules are too short to be bent, so that it equals `spt`."""
 
 
 @dataclass(frozen=True)
 class Reach:
     """The extent of a band that contains the diagonal, in q tiles below and above a kv tile of the nominal problem.
 
-    Bands of equal reach see the same tile pairs, and so have equal walks.
+    Bands of equal reach see the same tile pairs, and so have equal tile schedules.
     """
 
     below: int
@@ -162,7 +162,7 @@ def _makespan(name: str, problem: Problem, prices: Costs, arch: str) -> float:
     if waits(name, arch):
         from ..schedule.jobs import tables
         from ..schedule.simulator import simulate
-        from ..schedule.walk import ClosedForm
+        from ..schedule.tile_schedule import ClosedForm
 
         workers = max(WORKERS[arch], ClosedForm(name, problem).resident)
         return simulate(tables(name, problem), workers, prices).makespan
@@ -178,7 +178,8 @@ def launched_together(name: str, mask: Band, arch: str, kv_tiles: int) -> int:
     """The number of heads per section (heads whose CTAs are launched together).
 
     One head for schedules that need co-resident CTAs.  For `two_pass`, whose CTAs do not wait, 4 heads balance the
-    uneven walks of a mask at the end of the launch.  Otherwise enough heads for about two waves of CTAs, at most 64.
+    uneven tile schedules of a mask at the end of the launch.  Otherwise enough heads for about two waves of CTAs, at
+    most 64.
     """
     if name in CO_RESIDENT:
         return 1

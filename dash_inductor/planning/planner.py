@@ -31,8 +31,9 @@ from .nominal import critical_path, launched_together, must_be_simulated, work
 from .numerics import numerics_key, terms
 
 UPWARD = ("ascending", "spt", "two_pass")
-"""The schedules for masks with segments or an interval.  All heads have the same walks and ranks, and walks ascend: in
-descending walks, all kv tiles of a document would begin at its last q tile, and wait there for one another."""
+"""The schedules for masks with segments or an interval.  All heads have the same tile schedules and ranks, and tile
+schedules ascend: in
+descending tile schedules, all kv tiles of a document would begin at its last q tile, and wait there for one another."""
 
 SIDE_BY_SIDE = 4
 """The least number of heads per section if the CTAs of a head use less of the L2 cache than `_fits_l2` counts: under
@@ -219,7 +220,7 @@ def _choose(
             else None.
     """
     able = [
-        (index, name, kernel, candidate, walked_band(name, kernel, mask, likely))
+        (index, name, kernel, candidate, scheduled_band(name, kernel, mask, likely))
         for index, ((kernel, candidate), name) in enumerate(itertools.product(candidates, names))
         if objection(name, kernel, candidate, mask, likely, named) is None
     ]
@@ -227,10 +228,10 @@ def _choose(
     # Choices that need a simulation come last: their lower bound nearly always exceeds the others' critical paths.
     options.sort(key=lambda option: must_be_simulated(option[1], option[3], option[4], arch))
     best: tuple[float, int, Choice] | None = None
-    for index, name, kernel, candidate, walked in options:
-        if best is not None and (work(name, candidate, walked, arch), index) > best[:2]:
+    for index, name, kernel, candidate, scheduled in options:
+        if best is not None and (work(name, candidate, scheduled, arch), index) > best[:2]:
             continue
-        length = critical_path(name, candidate, walked, arch)
+        length = critical_path(name, candidate, scheduled, arch)
         if best is None or (length, index) < best[:2]:
             best = length, index, Choice(name, kernel, candidate, length)
     if best is None:
@@ -238,9 +239,9 @@ def _choose(
     return best[2]
 
 
-def walked_band(name: str, kernel: str, mask: Band, likely: Band | None) -> Band:
+def scheduled_band(name: str, kernel: str, mask: Band, likely: Band | None) -> Band:
     """The band for which a schedule is planned: `likely` for kernels that read tile tables, else `mask`."""
-    by_tables = likely is not None and family(kernel).walks_by_tables and supports(name, likely) is None
+    by_tables = likely is not None and family(kernel).tile_schedules_by_tables and supports(name, likely) is None
     return likely if likely is not None and by_tables else mask
 
 
@@ -258,10 +259,10 @@ def objection(name: str, kernel: str, candidate: Candidate, mask: Band, likely: 
     reason = supports(name, mask)
     if reason is not None:
         return reason
-    by_tables = likely is not None and family(kernel).walks_by_tables
-    walked = likely if likely is not None and by_tables else mask
+    by_tables = likely is not None and family(kernel).tile_schedules_by_tables
+    scheduled = likely if likely is not None and by_tables else mask
     if not named:
-        reason = supports(name, walked)
+        reason = supports(name, scheduled)
         if reason is not None:
             return reason
         if name in CO_RESIDENT:

@@ -134,8 +134,8 @@ def _candidacy(question: _Question, name: str, kernel: str, candidate: Candidate
     if unable is not None:
         return Candidacy(kernel, name, candidate.dkdv, candidate.dq, None, None, False, unable, None)
     chosen = (name, kernel, candidate) == (best.schedule, best.kernel, best.candidate)
-    walked = planner.walked_band(name, kernel, site.band, question.likely)
-    facts = name, candidate, walked, tables_of(arch)
+    scheduled = planner.scheduled_band(name, kernel, site.band, question.likely)
+    facts = name, candidate, scheduled, tables_of(arch)
     length = best.length if chosen else None if nominal.must_be_simulated(*facts) else nominal.critical_path(*facts)
     plan = planner.made(site, arch, planner.Choice(name, kernel, candidate, length or 0.0), compiler=question.compiler)
     if chosen:

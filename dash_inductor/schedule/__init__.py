@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from .problem import Problem
     from .schedules import Schedule, define
     from .simulator import Costs, Run, simulate
-    from .table_walk import Tables
+    from .table_tile_schedule import Tables
+    from .tile_schedule import ClosedForm, TileSchedule
     from .validity import check, check_tables
-    from .walk import ClosedForm, Walk
 
 _HOME = {
     "codegen": ("python_functions", "triton_source"),
@@ -26,9 +26,9 @@ _HOME = {
     "problem": ("Problem",),
     "schedules": ("Schedule", "define"),
     "simulator": ("Costs", "Run", "simulate"),
-    "table_walk": ("Tables",),
+    "table_tile_schedule": ("Tables",),
     "validity": ("check", "check_tables"),
-    "walk": ("ClosedForm", "Walk"),
+    "tile_schedule": ("ClosedForm", "TileSchedule"),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
@@ -43,7 +43,7 @@ __all__ = [
     "Run",
     "Schedule",
     "Tables",
-    "Walk",
+    "TileSchedule",
     "check",
     "check_tables",
     "define",

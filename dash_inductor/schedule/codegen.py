@@ -16,13 +16,13 @@ from ..model.mask import Band
 from .schedules import Schedule, define
 from .symbols import Expr, FloorDiv, Maximum, Minimum, Rem, Where
 
-WALK = ("q_len", "kv_len", "lo", "hi")
-"""Members of the tuple `walk`: the run-time values on which walks and ranks depend.
+TILE_SCHEDULE = ("q_len", "kv_len", "lo", "hi")
+"""Members of the tuple `tile_schedule`: the run-time values on which tile schedules and ranks depend.
 
 Block sizes are not among them, because Triton turns the constants in a tuple that is assigned to a variable into
 run-time values."""
 
-_TAIL = ("walk", "BLOCK_Q", "BLOCK_KV")
+_TAIL = ("tile_schedule", "BLOCK_Q", "BLOCK_KV")
 SIGNATURES: dict[str, tuple[str, ...]] = {
     "dash_launch": ("work_id", "heads", *_TAIL, "SECTION"),
     "dash_kv_tile": ("slot", "part", *_TAIL),
@@ -36,7 +36,8 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
 }
 """Parameters of the functions that the kernels call; upper-case ones are compile-time constants.
 
-The functions of a walk are those of `walk.Walk`, which are the same for every head; `heads` is the number of heads of
+The functions of a tile schedule are those of `tile_schedule.TileSchedule`, which are the same for every head; `heads`
+is the number of heads of
 all batch elements.  The ranges, and which rows and keys are seen, depend on the band alone."""
 HOST_SIGNATURES: dict[str, tuple[str, ...]] = {
     "dash_slots": _TAIL,
@@ -157,7 +158,7 @@ def _share(results: Sequence[Expr]) -> tuple[list[tuple[Expr, Expr]], list[Expr]
 def function_source(name: str, parameters: Sequence[str], results: Sequence[Expr], printer: PythonPrinter) -> str:
     """Return the source of a function; shared subexpressions are assigned to variables.
 
-    Members of `walk` are unpacked only if the function reads them.
+    Members of `tile_schedule` are unpacked only if the function reads them.
 
     Args:
         name: the name of the function.
@@ -167,7 +168,7 @@ def function_source(name: str, parameters: Sequence[str], results: Sequence[Expr
     """
     shared, reduced = _share(results)
     read = {symbol.name for result in results for symbol in result.free_symbols}
-    lines = [f"    {member} = walk[{i}]" for i, member in enumerate(WALK) if member in read]
+    lines = [f"    {member} = tile_schedule[{i}]" for i, member in enumerate(TILE_SCHEDULE) if member in read]
     lines += [f"    {symbol.name} = {printer.print(value)}" for symbol, value in shared]
     lines.append("    return " + ", ".join(printer.print(r) for r in reduced))
     return f"def {name}({', '.join(parameters)}):\n" + "\n".join(lines) + "\n"
@@ -186,9 +187,9 @@ def _triton_source(s: Schedule) -> str:
 def triton_source(schedule_name: str, band: Band) -> str:
     """Return the source of the ``@triton.jit`` functions in `SIGNATURES`; its module must import triton and tl.
 
-    `walk` is a tuple of the members named in `WALK`.  All values are int32.  `lo` and `hi` are anchored top left:
-    subtract ``kv_len - q_len`` from the bounds of a band anchored bottom right.  A bound that the band does not have is
-    never read.
+    `tile_schedule` is a tuple of the members named in `TILE_SCHEDULE`.  All values are int32.  `lo` and `hi` are
+    anchored top left: subtract ``kv_len - q_len`` from the bounds of a band anchored bottom right.  A bound that the
+    band does not have is never read.
 
     Raises:
         ArgumentError: an unknown schedule or an unsupported mask.

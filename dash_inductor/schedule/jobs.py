@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .walk import ClosedForm, Problem, Walk
+from .tile_schedule import ClosedForm, Problem, TileSchedule
 
 
 @dataclass(frozen=True)
 class Column:
-    """The walk of one kv tile: (q tile, rank) in order of time."""
+    """The tile schedule of one kv tile: (q tile, rank) in order of time."""
 
     kv: int
     steps: tuple[tuple[int, int], ...]
@@ -30,7 +30,7 @@ class Job:
     columns: tuple[Column, ...]
 
 
-def walked_query_heads(per_query_head: bool, q_heads: int, kv_heads: int) -> tuple[tuple[int, ...], ...]:
+def scheduled_query_heads(per_query_head: bool, q_heads: int, kv_heads: int) -> tuple[tuple[int, ...], ...]:
     """Return, for each head of the schedule, the query heads that its CTAs process, one after the other.
 
     If every query head has its own CTAs, the heads of the schedule are the query heads: member 0 of all groups first,
@@ -48,25 +48,25 @@ def walked_query_heads(per_query_head: bool, q_heads: int, kv_heads: int) -> tup
     return tuple(zip(*members, strict=True))
 
 
-def jobs_of(walk: Walk) -> tuple[Job, ...]:
-    """Return all jobs of a walk in launch order."""
+def jobs_of(tile_schedule: TileSchedule) -> tuple[Job, ...]:
+    """Return all jobs of a tile schedule in launch order."""
     seen: dict[tuple[int, int], tuple[Column, ...]] = {}
     jobs = []
-    for work_id in range(walk.work_ids):
-        head, slot = walk.launch(work_id)
-        key = slot, walk.kind(head)
+    for work_id in range(tile_schedule.work_ids):
+        head, slot = tile_schedule.launch(work_id)
+        key = slot, tile_schedule.kind(head)
         if key not in seen:
-            seen[key] = tuple(_columns(walk, head, slot))
+            seen[key] = tuple(_columns(tile_schedule, head, slot))
         jobs.append(Job(work_id, head, seen[key]))
     return tuple(jobs)
 
 
-def _columns(walk: Walk, head: int, slot: int) -> Iterator[Column]:
-    for part in range(walk.parts):
-        kv = walk.kv_tile(head, slot, part)
+def _columns(tile_schedule: TileSchedule, head: int, slot: int) -> Iterator[Column]:
+    for part in range(tile_schedule.parts):
+        kv = tile_schedule.kv_tile(head, slot, part)
         if kv is not None:
-            tiles = [walk.q_tile(head, kv, step) for step in range(walk.visits(head, kv))]
-            yield Column(kv, tuple((q, walk.rank(head, q, kv)) for q in tiles))
+            tiles = [tile_schedule.q_tile(head, kv, step) for step in range(tile_schedule.visits(head, kv))]
+            yield Column(kv, tuple((q, tile_schedule.rank(head, q, kv)) for q in tiles))
 
 
 @lru_cache(maxsize=64)

@@ -17,7 +17,7 @@ class Problem:
         q_len, kv_len: lengths in tokens, >= 1.
         block_q, block_kv: tile shape in tokens.
         batch: number of batch elements.
-        heads: heads of the schedule per batch element, see `jobs.walked_query_heads`.
+        heads: heads of the schedule per batch element, see `jobs.scheduled_query_heads`.
         group: query heads that one CTA processes, in ascending order.
         section: heads that are launched together.
 
@@ -65,11 +65,15 @@ class Problem:
         return replace(self, band=Band(lo, hi))
 
     def tail(self) -> tuple[tuple[int, ...], int, int]:
-        """Return the last arguments of most generated functions: `codegen.WALK` as a tuple, and the tile shape."""
+        """Return the last arguments of most generated functions: `codegen.TILE_SCHEDULE` as a tuple, and the tile
+        shape.
+        """
         return (self.q_len, self.kv_len, *self.bounds), self.block_q, self.block_kv
 
     def steps(self, kv: int) -> int:
-        """Return how many q tiles see part of a kv tile: the length of its walk in every schedule (`geometry`)."""
+        """Return how many q tiles see part of a kv tile: the length of its tile schedule in every schedule
+        (`geometry`).
+        """
         lo, hi = self.resolved.band.lo, self.resolved.band.hi
         first, end = 0, self.n_q
         if hi is not None:

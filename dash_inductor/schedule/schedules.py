@@ -2,14 +2,15 @@
 
 A schedule defines, by sympy expressions in tile indices and lengths, which CTA computes what and when (`kv_tile`,
 `q_tile`) and the order in which the partial dq tiles are added (`rank`).  Kernel code, simulator, checks, reference
-executor and pictures all evaluate these expressions.  Neither walks nor ranks depend on the number of SMs, the batch,
+executor and pictures all evaluate these expressions.  Neither tile schedules nor ranks depend on the number of SMs, the
+batch,
 the heads or the section: the gradients of a head are a function of its own operands and mask, whatever else is
 launched.
 
 A *head* is a (batch element, kv head) pair, the unit whose kv tiles CTAs own.  With grouped-query attention a CTA of
 the portable kernel processes the query heads of its group in ascending order, each with its own dq accumulators and the
-same walk and ranks.  The Hopper kernel has CTAs for every query head: there the query heads are the heads, first the
-first member of all groups, then the second, and so on.
+same tile schedule and ranks.  The Hopper kernel has CTAs for every query head: there the query heads are the heads,
+first the first member of all groups, then the second, and so on.
 
 Sources: ascending is FlashAttention-3's deterministic order; descending, shift and symmetric shift are from "DASH:
 deterministic attention scheduling" (arXiv 2601.21824); shortest first ("SPT") is FlashAttention-3's and -4's order for
@@ -107,7 +108,7 @@ class Schedule:
         slots: CTAs per head.
         launch: (work id, heads) -> (head index ``b * heads + h``, slot), see `_grouped`.
         kv_tile: (slot, part) -> kv tile, or the number of kv tiles for "no tile".
-        num_steps: kv -> number of q tiles in the walk.
+        num_steps: kv -> number of q tiles in the tile schedule.
         q_tile: (step, kv) -> q tile.
         rank: (q, kv) -> position of kv's contribution in the accumulation order of q's dq tile; only for visible pairs.
         visible: the pairs that the band shows, independent of the schedule.
@@ -152,38 +153,45 @@ def _spt(c: Visible) -> Schedule:
 
 
 def _two_pass(c: Visible) -> Schedule:
-    """Two passes: dk/dv CTAs walk as in ascending; each CTA of the dq kernel owns q tiles and walks up the kv tiles."""
+    """Two passes: dk/dv CTAs go as in ascending; each CTA of the dq kernel owns q tiles and tile schedules
+    up the kv tiles.
+    """
     return _column("two_pass", c, SLOT, c.up, c.rank_up, shared=False)
 
 
 LEAST = 64
-"""If the longest walk has fewer q tiles than this, no walk is bent: that would gain less than downward walks cost."""
+"""If the longest tile schedule has fewer q tiles than this, no tile schedule is bent: that would gain less than
+downward tile schedules cost.
+"""
 
 LATER = 4
-"""Factor by which the sections of the second phase of a bent fold are larger than those of the first: all walks of a
+"""Factor by which the sections of the second phase of a bent fold are larger than those of the first: all tile
+schedules of a
 head begin there at the same q tile, and wait for one another unless those of other heads are launched in between."""
 
 
 def _bent_fold(c: Visible, has_lo: bool) -> Schedule:
     """The bent fold, for bands without upper bound: SPT, except that for long sequences its end is changed.
 
-    SPT ends with its longest jobs, while other workers are idle.  Here a kv tile is *long* if its walk is more than
-    half of the longest walk, `top`, with which it shares a q tile.  Phase 0 launches the long ones, shortest first;
-    phase 1 the others, longest first, so that the last work ids are the shortest.  A kv tile walks up through the q
+    SPT ends with its longest jobs, while other workers are idle.  Here a kv tile is *long* if its tile schedule is more
+    than half of the longest tile schedule, `top`, with which it shares a q tile.  Phase 0 launches the long ones,
+    shortest first; phase 1 the others, longest first, so that the last work ids are the shortest.  A kv tile tile
+    schedules up through the q
     tiles where its rank still changes, and then down through the range in which it is constant: it reaches the
     rectangle that all long ones share after the one before it has left, even if all start together.
 
-    Tile 0 has the longest walk and shares a q tile with every other, so it is `top` for all of them.  Walks get shorter
-    with kv: the long ones are those below `long`, the number of kv tiles that the last q tile sees at which a long walk
-    may begin.  They are launched downwards and the others upwards, so the kv tiles ``kv < end_kv(q)`` reach q tile q in
-    the order ``min(end_kv(q), long) - 1 .. 0, long .. end_kv(q) - 1``.  The rank of a long one is constant from ``bend
-    = first_q(long - 1)`` on, which is more than a quarter of its walk, and that of a short one is kv throughout.  So a
-    long one goes up to the bend and then down from the end, and a short one goes down.
+    Tile 0 has the longest tile schedule and shares a q tile with every other, so it is `top` for all of them.  Tile
+    schedules get shorter
+    with kv: the long ones are those below `long`, the number of kv tiles that the last q tile sees at which a long tile
+    schedule may begin.  They are launched downwards and the others upwards, so the kv tiles ``kv < end_kv(q)`` reach q
+    tile q in the order ``min(end_kv(q), long) - 1 .. 0, long .. end_kv(q) - 1``.  The rank of a long one is constant
+    from ``bend = first_q(long - 1)`` on, which is more than a quarter of its tile schedule, and that of a short one is
+    kv throughout.  So a long one goes up to the bend and then down from the end, and a short one goes down.
 
     If ``top < LEAST``, all kv tiles are long and none is bent, which is `spt`.
 
-    The walk for the full mask is that for the causal mask plus the steps that the latter lacks: a mask that is only
-    known at run time then has the walks and ranks of the causal mask if it is causal.
+    The tile schedule for the full mask is that for the causal mask plus the steps that the latter lacks: a mask that is
+    only known at run time then has the tile schedules and ranks of the causal mask if it is causal.
     """
     assumed = {} if has_lo else {LO: sympy.Integer(0)}
 
@@ -245,7 +253,7 @@ def _resident(contributing_slots: Expr) -> Expr:
 
 
 def _shift(c: Visible) -> Schedule:
-    """Shift, for the full mask: cyclic walks with evenly spread starts, for any numbers of tiles."""
+    """Shift, for the full mask: cyclic tile schedules with evenly spread starts, for any numbers of tiles."""
     return Schedule(
         "shift",
         1,
@@ -264,12 +272,12 @@ def _symmetric_shift(c: Visible, has_lo: bool) -> Schedule:
     """Symmetric shift, for bands without upper bound: a CTA processes kv tile p, then kv tile n-1-p.
 
     Let ``pairs = ceil(n / 2)``.  The *big* tiles ``kv < pairs`` all see the q tiles from ``top = first_q(pairs - 1)``
-    on: there they form a ring, as in shift.  Then each walks up its triangle, first_q(kv) .. top-1, with the highest kv
-    first in rank.  The *small* tiles walk down from the last q tile; their rank is kv, as every lower tile contributes
-    before them.  No big tile waits for a small one, and a small one only for lower tiles, so the waits are acyclic for
-    any lengths, odd n (the middle CTA has no second tile) and any lower bound.  For BLOCK_Q == BLOCK_KV, equal lengths
-    and even n this is DASH's symmetric shift with ``finished = 0, active = n/2``; for BLOCK_KV = S * BLOCK_Q starts are
-    about S tiles apart instead of one.
+    on: there they form a ring, as in shift.  Then each goes up its triangle, first_q(kv) .. top-1, with the
+    highest kv first in rank.  The *small* tiles go down from the last q tile; their rank is kv, as every
+    lower tile contributes before them.  No big tile waits for a small one, and a small one only for lower tiles, so the
+    waits are acyclic for any lengths, odd n (the middle CTA has no second tile) and any lower bound.  For BLOCK_Q ==
+    BLOCK_KV, equal lengths and even n this is DASH's symmetric shift with ``finished = 0, active = n/2``; for BLOCK_KV
+    = S * BLOCK_Q starts are about S tiles apart instead of one.
     """
     pairs = ceil_div(N_KV, 2)
     top = q_range(has_lo, False, kv=pairs - 1).first
@@ -277,7 +285,7 @@ def _symmetric_shift(c: Visible, has_lo: bool) -> Schedule:
     ring = Maximum(1, height)
     big = pairs > KV
     step_in_triangle = c.q.first + STEP - height
-    walk_big = Where(height > STEP, top + Rem(_ring_start(KV, pairs, ring) + STEP, ring), step_in_triangle)
+    tile_schedule_big = Where(height > STEP, top + Rem(_ring_start(KV, pairs, ring) + STEP, ring), step_in_triangle)
     member = Minimum(KV, pairs - 1)
     rank_big = Where(top <= Q, _ring_rank(member, Minimum(at_least_zero(Q - top), ring - 1), pairs, ring), c.rank_down)
     contributing = Minimum(pairs, kv_range(has_lo, False, q=N_Q - 1).end)
@@ -288,7 +296,7 @@ def _symmetric_shift(c: Visible, has_lo: bool) -> Schedule:
         _grouped(WORK_ID, pairs, HEADS),
         Where(sympy.Eq(PART, 0), SLOT, Where(2 * SLOT + 1 < N_KV, N_KV - 1 - SLOT, N_KV)),
         Where(N_KV > KV, c.steps, 0),
-        Where(big, walk_big, N_Q - 1 - STEP),
+        Where(big, tile_schedule_big, N_Q - 1 - STEP),
         Where(big, rank_big, KV),
         c,
         resident=_resident(contributing),

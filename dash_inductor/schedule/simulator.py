@@ -1,8 +1,8 @@
 """Discrete-event simulation of the ordered accumulation: CTAs run on workers, and dq writers wait for their turn.
 
-A job computes the tile pairs of its walk one after the other and adds each partial dq tile to its accumulator, which
-admits contributors in order of rank.  The timing model is that of "DASH: deterministic attention scheduling" (arXiv
-2601.21824):
+A job computes the tile pairs of its tile schedule one after the other and adds each partial dq tile to its accumulator,
+which admits contributors in order of rank.  The timing model is that of "DASH: deterministic attention scheduling"
+(arXiv 2601.21824):
 
 * ``depth = 0``: adding occupies the worker, so a blocked add blocks everything after it (the paper's DAG model);
 * ``depth >= 1``: a separate writer drains `depth` buffers, so computing step k+1 overlaps waiting and adding of step k
@@ -111,7 +111,7 @@ def simulate(
         jobs: the jobs.
         workers: the number of CTAs that run at a time.
         costs: the durations of operations.
-        group: query heads per kv head; a job repeats each walk for every query head, in ascending order.
+        group: query heads per kv head; a job repeats each tile schedule for every query head, in ascending order.
         static: work id lists per worker (persistent CTAs); by default work ids are assigned to free workers.
         speeds: factor on the durations, per worker.
         jitter: relative half width of uniform noise on every duration.

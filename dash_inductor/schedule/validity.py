@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from .jobs import Job, jobs_of, tables
 from .simulator import simulate
-from .table_walk import Tables
-from .walk import ClosedForm, Problem, Walk
+from .table_tile_schedule import Tables
+from .tile_schedule import ClosedForm, Problem, TileSchedule
 
 
-def coverage_faults(walk: Walk, heads: int, n_q: int, n_kv: int, jobs: Sequence[Job]) -> list[str]:
+def coverage_faults(tile_schedule: TileSchedule, heads: int, n_q: int, n_kv: int, jobs: Sequence[Job]) -> list[str]:
     """Return the faults in coverage: each kv tile is owned once, each visible pair computed once, ranks are 0 .. n-1.
 
     Args:
-        walk: the walk of the schedule.
+        tile_schedule: the tile schedule of the schedule.
         heads: the number of heads of the whole launch.
         n_q, n_kv: the numbers of tiles.
         jobs: the tables to check.
@@ -32,7 +32,7 @@ def coverage_faults(walk: Walk, heads: int, n_q: int, n_kv: int, jobs: Sequence[
                 ranks.setdefault((job.head, q), []).append(rank)
     visible = []
     for head in range(heads):
-        visible += [(head, q, kv) for q in range(n_q) for kv in walk.visible(head, q)]
+        visible += [(head, q, kv) for q in range(n_q) for kv in tile_schedule.visible(head, q)]
     if sorted(pairs) != visible:
         found.append("the visible tile pairs are not computed exactly once each")
     for (head, q), values in sorted(ranks.items()):
@@ -59,19 +59,19 @@ def backward_wait(jobs: Sequence[Job]) -> tuple[int, int] | None:
     return None
 
 
-def progress_faults(walk: Walk, jobs: Sequence[Job], group: int = 1) -> list[str]:
-    """Return the faults in waiting, given what the walk declares about itself.
+def progress_faults(tile_schedule: TileSchedule, jobs: Sequence[Job], group: int = 1) -> list[str]:
+    """Return the faults in waiting, given what the tile schedule declares about itself.
 
     Launch-ordered schedules may only wait for earlier work ids.  Other schedules must finish with the number of workers
     that they declare to need, in a simulation in which jobs are delayed only by the waits of the model.
     """
-    if not walk.shared_accumulator:
+    if not tile_schedule.shared_accumulator:
         return []
-    if not walk.co_resident:
+    if not tile_schedule.co_resident:
         wait = backward_wait(jobs)
         return [] if wait is None else [f"work id {wait[0]} waits for work id {wait[1]}, which may not have started"]
-    run = simulate(jobs, walk.resident, group=group)
-    return [f"hangs with {walk.resident} resident CTAs, work ids {run.unfinished}"] if run.unfinished else []
+    run = simulate(jobs, tile_schedule.resident, group=group)
+    return [f"hangs with {tile_schedule.resident} resident CTAs, work ids {run.unfinished}"] if run.unfinished else []
 
 
 def check(name: str, problem: Problem, jobs: Sequence[Job] | None = None) -> list[str]:
@@ -86,12 +86,14 @@ def check(name: str, problem: Problem, jobs: Sequence[Job] | None = None) -> lis
         ArgumentError: an unknown schedule or an unsupported mask.
     """
     jobs = tables(name, problem) if jobs is None else jobs
-    walk, heads = ClosedForm(name, problem), problem.batch * problem.heads
-    return coverage_faults(walk, heads, problem.n_q, problem.n_kv, jobs) + progress_faults(walk, jobs, problem.group)
+    tile_schedule, heads = ClosedForm(name, problem), problem.batch * problem.heads
+    return coverage_faults(tile_schedule, heads, problem.n_q, problem.n_kv, jobs) + progress_faults(
+        tile_schedule, jobs, problem.group
+    )
 
 
-def check_tables(walk: Tables, jobs: Sequence[Job] | None = None) -> list[str]:
-    """Return every fault of the walk of a data-dependent mask, as `check` does."""
-    jobs = jobs_of(walk) if jobs is None else jobs
-    p = walk.problem
-    return coverage_faults(walk, p.batch * p.heads, p.n_q, p.n_kv, jobs) + progress_faults(walk, jobs)
+def check_tables(tile_schedule: Tables, jobs: Sequence[Job] | None = None) -> list[str]:
+    """Return every fault of the tile schedule of a data-dependent mask, as `check` does."""
+    jobs = jobs_of(tile_schedule) if jobs is None else jobs
+    p = tile_schedule.problem
+    return coverage_faults(tile_schedule, p.batch * p.heads, p.n_q, p.n_kv, jobs) + progress_faults(tile_schedule, jobs)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..errors import ArgumentError
 from ..model.mask import Band
 from ..schedule.jobs import Column, Job
-from ..schedule.walk import Problem
+from ..schedule.tile_schedule import Problem
 
 Seen = tuple[tuple[bool, ...], ...]
 """``seen[q][kv]``: whether any query of a q tile sees any key of a kv tile, in one batch element."""
@@ -75,7 +75,8 @@ def _meets(band: Band, rows: tuple[int, int], keys: tuple[int, int]) -> bool:
 
 
 def restricted(jobs: Sequence[Job], seen: Sequence[Seen], heads: int) -> tuple[Job, ...]:
-    """The jobs of a band's schedule without the tile pairs that the mask hides: Note [Tables] in `schedule.table_walk`.
+    """The jobs of a band's schedule without the tile pairs that the mask hides: Note [Tables] in
+    `schedule.table_tile_schedule`.
 
     Args:
         jobs: the jobs for all tile pairs of the band.
@@ -90,9 +91,11 @@ def restricted(jobs: Sequence[Job], seen: Sequence[Seen], heads: int) -> tuple[J
                     contributors.setdefault((job.head, q), []).append(rank)
     place = {key: {rank: i for i, rank in enumerate(sorted(ranks))} for key, ranks in contributors.items()}
 
-    def walk(job: Job, column: Column) -> Column:
+    def tile_schedule(job: Job, column: Column) -> Column:
         visible = seen[job.head // heads]
         kept = ((q, place[job.head, q][rank]) for q, rank in column.steps if visible[q][column.kv])
         return Column(column.kv, tuple(kept))
 
-    return tuple(Job(job.work_id, job.head, tuple(walk(job, column) for column in job.columns)) for job in jobs)
+    return tuple(
+        Job(job.work_id, job.head, tuple(tile_schedule(job, column) for column in job.columns)) for job in jobs
+    )

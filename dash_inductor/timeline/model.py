@@ -31,7 +31,7 @@ class Step(NamedTuple):
 
     Args:
         lane: the index in `Timeline.lanes`.
-        work_id: the work id of its walk.
+        work_id: the work id of its tile schedule.
         head: the index in `Timeline.heads`.
         kv, q: the tile indices.
         rank: the position of its addition among those to the dq tile of (head, q).

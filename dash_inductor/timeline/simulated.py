@@ -12,9 +12,9 @@ from ..model.architectures import WORKERS, tables_of
 from ..model.plan import Plan
 from ..model.site import Site
 from ..planning import nominal, planner, prediction
-from ..schedule.jobs import tables, walked_query_heads
+from ..schedule.jobs import scheduled_query_heads, tables
 from ..schedule.simulator import Costs, Run, simulate
-from ..schedule.walk import ClosedForm, Problem
+from ..schedule.tile_schedule import ClosedForm, Problem
 from .lengths import Lengths, restricted
 from .model import TIMES, Step, Timeline, Unit
 
@@ -61,7 +61,7 @@ def of_plan(
         arch: as for `planner.plan`.
         plan: the plan.
         data: what the mask hides in addition to its band.  Kernels that read tile tables skip hidden tile pairs.
-        gpu: the GPU whose measured times of walks are used, one of `prediction.gpus`.
+        gpu: the GPU whose measured times of tile schedules are used, one of `prediction.gpus`.
         workers: the number of CTAs that run at the same time, by default the architecture's nominal one.
 
     Raises:
@@ -87,7 +87,7 @@ def of_plan(
 
 
 def _with_ends(prices: Costs, site: Site, arch: str, plan: Plan, gpu: str) -> Costs:
-    """The costs with the measured time that a walk takes in addition to its steps, if there is one."""
+    """The costs with the measured time that a tile schedule takes in addition to its steps, if there is one."""
     return replace(prices, epilogue=prices.compute * family(plan.kernel).beside_steps(site, arch, gpu))
 
 
@@ -99,12 +99,12 @@ def _pass(
     Args:
         example: a problem with the tiles of the kernel.
         of_dq: whether it is the dq kernel of `two_pass`.  That has a CTA for every q tile of every query head, the last
-            ones first, and walks over the kv tiles: `spt` with queries and keys swapped, without waits.
+            ones first, and goes over the kv tiles: `spt` with queries and keys swapped, without waits.
     """
     schedule = "spt" if of_dq else plan.schedule
     p = _problem(site, plan, example, of_dq=of_dq)
     jobs = tables(schedule, p)
-    if data is not None and family(plan.kernel).walks_by_tables:
+    if data is not None and family(plan.kernel).tile_schedules_by_tables:
         jobs = restricted(jobs, data.seen(p), p.heads)
     pairs = p.group * sum(len(column.steps) for job in jobs for column in job.columns)
     if pairs > MOST_TILE_PAIRS:
@@ -115,7 +115,7 @@ def _pass(
     found = of_run(plan.schedule, run, workers, query_heads(p.batch, site.q_heads), prices, p.group, PLAN_UNIT)
     if of_dq:
         return replace(found, steps=tuple(s._replace(kv=s.q, q=s.kv) for s in found.steps))
-    members = walked_query_heads(p.group == 1, site.q_heads, site.kv_heads)
+    members = scheduled_query_heads(p.group == 1, site.q_heads, site.kv_heads)
     order = [b * site.q_heads + member for b in range(p.batch) for group in members for member in group]
     return replace(found, steps=tuple(s._replace(head=order[s.head]) for s in found.steps))
 

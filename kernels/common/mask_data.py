@@ -114,7 +114,7 @@ class MaskData:
 
 
 class MaskTables(NamedTuple):
-    """The tensors that the Hopper kernels read of a mask that is data, see `schedule.table_walk`.
+    """The tensors that the Hopper kernels read of a mask that is data, see `schedule.table_tile_schedule`.
 
     There is one table per batch element and, where the mask differs between heads, per query head.
 
@@ -127,8 +127,8 @@ class MaskTables(NamedTuple):
         visits, steps: int32 [tables, n_kv], [tables, n_kv, n_q]: the tile schedules of the backward.
         contributions: int32 [tables, n_q]: number of kv tiles that add to a q tile of the backward.
         seen_bits: int32 [tables, row blocks, n_kv, threads, words]: the elementwise mask as bits, see Note [Seen bits]
-            in `schedule.table_walk`, for the forward's row blocks and kv tiles.  Empty where there is no elementwise
-            mask.
+            in `schedule.table_tile_schedule`, for the forward's row blocks and kv tiles.  Empty where there is no
+            elementwise mask.
     """
 
     q_vectors: Tensor

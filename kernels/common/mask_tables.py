@@ -13,8 +13,8 @@ from torch import Tensor
 from ...errors import ArgumentError
 from ...model.mask import ROW_BLOCK, Band
 from ...model.plan import Plan
-from ...schedule.table_walk import FORWARD_TILE_BITS, TILE_BITS, from_the_end, seen_words
-from ...schedule.walk import Problem
+from ...schedule.table_tile_schedule import FORWARD_TILE_BITS, TILE_BITS, from_the_end, seen_words
+from ...schedule.tile_schedule import Problem
 from .compiling import schedule_module
 from .device import codes, tables, tile_pairs
 from .device.relations.between import SPANS, write_spans
@@ -174,13 +174,13 @@ class _Builder:
         else:
             of_rows, seen_bits = self._seen_bits(*both)
         if shape.same_tiles:
-            of_walks = of_rows
+            of_tile_schedules = of_rows
         elif shape.finer is not None:
-            of_walks = self._united(of_rows, *shape.finer)
+            of_tile_schedules = self._united(of_rows, *shape.finer)
         else:
-            of_walks = self._classified(shape.backward, *both)
-        rows, walks = self._rows(of_rows, keys_seen), self._walks(of_walks, rows_seeing)
-        return MaskTables(*both, keys_seen, *rows, *walks, seen_bits)
+            of_tile_schedules = self._classified(shape.backward, *both)
+        rows, tile_schedules = self._rows(of_rows, keys_seen), self._tile_schedules(of_tile_schedules, rows_seeing)
+        return MaskTables(*both, keys_seen, *rows, *tile_schedules, seen_bits)
 
     def _vectors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the vectors of queries and of keys, and the ranges of the first codes of both by tiles of TOKENS.
@@ -312,21 +312,21 @@ class _Builder:
         )  # fmt: skip
         return counts, steps
 
-    def _walks(self, kinds: Tensor, rows_seeing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _tile_schedules(self, kinds: Tensor, rows_seeing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         data, problem = self.data, self.shape.backward
         number, n_q, n_kv = len(kinds), problem.n_q, problem.n_kv
         visits, steps = self._new(number, n_kv), self._new(number, n_kv, n_q)
         contributions, ranks = self._new(number, n_q), self._new(number, n_kv, n_q)
         functions = schedule_module(self.plan.schedule, self.shape.band)
-        walk = data.q_len, data.kv_len, self.lo, self.hi, n_q, n_kv
+        tile_schedule = data.q_len, data.kv_len, self.lo, self.hi, n_q, n_kv
         constants = {"BLOCK_Q": problem.block_q, "BLOCK_KV": problem.block_kv, "COLUMNS": COLUMNS}
         self._launch(
             tables.rank_contributors, (number, n_kv + 1, -(-n_q // COLUMNS)),
-            kinds, ranks, contributions, *walk, RANK=functions.dash_rank, ROWS=ROWS, **constants,
+            kinds, ranks, contributions, *tile_schedule, RANK=functions.dash_rank, ROWS=ROWS, **constants,
         )  # fmt: skip
         self._launch(
-            tables.write_walks, (number, n_kv), kinds, ranks, rows_seeing, visits, steps, *walk,
-            WALK_LENGTH=functions.dash_visits, Q_TILE=functions.dash_q_tile, **constants,
+            tables.write_tile_schedules, (number, n_kv), kinds, ranks, rows_seeing, visits, steps, *tile_schedule,
+            TILE_SCHEDULE_LENGTH=functions.dash_visits, Q_TILE=functions.dash_q_tile, **constants,
         )  # fmt: skip
         return visits, steps, contributions
 

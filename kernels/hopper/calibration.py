@@ -18,14 +18,14 @@ class Backward:
     Args:
         step: time of one tile pair.
         masked: additional time of a tile pair that needs an elementwise mask.
-        walk: fixed time of a tile schedule: loading k and v, storing dk and dv, taking the next work id.
+        tile_schedule: fixed time of a tile schedule: loading k and v, storing dk and dv, taking the next work id.
         group: additional fixed time where query heads share a kv head, so that dk and dv are summed over them.
         down: additional fixed time of a tile schedule that begins at the last q tile, as the others of its head do.
     """
 
     step: float
     masked: float
-    walk: float
+    tile_schedule: float
     group: float
     down: float
 

@@ -42,7 +42,7 @@ class Hopper(Family):
     reads = RELATIONS
     scores = SCORES.difference(ADDED)
     cta_per_query_head = True
-    walks_by_tables = True
+    tile_schedules_by_tables = True
     stamps = True
     times = CALIBRATIONS
 
@@ -97,7 +97,7 @@ class Hopper(Family):
     def beside_steps(self, site: Site, arch: str, gpu: str) -> float:
         dims = dims_of_tile(site.head_dim, site.value_dim)
         rates = None if dims is None or arch != ARCH else CALIBRATIONS[gpu].backward.get(dims)
-        return 0.0 if rates is None else rates.walk / rates.step
+        return 0.0 if rates is None else rates.tile_schedule / rates.step
 
 
 FAMILY = Hopper()

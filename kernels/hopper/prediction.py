@@ -28,7 +28,7 @@ from .kernel_configs import dims_of_tile, suits_parts
 ARCH = "sm_90"
 """The architecture of these kernels, the only one that was timed."""
 
-WALKS = 16384
+TILE_SCHEDULES = 16384
 """Largest number of simulated tile schedules; of larger launches fewer batch elements are simulated and the mean time
 of the others is added."""
 
@@ -47,11 +47,11 @@ def unpredicted(
     if site.call.traits.asks and (dims != (128, 128) or not site.call.traits.asks <= {"segments", *DATA}):
         kinds = ", ".join(sorted(site.call.traits.asks))
         return f"{kinds} at head dims {site.head_dim} and {site.value_dim}: not calibrated"
-    if not _is_calibrated(_walked(site)):
+    if not _is_calibrated(_scheduled(site)):
         return f"the mask {site.band} is not calibrated"
     if plan.schedule in ("shift", "symmetric_shift"):
         return f"{plan.schedule} is not calibrated"
-    if _walked(site).is_full:
+    if _scheduled(site).is_full:
         return "bent_fold is not calibrated under a full mask" if plan.schedule == "bent_fold" else None
     if _all_at_once(problem_of(plan, site)):
         return None if plan.schedule == "bent_fold" else f"{plan.schedule} is not calibrated where all CTAs run at once"
@@ -70,7 +70,7 @@ def rates_of_forward(site: Site, arch: str, rates: Calibration) -> Forward | Non
     return None if arch != ARCH or site.call.traits.asks or not _is_calibrated(site.band) else found
 
 
-def _walked(site: Site) -> Band:
+def _scheduled(site: Site) -> Band:
     """Returns the band whose tile pairs are assumed to be visible."""
     return site.band if site.likely_band is None else site.likely_band
 
@@ -85,7 +85,7 @@ def problem_of(plan: Plan, site: Site) -> Problem:
     batch, q_len, kv_len = _sizes(site)
     tiles = plan.dkdv
     return Problem(
-        _walked(site), q_len, kv_len, tiles.block_q, tiles.block_kv, batch, site.q_heads, section=plan.section
+        _scheduled(site), q_len, kv_len, tiles.block_q, tiles.block_kv, batch, site.q_heads, section=plan.section
     )  # fmt: skip
 
 
@@ -120,44 +120,48 @@ def _main(
 ) -> tuple[float, float]:
     """Predicts the time of the main kernel and the mean idle time of an SM at its end, in microseconds."""
     work_ids = problem.heads * problem.n_kv
-    batch = max(1, min(problem.batch, WALKS // work_ids))
-    walks = _walks(name, replace(problem, batch=batch), documents)
-    always = rates.walk + (rates.group if grouped else 0.0)
-    times = {w: always + w[0] * rates.step + w[1] * rates.masked + w[2] * rates.down for w in set(walks)}
-    whole = _handed_out(times[w] for w in walks)
-    mean = sum(times[w] for w in walks) / WORKERS[ARCH]
+    batch = max(1, min(problem.batch, TILE_SCHEDULES // work_ids))
+    tile_schedules = _tile_schedules(name, replace(problem, batch=batch), documents)
+    always = rates.tile_schedule + (rates.group if grouped else 0.0)
+    times = {w: always + w[0] * rates.step + w[1] * rates.masked + w[2] * rates.down for w in set(tile_schedules)}
+    whole = _handed_out(times[w] for w in tile_schedules)
+    mean = sum(times[w] for w in tile_schedules) / WORKERS[ARCH]
     return whole + (problem.batch - batch) / batch * mean, whole - mean
 
 
 @lru_cache(maxsize=256)
-def _walks(name: str, problem: Problem, documents: Documents | None) -> tuple[tuple[int, int, bool], ...]:
+def _tile_schedules(name: str, problem: Problem, documents: Documents | None) -> tuple[tuple[int, int, bool], ...]:
     """Lists (tile pairs, masked tile pairs, descends) of all tile schedules in launch order.
 
     `descends` is whether the schedule begins at its last q tile under a mask that lets others of its head begin there
     too.
     """
-    from ...schedule.walk import ClosedForm  # expressions, which need sympy
+    from ...schedule.tile_schedule import ClosedForm  # expressions, which need sympy
 
-    walk = ClosedForm(name, problem)
+    tile_schedule = ClosedForm(name, problem)
     tiles = _tiles(name, problem) if documents is None else _tiles_of(documents, problem)
     found: dict[tuple[int, int], tuple[int, int, bool]] = {}
-    walks = []
-    for work_id in range(walk.work_ids):
-        head, slot = walk.launch(work_id)
-        key = walk.kind(head), slot
+    tile_schedules = []
+    for work_id in range(tile_schedule.work_ids):
+        head, slot = tile_schedule.launch(work_id)
+        key = tile_schedule.kind(head), slot
         if key not in found:
-            kv = walk.kv_tile(head, slot, 0)
+            kv = tile_schedule.kv_tile(head, slot, 0)
             assert kv is not None
-            steps = walk.visits(head, kv)
-            down = not problem.band.is_full and steps > 1 and walk.q_tile(head, kv, 0) > walk.q_tile(head, kv, 1)
+            steps = tile_schedule.visits(head, kv)
+            down = (
+                not problem.band.is_full
+                and steps > 1
+                and tile_schedule.q_tile(head, kv, 0) > tile_schedule.q_tile(head, kv, 1)
+            )
             found[key] = *tiles[kv], down
-        walks.append(found[key])
-    return tuple(walks)
+        tile_schedules.append(found[key])
+    return tuple(tile_schedules)
 
 
 def _tiles(name: str, problem: Problem) -> list[tuple[int, int]]:
     """Lists (tile pairs, masked tile pairs) of each kv tile."""
-    from ...schedule.walk import functions
+    from ...schedule.tile_schedule import functions
 
     ranges = [functions(name, problem).dash_q_range(kv, *problem.tail()) for kv in range(problem.n_kv)]
     return [(end - first, end - first - (full_end - full_first)) for first, full_first, full_end, end in ranges]
@@ -197,17 +201,17 @@ def forward_us(plan: Plan, site: Site, rates: Forward) -> float:
     """Predicts the time of the forward of a calibrated site, in microseconds."""
     batch, _, _ = _sizes(site)
     heads = batch * site.q_heads
-    walks = _forward_walks(plan, site)
-    some = max(1, min(heads, WALKS // len(walks)))
-    times = [rates.tile + steps * rates.step + masked * rates.masked for steps, masked in walks]
+    tile_schedules = _forward_tile_schedules(plan, site)
+    some = max(1, min(heads, TILE_SCHEDULES // len(tile_schedules)))
+    times = [rates.tile + steps * rates.step + masked * rates.masked for steps, masked in tile_schedules]
     whole = _handed_out(time for time in times for _ in range(some))
     return rates.launch + whole + (heads - some) * sum(times) / WORKERS[ARCH]
 
 
 @lru_cache(maxsize=256)
-def _forward_walks(plan: Plan, site: Site) -> tuple[tuple[int, int], ...]:
+def _forward_tile_schedules(plan: Plan, site: Site) -> tuple[tuple[int, int], ...]:
     """Lists (kv tiles, masked kv tiles) of all q tiles of a head, in launch order."""
-    from ...schedule.walk import functions  # expressions, which need sympy
+    from ...schedule.tile_schedule import functions  # expressions, which need sympy
 
     assert plan.forward_tiles is not None
     _, q_len, kv_len = _sizes(site)

@@ -57,7 +57,7 @@ _OPERANDS = """
     if BOTTOM_RIGHT:
         lo = LO - (kv_len - q_len)
         hi = HI - (kv_len - q_len)
-    walk = (q_len, kv_len, lo, hi)
+    tile_schedule = (q_len, kv_len, lo, hi)
     query = Operand(Q, ({{stride("Q")}},))
     key = Operand(K, ({{stride("K")}},))
     value = Operand(V, ({{stride("V")}},))
@@ -95,13 +95,13 @@ _DKDV_HEAD = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "DV"%(argument
 
 _DKDV_TAIL = """
     dv_operand = Operand(DV, ({{stride("DV")}},))
-    head, slot = dash_launch(work_id, batch * heads, walk, BLOCK_Q, BLOCK_KV, SECTION)
+    head, slot = dash_launch(work_id, batch * heads, tile_schedule, BLOCK_Q, BLOCK_KV, SECTION)
     b = head // heads
     h = head % heads
     for part in range(PARTS):
-        kv = dash_kv_tile(slot, part, walk, BLOCK_Q, BLOCK_KV)
+        kv = dash_kv_tile(slot, part, tile_schedule, BLOCK_Q, BLOCK_KV)
         dk, dv = dkdv_tile(
-            inputs, saved, accumulator, data, b, h, kv, walk, ORDERED, TILE, MASK, SCORE, BUILD
+            inputs, saved, accumulator, data, b, h, kv, tile_schedule, ORDERED, TILE, MASK, SCORE, BUILD
         )
         dk = dk * SCALE
         idx_n, exists = place_rows(data, numbers_of(kv, BLOCK_KV, BUILD), kv_len, MASK)
@@ -121,11 +121,11 @@ _DKDV_TAIL = """
 # One pass: work id and semaphores are the workspace, see Note [Forward progress] in ordering.py.
 _ORDERED_ENTRY = """
     workspace = ws_ptr.to(tl.pointer_type(tl.int32))
-    work id = tl.atomic_add(workspace, 1, sem="relaxed")
+    work_id = tl.atomic_add(workspace, 1, sem="relaxed")
     accumulator = Accumulator(DQ, workspace + 1)
 """
 _UNORDERED_ENTRY = """
-    work id = tl.program_id(0)
+    work_id = tl.program_id(0)
     accumulator = Accumulator(DELTA, DELTA)
 """
 
@@ -148,7 +148,8 @@ _Q_PROGRAM = """
     hq = head % q_heads
 """
 _DQ_TAIL = """
-    dq = dq_tile(inputs, made, saved, data, b, hq, q_tile, walk, sums, GRADIENT, ADDS, TILE, MASK, SCORE, BUILD)
+    dq = dq_tile(inputs, made, saved, data, b, hq, q_tile, tile_schedule, sums, GRADIENT, ADDS, TILE, MASK, SCORE,
+        BUILD)
     idx_m, exists = place_rows(data, numbers_of(q_tile, BLOCK_Q, BUILD), q_len, MASK)
     idx_m = idx_m[:, None]
     idx_d = tl.arange(0, BLOCK_D).to(INDEX_DTYPE)[None, :]
@@ -199,7 +200,8 @@ _DQ_BIAS_TAIL = """
         begins = turn == 0
         ends = turn == b_turns * hq_turns - 1
         sums = Sums(plane_sums, begins, ends, gradient)
-        dq = dq_tile(inputs, made, saved, data, b, hq, q_tile, walk, sums, GRADIENT, ADDS, TILE, MASK, SCORE, BUILD)
+        dq = dq_tile(inputs, made, saved, data, b, hq, q_tile, tile_schedule, sums, GRADIENT, ADDS, TILE, MASK,
+            SCORE, BUILD)
         idx_m = numbers_of(q_tile, BLOCK_Q, BUILD)[:, None]
         idx_d = tl.arange(0, BLOCK_D).to(INDEX_DTYPE)[None, :]
         inside = (idx_m < q_len) & (idx_d < HEAD_DIM)
@@ -209,7 +211,7 @@ _DQ_BIAS_TAIL = """
                        val_shape=("BLOCK_Q", "BLOCK_D"))}}
         tl.debug_barrier()  # what one thread has added to SUMS, another one may read
     if HAS_LO or HAS_HI:
-        zero_unseen(gradient, q_tile, walk, TILE, BUILD)
+        zero_unseen(gradient, q_tile, tile_schedule, TILE, BUILD)
 """
 
 _FORWARD = """{{def_kernel("Q", "K", "V", "LSE"%(arguments)s)}}
@@ -219,7 +221,8 @@ _FORWARD = """{{def_kernel("Q", "K", "V", "LSE"%(arguments)s)}}
     # lo <= q - kv <= hi is the mask; one program per q tile, as in the dq kernel
 """
 _FORWARD_TAIL = """
-    out, sums, excess = attend_tile(inputs, data, sinks, b, hq, q_tile, walk, SIGN, SLOPE, TILE, MASK, SCORE, BUILD)
+    out, sums, excess = attend_tile(inputs, data, sinks, b, hq, q_tile, tile_schedule, SIGN, SLOPE, TILE, MASK,
+        SCORE, BUILD)
     q_rows = numbers_of(q_tile, BLOCK_Q, BUILD)
     lse_head = head_of(lse, b, hq)
     tl.store(lse_head.start + q_rows * lse_head.strides[0], sums, mask=q_rows < q_len)
@@ -255,7 +258,7 @@ _BIAS_GRADIENT_TAIL = """
     b = plane // own_heads
     hq = plane % own_heads
     gradient = bias_gradient_tile(
-        inputs, saved, data, (b, hq), (b_turns, hq_turns), q_tile, kv, walk, TILE, MASK, SCORE, BUILD
+        inputs, saved, data, (b, hq), (b_turns, hq_turns), q_tile, kv, tile_schedule, TILE, MASK, SCORE, BUILD
     )
     # not `numbers_of`: the tile has these already, and they would stay in registers during its loop
     idx_m = q_tile * BLOCK_Q + tl.arange(0, BLOCK_Q).to(INDEX_DTYPE)[:, None]

@@ -24,8 +24,8 @@ from ...model.call import Call
 from ...model.mask import Band
 from ...model.plan import Plan, Tiles
 from ...model.terms import Term
-from ...schedule.jobs import tables, walked_query_heads
-from ...schedule.walk import Problem, functions
+from ...schedule.jobs import scheduled_query_heads, tables
+from ...schedule.tile_schedule import Problem, functions
 from ..common.score import derivative, score
 from ..families import family
 from .dropout import ElementDropout
@@ -345,15 +345,15 @@ class _Element:
 
     def kv_pass(self, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
         """dk, dv (unscaled) kv tile by kv tile and, in one pass, dq (unscaled) accumulated by rank."""
-        walked = walked_query_heads(family(plan.kernel).cta_per_query_head, self.q.shape[0], self.k.shape[0])
-        problem = self.problem(plan.dkdv, len(walked))
+        scheduled = scheduled_query_heads(family(plan.kernel).cta_per_query_head, self.q.shape[0], self.k.shape[0])
+        problem = self.problem(plan.dkdv, len(scheduled))
         dq = torch.zeros_like(self.q)
-        dk, dv = (t.new_zeros(len(walked), *t.shape[1:]) for t in (self.k, self.v))
+        dk, dv = (t.new_zeros(len(scheduled), *t.shape[1:]) for t in (self.k, self.v))
         turns = _Turns(dq)
         for job in tables(plan.schedule, problem):
             for column in job.columns:
                 keys = tile_of(column.kv, problem.block_kv, problem.kv_len)
-                for q_head in walked[job.head]:
+                for q_head in scheduled[job.head]:
                     k = self.k[self.kv_head(q_head), keys]
                     for q_tile, rank in column.steps:
                         rows = tile_of(q_tile, problem.block_q, problem.q_len)

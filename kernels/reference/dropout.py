@@ -8,9 +8,9 @@ Note [Random bits of dropout]
 
     Note [Comparing random bits] says which bits drop a probability.
 
-    So the bits of a pair follow from the seed, b, h, i and j alone: neither tiles nor walks, neither lengths nor other
-    heads and batch elements, nor the kernel have an influence.  Two pairs never share bits, and two blocks of one seed
-    never have the same counter.
+    So the bits of a pair follow from the seed, b, h, i and j alone: neither tiles nor tile schedules, neither lengths
+    nor other heads and batch elements, nor the kernel have an influence.  Two pairs never share bits, and two blocks of
+    one seed never have the same counter.
 
     Seven rounds are the fewest with which Philox4x32 passes all of TestU01's batteries, BigCrush among them; the ten
     that its authors recommend are a margin.  Rounds are what dropout costs: a block of seven has two thirds of the

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...model.call import Call
 from ...model.plan import Tiles
-from ...schedule.walk import Problem, functions
+from ...schedule.tile_schedule import Problem, functions
 from .backward import ElementData, looked_at, only, tile_of, visible
 from .dropout import ElementDropout
 from .placement import Placement

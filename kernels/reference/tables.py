@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ...model.plan import Plan
 from ...model.relations import Axis
-from ...schedule.table_walk import Tables, forward_words, from_the_end
+from ...schedule.table_tile_schedule import Tables, forward_words, from_the_end
+from ...schedule.tile_schedule import Problem
 from ...schedule.visibility import EMPTY, FULL, PARTIAL
-from ...schedule.walk import Problem
 from ..common.mask_data import MaskData, MaskTables
 from ..common.mask_tables import Shape
 from ..common.relations import vectors
@@ -29,8 +29,8 @@ def build(data: MaskData, plan: Plan) -> MaskTables:
     shown = _shown(data)
     counts, row_steps = _rows(shape, shown, data.dense is not None)
     seen_bits = counts.new_empty(0) if data.dense is None else _seen_bits(shape, shown)
-    walks = _walks(data, shape, plan, shown)
-    return MaskTables(*_vectors(data), shown.any(2), counts, row_steps, *walks, seen_bits)
+    tile_schedules = _tile_schedules(data, shape, plan, shown)
+    return MaskTables(*_vectors(data), shown.any(2), counts, row_steps, *tile_schedules, seen_bits)
 
 
 def _shown(data: MaskData) -> Tensor:
@@ -102,7 +102,7 @@ def _rows(shape: Shape, shown: Tensor, has_dense: bool) -> tuple[Tensor, Tensor]
 
 
 def _seen_bits(shape: Shape, shown: Tensor) -> Tensor:
-    """Returns the bits that Note [Seen bits] in `schedule.table_walk` defines."""
+    """Returns the bits that Note [Seen bits] in `schedule.table_tile_schedule` defines."""
     blocks, n_kv, threads, words = shape.seen_bits
     rows, keys = shape.forward.block_q, shape.forward.block_kv
     thread, word = torch.arange(threads)[:, None, None], torch.arange(words)[:, None]
@@ -116,20 +116,20 @@ def _seen_bits(shape: Shape, shown: Tensor) -> Tensor:
     return bits.to(torch.int32)
 
 
-def _walks(data: MaskData, shape: Shape, plan: Plan, shown: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _tile_schedules(data: MaskData, shape: Shape, plan: Plan, shown: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     problem = shape.backward
     elements = tile_kinds(shown, problem.block_q, problem.block_kv)
     blind = _lacking(shown.any(3), problem.block_q)
     heads = data.q_heads if data.by_head else 1
-    walk = Tables(plan.schedule, replace(problem, heads=heads), elements)
+    tile_schedule = Tables(plan.schedule, replace(problem, heads=heads), elements)
     number = data.batch * heads
     visits = torch.zeros(number, problem.n_kv, dtype=torch.int32)
     steps = torch.zeros(number, problem.n_kv, problem.n_q, dtype=torch.int32)
     contributions = torch.zeros(number, problem.n_q, dtype=torch.int32)
     for t in range(number):
         for kv in range(problem.n_kv):
-            words = walk.words(t, kv, blind[t])
+            words = tile_schedule.words(t, kv, blind[t])
             visits[t, kv] = len(words)
             steps[t, kv, : len(words)] = torch.tensor(words, dtype=torch.int32)
-        contributions[t] = torch.tensor([len(walk.visible(t, q)) for q in range(problem.n_q)])
+        contributions[t] = torch.tensor([len(tile_schedule.visible(t, q)) for q in range(problem.n_q)])
     return visits.to(data.device), steps.to(data.device), contributions.to(data.device)

@@ -76,15 +76,15 @@ def test_a_picture_of_something_else_is_out_of_date() -> None:
         lambda ax: ax.set_title("another", loc="left"),
         lambda ax: ax.patches[0].set_width(0.5),
     ):
-        found = figures.draw("walk")
+        found = figures.draw("tile_schedule")
         before = figures.digest(found)
         change(found.axes[0])
         assert figures.digest(found) != before
 
 
-def test_the_picture_of_a_walk_has_the_ranks_of_the_schedule() -> None:
+def test_the_picture_of_a_tile_schedule_has_the_ranks_of_the_schedule() -> None:
     pytest.importorskip("matplotlib")
-    ranks = next(ax for ax in figures.draw("walk").axes if ax.get_title("left") == "Ranks under spt")
+    ranks = next(ax for ax in figures.draw("tile_schedule").axes if ax.get_title("left") == "Ranks under spt")
     kv = [int(label.get_text().split()[-1]) for label in ranks.get_yticklabels()]
     shown = [(kv[round(text.get_position()[1])], text.get_position()[0], int(text.get_text())) for text in ranks.texts]
     spans = figures.run_of("spt").spans
@@ -116,7 +116,7 @@ def test_the_pictures_of_results_have_their_numbers() -> None:
         ('<style>@import url("https://fonts.example/x.css")</style>', True),
         ("p { background: url(//example.org/x.png) }", True),
         (
-            '<script src="assets/x.js"></script><img src="figures/walk.png"><img src="data:image/png;base64,AA==">',
+            '<script src="assets/x.js"></script><img src="figures/steps.png"><img src="data:image/png;base64,AA==">',
             False,
         ),
         ('<a href="https://example.org">a link</a><link rel="canonical" href="https://example.org/">', False),

@@ -55,9 +55,9 @@ def attend(tensors: list[Tensor], extras: list[Tensor], call: Call, of: Plan) ->
     made = mask_tables.build(data, of)
     both = made.q_vectors, made.kv_vectors, made.keys_seen
     out, lse = forward.forward(q, k, v, replace(call, orders=(ORDER,)), ForwardData(*both, made.counts, made.row_steps))
-    walks = made.visits, made.steps, made.contributions
+    tile_schedules = made.visits, made.steps, made.contributions
     found = backward.backward(
-        do, q, k, v, out, lse, replace(call, orders=(ORDER,) * 3), of, BackwardData(*both, *walks)
+        do, q, k, v, out, lse, replace(call, orders=(ORDER,) * 3), of, BackwardData(*both, *tile_schedules)
     )
     return [out, *found]
 

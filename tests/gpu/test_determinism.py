@@ -28,7 +28,7 @@ SHAPES = [
     (1024, 1024, 128, Band(0), 1, "spt"),
     (1000, 1500, 64, Band(), 4, "ascending"),
     (1024, 1024, 64, Band(0), 1, "bent_fold"),
-    (8300, 1024, 64, Band(0), 1, "bent_fold"),  # long enough for walks to be bent
+    (8300, 1024, 64, Band(0), 1, "bent_fold"),  # long enough for tile schedules to be bent
 ]
 MORE = [
     (1024, 1024, 128, Band(0), 1, "descending"),

@@ -41,7 +41,7 @@ def apart(like: Tensor, dim: int, step: int = APART) -> Tensor:
 
 @pytest.mark.parametrize("columns", [16, 32])
 def test_sums_of_segments(columns: int) -> None:
-    """Narrow rows are scanned, wide ones are walked."""
+    """Narrow rows are scanned, wide ones are scheduled."""
     values, rows = torch.randn(1, 4096, columns, device="cuda", dtype=torch.bfloat16), 100
     keys, order = torch.randint(0, rows, (4096,), device="cuda", dtype=torch.int32).sort(stable=True)
     found = launch.add_segments(None, apart(values, 2), keys, order, rows)

@@ -25,8 +25,8 @@ Results = tuple[Tensor, ...]
 """out, log-sum-exp, dq, dk and dv: [batch, heads, ...]."""
 HEADS = 64
 
-# head dims of q and of v, mask, lengths: q tiles are 64 or, at head dim 64, 128 rows high, and `bent_fold` bends walks
-# over 64 of them
+# head dims of q and of v, mask, lengths: q tiles are 64 or, at head dim 64, 128 rows high, and `bent_fold` bends tile
+# schedules over 64 of them
 SHAPES = [
     (128, 128, Band(0), 4200, 4200),
     (128, 128, Band(0), 1000, 1000),

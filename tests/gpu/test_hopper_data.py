@@ -19,7 +19,7 @@ from dash_inductor.kernels.hopper.backward import launch
 from dash_inductor.kernels.hopper.backward.data import BackwardData
 from dash_inductor.model import Band, Call, Mask
 from dash_inductor.schedule import Problem
-from dash_inductor.schedule.walk import ClosedForm
+from dash_inductor.schedule.tile_schedule import ClosedForm
 
 from ..support.attention import Attention, Gradients, errors
 from ..support.calls import BSHD, backward_call
@@ -94,8 +94,8 @@ class Masked:
         data = self.data
         assert data.dense is None
         picked = [None if t is None else t[index] for t in (data.q_vectors, data.kv_vectors, data.keys_seen)]
-        of_walks = data.visits, data.steps, data.contributions
-        picked += [t[i.flatten()] for t, i in zip(of_walks, of_tables, strict=True)]
+        of_tile_schedules = data.visits, data.steps, data.contributions
+        picked += [t[i.flatten()] for t, i in zip(of_tile_schedules, of_tables, strict=True)]
         problem = dataclasses.replace(p, q=p.q[index], k=p.k[index], v=p.v[index], do=p.do[index])
         data = BackwardData(*picked)
         return dataclasses.replace(
@@ -171,7 +171,15 @@ GRID = [
     ((256, 256), Band(0), "spt", 2, HALF),
     ((256, 256), Band(), "ascending", 1, BF16),
 ]
-LENGTHS = [(512, 512), (300, 1000), (1000, 300), (129, 129), (1, 257), (200, 1), (8300, 300)]  # the last bends walks
+LENGTHS = [
+    (512, 512),
+    (300, 1000),
+    (1000, 300),
+    (129, 129),
+    (1, 257),
+    (200, 1),
+    (8300, 300),
+]  # the last bends tile schedules
 grid = pytest.mark.parametrize(("dims", "band", "schedule", "group", "dtype"), GRID, ids=str)
 
 

@@ -25,8 +25,8 @@ from ..support.unordered import unordered_adds
 
 pytestmark = MARKS
 
-# head dims of q and of v, mask, schedule, group, q_len, kv_len; `bent_fold` bends walks over 64 q tiles, which are 64
-# rows high, or 128 at head dim 64
+# head dims of q and of v, mask, schedule, group, q_len, kv_len; `bent_fold` bends tile schedules over 64 q tiles, which
+# are 64 rows high, or 128 at head dim 64
 SHAPES = [
     (64, 64, Band(0), "spt", 1, 1024, 1024),
     (64, 64, Band(), "ascending", 4, 1000, 1500),
@@ -205,7 +205,7 @@ def test_any_number_of_ctas(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> No
     for ctas in (1, 7, 131, 1 << 30):
         launch._state.cache_clear()
         with monkeypatch.context() as patch:
-            patch.setattr(launch._State, "_ctas", lambda _, walk, ctas=ctas: min(walk.work_ids, ctas))
+            patch.setattr(launch._State, "_ctas", lambda _, tile_schedule, ctas=ctas: min(tile_schedule.work_ids, ctas))
             assert all(map(torch.equal, expected, run())), ctas
     launch._state.cache_clear()
 

@@ -21,7 +21,7 @@ from dash_inductor.model import Band
 from dash_inductor.operators import attention as ops
 from dash_inductor.records.profiles import CALLS
 from dash_inductor.schedule import Problem
-from dash_inductor.schedule.jobs import tables, walked_query_heads
+from dash_inductor.schedule.jobs import scheduled_query_heads, tables
 
 from ..support.attention import Attention, Gradients
 from ..support.calls import backward_call
@@ -70,9 +70,9 @@ def expected_pairs(run: Direct) -> dict[tuple[int, int, int], tuple[int, int]]:
     p, tiles = run.problem, run.plan.dkdv
     (batch, heads, q_len, _), (_, kv_heads, kv_len, _) = p.q.shape, p.k.shape
     work = Problem(p.mask, q_len, kv_len, tiles.block_q, tiles.block_kv, batch, heads, section=run.plan.section)
-    walked = walked_query_heads(True, heads, kv_heads)
+    scheduled = scheduled_query_heads(True, heads, kv_heads)
     return {
-        (job.head // heads * heads + walked[job.head % heads][0], column.kv, q): (job.work_id, rank)
+        (job.head // heads * heads + scheduled[job.head % heads][0], column.kv, q): (job.work_id, rank)
         for job in tables(run.plan.schedule, work)
         for column in job.columns
         for q, rank in column.steps
@@ -120,7 +120,7 @@ def test_repeats_under_load(shape: Shape) -> None:
 
 
 def test_documents() -> None:
-    """Walks by tables: only the pairs that somebody sees."""
+    """Tile schedules by tables: only the pairs that somebody sees."""
     run = Documents.of(direct((128, 128, Band(0), "spt", 2, 4096, 4096)))
     expected = [bits(t).clone() for t in run()]
     with config.patch(profile=True):

@@ -32,7 +32,7 @@ CASES = [
     (Band(-400, -150), 256, 700),  # keys at both ends
     (Band(0, 255), 1000, 1000),  # everybody takes part
     (Band(5000, 6000), 300, 200),  # nobody does
-    (Band(-70), 8300, 200),  # long enough for walks to be bent
+    (Band(-70), 8300, 200),  # long enough for tile schedules to be bent
 ]
 SCHEDULES = [name for name in NAMES if name != "two_pass"]
 _names = itertools.cycle(SCHEDULES)

@@ -117,7 +117,7 @@ def test_lengths(dims: tuple[int, int], lengths: tuple[int, int]) -> None:
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 @pytest.mark.parametrize("spread", [1.0, 40.0])
 def test_a_mask_that_hides_nothing(dims: tuple[int, int], spread: float) -> None:
-    """It has the bits of no mask, in both directions, where both are walked in the same order."""
+    """It has the bits of no mask, in both directions, where both are scheduled in the same order."""
     full = Bounded.random(call("full", 30.0), dims, lengths=(384, 512), spread=spread)
     chosen = replace(full.plan("hopper", arch()), schedule="ascending")
     found = full.run(chosen)()

@@ -78,7 +78,7 @@ def packed(length: int, documents: int, batch: int = 2) -> MaskData:
 
 @pytest.mark.parametrize("token_tiles", [8, 512])
 def test_long_packed_documents(token_tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """4096 tokens: walks of many steps, and every loop of the kernels has several turns."""
+    """4096 tokens: tile schedules of many steps, and every loop of the kernels has several turns."""
     monkeypatch.setattr(mask_tables, "TOKEN_TILES", token_tiles)
     data = packed(4096, 16)
     same_tables(mask_tables.build(data, PLAN), defined(data, PLAN))
@@ -103,7 +103,7 @@ IDS: dict[str, Callable[[torch.Generator, int], torch.Tensor]] = {
 @pytest.mark.parametrize("band", [Band(), Band(0, None, "bottom_right"), Band(-100, 700)], ids=str)
 @pytest.mark.parametrize("ids", IDS)
 def test_ids_that_no_range_tells_apart(ids: str, band: Band) -> None:
-    """Lengths that differ, a few keys that are not valid; both forms of tiles: one for both walks, and two."""
+    """Lengths that differ, a few keys that are not valid; both forms of tiles: one for both tile schedules, and two."""
     rng = torch.Generator().manual_seed(len(ids))
     q, kv = (torch.stack([IDS[ids](rng, length) for _ in range(2)]).cuda() for length in (1900, 2500))
     valid = torch.rand(2, 2500, generator=rng).cuda() < 0.98

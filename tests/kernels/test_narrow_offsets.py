@@ -25,7 +25,7 @@ from dash_inductor.passes.ops.kernels.groups.device import behind
 from dash_inductor.passes.ops.kernels.sums.device import one_hot_matmul as few
 from dash_inductor.passes.ops.kernels.sums.device import segments
 from dash_inductor.planning import plan
-from dash_inductor.schedule.table_walk import TILE_BITS
+from dash_inductor.schedule.table_tile_schedule import TILE_BITS
 from dash_inductor.upstream.triton_compiler import ASTSource, GPUTarget
 
 from ..support import hopper_builds, hopper_forward_builds
@@ -61,7 +61,10 @@ def test_a_narrow_product_is_found() -> None:
 
 
 SUMS = [
-    (segments.walk_segments, {"CHUNK": 64, "COLUMNS": 128, "HAS_ORDER": True, "HAS_BASE": True, "IS_LAST": False}),
+    (
+        segments.tile_schedule_segments,
+        {"CHUNK": 64, "COLUMNS": 128, "HAS_ORDER": True, "HAS_BASE": True, "IS_LAST": False},
+    ),
     (segments.scan_segments, {"CHUNK": 256, "COLUMNS": 16, "HAS_ORDER": True, "HAS_BASE": True, "IS_LAST": False}),
     (few.sum_chunks, {"ROWS": 32, "CHUNK": 512, "STEP": 64, "COLUMNS": 64}),
     (few.add_parts, {"GROUP": 64, "BLOCK": 512, "HAS_BASE": True}),
@@ -87,7 +90,7 @@ def test_tables(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
             argument = 0 if name in constants else next(given)
             types[name] = TYPES[argument.dtype] if isinstance(argument, Tensor) else "i32"
         seen.append(kernel.__name__)
-        numbers = {"rank_contributors": "n_q", "write_walks": "n_q"}.get(kernel.__name__)
+        numbers = {"rank_contributors": "n_q", "write_tile_schedules": "n_q"}.get(kernel.__name__)
         assert not narrow_products(ttir(kernel, constants, types), arguments=lambda name: name != numbers), seen[-1]
 
     monkeypatch.setattr(mask_tables._Builder, "_launch", read)

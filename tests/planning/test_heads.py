@@ -1,4 +1,6 @@
-"""Walks and ranks do not know the heads: neither the expressions of any schedule, nor the plan that chooses one."""
+"""Tile schedules and ranks do not know the heads: neither the expressions of any schedule, nor the plan that chooses
+one.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import sympy
 from dash_inductor.model import Band, Bias, Call, Mask, Operand, Site
 from dash_inductor.model.architectures import SAME_AS, WORKERS
 from dash_inductor.planning import plan
-from dash_inductor.schedule.codegen import SIGNATURES, WALK
+from dash_inductor.schedule.codegen import SIGNATURES, TILE_SCHEDULE
 from dash_inductor.schedule.schedules import NAMES, Schedule, define, supports
 from dash_inductor.schedule.symbols import (
     BLOCK_KV,
@@ -44,7 +46,7 @@ OWN: dict[str, set[Expr]] = {
     "launch": {WORK_ID, HEADS, SECTION},
     "resident": {HEADS, SECTION},  # how many CTAs a launch needs, which the host asks before
 }
-"""The symbols that each expression of a schedule may read beside the facts of a walk."""
+"""The symbols that each expression of a schedule may read beside the facts of a tile schedule."""
 BANDS = [Band(), Band(0), Band(0, None, "bottom_right"), Band(0, 9), Band(-3, 7), Band(None, 5), Band(-9), Band(40, 60)]
 
 
@@ -64,7 +66,7 @@ def forbidden(s: Schedule) -> dict[str, set[Expr]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_expressions_of_walks_and_ranks_have_no_heads(name: str) -> None:
+def test_expressions_of_tile_schedules_and_ranks_have_no_heads(name: str) -> None:
     assert set(OWN) == {f.name for f in fields(Schedule)} - {"name", "parts", "shared_accumulator"}
     for band in BANDS:
         if supports(name, band) is None:
@@ -83,9 +85,9 @@ def test_a_schedule_that_knows_the_heads_is_noticed(symbol: Expr, field: str) ->
     assert forbidden(hidden) == {"visible": {symbol}}
 
 
-def test_functions_of_walks_and_ranks_take_no_heads() -> None:
+def test_functions_of_tile_schedules_and_ranks_take_no_heads() -> None:
     named = {"head", "heads", "batch", "work_id", "SECTION"}
-    assert not named & set(WALK)
+    assert not named & set(TILE_SCHEDULE)
     assert [name for name, parameters in SIGNATURES.items() if named & set(parameters)] == ["dash_launch"]
 
 

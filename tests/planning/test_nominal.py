@@ -19,7 +19,7 @@ from dash_inductor.schedule import simulator
 from dash_inductor.schedule.names import CO_RESIDENT, NAMES, UNBOUNDED, supports
 from dash_inductor.schedule.problem import Problem
 from dash_inductor.schedule.schedules import LEAST, define
-from dash_inductor.schedule.walk import ClosedForm, functions
+from dash_inductor.schedule.tile_schedule import ClosedForm, functions
 from tests.support.processes import run_python
 from tests.support.schedules import names_for, problems
 
@@ -69,7 +69,7 @@ def test_the_schedules_of_choices_are_not_simulated_where_they_are_named() -> No
             plan(site(mask, 128), "sm_90", name)
 
 
-def test_a_first_plan_imports_neither_sympy_nor_the_walks() -> None:
+def test_a_first_plan_imports_neither_sympy_nor_the_tile_schedules() -> None:
     """Bands beside the diagonal, which are simulated, show that the assertion can fail."""
     program = (
         "import sys\n"
@@ -78,11 +78,12 @@ def test_a_first_plan_imports_neither_sympy_nor_the_walks() -> None:
         "def loaded(mask):\n"
         "    call = Call(Mask.parse(mask), 0.125)\n"
         "    plan(Site('cuda', 'bfloat16', 2, 8, 2, 4096, 4096, 64, 64, call), 'sm_90')\n"
-        "    return [name for name in ('sympy', 'dash_inductor.schedule.walk', 'torch') if name in sys.modules]\n"
+        "    names = 'sympy', 'dash_inductor.schedule.tile_schedule', 'torch'\n"
+        "    return [name for name in names if name in sys.modules]\n"
         "print(loaded('causal'), loaded('band(-64,64)'), loaded('band(300,900)'))"
     )
     found = run_python(program, TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout.strip()
-    assert found == "[] [] ['sympy', 'dash_inductor.schedule.walk']"
+    assert found == "[] [] ['sympy', 'dash_inductor.schedule.tile_schedule']"
 
 
 def compare(name: str, candidate: Candidate, reach: Reach) -> None:
@@ -152,7 +153,7 @@ BOUNDS = st.one_of(st.none(), st.integers(0, 5000))
 def test_bands_of_equal_reach_have_the_same_tile_pairs(
     candidate: Candidate, ahead: int | None, back: int | None
 ) -> None:
-    """Hence they have the same walks and ranks, which are made of these ranges."""
+    """Hence they have the same tile schedules and ranks, which are made of these ranges."""
     band, tiles = Band(None if ahead is None else -ahead, back), candidate.dkdv
     reach = Reach.of(band, tiles)
     assert reach is not None
@@ -171,8 +172,8 @@ def test_bands_of_equal_reach_have_the_same_tile_pairs(
 def test_steps_are_the_visits_of_every_schedule(problem: Problem) -> None:
     steps = [problem.steps(kv) for kv in range(problem.n_kv)]
     for name in names_for(problem):
-        walk = ClosedForm(name, problem)
-        assert steps == [walk.visits(0, kv) for kv in range(problem.n_kv)]
+        tile_schedule = ClosedForm(name, problem)
+        assert steps == [tile_schedule.visits(0, kv) for kv in range(problem.n_kv)]
 
 
 def test_what_is_said_of_names_is_true_of_the_schedules() -> None:

@@ -23,9 +23,9 @@ from dash_inductor.model.terms import Dense, Operand
 from dash_inductor.planning.nominal import critical_path
 from dash_inductor.planning.planner import plan
 from dash_inductor.schedule.schedules import LEAST, NAMES, supports
-from dash_inductor.schedule.table_walk import Tables
+from dash_inductor.schedule.table_tile_schedule import Tables
+from dash_inductor.schedule.tile_schedule import ClosedForm, Problem
 from dash_inductor.schedule.visibility import EMPTY, FULL
-from dash_inductor.schedule.walk import ClosedForm, Problem
 from tests.support.calls import call_of
 from tests.support.processes import run_python
 
@@ -288,7 +288,9 @@ def test_what_pairs_decide(arch: str, kind: str) -> None:
 
 @pytest.mark.parametrize("heads", ["1", "h"])
 def test_a_dense_mask_is_planned_as_a_causal_one(heads: str) -> None:
-    """It may be causal, and then has the walks of a causal mask; for other bands, and beside them, nothing changes."""
+    """It may be causal, and then has the tile schedules of a causal mask; for other bands, and beside them, nothing
+    changes.
+    """
 
     def schedule(mask: str, arch: str = "sm_90") -> str:
         call = Call(Mask.parse(mask), 0.125)
@@ -305,7 +307,9 @@ def test_a_dense_mask_is_planned_as_a_causal_one(heads: str) -> None:
         tables = Tables(name, problem, [shown] * (2 if heads == "1" else 8))
         causal = ClosedForm(name, replace(problem, band=Band(0)))
         for head, kv in itertools.product(range(8), range(n_kv)):
-            walk = [causal.q_tile(head, kv, step) for step in range(causal.visits(head, kv))]
-            assert tables.walk(head, kv) == walk
-            assert [tables.rank(head, q, kv) for q in walk] == [causal.rank(head, q, kv) for q in walk]
+            tile_schedule = [causal.q_tile(head, kv, step) for step in range(causal.visits(head, kv))]
+            assert tables.tile_schedule(head, kv) == tile_schedule
+            assert [tables.rank(head, q, kv) for q in tile_schedule] == [
+                causal.rank(head, q, kv) for q in tile_schedule
+            ]
         assert [tables.launch(t) for t in range(tables.work_ids)] == [causal.launch(t) for t in range(causal.work_ids)]

@@ -59,12 +59,12 @@ def test_every_backward_of_the_results_has_a_prediction_but_that_of_head_dim_256
     assert len(rows) == len(predicted) + 1
 
 
-@pytest.mark.parametrize("name", ["step", "walk"])
+@pytest.mark.parametrize("name", ["step", "tile_schedule"])
 def test_wrong_constants_are_noticed(tool: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of 6 %, or a walk of 2 steps, more."""
+    """A step of 6 %, or a tile schedule of 2 steps, more."""
     found = CALIBRATIONS["H200"]
     rates = found.backward[128, 128]
-    wrong = replace(rates, **{name: rates.step * 1.06 if name == "step" else rates.walk + 2 * rates.step})
+    wrong = replace(rates, **{name: rates.step * 1.06 if name == "step" else rates.tile_schedule + 2 * rates.step})
     changed = replace(found, backward={**found.backward, (128, 128): wrong})
     monkeypatch.setitem(CALIBRATIONS, "H200", changed)
     with pytest.raises(SystemExit, match=r"d128.* is off by more than 0\.05"):
@@ -108,7 +108,7 @@ def test_long_launches_are_cut_short(predict: Any, monkeypatch: pytest.MonkeyPat
     large = site(batch=64, q_len=1024, kv_len=1024)
     chosen = plan(large, "sm_90")
     whole = predict(chosen, large, "sm_90")
-    monkeypatch.setattr(hopper_prediction, "WALKS", 1024)
+    monkeypatch.setattr(hopper_prediction, "TILE_SCHEDULES", 1024)
     cut = predict(chosen, large, "sm_90")
     assert cut != whole
     assert cut == pytest.approx(whole, rel=0.03)
@@ -258,7 +258,7 @@ def test_why_candidates_lose() -> None:
 
 
 def test_a_faster_candidate_is_not_hidden() -> None:
-    """Many heads: the end of `spt` matters less there than that walks of `bent_fold` go down."""
+    """Many heads: the end of `spt` matters less there than that tile schedules of `bent_fold` go down."""
     ranking = rank(site(batch=32), "sm_90", gpu="H200")
     assert not any("predicted to be faster" in c.why for c in rank(site(), "sm_90", gpu="H200"))
     assert [(c.schedule, c.chosen) for c in ranking[:2]] == [("spt", False), ("bent_fold", True)]

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from dash_inductor.errors import ArgumentError
 from dash_inductor.model.mask import Band
-from dash_inductor.schedule.codegen import SIGNATURES, WALK, triton_source
+from dash_inductor.schedule.codegen import SIGNATURES, TILE_SCHEDULE, triton_source
 from dash_inductor.schedule.schedules import NAMES, PARTS, supports
-from dash_inductor.schedule.walk import Problem, functions
+from dash_inductor.schedule.tile_schedule import Problem, functions
 from tests.support.processes import run_python
 from tests.support.schedules import c_functions, names_for, problems
 
@@ -57,10 +57,10 @@ def test_absent_bounds_are_never_read(name: str) -> None:
     """An absent bound is found neither by name nor by place; if the band has it, the same look finds it."""
     for band in (Band(), Band(0, None), Band(None, 3), Band(-4, 9)):
         if supports(name, band) is None:
-            words = set(re.findall(r"walk\[\d\]|\w+", triton_source(name, band)))
-            for place, member in enumerate(WALK):
+            words = set(re.findall(r"tile_schedule\[\d\]|\w+", triton_source(name, band)))
+            for place, member in enumerate(TILE_SCHEDULE):
                 there = getattr(band, member) is not None if member in ("lo", "hi") else True
-                assert (member in words) == (f"walk[{place}]" in words) == there, (band, member)
+                assert (member in words) == (f"tile_schedule[{place}]" in words) == there, (band, member)
 
 
 def test_signatures_are_fixed() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from dash_inductor.errors import ArgumentError
 from dash_inductor.model.mask import Band
 from dash_inductor.schedule.geometry import all_seen
-from dash_inductor.schedule.walk import Problem, functions
+from dash_inductor.schedule.tile_schedule import Problem, functions
 from tests.support.schedules import problems
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dash_inductor.model.mask import Band
 from dash_inductor.schedule.jobs import Job, tables
 from dash_inductor.schedule.simulator import Costs, simulate
-from dash_inductor.schedule.walk import ClosedForm, Problem
+from dash_inductor.schedule.tile_schedule import ClosedForm, Problem
 from tests.support.schedules import names_for, problems
 
 FULL, CAUSAL = Band(), Band(0, None)

@@ -1,4 +1,4 @@
-"""Masks that are data: walks are the closed form's, restricted; ranks count what is seen; nothing can hang."""
+"""Masks that are data: tile schedules are the closed form's, restricted; ranks count what is seen; nothing can hang."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dash_inductor.model.mask import Band
 from dash_inductor.schedule.jobs import jobs_of
 from dash_inductor.schedule.schedules import LEAST, supports
 from dash_inductor.schedule.simulator import simulate
-from dash_inductor.schedule.table_walk import Tables, forward_words, step_word
+from dash_inductor.schedule.table_tile_schedule import Tables, forward_words, step_word
+from dash_inductor.schedule.tile_schedule import ClosedForm, Problem
 from dash_inductor.schedule.validity import backward_wait, check_tables
 from dash_inductor.schedule.visibility import EMPTY, FULL, PARTIAL, Pairs, tile_pairs
-from dash_inductor.schedule.walk import ClosedForm, Problem
 
 from ..support.tile_pairs import random_mask, random_pairs
 
@@ -33,7 +33,7 @@ def within(problem: Problem, pairs: Pairs) -> list[list[int]]:
 def random_tables(seed: int, name: str, *, by_head: bool = False) -> Tables:
     """Any tile pairs of any band that the schedule has, batch and heads and sections of any size.
 
-    Every other one under `bent_fold` is long enough for walks to be bent.
+    Every other one under `bent_fold` is long enough for tile schedules to be bent.
     """
     rng = random.Random(f"{name} {seed}")
     long = name == "bent_fold" and seed % 2 == 1
@@ -64,54 +64,61 @@ def test_any_number_of_workers_finishes(name: str, workers: int) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_mask_that_hides_nothing_has_the_walk_of_its_band(name: str) -> None:
+def test_a_mask_that_hides_nothing_has_the_tile_schedule_of_its_band(name: str) -> None:
     for seed in range(10):
         problem = random_tables(seed, name).problem
         closed = ClosedForm(name, problem)
         everything = within(problem, [[FULL] * problem.n_kv] * problem.n_q)
-        walk = Tables(name, problem, [everything] * problem.batch)
-        assert jobs_of(walk) == jobs_of(closed), seed
+        tile_schedule = Tables(name, problem, [everything] * problem.batch)
+        assert jobs_of(tile_schedule) == jobs_of(closed), seed
 
 
 def test_a_batch_element_is_a_function_of_its_own_mask() -> None:
-    """Alone and in any batch: the same walks and ranks."""
+    """Alone and in any batch: the same tile schedules and ranks."""
     for name in SCHEDULES:
         for seed in range(10):
-            walk = random_tables(seed, name)
-            for b, pairs in enumerate(walk.pairs):
-                alone = Tables(name, replace(walk.problem, batch=1), [pairs])
-                for h in range(walk.problem.heads):
-                    for kv in range(walk.problem.n_kv):
-                        assert walk.words(b * walk.problem.heads + h, kv) == alone.words(h, kv), (name, seed)
+            tile_schedule = random_tables(seed, name)
+            for b, pairs in enumerate(tile_schedule.pairs):
+                alone = Tables(name, replace(tile_schedule.problem, batch=1), [pairs])
+                for h in range(tile_schedule.problem.heads):
+                    for kv in range(tile_schedule.problem.n_kv):
+                        assert tile_schedule.words(b * tile_schedule.problem.heads + h, kv) == alone.words(h, kv), (
+                            name,
+                            seed,
+                        )
 
 
 def placed(name: str, before: int, after: int) -> tuple[list[list[int]], list[list[int]]]:
-    """The walks and the contributors of a document of 40 kv tiles among so many of others, counted from its first."""
+    """The tile schedules and the contributors of a document of 40 kv tiles among so many of others, counted from its
+    first.
+    """
     n_kv = before + 40 + after
     seen = [[EMPTY] * n_kv for _ in range(2 * n_kv)]
     for first, end in ((0, before), (before, before + 40), (before + 40, n_kv)):
         for kv in range(first, end):
             for q in range(2 * kv, 2 * end):
                 seen[q][kv] = FULL
-    walk = Tables(name, Problem(Band(0), 2 * n_kv, 2 * n_kv, 1, 2, heads=2), [seen])
-    walks, contributors = [], []
+    tile_schedule = Tables(name, Problem(Band(0), 2 * n_kv, 2 * n_kv, 1, 2, heads=2), [seen])
+    tile_schedules, contributors = [], []
     for head in (0, 1):
-        walks += [[q - 2 * before for q in walk.walk(head, kv)] for kv in range(before, before + 40)]
+        tile_schedules += [
+            [q - 2 * before for q in tile_schedule.tile_schedule(head, kv)] for kv in range(before, before + 40)
+        ]
         for q in range(2 * before, 2 * (before + 40)):
-            kvs = sorted(walk.visible(head, q), key=lambda kv: walk.rank(head, q, kv))
+            kvs = sorted(tile_schedule.visible(head, q), key=lambda kv: tile_schedule.rank(head, q, kv))
             contributors.append([kv - before for kv in kvs])
-    return walks, contributors
+    return tile_schedules, contributors
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_document_has_the_same_walks_wherever_it_lies(name: str) -> None:
+def test_a_document_has_the_same_tile_schedules_wherever_it_lies(name: str) -> None:
     """Under all schedules but the bent fold, which knows how long the sequence is; and in both heads."""
     alone = placed(name, 0, 0)
     assert [placed(name, 7, 0) == alone, placed(name, 0, 30) == alone, placed(name, 50, 9) == alone] == [
         name != "bent_fold"
     ] * 3
-    walks, contributors = alone
-    assert (walks[:40], contributors[:80]) == (walks[40:], contributors[80:])
+    tile_schedules, contributors = alone
+    assert (tile_schedules[:40], contributors[:80]) == (tile_schedules[40:], contributors[80:])
 
 
 def full(n_q: int, n_kv: int) -> Tables:
@@ -120,23 +127,23 @@ def full(n_q: int, n_kv: int) -> Tables:
 
 def test_a_wait_for_a_later_work_id_is_caught() -> None:
     """Negative control: two kv tiles of one head, that share a q tile, trade work ids."""
-    walk = full(4, 3)
-    jobs = jobs_of(walk)
+    tile_schedule = full(4, 3)
+    jobs = jobs_of(tile_schedule)
     swapped = (replace(jobs[1], work_id=0), replace(jobs[0], work_id=1), jobs[2])
     assert backward_wait(swapped) is not None
-    assert any("waits for work id" in fault for fault in check_tables(walk, swapped))
+    assert any("waits for work id" in fault for fault in check_tables(tile_schedule, swapped))
     assert simulate(swapped, 1).unfinished
 
 
 def test_a_missing_pair_is_caught() -> None:
-    walk = full(4, 3)
-    first, *others = jobs_of(walk)
+    tile_schedule = full(4, 3)
+    first, *others = jobs_of(tile_schedule)
     shorter = replace(first, columns=(replace(first.columns[0], steps=first.columns[0].steps[1:]),))
-    assert len(check_tables(walk, [shorter, *others])) == 2  # a pair is missing, and so is a rank
+    assert len(check_tables(tile_schedule, [shorter, *others])) == 2  # a pair is missing, and so is a rank
 
 
 def test_pairs_of_a_mask() -> None:
-    """The classification of random masks never shows what the band hides, so that the walk has all of it."""
+    """The classification of random masks never shows what the band hides, so that the tile schedule has all of it."""
     rng = random.Random(0)
     for _ in range(20):
         mask = random_mask(rng, 40)

@@ -13,8 +13,8 @@ from dash_inductor.model.mask import Band
 from dash_inductor.schedule.jobs import Column, Job, tables
 from dash_inductor.schedule.schedules import LEAST, NAMES, PARTS, define, supports
 from dash_inductor.schedule.simulator import simulate
+from dash_inductor.schedule.tile_schedule import ClosedForm, Problem
 from dash_inductor.schedule.validity import backward_wait, check
-from dash_inductor.schedule.walk import ClosedForm, Problem
 from tests.support.schedules import names_for, problems
 
 
@@ -39,7 +39,7 @@ BENT = [Band(), Band(0), Band(0, None, "bottom_right"), Band(-20), Band(3)]
 
 
 @pytest.mark.parametrize("band", BENT, ids=str)
-def test_bent_walks_at_many_counts(band: Band) -> None:
+def test_bent_tile_schedules_at_many_counts(band: Band) -> None:
     """Few and many kv tiles to the rows of q tiles, all of them long ones, or half of them."""
     for n_q in (LEAST, LEAST + 1, 2 * LEAST - 1):
         for n_kv in (1, 2, LEAST // 2 - 1, LEAST // 2, LEAST // 2 + 1, LEAST, n_q + 1):
@@ -55,7 +55,7 @@ def columns(name: str, p: Problem) -> list[dict[int, Column]]:
 
 
 @pytest.mark.parametrize("band", BENT, ids=str)
-def test_walks_below_the_least_are_those_of_spt(band: Band) -> None:
+def test_tile_schedules_below_the_least_are_those_of_spt(band: Band) -> None:
     """Launched in the same order too; one q tile more, and they are not."""
     longest = LEAST + (3 if band == Band(3) else 0)  # tile 0 is not seen by the first three
     for n_q in (1, 7, longest - 1):
@@ -66,8 +66,8 @@ def test_walks_below_the_least_are_those_of_spt(band: Band) -> None:
     assert all(bent != straight for bent, straight in zip(columns("bent_fold", p), columns("spt", p), strict=True))
 
 
-def test_bent_fold_launches_long_walks_first() -> None:
-    """The long walks of all heads come first, the shortest of them first; then the others, longest first."""
+def test_bent_fold_launches_long_tile_schedules_first() -> None:
+    """The long tile schedules of all heads come first, the shortest of them first; then the others, longest first."""
     n = LEAST
     p = Problem(Band(0), n, n, 1, 1, batch=2, heads=3, section=2)
     jobs = tables("bent_fold", p)
@@ -76,8 +76,8 @@ def test_bent_fold_launches_long_walks_first() -> None:
         assert [job.columns[0].kv for job in long if job.head == head] == list(range(n // 2))[::-1]
         assert [job.columns[0].kv for job in short if job.head == head] == list(range(n // 2, n))
     bend = n // 2 - 1  # where the shortest of the long ones begins
-    walk = [q for q, _ in long[-1].columns[0].steps]
-    assert walk == [*range(bend), *range(n - 1, bend - 1, -1)]
+    tile_schedule = [q for q, _ in long[-1].columns[0].steps]
+    assert tile_schedule == [*range(bend), *range(n - 1, bend - 1, -1)]
     assert [q for q, _ in short[0].columns[0].steps] == list(range(n - 1, n // 2 - 1, -1))
     assert list(dict.fromkeys(job.head for job in long)) == list(dict.fromkeys(job.head for job in short))
 
@@ -126,7 +126,7 @@ def test_ascending_ranks_under_spt_launch_are_caught() -> None:
     assert simulate(broken, 5).unfinished
 
 
-def test_ring_with_ranks_against_its_walk_is_caught() -> None:
+def test_ring_with_ranks_against_its_tile_schedule_is_caught() -> None:
     p = Problem(Band(), 6, 6, 1, 1)
     jobs = tables("shift", p)
     flipped = tuple(
@@ -143,7 +143,7 @@ def test_missing_and_doubled_tiles_are_caught() -> None:
 
 
 @pytest.mark.parametrize(("q_len", "kv_len"), [(13, 9), (2 * LEAST + 1, 2 * LEAST - 20)])
-def test_walks_and_ranks_are_the_same_for_every_head(q_len: int, kv_len: int) -> None:
+def test_tile_schedules_and_ranks_are_the_same_for_every_head(q_len: int, kv_len: int) -> None:
     """Whichever and however many others there are, and however they are launched; under other bands they differ."""
     for name in NAMES:
         band = Band(0, None) if name != "shift" else Band()

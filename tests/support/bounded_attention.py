@@ -126,7 +126,7 @@ class Bounded:
         return lambda: step(self.q, self.k, self.v, self.do)
 
     def _tables(self, chosen: Plan) -> tuple[list[Tensor], list[Tensor]]:
-        """The operators' extras: with the tables that a family walks by."""
+        """The operators' extras: with the tables that a family takes."""
         extras, mask, traits = list(self.extras), self.call.mask, self.call.traits
         if chosen.kernel != "hopper" or not mask.operands:
             return extras, extras
@@ -136,8 +136,8 @@ class Bounded:
         t = build(data, chosen)
         shape = layout(traits)
         vectors = [*([t.q_vectors] if shape.QUERIES else []), *([t.kv_vectors] if shape.KEYS else [])]
-        walk = [t.keys_seen, t.counts, t.row_steps]
-        forward = [*walk, t.seen_bits] if traits.of_pairs else [*vectors, *walk]
+        tile_schedule = [t.keys_seen, t.counts, t.row_steps]
+        forward = [*tile_schedule, t.seen_bits] if traits.of_pairs else [*vectors, *tile_schedule]
         return [*extras, *forward], [*extras, *vectors, t.keys_seen, t.visits, t.steps, t.contributions]
 
     def of(self, b: int) -> Bounded:

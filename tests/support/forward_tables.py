@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dash_inductor.kernels.hopper.forward.data import ForwardData
-from dash_inductor.schedule.table_walk import FORWARD_UNSEEN, seen_words
+from dash_inductor.schedule.table_tile_schedule import FORWARD_UNSEEN, seen_words
 
 ROWS = 64
 

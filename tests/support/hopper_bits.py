@@ -23,7 +23,8 @@ from .repeats import digest
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "hopper_bits.json"
 
-# head dims of q and of v, mask, schedule, dtype, group, q_len, kv_len; walks over 64 q tiles of 64 rows are bent
+# head dims of q and of v, mask, schedule, dtype, group, q_len, kv_len; tile schedules over 64 q tiles of 64 rows are
+# bent
 CASES = [
     (64, 64, Band(0), "spt", torch.bfloat16, 1, 1024, 1024),
     (64, 64, Band(), "ascending", torch.float16, 4, 1000, 1500),

@@ -11,20 +11,20 @@ from torch import Tensor
 
 from dash_inductor.kernels.hopper.backward.data import BackwardData
 from dash_inductor.model import Band
-from dash_inductor.schedule.table_walk import step_word
+from dash_inductor.schedule.table_tile_schedule import step_word
+from dash_inductor.schedule.tile_schedule import ClosedForm
 from dash_inductor.schedule.visibility import EMPTY, FULL, PARTIAL, Pairs
-from dash_inductor.schedule.walk import ClosedForm
 
 NO_KEY, NO_QUERY = -2, -1
 """The code of a query that sees no key, and of a key that is not valid."""
 
 
 @dataclass(frozen=True)
-class VisibleWalk:
-    """The walk of a closed form, the same for every head, restricted to the visible pairs of one table.
+class VisibleTileSchedule:
+    """The tile schedule of a closed form, the same for every head, restricted to the visible pairs of one table.
 
     Args:
-        closed: the walk of the band.
+        closed: the tile schedule of the band.
         pairs: of the table.
         blind: the q tiles with a query that sees no key.
     """
@@ -50,18 +50,18 @@ class VisibleWalk:
         return [step_word(q, self.contributors(q).index(kv), self.pairs[q][kv] != FULL, q in self.blind) for q in tiles]
 
 
-def tables(walks: Sequence[VisibleWalk]) -> tuple[Tensor, Tensor, Tensor]:
-    """(visits, steps, contributions); what no walk reads is -1."""
-    n_q, n_kv = len(walks[0].pairs), len(walks[0].pairs[0])
-    visits = torch.zeros(len(walks), n_kv, dtype=torch.int32)
-    steps = torch.full((len(walks), n_kv, n_q), -1, dtype=torch.int32)
-    contributions = torch.zeros(len(walks), n_q, dtype=torch.int32)
-    for table, walk in enumerate(walks):
+def tables(tile_schedules: Sequence[VisibleTileSchedule]) -> tuple[Tensor, Tensor, Tensor]:
+    """(visits, steps, contributions); what no tile schedule reads is -1."""
+    n_q, n_kv = len(tile_schedules[0].pairs), len(tile_schedules[0].pairs[0])
+    visits = torch.zeros(len(tile_schedules), n_kv, dtype=torch.int32)
+    steps = torch.full((len(tile_schedules), n_kv, n_q), -1, dtype=torch.int32)
+    contributions = torch.zeros(len(tile_schedules), n_q, dtype=torch.int32)
+    for table, tile_schedule in enumerate(tile_schedules):
         for kv in range(n_kv):
-            words = walk.words(kv)
+            words = tile_schedule.words(kv)
             visits[table, kv] = len(words)
             steps[table, kv, : len(words)] = torch.tensor(words, dtype=torch.int32)
-        contributions[table] = torch.tensor([len(walk.contributors(q)) for q in range(n_q)])
+        contributions[table] = torch.tensor([len(tile_schedule.contributors(q)) for q in range(n_q)])
     return visits, steps, contributions
 
 
@@ -91,8 +91,8 @@ def data_of(
     masks = of_tables.flatten(0, 1)
     pairs = tile_pairs(masks, p.block_q, p.block_kv)
     blind = [{q for q, rows in enumerate(mask.any(1).split(p.block_q)) if not rows.all()} for mask in masks]
-    walks = [VisibleWalk(closed, *element) for element in zip(pairs, blind, strict=True)]
-    made = [t.to(keep.device) for t in tables(walks)]
+    tile_schedules = [VisibleTileSchedule(closed, *element) for element in zip(pairs, blind, strict=True)]
+    made = [t.to(keep.device) for t in tables(tile_schedules)]
     keys_seen = of_tables.any(2)
     vectors = (None, None) if codes is None else (codes[0][:, None], codes[1][:, None])
     return BackwardData(*vectors, keys_seen, *made, dense)

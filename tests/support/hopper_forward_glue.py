@@ -46,7 +46,7 @@ from dash_inductor.kernels.hopper.shared.device import clear, placement
 from dash_inductor.kernels.reference import dropout as reference_dropout
 from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.codegen import python_functions
-from dash_inductor.schedule.table_walk import FORWARD_UNSEEN, seen_words
+from dash_inductor.schedule.table_tile_schedule import FORWARD_UNSEEN, seen_words
 
 from . import bounded_scores, compared, hopper_glue
 from .hopper_dropout import bound_of
@@ -354,8 +354,8 @@ class ForwardSimulation(Simulation):
         seed, late: the order of events, see `Simulation`.
         edits: replacements in the source, for controls that must fail.
 
-    After `run`, `walks` has the (kv tile, whether it was masked) of every (batch element, query head, row block), and
-    `half_tiles` how many of the kv tiles were computed by half.
+    After `run`, `tile_schedules` has the (kv tile, whether it was masked) of every (batch element, query head, row
+    block), and `half_tiles` how many of the kv tiles were computed by half.
     """
 
     def __init__(
@@ -365,7 +365,7 @@ class ForwardSimulation(Simulation):
         self.constants, self.arguments = constants, arguments
         self.ctas, self.resident = ctas, resident or ctas
         self.late, self.random = late, random.Random(seed)
-        self.walks: dict[tuple[int, int, int], list[tuple[int, bool]]] = defaultdict(list)
+        self.tile_schedules: dict[tuple[int, int, int], list[tuple[int, bool]]] = defaultdict(list)
         self.begun = self.draws = 0  # CTAs, tiles
         self.half_tiles = 0
         self.drawers: set[int] = set()
@@ -457,16 +457,16 @@ def _kernel(s: ForwardSimulation, rows: int, edits: tuple[tuple[str, str], ...])
         namespace.update(stand_ins)
     if left:
         raise ValueError(f"not in the source: {list(left)}")
-    _record_walks(s, namespace)
+    _record_tile_schedules(s, namespace)
     namespace["read_by"] = as_python(read_by, namespace)
     kernel: Callable[..., None] = namespace["hopper_forward"]
     return kernel
 
 
-def _record_walks(s: ForwardSimulation, namespace: dict[str, Any]) -> None:
+def _record_tile_schedules(s: ForwardSimulation, namespace: dict[str, Any]) -> None:
     names = "first_step", "half_tile_step", "next_step", "store_out"
     first_step, half_tile_step, next_step, store_out = (namespace[name] for name in names)
-    walks: dict[Role, list[tuple[int, bool]]] = defaultdict(list)
+    tile_schedules: dict[Role, list[tuple[int, bool]]] = defaultdict(list)
 
     def role() -> Role:
         assert s.current is not None
@@ -475,23 +475,23 @@ def _record_walks(s: ForwardSimulation, namespace: dict[str, Any]) -> None:
     def first(work: Any, data: Any, *rest: Any) -> Any:
         kv, masks = rest[5:7]
         can_mask = work.HAS_LO or work.HAS_HI or not work.EVEN_KV or data.GIVEN
-        walks[role()].append((kv, bool(masks and can_mask)))
+        tile_schedules[role()].append((kv, bool(masks and can_mask)))
         return first_step(work, data, *rest)
 
     def half(work: Any, data: Any, shared: Any, scale: float, here: Any, kv: int, *rest: Any) -> Any:
-        walks[role()].append((kv, True))
+        tile_schedules[role()].append((kv, True))
         s.half_tiles += 1
         return half_tile_step(work, data, shared, scale, here, kv, *rest)
 
     def later(work: Any, data: Any, *rest: Any) -> Any:
-        walks[role()].append(rest[6:8])
+        tile_schedules[role()].append(rest[6:8])
         return next_step(work, data, *rest)
 
     def store(of_rows: Any, shared: Any, desc: Any, target: Any, b: int, head: int, row: int, *rest: Any) -> None:
         place = b, head, row // namespace["ROWS"]
-        if place in s.walks:
+        if place in s.tile_schedules:
             raise Fault(f"{place} is computed twice")
-        s.walks[place] = walks.pop(role())
+        s.tile_schedules[place] = tile_schedules.pop(role())
         store_out(of_rows, shared, desc, target, b, head, row, *rest)
 
     namespace.update(first_step=first, half_tile_step=half, next_step=later, store_out=store)

@@ -38,7 +38,7 @@ from dash_inductor.kernels.hopper.backward.device import (
     reducer,
     split_loops,
     stamps,
-    table_walk,
+    table_tile_schedule,
     work_ids,
 )
 from dash_inductor.kernels.hopper.shared.device import (
@@ -53,7 +53,7 @@ from dash_inductor.kernels.hopper.shared.device import (
     steps,
 )
 from dash_inductor.model import dropout as definition
-from dash_inductor.schedule.table_walk import TILE_BITS
+from dash_inductor.schedule.table_tile_schedule import TILE_BITS
 
 AGGREGATES: dict[str, Any] = {
     "aggregate": functools.partial(dataclass, eq=False),
@@ -553,7 +553,7 @@ class Simulation:
 
 _MODULES = (
     score_gluon, operations, step_signals, clear, placement, head_work, step_words, shared_memory, work_ids,
-    closed_form, table_walk, dropout, steps, split_loops,
+    closed_form, table_tile_schedule, dropout, steps, split_loops,
     group, stamps, producer, consumer, reducer, entry,
 )  # fmt: skip
 

@@ -84,7 +84,7 @@ def held(schedule: str, mask: str, free: int) -> dict[str, object]:
 
 
 def grouped() -> Direct:
-    """Short walks, and members of groups that follow one another closely."""
+    """Short tile schedules, and members of groups that follow one another closely."""
     p = Attention.random(1023, 1023, 128, Band(0, 255), batch=2, kv_heads=4, group=8)
     return Direct(p, "descending", forward=any_forward(p))
 

@@ -18,7 +18,7 @@ from dash_inductor.upstream import compat
 from .attention import Attention
 from .hopper import Direct, any_forward
 
-# head dims of q and of v, mask, schedule, group, q_len; walks over 64 q tiles of 64 rows are bent
+# head dims of q and of v, mask, schedule, group, q_len; tile schedules over 64 q tiles of 64 rows are bent
 CASES = [
     (64, 64, Band(), "ascending", 2, 200),
     (128, 128, Band(0), "bent_fold", 4, 4200),

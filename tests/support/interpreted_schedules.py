@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dash_inductor.model.mask import Band
-from dash_inductor.schedule.codegen import SIGNATURES, WALK, python_functions
+from dash_inductor.schedule.codegen import SIGNATURES, TILE_SCHEDULE, python_functions
 
 RESULTS = {"dash_launch": 2, "dash_q_range": 4, "dash_kv_range": 4, "dash_seen_rows": 2, "dash_seen_keys": 2}
 BLOCKS = {"BLOCK_Q": 4, "BLOCK_KV": 8, "SECTION": 3}
@@ -23,9 +23,9 @@ CASES = 128
 
 
 def runtime_of(function: str) -> list[str]:
-    """The values that a call of `function` needs at run time, its walk's included."""
-    named = [p for p in SIGNATURES[function] if not p.isupper() and p != "walk"]
-    return [*named, *WALK]
+    """The values that a call of `function` needs at run time, its tile schedule's included."""
+    named = [p for p in SIGNATURES[function] if not p.isupper() and p != "tile_schedule"]
+    return [*named, *TILE_SCHEDULE]
 
 
 def kernel_source(function: str) -> str:
@@ -42,7 +42,7 @@ def kernel_source(function: str) -> str:
     ]
     lines.append(f"    x = tl.arange(0, {CASES})")
     lines += [f"    {p} = tl.load(args + {i * CASES} + x)" for i, p in enumerate(runtime)]
-    lines.append(f"    walk = ({', '.join(WALK)})")
+    lines.append(f"    tile_schedule = ({', '.join(TILE_SCHEDULE)})")
     lines.append(f"    {', '.join(results)} = {function}({', '.join(SIGNATURES[function])})")
     lines += [f"    tl.store(out + {i * CASES} + x, {r} + x * 0)" for i, r in enumerate(results)]
     return "\n".join(lines) + "\n"
@@ -60,7 +60,7 @@ def load(path: Path) -> ModuleType:
 
 def random_case(function: str, python: Any, module: ModuleType, rng: random.Random) -> list[int]:
     """Valid run-time arguments of `function`."""
-    # half of them long enough for walks of `bent_fold` to be bent
+    # half of them long enough for tile schedules of `bent_fold` to be bent
     q_len, kv_len = rng.choice(((rng.randint(1, 60), rng.randint(1, 90)), (rng.randint(256, 300), rng.randint(1, 300))))
     heads = rng.randint(1, 12)
     lo = 0 if module.LO is None else rng.randint(-70, 20)
@@ -91,7 +91,7 @@ def compare(module: ModuleType) -> None:
         getattr(module, f"run_{function}")[(1,)](args, out, **constants)
         for case, got in zip(cases, out.T.tolist(), strict=True):
             values = dict(zip(runtime_of(function), case, strict=True)) | constants
-            values["walk"] = tuple(values[member] for member in WALK)
+            values["tile_schedule"] = tuple(values[member] for member in TILE_SCHEDULE)
             expected = getattr(python, function)(*(values[p] for p in parameters))
             assert tuple(got) == (expected if isinstance(expected, tuple) else (expected,)), (
                 module.NAME,

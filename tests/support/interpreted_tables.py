@@ -145,7 +145,7 @@ def united(rng: random.Random) -> None:
 
 
 def bent(rng: random.Random) -> None:
-    """Walks that are long enough to be bent."""
+    """Tile schedules that are long enough to be bent."""
     mask = random_mask(rng, 100)
     while mask.q_len < LEAST or mask.kv_len > 60:
         mask = random_mask(rng, 100)

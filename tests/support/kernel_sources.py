@@ -28,7 +28,7 @@ def sources() -> dict[str, str]:
     """SHA-256 (hex) by file, of the code without comments, docstrings, imports and blank lines."""
     folders = ROOT / "kernels", ROOT / "dash_inductor/passes/ops/kernels"
     files = [path for folder in folders for path in sorted(folder.rglob("*.py")) if path.name not in HOST]
-    names = "codegen.py", "geometry.py", "schedules.py", "symbols.py", "table_walk.py", "visibility.py"
+    names = "codegen.py", "geometry.py", "schedules.py", "symbols.py", "table_tile_schedule.py", "visibility.py"
     files += [ROOT / "dash_inductor/schedule" / name for name in names]
     files.append(ROOT / "dash_inductor/model/relations.py")  # whose tests are pasted
     return {

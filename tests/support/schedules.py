@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dash_inductor.model.mask import Band
 from dash_inductor.schedule.codegen import PythonPrinter, compile_functions
 from dash_inductor.schedule.schedules import LEAST, NAMES, define, supports
-from dash_inductor.schedule.walk import Problem
+from dash_inductor.schedule.tile_schedule import Problem
 
 BANDS = (
     Band(),
@@ -30,7 +30,7 @@ BANDS = (
 def problems(draw: st.DrawFn, max_tiles: int = 40, max_heads: int = 3) -> Problem:
     """Up to `max_tiles` x `max_tiles` tiles with ragged last ones, any band, heads, group and section.
 
-    Or a few more than `LEAST` q tiles, so that walks of `bent_fold` are bent.
+    Or a few more than `LEAST` q tiles, so that tile schedules of `bent_fold` are bent.
     """
     block_q, block_kv = draw(st.sampled_from((1, 2, 4, 8))), draw(st.sampled_from((1, 2, 4, 8)))
     tiles_q = draw(st.integers(1, max_tiles) | st.integers(LEAST, LEAST + 6))

@@ -23,9 +23,9 @@ from dash_inductor.planning import planner
 from dash_inductor.planning.ranking import chosen_of, rank
 from dash_inductor.schedule.jobs import jobs_of, tables
 from dash_inductor.schedule.simulator import Costs
-from dash_inductor.schedule.table_walk import Tables
+from dash_inductor.schedule.table_tile_schedule import Tables
+from dash_inductor.schedule.tile_schedule import Problem
 from dash_inductor.schedule.visibility import EMPTY, sees, tile_pairs
-from dash_inductor.schedule.walk import Problem
 from dash_inductor.timeline import measured, planned, simulated
 from dash_inductor.timeline.lengths import Lengths, restricted
 from dash_inductor.timeline.model import MICROSECONDS, Picture, Step, Timeline, ticks

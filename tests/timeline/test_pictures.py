@@ -15,7 +15,7 @@ import pytest
 from dash_inductor.errors import ArgumentError, MissingPackageError
 from dash_inductor.model.mask import Band
 from dash_inductor.schedule.simulator import Costs
-from dash_inductor.schedule.walk import Problem
+from dash_inductor.schedule.tile_schedule import Problem
 from dash_inductor.timeline import files, style
 from dash_inductor.timeline.chrome import chrome
 from dash_inductor.timeline.image import figure, image

@@ -132,7 +132,7 @@ def find_scores(exponent: Node, dim: int) -> Scores:
     found = Scores(Atoms())
     labels = found.atoms.whole(exponent)
     found.key_dim = found.wide_dim = labels[dim]
-    _walk(found, exponent, labels)
+    _tile_schedule(found, exponent, labels)
     found.terms.reverse()
     return found
 
@@ -183,7 +183,7 @@ def _is_row_bound(found: Scores, node: object, labels: Labels) -> bool:
     return op_name(node) == "aten::amax" or of_both
 
 
-def _walk(found: Scores, node: Node, labels: Labels) -> None:
+def _tile_schedule(found: Scores, node: Node, labels: Labels) -> None:
     while True:
         found.labels[node] = labels
         if op_name(node) in (*PRODUCTS, _ADDED):
@@ -269,7 +269,7 @@ def _added(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
         trial = found.copy()
         trial.terms.append(term)
         try:
-            _walk(trial, source, labels)
+            _tile_schedule(trial, source, labels)
         except Stuck as error:
             first = first or error
             continue
@@ -294,7 +294,7 @@ def _either(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels] | 
         return None
     trials = [found.copy(), found.copy()]
     for trial, source in zip(trials, ways, strict=True):
-        _walk(trial, source, labels)
+        _tile_schedule(trial, source, labels)
     a, b = trials
     if not _alike(a, b):
         raise Stuck(node, "different scores")

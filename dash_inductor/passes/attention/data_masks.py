@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 def needs_tables(match: Match) -> bool:
     """Whether the kernels of a match read tile tables: their family does so, and the mask reads tensors."""
-    return family(match.plan.kernel).walks_by_tables and bool(match.site.mask.operands)
+    return family(match.plan.kernel).tile_schedules_by_tables and bool(match.site.mask.operands)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""Builds the tables of `schedule.table_walk` on the device, from the kinds of tile pairs that `tile_pairs` computes.
+"""Builds the tables of `schedule.table_tile_schedule` on the device, from the kinds of tile pairs that `tile_pairs`
+computes.
 
-`rank_contributors` and `write_walks` build the backward's tables, `write_rows` the forward's.
+`rank_contributors` and `write_tile_schedules` build the backward's tables, `write_rows` the forward's.
 
 All arithmetic is on integers, no program reads what another program of the same kernel writes, and the tables of a
 batch element depend only on its own data.
@@ -9,14 +10,14 @@ batch element depend only on its own data.
 import triton
 import triton.language as tl
 
-from ....schedule import table_walk
+from ....schedule import table_tile_schedule
 from .tile_pairs import EMPTY, PARTIAL
 
-TILE_BITS = tl.constexpr(table_walk.TILE_BITS)
-MASKED = tl.constexpr(table_walk.step_word(0, 0, True))
-FORWARD_TILE_BITS = tl.constexpr(table_walk.FORWARD_TILE_BITS)
-FORWARD_UNSEEN = tl.constexpr(table_walk.FORWARD_UNSEEN)
-HAS_BLIND = tl.constexpr(table_walk.step_word(0, 0, False, True))
+TILE_BITS = tl.constexpr(table_tile_schedule.TILE_BITS)
+MASKED = tl.constexpr(table_tile_schedule.step_word(0, 0, True))
+FORWARD_TILE_BITS = tl.constexpr(table_tile_schedule.FORWARD_TILE_BITS)
+FORWARD_UNSEEN = tl.constexpr(table_tile_schedule.FORWARD_UNSEEN)
+HAS_BLIND = tl.constexpr(table_tile_schedule.step_word(0, 0, False, True))
 
 
 @triton.jit(do_not_specialize=["q_len", "kv_len", "lo", "hi", "n_q", "n_kv"])
@@ -33,20 +34,20 @@ def rank_contributors(
     table = tl.program_id(0).to(tl.int64)
     kinds = KINDS + table * n_kv * n_q
     kv = tl.program_id(1)
-    walk = q_len, kv_len, lo, hi
+    tile_schedule = q_len, kv_len, lo, hi
     q = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     wanted = q < n_q
     own = tl.zeros([COLUMNS], tl.int32)
     if kv < n_kv:
         wanted = wanted & (tl.load(kinds + kv * n_q + q, mask=wanted, other=0) != EMPTY)
-        own += RANK(q, kv, walk, BLOCK_Q, BLOCK_KV)
+        own += RANK(q, kv, tile_schedule, BLOCK_Q, BLOCK_KV)
     if tl.max(wanted.to(tl.int32), 0) > 0:
         count = tl.zeros([COLUMNS], tl.int32)
         for first in range(0, n_kv, ROWS):
             other = first + tl.arange(0, ROWS)[:, None]
             present = wanted[None, :] & (other < n_kv)
             counted = tl.load(kinds + other * n_q + q[None, :], mask=present, other=0) != EMPTY
-            before = RANK(q[None, :], other, walk, BLOCK_Q, BLOCK_KV) < own[None, :]
+            before = RANK(q[None, :], other, tile_schedule, BLOCK_Q, BLOCK_KV) < own[None, :]
             count += tl.sum((counted & (before | (kv == n_kv))).to(tl.int32), 0)
         if kv < n_kv:
             tl.store(RANKS + (table * n_kv + kv) * n_q + q, count, mask=wanted)
@@ -63,28 +64,29 @@ def _lacks_partners(FOUND, tiles, wanted, length, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["q_len", "kv_len", "lo", "hi", "n_q", "n_kv"])
-def write_walks(
+def write_tile_schedules(
     KINDS, RANKS, Q_FOUND, VISITS, STEPS, q_len, kv_len, lo, hi, n_q, n_kv,
-    WALK_LENGTH: tl.constexpr, Q_TILE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
+    TILE_SCHEDULE_LENGTH: tl.constexpr, Q_TILE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """One program per (table, kv tile): the walk of a kv tile, by Note [Tables], COLUMNS steps at a time.
+    """One program per (table, kv tile): the tile schedule of a kv tile, by Note [Tables], COLUMNS steps at a time.
 
     KINDS, RANKS: as `rank_contributors` has them; Q_FOUND: as `seen` writes it.  VISITS: int32 [tables, n_kv], steps of
-    a walk.  STEPS: int32 [tables, n_kv, n_q], as `table_walk.step_word`; what no walk uses is not written.
-    WALK_LENGTH, Q_TILE: functions of the schedule.
+    a tile schedule.  STEPS: int32 [tables, n_kv, n_q], as `table_tile_schedule.step_word`; what no tile schedule uses
+    is not written.
+    TILE_SCHEDULE_LENGTH, Q_TILE: functions of the schedule.
     """
     table = tl.program_id(0).to(tl.int64)
     kinds = KINDS + table * n_kv * n_q
     kv = tl.program_id(1)
-    walk = q_len, kv_len, lo, hi
+    tile_schedule = q_len, kv_len, lo, hi
     row = table * n_kv + kv
     found = Q_FOUND + table * q_len
-    length = WALK_LENGTH(kv, walk, BLOCK_Q, BLOCK_KV)
+    length = TILE_SCHEDULE_LENGTH(kv, tile_schedule, BLOCK_Q, BLOCK_KV)
     count = 0
     for first in range(0, length, COLUMNS):
         step = first + tl.arange(0, COLUMNS)
-        q = Q_TILE(kv, step, walk, BLOCK_Q, BLOCK_KV)
+        q = Q_TILE(kv, step, tile_schedule, BLOCK_Q, BLOCK_KV)
         inside = (step < length) & (q >= 0) & (q < n_q)
         kind = tl.load(kinds + kv * n_q + q, mask=inside, other=0)
         visible = inside & (kind != EMPTY)
@@ -110,7 +112,8 @@ def write_rows(
     KINDS, KV_FOUND, COUNTS, STEPS, kv_len, blocks, n_kv, q_tiles,
     FROM_THE_END: tl.constexpr, CONSUMERS: tl.constexpr, BLOCK_KV: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """One program per (table, q tile): the walk of a tile of a forward, as `table_walk.forward_words`.
+    """One program per (table, q tile): the tile schedule of a tile of a forward, as
+    `table_tile_schedule.forward_words`.
 
     KINDS: int8 [tables, n_kv, blocks], of row blocks; KV_FOUND: as `seen` writes it.  A tile is CONSUMERS row blocks;
     FROM_THE_END: the last of them belong to the first tile.  COUNTS: int32 [tables, q_tiles], at least 1; STEPS: int32

@@ -322,7 +322,7 @@ def write_seen(
     """One program per (batch element and head, row block, kv tile): the bits of a dense mask that a forward reads.
 
     KINDS: as of `classify`; SEEN_BITS: int32 [batch * heads, row blocks, kv tiles, 2 * BLOCK_Q, WORDS], see Note [Seen
-    bits] in schedule/table_walk.py.  The other arguments are those of `seen`.
+    bits] in schedule/table_tile_schedule.py.  The other arguments are those of `seen`.
 
     Each word is put together bit by bit, from single elements: Triton 3.6 compiles the sum of a permuted tile to other
     words than the interpreter's.

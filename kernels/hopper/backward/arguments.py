@@ -38,7 +38,7 @@ DATA = Group(
     | dict.fromkeys(("dense_b", "dense_h", "dense_i", "dense_j"), "i64"),
     dict.fromkeys(_POINTERS, ANY_ADDRESS),
 )
-"""The tensors of a mask that is data, see `device.table_walk`; their addresses need no alignment."""
+"""The tensors of a mask that is data, see `device.table_tile_schedule`; their addresses need no alignment."""
 
 DROPOUT = shared.dropout(ANY_ADDRESS)
 """The seed needs no alignment: it may be any element of a tensor of seeds."""

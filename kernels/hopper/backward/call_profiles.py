@@ -12,7 +12,7 @@ from ....model.call import Call
 from ....model.plan import Plan
 from ....model.site import DType
 from ....records import profiles
-from ....schedule.walk import ClosedForm
+from ....schedule.tile_schedule import ClosedForm
 
 NOTHING: tuple[int, int] = 0, 0
 """The timestamp arguments of a stamped kernel whose call is not profiled: no head is stamped."""
@@ -36,16 +36,16 @@ class CallProfiles(NamedTuple):
 
     @staticmethod
     def of(
-        call: Call, plan: Plan, dtype: DType, walk: ClosedForm, kv_heads: int, dims: tuple[int, int],
+        call: Call, plan: Plan, dtype: DType, tile_schedule: ClosedForm, kv_heads: int, dims: tuple[int, int],
         device: torch.device,
     ) -> CallProfiles:  # fmt: skip
         """Returns the profiles of calls with these facts.
 
         Args:
-            walk: the tile schedule, over query heads.
+            tile_schedule: the tile schedule, over query heads.
             dims: the head dims of q and k, and of v.
         """
-        p, properties = walk.problem, torch.cuda.get_device_properties(device)
+        p, properties = tile_schedule.problem, torch.cuda.get_device_properties(device)
         sizes = p.batch, p.heads, kv_heads, p.q_len, p.kv_len, *dims
         names = "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim"
         meta = {
@@ -57,7 +57,7 @@ class CallProfiles(NamedTuple):
             "dtype": dtype,
             "shape": dict(zip(names, sizes, strict=True)),
             "tiles": {"q": p.block_q, "kv": p.block_kv},
-            "work_ids": walk.work_ids,
+            "work_ids": tile_schedule.work_ids,
             "gpu": properties.name,
             "sms": properties.multi_processor_count,
         }

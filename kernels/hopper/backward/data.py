@@ -12,8 +12,8 @@ from torch import Tensor
 from ....errors import ArgumentError
 from ....model.call import Call
 from ....model.mask import ROW_BLOCK
-from ....schedule.table_walk import TILE_BITS
-from ....schedule.walk import ClosedForm
+from ....schedule.table_tile_schedule import TILE_BITS
+from ....schedule.tile_schedule import ClosedForm
 from ...common.call_launches import Address
 from ...common.relations import layout
 from ...common.strides import dense_strides
@@ -26,7 +26,7 @@ DescribedData = tuple[Described | None, ...]
 
 
 class BackwardData(NamedTuple):
-    """The tensors that the mask reads, and its tables; `table_walk` describes how the kernels use them.
+    """The tensors that the mask reads, and its tables; `table_tile_schedule` describes how the kernels use them.
 
     Attributes:
         q_vectors, kv_vectors: int32 [batch, vectors, q_len] and [batch, vectors, kv_len], contiguous, as in
@@ -108,16 +108,16 @@ class Arguments(NamedTuple):
     dense: dict[str, int]
 
     @staticmethod
-    def of(call: Call, facts: DescribedData, walk: ClosedForm, device: torch.device) -> Arguments:
+    def of(call: Call, facts: DescribedData, tile_schedule: ClosedForm, device: torch.device) -> Arguments:
         """Checks the tensors and returns their arguments.
 
         Args:
-            walk: the tile schedule of the mask's band, over query heads.
+            tile_schedule: the tile schedule of the mask's band, over query heads.
 
         Raises:
             ArgumentError: a tensor is missing or not expected, or has another shape, layout, dtype or device.
         """
-        p, dense = walk.problem, facts[BackwardData._fields.index("dense")]
+        p, dense = tile_schedule.problem, facts[BackwardData._fields.index("dense")]
         if dense is not None:
             _check("data.dense", dense, (p.batch, p.heads, p.q_len, p.kv_len), True, device, torch.bool)
         by_head = dense is not None and dense[0][1] != 1

@@ -17,7 +17,7 @@ from ....config import config
 from ....errors import ArgumentError
 from ....model.call import Call
 from ....model.plan import Plan
-from ....schedule.walk import ClosedForm, Problem
+from ....schedule.tile_schedule import ClosedForm, Problem
 from ....upstream import compat
 from ....upstream.cuda import current_device, raw_stream
 from ...common import launcher, score
@@ -226,9 +226,9 @@ class _State:
             band, self.q_len, self.kv_len, tiles.block_q, tiles.block_kv, self.batch, self.q_heads,
             section=plan.section,
         )  # fmt: skip
-        walk = ClosedForm(plan.schedule, work)
+        tile_schedule = ClosedForm(plan.schedule, work)
         lo, hi = work.bounds
-        queries, keys = walk.seen_rows, walk.seen_keys
+        queries, keys = tile_schedule.seen_rows, tile_schedule.seen_keys
         if rows is not None:  # every token sees itself
             queries = keys = 0, q_shape[2]
         self.device, self.index = torch.device("cuda", device), device
@@ -259,9 +259,10 @@ class _State:
             describe(v_shape, self.strides[2]), ([accumulator // row, row], [row, 1]), ([tile_rows], [1]),
             ([tile_rows], [1]),
         ]  # fmt: skip
-        self.prepare_sizes = (counters, out[:3], do[:3], lse[:3], self.q_heads, *walk.seen_rows, work.n_q)
+        self.prepare_sizes = (counters, out[:3], do[:3], lse[:3], self.q_heads, *tile_schedule.seen_rows, work.n_q)
         self.problem = arguments.PROBLEM.values(
-            work_ids=walk.work_ids, batch=self.batch, q_heads=self.q_heads, q_len=self.q_len, kv_len=self.kv_len,
+            work_ids=tile_schedule.work_ids, batch=self.batch, q_heads=self.q_heads, q_len=self.q_len,
+            kv_len=self.kv_len,
             lo=lo, hi=hi, section=plan.section, scale=scale, scale_log2=score.factor(call),
         )  # fmt: skip
         self.finish_sizes = (self.strides[0][:3], self.q_heads, self.q_len, self.kv_len, lo, hi, work.n_q, scale)
@@ -269,10 +270,10 @@ class _State:
         self.grad_lse, self.drops, self.returns_delta = grad_lse, drops, call.delta
         self.profiles = None
         if stamped:
-            self.profiles = CallProfiles.of(call, plan, DTYPES[dtype], walk, self.kv_heads, dims, self.device)
+            self.profiles = CallProfiles.of(call, plan, DTYPES[dtype], tile_schedule, self.kv_heads, dims, self.device)
         self.placed, self.bound = rows is not None, score.bound_values(call)
-        self.about_data = None if data is None else Arguments.of(call, data, walk, self.device)
-        ctas = self._ctas(walk)
+        self.about_data = None if data is None else Arguments.of(call, data, tile_schedule, self.device)
+        ctas = self._ctas(tile_schedule)
         finish_programs = q_tiles * (tiles.block_q // FINISH_ROWS)
         self.prepare = launcher.KernelLauncher(built.prepare, q_tiles)
         self.main = launcher.KernelLauncher(built.main, ctas, descriptors)
@@ -287,17 +288,17 @@ class _State:
             end += -(-4 * count // _ALIGNMENT) * _ALIGNMENT
         self.workspace = (end,), (1,), torch.uint8
 
-    def _ctas(self, walk: ClosedForm) -> int:
+    def _ctas(self, tile_schedule: ClosedForm) -> int:
         """Returns the number of CTAs: the smaller of SMs and work ids, or one per work id if they must be
         co-resident.
         """
         sms = torch.cuda.get_device_properties(self.device).multi_processor_count
-        if walk.co_resident and walk.work_ids > sms:
+        if tile_schedule.co_resident and tile_schedule.work_ids > sms:
             raise ArgumentError(
                 "schedule", self.kernels.of.schedule,
-                f"one that needs no co-residency: {walk.work_ids} CTAs do not fit {sms} SMs at once",
+                f"one that needs no co-residency: {tile_schedule.work_ids} CTAs do not fit {sms} SMs at once",
             )  # fmt: skip
-        return min(walk.work_ids, sms)
+        return min(tile_schedule.work_ids, sms)
 
     def run(
         self, operands: _Operands, logsumexp: int, data: tuple[int, ...] | None, seed: int | None, site: str,

@@ -15,7 +15,7 @@ from ....model.mask import ROW_BLOCK
 from ....model.plan import Tiles
 from ....model.site import DType, Site
 from ....model.traits import Traits
-from ....schedule.table_walk import from_the_end
+from ....schedule.table_tile_schedule import from_the_end
 from ....upstream.gluon import GluonASTSource
 from ....upstream.triton_compiler import ASTSource
 from ...common import score

@@ -26,9 +26,9 @@ class ForwardData(NamedTuple):
         keys_seen: bool [batch, tables of a batch element, kv_len], contiguous: the keys that a query sees.  Rows of v
             that are false here may hold anything.
         counts: int32 [tables, tiles of a head], contiguous: how many kv tiles the producer brings for a tile, >= 1.
-        steps: int32 [tables, tiles of a head, kv tiles], contiguous: their words in the order of the walk.
+        steps: int32 [tables, tiles of a head, kv tiles], contiguous: their words in the order of the tile schedule.
         seen_bits: int32 [tables, row blocks, kv tiles, threads, words], contiguous, under a dense mask: all that the
-            mask says, see Note [Seen bits] in `schedule.table_walk`.
+            mask says, see Note [Seen bits] in `schedule.table_tile_schedule`.
         row_place, row_count: place and count of a mask of rows, see `model.Placed`; then lengths are the mask's.
 
     `tables` is the batch size, or that times the q heads where the dense mask differs from head to head.

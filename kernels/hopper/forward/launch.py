@@ -17,8 +17,8 @@ from torch import Tensor
 from ....errors import ArgumentError
 from ....model.call import Call
 from ....model.mask import ROW_BLOCK
-from ....schedule.table_walk import seen_words
-from ....schedule.walk import ClosedForm, Problem
+from ....schedule.table_tile_schedule import seen_words
+from ....schedule.tile_schedule import ClosedForm, Problem
 from ....upstream import compat
 from ....upstream.cuda import current_device, raw_stream
 from ...common import launcher, score
@@ -274,9 +274,9 @@ class _State:
         self.drops = None if drops is None else _check_dropout(drops, q_device)
         self.sinks = None if sinks is None else _check_sinks(sinks, (batch, q_heads, tokens), rows, q_device)
         work = Problem(band, q_len, kv_len, config.rows, config.block_kv, batch, q_heads)
-        walk = ClosedForm("two_pass", work)
+        tile_schedule = ClosedForm("two_pass", work)
         lo, hi = work.bounds
-        seen_rows, seen_keys = walk.seen_rows, walk.seen_keys
+        seen_rows, seen_keys = tile_schedule.seen_rows, tile_schedule.seen_keys
         if rows is not None:  # every token sees itself
             seen_rows = seen_keys = 0, tokens
         self.device, self.index, self.traits = q_device, q_device.index, call.traits

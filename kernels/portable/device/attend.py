@@ -1,7 +1,8 @@
 """The portable forward: out and log-sum-exp of one q tile, by a softmax that goes over the kv tiles once.
 
 Note [Bits of the forward]
-    One program owns a q tile and walks its kv tiles in ascending order; nothing is split and nothing is added twice.
+    One program owns a q tile and visits its kv tiles in ascending order; nothing is split and nothing is added
+    twice.
     So the bits of a row follow from a fixed sequence of operations, if the compiler has no choice in any of them:
 
     1. Every product that is added to something is spelled as a fused multiply-add.  Other products are exact (SIGN),
@@ -48,7 +49,8 @@ from .tiles import (
 
 @triton.jit
 def attend_range(
-    state, operands, place, own, data, walk, first, end, MASKED: tl.constexpr, SIGN: tl.constexpr, SLOPE: tl.constexpr,
+    state, operands, place, own, data, tile_schedule, first, end, MASKED: tl.constexpr, SIGN: tl.constexpr,
+    SLOPE: tl.constexpr,
     TILE: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr, BUILD: tl.constexpr,
 ):  # fmt: skip
     """`state` after the kv tiles first .. end-1, in ascending order; MASKED, if any pair of them may be invisible.
@@ -64,24 +66,24 @@ def attend_range(
     q, k_head, v_head = operands
     b, h, hq, q_tile = place
     queries, of_queries, q_range = own
-    _q_len, kv_len, _lo, _hi = walk
-    seen_keys = dash_seen_keys(walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
+    _q_len, kv_len, _lo, _hi = tile_schedule
+    seen_keys = dash_seen_keys(tile_schedule, TILE.BLOCK_Q, TILE.BLOCK_KV)
     log2e = 1.4426950408889634
     AHEAD: tl.constexpr = 4  # tiles of pairs that are asked for before the loop loads them
     for kv in range(first, tl.minimum(first + AHEAD, end)):
-        prefetch_bias(data, b, hq, q_tile, kv, True, walk, TILE, SCORE, BUILD)
+        prefetch_bias(data, b, hq, q_tile, kv, True, tile_schedule, TILE, SCORE, BUILD)
     for kv in tl.range(first, end, num_stages=BUILD.STAGES):
-        prefetch_bias(data, b, hq, q_tile, kv + AHEAD, kv + AHEAD < end, walk, TILE, SCORE, BUILD)
+        prefetch_bias(data, b, hq, q_tile, kv + AHEAD, kv + AHEAD < end, tile_schedule, TILE, SCORE, BUILD)
         keys = rows_of(data, numbers_of(kv, TILE.BLOCK_KV, BUILD), seen_keys, kv_len, MASK)
         of_keys = keys_in_range(load_of_keys(data, b, h, keys, MASK), q_range, MASK)
         k = load_k(k_head, keys, of_keys, TILE, MASK)
         s = tl.dot(q, tl.trans(k), input_precision=BUILD.PRECISION)
         if SCORE.HAS_BIAS:
-            s = biased(s, load_bias(data, b, hq, queries, keys, walk, False, SCORE), SCORE)
+            s = biased(s, load_bias(data, b, hq, queries, keys, tile_schedule, False, SCORE), SCORE)
         else:
             s = after_slope(s, SIGN, SCORE)
         if MASKED:
-            keep = visible(data, b, hq, queries, keys, of_queries, of_keys, walk, MASK.HAS_KEYS, False, MASK)
+            keep = visible(data, b, hq, queries, keys, of_queries, of_keys, tile_schedule, MASK.HAS_KEYS, False, MASK)
             s = tl.where(keep, s, float("-inf"))
         top = tl.max(s, 1)
         if not SCORE.HAS_BIAS:
@@ -131,7 +133,7 @@ def with_sinks(total, largest, sinks, b, hq, q_rows, q_len, SCORE: tl.constexpr)
 
 @triton.jit
 def attend_tile(
-    inputs, data, sinks, b, hq, q_tile, walk, SIGN: tl.constexpr, SLOPE: tl.constexpr,
+    inputs, data, sinks, b, hq, q_tile, tile_schedule, SIGN: tl.constexpr, SLOPE: tl.constexpr,
     TILE: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr, BUILD: tl.constexpr,
 ):  # fmt: skip
     """(out, log-sum-exp, excess) of q tile `q_tile` of query head `hq` of batch element `b`.
@@ -152,9 +154,9 @@ def attend_tile(
     1805.02867, a tile at a time as in FlashAttention, arXiv 2205.14135.  Note [Bits of the forward] says why its bits
     depend on nothing but the operands, the mask and the tile shape.
     """
-    q_len, _kv_len, _lo, _hi = walk
+    q_len, _kv_len, _lo, _hi = tile_schedule
     h = hq // TILE.GROUP
-    seen_rows = dash_seen_rows(walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
+    seen_rows = dash_seen_rows(tile_schedule, TILE.BLOCK_Q, TILE.BLOCK_KV)
     q_rows = numbers_of(q_tile, TILE.BLOCK_Q, BUILD)
     q_head = head_of(inputs.q, b, hq)
     queries = rows_of(data, q_rows, seen_rows, q_len, MASK)
@@ -167,22 +169,64 @@ def attend_tile(
     of_queries = load_of_queries(data, b, queries)
     own = queries, of_queries, id_range(of_queries.vectors, queries, MASK)
     place = b, h, hq, q_tile
-    first, full_first, full_end, end = dash_kv_range(q_tile, walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
+    first, full_first, full_end, end = dash_kv_range(q_tile, tile_schedule, TILE.BLOCK_Q, TILE.BLOCK_KV)
     if MASK.HAS_KEYS or MASK.BY_PAIR:
         state = attend_range(
-            state, operands, place, own, data, walk, first, end, True, SIGN, SLOPE, TILE, MASK, SCORE, BUILD
+            state, operands, place, own, data, tile_schedule, first, end, True, SIGN, SLOPE, TILE, MASK, SCORE, BUILD
         )
     else:
         if MASK.HAS_HI:
             state = attend_range(
-                state, operands, place, own, data, walk, first, full_first, True, SIGN, SLOPE, TILE, MASK, SCORE, BUILD
+                state,
+                operands,
+                place,
+                own,
+                data,
+                tile_schedule,
+                first,
+                full_first,
+                True,
+                SIGN,
+                SLOPE,
+                TILE,
+                MASK,
+                SCORE,
+                BUILD,
             )
         state = attend_range(
-            state, operands, place, own, data, walk, full_first, full_end, False, SIGN, SLOPE, TILE, MASK, SCORE, BUILD
+            state,
+            operands,
+            place,
+            own,
+            data,
+            tile_schedule,
+            full_first,
+            full_end,
+            False,
+            SIGN,
+            SLOPE,
+            TILE,
+            MASK,
+            SCORE,
+            BUILD,
         )
         if MASK.HAS_LO or MASK.HAS_HI or not TILE.EVEN_KV:
             state = attend_range(
-                state, operands, place, own, data, walk, full_end, end, True, SIGN, SLOPE, TILE, MASK, SCORE, BUILD
+                state,
+                operands,
+                place,
+                own,
+                data,
+                tile_schedule,
+                full_end,
+                end,
+                True,
+                SIGN,
+                SLOPE,
+                TILE,
+                MASK,
+                SCORE,
+                BUILD,
             )
     out, total, largest = state
     if SCORE.HAS_SINKS:

@@ -29,21 +29,21 @@ from .tiles import (
 
 @triton.jit
 def bias_gradient_tile(
-    inputs, saved, data, first, turns, q_tile, kv, walk,
+    inputs, saved, data, first, turns, q_tile, kv, tile_schedule,
     TILE: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr, BUILD: tl.constexpr,
 ):  # fmt: skip
     """The sum of dS over batch elements and, within each, query heads, in ascending order: fp32 [BLOCK_Q, BLOCK_KV].
 
     first, turns: (batch element, query head), the first ones and how many.  The other arguments are as for `dkdv_tile`.
     """
-    q_len, kv_len, _lo, _hi = walk
+    q_len, kv_len, _lo, _hi = tile_schedule
     b_first, hq_first = first
     b_turns, hq_turns = turns
-    seen_rows = dash_seen_rows(walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
-    seen_keys = dash_seen_keys(walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
+    seen_rows = dash_seen_rows(tile_schedule, TILE.BLOCK_Q, TILE.BLOCK_KV)
+    seen_keys = dash_seen_keys(tile_schedule, TILE.BLOCK_Q, TILE.BLOCK_KV)
     queries = rows_of(data, numbers_of(q_tile, TILE.BLOCK_Q, BUILD), seen_rows, q_len, MASK)
     keys = rows_of(data, numbers_of(kv, TILE.BLOCK_KV, BUILD), seen_keys, kv_len, MASK)
-    _first, full_first, full_end, _end = dash_kv_range(q_tile, walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
+    _first, full_first, full_end, _end = dash_kv_range(q_tile, tile_schedule, TILE.BLOCK_Q, TILE.BLOCK_KV)
     total = tl.zeros([TILE.BLOCK_Q, TILE.BLOCK_KV], tl.float32)
     for turn in tl.range(0, b_turns * hq_turns, num_stages=BUILD.STAGES):
         b = b_first + turn // hq_turns
@@ -62,7 +62,7 @@ def bias_gradient_tile(
         s = tl.dot(q, tl.trans(k), input_precision=BUILD.PRECISION)
         v = load_v(v_head, keys, of_keys, TILE, MASK)
         dp = tl.dot(do, tl.trans(v), input_precision=BUILD.PRECISION)
-        bias = load_bias(data, b, hq, queries, keys, walk, False, SCORE)
+        bias = load_bias(data, b, hq, queries, keys, tile_schedule, False, SCORE)
         p = probabilities(s, bias, lse[:, None], excess[:, None], SCORE)
         if SCORE.ROUNDS:
             kept = dropout_kept(data.drop, b, hq, q_tile, kv, TILE, SCORE)
@@ -71,7 +71,7 @@ def bias_gradient_tile(
         is_data = MASK.HAS_KEYS or MASK.BY_PAIR
         masked = is_data or ((kv < full_first) | (kv >= full_end))
         if masked:
-            keep = visible(data, b, hq, queries, keys, of_queries, of_keys, walk, MASK.HAS_KEYS, False, MASK)
+            keep = visible(data, b, hq, queries, keys, of_queries, of_keys, tile_schedule, MASK.HAS_KEYS, False, MASK)
             keep = keep & (lse != float("inf"))[:, None]  # rows that see no key may hold anything
             p, dp = tl.where(keep, p, 0.0), tl.where(keep, dp, 0.0)
         total = tl.math.fma(p, dp, total)

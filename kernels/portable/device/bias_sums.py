@@ -20,7 +20,7 @@ from .tiles import numbers_of, prefetch
 
 @triton.jit
 def add_to_sum(
-    sums, p, dp, q_tile, kv, queries, keys, walk, later, wanted,
+    sums, p, dp, q_tile, kv, queries, keys, tile_schedule, later, wanted,
     ADDS: tl.constexpr, TILE: tl.constexpr, BUILD: tl.constexpr,
 ):  # fmt: skip
     """Add p * dp, fp32 [BLOCK_Q, BLOCK_KV], to the sum of tile pair (q_tile, kv); after the last addend, write it.
@@ -30,7 +30,7 @@ def add_to_sum(
     """
     BLOCK_Q: tl.constexpr = TILE.BLOCK_Q
     BLOCK_KV: tl.constexpr = TILE.BLOCK_KV
-    _q_len, kv_len, _lo, _hi = walk
+    _q_len, kv_len, _lo, _hi = tile_schedule
     if ADDS:
         places = tl.arange(0, BLOCK_Q * BLOCK_KV)
         row = sums.SUMS + q_tile.to(tl.int64) * tl.cdiv(kv_len, BLOCK_KV) * (BLOCK_Q * BLOCK_KV)
@@ -41,17 +41,17 @@ def add_to_sum(
         before = tl.load(tile + places, mask=(places >= 0) & (sums.begins == 0), other=0.0)
         total = tl.math.fma(p, dp, by_pairs(before, BLOCK_Q, BLOCK_KV))
         if sums.ends:
-            store_gradient(sums.gradient, total, queries.numbers, keys.numbers, walk)
+            store_gradient(sums.gradient, total, queries.numbers, keys.numbers, tile_schedule)
         else:
             tl.store(tile + places, by_threads(total, BLOCK_Q, BLOCK_KV))
     else:
-        store_gradient(sums.gradient, p * dp, queries.numbers, keys.numbers, walk)
+        store_gradient(sums.gradient, p * dp, queries.numbers, keys.numbers, tile_schedule)
 
 
 @triton.jit
-def store_gradient(gradient, total, q_rows, kv_rows, walk):
+def store_gradient(gradient, total, q_rows, kv_rows, tile_schedule):
     """Stores `total`, fp32 [len(q_rows), len(kv_rows)], to the operand `gradient`, one plane."""
-    q_len, kv_len, _lo, _hi = walk
+    q_len, kv_len, _lo, _hi = tile_schedule
     inside = (q_rows < q_len)[:, None] & (kv_rows < kv_len)[None, :]
     start, strides = gradient
     pointers = start + q_rows[:, None] * strides[0] + kv_rows[None, :] * strides[1]
@@ -73,14 +73,14 @@ def by_pairs(elements, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr):
 
 
 @triton.jit
-def zero_unseen(gradient, q_tile, walk, TILE: tl.constexpr, BUILD: tl.constexpr):
+def zero_unseen(gradient, q_tile, tile_schedule, TILE: tl.constexpr, BUILD: tl.constexpr):
     """Stores zeros to the tile pairs of a q tile that its tile schedule does not visit; gradient: as in `Sums`."""
     BLOCK_Q: tl.constexpr = TILE.BLOCK_Q
     BLOCK_KV: tl.constexpr = TILE.BLOCK_KV
-    _q_len, kv_len, _lo, _hi = walk
+    _q_len, kv_len, _lo, _hi = tile_schedule
     q_rows = numbers_of(q_tile, BLOCK_Q, BUILD)
     zeros = tl.zeros([BLOCK_Q, BLOCK_KV], tl.float32)
-    first, _full_first, _full_end, end = dash_kv_range(q_tile, walk, BLOCK_Q, BLOCK_KV)
+    first, _full_first, _full_end, end = dash_kv_range(q_tile, tile_schedule, BLOCK_Q, BLOCK_KV)
     for kv in range(tl.cdiv(kv_len, BLOCK_KV)):
         if (kv < first) | (kv >= end):
-            store_gradient(gradient, zeros, q_rows, numbers_of(kv, BLOCK_KV, BUILD), walk)
+            store_gradient(gradient, zeros, q_rows, numbers_of(kv, BLOCK_KV, BUILD), tile_schedule)

@@ -35,13 +35,14 @@ from .tiles import (
 
 @triton.jit
 def dkdv_tile(
-    inputs, saved, accumulator, data, b, h, kv, walk, ORDERED: tl.constexpr,
+    inputs, saved, accumulator, data, b, h, kv, tile_schedule, ORDERED: tl.constexpr,
     TILE: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr, BUILD: tl.constexpr,
 ):  # fmt: skip
     """dk (unscaled) and dv of kv tile `kv` of kv head `h` of batch element `b`: fp32 [BLOCK_KV, BLOCK_D] each.
 
     All groups are as of Note [Argument groups]; `accumulator` is only used when ORDERED.  The query heads of a group
-    are walked in ascending order, so dk and dv of grouped heads have a fixed order too.  Rows that see no key and keys
+    are scheduled in ascending order, so dk and dv of grouped heads have a fixed order too.  Rows that see no key and
+    keys
     that no row sees may hold anything: they are not read.
 
     dk and dv of a key whose entry in `data.keys` is zero are zero.  If ORDERED, it must also be zero for keys that
@@ -51,9 +52,9 @@ def dkdv_tile(
 
     See Note [Rows of a tile of pairs] for BY_KEY.
     """
-    q_len, kv_len, _lo, _hi = walk
-    seen_rows = dash_seen_rows(walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
-    seen_keys = dash_seen_keys(walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
+    q_len, kv_len, _lo, _hi = tile_schedule
+    seen_rows = dash_seen_rows(tile_schedule, TILE.BLOCK_Q, TILE.BLOCK_KV)
+    seen_keys = dash_seen_keys(tile_schedule, TILE.BLOCK_Q, TILE.BLOCK_KV)
     kv_rows = numbers_of(kv, TILE.BLOCK_KV, BUILD)
     k_head, v_head = head_of(inputs.k, b, h), head_of(inputs.v, b, h)
     keys = rows_of(data, kv_rows, seen_keys, kv_len, MASK)
@@ -63,8 +64,8 @@ def dkdv_tile(
     v = load_v(v_head, keys, of_keys, TILE, MASK)
     dk = tl.zeros([TILE.BLOCK_KV, TILE.BLOCK_D], tl.float32)
     dv = tl.zeros([TILE.BLOCK_KV, TILE.BLOCK_DV], tl.float32)
-    _first, full_first, full_end, _end = dash_q_range(kv, walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
-    steps = dash_visits(kv, walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
+    _first, full_first, full_end, _end = dash_q_range(kv, tile_schedule, TILE.BLOCK_Q, TILE.BLOCK_KV)
+    steps = dash_visits(kv, tile_schedule, TILE.BLOCK_Q, TILE.BLOCK_KV)
     n_q = tl.cdiv(q_len, TILE.BLOCK_Q)
     # a mask that is data may leave rows without keys, which are not read; a bias hides nothing
     HIDES_ROWS: tl.constexpr = MASK.HAS_KEYS or MASK.BY_PAIR
@@ -79,12 +80,15 @@ def dkdv_tile(
         row = (b * saved.heads * TILE.GROUP + hq).to(tl.int64)
         AHEAD: tl.constexpr = 4  # tiles of pairs that are asked for before the loop loads them
         for step in range(tl.minimum(AHEAD, steps)):
-            q_tile = dash_q_tile(kv, step, walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
-            prefetch_bias(data, b, hq, q_tile, kv, True, walk, TILE, SCORE, BUILD)
+            q_tile = dash_q_tile(kv, step, tile_schedule, TILE.BLOCK_Q, TILE.BLOCK_KV)
+            prefetch_bias(data, b, hq, q_tile, kv, True, tile_schedule, TILE, SCORE, BUILD)
         for step in tl.range(0, steps, num_stages=BUILD.STAGES):
-            later, wanted = dash_q_tile(kv, step + AHEAD, walk, TILE.BLOCK_Q, TILE.BLOCK_KV), step + AHEAD < steps
-            prefetch_bias(data, b, hq, later, kv, wanted, walk, TILE, SCORE, BUILD)
-            q_tile = dash_q_tile(kv, step, walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
+            later, wanted = (
+                dash_q_tile(kv, step + AHEAD, tile_schedule, TILE.BLOCK_Q, TILE.BLOCK_KV),
+                step + AHEAD < steps,
+            )
+            prefetch_bias(data, b, hq, later, kv, wanted, tile_schedule, TILE, SCORE, BUILD)
+            q_tile = dash_q_tile(kv, step, tile_schedule, TILE.BLOCK_Q, TILE.BLOCK_KV)
             queries = rows_of(data, numbers_of(q_tile, TILE.BLOCK_Q, BUILD), seen_rows, q_len, MASK)
             of_queries = load_of_queries(data, b, queries)
             if HIDES_ROWS:
@@ -102,11 +106,11 @@ def dkdv_tile(
                 do = load_tile(do_head, queries, TILE.VALUE_DIM, TILE.BLOCK_DV, TILE.EVEN_Q)
             delta = load_delta(saved, row, queries, q_len, TILE)
             dp = pair_products(do, v, BY_KEY, BUILD.PRECISION)
-            bias = load_bias(data, b, hq, queries, keys, walk, BY_KEY, SCORE)
+            bias = load_bias(data, b, hq, queries, keys, tile_schedule, BY_KEY, SCORE)
             p = probabilities(s, bias, by_query(lse, BY_KEY), by_query(excess, BY_KEY), SCORE)
             masked = ALWAYS_MASKED or ((q_tile < full_first) | (q_tile >= full_end))
             if MASKED and masked:
-                keep = visible(data, b, hq, queries, keys, of_queries, of_keys, walk, ASKS_KEYS, BY_KEY, MASK)
+                keep = visible(data, b, hq, queries, keys, of_queries, of_keys, tile_schedule, ASKS_KEYS, BY_KEY, MASK)
                 p = tl.where(keep, p, 0.0)
             if SCORE.ROUNDS:
                 if BY_KEY:
@@ -128,7 +132,7 @@ def dkdv_tile(
             if ORDERED:
                 dq = tl.dot(rows_of_queries(ds, BY_KEY), k, input_precision=BUILD.PRECISION)
                 semaphore = accumulator.SEM + row * n_q + q_tile
-                turn = dash_rank(q_tile, kv, walk, TILE.BLOCK_Q, TILE.BLOCK_KV)
+                turn = dash_rank(q_tile, kv, tile_schedule, TILE.BLOCK_Q, TILE.BLOCK_KV)
                 wait_for_turn(semaphore, turn, BUILD.INTERPRET)
                 cols = tl.arange(0, TILE.BLOCK_D)
                 start = accumulator.DQ + row * data.placed.tokens * TILE.HEAD_DIM

@@ -5,9 +5,9 @@ Note [Argument groups]
     (see `templates.py`), and a template's body makes the groups.
 
     Run-time values: `Inputs`, `Saved`, `Data`, `TileRows`, `OfQueries`, `OfKeys`, `Accumulator` and `Sums`, and in
-    the tuple `walk` = (q_len, kv_len, lo, hi), see `schedule_functions`.  An assignment makes tensors of all members.
-    So compile-time values have groups of their own, `Tile`, `Mask`, `score.Score` and `Build`, whose names are in
-    capitals and which are assigned as `tl.constexpr`.
+    the tuple `tile_schedule` = (q_len, kv_len, lo, hi), see `schedule_functions`.  An assignment makes tensors of all
+    members.  So compile-time values have groups of their own, `Tile`, `Mask`, `score.Score` and `Build`, whose names
+    are in capitals and which are assigned as `tl.constexpr`.
 
     Kernels know the relations of a mask (`model.relations`), not its terms: `Data`, `OfQueries` and `OfKeys` have a
     tuple for each relation, in the order of `Mask.RELATIONS`, and loops go over them.  What changes scores takes a

@@ -2,53 +2,54 @@
 
 These declarations document the interface and give linters the names; `templates.py` pastes the generated text instead.
 
-`walk` is the tuple of `codegen.WALK`: q_len, kv_len, and the bounds lo and hi of the band, anchored top left and never
-read where the mask has none.  All values are int32.  Walks and ranks are the same for every head.
+`tile_schedule` is the tuple of `codegen.TILE_SCHEDULE`: q_len, kv_len, and the bounds lo and hi of the band, anchored
+top left and never read where the mask has none.  All values are int32.  Tile schedules and ranks are the same for every
+head.
 """
 
 import triton
 
 
 @triton.jit
-def dash_launch(work_id, heads, walk, BLOCK_Q, BLOCK_KV, SECTION):
+def dash_launch(work_id, heads, tile_schedule, BLOCK_Q, BLOCK_KV, SECTION):
     """Returns (head, slot) of the CTA with this work id (work id), of `heads` heads of all batch elements."""
 
 
 @triton.jit
-def dash_kv_tile(slot, part, walk, BLOCK_Q, BLOCK_KV):
+def dash_kv_tile(slot, part, tile_schedule, BLOCK_Q, BLOCK_KV):
     """Returns the `part`-th kv tile of a slot."""
 
 
 @triton.jit
-def dash_visits(kv, walk, BLOCK_Q, BLOCK_KV):
+def dash_visits(kv, tile_schedule, BLOCK_Q, BLOCK_KV):
     """Returns the number of q tiles in the tile schedule of a kv tile."""
 
 
 @triton.jit
-def dash_q_tile(kv, step, walk, BLOCK_Q, BLOCK_KV):
+def dash_q_tile(kv, step, tile_schedule, BLOCK_Q, BLOCK_KV):
     """Returns the q tile that iteration `step` of a kv tile visits."""
 
 
 @triton.jit
-def dash_rank(q, kv, walk, BLOCK_Q, BLOCK_KV):
+def dash_rank(q, kv, tile_schedule, BLOCK_Q, BLOCK_KV):
     """Returns the rank of kv tile `kv` in the accumulation order of q tile `q`."""
 
 
 @triton.jit
-def dash_q_range(kv, walk, BLOCK_Q, BLOCK_KV):
+def dash_q_range(kv, tile_schedule, BLOCK_Q, BLOCK_KV):
     """Returns (first, full_first, full_end, end): the q tiles of a kv tile; [full_first, full_end) need no mask."""
 
 
 @triton.jit
-def dash_kv_range(q, walk, BLOCK_Q, BLOCK_KV):
+def dash_kv_range(q, tile_schedule, BLOCK_Q, BLOCK_KV):
     """Returns (first, full_first, full_end, end): the kv tiles of a q tile; [full_first, full_end) need no mask."""
 
 
 @triton.jit
-def dash_seen_rows(walk, BLOCK_Q, BLOCK_KV):
+def dash_seen_rows(tile_schedule, BLOCK_Q, BLOCK_KV):
     """Returns (first, end) of the queries that see a key; ``end <= first``, maybe negative, if there are none."""
 
 
 @triton.jit
-def dash_seen_keys(walk, BLOCK_Q, BLOCK_KV):
+def dash_seen_keys(tile_schedule, BLOCK_Q, BLOCK_KV):
     """Returns (first, end) of the keys that a query sees; ``end <= first``, maybe negative, if there are none."""

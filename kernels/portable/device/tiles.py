@@ -248,11 +248,11 @@ def load_shown(data, b, hq, queries, keys, BY_KEY: tl.constexpr):
 
 
 @triton.jit
-def load_bias(data, b, hq, queries, keys, walk, BY_KEY: tl.constexpr, SCORE: tl.constexpr):
+def load_bias(data, b, hq, queries, keys, tile_schedule, BY_KEY: tl.constexpr, SCORE: tl.constexpr):
     """What is added to the scores of a tile, in fp32: a bias, or that of ALiBi slopes, or both; zero if nothing is."""
     if len(data.added.slopes) > 0:
         slope = tl.load(head_start(data.added.slopes, b, hq))
-        q_len, kv_len, _lo, _hi = walk
+        q_len, kv_len, _lo, _hi = tile_schedule
         last = queries.numbers + tl.cast(kv_len - q_len, queries.numbers.dtype)
         distance = tl.abs(by_query(last, BY_KEY) - by_key(keys.numbers, BY_KEY)).to(tl.float32)
         of_slope = -slope * distance
@@ -268,7 +268,7 @@ def load_bias(data, b, hq, queries, keys, walk, BY_KEY: tl.constexpr, SCORE: tl.
 
 @triton.jit
 def prefetch_bias(
-    data, b, hq, q_tile, kv, wanted, walk, TILE: tl.constexpr, SCORE: tl.constexpr, BUILD: tl.constexpr
+    data, b, hq, q_tile, kv, wanted, tile_schedule, TILE: tl.constexpr, SCORE: tl.constexpr, BUILD: tl.constexpr
 ):  # fmt: skip
     """Requests that the bias of tile pair (q_tile, kv) be brought into the L2 cache, if `wanted`; it does not wait.
 
@@ -276,7 +276,7 @@ def prefetch_bias(
     bytes of each of many rows, and takes longer than one or two iterations.
     """
     if len(data.added.bias) > 0 and wanted:
-        q_len, kv_len, _lo, _hi = walk
+        q_len, kv_len, _lo, _hi = tile_schedule
         ptr, strides = data.added.bias
         # 64 bytes for each request, and the tile's columns at least once
         EVERY: tl.constexpr = min(512 // ptr.dtype.element_ty.primitive_bitwidth, TILE.BLOCK_KV)
@@ -405,14 +405,14 @@ def load_rows(vector, rows, other, EVEN: tl.constexpr):
 
 @triton.jit
 def visible(
-    data, b, hq, queries, keys, of_queries, of_keys, walk,
+    data, b, hq, queries, keys, of_queries, of_keys, tile_schedule,
     ASKS_KEYS: tl.constexpr, BY_KEY: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Returns whether the mask shows the (query, key) pairs of a tile: bool.
 
     The shape is [BLOCK_KV, BLOCK_Q] if BY_KEY, else [BLOCK_Q, BLOCK_KV]. ASKS_KEYS: key validity is tested as well.
     """
-    _q_len, kv_len, lo, hi = walk
+    _q_len, kv_len, lo, hi = tile_schedule
     q_rows, kv_rows = by_query(queries.numbers, BY_KEY), by_key(keys.numbers, BY_KEY)
     shown = load_shown(data, b, hq, queries, keys, BY_KEY)
     valid = by_key(of_keys.valid, BY_KEY)

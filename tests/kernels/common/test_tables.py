@@ -95,7 +95,7 @@ BENT = schedule_module("bent_fold", Band(0))
 TOKENS = {"TOKENS": codes.Tokens(mask_tables.TOKENS, mask_tables.PARTNERS, mask_tables.TOKEN_TILES)}
 DENSE_PAIRS = tile_pairs.Pairs(64, 128, mask_tables.DENSE_Q_TILES, mask_tables.DENSE_KV_TILES, mask_tables.LINES)
 PAIRS = tile_pairs.Pairs(64, 128, mask_tables.Q_TILES, mask_tables.KV_TILES, mask_tables.LINES)
-WALK = {"BLOCK_Q": 64, "BLOCK_KV": 128}
+TILE_SCHEDULE = {"BLOCK_Q": 64, "BLOCK_KV": 128}
 KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "find_starts": (codes.find_starts, {"BLOCK": mask_tables.TOKENS}),
     "first_equal": (codes.first_equal, {"HAS_IDS": True, "HAS_VALID": True, "QUERIES": 1, "KEYS": 1, **TOKENS}),
@@ -111,11 +111,12 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "unite_kinds": (tile_pairs.unite_kinds, {"HIGH": 2, "WIDE": 2, "BLOCK_KV": 128, "COLUMNS": mask_tables.COLUMNS}),
     "rank_contributors": (
         tables.rank_contributors,
-        {**WALK, "RANK": BENT.dash_rank, "ROWS": mask_tables.ROWS, "COLUMNS": mask_tables.COLUMNS},
+        {**TILE_SCHEDULE, "RANK": BENT.dash_rank, "ROWS": mask_tables.ROWS, "COLUMNS": mask_tables.COLUMNS},
     ),
-    "write_walks": (
-        tables.write_walks,
-        {**WALK, "WALK_LENGTH": BENT.dash_visits, "Q_TILE": BENT.dash_q_tile, "COLUMNS": mask_tables.COLUMNS},
+    "write_tile_schedules": (
+        tables.write_tile_schedules,
+        {**TILE_SCHEDULE, "TILE_SCHEDULE_LENGTH": BENT.dash_visits, "Q_TILE": BENT.dash_q_tile,
+            "COLUMNS": mask_tables.COLUMNS},
     ),
     "write_rows": (
         tables.write_rows,

@@ -13,7 +13,7 @@ CASES = [
     "descending causal 70 70 1 float32 static",
     "spt band(0,20) 33 70 2 float32 static",
     "bent_fold causal 70 40 1 float16 static",
-    "bent_fold causal 1030 40 1 float32 static",  # long enough for walks to be bent
+    "bent_fold causal 1030 40 1 float32 static",  # long enough for tile schedules to be bent
     "spt causal:bottom_right 33 70 1 float32 dynamic",
     "two_pass band(-9,9) 70 33 2 float16 static",
     "two_pass causal:bottom_right 40 33 1 float32 static",

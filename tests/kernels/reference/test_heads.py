@@ -68,7 +68,7 @@ CASES = [
     Case("cpu", Band(), 70, 130, "two_pass", "holes"),
     Case("cpu", Band(0, 40), 130, 130, "two_pass", "left"),
     Case("sm_90", Band(0), 200, 300, "bent_fold"),
-    Case("sm_90", Band(0), 64 * LEAST, 300, "bent_fold"),  # long enough for walks to be bent
+    Case("sm_90", Band(0), 64 * LEAST, 300, "bent_fold"),  # long enough for tile schedules to be bent
     Case("sm_90", Band(-70), 64 * LEAST, 200, "bent_fold", "padded"),
     Case("sm_90", Band(), 200, 300, "ascending"),
     Case("sm_90", Band(), 200, 300, "ascending", "holes"),
@@ -139,7 +139,7 @@ def test_other_heads_are_noticed() -> None:
 
 
 def test_a_schedule_that_knows_the_heads_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: walks of the last head among several go down."""
+    """Negative control: tile schedules of the last head among several go down."""
     case = CASES[6]
     p = case.problem(3, 1)
     jobs = reference.tables

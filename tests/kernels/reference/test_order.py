@@ -12,9 +12,9 @@ import torch
 from dash_inductor.model import Band, Plan, Tiles
 from dash_inductor.operators import attention as ops
 from dash_inductor.schedule import NAMES, Problem, supports
-from dash_inductor.schedule.jobs import tables, walked_query_heads
+from dash_inductor.schedule.jobs import scheduled_query_heads, tables
 from dash_inductor.schedule.schedules import LEAST
-from dash_inductor.schedule.walk import functions
+from dash_inductor.schedule.tile_schedule import functions
 
 from ...support.attention import Attention, Gradients
 from ...support.calls import backward_call
@@ -71,8 +71,12 @@ class Tile:
         self.dq, self.dk, self.dv = ds @ key, ds.T @ query, probabilities.T @ do
 
 
-def walks(p: Attention, kernel: str, schedule: str) -> Iterator[tuple[int, int, int, tuple[tuple[int, int], ...]]]:
-    """(query head, kv head, kv tile, steps) of every walk; walks of one kv tile in the order of a group's members."""
+def tile_schedules(
+    p: Attention, kernel: str, schedule: str
+) -> Iterator[tuple[int, int, int, tuple[tuple[int, int], ...]]]:
+    """(query head, kv head, kv tile, steps) of every tile schedule; tile schedules of one kv tile in the order of a
+    group's members.
+    """
     kv_heads, group = p.k.shape[1], p.group
     heads = kv_heads * group if kernel == "hopper" else kv_heads
     problem = Problem(p.mask, p.q.shape[2], p.k.shape[2], TILES.block_q, TILES.block_kv, heads=heads)
@@ -83,12 +87,13 @@ def walks(p: Attention, kernel: str, schedule: str) -> Iterator[tuple[int, int, 
 
 
 def direct(p: Attention, kernel: str, schedule: str) -> Gradients:
-    """The gradients as plain sums: dq by rank, dk and dv walk by walk."""
+    """The gradients as plain sums: dq by rank, dk and dv tile schedule by tile schedule."""
     dq, dk, dv = (torch.zeros(t.shape) for t in (p.q, p.k, p.v))
     added: dict[tuple[int, int], list[tuple[int, Tile]]] = {}
-    for q_head, kv_head, kv, steps in walks(p, kernel, schedule):
+    for q_head, kv_head, kv, steps in tile_schedules(p, kernel, schedule):
         target = [dk[0, kv_head], dv[0, kv_head]]
-        # a member of a group has sums of its own on the Hopper kernel; elsewhere one walk goes on where the last ended
+        # a member of a group has sums of its own on the Hopper kernel; elsewhere one tile schedule goes on where the
+        # last ended
         sums = [torch.zeros_like(t) for t in target] if kernel == "hopper" else target
         for q, rank in steps:
             tile = Tile(p, q_head, q, kv, TILES.block_q, TILES.block_kv)
@@ -132,8 +137,8 @@ def test_bits_are_those_of_the_tables(kernel: str, schedule: str) -> None:
 
 @some([Band(0), Band(-30)], [Band(0)], "mask")
 @pytest.mark.parametrize("kernel", ["reference", "hopper"])
-def test_bits_of_bent_walks_are_those_of_the_tables(kernel: str, mask: Band) -> None:
-    """With enough q tiles; `spt`, whose walks are straight, has other bits."""
+def test_bits_of_bent_tile_schedules_are_those_of_the_tables(kernel: str, mask: Band) -> None:
+    """With enough q tiles; `spt`, whose tile schedules are straight, has other bits."""
     p = random_problem(mask, LEAST * TILES.block_q + 9, 200, 2, 2)
     found = executed(p, kernel, "bent_fold")
     pairs = zip(found, direct(p, kernel, "bent_fold"), strict=True)
@@ -143,8 +148,8 @@ def test_bits_of_bent_walks_are_those_of_the_tables(kernel: str, mask: Band) -> 
 
 
 def test_query_heads_of_the_schedule() -> None:
-    assert walked_query_heads(True, 6, 2) == ((0,), (3,), (1,), (4,), (2,), (5,))
-    assert walked_query_heads(False, 6, 2) == ((0, 1, 2), (3, 4, 5))
+    assert scheduled_query_heads(True, 6, 2) == ((0,), (3,), (1,), (4,), (2,), (5,))
+    assert scheduled_query_heads(False, 6, 2) == ((0, 1, 2), (3, 4, 5))
 
 
 @pytest.mark.parametrize(

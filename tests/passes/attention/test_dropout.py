@@ -436,7 +436,9 @@ TABLES = {"keys": ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6, 7]), "dense": ([2, 3, 4, 8],
 
 @pytest.mark.parametrize("mask", TABLES)
 def test_layers_share_tables_and_no_seed(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If kernels that walk by tables had dropout: tables are of the mask, and stand behind all that the call reads."""
+    """If kernels that take tables had dropout: tables are of the mask, and stand behind all that the call
+    reads.
+    """
     for module in (planner, planned_forward):
         monkeypatch.setattr(module, "FAMILIES", (HOPPER,))
 

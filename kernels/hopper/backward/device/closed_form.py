@@ -1,8 +1,9 @@
-"""A band in closed form: the walk of a kv tile (`ClosedFormWalk`), and who sees whom in it (`BandMask`).
+"""A band in closed form: the tile schedule of a kv tile (`ClosedFormTileSchedule`), and who sees whom in it
+(`BandMask`).
 
-`table_walk` has the same for masks that are data.  The roles ask either, and know a step by its *word* alone, one
-number that says which q tile is visited, whether the mask cuts it and, together with the kv tile, whatever else there
-is to know.
+`table_tile_schedule` has the same for masks that are data.  The roles ask either, and know a step by its *word* alone,
+one number that says which q tile is visited, whether the mask cuts it and, together with the kv tile, whatever else
+there is to know.
 """
 
 from triton.experimental import gluon
@@ -15,8 +16,8 @@ from ...shared.device.step_words import MASKED, NEXT, put_word, read_word, withi
 
 
 @aggregate
-class ClosedFormWalk:
-    """Walks that the schedule's generated functions give.
+class ClosedFormTileSchedule:
+    """Tile schedules that the schedule's generated functions give.
 
     step_words: a ring of words for consumers, see Note [Words of steps] in `step_words`.  SCHEDULE, MASK: see
     `arguments.Schedule` and `arguments.MaskKind`.  NEEDS_WORDS: consumers need words.  SPLITS_LOOPS: the band or the
@@ -92,19 +93,19 @@ class ClosedFormWalk:
 class BandMask:
     """The elementwise mask of kv tile `kv`: ``lo <= q - kv <= hi`` and ``kv < kv_len``."""
 
-    walk: ClosedFormWalk
+    tile_schedule: ClosedFormTileSchedule
     kv: gl.tensor
 
     @gluon.jit
     def q_tile(self, word):
-        return self.walk.q_tile(word)
+        return self.tile_schedule.q_tile(word)
 
     @gluon.jit
     def read_word(self, slot):
         """Reads the word of the iteration whose dO is in this slot of its ring; 0 if words are not used."""
         word = 0
-        if self.walk.NEEDS_WORDS:
-            word = read_word(self.walk.step_words, slot)
+        if self.tile_schedule.NEEDS_WORDS:
+            word = read_word(self.tile_schedule.step_words, slot)
         return word
 
     @gluon.jit
@@ -113,18 +114,18 @@ class BandMask:
 
         CUT: whether the mask cuts the tile; None if only the word says so.
         """
-        walk = self.walk
-        if walk.SPLITS_LOOPS:
+        tile_schedule = self.tile_schedule
+        if tile_schedule.SPLITS_LOOPS:
             cut = word >> MASKED != 0 if CUT is None else CUT
             if cut:
-                work = walk.work
+                work = tile_schedule.work
                 columns: gl.constexpr = gl.SliceLayout(0, p.type.layout)
                 keys: gl.constexpr = gl.SliceLayout(1, p.type.layout)
-                q_row = walk.q_tile(word) * work.BLOCK_Q + PIECE * p.shape[1]
+                q_row = tile_schedule.q_tile(word) * work.BLOCK_Q + PIECE * p.shape[1]
                 rows = here(self.kv) * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, keys)
                 keep = gl.expand_dims(rows, 1) < work.kv_len
-                if walk.MASK.EVEN_KV:  # which the compiler cannot know
+                if tile_schedule.MASK.EVEN_KV:  # which the compiler cannot know
                     keep = gl.full(keep.shape, True, gl.int1, keep.type.layout)
                 queries = gl.arange(0, p.shape[1], columns)
-                p = gl.where(within_band(keep, work, q_row, queries, rows, walk.MASK), p, 0.0)
+                p = gl.where(within_band(keep, work, q_row, queries, rows, tile_schedule.MASK), p, 0.0)
         return p

@@ -19,12 +19,12 @@ from ...shared.device.steps import (
     zeros,
 )
 from .group import add_to_group
-from .split_loops import first_of_walk, halved_steps
-from .work_ids import leave_walk, wait_for_walk
+from .split_loops import first_of_tile_schedule, halved_steps
+from .work_ids import leave_tile_schedule, wait_for_tile_schedule
 
 
 @gluon.jit
-def consume(walks, placement, all_drops, shared, dk_desc, dv_desc, targets, workspace, problem, bound, FORM):
+def consume(tile_schedules, placement, all_drops, shared, dk_desc, dv_desc, targets, workspace, problem, bound, FORM):
     """Computes dk and dv of the kv tile of every work item, and passes a dq tile per iteration to the dq ring.
 
     FORM: see `arguments.Form`.
@@ -32,9 +32,9 @@ def consume(walks, placement, all_drops, shared, dk_desc, dv_desc, targets, work
     WARPS: gl.constexpr = shared.CONSUMERS
     STEP: gl.constexpr = FORM.STEP
     AHEAD: gl.constexpr = FORM.AHEAD
-    BLOCK_KV: gl.constexpr = walks.work.BLOCK_KV
-    BLOCK_Q: gl.constexpr = walks.work.BLOCK_Q
-    GROUP: gl.constexpr = walks.work.GROUP
+    BLOCK_KV: gl.constexpr = tile_schedules.work.BLOCK_KV
+    BLOCK_Q: gl.constexpr = tile_schedules.work.BLOCK_Q
+    GROUP: gl.constexpr = tile_schedules.work.GROUP
     BLOCK_D: gl.constexpr = shared.k.shape[1]
     BLOCK_DV: gl.constexpr = shared.v.shape[1]
     layout_s: gl.constexpr = accumulator_layout(BLOCK_KV, BLOCK_Q // shared.PIECES, WARPS)
@@ -42,13 +42,13 @@ def consume(walks, placement, all_drops, shared, dk_desc, dv_desc, targets, work
     score = Score(problem.scale_log2, bound, bound is not None, False, False)
     n = 0
     done = 0
-    position, kv = wait_for_walk(shared, n)
+    position, kv = wait_for_tile_schedule(shared, n)
     while kv >= 0:
-        walk = walks.at(position)
-        work = walk.work
+        tile_schedule = tile_schedules.at(position)
+        work = tile_schedule.work
         drops = all_drops.at(work)
-        steps = walk.steps(kv)
-        mask = walk.mask(kv, layout_s)
+        steps = tile_schedule.steps(kv)
+        mask = tile_schedule.mask(kv, layout_s)
         dk = zeros(BLOCK_KV, BLOCK_D, WARPS)
         dk_tail = zeros(BLOCK_KV, shared.k_tail.shape[1], WARPS)
         dv = zeros(BLOCK_KV, BLOCK_DV, WARPS)
@@ -65,11 +65,12 @@ def consume(walks, placement, all_drops, shared, dk_desc, dv_desc, targets, work
         mbarrier.wait(shared.v_full.index(0), n & 1)
         if FORM.LEFT_IN_REGISTERS:
             v = shared.v.load(left_operand(layout_s))
-        SPLITS_LOOPS: gl.constexpr = STEP == "halved" and AHEAD and walk.SPLITS_LOOPS and not drops.GIVEN
+        SPLITS_LOOPS: gl.constexpr = STEP == "halved" and AHEAD and tile_schedule.SPLITS_LOOPS and not drops.GIVEN
         if SPLITS_LOOPS:
-            following = first_of_walk(shared, mask, done, steps)
+            following = first_of_tile_schedule(shared, mask, done, steps)
         if STEP != "overlapped" or steps == 0:  # overlapped steps do so when they share dS
-            wait_until_read()  # the results of the walk before have left the dq ring, and all meet before it is written
+            # the results of the tile schedule before have left the dq ring, and all meet before it is written
+            wait_until_read()
         if SPLITS_LOOPS:
             s, dk, dk_tail, dv = halved_steps(
                 shared, mask, drops, score, done, following, s, k, v, dk, dk_tail, dv, zero, WARPS
@@ -91,9 +92,11 @@ def consume(walks, placement, all_drops, shared, dk_desc, dv_desc, targets, work
                 else:
                     dk, dv = shared_step(shared, mask, drops, score, it, dk, dv, zero, WARPS)
         done += steps
-        position, kv = wait_for_walk(shared, n)  # again: the steps leave no registers for what they do not need
-        walk = walks.at(position)
-        work = walk.work
+        position, kv = wait_for_tile_schedule(
+            shared, n
+        )  # again: the steps leave no registers for what they do not need
+        tile_schedule = tile_schedules.at(position)
+        work = tile_schedule.work
         drops = all_drops.at(work)
         role_barrier()
         if shared.RESULTS_IN_DQ:
@@ -108,10 +111,10 @@ def consume(walks, placement, all_drops, shared, dk_desc, dv_desc, targets, work
         role_barrier()
         if not shared.RESULTS_IN_DQ:
             mbarrier.arrive(shared.kv_empty.index(0), count=1)
-        leave_walk(shared, n)
+        leave_tile_schedule(shared, n)
         n += 1
-        position, kv = wait_for_walk(shared, n)
-    leave_walk(shared, n)
+        position, kv = wait_for_tile_schedule(shared, n)
+    leave_tile_schedule(shared, n)
     wait_until_read()
 
 

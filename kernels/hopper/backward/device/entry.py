@@ -10,12 +10,12 @@ from ...shared.device.head_work import HeadWork
 from ...shared.device.placement import Placement
 from ...shared.device.shared_memory import allocate_shared, barriers
 from ...shared.device.step_words import allocate_words
-from .closed_form import ClosedFormWalk
+from .closed_form import ClosedFormTileSchedule
 from .consumer import consume
 from .producer import produce
 from .reducer import Share, reduce
 from .stamps import NoStamps, Stamps, stamp_steps
-from .table_walk import TableWalk, allocate_words_and_vectors
+from .table_tile_schedule import TableTileSchedule, allocate_words_and_vectors
 
 
 @gluon.jit
@@ -32,11 +32,11 @@ def hopper_backward(
     delta: fp32 [batch * q_heads * n_q * BLOCK_Q], with ``lse = inf`` and ``delta = 0`` in rows that see no key and past
     q_len.
 
-    All other arguments are groups, see `arguments`: data is given where the mask is data, see `table_walk`; dropout, if
-    probabilities are dropped, see `dropout`; bound, if scores are bounded, see `score_gluon`; with `stamped` the kernel
-    writes down when it does what, see `stamps`.  With `placement` the mask is one of rows: q_len and kv_len count rows,
-    dq, lse and delta have rows, and the other tensors have tokens; see `placement`, also for the targets, those of
-    dk and dv, which are given then only.
+    All other arguments are groups, see `arguments`: data is given where the mask is data, see `table_tile_schedule`;
+    dropout, if probabilities are dropped, see `dropout`; bound, if scores are bounded, see `score_gluon`; with
+    `stamped` the kernel writes down when it does what, see `stamps`.  With `placement` the mask is one of rows: q_len
+    and kv_len count rows, dq, lse and delta have rows, and the other tensors have tokens; see `placement`, also for the
+    targets, those of dk and dv, which are given then only.
     """
     gdc_wait()  # for `prepare`
     gdc_launch_dependents()  # `finish` may begin once all CTAs have: not before, it reads what `prepare` resets
@@ -48,10 +48,12 @@ def hopper_backward(
     )  # fmt: skip
     if data is not None:
         step_words, step_vectors = allocate_words_and_vectors(FORM, MASK)
-        walks = TableWalk(work, data, step_words, step_vectors, MASK)
+        tile_schedules = TableTileSchedule(work, data, step_words, step_vectors, MASK)
     else:
         CUTS: gl.constexpr = MASK.HAS_LO or MASK.HAS_HI or not MASK.EVEN_KV
-        walks = ClosedFormWalk(work, allocate_words(FORM.STAGES), SCHEDULE, MASK, CUTS, CUTS or dropout is not None)
+        tile_schedules = ClosedFormTileSchedule(
+            work, allocate_words(FORM.STAGES), SCHEDULE, MASK, CUTS, CUTS or dropout is not None
+        )
     drops = DropoutSigns(work, dropout) if dropout is not None else NoDropout()
     STAMPED: gl.constexpr = stamped is not None
     stamps = NoStamps()
@@ -60,20 +62,23 @@ def hopper_backward(
     REDUCERS: gl.constexpr = min(FORM.STAGES, 2)  # one for each step in flight
     WORKERS: gl.constexpr = 1 + REDUCERS + STAMPED  # all roles but the consumers
     rows = Placement(placement, problem.kv_len, MASK.PLACED)
-    shared = allocate_shared(q_desc.dtype, FORM, walks.CLEARS, WORKERS, STAMPED)  # all but the producer read walks
+    shared = allocate_shared(
+        q_desc.dtype, FORM, tile_schedules.CLEARS, WORKERS, STAMPED
+    )  # all but the producer read tile schedules
     fence_async_shared()
-    first = (walks, stamps, shared, dq_desc, workspace.semaphores, Share(0, REDUCERS))
-    second = (walks, stamps, shared, dq_desc, workspace.semaphores, Share(1, REDUCERS))
+    first = (tile_schedules, stamps, shared, dq_desc, workspace.semaphores, Share(0, REDUCERS))
+    second = (tile_schedules, stamps, shared, dq_desc, workspace.semaphores, Share(1, REDUCERS))
     # Gluon wants literals: names for them would turn constants into values, and so does what is added to a list.
     gl.warp_specialize(
         [
-            (consume, (walks, rows, drops, shared, dk_desc, dv_desc, targets, workspace, problem, bound, FORM)),
-            (produce, (walks, rows, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, workspace,
-                       problem, SCHEDULE)),
+            (consume, (tile_schedules, rows, drops, shared, dk_desc, dv_desc, targets, workspace, problem, bound,
+                       FORM)),
+            (produce, (tile_schedules, rows, stamps, shared, q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc,
+                       workspace, problem, SCHEDULE)),
             (reduce, first),
         ]
         + ([(reduce, second)] if REDUCERS > 1 else [])
-        + ([(stamp_steps, (walks, shared, stamps))] if STAMPED else []),
+        + ([(stamp_steps, (tile_schedules, shared, stamps))] if STAMPED else []),
         [1] * WORKERS,
         [FORM.ROLE_REGISTERS] * WORKERS,
     )  # fmt: skip

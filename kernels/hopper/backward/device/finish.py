@@ -34,8 +34,8 @@ def finish(
         count = tl.load(data.contributions + table.to(tl.int64) * n_q + q)
         seen = count > 0
     else:
-        walk = q_len, kv_len, lo, hi
-        first, _full_first, _full_end, end = KV_RANGE(q, walk, FORM.BLOCK_Q, FORM.BLOCK_KV)
+        tile_schedule = q_len, kv_len, lo, hi
+        first, _full_first, _full_end, end = KV_RANGE(q, tile_schedule, FORM.BLOCK_Q, FORM.BLOCK_KV)
         count = end - first
         seen = first < end
     if seen:

@@ -22,9 +22,9 @@ def wait_for_room(shared, stamps, it):
 
 
 @gluon.jit
-def _clear_keys(walk, shared, kv, landings):
+def _clear_keys(tile_schedule, shared, kv, landings):
     """Completes K and V, with zeros for keys that no query sees, see Note [Rows that take no part] in `clear`."""
-    hidden = walk.hidden_keys(kv)
+    hidden = tile_schedule.hidden_keys(kv)
     mbarrier.wait(shared.k_full.index(1), landings & 1)
     clear(shared.k, hidden)
     if shared.TAIL_D > 0:
@@ -55,7 +55,7 @@ def _clear_queries(shared, slot, landings):
 
 @gluon.jit
 def produce(
-    walks,
+    tile_schedules,
     placement,
     stamps,
     shared,
@@ -75,8 +75,8 @@ def produce(
     Q and dO of the first iteration of a kv tile are requested during the previous kv tile; K and V once that one has
     left its own.
     """
-    BLOCK_Q: gl.constexpr = walks.work.BLOCK_Q
-    BLOCK_KV: gl.constexpr = walks.work.BLOCK_KV
+    BLOCK_Q: gl.constexpr = tile_schedules.work.BLOCK_Q
+    BLOCK_KV: gl.constexpr = tile_schedules.work.BLOCK_KV
     TAIL: gl.constexpr = shared.TAIL_D > 0
     ROWS: gl.constexpr = q_desc.block_type.shape[2]  # that a load brings: a q tile, or a piece of it
     LOADS: gl.constexpr = BLOCK_Q // ROWS
@@ -90,18 +90,18 @@ def produce(
     V_BYTES: gl.constexpr = BLOCK_KV * shared.v.shape[1] * WIDTH
     Q_BYTES: gl.constexpr = BLOCK_Q * ((D + shared.TAIL_D) * WIDTH + 4)  # with log-sum-exp
     DO_BYTES: gl.constexpr = BLOCK_Q * (shared.v.shape[1] * WIDTH + 4)  # with delta
-    facts = walks.work.facts()
-    n = 0  # walks
-    done = 0  # steps of the walks before this one
+    facts = tile_schedules.work.facts()
+    n = 0  # tile schedules
+    done = 0  # steps of the tile schedules before this one
     key_landings = 0  # of tiles with rows that take no part
     query_landings = 0
     work_id = take_work_id(workspace.work_id_ptr)
     while work_id < problem.work_ids:
         position, place_in_launch = SCHEDULE.LAUNCH(
-            work_id, problem.batch * walks.work.q_heads, facts, BLOCK_Q, BLOCK_KV, problem.section
+            work_id, problem.batch * tile_schedules.work.q_heads, facts, BLOCK_Q, BLOCK_KV, problem.section
         )
-        walk = walks.at(position)
-        work = walk.work
+        tile_schedule = tile_schedules.at(position)
+        work = tile_schedule.work
         b = work.batch
         head = work.head
         q_head = work.q_head()
@@ -109,32 +109,32 @@ def produce(
             kv = SCHEDULE.KV_TILE(place_in_launch, part, facts, BLOCK_Q, BLOCK_KV)
             if kv * BLOCK_KV < work.kv_len:
                 announce(shared, n, position, kv)
-                steps = walk.steps(kv)
+                steps = tile_schedule.steps(kv)
                 kv_row = kv * BLOCK_KV - work.first_key()
-                ahead = walk.begin(0, kv)
+                ahead = tile_schedule.begin(0, kv)
                 q_token = 0
                 if placement.PLACED:
                     kv_row = placement.token(kv * BLOCK_KV)
-                    q_token = placement.token(walk.q_tile(ahead) * BLOCK_Q)
+                    q_token = placement.token(tile_schedule.q_tile(ahead) * BLOCK_Q)
                 unseen = 0  # 1 where keys of the kv tile take no part
-                if walk.CLEARS:
-                    unseen = gl.max(walk.hidden_keys(kv), 0)
+                if tile_schedule.CLEARS:
+                    unseen = gl.max(tile_schedule.hidden_keys(kv), 0)
                 if steps > 0:
                     stamps.begin(work, kv, work_id)
                 for step in range(steps):
-                    word, ahead = walk.following(ahead, step, step + 1, steps, kv)
-                    q = walk.q_tile(word)
+                    word, ahead = tile_schedule.following(ahead, step, step + 1, steps, kv)
+                    q = tile_schedule.q_tile(word)
                     q_row = q * BLOCK_Q - work.first_row()
                     if placement.PLACED:  # asked for in the step before
                         q_row = q_token
-                        q_token = placement.token(walk.q_tile(ahead) * BLOCK_Q)
+                        q_token = placement.token(tile_schedule.q_tile(ahead) * BLOCK_Q)
                     row = work.tile_index(q) * BLOCK_Q
                     it = done + step
                     wait_for_room(shared, stamps, it)
                     slot = it % shared.STAGES
                     full = shared.q_full.index(slot)
-                    if walk.CLEARS:
-                        full = shared.q_full.index(gl.where(walk.has_blind(word), shared.STAGES, slot))
+                    if tile_schedule.CLEARS:
+                        full = shared.q_full.index(gl.where(tile_schedule.has_blind(word), shared.STAGES, slot))
                     mbarrier.expect(full, Q_BYTES)
                     for i in gl.static_range(LOADS):
                         piece = slot * LOADS + i
@@ -143,9 +143,9 @@ def produce(
                             load_rows(q_desc, b, q_head, q_row + i * ROWS, full, shared.q_tail.index(piece), D)
                     begin_load(lse_desc, [row], full, lse_ring.index(slot))
                     full = shared.do_full.index(slot)
-                    walk.put_word(word, slot, full)
-                    if walk.CLEARS:
-                        full = shared.do_full.index(gl.where(walk.has_blind(word), shared.STAGES, slot))
+                    tile_schedule.put_word(word, slot, full)
+                    if tile_schedule.CLEARS:
+                        full = shared.do_full.index(gl.where(tile_schedule.has_blind(word), shared.STAGES, slot))
                     mbarrier.expect(full, DO_BYTES)
                     for i in gl.static_range(LOADS):
                         load_rows(do_desc, b, q_head, q_row + i * ROWS, full, do_ring.index(slot * LOADS + i))
@@ -160,11 +160,11 @@ def produce(
                         full = shared.v_full.index(unseen)
                         mbarrier.expect(full, V_BYTES)
                         load_rows(v_desc, b, head, kv_row, full, shared.v)
-                    if walk.CLEARS:
+                    if tile_schedule.CLEARS:
                         if (step == 0) & (unseen != 0):
-                            _clear_keys(walk, shared, kv, key_landings)
+                            _clear_keys(tile_schedule, shared, kv, key_landings)
                             key_landings += 1
-                        if walk.has_blind(word):
+                        if tile_schedule.has_blind(word):
                             _clear_queries(shared, slot, query_landings)
                             query_landings += 1
                 if steps == 0:  # K and V are announced without data
@@ -174,7 +174,7 @@ def produce(
                 done += steps
                 n += 1
                 if work.GROUP > 1:
-                    wait_until_left(shared, n)  # the walk before has had its turn
+                    wait_until_left(shared, n)  # the tile schedule before has had its turn
                     wait_for_group(work, kv, workspace.group_semaphores, shared.turn.index(0))
         work_id = problem.work_ids  # of CTAs that need each other none may take two
         if not SCHEDULE.CO_RESIDENT:

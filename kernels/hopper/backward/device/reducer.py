@@ -14,7 +14,7 @@ from ...shared.device.operations import (
     wait_until_read,
 )
 from ...shared.device.step_signals import DQ_COMPLETE, wait_for_signal
-from .work_ids import next_walk
+from .work_ids import next_tile_schedule
 
 
 @aggregate
@@ -26,7 +26,7 @@ class Share:
 
 
 @gluon.jit
-def reduce(walks, stamps, shared, dq_desc, semaphores, share):
+def reduce(tile_schedules, stamps, shared, dq_desc, semaphores, share):
     """Adds the dq tiles of the iterations of a `Share`; see Note [Ordered accumulation on Hopper].
 
     While one warp waits until its add is performed, another serves the next tile.  The warps need no order among
@@ -37,18 +37,18 @@ def reduce(walks, stamps, shared, dq_desc, semaphores, share):
     TAIL_ROWS: gl.constexpr = ROWS * shared.TAIL_D // shared.k.shape[1]
     n = 0
     done = 0
-    position, kv = next_walk(shared, n)
+    position, kv = next_tile_schedule(shared, n)
     while kv >= 0:
-        walk = walks.at(position)
-        work = walk.work
-        steps = walk.steps(kv)
+        tile_schedule = tile_schedules.at(position)
+        work = tile_schedule.work
+        steps = tile_schedule.steps(kv)
         first = done + (share.WARP + WARPS - done % WARPS) % WARPS
-        ahead = walk.begin(first - done, kv)
+        ahead = tile_schedule.begin(first - done, kv)
         for it in range(first, done + steps, WARPS):
             step = it - done
-            word, ahead = walk.following(ahead, step, step + WARPS, steps, kv)
-            rank = walk.rank(word, kv)
-            tile = work.tile_index(walk.q_tile(word))
+            word, ahead = tile_schedule.following(ahead, step, step + WARPS, steps, kv)
+            rank = tile_schedule.rank(word, kv)
+            tile = work.tile_index(tile_schedule.q_tile(word))
             slot = it % shared.DQ_STAGES
             row = tile * (ROWS + TAIL_ROWS)
             wait_for_turn(semaphores + tile, rank)
@@ -60,10 +60,10 @@ def reduce(walks, stamps, shared, dq_desc, semaphores, share):
             wait_until_read()
             mbarrier.arrive(shared.dq_empty.index(slot), count=1)
             pass_turn_on(semaphores + tile, rank)
-            stamps.write(work, kv, 1 + walk.q_tile(word), 2, added, stamps.now())
+            stamps.write(work, kv, 1 + tile_schedule.q_tile(word), 2, added, stamps.now())
         done += steps
         n += 1
-        position, kv = next_walk(shared, n)
+        position, kv = next_tile_schedule(shared, n)
 
 
 @gluon.jit

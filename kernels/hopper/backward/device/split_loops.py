@@ -3,7 +3,7 @@
 Note [Split loops]
     ptxas moves nothing past a branch.  Where the mask of a step is behind one, exponentials and roundings are not
     spread among the matmuls, and every step pays for what few of them need.  Bands in closed form cut the first and the
-    last steps of a walk.  So these have a loop of their own, and the step itself has no branch.
+    last steps of a tile schedule.  So these have a loop of their own, and the step itself has no branch.
 
     There must be two loops, not two ways through one: ptxas (of CUDA 12.8) shares the address of the second half of dO
     between two ways, and computes it in one of them only.
@@ -20,7 +20,7 @@ from ...shared.device.steps import halved_step, wait_for_do
 
 
 @gluon.jit
-def first_of_walk(shared, mask, done, steps):
+def first_of_tile_schedule(shared, mask, done, steps):
     """Returns the kind of a kv tile's first iteration, number `done` of the CTA: 1 masked, 0 not, 2 if there is none.
 
     All warps must meet between this and the iterations: otherwise Triton would make them meet in every iteration,
@@ -38,7 +38,7 @@ def halved_steps(
 ):  # fmt: skip
     """Runs all iterations of a kv tile, from number `done` of the CTA on, each a `halved_step` with AHEAD.
 
-    following: the kind of the first of them, see `first_of_walk`.
+    following: the kind of the first of them, see `first_of_tile_schedule`.
     """
     it = done
     while following != 2:

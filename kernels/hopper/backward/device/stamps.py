@@ -1,4 +1,5 @@
-"""The times at which each step of a walk is computed and added, written by the kernel itself, for real timelines.
+"""The times at which each step of a tile schedule is computed and added, written by the kernel itself, for real
+timelines.
 
 `Stamps` says where the times go, `NoStamps` is for calls that write none; the roles ask either.  The consumers take no
 part: their code is the same with stamps and without.  A role of its own, the stamper, waits for the same barriers as
@@ -25,7 +26,7 @@ from triton.language.extra.cuda import globaltimer, smid
 
 from ....common.device.aggregates import aggregate
 from ...shared.device.step_signals import NOTED, wait_for_signal
-from .work_ids import next_walk
+from .work_ids import next_tile_schedule
 
 
 @aggregate
@@ -57,7 +58,7 @@ class Stamps:
 
     arguments: as in `arguments.STAMPS`.  pointer: int64 [heads, n_kv, 1 + n_q, 4], zeros, by place of the query head
     among all of the batch; entry 1 + q of a kv tile holds the times of the step of q tile `q`, and entry 0 work id and
-    SM of its walk.  Only the first `heads` query heads are stamped.  noted: a ring of barriers, one per stage.
+    SM of its tile schedule.  Only the first `heads` query heads are stamped.  noted: a ring of barriers, one per stage.
     """
 
     arguments: gl.tuple
@@ -90,17 +91,17 @@ class Stamps:
 
 
 @gluon.jit
-def stamp_steps(walks, shared, stamps):
+def stamp_steps(tile_schedules, shared, stamps):
     """Runs the stamper: one warp that records start and wait of every iteration."""
     n = 0
     done = 0
-    position, kv = next_walk(shared, n)
+    position, kv = next_tile_schedule(shared, n)
     while kv >= 0:
-        walk = walks.at(position)
-        steps = walk.steps(kv)
-        ahead = walk.begin(0, kv)
+        tile_schedule = tile_schedules.at(position)
+        steps = tile_schedule.steps(kv)
+        ahead = tile_schedule.begin(0, kv)
         for step in range(steps):
-            word, ahead = walk.following(ahead, step, step + 1, steps, kv)
+            word, ahead = tile_schedule.following(ahead, step, step + 1, steps, kv)
             it = done + step
             slot = it % shared.STAGES
             mbarrier.wait(shared.do_full.index(slot), (it // shared.STAGES) & 1)
@@ -108,7 +109,7 @@ def stamp_steps(walks, shared, stamps):
             wait_for_signal(shared, NOTED, it, shared.CONSUMERS)
             wait = stamps.now()
             mbarrier.arrive(stamps.noted.index(slot), count=1)
-            stamps.write(walk.work, kv, 1 + walk.q_tile(word), 0, start, wait)
+            stamps.write(tile_schedule.work, kv, 1 + tile_schedule.q_tile(word), 0, start, wait)
         done += steps
         n += 1
-        position, kv = next_walk(shared, n)
+        position, kv = next_tile_schedule(shared, n)

@@ -23,7 +23,7 @@ def take_work_id(work_id_ptr):
 @gluon.jit
 def wait_until_left(shared, n):
     """Waits until all roles have released work item ``n - ENTRIES``, so that there is an entry for work item `n`."""
-    mbarrier.wait(shared.walk_empty.index(n % ENTRIES), ((n // ENTRIES) & 1) ^ 1)
+    mbarrier.wait(shared.tile_schedule_empty.index(n % ENTRIES), ((n // ENTRIES) & 1) ^ 1)
 
 
 @gluon.jit
@@ -33,32 +33,32 @@ def announce(shared, n, position, kv):
     """
     entry = n % ENTRIES
     wait_until_left(shared, n)
-    put_word(shared.walks, entry * 2, position)
-    put_word(shared.walks, entry * 2 + 1, kv)
-    mbarrier.arrive(shared.walk_full.index(entry), count=1)
+    put_word(shared.tile_schedules, entry * 2, position)
+    put_word(shared.tile_schedules, entry * 2 + 1, kv)
+    mbarrier.arrive(shared.tile_schedule_full.index(entry), count=1)
 
 
 @gluon.jit
-def wait_for_walk(shared, n):
+def wait_for_tile_schedule(shared, n):
     """Returns (position, kv tile) of work item `n`; all warps of a role must meet before it releases the entry."""
     entry = n % ENTRIES
-    mbarrier.wait(shared.walk_full.index(entry), (n // ENTRIES) & 1)
-    return read_word(shared.walks, entry * 2), read_word(shared.walks, entry * 2 + 1)
+    mbarrier.wait(shared.tile_schedule_full.index(entry), (n // ENTRIES) & 1)
+    return read_word(shared.tile_schedules, entry * 2), read_word(shared.tile_schedules, entry * 2 + 1)
 
 
 @gluon.jit
-def leave_walk(shared, n):
+def leave_tile_schedule(shared, n):
     """Releases the shared-memory slot that holds work item `n`, so that a later item can be written to it.
 
-    All warps of the role must have read the slot (`wait_for_walk`) before.
+    All warps of the role must have read the slot (`wait_for_tile_schedule`) before.
     """
-    mbarrier.arrive(shared.walk_empty.index(n % ENTRIES), count=1)
+    mbarrier.arrive(shared.tile_schedule_empty.index(n % ENTRIES), count=1)
 
 
 @gluon.jit
-def next_walk(shared, n):
-    """Returns `wait_for_walk` and releases the entry; for roles of one warp that keep what they have read."""
-    position, kv = wait_for_walk(shared, n)
+def next_tile_schedule(shared, n):
+    """Returns `wait_for_tile_schedule` and releases the entry; for roles of one warp that keep what they have read."""
+    position, kv = wait_for_tile_schedule(shared, n)
     role_barrier()
-    leave_walk(shared, n)
+    leave_tile_schedule(shared, n)
     return position, kv

@@ -48,7 +48,7 @@ def consume(work, data, placement, drops, shared, out_desc, target, lse_ptr, sco
         q_tile = q_slot * work.CONSUMERS + ME
         exists = True
         if not data.GIVEN:
-            bounds = walk_of(work, shared, tiles, ME)
+            bounds = tile_schedule_of(work, shared, tiles, ME)
             for _ in range(count - bounds[3]):
                 skip(shared, it)
                 it += 1
@@ -61,12 +61,12 @@ def consume(work, data, placement, drops, shared, out_desc, target, lse_ptr, sco
             acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, accumulator_layout(ROWS, BLOCK_DV, 4))
             here = (b, head, block, rows, q_tile, seed)
             if data.GIVEN:
-                acc, m, total = walk_words(
+                acc, m, total = tile_schedule_words(
                     work, data, drops, shared, score, zero, here, it, first, count, acc, m, total, ME
                 )
                 it += count
             else:
-                p, acc, m, total, it = walk_band(
+                p, acc, m, total, it = tile_schedule_band(
                     work, data, drops, shared, score, zero, here, it, bounds, acc, m, total
                 )
             if not shared.OUT_IN_Q:
@@ -105,8 +105,8 @@ def consume(work, data, placement, drops, shared, out_desc, target, lse_ptr, sco
 
 
 @gluon.jit
-def walk_of(work, shared, tiles, ME: gl.constexpr):
-    """Returns the four bounds of `TileWork.walk` for a consumer's row block of the CTA's tiles-th tile."""
+def tile_schedule_of(work, shared, tiles, ME: gl.constexpr):
+    """Returns the four bounds of `TileWork.tile_schedule` for a consumer's row block of the CTA's tiles-th tile."""
     first = announced(work, shared, tiles, 5 + 4 * ME)
     full_first = announced(work, shared, tiles, 6 + 4 * ME)
     full_end = announced(work, shared, tiles, 7 + 4 * ME)
@@ -115,7 +115,7 @@ def walk_of(work, shared, tiles, ME: gl.constexpr):
 
 
 @gluon.jit
-def walk_band(work, data, drops, shared, score, zero, here, it, bounds, acc, m, total):
+def tile_schedule_band(work, data, drops, shared, score, zero, here, it, bounds, acc, m, total):
     """(P, acc, m, total, it) after the kv tiles of a row block but for the product with the V of the last one."""
     first, full_first, full_end, end = bounds
     kv = end - 1
@@ -151,13 +151,14 @@ def walk_band(work, data, drops, shared, score, zero, here, it, bounds, acc, m, 
 
 
 @gluon.jit
-def walk_words(
+def tile_schedule_words(
     work, data, drops, shared, score, zero, here, it, word, count, acc, m, total, ME: gl.constexpr
 ):  # fmt: skip
     """(acc, m, total) after a tile of `count` words, of which `word` is the first; see Note [Words] in `listed`.
 
-    Kv tiles that follow one another without one to skip are a run, and run as the walk of a band does.  The product of
-    P and V of the last one of a run is not left to a next step, because V must be given back before later ones come.
+    Kv tiles that follow one another without one to skip are a run, and run as the tile schedule of a band does.  The
+    product of P and V of the last one of a run is not left to a next step, because V must be given back before later
+    ones come.
     """
     end = it + count
     while it < end:

@@ -2,7 +2,8 @@
 
 Note [Half tiles]
     A row block has half as many queries as a kv tile has keys.  So under a mask with a lower bound, a causal one for
-    example, every second walk begins with a kv tile whose second half no query of the row block sees.  Its scores are
+    example, every second tile schedule begins with a kv tile whose second half no query of the row block sees.  Its
+    scores are
     not computed then: half of the products, of the tests of the mask and of the exponentials are left out, and P has
     zeros there.
 

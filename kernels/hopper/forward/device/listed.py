@@ -15,7 +15,7 @@ Note [Words]
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .....schedule.table_walk import FORWARD_UNSEEN
+from .....schedule.table_tile_schedule import FORWARD_UNSEEN
 from ....common.device.aggregates import aggregate, group
 from ....common.device.relations.form import read_by
 from ...shared.device.operations import role_barrier

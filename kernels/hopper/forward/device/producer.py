@@ -38,8 +38,8 @@ def announce(work, data, shared, tiles, b, head, first_block, first, count):
 
     b, head: batch element and query head; first_block: its first row block; first: its first kv tile, or where the
     mask is data the first word; count: one more than its last kv tile, or how many words there are, 0 after the last
-    tile.  With a band there follow the four bounds of every consumer's walk.  The producer has the time that these take
-    to compute, before there is room for q.
+    tile.  With a band there follow the four bounds of every consumer's tile schedule.  The producer has the time that
+    these take to compute, before there is room for q.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     word = gl.full([1], 0, gl.int32, layout)
@@ -51,9 +51,9 @@ def announce(work, data, shared, tiles, b, head, first_block, first, count):
     shared.facts.index(place + 4).store(word + count)
     if not data.GIVEN:
         for i in gl.static_range(work.CONSUMERS):
-            walk = work.walk(first_block + i, first, count)
+            tile_schedule = work.tile_schedule(first_block + i, first, count)
             for j in gl.static_range(4):
-                shared.facts.index(place + 5 + 4 * i + j).store(word + walk[j])
+                shared.facts.index(place + 5 + 4 * i + j).store(word + tile_schedule[j])
     role_barrier()
 
 
@@ -145,7 +145,7 @@ def produce(work, data, placement, shared, q_desc, k_desc, v_desc, counter_ptr):
             announce(work, data, shared, tiles, b, head, first_block, word, steps)
         else:
             first, end = work.kv_tiles(first_block)
-            last_row = (end - 1) * work.BLOCK_KV - work.first_key()  # of the kv tile that is walked first
+            last_row = (end - 1) * work.BLOCK_KV - work.first_key()  # of the kv tile that is scheduled first
             steps = end - first
             load_keys(shared, k_desc, b, kv_head, last_row, done, K_BYTES)
             place = draw(counter_ptr)  # here, where the consumers have a step to go before there is room for Q
@@ -186,8 +186,8 @@ def produce(work, data, placement, shared, q_desc, k_desc, v_desc, counter_ptr):
 def first_words(work, data, place):
     """Returns (pointer, number of words, first word, second word) of the q tile at `place` in the work list.
 
-    A word encodes one kv tile that the q tile visits (see `forward_words` of `schedule/table_walk.py`).  If all
-    keys fit in one kv tile, the first word is returned twice.  A `place` past the end gives the last tile.  If
+    A word encodes one kv tile that the q tile visits (see `forward_words` of `schedule/table_tile_schedule.py`).  If
+    all keys fit in one kv tile, the first word is returned twice.  A `place` past the end gives the last tile.  If
     `data.GIVEN` is false, all four values are `place`, and nothing may read them.
     """
     if data.GIVEN:

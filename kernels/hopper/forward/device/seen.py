@@ -1,14 +1,14 @@
 """Dense masks: which scores of a kv tile count, as bits that lie in memory as the scores lie in threads.
 
-Note [Seen bits] in schedule/table_walk.py says which bit is whose.  The bits say all of the mask: the band, codes, and
-the ends of queries and keys are in them.  A thread has the bits of its scores in one word or two, which it asks for
-before it waits for the scores.
+Note [Seen bits] in schedule/table_tile_schedule.py says which bit is whose.  The bits say all of the mask: the band,
+codes, and the ends of queries and keys are in them.  A thread has the bits of its scores in one word or two, which it
+asks for before it waits for the scores.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .....schedule.table_walk import seen_words
+from .....schedule.table_tile_schedule import seen_words
 from .tile_work import ROWS
 
 words_of = gluon.constexpr_function(seen_words)
@@ -18,8 +18,8 @@ words_of = gluon.constexpr_function(seen_words)
 def ask(work, data, b, head, block, kv, wanted):
     """Loads the mask bits of a row block and a kv tile: int32 [ROWS / 2, 4, words], zeros where not `wanted`.
 
-    The words lie as Note [Seen bits] in schedule/table_walk.py says. A row block that does not exist gets zeros, so
-    that its queries see no key.
+    The words lie as Note [Seen bits] in schedule/table_tile_schedule.py says. A row block that does not exist gets
+    zeros, so that its queries see no key.
     """
     WORDS: gl.constexpr = words_of(work.BLOCK_KV)
     layout: gl.constexpr = _words_layout(WORDS)

@@ -189,10 +189,10 @@ def skip(shared, it):
 
 @gluon.jit
 def first_step(work, data, drops, shared, score, zero, here, kv, masks, it, m, total):
-    """(P, m, total, shrink) of the first kv tile of a walk, P not rounded yet; its V is left to the next step.
+    """(P, m, total, shrink) of the first kv tile of a tile schedule, P not rounded yet; its V is left to the next step.
 
     here: batch element, query head, place, rows and Q tile of the row block, and the seed; masks: whether the kv tile
-    needs a mask; shrink: the factor of what was before, for those who had a walk before.
+    needs a mask; shrink: the factor of what was before, for those who had a tile schedule before.
     """
     b, head, block, rows, q_tile, _seed = here
     codes = None
@@ -273,7 +273,9 @@ def scaled(acc, factor):
 
 @gluon.jit
 def last_product(work, drops, shared, score, here, kv, it, p, acc, total):
-    """Begin the product of P and V of the it-th kv tile `kv`, the last one of a walk: (slot of V, acc, total)."""
+    """Begin the product of P and V of the it-th kv tile `kv`, the last one of a tile schedule: (slot of V, acc,
+    total).
+    """
     if drops.GIVEN:
         b, head, block, _rows, _q_tile, seed = here
         p = drops.kept(p, drops.bits(seed, b, head, block, kv, work.BLOCK_KV))

@@ -23,9 +23,9 @@ class TileWork:
     the generated functions `dash_kv_range`, `dash_seen_rows` and `dash_seen_keys`. EVEN_KV: kv_len is a multiple of
     BLOCK_KV. HALF_TILES: see Note [Half tiles] in `half_tile`.
 
-    The list goes through the heads section by section; within a section by q tile, the longest walk first as far as the
-    mask has one bound, and by head. A section has `section` heads, but all heads from `last_section` on, a multiple of
-    `section`, are in one. FROM_THE_END: the last q tiles come first, see `schedule.table_walk`.
+    The list goes through the heads section by section; within a section by q tile, the longest tile schedule first as
+    far as the mask has one bound, and by head. A section has `section` heads, but all heads from `last_section` on, a
+    multiple of `section`, are in one. FROM_THE_END: the last q tiles come first, see `schedule.table_tile_schedule`.
     """
 
     batch_heads: gl.tensor
@@ -67,7 +67,8 @@ class TileWork:
     def tile(self, place):
         """(batch element, query head, place among the tiles of the head, first row block) of a tile of the list.
 
-        Where the row blocks of a head do not divide by CONSUMERS, the tile with fewer of them is the one whose walk is
+        Where the row blocks of a head do not divide by CONSUMERS, the tile with fewer of them is the one whose tile
+        schedule is
         the shortest: FROM_THE_END the last of the list, whose first row block is then negative.
         """
         q_tiles = self.q_tiles()
@@ -83,7 +84,7 @@ class TileWork:
 
     @gluon.jit
     def kv_tiles(self, first_block):
-        """(first, end) of the kv tiles that one of a tile's row blocks walks; at least one kv tile."""
+        """(first, end) of the kv tiles that one of a tile's row blocks visits; at least one kv tile."""
         lowest = gl.maximum(first_block, 0)
         highest = gl.minimum(first_block + self.CONSUMERS, self.row_blocks()) - 1
         first, _full_first, _full_end, _end = self._kv_range(lowest)
@@ -92,11 +93,12 @@ class TileWork:
         return gl.minimum(first, end - 1), end
 
     @gluon.jit
-    def walk(self, block, tile_first, tile_end):
-        """(first, full_first, full_end, end): the kv tiles that a row block walks, and those that need no mask there.
+    def tile_schedule(self, block, tile_first, tile_end):
+        """(first, full_first, full_end, end): the kv tiles that a row block visits, and those that need no mask
+        there.
 
-        A row block that sees no key walks one kv tile, the last one of its tile, with a mask, and so does one that does
-        not exist, unless `leaves_out` says that it walks none.
+        A row block that sees no key visits one kv tile, the last one of its tile, with a mask, and so does one
+        that does not exist, unless `leaves_out` says that it visits none.
         """
         inside = gl.minimum(gl.maximum(block, 0), self.row_blocks() - 1)
         first, full_first, full_end, end = self._kv_range(inside)
@@ -116,14 +118,14 @@ class TileWork:
         """Whether no query of a row block sees more of a kv tile than its first ROWS keys; the mask has a lower bound.
 
         The last query of the row block sees most: the keys up to ``block * ROWS + ROWS - 1 - lo``.  Written with the
-        first query, the comparison is the same, and ptxas puts loops in an order that suits long walks: see
+        first query, the comparison is the same, and ptxas puts loops in an order that suits long tile schedules: see
         docs/what-we-know.md.
         """
         return kv * self.BLOCK_KV > block * ROWS - self.lo - 1
 
     @gluon.jit
     def _facts(self):
-        """Returns (q_len, kv_len, lo, hi), the argument `walk` of the schedule's generated functions."""
+        """Returns (q_len, kv_len, lo, hi), the argument `tile_schedule` of the schedule's generated functions."""
         return self.q_len, self.kv_len, self.lo, self.hi
 
     @gluon.jit

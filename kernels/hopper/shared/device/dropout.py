@@ -9,7 +9,8 @@ Note [Signs of probabilities]
     says it: P is negative where it was dropped.  Rounding with a floor of zero, one instruction like rounding without,
     makes of that the left operand of dV.
 
-dV is multiplied by the factor of kept probabilities when a walk is over, and dP where delta is subtracted from it.
+dV is multiplied by the factor of kept probabilities when a tile schedule is over, and dP where delta is subtracted from
+it.
 """
 
 from triton.experimental import gluon

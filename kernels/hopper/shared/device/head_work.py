@@ -10,9 +10,10 @@ from ....common.device.aggregates import aggregate, replace
 class HeadWork:
     """The head that a CTA is at, and what is the same for all of them.
 
-    ``lo <= q - kv <= hi`` is the band of the mask, anchored top left.  Every query head has its own walks: `head` is
-    the kv head, `member` the place of the query head in the group of GROUP that shares it.  To the schedule the query
-    heads are the heads, member by member of all groups, so that a member of a group is launched after those before it.
+    ``lo <= q - kv <= hi`` is the band of the mask, anchored top left.  Every query head has its own tile schedules:
+    `head` is the kv head, `member` the place of the query head in the group of GROUP that shares it.  To the schedule
+    the query heads are the heads, member by member of all groups, so that a member of a group is launched after those
+    before it.
     """
 
     batch: gl.tensor
@@ -53,7 +54,7 @@ class HeadWork:
 
     @gluon.jit
     def facts(self):
-        """Returns the tuple that the schedule's generated functions take as `walk`."""
+        """Returns the tuple that the schedule's generated functions take as `tile_schedule`."""
         return self.q_len, self.kv_len, self.lo, self.hi
 
     @gluon.jit

@@ -36,8 +36,8 @@ Note [Forward progress on Hopper]
 
     Inside a CTA producer, consumers and reducers wait for one another through mbarriers, and through named barriers at
     which consumers only arrive, see Note [Signals of consumers] in `step_signals`; a reducer that waits for its turn
-    stops its consumers when all dq buffers are full or a walk ends, never another CTA that is not behind it in rank.
-    Work id and semaphores are set by `prepare` in the same call.
+    stops its consumers when all dq buffers are full or a tile schedule ends, never another CTA that is not behind it in
+    rank. Work id and semaphores are set by `prepare` in the same call.
 
     The three kernels of a call overlap (programmatic dependent launch).  A CTA of the main kernel first waits for the
     end of `prepare`, then lets `finish` start.  CTAs of `finish` may start when every CTA of the main kernel has done

@@ -36,8 +36,8 @@ class SharedMemory:
     PIECES, BLOCK_D] and do: the same with BLOCK_DV columns, 16 bits; lse, delta: fp32 [STAGES * PIECES, BLOCK_Q /
     PIECES]: rings of STAGES q tiles, each in PIECES pieces. ds, p: 16 bits [BLOCK_KV, BLOCK_Q]. dq: a ring of DQ_STAGES
     fp32 tiles in the order of `steps.in_fragments`, through which dk and dv leave with RESULTS_IN_DQ, otherwise through
-    k and v. k_tail, q_tail, dq_tail: the TAIL_D columns past BLOCK_D, if TAIL_D > 0. walks: a ring of ENTRIES pairs of
-    words, see `work_ids`; turn: the barrier of a CTA in its group, see `group`.
+    k and v. k_tail, q_tail, dq_tail: the TAIL_D columns past BLOCK_D, if TAIL_D > 0. tile schedules: a ring of ENTRIES
+    pairs of words, see `work_ids`; turn: the barrier of a CTA in its group, see `group`.
 
     Barriers `*_full` are completed when a tile has arrived, `*_empty` when it has been read. If the kernel clears rows
     that take no part, see `clear`, k_full, v_full, q_full and do_full have one more barrier, the last, which is the
@@ -64,9 +64,9 @@ class SharedMemory:
     do_full: gl.shared_memory_descriptor
     dq_empty: gl.shared_memory_descriptor
     turn: gl.shared_memory_descriptor
-    walks: gl.shared_memory_descriptor
-    walk_full: gl.shared_memory_descriptor
-    walk_empty: gl.shared_memory_descriptor
+    tile_schedules: gl.shared_memory_descriptor
+    tile_schedule_full: gl.shared_memory_descriptor
+    tile_schedule_empty: gl.shared_memory_descriptor
     STAGES: gl.constexpr
     DQ_STAGES: gl.constexpr
     TAIL_D: gl.constexpr
@@ -151,9 +151,9 @@ def allocate_shared(DTYPE: gl.constexpr, FORM, CLEARS: gl.constexpr, READERS: gl
         do_full=barriers(STAGES + OWN),
         dq_empty=barriers(DQ_STAGES),
         turn=turn,
-        walks=allocate_words(2 * ENTRIES),
-        walk_full=barriers(ENTRIES),
-        walk_empty=barriers(ENTRIES, READERS),
+        tile_schedules=allocate_words(2 * ENTRIES),
+        tile_schedule_full=barriers(ENTRIES),
+        tile_schedule_empty=barriers(ENTRIES, READERS),
         STAGES=STAGES,
         DQ_STAGES=DQ_STAGES,
         TAIL_D=TAIL_D,

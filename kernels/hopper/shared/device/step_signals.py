@@ -13,9 +13,10 @@ Note [Signals of consumers]
     reducer has emptied the slot of the dq tile by then, producer and stamper have made room for the later step.  No
     warpgroup is a whole step ahead of the other, because both wait for the whole dS of every step.
 
-    After the last step of a walk an S that nobody needs may still read its Q when there is room for another one.  With
-    two stages that is the Q of the second step of the next walk: before it the producer asks for K of that walk, for
-    which there is room when all matmuls of this one are done.
+    After the last step of a tile schedule an S that nobody needs may still read its Q when there is room for another
+    one.  With
+    two stages that is the Q of the second step of the next tile schedule: before it the producer asks for K of that
+    tile schedule, for which there is room when all matmuls of this one are done.
 """
 
 from triton.experimental import gluon

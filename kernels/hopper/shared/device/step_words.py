@@ -11,7 +11,7 @@ Note [Words of steps]
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .....schedule.table_walk import TILE_BITS
+from .....schedule.table_tile_schedule import TILE_BITS
 from .operations import here, role_barrier
 
 MASKED = gl.constexpr(2 * TILE_BITS)

@@ -1,4 +1,5 @@
-"""One step of the consumers' walk: five matmuls, in the order that registers and shared memory of a head dim allow.
+"""One step of the consumers' tile schedule: five matmuls, in the order that registers and shared memory of a head dim
+allow.
 
 Scores are computed transposed, S = K Q^T of [BLOCK_KV, BLOCK_Q].  A step adds to dk and dv, which stay in registers,
 and hands its dq tile over to the reducers.  There are three forms:

@@ -127,17 +127,18 @@ def test_barriers_of_a_loop_are_counted() -> None:
 def spill_bounds(case: Case) -> tuple[int, int]:
     """Spilled bytes per thread, and spill instructions that every step runs: of scalars, never of tiles.
 
-    Values that live from walk to walk, and are nothing to a step, are spilled once for every walk.
+    Values that live from tile schedule to tile schedule, and are nothing to a step, are spilled once for every tile
+    schedule.
 
     A step has over a thousand instructions, and an accumulator hundreds of bytes per thread: with these bounds none is
     spilled.  With head dims of 192 and 128, dk and dv alone take 160 of 240 registers.
     """
     if case.dims == (256, 256) or (case.mask.is_full and case.dims == (128, 128)):
-        return (52 if TRITON >= (3, 9) else 40), 0  # between the walks
+        return (52 if TRITON >= (3, 9) else 40), 0  # between the tile schedules
     if case.dims == (192, 128):
         return (120, 8) if case.mask.is_full else (160, 30)
     if case.group > 1 and case.dims == (128, 128):
-        return 16, 0  # between the walks
+        return 16, 0  # between the tile schedules
     if case.step_texts > 1:
         return 64, 6  # two addresses in a step
     return 0, 0

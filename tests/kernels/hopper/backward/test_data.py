@@ -14,12 +14,12 @@ from dash_inductor.kernels.hopper.backward.data import Arguments, BackwardData
 from dash_inductor.model import Band, Call, Dropout, Mask, Operand
 from dash_inductor.schedule import Problem
 from dash_inductor.schedule.schedules import NAMES, supports
-from dash_inductor.schedule.table_walk import TILE_BITS
+from dash_inductor.schedule.table_tile_schedule import TILE_BITS
+from dash_inductor.schedule.tile_schedule import ClosedForm
 from dash_inductor.schedule.visibility import EMPTY, FULL, PARTIAL
 from dash_inductor.schedule.visibility import tile_pairs as by_definition
-from dash_inductor.schedule.walk import ClosedForm
 
-from ....support.hopper_data import KINDS, VisibleWalk, codes_of, data_of, keep_of, tile_pairs
+from ....support.hopper_data import KINDS, VisibleTileSchedule, codes_of, data_of, keep_of, tile_pairs
 
 CPU = torch.device("cpu")
 FIELD = (1 << TILE_BITS) - 1
@@ -38,19 +38,19 @@ SHAPES = [(Band(), 40, 100), (Band(0), 90, 90), (Band(0, 20), 70, 33), (Band(-5,
 CLOSED = [
     (name, *shape) for name in NAMES if name != "two_pass" for shape in SHAPES if supports(name, shape[0]) is None
 ]
-CLOSED += [("bent_fold", Band(0), 530, 300)]  # long enough for walks to be bent
+CLOSED += [("bent_fold", Band(0), 530, 300)]  # long enough for tile schedules to be bent
 
 
 @pytest.mark.parametrize(("name", "band", "q_len", "kv_len"), CLOSED, ids=str)
 @pytest.mark.parametrize("by_head", [False, True], ids=["codes", "dense by head"])
-def test_tables_walk_what_is_seen(name: str, band: Band, q_len: int, kv_len: int, by_head: bool) -> None:
+def test_tables_tile_schedule_what_is_seen(name: str, band: Band, q_len: int, kv_len: int, by_head: bool) -> None:
     """Every visible pair once, in the order of the closed form; ranks without gaps, in its order too."""
     batch, heads = len(KINDS), 6
-    walk = closed(name, band, q_len, kv_len, batch, heads)
+    tile_schedule = closed(name, band, q_len, kv_len, batch, heads)
     codes = codes_of(band, q_len, kv_len)
     dense = random_dense(random.Random(name), 1, heads, q_len, kv_len) if by_head else None
     keep = keep_of(band, codes, dense, (batch, q_len, kv_len))
-    data = data_of(walk, keep, codes, dense)
+    data = data_of(tile_schedule, keep, codes, dense)
     found: dict[object, Any] = {}  # by batch element and head of the mask
     for b in range(batch):
         for q_head in range(heads):
@@ -60,15 +60,15 @@ def test_tables_walk_what_is_seen(name: str, band: Band, q_len: int, kv_len: int
                 seen = keep[place_of_mask].tolist()
                 found[place_of_mask] = by_definition(lambda i, j: seen[i][j], q_len, kv_len, 8, 16)  # noqa: B023  # used at once
             pairs = found[place_of_mask]
-            adds: dict[int, list[tuple[int, int]]] = {q: [] for q in range(walk.problem.n_q)}
-            for kv in range(walk.problem.n_kv):
+            adds: dict[int, list[tuple[int, int]]] = {q: [] for q in range(tile_schedule.problem.n_q)}
+            for kv in range(tile_schedule.problem.n_kv):
                 words = data.steps[table, kv, : data.visits[table, kv]].tolist()
                 tiles = [word & FIELD for word in words]
-                full = [walk.q_tile(q_head, kv, step) for step in range(walk.visits(q_head, kv))]
+                full = [tile_schedule.q_tile(q_head, kv, step) for step in range(tile_schedule.visits(q_head, kv))]
                 assert tiles == [q for q in full if pairs[q][kv] != EMPTY]
                 assert [word >> 2 * TILE_BITS & 1 for word in words] == [pairs[q][kv] == PARTIAL for q in tiles]
                 for q, word in zip(tiles, words, strict=True):
-                    adds[q].append((word >> TILE_BITS & FIELD, walk.rank(q_head, q, kv)))
+                    adds[q].append((word >> TILE_BITS & FIELD, tile_schedule.rank(q_head, q, kv)))
             for q, ranks in adds.items():
                 assert data.contributions[table, q] == len(ranks)
                 assert [r for r, _ in sorted(ranks)] == list(range(len(ranks)))
@@ -76,18 +76,20 @@ def test_tables_walk_what_is_seen(name: str, band: Band, q_len: int, kv_len: int
 
 
 @pytest.mark.parametrize(("name", "band", "q_len", "kv_len"), CLOSED, ids=str)
-def test_a_mask_that_hides_nothing_has_the_walks_of_the_band(name: str, band: Band, q_len: int, kv_len: int) -> None:
-    walk = closed(name, band, q_len, kv_len)
+def test_a_mask_that_hides_nothing_has_the_tile_schedules_of_the_band(
+    name: str, band: Band, q_len: int, kv_len: int
+) -> None:
+    tile_schedule = closed(name, band, q_len, kv_len)
     keep = keep_of(band, None, None, (1, q_len, kv_len))
     (pairs,) = tile_pairs(keep[0], 8, 16)
     seen = keep[0, 0].tolist()
     assert pairs == by_definition(lambda i, j: seen[i][j], q_len, kv_len, 8, 16)
-    visible = VisibleWalk(walk, pairs)
+    visible = VisibleTileSchedule(tile_schedule, pairs)
     for head in range(6):
-        for kv in range(walk.problem.n_kv):
-            steps = [walk.q_tile(head, kv, step) for step in range(walk.visits(head, kv))]
+        for kv in range(tile_schedule.problem.n_kv):
+            steps = [tile_schedule.q_tile(head, kv, step) for step in range(tile_schedule.visits(head, kv))]
             assert visible.q_tiles(kv) == steps
-            words = [(walk.rank(head, q, kv), pairs[q][kv] != FULL) for q in steps]
+            words = [(tile_schedule.rank(head, q, kv), pairs[q][kv] != FULL) for q in steps]
             assert [(word >> TILE_BITS & FIELD, word >> 2 * TILE_BITS & 1) for word in visible.words(kv)] == words
 
 
@@ -97,18 +99,18 @@ MASKS |= {"both": Mask.parse("causal & segments(1,1) & dense(0)")}
 
 def sample(mask: Mask, schedule: str = "bent_fold", dense_heads: int = 1) -> tuple[BackwardData, ClosedForm]:
     """Data of a batch of 2, 4 query heads, 20 queries and 40 keys."""
-    walk = closed(schedule, mask.band, 20, 40, 2, 4)
+    tile_schedule = closed(schedule, mask.band, 20, 40, 2, 4)
     codes = None if mask.keys is None and mask.segments is None else codes_of(mask.band, 20, 40, ("ones", "packed"))
     dense = None if mask.dense is None else torch.ones(1, dense_heads, 20, 40, dtype=torch.bool)
-    return data_of(walk, keep_of(mask.band, codes, dense, (2, 20, 40)), codes, dense), walk
+    return data_of(tile_schedule, keep_of(mask.band, codes, dense, (2, 20, 40)), codes, dense), tile_schedule
 
 
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("schedule", ["bent_fold", "spt"])
 def test_arguments(name: str, schedule: str) -> None:
     for dense_heads in (1, 4):
-        data, walk = sample(MASKS[name], schedule, dense_heads)
-        arguments = Arguments.of(Call(MASKS[name], 1.0), data.described(), walk, CPU)
+        data, tile_schedule = sample(MASKS[name], schedule, dense_heads)
+        arguments = Arguments.of(Call(MASKS[name], 1.0), data.described(), tile_schedule, CPU)
         main, finish = (dict(zip(group.names, values, strict=True)) for group, values in zip(
             (DATA, CONTRIBUTIONS), arguments.of_call(data.addresses()), strict=True
         ))  # fmt: skip
@@ -139,19 +141,19 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_other_tensors_are_refused(name: str) -> None:
-    data, walk = sample(MASKS["both"])
-    Arguments.of(Call(MASKS["both"], 1.0), data.described(), walk, CPU)
+    data, tile_schedule = sample(MASKS["both"])
+    Arguments.of(Call(MASKS["both"], 1.0), data.described(), tile_schedule, CPU)
     for change in BAD[name]:
         bad = data._replace(**{name: change(getattr(data, name))})
         with pytest.raises(ArgumentError, match=rf"data\.{name}"):
-            Arguments.of(Call(MASKS["both"], 1.0), bad.described(), walk, CPU)
+            Arguments.of(Call(MASKS["both"], 1.0), bad.described(), tile_schedule, CPU)
 
 
 @pytest.mark.parametrize(("mask", "name"), [("codes", "dense"), ("dense", "q_vectors")])
 def test_tensors_that_the_mask_lacks_are_refused(mask: str, name: str) -> None:
-    data, walk = sample(MASKS["both"])
+    data, tile_schedule = sample(MASKS["both"])
     with pytest.raises(ArgumentError, match=rf"data\.{name}"):
-        Arguments.of(Call(MASKS[mask], 1.0), data.described(), walk, CPU)
+        Arguments.of(Call(MASKS[mask], 1.0), data.described(), tile_schedule, CPU)
 
 
 def test_tables_without_room_are_refused() -> None:
@@ -164,9 +166,9 @@ def test_tables_without_room_are_refused() -> None:
 def test_vectors_whose_offsets_need_more_than_32_bits_are_refused() -> None:
     data, _ = sample(MASKS["codes"])
     for q_len, kv_len in (64, 16 << 10), (16 << 10, 64):
-        walk = closed("spt", Band(0), q_len, kv_len, 1 << 17)
+        tile_schedule = closed("spt", Band(0), q_len, kv_len, 1 << 17)
         with pytest.raises(ArgumentError, match="numbers of queries or keys"):
-            Arguments.of(Call(MASKS["codes"], 1.0), data.described(), walk, CPU)
+            Arguments.of(Call(MASKS["codes"], 1.0), data.described(), tile_schedule, CPU)
 
 
 @pytest.mark.parametrize("drops", [False, True])
@@ -209,18 +211,18 @@ def test_a_mask_of_rows() -> None:
     assert all(a is b for a, b in zip(data[:6], tensors[4:], strict=True))
     assert (data.row_place is tensors[2], data.row_count is tensors[3], data.dense) == (True, True, None)
 
-    walk = closed("spt", mask.band, 256, 256, 1, 4)
+    tile_schedule = closed("spt", mask.band, 256, 256, 1, 4)
     codes = codes_of(mask.band, 256, 256, ("packed",))
     place, count = (torch.zeros(4, dtype=torch.int32) for _ in range(2))
-    made = data_of(walk, keep_of(mask.band, codes, None, (1, 256, 256)), codes, None)
+    made = data_of(tile_schedule, keep_of(mask.band, codes, None, (1, 256, 256)), codes, None)
     good = made._replace(row_place=place, row_count=count)
     assert good.rows == 256
-    Arguments.of(Call(mask, 1.0), good.described(), walk, CPU)
+    Arguments.of(Call(mask, 1.0), good.described(), tile_schedule, CPU)
     for name, bad in (
         ("row_place", None), ("row_place", place.long()), ("row_place", place[:3]), ("row_count", None),
         ("row_count", count[None]), ("row_count", torch.zeros(8, dtype=torch.int32)[::2]),
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match=rf"data\.{name}"):
-            Arguments.of(Call(mask, 1.0), good._replace(**{name: bad}).described(), walk, CPU)
+            Arguments.of(Call(mask, 1.0), good._replace(**{name: bad}).described(), tile_schedule, CPU)
     with pytest.raises(ArgumentError, match=r"data\.row_place"):  # which another mask does not have
-        Arguments.of(Call(Mask.parse("causal & segments(0,1)"), 1.0), good.described(), walk, CPU)
+        Arguments.of(Call(Mask.parse("causal & segments(0,1)"), 1.0), good.described(), tile_schedule, CPU)

@@ -15,14 +15,25 @@ from dash_inductor.kernels.hopper.backward.data import BackwardData
 from dash_inductor.model import Band
 from dash_inductor.schedule.jobs import Column
 from dash_inductor.schedule.schedules import supports
+from dash_inductor.schedule.tile_schedule import ClosedForm
 from dash_inductor.schedule.visibility import EMPTY, FULL, Pairs
-from dash_inductor.schedule.walk import ClosedForm
 
 from ....support.calls import traits_of
 from ....support.cases import some
 from ....support.hopper_data import NO_KEY, codes_of, data_of, keep_of, tile_pairs
 from ....support.hopper_glue import Fault, Pointer, Simulation
-from .test_glue import BLOCK_KV, BLOCK_Q, SCHEDULES, STAGES, Expected, Launch, Walks, check, walks_of, ways
+from .test_glue import (
+    BLOCK_KV,
+    BLOCK_Q,
+    SCHEDULES,
+    STAGES,
+    Expected,
+    Launch,
+    TileSchedules,
+    check,
+    tile_schedules_of,
+    ways,
+)
 
 
 @dataclass(frozen=True)
@@ -80,13 +91,13 @@ class DataExpected(Expected):
         return codes | self.band(q, kv, half)
 
 
-def visible_walks(launch: DataLaunch) -> Walks:
-    """The walks of the band, of which the pairs that nobody sees are left out, and ranks counted anew."""
-    walks = walks_of(launch)
+def visible_tile_schedules(launch: DataLaunch) -> TileSchedules:
+    """The tile schedules of the band, of which the pairs that nobody sees are left out, and ranks counted anew."""
+    tile_schedules = tile_schedules_of(launch)
 
     def rank(b: int, q_head: int, q: int, rank: int) -> int:
         """How many of those before this one add to the q tile."""
-        columns = (column for (b1, head, _), (_, column) in walks.items() if (b1, head) == (b, q_head))
+        columns = (column for (b1, head, _), (_, column) in tile_schedules.items() if (b1, head) == (b, q_head))
         before = (c.kv for c in columns for q1, r in c.steps if q1 == q and r < rank)
         return sum(launch.pairs[b][q][kv] != EMPTY for kv in before)
 
@@ -94,7 +105,7 @@ def visible_walks(launch: DataLaunch) -> Walks:
         steps = [(q, rank(b, q_head, q, r)) for q, r in column.steps if launch.pairs[b][q][column.kv] != EMPTY]
         return replace(column, steps=tuple(steps))
 
-    return {(b, h, kv): (work_id, visible(b, h, column)) for (b, h, kv), (work_id, column) in walks.items()}
+    return {(b, h, kv): (work_id, visible(b, h, column)) for (b, h, kv), (work_id, column) in tile_schedules.items()}
 
 
 MASKS = [
@@ -118,19 +129,19 @@ LAUNCHES = [
 ]
 LAUNCHES += [
     DataLaunch((128, 128), 2, "bent_fold", Band(0), 2080, 40, kv_heads=1, batch=2, kinds=("packed", "holes"))
-]  # long enough for walks to be bent
+]  # long enough for tile schedules to be bent
 
 
 @some(LAUNCHES, [*LAUNCHES[:-1:3], LAUNCHES[-1]], "launch")
 def test_roles_agree_with_the_tables(launch: DataLaunch) -> None:
-    walks, expected = visible_walks(launch), DataExpected(launch)
+    tile_schedules, expected = visible_tile_schedules(launch), DataExpected(launch)
     for way in ways(launch):
         simulation = launch.run(**way)
-        check(launch, simulation, walks, expected)
+        check(launch, simulation, tile_schedules, expected)
         for b, q_head, q in itertools.product(range(2), range(launch.tables.heads), range(launch.tables.n_q)):
             turns = simulation.semaphores[Pointer("semaphores", expected.tile_index(b, q_head, q))]
             assert turns == launch.data.contributions[b, q], "what `finish` waits for"
-        check_cleared(launch, simulation, walks, expected)
+        check_cleared(launch, simulation, tile_schedules, expected)
 
 
 class ExpectedOfGlobal(DataExpected):
@@ -143,16 +154,20 @@ class ExpectedOfGlobal(DataExpected):
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128)], ids=str)
 def test_vectors_without_room_are_those_of_the_step(dims: tuple[int, int]) -> None:
     launch = replace(FLAGSHIP, dims=dims)
-    walks, expected = visible_walks(launch), ExpectedOfGlobal(launch)
+    tile_schedules, expected = visible_tile_schedules(launch), ExpectedOfGlobal(launch)
     for late in (False, True):
-        check(launch, launch.run(late=late, constants={"SHARED": 0}), walks, expected)
+        check(launch, launch.run(late=late, constants={"SHARED": 0}), tile_schedules, expected)
 
 
-def check_cleared(launch: DataLaunch, simulation: Simulation, walks: Walks, expected: Expected) -> None:
-    """K and V with keys that no query sees, once for each walk; Q and dO with queries that see none, in each step."""
+def check_cleared(
+    launch: DataLaunch, simulation: Simulation, tile_schedules: TileSchedules, expected: Expected
+) -> None:
+    """K and V with keys that no query sees, once for each tile schedule; Q and dO with queries that see none, in each
+    step.
+    """
     wanted: Counter[tuple[Any, ...]] = Counter()
     seen, seeing = launch.data.keys_seen[:, 0], launch._keep[:, 0].any(2)
-    for (b, q_head, kv), (_, column) in walks.items():
+    for (b, q_head, kv), (_, column) in tile_schedules.items():
         if column.steps and not seen[b, kv * BLOCK_KV : (kv + 1) * BLOCK_KV].all():
             tags = set[Any]().union(*expected.keys(b, q_head, kv))
             wanted.update(tuple(place) for *place, column in tags if column == 0)
@@ -172,7 +187,7 @@ def check_cleared(launch: DataLaunch, simulation: Simulation, walks: Walks, expe
 
 
 FLAGSHIP = DataLaunch((128, 128), 2, "bent_fold", Band(0), 200, 100, group=2, batch=2, kinds=("packed", "left padding"))
-_MASKED = "if word >> MASKED != 0:\n            work = self.walk.work"
+_MASKED = "if word >> MASKED != 0:\n            work = self.tile_schedule.work"
 CONTROLS = {
     "rank and flag together": ("(word >> WORD_BITS) & ((1 << WORD_BITS) - 1)", "word >> WORD_BITS"),
     "q tile and rank together": ("word & ((1 << WORD_BITS) - 1)", "word"),
@@ -203,7 +218,7 @@ CONTROLS = {
         "",
     ),
     "landings that are not counted": ("query_landings += 1", "pass"),
-    "walks that are not counted": ("key_landings += 1", "pass"),
+    "tile schedules that are not counted": ("key_landings += 1", "pass"),
     "cleared behind the matmuls' back": (
         "    fence_async_shared()\n    role_barrier()\n    mbarrier.arrive",
         "    mbarrier.arrive",
@@ -217,7 +232,7 @@ CONTROLS = {
 
 
 class BlindLaunch(DataLaunch):
-    """Every seventh query sees no key, so that many steps of a walk have such queries."""
+    """Every seventh query sees no key, so that many steps of a tile schedule have such queries."""
 
     @cached_property
     def _codes(self) -> Any:
@@ -229,7 +244,7 @@ class BlindLaunch(DataLaunch):
 PARTS = replace(FLAGSHIP, schedule="symmetric_shift", q_len=128, kv_len=128, kinds=("holes", "holes"))
 LAUNCHES_OF = {
     "landings that are not counted": BlindLaunch(**vars(FLAGSHIP)),
-    "walks that are not counted": PARTS,
+    "tile schedules that are not counted": PARTS,
 }
 """Launches for controls of which the launch of the others shows nothing."""
 
@@ -238,13 +253,13 @@ LAUNCHES_OF = {
 def test_faults_are_seen(control: str) -> None:
     """With one line changed for the worse the launch fails, or ends with other results than the tables want."""
     launch = LAUNCHES_OF.get(control, replace(FLAGSHIP, dims=(64, 64)) if "half" in control else FLAGSHIP)
-    walks, expected = visible_walks(launch), DataExpected(launch)
+    tile_schedules, expected = visible_tile_schedules(launch), DataExpected(launch)
 
     def run(**how: Any) -> None:
         for late in (False, True):
             simulation = launch.run(late=late, **how)
-            check(launch, simulation, walks, expected)
-            check_cleared(launch, simulation, walks, expected)
+            check(launch, simulation, tile_schedules, expected)
+            check_cleared(launch, simulation, tile_schedules, expected)
 
     run()
     with pytest.raises((Fault, AssertionError, IndexError)):

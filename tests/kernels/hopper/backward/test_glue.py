@@ -17,9 +17,9 @@ from dash_inductor.kernels.hopper.shared import tensors
 from dash_inductor.kernels.hopper.shared.device import operations, step_signals
 from dash_inductor.model import Band, Tiles
 from dash_inductor.schedule import Problem
-from dash_inductor.schedule.jobs import Column, tables, walked_query_heads
+from dash_inductor.schedule.jobs import Column, scheduled_query_heads, tables
 from dash_inductor.schedule.schedules import NAMES, supports
-from dash_inductor.schedule.walk import ClosedForm, functions
+from dash_inductor.schedule.tile_schedule import ClosedForm, functions
 
 from ....support.calls import traits_of
 from ....support.hopper_glue import (
@@ -233,30 +233,34 @@ def query_head(term: set[Any]) -> int:
     return int(next(tag[2] for tag in term if tag[0] == "q_desc"))
 
 
-Walks = dict[tuple[int, int, int], tuple[int, Column]]
-"""By batch element, query head and kv tile: the work id of the CTA, and the walk."""
+TileSchedules = dict[tuple[int, int, int], tuple[int, Column]]
+"""By batch element, query head and kv tile: the work id of the CTA, and the tile schedule."""
 
 
-def walks_of(launch: Launch) -> Walks:
+def tile_schedules_of(launch: Launch) -> TileSchedules:
     heads = launch.tables.heads
-    walked = walked_query_heads(True, heads, launch.kv_heads)
+    scheduled = scheduled_query_heads(True, heads, launch.kv_heads)
     return {
-        (job.head // heads, walked[job.head % heads][0], column.kv): (job.work_id, column)
+        (job.head // heads, scheduled[job.head % heads][0], column.kv): (job.work_id, column)
         for job in tables(launch.schedule, launch.tables)
         for column in job.columns
     }
 
 
-def check(launch: Launch, simulation: Simulation, walks: Walks, expected: Expected | None = None) -> None:
-    """Everything that went to global memory is what the walks say, by the CTAs and in the order that they say."""
+def check(
+    launch: Launch, simulation: Simulation, tile_schedules: TileSchedules, expected: Expected | None = None
+) -> None:
+    """Everything that went to global memory is what the tile schedules say, by the CTAs and in the order that they
+    say.
+    """
     expected = expected or Expected(launch)
-    check_dq(simulation, expected, walks)
-    check_dk_dv(launch, simulation, expected, walks)
+    check_dq(simulation, expected, tile_schedules)
+    check_dk_dv(launch, simulation, expected, tile_schedules)
 
 
-def check_dq(simulation: Simulation, expected: Expected, walks: Walks) -> None:
+def check_dq(simulation: Simulation, expected: Expected, tile_schedules: TileSchedules) -> None:
     by_rank: dict[int, dict[int, tuple[int, list[set[Any]]]]] = {}
-    for (b, q_head, kv), (work_id, column) in walks.items():
+    for (b, q_head, kv), (work_id, column) in tile_schedules.items():
         for q, rank in column.steps:
             ranks = by_rank.setdefault(expected.tile_index(b, q_head, q), {})
             ranks[rank] = work_id, expected.dq_terms(b, q_head, q, kv)
@@ -278,19 +282,21 @@ def check_dq(simulation: Simulation, expected: Expected, walks: Walks) -> None:
             assert got == [by_rank[tile][rank] for rank in range(len(by_rank[tile]))]
 
 
-def check_dk_dv(launch: Launch, simulation: Simulation, expected: Expected, walks: Walks) -> None:
+def check_dk_dv(launch: Launch, simulation: Simulation, expected: Expected, tile_schedules: TileSchedules) -> None:
     stored = {(*store.coordinates, store.descriptor): store for store in simulation.stores if store.how == "store"}
     places = itertools.product(range(launch.batch), range(launch.kv_heads), range(launch.tables.n_kv))
     for b, kv_head, kv in places:
         members = range(kv_head * launch.group, (kv_head + 1) * launch.group)
         for name, columns in (("dk_desc", expected.columns), ("dv_desc", expected.value_columns)):
             sums = [
-                (expected.dk_terms if name == "dk_desc" else expected.dv_terms)(b, member, walks[b, member, kv][1])
+                (expected.dk_terms if name == "dk_desc" else expected.dv_terms)(
+                    b, member, tile_schedules[b, member, kv][1]
+                )
                 for member in members
             ]
             for column in range(0, columns, 64):
                 store = stored.pop((b, kv_head, kv * BLOCK_KV, column, name))
-                assert store.work_id == walks[b, members[-1], kv][0]
+                assert store.work_id == tile_schedules[b, members[-1], kv][0]
                 got = terms(store.parts)
                 assert [[t for t in got if query_head(t) == member] for member in members] == sums
                 assert len(got) == sum(map(len, sums))
@@ -309,7 +315,7 @@ LAUNCHES = [
     for dims, stages in STAGES
 ]
 LAUNCHES += [
-    Launch(dims, 2, "bent_fold", mask, 2080, 40, kv_heads=1, group=2)  # long enough for walks to be bent
+    Launch(dims, 2, "bent_fold", mask, 2080, 40, kv_heads=1, group=2)  # long enough for tile schedules to be bent
     for dims, mask in (((64, 64), Band(0)), ((128, 128), Band(-9)))
 ]
 
@@ -326,7 +332,7 @@ def ways(launch: Launch) -> list[dict[str, Any]]:
 def test_roles_agree_with_the_tables(launch: Launch) -> None:
     for way in ways(launch):
         simulation = launch.run(**way)
-        check(launch, simulation, walks_of(launch))
+        check(launch, simulation, tile_schedules_of(launch))
         extra = 0 if launch.co_resident else simulation.ctas
         assert len(simulation.taken) == simulation.arguments["problem"].work_ids + extra, "every CTA finds the end once"
 
@@ -334,23 +340,23 @@ def test_roles_agree_with_the_tables(launch: Launch) -> None:
 @pytest.mark.parametrize("launch", [replace(x, bounded=True) for x in LAUNCHES[::5]], ids=str)
 def test_bounded_scores(launch: Launch) -> None:
     for way in ways(launch):
-        check(launch, launch.run(**way), walks_of(launch))
+        check(launch, launch.run(**way), tile_schedules_of(launch))
 
 
-def in_two_parts(launch: Launch) -> tuple[SimpleNamespace, Walks]:
-    """The walks of `launch`, with kv tiles p and n-1-p walked by one CTA."""
+def in_two_parts(launch: Launch) -> tuple[SimpleNamespace, TileSchedules]:
+    """The tile schedules of `launch`, with kv tiles p and n-1-p scheduled by one CTA."""
     pairs = functions("symmetric_shift", replace(launch.tables, band=Band()))
     f = SimpleNamespace(**vars(functions(launch.schedule, launch.tables)))
     f.dash_launch, f.dash_slots, f.dash_kv_tile = pairs.dash_launch, pairs.dash_slots, pairs.dash_kv_tile
-    work, walks = launch.tables, walks_of(launch)
+    work, tile_schedules = launch.tables, tile_schedules_of(launch)
     work_ids = {}
     for work_id in range(work.batch * work.heads * f.dash_slots(*work.tail())):
         head, slot = f.dash_launch(work_id, work.batch * work.heads, *work.tail(), work.section)
         for part in range(2):
             work_ids[head, f.dash_kv_tile(slot, part, *work.tail())] = work_id
-    walked = walked_query_heads(True, work.heads, launch.kv_heads)
-    heads = {(h // work.heads, walked[h % work.heads][0]): h for h in range(work.batch * work.heads)}
-    return f, {key: (work_ids[heads[key[:2]], key[2]], column) for key, (_, column) in walks.items()}
+    scheduled = scheduled_query_heads(True, work.heads, launch.kv_heads)
+    heads = {(h // work.heads, scheduled[h % work.heads][0]): h for h in range(work.batch * work.heads)}
+    return f, {key: (work_ids[heads[key[:2]], key[2]], column) for key, (_, column) in tile_schedules.items()}
 
 
 # The first of four kv tiles is empty; it shares a CTA with the last one, which is not.
@@ -361,11 +367,14 @@ EMPTY_FIRST = Launch((128, 128), 2, "ascending", Band(None, -20), 70, 64)
 @pytest.mark.parametrize("kv_len", [64, 80])
 def test_a_part_without_steps_before_one_with_steps(dims: tuple[int, int], stages: int, kv_len: int) -> None:
     launch = replace(EMPTY_FIRST, dims=dims, stages=stages, kv_len=kv_len, group=2)
-    schedule, walks = in_two_parts(launch)
-    lengths = {work_id: [len(c.steps) for t, c in walks.values() if t == work_id] for work_id, _ in walks.values()}
+    schedule, tile_schedules = in_two_parts(launch)
+    lengths = {
+        work_id: [len(c.steps) for t, c in tile_schedules.values() if t == work_id]
+        for work_id, _ in tile_schedules.values()
+    }
     assert any(steps[0] == 0 and steps[-1] > 0 for steps in lengths.values())
     for how in ({"late": True}, {"seed": 1}):
-        check(launch, launch.run(schedule, {"PARTS": 2}, **how), walks)
+        check(launch, launch.run(schedule, {"PARTS": 2}, **how), tile_schedules)
 
 
 FLAGSHIP = Launch((128, 128), 2, "bent_fold", Band(0), 200, 100, group=2)
@@ -389,8 +398,12 @@ _MASKED = "cut = word >> MASKED != 0 if CUT is None else CUT"
 _NEXT = "gl.where(after < steps, following >> MASKED, 2) << NEXT"
 WRONG = ""  # the launch ends, with other results than the tables want
 CONTROLS = {
-    "the K of the walk before": (FLAGSHIP, f"{EARLY}|{IN_USE}|{WAITS}", "k_full.index(0), n & 1", "k_full.index(0), 0"),
-    "the V of the walk before": (FLAGSHIP, f"{EARLY}|{IN_USE}|{WAITS}", "v_full.index(0), n & 1", "v_full.index(0), 0"),
+    "the K of the tile schedule before": (
+        FLAGSHIP, f"{EARLY}|{IN_USE}|{WAITS}", "k_full.index(0), n & 1", "k_full.index(0), 0",
+    ),
+    "the V of the tile schedule before": (
+        FLAGSHIP, f"{EARLY}|{IN_USE}|{WAITS}", "v_full.index(0), n & 1", "v_full.index(0), 0",
+    ),
     "K and V that nobody announces": (EMPTY_FIRST, WAITS, "if steps == 0:  # K", "if False:  # K"),
     "K and V in use": (FLAGSHIP, f"{EARLY}|{IN_USE}", "mbarrier.wait(shared.kv_empty.index(0), (n & 1) ^ 1)", "pass"),
     "results that K and V must make way for": (
@@ -400,13 +413,13 @@ CONTROLS = {
     "results over a dq tile": (FLAGSHIP, f"{IN_USE}|^$", "mbarrier.wait(self.dq_empty.index(slot), ", "max(0, "),
     "a dq tile over results": (FLAGSHIP, IN_USE, "        wait_for_own_stores()", "        pass"),
     "a dq tile of a half over results": (NARROW, IN_USE, "wait_until_read()  # the results", "pass  # the results"),
-    "results over those of the walk before": (
+    "results over those of the tile schedule before": (
         EMPTY_KEYS, IN_USE, 'if STEP != "overlapped" or steps == 0:', 'if STEP != "overlapped":',
     ),
     "an entry that nobody has left": (
         EMPTY_LAST, f"{WAITS}|^$", "wait_until_left(shared, n)\n    put_word", "put_word",
     ),
-    "an entry that is never left": (SHORT, WAITS, "leave_walk(shared, n)\n        n += 1", "n += 1"),
+    "an entry that is never left": (SHORT, WAITS, "leave_tile_schedule(shared, n)\n        n += 1", "n += 1"),
     "two work ids of a CTA that others wait for": (PAIRS, WRONG, "if not SCHEDULE.CO_RESIDENT:", "if True:"),
     "room a phase later": (
         FLAGSHIP, WAITS, "wait_for_signal(shared, ROOM, it, ", "wait_for_signal(shared, ROOM, it + 1, ",
@@ -415,7 +428,7 @@ CONTROLS = {
         FLAGSHIP, f"{AGAIN}|{IN_USE}|more arrivals", "            wait_for_room(shared, stamps, it)",
         "            pass",
     ),
-    "slots of Q from zero in every walk": (
+    "slots of Q from zero in every tile schedule": (
         FLAGSHIP, f"{EARLY}|{IN_USE}|more arrivals", "slot = it % shared.STAGES\n                    full",
         "slot = step % shared.STAGES\n                    full",
     ),
@@ -479,7 +492,9 @@ CONTROLS = {
     "a turn passed on before the other warpgroup has added": (
         FLAGSHIP, "before it is written|^$", "    role_barrier()\n    _release", "    _release",
     ),
-    "rank of another tile": (FLAGSHIP, WAITS, "rank = walk.rank(word, kv)", "rank = walk.rank(word, kv) + 1"),
+    "rank of another tile": (
+        FLAGSHIP, WAITS, "rank = tile_schedule.rank(word, kv)", "rank = tile_schedule.rank(word, kv) + 1",
+    ),
     "row of the tensor": (
         replace(FLAGSHIP, mask=Band(30)), WRONG, "q * BLOCK_Q - work.first_row()", "q * BLOCK_Q",
     ),
@@ -492,15 +507,17 @@ CONTROLS = {
     "a turn that is not waited for": (
         FLAGSHIP, "before it is written", "mbarrier.wait(shared.turn.index(0), phase)", "pass",
     ),
-    "the turn of the walk before": (
-        SHORT, WAITS, "wait_until_left(shared, n)  # the walk before", "pass  # the walk before",
+    "the turn of the tile schedule before": (
+        SHORT, WAITS, "wait_until_left(shared, n)  # the tile schedule before", "pass  # the tile schedule before",
     ),
     "a mask that is forgotten": (FLAGSHIP, WRONG, _MASKED, "cut = False"),
     "full tiles that are masked": (FLAGSHIP, WRONG, _MASKED, "cut = True"),
     "a run of cut steps that goes on": (NARROW, WRONG, _NEXT, "gl.where(after < steps, 1, 2) << NEXT"),
     "a run of whole steps that goes on": (NARROW, WRONG, _NEXT, "gl.where(after < steps, 0, 2) << NEXT"),
-    "a walk that goes on": (NARROW, f"{WAITS}|{AGAIN}|{EARLY}", _NEXT, "(following >> MASKED) << NEXT"),
-    "a walk that ends early": (NARROW, f"{WAITS}|{LEFT}", _NEXT, "gl.where(after < 2, following >> MASKED, 2) << NEXT"),
+    "a tile schedule that goes on": (NARROW, f"{WAITS}|{AGAIN}|{EARLY}", _NEXT, "(following >> MASKED) << NEXT"),
+    "a tile schedule that ends early": (
+        NARROW, f"{WAITS}|{LEFT}", _NEXT, "gl.where(after < 2, following >> MASKED, 2) << NEXT",
+    ),
     "a first step that is taken for a whole one": (
         NARROW, WRONG, "first = mask.read_word(wait_for_do(shared, done)) >> MASKED", "first = 0",
     ),
@@ -529,11 +546,11 @@ ORDERS = [{"late": True}, {"late": True, "ctas": 2}, {"seed": 1, "ctas": 2}, *({
 def run_and_check(launch: Launch, order: dict[str, Any], edits: tuple[tuple[str, str], ...]) -> None:
     how = order | {"edits": edits}
     if launch is EMPTY_FIRST:
-        schedule, walks = in_two_parts(launch)
-        check(launch, launch.run(schedule, {"PARTS": 2}, **how), walks)
+        schedule, tile_schedules = in_two_parts(launch)
+        check(launch, launch.run(schedule, {"PARTS": 2}, **how), tile_schedules)
         return
     simulation = launch.run(**how)
-    check(launch, simulation, walks_of(launch))
+    check(launch, simulation, tile_schedules_of(launch))
     assert not launch.co_resident or len(simulation.taken) == simulation.ctas
 
 

@@ -19,8 +19,8 @@ from dash_inductor.schedule.schedules import supports
 from ....support.calls import traits_of
 from ....support.hopper_glue import Fault, Pointer, Store
 from ....support.placed import Rows
-from .test_data_glue import DataExpected, DataLaunch, check_cleared, visible_walks
-from .test_glue import BLOCK_KV, BLOCK_Q, SCHEDULES, STAGES, Walks, check_dq, query_head, terms, ways
+from .test_data_glue import DataExpected, DataLaunch, check_cleared, visible_tile_schedules
+from .test_glue import BLOCK_KV, BLOCK_Q, SCHEDULES, STAGES, TileSchedules, check_dq, query_head, terms, ways
 
 ROW_BLOCK = 8
 
@@ -96,9 +96,9 @@ class PlacedExpected(DataExpected):
         return sum(self.count[first : first + BLOCK_KV // ROW_BLOCK])
 
 
-def check(launch: PlacedLaunch, simulation: Any, walks: Walks, expected: PlacedExpected) -> None:
+def check(launch: PlacedLaunch, simulation: Any, tile_schedules: TileSchedules, expected: PlacedExpected) -> None:
     """Sums of dq by rows; dk and dv of whole kv tiles by TMA, of others the tokens that they have."""
-    check_dq(simulation, expected, walks)
+    check_dq(simulation, expected, tile_schedules)
     stored: dict[Any, Store] = {}
     for store in simulation.stores:
         nothing = store.how == "some rows" and store.coordinates[-1] == 0
@@ -114,7 +114,7 @@ def check(launch: PlacedLaunch, simulation: Any, walks: Walks, expected: PlacedE
             ("dv", expected.value_columns, expected.value_columns),
         ):
             of = expected.dk_terms if name == "dk" else expected.dv_terms
-            sums = [of(0, member, walks[0, member, kv][1]) for member in members]
+            sums = [of(0, member, tile_schedules[0, member, kv][1]) for member in members]
             if tokens == BLOCK_KV:
                 keys = [(f"{name}_desc", 0, kv_head, place, column) for column in range(0, columns, 64)]
             elif tokens:
@@ -123,7 +123,7 @@ def check(launch: PlacedLaunch, simulation: Any, walks: Walks, expected: PlacedE
                 keys = []  # whatever its place is, nothing is stored
             for key in keys:
                 store = stored.pop(key)
-                assert store.work_id == walks[0, members[-1], kv][0]
+                assert store.work_id == tile_schedules[0, members[-1], kv][0]
                 got = terms(store.parts)
                 assert [[t for t in got if query_head(t) == member] for member in members] == sums
     assert not stored
@@ -142,11 +142,11 @@ LAUNCHES = [
 
 @pytest.mark.parametrize("launch", LAUNCHES, ids=str)
 def test_roles_agree_with_the_tables(launch: PlacedLaunch) -> None:
-    walks, expected = visible_walks(launch), PlacedExpected(launch)
+    tile_schedules, expected = visible_tile_schedules(launch), PlacedExpected(launch)
     for way in ways(launch):
         simulation = launch.run(**way)
-        check(launch, simulation, walks, expected)
-        check_cleared(launch, simulation, walks, expected)
+        check(launch, simulation, tile_schedules, expected)
+        check_cleared(launch, simulation, tile_schedules, expected)
 
 
 SAMPLE = PlacedLaunch.of(rows_of((70, 1, 40), 3), (128, 128), 2, "spt", Band(0), 2)
@@ -154,11 +154,11 @@ CONTROLS = {
     "keys of rows": ("kv_row = placement.token(kv * BLOCK_KV)", "kv_row = kv * BLOCK_KV"),
     "queries of rows": ("q_row = q_token", "pass"),
     "queries of the next step": (
-        "q_row = q_token\n                        q_token = placement.token(walk.q_tile(ahead) * BLOCK_Q)\n",
-        "q_token = placement.token(walk.q_tile(ahead) * BLOCK_Q)\n                        q_row = q_token\n",
+        "q_row = q_token\n                        q_token = placement.token(tile_schedule.q_tile(ahead) * BLOCK_Q)\n",
+        "q_token = placement.token(tile_schedule.q_tile(ahead) * BLOCK_Q)\n                        q_row = q_token\n",
     ),
     "queries of the first step": (
-        "q_token = placement.token(walk.q_tile(ahead) * BLOCK_Q)\n                unseen",
+        "q_token = placement.token(tile_schedule.q_tile(ahead) * BLOCK_Q)\n                unseen",
         "pass\n                unseen",
     ),
     "results of rows": ("token = placement.token(row)", "token = row"),
@@ -178,11 +178,11 @@ CONTROLS = {
 def test_faults_are_seen(control: str) -> None:
     """With one line changed for the worse a launch fails, or ends with other results than the tables want."""
     launch = replace(SAMPLE, dims=(192, 128)) if "column" in control or "rows of it" in control else SAMPLE
-    walks, expected = visible_walks(launch), PlacedExpected(launch)
+    tile_schedules, expected = visible_tile_schedules(launch), PlacedExpected(launch)
 
     def run(**how: Any) -> None:
         for seed in range(8):
-            check(launch, launch.run(ctas=1, seed=seed, **how), walks, expected)
+            check(launch, launch.run(ctas=1, seed=seed, **how), tile_schedules, expected)
 
     run()
     with pytest.raises((Fault, AssertionError, KeyError)):

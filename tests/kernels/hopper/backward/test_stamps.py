@@ -17,7 +17,7 @@ from ....support.hopper_builds import TILES, Case, built
 from ....support.hopper_glue import Fault, Pointer, Simulation
 from ....support.triton_version import PINNED
 from .test_budgets import HALF, SHARED_BYTES, dependent_launches, is_ordered
-from .test_data_glue import DataExpected, DataLaunch, visible_walks
+from .test_data_glue import DataExpected, DataLaunch, visible_tile_schedules
 from .test_glue import (
     BLOCK_Q,
     EMPTY_FIRST,
@@ -25,10 +25,10 @@ from .test_glue import (
     GROUPED_PAIRS,
     Expected,
     Launch,
-    Walks,
+    TileSchedules,
     check,
     in_two_parts,
-    walks_of,
+    tile_schedules_of,
 )
 
 DATA = DataLaunch((128, 128), 2, "spt", Band(0), 100, 100, 2, batch=2, kinds=("left padding", "packed"))
@@ -49,7 +49,9 @@ def stamps_of(launch: Launch, simulation: Simulation) -> dict[tuple[int, int, in
     return found
 
 
-def check_stamps(launch: Launch, simulation: Simulation, walks: Walks, heads: int | None = None) -> None:
+def check_stamps(
+    launch: Launch, simulation: Simulation, tile_schedules: TileSchedules, heads: int | None = None
+) -> None:
     """Every step of the first `heads` query heads has its four times, and no other pair of tiles has any."""
     found, expected = stamps_of(launch, simulation), Expected(launch)
     rows = BLOCK_Q * expected.columns // operations.DQ_ROW.value
@@ -60,7 +62,7 @@ def check_stamps(launch: Launch, simulation: Simulation, walks: Walks, heads: in
     for store in simulation.stores:
         if store.descriptor == "dq_desc" and store.coordinates[0] % rows == 0:
             issued.setdefault((store.work_id, store.coordinates[0] // rows), []).append(store.time)
-    for (b, q_head, kv), (work_id, column) in walks.items():
+    for (b, q_head, kv), (work_id, column) in tile_schedules.items():
         head, before = b * launch.tables.heads + q_head, 0
         if not column.steps or (heads is not None and head >= heads):
             continue
@@ -76,8 +78,8 @@ def check_stamps(launch: Launch, simulation: Simulation, walks: Walks, heads: in
     assert not found
 
 
-def walks(launch: Launch) -> Walks:
-    return visible_walks(launch) if isinstance(launch, DataLaunch) else walks_of(launch)
+def tile_schedules(launch: Launch) -> TileSchedules:
+    return visible_tile_schedules(launch) if isinstance(launch, DataLaunch) else tile_schedules_of(launch)
 
 
 @pytest.mark.parametrize("how", [{"late": True}, {"seed": 1, "ctas": 2}, {"seed": 2}], ids=str)
@@ -86,8 +88,8 @@ def test_times_of_every_step(launch: Launch, how: dict[str, Any]) -> None:
     """All that goes to global memory is what the tables want, too, as without stamps."""
     simulation = launch.run(**how)
     expected = DataExpected(launch) if isinstance(launch, DataLaunch) else None
-    check(launch, simulation, walks(launch), expected)
-    check_stamps(launch, simulation, walks(launch))
+    check(launch, simulation, tile_schedules(launch), expected)
+    check_stamps(launch, simulation, tile_schedules(launch))
 
 
 def test_a_part_without_steps() -> None:
@@ -100,8 +102,8 @@ def test_a_part_without_steps() -> None:
 def test_heads_without_room_are_not_stamped(heads: int) -> None:
     launch = LAUNCHES[0]
     simulation = launch.run(stamped_heads=heads)
-    check(launch, simulation, walks(launch))
-    check_stamps(launch, simulation, walks(launch), heads)
+    check(launch, simulation, tile_schedules(launch))
+    check_stamps(launch, simulation, tile_schedules(launch), heads)
 
 
 WAITS, AGAIN, WRONG = "everybody waits", "again before the others", ""
@@ -111,7 +113,7 @@ ADD = """            _accumulate(dq_desc, row, shared.dq.index(slot), rank)
 """
 ADDED = "            added = stamps.now()\n"
 PASSED = "            pass_turn_on(semaphores + tile, rank)\n"
-END = "            stamps.write(work, kv, 1 + walk.q_tile(word), 2, added, stamps.now())\n"
+END = "            stamps.write(work, kv, 1 + tile_schedule.q_tile(word), 2, added, stamps.now())\n"
 DONE = "            wait_for_signal(shared, NOTED, it, shared.CONSUMERS)\n"
 WAIT = "            wait = stamps.now()\n"
 NOTED = "mbarrier.arrive(stamps.noted.index(slot), count=1)"
@@ -123,7 +125,7 @@ CONTROLS = {
     "one number for room and stamper": (AGAIN, "NOTED = gl.constexpr(12)", "NOTED = gl.constexpr(10)"),
     "added before the add": (WRONG, ADD + ADDED, ADDED + ADD),
     "end before the turn is passed on": (WRONG, PASSED + END, END + PASSED),
-    "times of another tile": ("stamped twice", "1 + walk.q_tile(word), 0, start, wait", "1, 0, start, wait"),
+    "times of another tile": ("stamped twice", "1 + tile_schedule.q_tile(word), 0, start, wait", "1, 0, start, wait"),
     "times of another head": (
         "stamped twice",
         "work.batch * work.q_heads + work.q_head()\n        n_kv",
@@ -140,8 +142,8 @@ def test_faults_are_seen(control: str) -> None:
     for seed in range(6):
         try:
             simulation = launch.run(seed=seed, edits=((old, new),))
-            check(launch, simulation, walks(launch))
-            check_stamps(launch, simulation, walks(launch))
+            check(launch, simulation, tile_schedules(launch))
+            check_stamps(launch, simulation, tile_schedules(launch))
             messages.append("no fault")
         except Fault as error:
             messages.append(str(error))

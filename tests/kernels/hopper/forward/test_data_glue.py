@@ -17,8 +17,8 @@ from dash_inductor.kernels.hopper.forward import build
 from dash_inductor.kernels.reference.backward import visible
 from dash_inductor.model import Band
 from dash_inductor.schedule import Problem
-from dash_inductor.schedule.table_walk import seen_words
-from dash_inductor.schedule.walk import functions
+from dash_inductor.schedule.table_tile_schedule import seen_words
+from dash_inductor.schedule.tile_schedule import functions
 
 from ....support import forward_tables
 from ....support.calls import traits_of
@@ -229,10 +229,10 @@ class Ran:
     tensors: tuple[Tensor, Tensor, Tensor]
 
     def check(self) -> None:
-        """Everything is written once, walks visit what is seen and no more, numbers are attention's."""
+        """Everything is written once, tile schedules visit what is seen and no more, numbers are attention's."""
         assert (self.out.writes == 1).all()
         assert (self.lse.writes == 1).all()
-        self.check_walks()
+        self.check_tile_schedules()
         q, k, v = (t.double().nan_to_num() for t in self.tensors)
         k, v = (t.repeat_interleave(self.launch.group, 1) for t in (k, v))
         keep = self.launch.keep
@@ -247,8 +247,8 @@ class Ran:
         assert (self.out.tensor[nothing] == 0).all()
         assert (self.lse.tensor[nothing] == -torch.inf).all()
 
-    def check_walks(self) -> None:
-        launch, walks = self.launch, dict(self.simulation.walks)
+    def check_tile_schedules(self) -> None:
+        launch, tile_schedules = self.launch, dict(self.simulation.tile_schedules)
         rows, keep = launch.rows, launch.keep
         blocks = -(-launch.q_len // rows)
         for b, head, block in itertools.product(range(launch.batch), range(launch.heads), range(blocks)):
@@ -258,9 +258,12 @@ class Ran:
                 for kv, pairs in reversed([*enumerate(seen)])
                 if pairs.any()
             ]
-            walk = walks.pop((b, head, block))
-            assert walk == expected if expected else [masked for _, masked in walk] == [True]
-        assert all(not 0 <= block < blocks and len(walk) == 1 for (_, _, block), walk in walks.items())
+            tile_schedule = tile_schedules.pop((b, head, block))
+            assert tile_schedule == expected if expected else [masked for _, masked in tile_schedule] == [True]
+        assert all(
+            not 0 <= block < blocks and len(tile_schedule) == 1
+            for (_, _, block), tile_schedule in tile_schedules.items()
+        )
 
 
 BANDS = [
@@ -304,8 +307,12 @@ def test_codes_that_hide_nothing_change_no_bit(band: tuple[Band, int, int]) -> N
         expected, got = launch.run(listed=False), launch.run(seed=2)
         assert torch.equal(expected.out.tensor, got.out.tensor)
         assert torch.equal(expected.lse.tensor, got.lse.tensor)
-        existing = {place: walk for place, walk in got.simulation.walks.items() if 0 <= place[2] * ROWS < launch.q_len}
-        assert existing.items() <= expected.simulation.walks.items()
+        existing = {
+            place: tile_schedule
+            for place, tile_schedule in got.simulation.tile_schedules.items()
+            if 0 <= place[2] * ROWS < launch.q_len
+        }
+        assert existing.items() <= expected.simulation.tile_schedules.items()
 
 
 def test_bits_are_those_of_the_row_block() -> None:

@@ -130,7 +130,7 @@ def test_fits(case: Case) -> None:
     assert not used.report.serialised
     assert used.shared_memory <= 227 << 10
     if TRITON >= (3, 9) and case.codes:
-        spilled = 176  # once for a walk, not in a step
+        spilled = 176  # once for a tile schedule, not in a step
     assert max(used.report.spill_stores, used.report.spill_loads) <= spilled, str(used)
     config = case.problem().config
     block_kv, head_dim = config.block_kv, case.dims[0]

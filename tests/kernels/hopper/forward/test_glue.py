@@ -17,7 +17,7 @@ from dash_inductor.kernels.hopper.forward import build
 from dash_inductor.kernels.reference.backward import visible
 from dash_inductor.model import Band, Call, Mask
 from dash_inductor.schedule import Problem
-from dash_inductor.schedule.walk import functions
+from dash_inductor.schedule.tile_schedule import functions
 
 from ....support.calls import traits_of
 from ....support.hopper_forward import no_short_configs, rounding_of, whole_tiles
@@ -165,10 +165,10 @@ class Ran:
     tensors: tuple[Tensor, Tensor, Tensor]
 
     def check(self) -> None:
-        """Everything is written once, walks are as in the tables, numbers are attention's."""
+        """Everything is written once, tile schedules are as in the tables, numbers are attention's."""
         assert (self.out.writes == 1).all()
         assert (self.lse.writes == 1).all()
-        self.check_walks()
+        self.check_tile_schedules()
         q, k, v = (torch.where(t.isfinite(), t, 0.0).double() for t in self.tensors)
         k, v = (t.repeat_interleave(self.launch.group, 1) for t in (k, v))
         keep = self.launch.keep
@@ -184,23 +184,26 @@ class Ran:
         if sinks is None:
             assert (self.lse.tensor[:, :, nothing] == -torch.inf).all()
 
-    def check_walks(self) -> None:
-        launch, walks = self.launch, dict(self.simulation.walks)
+    def check_tile_schedules(self) -> None:
+        launch, tile_schedules = self.launch, dict(self.simulation.tile_schedules)
         f, tail = functions("two_pass", launch.tables), launch.tables.tail()
         blocks = -(-launch.q_len // ROWS)
         consumers = launch.problem.config.consumers
         heads = range(launch.kv_heads * launch.group)
         for b, head, block in itertools.product(range(launch.batch), heads, range(blocks)):
             first, full_first, full_end, end = f.dash_kv_range(block, *tail)
-            walk = walks.pop((b, head, block))
+            tile_schedule = tile_schedules.pop((b, head, block))
             if first < end:
-                assert walk == [(kv, not full_first <= kv < full_end) for kv in reversed(range(first, end))]
+                assert tile_schedule == [(kv, not full_first <= kv < full_end) for kv in reversed(range(first, end))]
             else:
-                assert [masked for _, masked in walk] == [True]
+                assert [masked for _, masked in tile_schedule] == [True]
         # what is left are row blocks that a pair has beyond the first or last query, one step each
-        assert all(not 0 <= block < blocks and len(walk) == 1 for (_, _, block), walk in walks.items())
+        assert all(
+            not 0 <= block < blocks and len(tile_schedule) == 1
+            for (_, _, block), tile_schedule in tile_schedules.items()
+        )
         tiles = -(-blocks // consumers) * launch.batch * len(heads)
-        assert len(walks) == (tiles * consumers - blocks * launch.batch * len(heads) if consumers == 2 else 0)
+        assert len(tile_schedules) == (tiles * consumers - blocks * launch.batch * len(heads) if consumers == 2 else 0)
         assert self.simulation.draws == tiles
 
 
@@ -338,7 +341,9 @@ def test_which_sequences_are_short() -> None:
 @pytest.mark.parametrize("columns", [columns for columns, v in build.FORWARD_CONFIGS.items() if v.half_tiles], ids=str)
 @pytest.mark.parametrize("band", [b for b in BANDS if b[0].lo is not None], ids=str)
 def test_hidden_halves_are_left_out(band: tuple[Band, int, int], columns: tuple[int, int]) -> None:
-    """Every walk that begins at a kv tile with a hidden second half leaves it out, with the bits of the whole tile."""
+    """Every tile schedule that begins at a kv tile with a hidden second half leaves it out, with the bits of the whole
+    tile.
+    """
     launch = Launch(*band, columns, group=2, batch=2)
     ran, whole = launch.run(), replace(launch, half_tiles=False).run()
     ran.check()
@@ -346,7 +351,8 @@ def test_hidden_halves_are_left_out(band: tuple[Band, int, int], columns: tuple[
     assert torch.equal(ran.out.tensor, whole.out.tensor)
     assert torch.equal(ran.lse.tensor, whole.lse.tensor)
     assert ran.simulation.half_tiles == sum(
-        launch.hides_half(block, walk[0][0]) for (_, _, block), walk in ran.simulation.walks.items()
+        launch.hides_half(block, tile_schedule[0][0])
+        for (_, _, block), tile_schedule in ran.simulation.tile_schedules.items()
     )
 
 
@@ -425,7 +431,9 @@ def test_a_nan_that_others_see_does_not_reach_rows_without_keys(band: tuple[Band
 
 
 def test_masked_tiles_leave_a_row_as_it_is() -> None:
-    """A row has the same bits whether the other rows of its row block make it walk tiles in which it sees nothing."""
+    """A row has the same bits whether the other rows of its row block make it visit tiles in which it sees
+    nothing.
+    """
     q_len = 2 * ROWS
     few, many = Launch(Band(0), q_len, q_len), Launch(Band(-BLOCK_KV * 3), q_len, 4 * BLOCK_KV)
     q, k, v = many.tensors()

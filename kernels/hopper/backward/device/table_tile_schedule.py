@@ -1,12 +1,13 @@
-"""A mask that is data: the walk of a kv tile as its tables have it (`TableWalk`), and who sees whom in it
-(`TableMask`).
+"""A mask that is data: the tile schedule of a kv tile as its tables have it (`TableTileSchedule`), and who sees whom in
+it (`TableMask`).
 
-`closed_form` has the same for bands alone, under the same names.  A *table* holds the walks of a batch element, or of
+`closed_form` has the same for bands alone, under the same names.  A *table* holds the tile schedules of a batch
+element, or of
 some of its heads, where heads differ:
 
-* `visits` [tables, n_kv]: the steps of the walk of a kv tile;
-* `words` [tables, n_kv, n_q]: of every walk its words, as `schedule.table_walk.step_word` makes them, in the order of
-  its steps; what follows them is never read.
+* `visits` [tables, n_kv]: the steps of the tile schedule of a kv tile;
+* `words` [tables, n_kv, n_q]: of every tile schedule its words, as `schedule.table_tile_schedule.step_word` makes them,
+  in the order of its steps; what follows them is never read.
 
 Vectors of the queries go to shared memory beside the words of Note [Words of steps] in `step_words`, by asynchronous
 copies that arrive with the dO; consumers keep the vectors of their keys in registers.  Producer and reducers load every
@@ -18,7 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy
 
-from .....schedule.table_walk import TILE_BITS
+from .....schedule.table_tile_schedule import TILE_BITS
 from ....common.device.aggregates import aggregate, replace
 from ....common.device.relations.form import read_by
 from ...shared.device.clear import unseen_keys
@@ -32,8 +33,8 @@ WORD_BITS = gl.constexpr(TILE_BITS)
 
 
 @aggregate
-class TableWalk:
-    """Walks that tables give, and what else the mask reads.
+class TableTileSchedule:
+    """Tile schedules that tables give, and what else the mask reads.
 
     data: as in `arguments.DATA`.  The table of a head is ``batch * table_b + q_head * table_h``.  q_vectors: int32
     [batch, QUERIES, q_len]; kv_vectors: int32 [batch, KEYS, kv_len]; of the forms of its relations.
@@ -160,18 +161,18 @@ class TableMask:
     of_keys: the vectors of its keys.
     """
 
-    walk: TableWalk
+    tile_schedule: TableTileSchedule
     kv: gl.tensor
     of_keys: gl.tuple
 
     @gluon.jit
     def q_tile(self, word):
-        return self.walk.q_tile(word)
+        return self.tile_schedule.q_tile(word)
 
     @gluon.jit
     def read_word(self, slot):
         """Reads the word of the iteration whose dO is in this slot of its ring."""
-        return read_word(self.walk.step_words, slot)
+        return read_word(self.tile_schedule.step_words, slot)
 
     @gluon.jit
     def applied(self, p, word, slot, PIECE: gl.constexpr, CUT: gl.constexpr):
@@ -181,15 +182,15 @@ class TableMask:
         """
         gl.static_assert(CUT is None)
         if word >> MASKED != 0:
-            work = self.walk.work
+            work = self.tile_schedule.work
             columns: gl.constexpr = gl.SliceLayout(0, p.type.layout)
             keys: gl.constexpr = gl.SliceLayout(1, p.type.layout)
-            q_row = self.walk.q_tile(word) * work.BLOCK_Q + PIECE * p.shape[1]
+            q_row = self.tile_schedule.q_tile(word) * work.BLOCK_Q + PIECE * p.shape[1]
             queries = gl.arange(0, p.shape[1], columns)
             rows = here(self.kv) * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, keys)
             piece = slot * (work.BLOCK_Q // p.shape[1]) + PIECE
             p = gl.where(self._sees(q_row, queries, rows, piece), p, 0.0)
-            if self.walk.MASK.HAS_DENSE:
+            if self.tile_schedule.MASK.HAS_DENSE:
                 p = gl.where(self._dense(q_row, queries, rows) != 0, p, 0.0)
         return p
 
@@ -199,22 +200,26 @@ class TableMask:
 
         The loads are unconditional, because a condition would occupy a register until they have completed.
         """
-        walk = self.walk
-        work = walk.work
+        tile_schedule = self.tile_schedule
+        work = tile_schedule.work
         keys = gl.expand_dims(gl.minimum(rows, work.kv_len - 1), 1).to(gl.int64)
         queries = gl.expand_dims(gl.minimum(q_row + columns, work.q_len - 1), 0).to(gl.int64)
         batch, q_head = here(work.batch), here(work.q_head())
-        start = walk.data.dense + batch.to(gl.int64) * walk.data.dense_b + q_head.to(gl.int64) * walk.data.dense_h
-        return gl.load(start + keys * walk.data.dense_j + queries * walk.data.dense_i).to(gl.int32)
+        start = (
+            tile_schedule.data.dense
+            + batch.to(gl.int64) * tile_schedule.data.dense_b
+            + q_head.to(gl.int64) * tile_schedule.data.dense_h
+        )
+        return gl.load(start + keys * tile_schedule.data.dense_j + queries * tile_schedule.data.dense_i).to(gl.int32)
 
     @gluon.jit
     def _vector(self, INDEX: gl.constexpr, q_row, columns):
         """Loads a vector of the queries of a piece from global memory, int32 [queries]; see `_sees`."""
-        work = self.walk.work
+        work = self.tile_schedule.work
         queries = q_row + columns
-        row = self.walk.MASK.QUERIES * here(work.batch) + INDEX
+        row = self.tile_schedule.MASK.QUERIES * here(work.batch) + INDEX
         return gl.load(
-            self.walk.data.q_vectors + (row * work.q_len + queries),
+            self.tile_schedule.data.q_vectors + (row * work.q_len + queries),
             mask=queries < work.q_len, other=0,
         )  # fmt: skip
 
@@ -225,33 +230,37 @@ class TableMask:
         It is false for keys past the last, and undefined for queries past the last, whose P is zero.  q_row: the first
         query; piece: its index in the ring.
         """
-        walk = self.walk
-        work = walk.work
+        tile_schedule = self.tile_schedule
+        work = tile_schedule.work
         keys = gl.expand_dims(rows, 1)
-        QUERIES: gl.constexpr = walk.MASK.QUERIES
+        QUERIES: gl.constexpr = tile_schedule.MASK.QUERIES
         of_queries, of_keys = (), ()
         for i in gl.static_range(QUERIES):
-            if i < walk.MASK.SHARED:
-                vector = walk.step_vectors.index(walk.MASK.SHARED * piece + i).load(columns.type.layout)
+            if i < tile_schedule.MASK.SHARED:
+                vector = tile_schedule.step_vectors.index(tile_schedule.MASK.SHARED * piece + i).load(
+                    columns.type.layout
+                )
             else:
                 vector = self._vector(i, q_row, columns)
             of_queries = of_queries + (gl.expand_dims(vector, 0),)
-        for i in gl.static_range(walk.MASK.KEYS):
+        for i in gl.static_range(tile_schedule.MASK.KEYS):
             of_keys = of_keys + (gl.expand_dims(self.of_keys[i], 1),)
-        ENDS: gl.constexpr = walk.MASK.KEYS > 0 or walk.MASK.HAS_RANGES  # then a form hides what is past the last key
+        ENDS: gl.constexpr = (
+            tile_schedule.MASK.KEYS > 0 or tile_schedule.MASK.HAS_RANGES
+        )  # then a form hides what is past the last key
         if not ENDS:
             keep = keys < work.kv_len
-        for i in gl.static_range(len(walk.MASK.FORMS)):
-            shown = walk.MASK.FORMS[i].test(True, *read_by(of_queries, of_keys, keys, walk.MASK, i))
+        for i in gl.static_range(len(tile_schedule.MASK.FORMS)):
+            shown = tile_schedule.MASK.FORMS[i].test(True, *read_by(of_queries, of_keys, keys, tile_schedule.MASK, i))
             keep = shown if i == 0 and ENDS else keep & shown
-        if walk.MASK.HAS_RANGES:
+        if tile_schedule.MASK.HAS_RANGES:
             return keep  # ranges end where band and keys do
-        return within_band(keep, work, q_row, columns, rows, walk.MASK)
+        return within_band(keep, work, q_row, columns, rows, tile_schedule.MASK)
 
 
 @gluon.jit
 def allocate_words_and_vectors(FORM, MASK):
-    """Allocates (step_words, step_vectors) of a `TableWalk`; if there are no vectors the first stands for the
+    """Allocates (step_words, step_vectors) of a `TableTileSchedule`; if there are no vectors the first stands for the
     second.
     """
     PIECES: gl.constexpr = pieces(FORM.STEP)

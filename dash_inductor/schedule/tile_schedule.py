@@ -1,4 +1,4 @@
-"""`Walk`: which CTA visits which tile pairs, in which order, and their ranks in the accumulation of dq tiles.
+"""`TileSchedule`: which CTA visits which tile pairs, in which order, and their ranks in the accumulation of dq tiles.
 
 Tables, simulator, checks, reference executor and the host side of the kernels use this interface, whatever implements
 it.  `ClosedForm` evaluates the expressions of a schedule, the same ones that the kernels run.
@@ -15,7 +15,7 @@ from .problem import Problem as Problem
 from .schedules import define
 
 
-class Walk(Protocol):
+class TileSchedule(Protocol):
     """The work of one launch.  A head is ``b * heads + h``; tiles are counted from the start of a sequence.
 
     Attributes:
@@ -44,10 +44,10 @@ class Walk(Protocol):
         """Return the kv tile that a CTA processes as its `part`-th (from 0); None if there is none."""
 
     def visits(self, head: int, kv: int) -> int:
-        """Return the number of q tiles in the walk of a kv tile."""
+        """Return the number of q tiles in the tile schedule of a kv tile."""
 
     def q_tile(self, head: int, kv: int, step: int) -> int:
-        """Return the q tile that the walk of a kv tile visits in a step."""
+        """Return the q tile that the tile schedule of a kv tile visits in a step."""
 
     def rank(self, head: int, q: int, kv: int) -> int:
         """Return the position of a kv tile's contribution in the accumulation of a q tile; only for visible pairs."""
@@ -59,7 +59,7 @@ class Walk(Protocol):
         """Return whether some element of a visible tile pair is hidden."""
 
     def kind(self, head: int) -> int:
-        """Return the kind of a head: heads of one kind have the same walks and ranks."""
+        """Return the kind of a head: heads of one kind have the same tile schedules and ranks."""
 
 
 def functions(name: str, problem: Problem) -> SimpleNamespace:
@@ -68,7 +68,7 @@ def functions(name: str, problem: Problem) -> SimpleNamespace:
 
 
 class ClosedForm:
-    """The walk of a schedule over a band.
+    """The tile schedule of a schedule over a band.
 
     Attributes:
         seen_rows, seen_keys: (first, end) of the rows that see a key, and of the keys that a row sees; ``end <= first``

@@ -1,10 +1,11 @@
-"""`Tables`: the walk of a data-dependent mask, which is the closed form of its band without the hidden tile pairs.
+"""`Tables`: the tile schedule of a data-dependent mask, which is the closed form of its band without the hidden tile
+pairs.
 
 Note [Tables]
-    A schedule orders the tile pairs of a band.  Data can hide more of them, but add none.  So the walk of a kv tile is
-    its walk in the closed form, restricted to the visible pairs, and the rank of a kv tile at a q tile is the number of
-    visible contributors whose rank in the closed form is lower.  The assignment of kv tiles to CTAs, and the order in
-    which CTAs are launched, stay the same.
+    A schedule orders the tile pairs of a band.  Data can hide more of them, but add none.  So the tile schedule of a kv
+    tile is its tile schedule in the closed form, restricted to the visible pairs, and the rank of a kv tile at a q tile
+    is the number of visible contributors whose rank in the closed form is lower.  The assignment of kv tiles to CTAs,
+    and the order in which CTAs are launched, stay the same.
 
     *Progress.*  In a launch-ordered schedule every contributor of lower rank has an earlier work id.  That is true of
     any subset of the contributors, so every wait is still for an earlier work id, on any number of CTAs.  This argument
@@ -28,19 +29,19 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ..errors import ArgumentError
+from .tile_schedule import ClosedForm, Problem
 from .visibility import EMPTY, FULL, Pairs
-from .walk import ClosedForm, Problem
 
 TILE_BITS = 15
 """Bits of a q tile, and of a rank, in the word of a step."""
 FORWARD_TILE_BITS = 16
-"""Bits of a kv tile in a word of a forward's walk; two bits for each of its row blocks follow."""
+"""Bits of a kv tile in a word of a forward's tile schedule; two bits for each of its row blocks follow."""
 FORWARD_UNSEEN = FORWARD_TILE_BITS + 2 * 3
 """The bit above those of three row blocks: the kv tile has keys that no query sees."""
 
 
 def step_word(q: int, rank: int, needs_mask: bool, has_blind: bool = False) -> int:
-    """Return one step of a walk as the int32 word that kernels read.
+    """Return one step of a tile schedule as the int32 word that kernels read.
 
     Args:
         q: the q tile.
@@ -53,7 +54,8 @@ def step_word(q: int, rank: int, needs_mask: bool, has_blind: bool = False) -> i
 
 
 def from_the_end(has_lo: bool, has_dense: bool) -> bool:
-    """Return whether a forward begins with the last queries of a head, so that the longest walks do not come last.
+    """Return whether a forward begins with the last queries of a head, so that the longest tile schedules do not come
+    last.
 
     Args:
         has_lo: whether the band has a lower bound, as a causal mask does.
@@ -94,8 +96,8 @@ def forward_words(kinds: Sequence[Sequence[int]], partial: int, unseen: Collecti
 
 
 class Tables:
-    """The order in which kernels visit the tile pairs of a data-dependent mask; implements `walk.Walk`, see
-    Note [Tables].
+    """The order in which kernels visit the tile pairs of a data-dependent mask; implements
+    `tile_schedule.TileSchedule`, see Note [Tables].
 
     Args:
         name: a launch-ordered schedule: one whose CTAs wait only for CTAs that are launched earlier.
@@ -130,17 +132,17 @@ class Tables:
     def kv_tile(self, head: int, slot: int, part: int) -> int | None:
         return self._closed.kv_tile(head, slot, part)
 
-    def walk(self, head: int, kv: int) -> list[int]:
+    def tile_schedule(self, head: int, kv: int) -> list[int]:
         """Return the q tiles of a kv tile, in the order of its steps."""
         pairs, closed = self._pairs(head), self._closed
         tiles = (closed.q_tile(head, kv, step) for step in range(closed.visits(head, kv)))
         return [q for q in tiles if pairs[q][kv] != EMPTY]
 
     def visits(self, head: int, kv: int) -> int:
-        return len(self.walk(head, kv))
+        return len(self.tile_schedule(head, kv))
 
     def q_tile(self, head: int, kv: int, step: int) -> int:
-        return self.walk(head, kv)[step]
+        return self.tile_schedule(head, kv)[step]
 
     def rank(self, head: int, q: int, kv: int) -> int:
         own = self._closed.rank(head, q, kv)
@@ -157,8 +159,10 @@ class Tables:
         return head  # no two heads are assumed equal: this class only serves checks of small problems
 
     def words(self, head: int, kv: int, blind: Collection[int] = ()) -> list[int]:
-        """Return the steps of a kv tile's walk as kernels read them; `blind`: q tiles with queries that see no key."""
-        steps = ((q, self.rank(head, q, kv), self.needs_mask(head, q, kv)) for q in self.walk(head, kv))
+        """Return the steps of a kv tile's tile schedule as kernels read them; `blind`: q tiles with queries that see no
+        key.
+        """
+        steps = ((q, self.rank(head, q, kv), self.needs_mask(head, q, kv)) for q in self.tile_schedule(head, kv))
         return [step_word(q, rank, needs_mask, q in blind) for q, rank, needs_mask in steps]
 
     def _pairs(self, head: int) -> Pairs:
