@@ -33,7 +33,7 @@ TORCH = (
     ("torch._functorch._aot_autograd.autograd_cache", "AOTAutogradCacheDetails", "the key of AOTAutogradCache"),
     ("torch._dynamo.package", "SystemInfo.check_compatibility", "the precompile cache"),
     ("torch._inductor.lowering", "register_lowering fallback_handler fallbacks empty_strided lowerings", "lowerings"),
-    ("torch._inductor.config", "deterministic", "kernels that are not chosen by timing"),
+    ("torch._inductor.config", "deterministic force_shape_pad", "kernels that are not chosen by timing"),
     (
         "torch._inductor.config",
         "coordinate_descent_tuning max_autotune max_autotune_gemm max_autotune_pointwise",

@@ -329,7 +329,7 @@ class _Element:
     def scaled(self, ds: Tensor, q_head: int, rows: slice, keys: slice) -> Tensor:
         """Returns the gradient of the scaled products ``q @ k.T * scale``, given `ds`, that of the scores.
 
-        They differ if the call changes scores after the product, as a softcap does.  `ds` and the result are
+        They differ if the call changes scores after the product, as a modifier of scores does.  `ds` and the result are
         [rows, keys].
         """
         s = logits(self.q[q_head, rows], self.k[self.kv_head(q_head), keys], self.scale)

@@ -62,7 +62,7 @@ def test_a_narrow_product_is_found() -> None:
 
 SUMS = [
     (
-        segments.tile_schedule_segments,
+        segments.walk_segments,
         {"CHUNK": 64, "COLUMNS": 128, "HAS_ORDER": True, "HAS_BASE": True, "IS_LAST": False},
     ),
     (segments.scan_segments, {"CHUNK": 256, "COLUMNS": 16, "HAS_ORDER": True, "HAS_BASE": True, "IS_LAST": False}),

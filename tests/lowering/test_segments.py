@@ -93,6 +93,6 @@ def test_strides_of_the_vector_of_keys_are_those_that_the_template_has() -> None
     output = run_forked(FAKE_GPU, TRANSPOSED).stdout
     (code,) = json.loads(output.splitlines()[-1])
     code = without_comments(code)
-    (read,) = re.findall(r"keys = Operand\(KEYS, \((\d+), 0, (\d+),\)\)", code)
+    (read,) = re.findall(r"Operand\(KEYS, \((\d+), 0, (\d+),\)\)", code)
     (made,) = re.findall(r"empty_strided_cuda\(\(3, 1, 300\), \((\d+), \d+, (\d+)\), torch.int32\)", code)
     assert read == made

@@ -39,7 +39,7 @@ def unknown(error: BaseException) -> str:
 def _line_of_the_program(error: BaseException) -> str:
     """The ``file:line`` of the program at which an error was raised or traced; "" if it is not known."""
     traced = re.findall(r'File "([^"]+)", line (\d+)', str(error).partition("from user code:")[2])
-    run = [(frame.f_code.co_filename, line) for frame, line in traceback.tile_schedule_tb(error.__traceback__)]
+    run = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     for file, line in [*reversed(traced), *reversed(run)]:
         if not file.startswith(("<", *_LIBRARIES)):
             return f"{file}:{line}"

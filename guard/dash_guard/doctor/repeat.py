@@ -32,6 +32,7 @@ from ..checks.same_rank_recompute import differs
 from ..recompute.execution import Digest
 from ..recompute.micro_batch import results_of
 from ..recompute.operators import Operator, OperatorLog
+from ..recompute.parameters import WroteParameters
 from .again import Again, Inputs
 from .before import Before, CannotRepeat, computes
 from .difference import Difference, first_operator
@@ -238,7 +239,8 @@ class Repeat(Repeating):
         with self._quiet(), kept(), before.parameters.put():
             handle = call.root.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
             try:
-                batch.run(execution, None, around)
+                with contextlib.suppress(WroteParameters):  # `before.parameters` has all values
+                    batch.run(execution, None, around)
             finally:
                 handle.remove()
                 digests = execution.end()
