@@ -125,8 +125,7 @@ class _Mailbox:
 
     Attributes:
         joined: ranks that have ever joined.
-        present: ranks that are present.
-        present: ranks that are there.
+        present: ranks that have joined and neither left nor ended.
     """
 
     def __init__(self, server: Server) -> None:

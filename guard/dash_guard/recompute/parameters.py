@@ -20,7 +20,7 @@ from ..upstream.parallel import broadcasts_next
 
 
 class WroteParameters(RuntimeError):
-    """A call that ran again has written parameters; their values are restored."""
+    """A call that ran again has written parameters; `undisturbed` says when their values are restored."""
 
 
 class Versions:

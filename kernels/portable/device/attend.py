@@ -177,57 +177,18 @@ def attend_tile(
     else:
         if MASK.HAS_HI:
             state = attend_range(
-                state,
-                operands,
-                place,
-                own,
-                data,
-                tile_schedule,
-                first,
-                full_first,
-                True,
-                SIGN,
-                SLOPE,
-                TILE,
-                MASK,
-                SCORE,
-                BUILD,
-            )
+                state, operands, place, own, data, tile_schedule, first, full_first, True, SIGN, SLOPE, TILE, MASK,
+                SCORE, BUILD,
+            )  # fmt: skip
         state = attend_range(
-            state,
-            operands,
-            place,
-            own,
-            data,
-            tile_schedule,
-            full_first,
-            full_end,
-            False,
-            SIGN,
-            SLOPE,
-            TILE,
-            MASK,
-            SCORE,
-            BUILD,
-        )
+            state, operands, place, own, data, tile_schedule, full_first, full_end, False, SIGN, SLOPE, TILE, MASK,
+            SCORE, BUILD,
+        )  # fmt: skip
         if MASK.HAS_LO or MASK.HAS_HI or not TILE.EVEN_KV:
             state = attend_range(
-                state,
-                operands,
-                place,
-                own,
-                data,
-                tile_schedule,
-                full_end,
-                end,
-                True,
-                SIGN,
-                SLOPE,
-                TILE,
-                MASK,
-                SCORE,
+                state, operands, place, own, data, tile_schedule, full_end, end, True, SIGN, SLOPE, TILE, MASK, SCORE,
                 BUILD,
-            )
+            )  # fmt: skip
     out, total, largest = state
     if SCORE.HAS_SINKS:
         total, largest, shrink = with_sinks(total, largest, sinks, b, hq, q_rows, q_len, SCORE)

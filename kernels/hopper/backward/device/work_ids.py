@@ -1,4 +1,4 @@
-"""Work ids (work ids): a CTA takes one after the other, and its producer announces the work items that they stand for.
+"""Work ids: a CTA takes one after the other, and its producer announces the work items that they stand for.
 
 The producer takes a work id once it has requested everything that the previous one needs, so a CTA holds the work id
 that its consumers work on and at most one more.  It announces work item n of the CTA, a kv tile of a head, in the n-th
