@@ -5,11 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
-import os
 import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,9 +21,9 @@ from dash_inductor.model import Band
 from dash_inductor.model.traits import Traits
 from dash_inductor.upstream import compat
 
+from ..support import sanitizer
 from ..support.attention import Attention
 from ..support.calls import forward_call
-from ..support.distribution import ROOT
 from ..support.hopper import MARKS, any_forward
 from ..support.hopper_forward import (
     Forward,
@@ -491,39 +487,24 @@ def test_wrong_tensors_are_refused() -> None:
         forward(p, ctas=0)
 
 
-_sanitizer = shutil.which("compute-sanitizer")
-sanitized = pytest.mark.skipif(_sanitizer is None, reason="compute-sanitizer is not in PATH")
-
-
-def report(tool: str) -> list[str]:
-    """Lines of the program's output and the tool's report."""
-    command = [str(_sanitizer), "--tool", tool, "--print-limit", "1000000", "--show-backtrace", "no"]
-    command += ["--report-api-errors", "no"] * (tool == "memcheck")  # Triton 3.9 asks for what older drivers refuse
-    env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # every tensor is an allocation that the tool knows
-    root = ROOT
-    run = subprocess.run(
-        [*command, sys.executable, "-m", "tests.support.hopper_forward_sanitized"],
-        cwd=root, env=env, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    lines = run.stdout.splitlines()
-    assert "done" in lines, run.stdout[-2000:] + run.stderr[-2000:]
-    return lines
-
-
-@sanitized
+@sanitizer.needed
 @pytest.mark.parametrize("tool", ["memcheck", "initcheck"])
 def test_sanitizer(tool: str) -> None:
-    assert "========= ERROR SUMMARY: 0 errors" in report(tool)
+    assert "========= ERROR SUMMARY: 0 errors" in sanitizer.report(tool, "hopper_forward_sanitized")
 
 
-@sanitized
+@sanitizer.needed
 def test_racecheck() -> None:
     """Only Triton's own dispatch of the roles, as in the backward, and the facts of a tile may be reported.
 
     The producer's words about a tile are ordered by the barrier that q fills, which the tool does not follow: see
     docs/what-we-know.md.
     """
-    races = [line for line in report("racecheck") if "Race reported" in line or "hazards]" in line]
+    races = [
+        line
+        for line in sanitizer.report("racecheck", "hopper_forward_sanitized")
+        if "Race reported" in line or "hazards]" in line
+    ]
     reported = {m.groups() if (m := re.search(r"access at \S+ in (\S+):(\d+)", line)) else (line, 0) for line in races}
     facts = {("producer.py", str(line)) for line in lines_of(producer.announce)}
     facts |= {("consumer.py", str(line)) for line in lines_of(consumer.announced)}

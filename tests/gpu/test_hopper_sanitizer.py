@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 
-import pytest
-
-from ..support.distribution import ROOT
+from ..support import sanitizer
 from ..support.hopper import MARKS
-from ..support.racecheck import races
+from ..support.sanitizer import races, report
 
-_sanitizer = shutil.which("compute-sanitizer")
-pytestmark = [*MARKS, pytest.mark.skipif(_sanitizer is None, reason="compute-sanitizer is not in PATH")]
+pytestmark = [*MARKS, sanitizer.needed]
 
-
-def report(tool: str, *arguments: str) -> list[str]:
-    """Lines of the program's output and the tool's report."""
-    command = [str(_sanitizer), "--tool", tool, "--print-limit", "1000000", "--show-backtrace", "no"]
-    command += ["--report-api-errors", "no"] * (tool == "memcheck")  # Triton 3.9 asks for what older drivers refuse
-    command += [sys.executable, "-m", "tests.support.hopper_sanitized", *arguments]
-    env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # every tensor is an allocation that the tool knows
-    root = ROOT
-    run = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300)
-    lines = run.stdout.splitlines()
-    assert "done" in lines, run.stdout[-2000:] + run.stderr[-2000:]
-    return lines
+PROGRAM = "hopper_sanitized"
 
 
 def unwritten_reads(lines: list[str]) -> tuple[int, int]:
@@ -41,22 +23,22 @@ def unwritten_reads(lines: list[str]) -> tuple[int, int]:
 
 
 def test_memcheck() -> None:
-    assert "========= ERROR SUMMARY: 0 errors" in report("memcheck")
+    assert "========= ERROR SUMMARY: 0 errors" in report("memcheck", PROGRAM)
 
 
 def test_initcheck() -> None:
-    assert unwritten_reads(report("initcheck"))[1] == 0
+    assert unwritten_reads(report("initcheck", PROGRAM))[1] == 0
 
 
 def test_initcheck_sees_other_memory() -> None:
     """The test above can fail: one read of memory that nobody wrote is reported as such."""
-    assert unwritten_reads(report("initcheck", "--control"))[1] > 0
+    assert unwritten_reads(report("initcheck", PROGRAM, "--control"))[1] > 0
 
 
 def test_racecheck() -> None:
     """Only Triton's own dispatch of the roles is reported, and words that consumers read when TMA has completed a
     barrier, which racecheck does not follow: see docs/what-we-know.md."""
-    assert races(report("racecheck")) <= {
+    assert races(report("racecheck", PROGRAM)) <= {
         frozenset({"entry.py hopper_backward"}),
         frozenset({"step_words.py put_word", "step_words.py read_word"}),
     }

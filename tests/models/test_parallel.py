@@ -36,7 +36,8 @@ def test_trainer(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["ddp right", *(pytest.param(case, marks=pytest.mark.full) for case in ("fsdp right", "heads right"))]
+    "case",
+    ["ddp right", *(pytest.param(case, marks=pytest.mark.full) for case in ("ddp plain", "fsdp right", "heads right"))],
 )
 def test_two_processes(case: str) -> None:
     from ..support.parallel import BUCKETS, EXPECTED, PROCESSES

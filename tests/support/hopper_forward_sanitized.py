@@ -10,6 +10,7 @@ import torch
 
 from dash_inductor.model import Band
 
+from . import plain_lines
 from .attention import Attention
 from .hopper_forward import forward
 
@@ -24,6 +25,7 @@ CASES = [
 
 
 def main() -> None:
+    plain_lines.install()
     kept = []  # freed memory could be another call's
     for (head_dim, value_dim), mask, group, q_len, kv_len in CASES:
         p = Attention.random(q_len, kv_len, head_dim, mask, batch=2, kv_heads=2, group=group, value_dim=value_dim)

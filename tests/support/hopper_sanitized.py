@@ -15,6 +15,7 @@ import torch
 from dash_inductor.model import Band
 from dash_inductor.upstream import compat
 
+from . import plain_lines
 from .attention import Attention
 from .hopper import Direct, any_forward
 
@@ -27,6 +28,7 @@ CASES = [
 
 
 def main() -> None:
+    plain_lines.install()
     allocated: list[torch.Tensor] = []
     allocate = compat.empty_cuda
 

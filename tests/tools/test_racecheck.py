@@ -8,7 +8,7 @@ import pytest
 
 from dash_inductor.kernels.hopper.shared.device import step_words
 
-from ..support.racecheck import races
+from ..support.sanitizer import races
 
 SUMMARY = "========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)"
 

@@ -1,16 +1,44 @@
-"""The reports of the tool racecheck of compute-sanitizer, by the functions of the Hopper kernel."""
+"""Runs programs under compute-sanitizer, and reads the races in its reports by functions of the Hopper kernel."""
 
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterable
+
+import pytest
 
 from .distribution import ROOT
 
 HOPPER = ROOT / "kernels" / "hopper"
+_TOOL = shutil.which("compute-sanitizer")
+needed = pytest.mark.skipif(_TOOL is None, reason="compute-sanitizer is not in PATH")
+
 FILES = {path.name: path for room in ("shared", "backward") for path in (HOPPER / room / "device").glob("*.py")}
 """The device code of the backward: a report gives the name of a file without its folder."""
+
+
+def report(tool: str, module: str, *arguments: str) -> list[str]:
+    """Runs a module of `tests.support`, which prints "done" at its end, under a tool of compute-sanitizer.
+
+    Returns:
+        The lines of its output and of the tool's report.
+    """
+    command = [str(_TOOL), "--tool", tool, "--print-limit", "1000000", "--show-backtrace", "no"]
+    command += ["--report-api-errors", "no"] * (tool == "memcheck")  # Triton 3.9 asks for what older drivers refuse
+    command += [sys.executable, "-m", f"tests.support.{module}", *arguments]
+    env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # every tensor is an allocation that the tool knows
+    with tempfile.TemporaryDirectory() as cache:  # kernels of other runs have other line tables: see plain_lines.py
+        env |= {"TRITON_CACHE_DIR": cache}
+        run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    lines = run.stdout.splitlines()
+    assert "done" in lines, run.stdout[-2000:] + run.stderr[-2000:]
+    return lines
 
 
 def races(lines: Iterable[str]) -> set[frozenset[str]]:
