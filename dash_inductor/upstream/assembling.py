@@ -28,7 +28,7 @@ from .seams import Seam
 PTX_VERSION = 87
 """The PTX version for the older assembler: the one that Triton 3.6 writes."""
 
-REVISION = "1"
+REVISION = "2"
 """The version of `plain_descriptors` in Triton's cache keys: increase it with every change of that function."""
 
 _HOPPER: ContextVar[bool] = ContextVar("dash_inductor_assembling", default=False)
@@ -85,6 +85,8 @@ class _Written(NamedTuple):
 
 _DEFINITION = re.compile(r"\s*(or\.b64|cvt\.u64\.u32|add\.s32|or\.b32|bfe\.u32|and\.b32)\s+(%\w+), ([^;]*);")
 _ANY_DEFINITION = re.compile(r"\s*(?:@!?%\w+ )?[a-z][\w.:]*\s+(?:\{([^}]*)\}|(%\w+))")
+_FENCE = "wgmma.fence"
+"""The instruction before the first matrix instruction of a group."""
 _BRANCH = re.compile(r"\s*(?:@!?%\w+ )?bra[.\w]*\s+(\$L__BB\w+)")
 _LOW = 0xFFFF
 """The bits of a descriptor that hold the address."""
@@ -98,13 +100,21 @@ def plain_descriptors(ptx: str) -> str:
     ``(base + constant, in 32 bits, extended to 64) | bits`` becomes ``(base, extended) + constant``.  Instructions that
     are not proved to have this form and an equal result are not changed.  A descriptor that is constant in the loop of
     its use stays outside of the loop.
+
+    The base is computed again for each group of matrix instructions, after the fence before them: the assembler moves
+    sums of a base that is known early to before the barriers that the group waits for, where warps wait for each other.
     """
     lines = ptx.splitlines()
-    written, loops = _written(lines), _loops(lines)
-    bases: dict[str, str] = {}
-    in_front: dict[int, list[str]] = {}
-    late = 0
+    times = _writes(lines)
+    written, loops = _written(lines, times), _loops(lines)
+    early: dict[str, str] = {}
+    late: dict[str, str] = {}
+    before: dict[int, list[str]] = {}
+    after: dict[int, list[str]] = {}
+    count = sums = 0
     for use, line in enumerate(lines):
+        if _FENCE in line or line.startswith("$L__BB"):
+            late = {}
         if "wgmma.mma_async" not in line:
             continue
         matrix, brace, operands = line.partition("}")
@@ -113,24 +123,37 @@ def plain_descriptors(ptx: str) -> str:
             if found is None:
                 continue
             base, constant = found
-            extended = bases.setdefault(base, f"%dash_base{len(bases)}")
-            place = written[register].line
-            if loops[place] != loops[use]:
-                lines[place] = f"\tadd.s64 \t{register}, {extended}, {constant};"
+            place, address = written[register].line, written[base]
+            leaves = loops[place] != loops[use]
+            again = not leaves and all(times.get(operand, 1) == 1 for operand in address.operands)
+            extended = late if again else early
+            if base not in extended:
+                low, extended[base] = base, f"%dash_base{count}"
+                if again:
+                    low = f"%dash_low{count}"
+                    copy = f"\t{address.operation} \t{low}, {', '.join(address.operands)};"
+                    before.setdefault(use, []).append(copy)
+                extension = f"\tcvt.u64.u32 \t{extended[base]}, {low};"
+                (before.setdefault(use, []) if again else after.setdefault(address.line, [])).append(extension)
+                count += 1
+            if leaves:
+                lines[place] = f"\tadd.s64 \t{register}, {extended[base]}, {constant};"
                 continue
-            in_front.setdefault(use, []).append(f"\tadd.s64 \t%dash_late{late}, {extended}, {constant};")
-            operands = re.sub(rf"{register}\b", f"%dash_late{late}", operands)
-            late += 1
+            before.setdefault(use, []).append(f"\tadd.s64 \t%dash_late{sums}, {extended[base]}, {constant};")
+            operands = re.sub(rf"{register}\b", f"%dash_late{sums}", operands)
+            sums += 1
         lines[use] = matrix + brace + operands
-    if not bases:
+    if not count:
         return ptx
-    extensions = {written[base].line: f"\tcvt.u64.u32 \t{name}, {base};" for base, name in bases.items()}
-    registers = f"\t.reg .b64 \t%dash_base<{len(bases)}>;", f"\t.reg .b64 \t%dash_late<{late + 1}>;"
+    registers = (
+        f"\t.reg .b32 \t%dash_low<{count}>;", f"\t.reg .b64 \t%dash_base<{count}>;",
+        f"\t.reg .b64 \t%dash_late<{sums + 1}>;",
+    )  # fmt: skip
     first = next(i for i, line in enumerate(lines) if line.lstrip().startswith(".reg "))
     made: list[str] = []
     for i, line in enumerate(lines):
         made += registers if i == first else ()
-        made += (*in_front.get(i, ()), line, *([extensions[i]] if i in extensions else ()))
+        made += (*before.get(i, ()), line, *after.get(i, ()))
     return "\n".join(made) + "\n"
 
 
@@ -167,14 +190,20 @@ def _is_address(value: _Written) -> bool:
     return value.operation == "and.b32" and bits.isdecimal() and int(bits) < 1 << _ADDRESS_BITS
 
 
-def _written(lines: Sequence[str]) -> dict[str, _Written]:
-    """The instruction that writes a register, for registers written once by an operation that occurs in descriptors."""
+def _writes(lines: Sequence[str]) -> dict[str, int]:
+    """The number of instructions that write each register."""
     times: dict[str, int] = {}
-    found: dict[str, _Written] = {}
-    for i, line in enumerate(lines):
+    for line in lines:
         if some := _ANY_DEFINITION.match(line):
             for register in (some[1] or some[2]).split(","):
                 times[register.strip()] = times.get(register.strip(), 0) + 1
+    return times
+
+
+def _written(lines: Sequence[str], times: dict[str, int]) -> dict[str, _Written]:
+    """The instruction that writes a register, for registers written once by an operation that occurs in descriptors."""
+    found: dict[str, _Written] = {}
+    for i, line in enumerate(lines):
         if one := _DEFINITION.match(line):
             found[one[2]] = _Written(i, one[1], [operand.strip() for operand in one[3].split(",")])
     return {register: value for register, value in found.items() if times[register] == 1}

@@ -53,7 +53,7 @@ def attend(tensors: list[Tensor], extras: list[Tensor], call: Call, of: Plan) ->
     q, k, v, do = tensors
     data = MaskData.of(call.mask, extras, (len(q), Q_HEADS, KV_HEADS, LENGTH, LENGTH))
     made = mask_tables.build(data, of)
-    both = made.q_vectors, made.kv_vectors, made.keys_seen
+    both = *(side if side.numel() else None for side in (made.q_vectors, made.kv_vectors)), made.keys_seen
     out, lse = forward.forward(q, k, v, replace(call, orders=(ORDER,)), ForwardData(*both, made.counts, made.row_steps))
     tile_schedules = made.visits, made.steps, made.contributions
     found = backward.backward(

@@ -61,7 +61,8 @@ def test_values_and_bits(text: str, step: int | None, dim: int) -> None:
     same_tables(mask_tables.build(data, of), reference_tables.build(data, of))
     found = attend(tensors, extras, call, of)
     for ours, true in zip(found, exact(tensors, reference_tables._shown(data)), strict=True):
-        assert (ours.double() - true).norm() <= 8e-3 * true.norm()
+        # A query that sees one key alone has gradients of zero, and rounding errors of the products' size.
+        assert (ours.double() - true).norm() <= 8e-3 * true.norm() + 1e-6 * tensors[3].norm()
     assert not differing_runs(lambda: attend(tensors, extras, call, of), 10)
     for b in range(BATCH):
         alone = attend([t[b : b + 1] for t in tensors], [t[b : b + 1] for t in extras], call, of)

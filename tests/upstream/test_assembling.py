@@ -91,7 +91,29 @@ def test_what_is_known_is_written_anew() -> None:
     )  # fmt: skip
     rewritten = plain_descriptors(text)
     assert f"add.s64 \t%dash_late0, %dash_base0, {BITS + 2};\n\twgmma" in rewritten
-    assert "cvt.u64.u32 \t%dash_base0, %r2;" in rewritten
+    assert "bfe.u32 \t%dash_low0, %r1, 4, 14;\n\tcvt.u64.u32 \t%dash_base0, %dash_low0;" in rewritten
+
+
+def test_each_group_computes_the_base_once() -> None:
+    slices = []
+    for i in range(2):
+        slices += [f"add.s32 \t%r{3 + i}, %r2, {2 * i + 2};", f"cvt.u64.u32 \t%rd{i}, %r{3 + i};"]
+        slices += [f"or.b64 \t%rd{7 + i}, %rd{i}, {BITS};"]
+    group = ["wgmma.fence.sync.aligned;", *(f"wgmma.mma_async.sync {{%f{i}}}, %rd{7 + i}, 1;" for i in range(2))]
+    rewritten = plain_descriptors(kernel("bfe.u32 \t%r2, %r1, 4, 14;", *slices, *group, *group)).splitlines()
+    copies = [i for i, line in enumerate(rewritten) if "%dash_low" in line and "bfe" in line]
+    fences = [i for i, line in enumerate(rewritten) if "wgmma.fence" in line]
+    assert copies == [fence + 1 for fence in fences]
+
+
+def test_a_base_of_a_register_that_changes_is_extended_where_it_is_computed() -> None:
+    text = kernel(
+        "bfe.u32 \t%r2, %r1, 4, 14;", "add.s32 \t%r3, %r2, 2;", "cvt.u64.u32 \t%rd1, %r3;",
+        f"or.b64 \t%rd2, %rd1, {BITS};", "mov.b32 \t%r1, 0;", "wgmma.mma_async.sync {%f1}, %rd2, 1;",
+    )  # fmt: skip
+    lines = plain_descriptors(text).splitlines()
+    assert lines[lines.index("\tbfe.u32 \t%r2, %r1, 4, 14;") + 1] == "\tcvt.u64.u32 \t%dash_base0, %r2;"
+    assert not any("%dash_low0," in line for line in lines)
 
 
 def test_a_register_that_is_written_twice_is_not_taken_for_its_first_value() -> None:
