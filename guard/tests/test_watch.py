@@ -99,7 +99,7 @@ def test_every_fault_is_named_in_time_and_nobody_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        ("clean", "killed", "settings", "raises", "alone"),
+        ("clean", "killed", "settings", "raises", "late", "alone"),
         pytest.param(("no folder", "full", "not live", "held"), marks=pytest.mark.full),
     ],
     ids=["quick", "others"],
@@ -119,9 +119,17 @@ def test_no_guard_that_breaks_changes_a_bit_or_ends_the_training(tmp_path: Path,
         ("not live", "live=False"),
         ("settings", "ranks cannot agree: the guards of ranks have different settings"),
         ("raises", "switched off in step 7: "),
-        ("alone", "ranks cannot agree: not all ranks have come within 2 s"),
+        ("alone", "ranks cannot agree: not all ranks have a guard"),
+        ("late", "before all ranks had a guard"),
     ):
         assert name not in names or text in json.dumps(facts[name]["coverage"])
+    if "late" in names:  # the guard of rank 1 begins in step 5, ranks meet in step 8
+        sums, recompute = (facts["late"]["coverage"][name] for name in ("collective_checksums", "cross_rank_recompute"))
+        assert (
+            sums["unseen"]["before all ranks had a guard"] == recompute["unseen"]["before all ranks had a guard"] == 8
+        )
+        assert sums["counts"]["results"] > 0
+        assert recompute["counts"] == facts["clean"]["coverage"]["cross_rank_recompute"]["counts"]
     if "killed" in names:
         assert list(facts["clean"]["coverage"]["data"]["unseen"]) == []
         assert result.stderr.count("training goes on, and is not checked from here") == 2  # ranks of the killed monitor

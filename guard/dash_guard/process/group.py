@@ -2,14 +2,15 @@
 
 The group uses connections of gloo, whatever the training uses. So nothing of the guard waits in, or delays, a
 collective of the training, and the group has no place in the numbering of the program's groups. Ranks open it before
-the first step of the first optimizer, where their gradients have been reduced already.
+the first step of the first optimizer, where their gradients have been reduced already, or at a later step (`TRIES`).
 
 Note [No deadlock]
 No rank waits for a rank that never comes. The last rank to arrive, or the first one whose patience ends, decides for
-all ranks in the store of the job whether there is a group (`upstream.collectives.meet`). Ranks whose guards have other
-settings, and so would wait at other places, decide that there is none. A rank on which a check ends while others may
-wait closes its end (`end`), and the others get an error at once. Without a group, the checks that need one are switched
-off, coverage records it, and training goes on.
+all ranks in the store of the job whether there is a group (`upstream.collectives.meet`). Ranks that have waited in vain
+train on and try again at the same later steps. Ranks whose guards have other settings, and so would wait at other
+places, decide that there is none. A rank on which a check ends while others may wait closes its end (`end`), and the
+others get an error at once. Without a group, the checks that need one are switched off, coverage records it, and
+training goes on.
 """
 
 from __future__ import annotations
@@ -29,12 +30,21 @@ from dash_inductor.errors import DashError
 from ..observation.exchange import Exchange
 from ..upstream import collectives
 
-PATIENCE = 60.0
+PATIENCE = 1.5
 """Seconds in which all ranks must arrive at the first step of an optimizer."""
+
+SHORT_PATIENCE = 0.05
+"""The same for later steps at which ranks try again, in seconds."""
+
+TRIES = 10
+"""How often ranks try again: at steps 2, 4, 8, ..., 64, 128, 192, ...  So all waiting together takes 2 s."""
+
+NOT_ALL = "not all ranks have a guard"
 
 LONG = 5.0
 """Seconds of waiting after which a rank lets the others know."""
 
+_APART = 64  # steps between the later tries
 _TIMEOUT = timedelta(minutes=10)  # a rank may be this late later, for example because it writes a checkpoint
 _numbers = itertools.count(1)  # of groups of this process; all ranks count alike
 
@@ -51,24 +61,45 @@ class Group:
         self.settings, self.meetings = "", 0
         self._exchange = Exchange()
         self._opened, self._ended = False, ""
+        self._number = self._tries = 0
+        self._tried = -1  # the step of the last try
         self._group: Any = None
         self._board: collectives.Board | None = None
         self._waits: float | None = None  # since then
         self._reported = -1  # meetings
 
-    def open(self) -> str:
-        """Connect to all other ranks, once; all ranks call this at the same place.
+    def open(self, step: int = 0) -> str | None:
+        """Connect to all other ranks, once; all ranks call this at the same places.
+
+        Args:
+            step: the number of the training step.
 
         Returns:
-            Why there is no group; "" if there is one, or none is needed.
+            Why there is no group; "" if there is one, or none is needed; None if not all ranks have come, and they can
+            try again at a later step.
         """
-        if not self._opened:
-            self._opened = True
-            if collectives.is_up():
-                settings = hashlib.blake2b(self.settings.encode(), digest_size=8).hexdigest()
-                found = collectives.meet(next(_numbers), settings, PATIENCE, _TIMEOUT)
+        if self._opened or not self._tries_at(step):
+            return self._ended if self._opened else None
+        patience = PATIENCE if self._tries == 0 else SHORT_PATIENCE
+        if self._tries == 0:
+            self._number = next(_numbers)
+        self._tries, self._tried = self._tries + 1, step
+        self._opened = True
+        if collectives.is_up():
+            settings = hashlib.blake2b(self.settings.encode(), digest_size=8).hexdigest()
+            try:
+                found = collectives.meet(f"{self._number}/{step}", settings, patience, _TIMEOUT)
                 self._group, self._board, self._ended = found
+            except collectives.NotAllCame:
+                if self._tries <= TRIES:
+                    self._opened = False
+                    return None
+                self._ended = NOT_ALL
         return self._ended
+
+    def _tries_at(self, step: int) -> bool:
+        is_power = step & (step - 1) == 0
+        return self._tries == 0 or (step > self._tried and (is_power or step % _APART == 0))
 
     def end(self, why: str) -> None:
         """Leave the group: other ranks that wait for this rank, or will, get an error.
@@ -87,9 +118,8 @@ class Group:
         Raises:
             DashError: there are other ranks, but no group.
         """
-        self.open()
-        if self._ended:
-            raise DashError(self._ended)
+        if why := NOT_ALL if self.open() is None else self._ended:
+            raise DashError(why)
         return self._group is None
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:

@@ -199,13 +199,13 @@ class Guard:
                 coverage.unseen(kind.name, "live=False")
                 continue
             try:
-                rank.checks.append(kind(rank, **self._settings))
+                rank.add(functools.partial(kind, rank, **self._settings))
             except Exception as error:  # a check never ends the training
                 coverage.unseen(kind.name, f"could not begin: {error}")
                 log.warning("the check %s of the guard could not begin: %s", kind.name, error)
         if self._on_confirmed == "raise":
             replicas = next((check for check in rank.checks if isinstance(check, Replicas)), None)
-            rank.checks.append(Stop(rank, replicas))  # runs last: the other checks have seen the step by then
+            rank.add(functools.partial(Stop, rank, replicas))  # runs last: the other checks have seen the step by then
         rank.start(instead)
         if self._live:
             times = next(check for check in rank.checks if isinstance(check, Times))

@@ -27,6 +27,7 @@ _STEPS = 4  # steps in one heartbeat
 _GROUPS = 24
 _COVERAGE = 10  # heartbeats between two reports of the coverage
 _LONGEST = 4.0  # seconds between two readings of the flight recorder
+_LAST = 5.0  # seconds that the last heartbeat may take
 _SHARE = 100  # reading the flight recorder may take 1/100 of the time
 
 
@@ -60,9 +61,12 @@ class Heartbeats:
             self._phase = before
 
     def close(self) -> None:
-        """Send no more heartbeats."""
+        """Send no more heartbeats.
+
+        A thread that is inside PyTorch's recorder when the interpreter ends would abort the process.
+        """
         self._end.set()
-        self._thread.join(timeout=PERIOD)
+        self._thread.join(timeout=_LAST)
 
     def _run(self) -> None:
         try:

@@ -25,6 +25,7 @@ USUAL = 60.0
 """The same for a step with as many forwards as others, whose backward may be compiled now."""
 
 _TICK = 0.5  # seconds
+_LAST = 5.0  # seconds that the last look at the store may take
 _WHY = "this rank trained on where it used to update, and nothing happened for {:.0f} s"
 
 
@@ -47,10 +48,12 @@ class Lonely:
         self._updates = False
         self._doubt = -1  # meetings before the last step with more forwards than any before
         self._done = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start: ranks have met, and will meet again."""
-        threading.Thread(target=self._watch, name="dash-guard-lonely", daemon=True).start()
+        self._thread = threading.Thread(target=self._watch, name="dash-guard-lonely", daemon=True)
+        self._thread.start()
 
     def event(self) -> None:
         """Something has happened in the training."""
@@ -74,8 +77,13 @@ class Lonely:
         self._most, self._count, self._updates = max(self._most, self._count), 0, False
 
     def close(self) -> None:
-        """Watch no more."""
+        """Watch no more.
+
+        A thread that is inside the store when the interpreter ends would abort the process.
+        """
         self._done.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=_LAST)
 
     def _watch(self) -> None:
         while not self._done.wait(_TICK):

@@ -21,7 +21,7 @@ from ..report.coverage import Coverage
 from ..transport.channel import Channel
 from ..transport.messages import Message
 from ..upstream.parallel import has_uneven_inputs
-from .group import Group
+from .group import NOT_ALL, Group
 from .lonely import Lonely
 
 log = logging.getLogger("dash_guard")
@@ -49,12 +49,25 @@ class Rank(Observer):
         self.checks: list[Check] = []
         self._stepped: set[int] = set()
         self._begun = self._met = False
+        self._makers: dict[str, tuple[int, Callable[[], Check]]] = {}
+        self._absent: list[str] = []  # checks that wait until all ranks have met
+        self._first = 0  # the step from which they waited
         self._lonely, self._depth = Lonely(self.group), 0
 
     @property
     def step(self) -> int:
         """The number of the current training step, from 1."""
         return self._numbers.number
+
+    def add(self, make: Callable[[], Check]) -> None:
+        """Add a check after the others.
+
+        Args:
+            make: returns a new check. It is called again if ranks can connect only at a later step.
+        """
+        check = make()
+        self._makers[check.name] = len(self._makers), make
+        self.checks.append(check)
 
     def start(self, instead: Observer | None = None) -> None:
         """Receive events from now on.
@@ -74,6 +87,8 @@ class Rank(Observer):
             active.observers.remove(self)
             self._finish_step()
             self._lonely.close()
+            for name in self._absent:
+                self.coverage.unseen(name, f"off, because ranks cannot agree: {NOT_ALL}")
             for check in self.checks:
                 self._safely(check, check.close)
             self.group.close()
@@ -126,6 +141,7 @@ class Rank(Observer):
         """Begin a step at its first event."""
         if not self._begun:
             self._begun = True
+            self._join()
             self._show(lambda check: check.step_began(self.step))
 
     def run_together(self, check: Check, call: Callable[[], None]) -> bool:
@@ -140,31 +156,73 @@ class Rank(Observer):
         return check in self.checks
 
     def _meet(self) -> None:
-        """Connect all ranks once, if any check needs it; if they cannot connect, these checks are switched off."""
+        """Connect all ranks once, if any check needs it; if they cannot connect, these checks are switched off.
+
+        If not all ranks come, these checks wait until all have: training goes on, and ranks try again at later steps.
+        """
         together = [check for check in self.checks if check.together]
         if self._met:
             return
-        self._met = True
-        if not together:
+        if not together and not self._absent:
+            self._met = True
             return
-        self.group.settings = f"{self.group.settings} {[check.name for check in together]}"
-        why = self.group.open()
-        if why:
+        if not self._absent:
+            self.group.settings = f"{self.group.settings} {[check.name for check in together]}"
+        why = self.group.open(self.step)
+        self._met = why is not None
+        if why is None:
+            self._wait_for_others(together)
+        elif why:
             self._go_alone(why)
         elif self.world > 1:
             self._lonely.start()
 
+    def _wait_for_others(self, together: Sequence[Check]) -> None:
+        if not together:
+            return
+        if any(check.name not in self._makers for check in together):
+            self._go_alone(NOT_ALL)
+            return
+        self._absent, self._first = [check.name for check in together], self.step
+        self.checks[:] = [check for check in self.checks if not check.together]
+        for check in together:
+            self._safely(check, check.close)
+        log.warning(
+            "checks of the guard (%s) wait until all ranks have a guard; training goes on", ", ".join(self._absent)
+        )
+
+    def _join(self) -> None:
+        """At the beginning of a step: let the checks begin that have waited until all ranks were there."""
+        if not self._absent or not self._met:
+            return
+        for name in self._absent:
+            place, make = self._makers[name]
+            self.coverage.unseen(name, "before all ranks had a guard", self.step - self._first)
+            try:
+                check = make()
+            except Exception as error:  # others must not wait for this rank
+                self.group.end(f"the check {name} could not begin: {described(error)}")
+                self.coverage.unseen(name, f"could not begin: {described(error)}")
+                continue
+            later = (i for i, each in enumerate(self.checks) if self._makers[each.name][0] > place)
+            self.checks.insert(next(later, len(self.checks)), check)
+        self._absent = []
+
     def _go_alone(self, why: str) -> None:
         """Switch off all checks that need other ranks, and leave the group, so that no rank waits for this one."""
         together = [check for check in self.checks if check.together]
-        if not together:
+        if not together and not self._absent:
             return
         self.group.end(why)
+        self._met = True
+        for name in self._absent:
+            self.coverage.unseen(name, f"off, because ranks cannot agree: {why}")
+        names, self._absent = [*self._absent, *(check.name for check in together)], []
         self.checks[:] = [check for check in self.checks if not check.together]
         for check in together:
             self._safely(check, check.close)
             self.coverage.unseen(check.name, f"off, because ranks cannot agree: {why}")
-        log.warning("checks of the guard are off (%s): %s", ", ".join(check.name for check in together), why)
+        log.warning("checks of the guard are off (%s): %s", ", ".join(names), why)
 
     def _finish_step(self) -> None:
         if not self._stepped:

@@ -16,7 +16,7 @@ from dash_inductor.upstream import compat
 OWN = "guard"
 """The name of the guard's own group; in the flight recorder it has none."""
 
-_OPEN = "open"
+_OPEN, _LATE = "open", "late"
 _met: dict[str, list[int]] = {}  # ranks of the group of `meet`
 _MODULE, _NAMES = "torch._C._distributed_c10d", ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
@@ -90,14 +90,18 @@ class Board:
             return False
 
 
-def meet(number: int, settings: str, patience: float, timeout: timedelta) -> tuple[Any, Board | None, str]:
+class NotAllCame(Exception):
+    """Not all ranks came to a meeting; they can come to another one."""
+
+
+def meet(name: str, settings: str, patience: float, timeout: timedelta) -> tuple[Any, Board | None, str]:
     """Connect all ranks of the job by gloo, apart from all process groups that the program knows.
 
     Each rank registers in the store of the job. The last one writes "open"; a rank that has waited too long, or finds
     other settings, writes the reason. The store keeps the first word, which holds for all ranks.
 
     Args:
-        number: the number of this meeting, equal on all ranks.
+        name: the name of this meeting, equal on all ranks.
         settings: must be equal on all ranks.
         patience: seconds to wait for the others.
         timeout: timeout of all collectives of the group.
@@ -105,6 +109,9 @@ def meet(number: int, settings: str, patience: float, timeout: timedelta) -> tup
     Returns:
         A group for `torch.distributed.all_gather`, which ends on all ranks when any rank drops its last reference, a
         board of its ranks, and ""; or None, None, and why there is no group.
+
+    Raises:
+        NotAllCame: a rank has waited too long for another one; all ranks that came learn of it.
     """
     world, rank = dist.get_world_size(), dist.get_rank()
     if world < 2:
@@ -113,7 +120,7 @@ def meet(number: int, settings: str, patience: float, timeout: timedelta) -> tup
         return None, None, "this PyTorch has no gloo"
     c10d = dist.distributed_c10d
     try:
-        store = compat.resolve("torch.distributed", "PrefixStore")(f"dash_guard/{number}", c10d._get_default_store())
+        store = compat.resolve("torch.distributed", "PrefixStore")(f"dash_guard/{name}", c10d._get_default_store())
         if store.compare_set("settings", "", settings).decode() != settings:
             store.compare_set("word", "", "the guards of ranks have different settings")
         if store.add("here", 1) == world:
@@ -121,13 +128,17 @@ def meet(number: int, settings: str, patience: float, timeout: timedelta) -> tup
         deadline, pause = time.monotonic() + patience, 0.001
         while not store.check(["word"]):
             if time.monotonic() > deadline:
-                store.compare_set("word", "", f"not all ranks have come within {patience:g} s")
+                store.compare_set("word", "", _LATE)
             time.sleep(pause)  # without the interpreter's lock, and without one of the store
             pause = min(2 * pause, 0.1)
         word = store.get("word").decode()
+        if word == _LATE:
+            raise NotAllCame
         if word != _OPEN:
             return None, None, word
         group = c10d.ProcessGroupGloo(store, rank, world, timeout=timeout)
+    except NotAllCame:
+        raise
     except Exception as error:
         return None, None, f"ranks cannot be connected: {error}"[:300]
     _met[OWN] = list(range(world))

@@ -80,9 +80,13 @@ def scenario(name: str, folder: Path) -> tuple[Guard, list[torch.Tensor]]:
         live=name != "not live",
         same_rank_recompute=100 if name == "raises" else int(first and name == "settings"),
     )
-    group.PATIENCE = 2.0 if name == "alone" else 60.0
+    group.PATIENCE = 1.5 if name in ("alone", "late") else 60.0
     if name == "alone" and not first:
         return guard, train()
+    if name == "late" and not first:
+        parameters = train(lambda step: guard.start() if step == 4 else None)
+        guard.close()
+        return guard, parameters
 
     def happens(step: int) -> None:
         if step == 10 and name == "killed" and first:
