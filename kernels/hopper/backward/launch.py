@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from ....config import config
 from ....errors import ArgumentError
 from ....model.call import Call
 from ....model.plan import Plan
-from ....schedule.tile_schedule import ClosedForm
+from ....schedule.tile_schedule import ClosedForm, Problem
 from ...common import launcher, score
 from ...common.call_launches import CallLaunch, CallLaunches, named_arguments
 from ...common.layouts import are_rows_dense, heads_first, in_orders, kernel_strides, of_operator
@@ -72,6 +72,41 @@ def prepare(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, pla
     return run if are_rows_dense(call) else in_orders(run, call)
 
 
+class _Workspace(NamedTuple):
+    """The parts of a call's workspace, by byte offset; their elements have 4 bytes.
+
+    Attributes:
+        accumulator, lse, delta, group_sums: fp32, see `device.entry` and `arguments.WORKSPACE`.
+        semaphores, group_semaphores, work_id: int32, one after the other.
+        end: the number of bytes.
+        counters: the number of semaphores and work ids.
+        rows: the number of rows of all q tiles.
+    """
+
+    accumulator: int
+    lse: int
+    delta: int
+    group_sums: int
+    semaphores: int
+    group_semaphores: int
+    work_id: int
+    end: int
+    counters: int
+    rows: int
+
+    @staticmethod
+    def of(work: Problem, kv_heads: int, columns: int, value_columns: int) -> _Workspace:
+        """Lays out the workspace of a problem; columns and value_columns are those of tiles of q and k, and of v."""
+        q_tiles = work.batch * work.heads * work.n_q
+        kv_tiles = work.batch * kv_heads * work.n_kv if kv_heads < work.heads else 0
+        rows, counters = q_tiles * work.block_q, q_tiles + kv_tiles + 1
+        elements = rows * columns, rows, rows, kv_tiles * work.block_kv * (columns + value_columns), counters
+        *offsets, end = accumulate((-(-4 * n // _ALIGNMENT) * _ALIGNMENT for n in elements), initial=0)
+        accumulator, lse, delta, group_sums, semaphores = offsets
+        after = semaphores + 4 * q_tiles, semaphores + 4 * (q_tiles + kv_tiles)
+        return _Workspace(accumulator, lse, delta, group_sums, semaphores, *after, end, counters, rows)
+
+
 def _launches(
     call: Call, plan: Plan, name: str, stamped: bool, tensors: Sequence[Tensor], extras: Sequence[Tensor]
 ) -> Launch:
@@ -86,16 +121,9 @@ def _launches(
     lo, hi = work.bounds
     operands.check(call, extras, (*query.shape[:3], key.shape[2]), device)
 
-    q_tiles = work.batch * work.heads * work.n_q
-    tile_rows = q_tiles * work.block_q
-    if tile_rows >= 1 << 31:
+    parts = _Workspace.of(work, site.kv_heads, built.columns, built.value_columns)
+    if parts.rows >= 1 << 31:
         raise ArgumentError("query", tuple(query.shape), "fewer than 2**31 rows: TMA counts them in 32 bits")
-    kv_tiles = work.batch * site.kv_heads * work.n_kv if site.group > 1 else 0
-    counters = q_tiles + kv_tiles + 1
-    accumulator_size = tile_rows * built.columns
-    sums_size = kv_tiles * work.block_kv * (built.columns + built.value_columns)
-    elements = accumulator_size, tile_rows, tile_rows, sums_size, counters  # of dq accumulator, lse, delta, ...
-    *offsets, end = accumulate((-(-4 * n // _ALIGNMENT) * _ALIGNMENT for n in elements), initial=0)  # in bytes
     shapes = [(*tensor.shape,) for tensor in (query, key, value)]
     strides = [kernel_strides(*each) for each in zip(shapes, call.orders, strict=True)]
     allocated = [
@@ -107,7 +135,8 @@ def _launches(
     places = BackwardData.places(call, len(extras))
     known, of_extras, others = numbered(len(tensors), used_extras(places, call), 2 * stamped + 4)
     (do, q, k, v, o, lse), (*stamps, dq, dk, dv, workspace) = known, others
-    accumulator, lse2, delta, sums, semaphores = [workspace + offset for offset in offsets]
+    accumulator, lse2, delta = (workspace + offset for offset in (parts.accumulator, parts.lse, parts.delta))
+    semaphores = workspace + parts.semaphores
     about_data = dict.fromkeys(("data", "contributions", "placement"))
     data = BackwardData.of(call, extras)
     if data is not None and places is not None:
@@ -126,11 +155,11 @@ def _launches(
     row = DQ_ROW.value
     descriptors = [
         *(each.descriptor for each in read), describe(key.shape, dk_strides), describe(value.shape, dv_strides),
-        ([accumulator_size // row, row], [row, 1]), ([tile_rows], [1]), ([tile_rows], [1]),
+        ([parts.rows * built.columns // row, row], [row, 1]), ([parts.rows], [1]), ([parts.rows], [1]),
     ]  # fmt: skip
     shared = arguments.WORKSPACE.values(
-        semaphores=semaphores, work_id_ptr=semaphores + 4 * (q_tiles + kv_tiles), group_sums=sums,
-        group_semaphores=semaphores + 4 * q_tiles,
+        semaphores=semaphores, work_id_ptr=workspace + parts.work_id, group_sums=workspace + parts.group_sums,
+        group_semaphores=workspace + parts.group_semaphores,
     )  # fmt: skip
     problem = arguments.PROBLEM.values(
         work_ids=tile_schedule.work_ids, batch=work.batch, q_heads=work.heads, q_len=work.q_len, kv_len=work.kv_len,
@@ -139,7 +168,7 @@ def _launches(
     first_row, end_row = tile_schedule.seen_rows
     of_prepare = named_arguments(
         prepare_rows, out_ptr=o, do_ptr=do, lse_ptr=lse, lse2_ptr=lse2, delta_ptr=delta, counters_ptr=semaphores,
-        counters=counters, out_strides=out.stride()[:3], do_strides=grad_out.stride()[:3],
+        counters=parts.counters, out_strides=out.stride()[:3], do_strides=grad_out.stride()[:3],
         lse_strides=logsumexp.stride()[:3], q_heads=work.heads, first_row=first_row, end_row=end_row, n_q=work.n_q,
         placement=placement, **operands.values(arguments.PREPARE_OPERANDS, call, extras, of_extras),
     )  # fmt: skip
@@ -154,19 +183,20 @@ def _launches(
         data=about_data["contributions"], placement=placement,
     )  # fmt: skip
     main = launcher.KernelLauncher(built.main, _ctas(tile_schedule, plan.schedule, device), descriptors)
+    q_tiles = work.batch * work.heads * work.n_q
     asked = [
         CallLaunch(launcher.KernelLauncher(built.prepare, q_tiles), (), of_prepare),
         CallLaunch(main, (*rows, dk, dv, accumulator, lse2, delta), of_main),
         CallLaunch(launcher.KernelLauncher(built.finish, q_tiles * (work.block_q // FINISH_ROWS)), (), of_finish),
     ]
-    launches = CallLaunches(asked, [*allocated, ((end,), (1,), torch.uint8)], 3 + call.delta, device.index)
+    launches = CallLaunches(asked, [*allocated, ((parts.end,), (1,), torch.uint8)], 3 + call.delta, device.index)
     launch: Launch = launches.run
     if stamped:
         profiles = CallProfiles.of(call, plan, site, tile_schedule, device)
         launch = partial(_profiled, launches, profiles, name, device)
     if call.delta:
         of_tiles = work.batch, work.heads, work.n_q * work.block_q
-        launch = partial(_with_delta, launch, offsets[2], of_tiles, work.q_len)
+        launch = partial(_with_delta, launch, parts.delta, of_tiles, work.q_len)
     return launch
 
 
