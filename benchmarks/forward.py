@@ -63,7 +63,8 @@ def call_of(shape: Shape) -> Call:
 def dash(shape: Shape, tensors: Results) -> Callable[[], Results]:
     q, k, v, _ = tensors
     call = call_of(shape)
-    return lambda: launch.forward(q, k, v, call)
+    run = launch.prepare((q, k, v), (), call)
+    return lambda: run((q, k, v, ()))
 
 
 def cudnn(shape: Shape, tensors: Results) -> Callable[[], Results]:

@@ -106,7 +106,7 @@ def parts(direct: Run) -> dict[str, Run]:
     def pack(calls: CallLaunches, stream: int, addresses: Sequence[int]) -> None:
         launches.extend(calls.packed(stream, addresses))
 
-    with mock.patch.object(compat, "empty_cuda", empty), mock.patch.object(CallLaunches, "run", pack):
+    with mock.patch.object(compat, "empty_cuda", empty), mock.patch.object(CallLaunches, "launch", pack):
         direct()
 
     def launch_again(memory: list[Tensor] = tensors) -> None:  # the memory that the launches write to stays alive
@@ -193,8 +193,11 @@ def compiled(measure: Callable[[dict[str, Run]], None]) -> None:
     bshd, length = [t.transpose(1, 2) for t in (q, k, v)], SHAPE.length
     queries = itertools.cycle([q, q.clone()])
 
+    run = launch.prepare(operands, (), call, plan)
+    run_forward = forward_launch.prepare((q, k, v), (), forward_call)
+
     def direct(query: Tensor = q) -> object:
-        return launch.backward(do, query, k, v, out, lse, call, plan)
+        return run((do, query, k, v, out, lse, ()))
 
     whole = dash(SHAPE, tensors)
     of_code = generated(whole, *operands)
@@ -207,7 +210,7 @@ def compiled(measure: Callable[[dict[str, Run]], None]) -> None:
             "whole compiled function": whole,
             "graph replay": graph(direct),
             "FlashAttention-2": flash(SHAPE, tensors),
-            "forward, direct": lambda: forward_launch.forward(q, k, v, forward_call),
+            "forward, direct": lambda: run_forward((q, k, v, ())),
             "forward, FlashAttention-2": lambda: aten._flash_attention_forward(
                 *bshd, None, None, length, length, 0.0, True, False, scale=SHAPE.scale
             ),

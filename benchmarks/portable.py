@@ -157,7 +157,8 @@ def hopper(shape: ForwardShape, tensors: Results) -> Run:
         raise NotRun("16 bits on sm_90 only")
     q, k, v, _ = tensors
     call = Call(Mask(shape.mask), shape.scale, (BSHD,))
-    return lambda: launch.forward(q, k, v, call)
+    run = launch.prepare((q, k, v), (), call)
+    return lambda: run((q, k, v, ()))
 
 
 def others_of(shape: ForwardShape) -> tuple[str, ...]:

@@ -57,20 +57,23 @@ class Kind(NamedTuple):
 
 
 def prepare_backward(shape: Shape) -> Callable[[], Sequence[Tensor]]:
-    from dash_inductor.kernels.hopper.backward import launch
+    from dash_inductor.operators.attention import attention_backward
 
     tensors = shape.tensors()
     out, lse, _, _ = forward(shape, tensors)
     q, k, v, do = tensors
     call = Call(Mask(shape.mask), shape.scale, (BSHD,) * 3)
-    return partial(launch.backward, do, q, k, v, out, lse, call, plan(shape.site(), arch()))
+    run, texts = attention_backward.overloadpacket.direct, (str(call), str(plan(shape.site(), arch())), "benchmark")
+    return partial(run, do, q, k, v, out, lse, [], *texts)
 
 
 def prepare_forward(shape: Shape) -> Callable[[], Sequence[Tensor]]:
-    from dash_inductor.kernels.hopper.forward import launch
+    from dash_inductor.operators.attention import attention_forward
 
     q, k, v, _ = shape.tensors()
-    return partial(launch.forward, q, k, v, Call(Mask(shape.mask), shape.scale, (BSHD,)))
+    call = Call(Mask(shape.mask), shape.scale, (BSHD,))
+    run, texts = attention_forward.overloadpacket.direct, (str(call), str(plan(shape.site(), arch())), "benchmark")
+    return partial(run, q, k, v, [], *texts)
 
 
 KINDS = {

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 @functools.cache
 def register() -> None:
     """Registers the lowerings of all operators with Inductor, once."""
-    from . import backward, direct, forward, seed
+    from . import backward, forward, operator_call, seed
 
     backward.register()
-    direct.register()
     forward.register()
+    operator_call.register()
     seed.register()
 
 

@@ -2,20 +2,22 @@
 
 Python wrappers call the operator's attribute `direct`, because going through PyTorch's dispatcher to a Python
 implementation takes longer than all other host work of an attention.  Wrappers in C++ or as a graph call the operator.
-An implementation that caches launch plans also gets the layouts of its tensors as one string, if they are static:
+An implementation that prepares layouts also gets the layouts of its tensors as one string, if they are static:
 comparing it takes less time than querying the tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import sympy
 
 from ..operators.direct import TAKES_LAYOUTS
+from ..operators.mask_tables import mask_tables
 from ..upstream.dispatch import OpOverload
-from ..upstream.inductor import FallbackKernel, IRNode, TensorBox, V
+from ..upstream.inductor import FallbackKernel, IRNode, TensorBox, V, register_lowering
 from ..upstream.pytree import tree_map_only
 
 
@@ -47,6 +49,11 @@ def _layout(tensor: IRNode | Sequence[IRNode]) -> str | None:
     if not all(isinstance(each, (int, sympy.Integer)) for each in (*size, *stride)):
         return None
     return f"{tensor.get_device()} {str(tensor.get_dtype()).removeprefix('torch.')} {[*size]} {[*stride]}"
+
+
+def register() -> None:
+    """Registers the lowering of `mask_tables`, which is always such a call."""
+    register_lowering(mask_tables, type_promotion_kind=None)(partial(operator_call, mask_tables))
 
 
 def operator_call(operator: OpOverload, *args: Any) -> Sequence[TensorBox]:

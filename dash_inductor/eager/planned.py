@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..config import config
 from ..graph.sizes import dense_order
-from ..kernels.execution import Gradients, Results, Tensors
+from ..kernels.execution import Gradients, Results, Run, Tensors
 from ..kernels.registry import execution
 from ..model.call import Call, Order
 from ..model.mask import Band, Mask
 from ..model.plan import Kept, Plan
 from ..model.reasons import Reason
 from ..model.site import Site
-from ..operators.attention import PREPARED_BACKWARD, PREPARED_FORWARD
+from ..operators.attention import prepare_backward, prepare_forward
 from ..passes.attention.checks import DTYPES
 from ..planning import decide
 from ..planning.planner import keeping
-from ..upstream import arch, toolchain
+from ..upstream import arch, profiler, toolchain
 
 RunForward = Callable[[Tensor, Tensor, Tensor], Results]
 """A function (query, key, value) -> (output, log-sum-exp)."""
@@ -117,15 +118,25 @@ def forward_of(found: Planned, tensors: tuple[Tensor, Tensor, Tensor], site: str
         site: the name of the record.
     """
     call = replace(found.site.call, orders=_orders(tensors[:1]))
-    run = PREPARED_FORWARD.of(tensors, (), (str(call), str(found.plan), site))
-    return lambda query, key, value: run(query, key, value, ())
+    return _named(prepare_forward(tensors, (), (str(call), str(found.plan), site)), site)
 
 
 def backward_of(found: Planned, tensors: Tensors, site: str) -> RunBackward:
     """The function that runs the backward for tensors with these layouts; arguments as for `forward_of`."""
     call = replace(found.site.call, orders=_orders(tensors[1:4]))
-    run = PREPARED_BACKWARD.of(tensors, (), (str(call), str(found.plan), site))
-    return lambda *tensors: run(*tensors, ())
+    return _named(prepare_backward(tensors, (), (str(call), str(found.plan), site)), site)
+
+
+def _named(run: Run, site: str) -> Callable[..., Any]:
+    """The function of tensors alone, which profiles show under the name of the site."""
+
+    def named(*tensors: Tensor) -> Any:
+        if not profiler.is_on():
+            return run((*tensors, ()))
+        with profiler.Span(f"dash_inductor {site}"):
+            return run((*tensors, ()))
+
+    return named
 
 
 def _orders(tensors: Sequence[Tensor]) -> tuple[Order, ...]:

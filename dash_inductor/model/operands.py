@@ -74,6 +74,7 @@ class OperandKind:
             of pairs, or "rows", what the softmax or its backward computes for each query.
         argument: the name of the tensor among the arguments of kernels.
         broadcasts: whether the tensor has size 1 along dimensions that do not matter.
+        numbers: the attributes of the `part` that kernels take beside the tensor.
     """
 
     name: str
@@ -84,11 +85,12 @@ class OperandKind:
     changes: Literal["scores", "probabilities", "rows"]
     argument: str
     broadcasts: bool = False
+    numbers: tuple[str, ...] = ()
 
 
 _KINDS = (
     OperandKind("bias", Bias, "both", "float", ("b", "h", "q", "kv"), "scores", "BIAS", broadcasts=True),
-    OperandKind("dropout", Dropout, "both", "int64", (), "probabilities", "SEED"),
+    OperandKind("dropout", Dropout, "both", "int64", (), "probabilities", "SEED", numbers=("threshold", "rescale")),
     OperandKind("slopes", Operand, "both", "float32", ("b", "h"), "scores", "SLOPES", broadcasts=True),
     OperandKind("grad_logsumexp", Operand, "backward", "float32", ("b", "h", "q"), "rows", "GRAD_LSE"),
     OperandKind("sinks", Operand, "forward", "float32", ("b", "h", "q"), "rows", "SINKS", broadcasts=True),

@@ -35,38 +35,36 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, DashError
+from ..kernels.common.layouts import as_given, empty_ordered, heads_first
+from ..kernels.execution import Run
 from ..model.call import Call
 from ..model.mask import ROW_BLOCK
 from ..model.plan import Plan
 from ..upstream import profiler
 from . import flops
 from .direct import call_directly
-from .prepared import Prepared, Ready, Texts
+from .prepared import Texts, prepared
+
+FORWARD = ("query", "key", "value")
+"""The tensors of `attention_forward` before the extras."""
+BACKWARD = ("grad_out", *FORWARD, "out", "logsumexp")
+"""The tensors of `attention_backward` before the extras."""
 
 _lib = torch.library.Library("dash_inductor", "DEF")
-_lib.define(
-    "attention_forward(Tensor query, Tensor key, Tensor value, Tensor[] extras, str call, str plan, str site) "
-    "-> (Tensor out, Tensor logsumexp)",
-    tags=(torch.Tag.needs_fixed_stride_order,),
-)
-_lib.define(
-    "attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, "
-    "Tensor[] extras, str call, str plan, str site) -> Tensor[]",
-    tags=(torch.Tag.needs_fixed_stride_order,),
-)
+for _name, _tensors, _results in (
+    ("attention_forward", FORWARD, "(Tensor out, Tensor logsumexp)"),
+    ("attention_backward", BACKWARD, "Tensor[]"),
+):
+    _arguments = ", ".join(f"Tensor {tensor}" for tensor in _tensors)
+    _lib.define(
+        f"{_name}({_arguments}, Tensor[] extras, str call, str plan, str site) -> {_results}",
+        tags=(torch.Tag.needs_fixed_stride_order,),
+    )
 _lib.define("dropout_seed(Tensor drawn, str site) -> Tensor")
 
 attention_forward = torch.ops.dash_inductor.attention_forward.default
 attention_backward = torch.ops.dash_inductor.attention_backward.default
 dropout_seed = torch.ops.dash_inductor.dropout_seed.default
-
-
-def empty_ordered(size: Sequence[int | torch.SymInt], order: Sequence[int], like: Tensor) -> Tensor:
-    """An uninitialized dense tensor of `size`; `order` lists its dimensions from the largest stride to the smallest."""
-    inverse = [0] * len(order)
-    for place, dim in enumerate(order):
-        inverse[dim] = place
-    return like.new_empty([size[d] for d in order]).permute(inverse)
 
 
 def numbers_per_row(call: Call) -> int:
@@ -89,7 +87,7 @@ def _fake_forward(
     placed = parsed.mask.placed
     rows = q_len if placed is None else extras[placed.place.index].shape[0] * ROW_BLOCK
     logsumexp = query.new_empty((batch, heads, numbers_per_row(parsed) * rows), dtype=torch.float32)
-    return _as_given(out, parsed), logsumexp
+    return as_given(out, parsed), logsumexp
 
 
 def _fake_backward(
@@ -107,7 +105,7 @@ def _fake_backward(
     parsed = _parsed(call, extras, results=3)
     tensors = heads_first((query, key, value), parsed)
     found = [
-        _as_given(empty_ordered(tensor.shape, order, tensor), parsed)
+        as_given(empty_ordered(tensor.shape, order, tensor), parsed)
         for tensor, order in zip(tensors, parsed.orders, strict=True)
     ]
     if "dbias" in parsed.results:
@@ -143,37 +141,22 @@ def _parsed(text: str, extras: Sequence[Tensor], results: int) -> Call:
     return call
 
 
-def _forward(
-    query: Tensor, key: Tensor, value: Tensor, extras: list[Tensor], call: str, plan: str, site: str
-) -> tuple[Tensor, Tensor]:
+def prepare_forward(tensors: Sequence[Tensor], extras: Sequence[Tensor], texts: Texts) -> Run:
+    """Returns the function that runs forwards with tensors of these layouts, on the device and outside of Inductor.
+
+    Raises:
+        ArgumentError: the kernels of the plan do not cover the call, or the tensors do not fit it.
+    """
     from ..kernels.registry import forward
 
-    parsed = _parsed(call, extras, results=1)
-    query, key, value = heads_first((query, key, value), parsed)
-    out, logsumexp = forward(query, key, value, extras, parsed, Plan.parse(plan))
-    return _as_given(_with_order(out, parsed.orders[0]), parsed), logsumexp
+    return forward(tensors, extras, _parsed(texts[0], extras, results=1), Plan.parse(texts[1]), texts[2])
 
 
-def _backward(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    extras: list[Tensor],
-    call: str,
-    plan: str,
-    site: str,
-) -> list[Tensor]:
+def prepare_backward(tensors: Sequence[Tensor], extras: Sequence[Tensor], texts: Texts) -> Run:
+    """The counterpart of `prepare_forward` for backwards."""
     from ..kernels.registry import backward
 
-    parsed = _parsed(call, extras, results=3)
-    grad_out, query, key, value, out = heads_first((grad_out, query, key, value, out), parsed)
-    tensors = grad_out, query, key, value, out, logsumexp
-    found = backward(tensors, extras, parsed, Plan.parse(plan), site)
-    ordered = [_as_given(_with_order(*each), parsed) for each in zip(found, parsed.orders, strict=False)]
-    return [*ordered, *found[3:]]
+    return backward(tensors, extras, _parsed(texts[0], extras, results=3), Plan.parse(texts[1]), texts[2])
 
 
 def _fake_seed(drawn: Tensor, site: str) -> Tensor:
@@ -182,29 +165,6 @@ def _fake_seed(drawn: Tensor, site: str) -> Tensor:
 
 def _seed(drawn: Tensor, site: str) -> Tensor:
     return drawn.reshape(1).clone()
-
-
-def heads_first(tensors: Sequence[Tensor], call: Call) -> Sequence[Tensor]:
-    """Tensors of a call as kernels take them, [batch, heads, length, head dim]; packed tensors get batch size 1."""
-    return tensors if call.mask.placed is None else [tensor.unsqueeze(0).transpose(1, 2) for tensor in tensors]
-
-
-def _as_given(result: Tensor, call: Call) -> Tensor:
-    """Applies the inverse of `heads_first` to a result."""
-    return result if call.mask.placed is None else result.transpose(1, 2).squeeze(0)
-
-
-def _with_order(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
-    """Returns `tensor` if it is dense with this order of dimensions (see `empty_ordered`), else a copy that is."""
-    if tensor.stride() == _ordered_strides(tensor.shape, order):
-        return tensor
-    return empty_ordered(tensor.shape, order, tensor).copy_(tensor)
-
-
-@functools.lru_cache(maxsize=1024)
-def _ordered_strides(size: torch.Size, order: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of the result of `empty_ordered`, which do not depend on dtype or device."""
-    return empty_ordered(size, order, torch.empty(0, device="meta")).stride()
 
 
 def _not_differentiable(ctx: object, *grads: Tensor) -> None:
@@ -240,61 +200,15 @@ def _in_profile(implementation: Callable[..., Any], site: int) -> Callable[..., 
     return run
 
 
-def _ready_forward(tensors: Sequence[Tensor], extras: Sequence[Tensor], texts: Texts) -> Ready[Any] | None:
-    from ..kernels.registry import ready_forward
-
-    parsed = _parsed(texts[0], extras, results=1)
-    if not _are_rows_dense(parsed):
-        return None
-    query, key, value = heads_first(tensors, parsed)
-    ready = ready_forward(query, key, value, extras, parsed, Plan.parse(texts[1]))
-    if ready is None or parsed.mask.placed is None:
-        return ready
-    known = ready
-
-    def run(*args: Any) -> tuple[Tensor, Tensor] | None:
-        results = known(*args)  # It reads only addresses, so the tensors may have the operator's shapes.
-        return None if results is None else (_as_given(results[0], parsed), results[1])
-
-    return run
-
-
-def _ready_backward(tensors: Sequence[Tensor], extras: Sequence[Tensor], texts: Texts) -> Ready[Any] | None:
-    from ..kernels.registry import ready_backward
-
-    parsed = _parsed(texts[0], extras, results=3)
-    if not _are_rows_dense(parsed):
-        return None
-    grad_out, query, key, value, out = heads_first(tensors[:5], parsed)
-    shown = grad_out, query, key, value, out, tensors[5]
-    ready = ready_backward(shown, extras, parsed, Plan.parse(texts[1]), texts[2])
-    if ready is None or parsed.mask.placed is None:
-        return ready
-    known = ready
-
-    def run(*args: Any) -> tuple[Tensor, ...] | None:
-        results = known(*args)
-        return None if results is None else tuple([_as_given(result, parsed) for result in results])
-
-    return run
-
-
-def _are_rows_dense(call: Call) -> bool:
-    """Whether the head dimension of every result is contiguous, as kernels write it."""
-    return all(order[-1] == 3 for order in call.orders)
-
-
-PREPARED_FORWARD = Prepared(_in_profile(_forward, 6), 3, _ready_forward)
-PREPARED_BACKWARD = Prepared(_in_profile(_backward, 9), 6, _ready_backward)
-
 # Eager calls run what can be launched without Inductor, else the reference executor (see `kernels.registry`); compiled
 # calls on CUDA are lowered to the plan's kernels.
-for _operator, _implementation, _prepared, _site in (
-    (attention_forward, _forward, PREPARED_FORWARD.call, 6),
-    (attention_backward, _backward, PREPARED_BACKWARD.call, 9),
+for _operator, _prepare, _count in (
+    (attention_forward, prepare_forward, len(FORWARD)),
+    (attention_backward, prepare_backward, len(BACKWARD)),
 ):
+    _implementation = prepared(_prepare, _count)
     for _device in ("CPU", "CUDA"):
-        _lib.impl(_operator._opname, _in_profile(_implementation, _site), _device)
-    call_directly(_operator, _implementation, _prepared)
+        _lib.impl(_operator._opname, _in_profile(_implementation, _count + 3), _device)
+    call_directly(_operator, _implementation, takes_layouts=True)
 for _device in ("CPU", "CUDA"):
     _lib.impl("dropout_seed", _seed, _device)

@@ -5,7 +5,6 @@ Dispatching to a Python implementation takes longer than all other host work of 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +15,7 @@ TAKES_LAYOUTS = "takes_layouts"
 """The attribute of a direct callable that is true if it accepts one more text argument, the layouts of all tensors."""
 
 
-def call_directly(
-    operator: OpOverload, implementation: Callable[..., Any], prepared: Callable[..., Any] | None = None
-) -> None:
+def call_directly(operator: OpOverload, implementation: Callable[..., Any], *, takes_layouts: bool = False) -> None:
     """Sets the attribute `direct` of an operator, through which Inductor's generated code calls its implementation.
 
     While a profiler or a dispatch mode is active, `direct` calls the operator through the dispatcher, so that they see
@@ -27,16 +24,15 @@ def call_directly(
     Args:
         operator: the operator.
         implementation: its implementation.
-        prepared: a faster variant, which also accepts layouts, see `prepared.Prepared`.
+        takes_layouts: whether the implementation accepts layouts, see `prepared.prepared`.
     """
-    count, direct = len(operator._schema.arguments), prepared or implementation
+    count = len(operator._schema.arguments)
 
-    @functools.wraps(implementation)
-    def run(*args: Any) -> Any:
+    def direct(*args: Any) -> Any:
         if profiler.is_on() or mode_count():
             return operator(*args[:count])
-        return direct(*args)
+        return implementation(*args)
 
-    setattr(run, TAKES_LAYOUTS, prepared is not None)
+    setattr(direct, TAKES_LAYOUTS, takes_layouts)
     # Generated code finds it, in any process, by a name that begins with the operator's.
-    operator.overloadpacket.direct = run
+    operator.overloadpacket.direct = direct

@@ -1,8 +1,9 @@
-"""Cached launches of a call: packed once, then patched with the tensor addresses of every later call.
+"""The allocations and kernel launches of a call, prepared once and repeated for any addresses of its tensors.
 
-Launch arguments follow from the layouts of a call's tensors; only the addresses differ from call to call, because the
-caching allocator returns whatever block is free.  So arguments hold an `Address` in place of a pointer, and the memory
-that the driver reads is packed once.  Later calls write the new addresses into it, a few words per kernel.
+What a call allocates and how it launches kernels follow from the layouts of its tensors; only the addresses differ from
+call to call, because the caching allocator returns whatever block is free.  So arguments hold an `Address` in place of
+a pointer, and the memory that the driver reads is packed once.  Later calls write the new addresses into it, a few
+words per kernel.
 """
 
 from __future__ import annotations
@@ -12,8 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
+from ...errors import ArgumentError
+from ...upstream import compat
+from ...upstream.cuda import raw_stream
 from .arguments import flat
-from .launcher import KernelLauncher, Launch, is_hooked, launch
+from .launcher import KernelLauncher, Launch, is_hooked, launch, launch_unhooked
+
+Allocated = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Shape, strides and dtype of a tensor that a call allocates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +43,21 @@ class CallLaunch(NamedTuple):
     kernel: KernelLauncher
     descriptors: tuple[Address, ...]
     arguments: tuple[Any, ...]
+
+
+def named_arguments(function: Any, **values: Any) -> tuple[Any, ...]:
+    """Returns arguments for `CallLaunch`, given by name, in the order of the kernel's parameters.
+
+    Args:
+        function: the kernel; the names of its TMA descriptors end in "_desc", those of its constants are in capitals.
+
+    Raises:
+        ArgumentError: the names are not those of all other parameters.
+    """
+    names = [name for name in function.arg_names if not name.endswith("_desc") and not name.isupper()]
+    if values.keys() != {*names}:
+        raise ArgumentError("values", sorted(values), f"values of {sorted(names)}")
+    return tuple([values[name] for name in names])
 
 
 def unknown_addresses(count: int) -> list[Address]:
@@ -65,18 +90,41 @@ class _Block(NamedTuple):
 
 
 class CallLaunches:
-    """The launches of a call, for any addresses of its tensors.
+    """The allocations and launches of a call on one device, for any addresses of its operands.
 
     Args:
-        asked: the launches in order.  Addresses of descriptors are multiples of 16 bytes in every call.
+        asked: the launches in order.  Their addresses number the operands first, then `allocated`; those of
+            descriptors are multiples of 16 bytes in every call.
+        allocated: the tensors that every call allocates, results first.
+        results: how many of them the call returns; the others only live until the kernels are launched.
+        device: the index of the device.
     """
 
-    def __init__(self, asked: Sequence[CallLaunch]) -> None:
-        self._asked = tuple(asked)
+    def __init__(
+        self, asked: Sequence[CallLaunch], allocated: Sequence[Allocated] = (), results: int = 0, device: int = 0
+    ) -> None:
+        self._asked, self._allocated, self._results, self._device = tuple(asked), tuple(allocated), results, device
         self._free: list[_Block] = []  # one per thread that has run the call concurrently
 
-    def run(self, stream: int, addresses: Sequence[int]) -> None:
-        """Launches the kernels on a raw stream, for tensors with these addresses, on the device they were packed for.
+    def run(self, addresses: list[int]) -> tuple[Tensor, ...]:
+        """Allocates and launches on the current stream of the device, which is the current one; returns the results.
+
+        Args:
+            addresses: those of the operands, to which those of the allocations are appended.
+
+        Raises:
+            LaunchError: the driver returned an error.
+        """
+        made, empty = [], compat.empty_cuda
+        for facts in self._allocated:
+            tensor = empty(*facts)
+            made.append(tensor)
+            addresses.append(tensor.data_ptr())
+        self.launch(raw_stream(self._device), addresses)
+        return tuple(made[: self._results])
+
+    def launch(self, stream: int, addresses: Sequence[int]) -> None:
+        """Launches the kernels on a raw stream, for operands and allocations with these addresses.
 
         Raises:
             LaunchError: the driver returned an error.
@@ -90,7 +138,7 @@ class CallLaunches:
             block = self._block(stream, addresses)
         else:
             block.move(stream, addresses)
-        launch(block.launches)  # the driver has copied what it needs
+        launch_unhooked(block.launches)  # the driver has copied what it needs
         self._free.append(block)
 
     def packed(self, stream: int, addresses: Sequence[int]) -> tuple[Launch, ...]:

@@ -1,7 +1,8 @@
 """Records the allocations and launches of a call, and replays them for other operands of the same layout.
 
 Allocations, kernels and integer arguments of a call follow from shapes, strides, dtypes and alignment of its operands.
-A `LaunchList` keeps them, so a later call only fills in addresses, which takes a tenth of the host time.
+`LaunchLists` keeps them as `CallLaunches`, so a later call only fills in addresses, which takes a tenth of the host
+time.
 """
 
 from __future__ import annotations
@@ -12,50 +13,15 @@ import torch
 from torch import Tensor
 
 from ...upstream import compat
-from ...upstream.cuda import current_device, raw_stream
-from .call_launches import Address, CallLaunch, CallLaunches
+from ...upstream.cuda import current_device
+from .call_launches import Address, Allocated, CallLaunch, CallLaunches
 from .launcher import KernelLauncher
 
-Allocated = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
-"""Shape, strides, dtype."""
 Argument = int | Address
 """An integer, or the address of a tensor; a call's operands are numbered first, then its allocations."""
 
 _ALIGNMENT = 128
 """Alignment in bytes of tensors that share an allocation."""
-
-
-class LaunchList:
-    """The recorded allocations and launches of one call.
-
-    Args:
-        results: shape, strides and dtype of the tensors that the call returns, in order.
-        scratch: bytes of scratch memory that the call needs in addition.
-        launches: kernels with their arguments, in order.  Addresses number the operands, then the results, then the
-            scratch memory.
-    """
-
-    def __init__(
-        self,
-        results: Sequence[Allocated],
-        scratch: int,
-        launches: Sequence[tuple[KernelLauncher, tuple[Argument, ...]]],
-    ) -> None:
-        self._results, self._scratch = results, scratch
-        self._launches = CallLaunches([CallLaunch(kernel, (), arguments) for kernel, arguments in launches])
-
-    def run(self, operands: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-        """Replays the call for operands that have the key of the first call's, on the current device; returns the
-        results.
-        """
-        empty = compat.empty_cuda
-        results = [empty(*each) for each in self._results]
-        addresses = [tensor.data_ptr() for tensor in (*operands, *results)]
-        if self._scratch:
-            memory = empty((self._scratch,), (1,), torch.uint8)  # until all is launched
-            addresses.append(memory.data_ptr())
-        self._launches.run(raw_stream(device.index), addresses)
-        return results
 
 
 class Notes:
@@ -91,8 +57,15 @@ class Notes:
         """Marks the call as not replayable, because it does something that is not recorded."""
         self._is_complete = False
 
-    def list_of(self, results: Sequence[Tensor]) -> LaunchList | None:
-        """Returns the launch list of the call, or None if the call is not replayable."""
+    def recorded(self, results: Sequence[Tensor], device: int) -> CallLaunches | None:
+        """Returns the allocations and launches of the call, or None if the call is not replayable.
+
+        What the call does not return shares one allocation.
+
+        Args:
+            results: the tensors that the call returns.
+            device: the index of the device.
+        """
         numbers = {id(tensor): number for number, tensor in enumerate(self._tensors) if number >= self._operands}
         if not self._is_complete or any(id(result) not in numbers for result in results):
             return None
@@ -104,11 +77,13 @@ class Notes:
             if number not in places:
                 places[number] = Address(self._operands + len(returned), scratch)
                 scratch += -(-_bytes(*allocated) // _ALIGNMENT) * _ALIGNMENT
-        launches = tuple(
-            (launcher, tuple(a if isinstance(a, int) else places[a.number] + a.offset for a in arguments))
+        asked = [
+            CallLaunch(launcher, (), tuple(a if isinstance(a, int) else places[a.number] + a.offset for a in arguments))
             for launcher, arguments in self._launches
-        )
-        return LaunchList(tuple(self._allocated[number - self._operands] for number in returned), scratch, launches)
+        ]
+        made = [self._allocated[number - self._operands] for number in returned]
+        made += [((scratch,), (1,), torch.uint8)] if scratch else []
+        return CallLaunches(asked, made, len(returned), device)
 
     def _placed(self, argument: Tensor) -> Argument:
         address = argument.data_ptr()
@@ -150,20 +125,21 @@ def key_of(operands: Sequence[Tensor], views: bool = True) -> Hashable:
 
 
 class LaunchLists:
-    """The launch lists of an operator's calls, by key.
+    """The recorded calls of an operator, by key.
 
     Args:
-        most: maximal number of lists; when it is reached, all are dropped, so that unused shapes do not accumulate.
+        most: maximal number of recorded calls; when it is reached, all are dropped, so that unused shapes do not
+            accumulate.
         views: whether kernels are given views of operands.  Without, computing a key takes less time.
     """
 
     def __init__(self, most: int = 256, views: bool = True) -> None:
-        self._most, self._views, self._lists = most, views, dict[Hashable, LaunchList]()
+        self._most, self._views, self._recorded = most, views, dict[Hashable, CallLaunches]()
 
     def call(
         self, key: Hashable, operands: Sequence[Tensor], first: Callable[[Notes], Sequence[Tensor]]
     ) -> list[Tensor]:
-        """Makes a call on the device of its operands: replays its launch list, or runs `first`, which records one.
+        """Makes a call on the device of its operands: repeats a recorded one, or runs `first`, which is recorded.
 
         Args:
             key: everything that the call depends on other than its operands.
@@ -174,14 +150,14 @@ class LaunchLists:
             with torch.cuda.device(device):
                 return self.call(key, operands, first)
         key = key, device.index, key_of(operands, self._views)
-        known = self._lists.get(key)
+        known = self._recorded.get(key)
         if known is not None:
-            return known.run(operands, device)
+            return [*known.run([*map(Tensor.data_ptr, operands)])]
         notes = Notes(operands, self._views)
         results = list(first(notes))
-        made = notes.list_of(results)
+        made = notes.recorded(results, device.index)
         if made is not None:
-            if len(self._lists) >= self._most:
-                self._lists.clear()
-            self._lists[key] = made
+            if len(self._recorded) >= self._most:
+                self._recorded.clear()
+            self._recorded[key] = made
         return results

@@ -190,9 +190,11 @@ def launch(launches: Iterable[Launch]) -> None:
     Raises:
         LaunchError: the driver returned an error.
     """
-    if is_hooked():
-        _launch_with_hooks(launches)
-        return
+    (_launch_with_hooks if is_hooked() else launch_unhooked)(launches)
+
+
+def launch_unhooked(launches: Iterable[Launch]) -> None:
+    """As `launch`, where `is_hooked` is known to be false."""
     launch_kernel = _driver().cuLaunchKernelEx
     for each in launches:
         code = launch_kernel(each[0], each[1], each[2], None)

@@ -14,66 +14,33 @@ from torch import Tensor
 from ...config import config
 from ...errors import ArgumentError
 from ...model.call import Call
-from ...model.plan import Plan, Tiles
+from ...model.plan import Plan
 from ...model.site import Site
-from ..execution import Execution, Gradients, ReadyBackward, ReadyForward, Results, Tensors
+from ..execution import Execution, Run
 from ..reference import execution as reference
 from .family import FAMILY
 
 
-def _backward(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Gradients:
+def _backward(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Run:
     if not tensors[0].is_cuda:
         return reference.backward(tensors, extras, call, plan, site)
     _check_data(call)
-    from .backward.data import BackwardData
-    from .backward.launch import backward
-    from .shared.tensors import DropoutArguments
+    from .backward.launch import prepare
 
-    dropout = DropoutArguments.of(call.dropout, extras)
-    gradient = None if call.grad_logsumexp is None else extras[call.grad_logsumexp.index]
-    data = BackwardData.of(call, extras)
-    return backward(*tensors, call, plan, data, dropout, site, gradient)
+    return prepare(tensors, extras, call, plan, site)
 
 
-def _forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, tiles: Tiles) -> Results:
-    if not query.is_cuda:
-        return reference.forward(query, key, value, extras, call, tiles)
-    _check_data(call)
-    from .forward.build import check_tiles, tile_dims
-    from .forward.data import ForwardData
-    from .forward.launch import forward
-    from .shared.tensors import DropoutArguments
-
-    check_tiles(tile_dims(query.shape[3], value.shape[3]), tiles)
-    data, dropout = ForwardData.of(call, extras), DropoutArguments.of(call.dropout, extras)
-    sinks = None if call.sinks is None else extras[call.sinks.index]
-    return forward(
-        query, key, value, call, data, dropout, sinks
-    )  # the operator copies where another order is asked for
-
-
-def _ready_forward(
-    query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, tiles: Tiles
-) -> ReadyForward | None:
-    if not query.is_cuda:
-        return None
-    _check_data(call)
-    from .forward.build import check_tiles, tile_dims
-    from .forward.launch import ready
-
-    check_tiles(tile_dims(query.shape[3], value.shape[3]), tiles)
-    return ready(query, key, value, extras, call)
-
-
-def _ready_backward(
-    tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str
-) -> ReadyBackward | None:
+def _forward(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Run:
     if not tensors[0].is_cuda:
-        return None
+        return reference.forward(tensors, extras, call, plan, site)
     _check_data(call)
-    from .backward.launch import ready
+    from .forward.build import check_tiles, tile_dims
+    from .forward.launch import prepare
 
-    return ready(*tensors, extras, call, plan, site)
+    query, _, value = tensors
+    assert plan.forward_tiles is not None
+    check_tiles(tile_dims(query.shape[-1], value.shape[-1]), plan.forward_tiles)
+    return prepare(tensors, extras, call)
 
 
 def _check_data(call: Call) -> None:
@@ -106,7 +73,4 @@ def _q_lens(site: Site, usual: int) -> tuple[int, ...]:
     return build.nominal_q_lens(site, usual)
 
 
-EXECUTION = Execution(
-    _backward, _forward, _compiled, _compiled_forward, q_lens=_q_lens,
-    ready_forward=_ready_forward, ready_backward=_ready_backward,
-)  # fmt: skip
+EXECUTION = Execution(_backward, _forward, _compiled, _compiled_forward, q_lens=_q_lens)

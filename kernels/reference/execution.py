@@ -9,26 +9,42 @@ import torch
 from torch import Tensor
 
 from ...model.call import Call
-from ...model.plan import Plan, Tiles
+from ...model.plan import Plan
 from ...model.site import Site
-from ..execution import Execution, Gradients, Results, Tensors
+from ..common.layouts import as_given, heads_first, in_orders
+from ..execution import Execution, Gradients, Results, Run
 
 
-def backward(tensors: Tensors, extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Gradients:
+def backward(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Run:
     from . import backward as reference
 
-    makers = {
-        "dbias": lambda: reference.bias_gradient(*tensors, extras, call, plan),
-        "delta": lambda: reference.delta(tensors[0], tensors[4], extras, call),
-    }
-    gradients = reference.backward(*tensors, extras, call, plan)
-    return [*gradients, *(makers[name]() for name in call.results[3:])]
+    def run(args: Sequence[Any]) -> Gradients:
+        *operands, logsumexp, extras = args[:7]
+        grad_out, query, key, value, out = heads_first(operands, call)
+        given = grad_out, query, key, value, out, logsumexp
+        makers = {
+            "dbias": lambda: reference.bias_gradient(*given, extras, call, plan),
+            "delta": lambda: reference.delta(grad_out, out, extras, call),
+        }
+        gradients = [as_given(each, call) for each in reference.backward(*given, extras, call, plan)]
+        return [*gradients, *(makers[name]() for name in call.results[3:])]
+
+    return in_orders(run, call)
 
 
-def forward(query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, tiles: Tiles) -> Results:
-    from .forward import forward
+def forward(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Run:
+    from .forward import forward as reference
 
-    return forward(query, key, value, extras, call, tiles)
+    tiles = plan.forward_tiles
+    assert tiles is not None
+
+    def run(args: Sequence[Any]) -> Results:
+        *operands, extras = args[:4]
+        query, key, value = heads_first(operands, call)
+        out, logsumexp = reference(query, key, value, extras, call, tiles)
+        return as_given(out, call), logsumexp
+
+    return in_orders(run, call)
 
 
 def _nothing(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from dash_inductor.kernels.common import mask_tables
 from dash_inductor.kernels.common.mask_data import MaskData
-from dash_inductor.kernels.hopper.backward import launch as backward
 from dash_inductor.kernels.hopper.backward.data import BackwardData
-from dash_inductor.kernels.hopper.forward import launch as forward
 from dash_inductor.kernels.hopper.forward.data import ForwardData
 from dash_inductor.kernels.reference import tables as reference_tables
 from dash_inductor.model import Call, Mask, Plan, Site
 from dash_inductor.planning import plan
 
+from ..support import hopper_calls
 from ..support.another_term import installed
 from ..support.repeats import differing_runs
 from ..support.table_words import same_tables
@@ -54,9 +53,11 @@ def attend(tensors: list[Tensor], extras: list[Tensor], call: Call, of: Plan) ->
     data = MaskData.of(call.mask, extras, (len(q), Q_HEADS, KV_HEADS, LENGTH, LENGTH))
     made = mask_tables.build(data, of)
     both = *(side if side.numel() else None for side in (made.q_vectors, made.kv_vectors)), made.keys_seen
-    out, lse = forward.forward(q, k, v, replace(call, orders=(ORDER,)), ForwardData(*both, made.counts, made.row_steps))
+    out, lse = hopper_calls.forward(
+        q, k, v, replace(call, orders=(ORDER,)), ForwardData(*both, made.counts, made.row_steps)
+    )
     tile_schedules = made.visits, made.steps, made.contributions
-    found = backward.backward(
+    found = hopper_calls.backward(
         do, q, k, v, out, lse, replace(call, orders=(ORDER,) * 3), of, BackwardData(*both, *tile_schedules)
     )
     return [out, *found]

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from dash_inductor.kernels.common import mask_tables
 from dash_inductor.kernels.common.mask_data import MaskData
-from dash_inductor.kernels.hopper.backward import launch as backward
-from dash_inductor.kernels.hopper.forward.launch import forward
 from dash_inductor.model import Band, Mask, Plan, Site, Tiles
 from dash_inductor.passes.ops.kernels.groups.launch import fill_behind
 from dash_inductor.passes.ops.kernels.sums import launch
@@ -20,6 +18,7 @@ from dash_inductor.passes.ops.operators.unrolled_reductions import short_sum
 from dash_inductor.planning import plan
 from dash_inductor.records.records import all_records, clear_sites
 
+from ..support import hopper_calls
 from ..support.attention import Attention, compiled_backward
 from ..support.calls import backward_call, call_of, forward_call
 from ..support.hopper import MARKS, plan_of
@@ -134,15 +133,15 @@ def test_hopper_attention(dim: int, place: int) -> None:
     if dim == 2:
         p = Attention.random(17, 33, 64, mask, batch=1, kv_heads=1)
     tensors = dict(zip("qkv", (p.q, p.k, p.v), strict=True)) | {"do": p.do}
-    near = forward(p.q, p.k, p.v, forward_call(mask, p.scale))
+    near = hopper_calls.forward(p.q, p.k, p.v, forward_call(mask, p.scale))
     tensors["out"] = near[0]
     name = list(tensors)[place]
     far = tensors | {name: apart(tensors[name], dim)}
-    found = forward(far["q"], far["k"], far["v"], forward_call(mask, p.scale))
+    found = hopper_calls.forward(far["q"], far["k"], far["v"], forward_call(mask, p.scale))
     assert all(torch.equal(a, b) for a, b in zip(found, near, strict=True))
     call, planned = backward_call(mask, p.scale), plan_of(p, "spt")
     gradients, expected = (
-        backward.backward(of["do"], of["q"], of["k"], of["v"], of["out"], near[1], call, planned)
+        hopper_calls.backward(of["do"], of["q"], of["k"], of["v"], of["out"], near[1], call, planned)
         for of in (far, tensors)
     )
     assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 
 import dash_inductor
-from dash_inductor.kernels.hopper.forward import few, launch
+from dash_inductor.kernels.hopper.forward import few
 from dash_inductor.model import Band
 
+from ..support import hopper_calls
 from ..support.attention import Attention
 from ..support.hopper import MARKS
 from ..support.hopper_forward import check, forward, repeated
@@ -93,10 +94,10 @@ def test_control_another_length_of_parts_has_other_bits(monkeypatch: pytest.Monk
     """What these tests compare would show a split that depends on something else."""
     p = problem(SHAPES[3])
     before = bits(forward(p)[0])
-    launch._state.cache_clear()
+    hopper_calls.forget()
     monkeypatch.setattr(few, "part_of", lambda kv_len: 2048)
     assert not torch.equal(bits(forward(p)[0]), before)
-    launch._state.cache_clear()
+    hopper_calls.forget()
 
 
 def test_a_graph_replays_its_bits() -> None:

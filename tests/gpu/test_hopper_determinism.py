@@ -15,7 +15,7 @@ from dash_inductor.kernels.hopper.backward import launch
 from dash_inductor.model import Band
 from dash_inductor.operators import attention as ops
 
-from ..support import hopper_bits
+from ..support import hopper_bits, hopper_calls
 from ..support.attention import Attention, Gradients
 from ..support.calls import backward_call
 from ..support.distribution import ROOT
@@ -203,11 +203,11 @@ def test_any_number_of_ctas(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> No
     run = direct(shape)
     expected = run()
     for ctas in (1, 7, 131, 1 << 30):
-        launch._state.cache_clear()
+        hopper_calls.forget()
         with monkeypatch.context() as patch:
-            patch.setattr(launch._State, "_ctas", lambda _, tile_schedule, ctas=ctas: min(tile_schedule.work_ids, ctas))
+            patch.setattr(launch, "_ctas", lambda tile_schedule, *_, ctas=ctas: min(tile_schedule.work_ids, ctas))
             assert all(map(torch.equal, expected, run())), ctas
-    launch._state.cache_clear()
+    hopper_calls.forget()
 
 
 def test_negative_control() -> None:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.kernels.hopper.backward import launch
 from dash_inductor.kernels.hopper.backward.data import BackwardData
 from dash_inductor.kernels.reference.dropout import kept
 from dash_inductor.model import Band, Call, Mask, Operand
-from dash_inductor.model.dropout import STEPS, Dropout
+from dash_inductor.model.dropout import Dropout
 
+from ..support import hopper_calls
 from ..support.attention import Attention, Gradients, errors
 from ..support.calls import BSHD
 from ..support.hopper import MARKS, plan_of
@@ -79,19 +79,19 @@ class Dropped:
         return Dropped(p, mask, schedule, whole, drawn, seeds, dropout, out, lse.float(), data)
 
     def __call__(self) -> Gradients:
-        return self.with_threshold(self.dropout.threshold, self.dropout.rescale)
+        return self.with_probability(self.dropout.p)
 
-    def with_threshold(self, threshold: int, rescale: float) -> Gradients:
+    def with_probability(self, probability: float) -> Gradients:
         p, plan = self.problem, plan_of(self.problem, self.schedule)
-        call = dataclasses.replace(self._call(), dropout=self.dropout)
+        call = dataclasses.replace(self._call(), dropout=dataclasses.replace(self.dropout, p=probability))
         tensors = p.do, p.q, p.k, p.v, self.out, self.lse
-        return launch.backward(*tensors, call, plan, self.data, (self.seed, threshold, rescale))
+        return hopper_calls.backward(*tensors, call, plan, self.data, dropout=self.seed)
 
     def without(self) -> Gradients:
         """The run by the kernel without dropout."""
         p = self.problem
         plan = plan_of(p, self.schedule)
-        return launch.backward(p.do, p.q, p.k, p.v, self.out, self.lse, self._call(), plan, self.data)
+        return hopper_calls.backward(p.do, p.q, p.k, p.v, self.out, self.lse, self._call(), plan, self.data)
 
     def _call(self) -> Call:
         return Call(self.mask, self.problem.scale, (BSHD,) * 3)
@@ -179,7 +179,7 @@ def test_a_threshold_of_zero_has_the_bits_of_no_dropout(
     dims: tuple[int, int], band: Band, schedule: str, group: int, dtype: torch.dtype
 ) -> None:
     run = Dropped.of(problem(dims, band, 300, 300, group=group, dtype=dtype), schedule, 7)
-    for a, b in zip(run.with_threshold(0, 1.0), run.without(), strict=True):
+    for a, b in zip(run.with_probability(1e-9), run.without(), strict=True):
         assert torch.equal(bits(a), bits(b))
 
 
@@ -200,11 +200,8 @@ def test_another_seed_needs_no_other_kernel_and_is_read_on_the_device() -> None:
     assert all(map(torch.equal, first, run()))
 
 
-def test_seeds_and_thresholds_that_cannot_be() -> None:
+def test_seeds_that_cannot_be() -> None:
     run = Dropped.of(problem((128, 128), Band(0), 300, 300), "bent_fold", 7)
     for seed in (run.seed.int(), run.seed.cpu(), run.seed.expand(2)):
         with pytest.raises(ArgumentError, match="dropout"):
             dataclasses.replace(run, seed=seed)()
-    for threshold in (-1, STEPS):
-        with pytest.raises(ArgumentError, match="dropout"):
-            run.with_threshold(threshold, 1.0)

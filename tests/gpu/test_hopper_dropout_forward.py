@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.forward import compile_all
-from dash_inductor.kernels.hopper.forward import build, launch
+from dash_inductor.kernels.hopper.forward import build
 from dash_inductor.kernels.hopper.forward.data import ForwardData
-from dash_inductor.kernels.hopper.shared.tensors import DropoutArguments
 from dash_inductor.model import Band, Dropout, Operand
 
-from ..support import forward_tables
+from ..support import forward_tables, hopper_calls
 from ..support.attention import Attention
 from ..support.calls import forward_call_of, traits_of
 from ..support.dropout import dense, kept_pairs
@@ -78,14 +77,15 @@ class Problem:
             plain = dataclasses.replace(plain, q=plain.q * rows, k=plain.k * keys, v=plain.v * keys)
             s = build.FORWARD_CONFIGS[dims]
             data = forward_tables.of_codes(*found, plain.keep(), band.lo is not None, s.consumers, s.block_kv)
-        return Problem(plain, Dropout(p, Operand(0)), torch.tensor([seed], device="cuda"), data, visible)
+        return Problem(plain, Dropout(p, Operand(9)), torch.tensor([seed], device="cuda"), data, visible)
 
     def run(self, **how: Any) -> Forward:
         p = self.plain
-        dropout = how.pop("dropout", DropoutArguments.of(self.dropout, [self.seed]))
-        call = forward_call_of(p.mask, p.scale, self.data, dropout)
-        call = dataclasses.replace(call, logsumexp=how.pop("logsumexp", False))
-        return launch.forward(p.q, p.k, p.v, call, self.data, dropout, **how)
+        dropout = how.pop("dropout", self.dropout)
+        call = forward_call_of(p.mask, p.scale, self.data)
+        call = dataclasses.replace(call, dropout=dropout, logsumexp=how.pop("logsumexp", False))
+        how |= {} if dropout is None else {"dropout": self.seed}
+        return hopper_calls.forward(p.q, p.k, p.v, call, self.data, **how)
 
     def kept(self) -> Tensor:
         p = self.plain
@@ -148,7 +148,7 @@ def test_a_threshold_of_zero_changes_no_bit(dims: tuple[int, int], band: Band, c
     """Of a forward whose sums are those of P in fp32, as with dropout; see Note [Sums] in `forward.device.sums`."""
     x = Problem.of(dims, band, codes)
     without = x.run(dropout=None, logsumexp=True)
-    assert same(without, x.run(dropout=DropoutArguments(x.seed, 0, 1.0)))
+    assert same(without, x.run(dropout=Dropout(1e-9, Operand(9))))
     assert not same(without, x.run())
 
 

@@ -21,7 +21,7 @@ from dash_inductor.model import Band
 from dash_inductor.model.traits import Traits
 from dash_inductor.upstream import compat
 
-from ..support import sanitizer
+from ..support import hopper_calls, sanitizer
 from ..support.attention import Attention
 from ..support.calls import forward_call
 from ..support.hopper import MARKS, any_forward
@@ -245,8 +245,8 @@ def test_offsets_beyond_32_bits() -> None:
     q, k, v = (
         torch.randn(1, length, heads, 128, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for heads in (16, 2, 2)
     )
-    whole = launch.forward(q, k, v, forward_call(mask, 0.1))
-    alone = launch.forward(*(t[:, :, -tail:] for t in (q, k, v)), forward_call(mask, 0.1))
+    whole = hopper_calls.forward(q, k, v, forward_call(mask, 0.1))
+    alone = hopper_calls.forward(*(t[:, :, -tail:] for t in (q, k, v)), forward_call(mask, 0.1))
     assert same([t[:, :, -tail + 128 :] for t in whole], [t[:, :, 128:] for t in alone])
 
 
@@ -384,10 +384,10 @@ def test_sections_change_no_bit(dims: tuple[int, int], monkeypatch: pytest.Monke
     p = problem(dims, Band(0), 300, 300, batch=5, kv_heads=3, group=2)
     expected = forward(p)
     for sections in ((1, 0), (1, 30), (7, 14), (7, 28), (30, 0), (30, 30)):
-        launch._state.cache_clear()
+        hopper_calls.forget()
         monkeypatch.setattr(launch, "_sections", lambda *_, of=sections: of)
         assert same(forward(p), expected), sections
-    launch._state.cache_clear()
+    hopper_calls.forget()
 
 
 @pytest.mark.parametrize("ctas", [1, 2, 7, 64, 131, 1000])
@@ -447,7 +447,7 @@ def test_what_follows_sees_the_result_and_what_precedes_is_seen() -> None:
     expected = forward(p)
     for _ in range(200):
         q = p.q.clone()
-        out, lse = launch.forward(q, p.k, p.v, forward_call(p.mask, p.scale))
+        out, lse = hopper_calls.forward(q, p.k, p.v, forward_call(p.mask, p.scale))
         copies = out.clone(), lse.clone()
         out.zero_()
         lse.zero_()

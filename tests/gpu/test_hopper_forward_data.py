@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.forward import compile_all
-from dash_inductor.kernels.hopper.forward import build, launch
+from dash_inductor.kernels.hopper.forward import build
 from dash_inductor.kernels.hopper.forward.data import ForwardData
 from dash_inductor.model import Band
 
-from ..support import forward_tables
+from ..support import forward_tables, hopper_calls
 from ..support.attention import Attention
 from ..support.calls import forward_call_of, traits_of
 from ..support.hopper import MARKS
@@ -143,7 +143,7 @@ class Problem:
 
     def run(self, **how: Any) -> Forward:
         p = self.plain
-        return launch.forward(*self.given, forward_call_of(p.mask, p.scale, self.data), self.data, **how)
+        return hopper_calls.forward(*self.given, forward_call_of(p.mask, p.scale, self.data), self.data, **how)
 
     def exact(self) -> Forward:
         p = self.plain

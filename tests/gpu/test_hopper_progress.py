@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.kernels.hopper.backward import launch
+from dash_inductor.kernels.common.call_launches import CallLaunches
 from dash_inductor.model import Band
 
 from ..support.attention import Attention
@@ -70,7 +70,7 @@ def test_co_residency_is_checked_before_the_launch(schedule: str, mask: Band, mo
     def launched(*_: object) -> None:
         raise AssertionError("it was launched")
 
-    monkeypatch.setattr(launch._State, "run", launched)
+    monkeypatch.setattr(CallLaunches, "run", launched)
     p = Attention.random(4096, 4096, 128, mask, batch=2, kv_heads=16)
     with pytest.raises(ArgumentError, match=f"schedule='{schedule}'"):
         Direct(p, schedule, forward=any_forward(p))()

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.kernels.hopper.backward import launch as backward_launch
-from dash_inductor.kernels.hopper.forward import launch
 from dash_inductor.model import Band, Operand
 
+from ..support import hopper_calls
 from ..support.attention import Attention
 from ..support.calls import BSHD, backward_call, forward_call
 from ..support.hopper import MARKS, plan_of
@@ -41,8 +40,8 @@ def sinks_of(size: tuple[int, int, int]) -> Tensor:
 def forward(p: Attention, sinks: Tensor | None) -> Forward:
     call = forward_call(p.mask, p.scale)
     if sinks is None:
-        return launch.forward(p.q, p.k, p.v, call)
-    return launch.forward(p.q, p.k, p.v, replace(call, sinks=Operand(0)), sinks=sinks)
+        return hopper_calls.forward(p.q, p.k, p.v, call)
+    return hopper_calls.forward(p.q, p.k, p.v, replace(call, sinks=Operand(0)), sinks=sinks)
 
 
 def exact(p: Attention, sinks: Tensor) -> Forward:
@@ -90,15 +89,15 @@ def test_what_sinks_weigh(head_dim: int, value_dim: int) -> None:
 def test_delta(q_len: int, head_dim: int, value_dim: int) -> None:
     """It is the sum of products of rows, and the gradients beside it have the bits of those alone."""
     p = Attention.random(q_len, q_len, head_dim, Band(0), group=2, value_dim=value_dim)
-    out, lse = launch.forward(p.q, p.k, p.v, forward_call(p.mask, p.scale))
+    out, lse = hopper_calls.forward(p.q, p.k, p.v, forward_call(p.mask, p.scale))
     given = (p.do, p.q, p.k, p.v, out, lse, backward_call(p.mask, p.scale, (BSHD,) * 3), plan_of(p, "spt"))
-    alone = backward_launch.backward(*given)
+    alone = hopper_calls.backward(*given)
     with_delta = *given[:6], replace(given[6], delta=True), given[7]
-    *gradients, delta = backward_launch.backward(*with_delta)
+    *gradients, delta = hopper_calls.backward(*with_delta)
     assert all(map(torch.equal, gradients, alone))
     right = (out.double() * p.do.double()).sum(3)
     torch.testing.assert_close(delta.double(), right, rtol=1e-5, atol=1e-4)
-    assert not differing_runs(lambda: [backward_launch.backward(*with_delta)[3]], 50)
+    assert not differing_runs(lambda: [hopper_calls.backward(*with_delta)[3]], 50)
 
 
 def test_what_is_refused() -> None:
@@ -106,5 +105,3 @@ def test_what_is_refused() -> None:
     for wrong in (sinks_of(SIZES["rows"])[:, :, 1:], sinks_of((1, 1, 1)).half(), sinks_of((1, 1, 1)).cpu()):
         with pytest.raises(ArgumentError, match="sinks"):
             forward(p, wrong)
-    with pytest.raises(ArgumentError, match="sinks"):
-        launch.forward(p.q, p.k, p.v, forward_call(p.mask, p.scale), sinks=sinks_of((1, 1, 1)))

@@ -10,37 +10,26 @@ import torch
 from torch import Tensor
 
 from dash_inductor.config import config
-from dash_inductor.model import Band, Call, Mask, Plan, Tiles
+from dash_inductor.eager import planned
+from dash_inductor.kernels.common.layouts import in_orders
+from dash_inductor.model import Band, Call, Mask, Plan, Site, Tiles
 from dash_inductor.model.terms import Operand, Placed, Segments
-from dash_inductor.operators import attention, prepared
-from dash_inductor.operators.prepared import Prepared, Texts
+from dash_inductor.operators import prepared
+from dash_inductor.operators.prepared import Texts
 
 TEXTS = "call", "plan", "site"
 
 
 class Recorded:
-    """An implementation and a maker that note what they are asked."""
+    """What prepares calls, and notes what it is asked."""
 
     def __init__(self) -> None:
         self.made: list[Texts] = []
-        self.ran: list[str] = []
-        self.refuses = self.is_missing = False
-        self.prepared = Prepared(self.implementation, 2, self.make)
-
-    def implementation(self, a: Tensor, b: Tensor, extras: Sequence[Tensor], *texts: str) -> tuple[str, int]:
-        self.ran.append("implementation")
-        return texts[2], len(extras)
+        self.call = prepared.prepared(self.make, 2)
 
     def make(self, tensors: Sequence[Tensor], extras: Sequence[Tensor], texts: Texts) -> Any:
         self.made.append(texts)
-
-        def ready(a: Tensor, b: Tensor, extras: Sequence[Tensor]) -> tuple[str, int] | None:
-            if self.refuses:
-                return None
-            self.ran.append("ready")
-            return texts[2], len(extras)
-
-        return None if self.is_missing else ready
+        return lambda args: (texts[2], len(args[2]))
 
 
 def tensors() -> list[Any]:
@@ -50,9 +39,8 @@ def tensors() -> list[Any]:
 def test_a_layout_is_prepared_once() -> None:
     seen = Recorded()
     for _ in range(3):
-        assert seen.prepared.call(*tensors(), [torch.zeros(5)], *TEXTS) == ("site", 1)
+        assert seen.call(*tensors(), [torch.zeros(5)], *TEXTS) == ("site", 1)
     assert seen.made == [TEXTS]
-    assert seen.ran == ["ready"] * 3
 
 
 def _with(place: int, tensor: Tensor) -> Callable[[list[Any]], None]:
@@ -80,79 +68,67 @@ OTHERS: dict[str, Callable[[list[Any]], None]] = {
 def test_what_tells_calls_apart(change: str) -> None:
     seen = Recorded()
     args = [*tensors(), [torch.zeros(5)], *TEXTS]
-    seen.prepared.call(*args)
+    seen.call(*args)
     OTHERS[change](args)
-    assert seen.prepared.call(*args) == (args[5], len(args[2]))
+    assert seen.call(*args) == (args[5], len(args[2]))
     assert len(seen.made) == 2
 
 
 def test_layouts_that_are_told_are_not_asked() -> None:
     seen = Recorded()
     for layouts in ("first", "first", "second"):
-        assert seen.prepared.call(*tensors(), [torch.zeros(5)], *TEXTS, layouts) == ("site", 1)
+        assert seen.call(*tensors(), [torch.zeros(5)], *TEXTS, layouts) == ("site", 1)
     assert seen.made == [TEXTS] * 2
-    seen.prepared.call(*tensors(), [torch.zeros(5)], *TEXTS)
+    seen.call(*tensors(), [torch.zeros(5)], *TEXTS)
     assert len(seen.made) == 3  # nobody knows that they are the same
     with config.patch(profile=True):
-        seen.prepared.call(*tensors(), [torch.zeros(5)], *TEXTS, "first")
+        seen.call(*tensors(), [torch.zeros(5)], *TEXTS, "first")
     assert len(seen.made) == 4
 
 
 def test_times_within_kernels_are_another_call() -> None:
     seen = Recorded()
-    seen.prepared.call(*tensors(), [], *TEXTS)
+    seen.call(*tensors(), [], *TEXTS)
     with config.patch(profile=True):
-        seen.prepared.call(*tensors(), [], *TEXTS)
+        seen.call(*tensors(), [], *TEXTS)
     assert len(seen.made) == 2
-
-
-@pytest.mark.parametrize("which", ["refuses", "is_missing"])
-def test_the_implementation_runs_where_nothing_else_can(which: str) -> None:
-    seen = Recorded()
-    setattr(seen, which, True)
-    for _ in range(2):
-        assert seen.prepared.call(*tensors(), [torch.zeros(5)], *TEXTS) == ("site", 1)
-    assert seen.ran == ["implementation"] * 2
-    assert len(seen.made) == 1
 
 
 def test_the_number_of_layouts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "_KEPT", 4)
     seen = Recorded()
     for length in [*range(1, 7), 6, 1]:
-        seen.prepared.call(torch.zeros(length), torch.zeros(1), [], *TEXTS)
+        seen.call(torch.zeros(length), torch.zeros(1), [], *TEXTS)
     assert len(seen.made) == 7  # the fifth of six made room, so the first one is made again
 
 
-def ready_of(monkeypatch: pytest.MonkeyPatch, call: Call) -> Any:
-    """The function for the forward of a call, where the kernels' function gives back a tensor as they would."""
-    out = torch.zeros(1, 4, 6, 8)
-    monkeypatch.setattr("dash_inductor.kernels.registry.ready_forward", lambda *asked: lambda *args: (out, args[0]))
-    monkeypatch.setattr(Plan, "parse", lambda text: text)
-    return attention._ready_forward([torch.zeros(6, 4, 8)] * 3, [torch.zeros(2)] * 4, (str(call), "plan", "site"))
+def layouts_of(call: Call, out: Tensor) -> tuple[Tensor, ...]:
+    """The results of a `Run` of a forward that returns this output."""
+    results: tuple[Tensor, ...] = in_orders(lambda args: (out, torch.zeros(1)), call)(())
+    return results
 
 
-def test_results_of_packed_tokens_are_shaped_as_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_have_the_orders_of_the_call() -> None:
+    """They are copied only if they are laid out otherwise; packed ones have the shapes of tokens."""
+    out = torch.randn(2, 4, 6, 8)
+    for order in ((0, 1, 2, 3), (0, 2, 1, 3), (0, 1, 3, 2)):
+        found, _ = layouts_of(Call(Mask(Band()), 0.1, (order,)), out)
+        assert torch.equal(found, out)
+        assert found.permute(order).is_contiguous()
+        assert (found is out) == (order == (0, 1, 2, 3))
     mask = Mask(Band(), segments=Segments(Operand(0), Operand(0), Placed(Operand(1), Operand(2))))
-    run = ready_of(monkeypatch, Call(mask, 0.1, ((0, 1, 2, 3),)))
-    assert run(torch.zeros(6, 4, 8), None, None, [])[0].shape == (6, 4, 8)
+    found, _ = layouts_of(Call(mask, 0.1, ((0, 1, 2, 3),)), tokens := torch.randn(6, 4, 8))
+    assert torch.equal(found, tokens)
+    assert found.transpose(0, 1).is_contiguous()
 
 
-def test_results_that_kernels_cannot_lay_out_are_copied_by_the_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ready_of(monkeypatch, Call(Mask(Band()), 0.1, ((0, 1, 2, 3),))) is not None
-    assert ready_of(monkeypatch, Call(Mask(Band()), 0.1, ((0, 1, 3, 2),))) is None
-
-
-def test_a_profile_names_the_site_of_a_call_that_only_the_implementation_can_run() -> None:
-    """As programs that are not compiled call it on the CPU."""
+def test_a_profile_names_the_site_of_a_call_that_is_not_compiled() -> None:
     query = torch.randn(1, 2, 16, 16)
     tiles = Tiles(16, 32, 1, 1)
-    texts = (
-        str(Call(Mask(Band()), 0.1, ((0, 1, 2, 3),))),
-        str(Plan("reference", "two_pass", "reference", tiles, tiles, forward_tiles=tiles)),
-        "a site",
-    )
-    run = attention.PREPARED_FORWARD.of([query] * 3, (), texts)
+    call = Call(Mask(Band()), 0.1)
+    plan = Plan("reference", "two_pass", "reference", tiles, tiles, forward_tiles=tiles)
+    site = Site("cpu", "float32", 1, 2, 2, 16, 16, 16, 16, call)
+    run = planned.forward_of(planned.Planned(site, plan, "cpu"), (query, query, query), "a site")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        run(query, query, query, ())
+        run(query, query, query)
     assert [event.count for event in profile.key_averages() if event.key == "dash_inductor a site"] == [1]

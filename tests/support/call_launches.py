@@ -16,4 +16,4 @@ def packing(monkeypatch: pytest.MonkeyPatch, launch: Callable[[tuple[Any, ...]],
     def run(self: CallLaunches, stream: int, addresses: Sequence[int]) -> None:
         launch(self.packed(stream, addresses))
 
-    monkeypatch.setattr(CallLaunches, "run", run)
+    monkeypatch.setattr(CallLaunches, "launch", run)

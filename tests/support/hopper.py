@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dash_inductor.kernels.hopper.backward import launch
 from dash_inductor.model import Plan
 
+from . import hopper_calls
 from .attention import Attention, Gradients
 from .calls import BSHD, backward_call
 from .hopper_builds import TILES
@@ -54,7 +54,7 @@ class Direct:
     def on(self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Gradients:
         """The gradients of other tensors with this mask, scale and plan."""
         p = self.problem
-        return launch.backward(do, q, k, v, out, lse, backward_call(p.mask, p.scale, self.orders), self.plan)
+        return hopper_calls.backward(do, q, k, v, out, lse, backward_call(p.mask, p.scale, self.orders), self.plan)
 
     def with_problem(self, **tensors: Tensor) -> Gradients:
         """The gradients with some of the problem's tensors given another layout."""

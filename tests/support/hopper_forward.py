@@ -13,12 +13,13 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from dash_inductor.kernels.hopper.forward import build, launch
+from dash_inductor.kernels.hopper.forward import build
 from dash_inductor.kernels.hopper.forward.device import consumer, entry
 from dash_inductor.kernels.hopper.shared.tensors import DTYPES
 from dash_inductor.kernels.reference.backward import visible
 from dash_inductor.model.traits import Traits
 
+from . import hopper_calls
 from .attention import Attention
 from .calls import BSHD, forward_call
 
@@ -29,7 +30,7 @@ PLAIN = Traits()
 def forward(p: Attention, *, logsumexp: bool = False, **how: Any) -> Forward:
     """out and log-sum-exp of a problem by the kernel; the latter for a program, or for a backward alone."""
     call = replace(forward_call(p.mask, p.scale, how.pop("order", BSHD)), logsumexp=logsumexp)
-    return launch.forward(p.q, p.k, p.v, call, **how)
+    return hopper_calls.forward(p.q, p.k, p.v, call, **how)
 
 
 def rounding_of_sums(dtype: torch.dtype, dims: tuple[int, int], traits: Traits = PLAIN) -> float:
@@ -190,4 +191,4 @@ def _built_with(**names: Any) -> Iterator[None]:
 
 def _forget() -> None:
     build.kernels.cache_clear()
-    launch._state.cache_clear()
+    hopper_calls.forget()

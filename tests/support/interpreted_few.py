@@ -20,9 +20,11 @@ import triton.language as tl
 from torch import Tensor
 
 from dash_inductor.kernels.common import launcher
+from dash_inductor.kernels.common.call_launches import Address, CallLaunch
 from dash_inductor.kernels.hopper import kernel_configs
 from dash_inductor.kernels.hopper.forward import arguments, few
 from dash_inductor.kernels.hopper.forward.device import few as device
+from dash_inductor.model import Band, Call, Mask, Site
 
 Strides = namedtuple("Strides", arguments.FEW_STRIDES.names)  # type: ignore[misc]  # names of arguments
 
@@ -43,30 +45,32 @@ def operand(batch: int, heads: int, length: int, dim: int, layout: str) -> Tenso
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """As `few.State.run`, with the kernels as they stand."""
-    built = few.Kernels(
-        few.Specialisation.of("float16", (q.shape[3], v.shape[3]), q.shape[2], q.shape[1] // k.shape[1])
-    )
-    form = built.form._replace(BLOCK_KV=16)
+    """As what `few.launches` returns, with the kernels as they stand."""
+    call = Call(Mask(Band()), scale, ((0, 2, 1, 3),))
+    site = Site("cuda", "float16", *q.shape[:2], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3], call)
+    form = few.Kernels(few.Specialisation.of_site(site)).form._replace(BLOCK_KV=16)
     grids: list[int] = []
     with (
         mock.patch.object(launcher, "KernelLauncher", lambda kernel, grid: grids.append(grid)),
         mock.patch.object(few, "kernels", return_value=SimpleNamespace(form=form, attend=None, combine=None)),
+        mock.patch.object(few, "CallLaunches", lambda asked, allocated, *_: SimpleNamespace(run=(asked, allocated))),
     ):
-        state = few.State(
-            scale, (0, 2, 1, 3), q.dtype, torch.device("cuda", 0), q.shape, q.stride(), k.stride(), v.shape, v.stride()
-        )  # fmt: skip
-    out, lse, acc = (
-        torch.empty_strided(*of[:2], dtype=of[2]).fill_(float("nan")) for of in (state.out, state.lse, state.acc)
-    )
-    sums = acc[state.behind_acc // 4 :]
+        found: Any = few.launches(site, q, k, v)
+    (attend, combine), allocated = found
+    out, lse, acc = (torch.empty_strided(*of[:2], dtype=of[2]).fill_(float("nan")) for of in allocated)
+    known = q, k, v, out, lse, acc
     constants = arguments.Few(*map(tl.constexpr, form))
 
-    def given(sizes: Any) -> list[Any]:
-        return [Strides(*size) if isinstance(size, tuple) else size for size in sizes]
+    def given(of: CallLaunch) -> list[Any]:
+        return [
+            known[each.number].view(-1)[each.offset // 4 :] if isinstance(each, Address) and each.offset
+            else known[each.number] if isinstance(each, Address)
+            else Strides(*each) if isinstance(each, tuple) else each
+            for each in of.arguments
+        ]  # fmt: skip
 
-    device.attend[grids[0],](q, k, v, acc, sums, *given(state.sizes), constants)
-    device.combine[grids[1],](acc, sums, out, lse, *given(state.combine_sizes), constants, kernel_configs.MOST_PARTS)
+    device.attend[grids[0],](*given(attend), constants)
+    device.combine[grids[1],](*given(combine), constants, kernel_configs.MOST_PARTS)
     return out, lse
 
 

@@ -19,7 +19,7 @@ from .distribution import ROOT
 HOST = {
     "registry.py", "standalone.py", "launch.py", "strides.py", "schedule_functions.py", "mask_tables.py",
     "mask_data.py", "data.py", "arguments.py", "call_profiles.py", "family.py", "families.py", "execution.py",
-    "calibration.py", "prediction.py", "launching.py",
+    "calibration.py", "prediction.py", "launching.py", "layouts.py", "prepared.py",
 }  # fmt: skip
 """Modules of kernels of which nothing runs on a device."""
 

@@ -112,15 +112,15 @@ def main() -> None:
         calls = CallLaunches(
             [CallLaunch(kernel, tuple(unknown_addresses(len(descriptors))), with_addresses(arguments, len(addresses)))]
         )
-        calls.run(STREAM + 1, [16 * n for n in range(1, len(addresses) + 2)])
+        calls.launch(STREAM + 1, [16 * n for n in range(1, len(addresses) + 2)])
         before, moved = stubcuda.number(stub, "stub_encoded"), []
         for held in (False, True, False):  # a block that another thread has is not changed
             block = calls._free.pop() if held else None
-            calls.run(STREAM, [*addresses, POINTERS])
+            calls.launch(STREAM, [*addresses, POINTERS])
             moved.append(stubcuda.last_launch(stub, sizes) == ours)
             if block is not None:
                 calls._free.append(block)
-            calls.run(STREAM + 2, [48 * n for n in range(1, len(addresses) + 2)])
+            calls.launch(STREAM + 2, [48 * n for n in range(1, len(addresses) + 2)])
             moved.append(stubcuda.last_launch(stub, sizes) != ours)
         encoded_to_move = stubcuda.number(stub, "stub_encoded") - before
         *_, last = (number for number in flat(arguments) if number is not None)
@@ -177,7 +177,7 @@ def main() -> None:
     before = stubcuda.number(stub, "stub_launches")
     for name, hook in hooks.items():
         hook.add(lambda about, name=name: seen.append(f"{name} {about.get()['name']} {about.get()['stream']}"))
-    CallLaunches([CallLaunch(kernel, (), with_addresses(arguments, 0))]).run(STREAM, [POINTERS])
+    CallLaunches([CallLaunch(kernel, (), with_addresses(arguments, 0))]).launch(STREAM, [POINTERS])
     found["hooks"], found["launches"] = seen, stubcuda.number(stub, "stub_launches") - before
     found["empty"] = launcher.KernelLauncher(backward.finish, (3, 0), []).pack(STREAM, (), *arguments)
     ptx = backward.finish.asm["ptx"]

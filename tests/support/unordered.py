@@ -9,8 +9,10 @@ import pytest
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from dash_inductor.kernels.hopper.backward import build, launch
+from dash_inductor.kernels.hopper.backward import build
 from dash_inductor.kernels.hopper.backward.device import entry, reducer
+
+from . import hopper_calls
 
 
 @gluon.jit
@@ -74,4 +76,4 @@ def unordered_adds() -> Iterator[None]:
 
 def _forget() -> None:
     build.kernels.cache_clear()
-    launch._state.cache_clear()
+    hopper_calls.forget()

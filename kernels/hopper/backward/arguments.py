@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...common.arguments import Group, integers
 from ..shared import arguments as shared
 from ..shared.arguments import ANY_ADDRESS
+from ..shared.operands import Parameter
 
 if TYPE_CHECKING:
     from ...common.device.relations import form
@@ -48,6 +49,11 @@ STAMPS = Group({"pointer": "*i64", "heads": "i32"})
 
 GRAD_LSE = Group({"ptr": "*fp32"} | dict.fromkeys(("b", "h", "row"), "i64"), {"ptr": ANY_ADDRESS})
 """The gradient of the log-sum-exp, [batch, q_heads, q_len or tokens], and its strides."""
+
+OPERANDS = {"dropout": Parameter("dropout", DROPOUT)}
+"""The parameters of the main kernel that take optional operands."""
+PREPARE_OPERANDS = {"grad_lse": Parameter("grad_logsumexp", GRAD_LSE)}
+"""The same of `prepare`."""
 
 OUT_STRIDES, LSE_STRIDES = shared.strides(8), shared.strides(1)
 """Strides of 16-bit tensors, whose rows TMA reads, and of log-sum-exps."""

@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 from ....errors import ArgumentError
 from ....model.mask import ROW_BLOCK
 from ....model.plan import Plan, Tiles
-from ....model.site import DType, Site
+from ....model.site import Site
 from ....model.traits import Traits
 from ....schedule import schedules
 from ....upstream.gluon import GluonASTSource
@@ -27,6 +27,7 @@ from ...common.relations import layout
 from ..family import FAMILY
 from ..kernel_configs import BACKWARD_CONFIGS, dims_of_tile
 from ..shared import arguments as shared
+from ..shared import operands
 from ..shared.device.operations import DQ_LAYOUT, DQ_ROW
 from ..shared.device.step_signals import MOST_STAGES
 from . import arguments
@@ -85,38 +86,25 @@ class Specialisation:
             raise ArgumentError("tiles", str(self.tiles), f"num_warps={WARPS}")
 
     @staticmethod
-    def of(
-        traits: Traits, plan: Plan, dtype: DType, dims: tuple[int, int], group: int, kv_len: int, stamped: bool = False
-    ) -> Specialisation:
-        """Returns the specialisation of a plan's kernels.
+    def of_site(site: Site, plan: Plan, stamped: bool = False) -> Specialisation:
+        """Returns the specialisation of the kernels of a site's plan, or of a call, see `tensors.site_of`.
 
         Args:
-            traits: traits of the call.
-            dims: the head dims of q and k, and of v.
-            group: query heads per kv head.
             stamped: whether the main kernel records timestamps.
 
         Raises:
-            ArgumentError: the dtype is float32, or the kernel does not support the tiles.
-        """
-        if dtype == "float32":
-            raise ArgumentError("dtype", dtype, ("float16", "bfloat16"))
-        even = kv_len % plan.dkdv.block_kv == 0 and not traits.terms
-        return Specialisation(dtype, *dims, group, plan.schedule, traits, even, plan.dkdv, stamped)
-
-    @staticmethod
-    def of_site(site: Site, plan: Plan, stamped: bool = False) -> Specialisation:
-        """Returns the specialisation of the kernels of a site's plan; `stamped` ones record timestamps.
-
-        Raises:
-            ArgumentError: the plan is for another family, or the site's kv_len is dynamic.
+            ArgumentError: the plan is for another family, the site's kv_len is dynamic, its dtype is float32, or the
+                kernel does not support the tiles.
         """
         if plan.kernel != FAMILY.name:
             raise ArgumentError("plan", str(plan), "a plan of the hopper kernel")
         if site.kv_len is None:
             raise ArgumentError("site", site, "a site whose kv_len is known")
-        dims = site.head_dim, site.value_dim
-        return Specialisation.of(site.call.traits, plan, site.dtype, dims, site.group, site.kv_len, stamped)
+        if site.dtype == "float32":
+            raise ArgumentError("dtype", site.dtype, ("float16", "bfloat16"))
+        traits, dims = site.call.traits, (site.head_dim, site.value_dim)
+        even = site.kv_len % plan.dkdv.block_kv == 0 and not traits.terms
+        return Specialisation(site.dtype, *dims, site.group, plan.schedule, traits, even, plan.dkdv, stamped)
 
     @property
     def row_block(self) -> int:
@@ -159,8 +147,8 @@ class Kernels:
             "dq_desc": descriptor("fp32", accumulator, DQ_LAYOUT.value),
             **dict.fromkeys(("lse_desc", "delta_desc"), descriptor("fp32", [q], ROW_LAYOUT)),
             "workspace": arguments.WORKSPACE, "problem": arguments.PROBLEM,
-            "data": self._data, "dropout": arguments.DROPOUT if kind.reads("dropout") else None,
-            "placement": self._placement, "targets": {"dk": target, "dv": target},
+            "data": self._data, "placement": self._placement, "targets": {"dk": target, "dv": target},
+            **operands.types(arguments.OPERANDS, kind),
             "stamped": arguments.STAMPS if p.stamped else None, "bound": score.bound(kind),
         }  # fmt: skip
         options = {"num_warps": WARPS, "launch_cooperative_grid": alone, "launch_pdl": not alone}
@@ -208,7 +196,7 @@ class Kernels:
             **dict.fromkeys(("lse_ptr", "lse2_ptr", "delta_ptr"), "*fp32"), "counters_ptr": "*i32",
             **dict.fromkeys(("out_strides", "do_strides"), arguments.OUT_STRIDES),
             "lse_strides": arguments.LSE_STRIDES, "placement": self._placement,
-            "grad_lse": arguments.GRAD_LSE if p.traits.reads("grad_logsumexp") else None,
+            **operands.types(arguments.PREPARE_OPERANDS, p.traits),
         }  # fmt: skip
         return compile_kernel(prepare, ASTSource, {"FORM": form}, types, {"num_warps": 8})
 

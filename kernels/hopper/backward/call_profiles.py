@@ -10,7 +10,7 @@ import torch
 
 from ....model.call import Call
 from ....model.plan import Plan
-from ....model.site import DType
+from ....model.site import Site
 from ....records import profiles
 from ....schedule.tile_schedule import ClosedForm
 
@@ -19,7 +19,7 @@ NOTHING: tuple[int, int] = 0, 0
 
 
 class CallProfiles(NamedTuple):
-    """Profiles of the calls of one `launch._State`.
+    """Profiles of the calls that `launch.prepare` prepares.
 
     Attributes:
         key: distinguishes sites with the same name.
@@ -35,18 +35,15 @@ class CallProfiles(NamedTuple):
     meta: dict[str, Any]
 
     @staticmethod
-    def of(
-        call: Call, plan: Plan, dtype: DType, tile_schedule: ClosedForm, kv_heads: int, dims: tuple[int, int],
-        device: torch.device,
-    ) -> CallProfiles:  # fmt: skip
+    def of(call: Call, plan: Plan, site: Site, tile_schedule: ClosedForm, device: torch.device) -> CallProfiles:
         """Returns the profiles of calls with these facts.
 
         Args:
+            site: the site of the call.
             tile_schedule: the tile schedule, over query heads.
-            dims: the head dims of q and k, and of v.
         """
         p, properties = tile_schedule.problem, torch.cuda.get_device_properties(device)
-        sizes = p.batch, p.heads, kv_heads, p.q_len, p.kv_len, *dims
+        sizes = p.batch, p.heads, site.kv_heads, p.q_len, p.kv_len, site.head_dim, site.value_dim
         names = "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim"
         meta = {
             "kernel": plan.kernel,
@@ -54,7 +51,7 @@ class CallProfiles(NamedTuple):
             "schedule": plan.schedule,
             "call": str(call),
             "mask": str(call.mask),
-            "dtype": dtype,
+            "dtype": site.dtype,
             "shape": dict(zip(names, sizes, strict=True)),
             "tiles": {"q": p.block_q, "kv": p.block_kv},
             "work_ids": tile_schedule.work_ids,

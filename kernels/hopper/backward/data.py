@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,13 +16,8 @@ from ....schedule.table_tile_schedule import TILE_BITS
 from ....schedule.tile_schedule import ClosedForm
 from ...common.call_launches import Address
 from ...common.relations import layout
-from ...common.strides import dense_strides
-from ..shared.tensors import Places, taken
+from ..shared.tensors import Places, broadcast_strides, check_data, taken
 from . import arguments
-
-Described = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
-DescribedData = tuple[Described | None, ...]
-"""Shape, strides, dtype and device of every tensor of `BackwardData`, None for absent ones."""
 
 
 class BackwardData(NamedTuple):
@@ -48,11 +43,6 @@ class BackwardData(NamedTuple):
     dense: Tensor | None = None
     row_place: Tensor | None = None
     row_count: Tensor | None = None
-
-    @property
-    def rows(self) -> int | None:
-        """The number of padded rows of a varlen layout, None where tokens are rows."""
-        return None if self.row_place is None else ROW_BLOCK * len(self.row_place)
 
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> BackwardData | None:
@@ -87,14 +77,6 @@ class BackwardData(NamedTuple):
         placed = (None, None) if mask.placed is None else (mask.placed.place.index, mask.placed.count.index)
         return (*of_vectors, *given, dense, *placed)
 
-    def addresses(self) -> tuple[int, ...]:
-        """Returns the address of every tensor, 0 for absent ones."""
-        return tuple(0 if t is None else t.data_ptr() for t in self)
-
-    def described(self) -> DescribedData:
-        """Returns the facts that a cached launch depends on."""
-        return tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in self)
-
 
 class Arguments(NamedTuple):
     """The arguments of a mask that is data, other than addresses.
@@ -108,7 +90,7 @@ class Arguments(NamedTuple):
     dense: dict[str, int]
 
     @staticmethod
-    def of(call: Call, facts: DescribedData, tile_schedule: ClosedForm, device: torch.device) -> Arguments:
+    def of(call: Call, data: BackwardData, tile_schedule: ClosedForm, device: torch.device) -> Arguments:
         """Checks the tensors and returns their arguments.
 
         Args:
@@ -117,10 +99,8 @@ class Arguments(NamedTuple):
         Raises:
             ArgumentError: a tensor is missing or not expected, or has another shape, layout, dtype or device.
         """
-        p, dense = tile_schedule.problem, facts[BackwardData._fields.index("dense")]
-        if dense is not None:
-            _check("data.dense", dense, (p.batch, p.heads, p.q_len, p.kv_len), True, device, torch.bool)
-        by_head = dense is not None and dense[0][1] != 1
+        p, dense = tile_schedule.problem, data.dense
+        by_head = dense is not None and dense.ndim == 4 and dense.shape[1] != 1
         table_b, table_h = (p.heads, 1) if by_head else (1, 0)
         tables = p.batch * table_b
         if tables * p.n_q * p.n_kv >= 1 << 31 or max(p.n_q, p.n_kv) > 1 << TILE_BITS:
@@ -129,59 +109,38 @@ class Arguments(NamedTuple):
         numbers = p.batch * max(vectors.QUERIES * p.q_len, vectors.KEYS * p.kv_len)
         if numbers >= 1 << 31:
             raise ArgumentError("numbers of queries or keys", numbers, "fewer than 2**31: offsets have 32 bits")
+        blocks = (p.q_len // ROW_BLOCK,)
         shapes = (
-            (p.batch, vectors.QUERIES, p.q_len),
-            (p.batch, vectors.KEYS, p.kv_len),
-            (p.batch, p.heads if by_head else 1, p.kv_len),
-            (tables, p.n_kv),
-            (tables, p.n_kv, p.n_q),
-            (tables, p.n_q),
-            None,
-            (p.q_len // ROW_BLOCK,),
-            (p.q_len // ROW_BLOCK,),
-        )
+            (p.batch, vectors.QUERIES, p.q_len), (p.batch, vectors.KEYS, p.kv_len),
+            (p.batch, p.heads if by_head else 1, p.kv_len), (tables, p.n_kv), (tables, p.n_kv, p.n_q), (tables, p.n_q),
+            (p.batch, p.heads, p.q_len, p.kv_len), blocks, blocks,
+        )  # fmt: skip
         given = bool(vectors.QUERIES), bool(vectors.KEYS)
         needed = *given, True, True, True, True, call.traits.of_pairs, placed, placed
-        for name, fact, shape, is_needed in zip(BackwardData._fields, facts, shapes, needed, strict=True):
-            if (fact is not None) != is_needed:
-                raise ArgumentError(
-                    f"data.{name}", fact, f"{'a tensor' if is_needed else None}, for the mask {call.mask}"
-                )
-            if fact is not None and shape is not None:
-                dtype = torch.bool if name == "keys_seen" else torch.int32
-                _check(f"data.{name}", fact, shape, False, device, dtype)
-        strides: Sequence[int] = (0, 0, 0, 0)
-        if dense is not None:
-            strides = [0 if size == 1 else stride for size, stride in zip(*dense[:2], strict=True)]
+        for name, tensor, shape, is_needed in zip(data._fields, data, shapes, needed, strict=True):
+            if (tensor is not None) != is_needed:
+                wanted = f"{'a tensor' if is_needed else None}, for the mask {call.mask}"
+                raise ArgumentError(f"data.{name}", tensor, wanted)
+            if tensor is not None:
+                dtype = torch.bool if name in ("keys_seen", "dense") else torch.int32
+                check_data(name, tensor, shape, dtype, device, dense=name != "dense")
+        strides = (0, 0, 0, 0) if dense is None else broadcast_strides(dense)
         named = dict(zip(("dense_b", "dense_h", "dense_i", "dense_j"), strides, strict=True))
         return Arguments({"table_b": table_b, "table_h": table_h}, named)
 
-    def of_call(self, addresses: Sequence[Address]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Returns the groups `DATA` of the main kernel and `CONTRIBUTIONS` of `finish`, for
-        `BackwardData.addresses`.
+    def of_call(self, places: Places, addresses: Mapping[int, Address]) -> dict[str, tuple[Any, ...] | None]:
+        """Returns the groups `DATA` of the main kernel, `CONTRIBUTIONS` of `finish`, and `PLACEMENT` of all kernels.
+
+        Args:
+            places: as `BackwardData.places`.
+            addresses: of the operator's extras, by index.
         """
-        q_vectors, kv_vectors, keys_seen, visits, steps, contributions, dense, *_of_rows = addresses
-        main = arguments.DATA.values(
-            visits=visits, words=steps, q_vectors=q_vectors, kv_vectors=kv_vectors, keys_seen=keys_seen, dense=dense,
-            **self.tables, **self.dense,
+        # the kernels read no absent tensor
+        known = dict(zip(BackwardData._fields, (0 if i is None else addresses[i] for i in places), strict=True))
+        data = arguments.DATA.values(
+            visits=known["visits"], words=known["steps"], q_vectors=known["q_vectors"], kv_vectors=known["kv_vectors"],
+            keys_seen=known["keys_seen"], dense=known["dense"], **self.tables, **self.dense,
         )  # fmt: skip
-        return main, arguments.CONTRIBUTIONS.values(contributions=contributions, **self.tables)
-
-
-def _check(
-    name: str, fact: Described, full: tuple[int, ...], broadcasts: bool, device: torch.device, allowed: torch.dtype
-) -> None:
-    """Raises ArgumentError unless a tensor has the expected shape, dtype and device and is contiguous or
-    `broadcasts`.
-    """
-    shape, strides, dtype, where = fact
-    if where != device:
-        raise ArgumentError(f"{name}.device", str(where), str(device))
-    if dtype != allowed:
-        raise ArgumentError(f"{name}.dtype", dtype, str(allowed))
-    sizes = tuple(1 if broadcasts and size == 1 else wanted for size, wanted in zip(shape, full, strict=False))
-    if len(shape) != len(full) or shape != sizes:
-        raise ArgumentError(f"{name}.shape", tuple(shape), f"{full}{', or 1' if broadcasts else ''}")
-    contiguous = dense_strides(shape, range(len(shape)))
-    if not broadcasts and any(size > 1 and a != b for size, a, b in zip(shape, strides, contiguous, strict=True)):
-        raise ArgumentError(f"{name}.stride()", strides, "those of a contiguous tensor")
+        contributions = arguments.CONTRIBUTIONS.values(contributions=known["contributions"], **self.tables)
+        placement = (known["row_place"], known["row_count"]) if known["row_place"] else None
+        return {"data": data, "contributions": contributions, "placement": placement}

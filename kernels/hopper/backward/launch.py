@@ -1,14 +1,15 @@
 """The host side of the Hopper kernel: checks tensors, lays out the workspace, launches prepare, main and finish.
 
-Everything that depends on shapes and strides alone is computed once per combination (`_State`).  A call allocates four
-tensors and launches three kernels.
+Everything that depends on layouts alone is prepared once.  A call allocates four tensors and launches three kernels.
 """
 
 from __future__ import annotations
 
-import functools
+import math
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,350 +19,221 @@ from ....errors import ArgumentError
 from ....model.call import Call
 from ....model.plan import Plan
 from ....schedule.tile_schedule import ClosedForm, Problem
-from ....upstream import compat
-from ....upstream.cuda import current_device, raw_stream
 from ...common import launcher, score
-from ...common.call_launches import CallLaunch, CallLaunches, unknown_addresses
-from ...common.strides import dense_strides
-from ...execution import Gradients, ReadyBackward
-from ..family import FAMILY
+from ...common.call_launches import CallLaunch, CallLaunches, named_arguments
+from ...common.layouts import are_rows_dense, heads_first, in_orders, kernel_strides, of_operator
+from ...execution import Gradients, Run
+from ..shared import operands
 from ..shared.arguments import target_values
 from ..shared.device.operations import DQ_ROW
-from ..shared.tensors import (
-    DTYPES,
-    DropoutArguments,
-    SeenRows,
-    addresses_at,
-    check_tokens,
-    describe,
-    has_readable_strides,
-    readable,
-)  # fmt: skip
+from ..shared.prepared import Launch, for_any_addresses, numbered, used_extras
+from ..shared.tensors import SeenRows, describe, problem_of, seen, site_of
 from . import arguments
 from .build import FINISH_ROWS, Specialisation, kernels
 from .call_profiles import NOTHING as NO_STAMPS
 from .call_profiles import CallProfiles
-from .data import Arguments, BackwardData, DescribedData
+from .data import Arguments, BackwardData
+from .device.entry import hopper_backward
+from .device.finish import finish
+from .device.prepare import prepare as prepare_rows
 
-_Strides = tuple[int, ...]
-_Operands = tuple[int, int, int, int, int]
-"""Addresses of query, key, value, grad_out and out."""
-_Drops = tuple[int, float]
-"""(threshold, rescale) of a `DropoutArguments`."""
-_FIXED = 14
-"""Number of addresses that every call has (0 for absent tensors); those of `BackwardData` follow."""
+_READ = 5
+"""How many of a call's tensors TMA reads, or is assumed to read: all but the log-sum-exp, which is the last."""
 _ALIGNMENT = 128  # bytes between the parts of the workspace
 
 
-def backward(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
-    call: Call, plan: Plan, data: BackwardData | None = None, dropout: DropoutArguments | None = None, site: str = "",
-    grad_logsumexp: Tensor | None = None,
-) -> Gradients:  # fmt: skip
-    """Computes dq, dk and dv of attention, bitwise reproducibly, and delta if the call asks for it (`Call.results`).
+def prepare(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, plan: Plan, site: str = "") -> Run:
+    """Returns the function (grad_out, query, key, value, out, logsumexp, extras) -> [dq, dk, dv, ...].
 
-    Delta is contiguous, and zero in rows that see no key.  It is a view of the workspace, which it keeps alive, or a
-    copy if rows do not fill their tiles.
+    It runs calls with tensors of these dtypes, shapes, strides and device, under the present value of
+    `config.profile`, bitwise reproducibly.  The results are those of `Call.results`.  Delta is contiguous, and zero in
+    rows that see no key.  It is a view of the workspace, which it keeps alive, or a copy if rows do not fill their
+    tiles.
 
     Args:
-        query, key, value, grad_out, out: fp16 or bf16 [batch, heads, length, head dim], any strides; a tensor that TMA
-            cannot read (unaligned, or a strided last dimension) is copied first.
-        logsumexp: fp32 [batch, q heads, >= q_len], natural log, any strides.
-        call: the call, with the dimension orders of dq, dk and dv; an order whose last dimension is not the fourth is
-            replaced by the default order.
+        tensors: grad_out, query, key, value, out and logsumexp.  All but the last are fp16 or bf16 [batch, heads,
+            length, head dim], any strides; a tensor that TMA cannot read (unaligned, or a strided last dimension) is
+            copied in every call.  logsumexp: fp32 [batch, q heads, >= q_len], natural log, any strides.
+        extras: the operands of the call, then the tables of the mask, see `BackwardData.places`.  Under a mask that is
+            data, the log-sum-exp of a query that sees no key is -inf.  With a packed mask it has padded rows, and the
+            other tensors have the shapes of `layouts`.
+        call: the call, with the dimension orders of dq, dk and dv; these are copied in every call if the last dimension
+            of an order is not the fourth.
         plan: a plan of the Hopper kernel.
-        data: the tensors of a mask that is data; None for a band alone.  With data, the log-sum-exp of a query that
-            sees no key is -inf.  With a varlen layout it has padded rows, and all other tensors have tokens.
-        dropout: dropout, with the seed on the device of query; None for none.
-        grad_logsumexp: fp32 [batch, q heads, q_len] on the device of query, any strides: the gradient of the
-            log-sum-exp, if the call has one; with a varlen layout, of tokens.
         site: the name of the call in profiles, if `config.profile` is set.
 
     Raises:
-        ArgumentError: the plan is for another family; data, dropout or grad_logsumexp do not fit the call; or the
-            schedule needs more co-resident CTAs than the GPU has SMs.
+        ArgumentError: the plan is for another family; the tensors do not fit the call; or the schedule needs more
+            co-resident CTAs than the GPU has SMs.
     """
-    device = query.device.index
-    if current_device() != device:
-        with torch.cuda.device(device):
-            return backward(
-                grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site, grad_logsumexp
-            )
-    if dropout is not None or call.dropout is not None:
-        _check_dropout(call, dropout, query.device)
-    if grad_logsumexp is not None or call.grad_logsumexp is not None:
-        _check_gradient(call, grad_logsumexp, query)
-    state = _state(
-        call, plan, query.dtype, device,
-        query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), grad_out.stride(),
-        out.stride(), logsumexp.stride(), None if data is None else data.described(), None if data is None else
-        data.rows, config.profile, None if grad_logsumexp is None else grad_logsumexp.stride(),
-        None if dropout is None else dropout[1:],
+    make = partial(_launches, call, plan, site, config.profile)
+    used = used_extras(BackwardData.places(call, len(extras)), call)
+    run = for_any_addresses(tensors, extras, _READ, used, 0, make)
+    return run if are_rows_dense(call) else in_orders(run, call)
+
+
+class _Workspace(NamedTuple):
+    """The parts of a call's workspace, by byte offset; their elements have 4 bytes.
+
+    Attributes:
+        accumulator, lse, delta, group_sums: fp32, see `device.entry` and `arguments.WORKSPACE`.
+        semaphores, group_semaphores, work_id: int32, one after the other.
+        end: the number of bytes.
+        counters: the number of semaphores and work ids.
+        rows: the number of rows of all q tiles.
+    """
+
+    accumulator: int
+    lse: int
+    delta: int
+    group_sums: int
+    semaphores: int
+    group_semaphores: int
+    work_id: int
+    end: int
+    counters: int
+    rows: int
+
+    @staticmethod
+    def of(work: Problem, kv_heads: int, columns: int, value_columns: int) -> _Workspace:
+        """Lays out the workspace of a problem; columns and value_columns are those of tiles of q and k, and of v."""
+        q_tiles = work.batch * work.heads * work.n_q
+        kv_tiles = work.batch * kv_heads * work.n_kv if kv_heads < work.heads else 0
+        rows, counters = q_tiles * work.block_q, q_tiles + kv_tiles + 1
+        elements = rows * columns, rows, rows, kv_tiles * work.block_kv * (columns + value_columns), counters
+        *offsets, end = accumulate((-(-4 * n // _ALIGNMENT) * _ALIGNMENT for n in elements), initial=0)
+        accumulator, lse, delta, group_sums, semaphores = offsets
+        after = semaphores + 4 * q_tiles, semaphores + 4 * (q_tiles + kv_tiles)
+        return _Workspace(accumulator, lse, delta, group_sums, semaphores, *after, end, counters, rows)
+
+
+def _launches(
+    call: Call, plan: Plan, name: str, stamped: bool, tensors: Sequence[Tensor], extras: Sequence[Tensor]
+) -> Launch:
+    """Prepares the launches for tensors that TMA can read; `name` is the site's, and `stamped` is `config.profile`."""
+    grad_out, query, key, value, out = heads_first(tensors[:_READ], call)
+    logsumexp = tensors[_READ]
+    site, device = site_of(query, key, value, call, extras), query.device
+    of = Specialisation.of_site(site, plan, stamped)
+    built = kernels(of, device.index)
+    work = problem_of(site, plan.dkdv.block_q, plan.dkdv.block_kv, plan.section)
+    tile_schedule = ClosedForm(plan.schedule, work)
+    lo, hi = work.bounds
+    operands.check(call, extras, (*query.shape[:3], key.shape[2]), device)
+
+    parts = _Workspace.of(work, site.kv_heads, built.columns, built.value_columns)
+    if parts.rows >= 1 << 31:
+        raise ArgumentError("query", tuple(query.shape), "fewer than 2**31 rows: TMA counts them in 32 bits")
+    shapes = [(*tensor.shape,) for tensor in (query, key, value)]
+    strides = [kernel_strides(*each) for each in zip(shapes, call.orders, strict=True)]
+    allocated = [
+        (of_operator(shape, call), of_operator(steps, call), query.dtype)
+        for shape, steps in zip(shapes, strides, strict=True)
+    ]
+    dq_strides, dk_strides, dv_strides = strides
+
+    places = BackwardData.places(call, len(extras))
+    known, of_extras, others = numbered(len(tensors), used_extras(places, call), 2 * stamped + 4)
+    (do, q, k, v, o, lse), (*stamps, dq, dk, dv, workspace) = known, others
+    accumulator, lse2, delta = (workspace + offset for offset in (parts.accumulator, parts.lse, parts.delta))
+    semaphores = workspace + parts.semaphores
+    about_data = dict.fromkeys(("data", "contributions", "placement"))
+    data = BackwardData.of(call, extras)
+    if data is not None and places is not None:
+        about_data = Arguments.of(call, data, tile_schedule, device).of_call(places, of_extras)
+    placement = about_data["placement"]
+    targets: tuple[tuple[Any, ...] | None, ...] = (None, None)
+    if call.mask.placed is not None:
+        targets = target_values(dk, dk_strides, site.head_dim), target_values(dv, dv_strides, site.value_dim)
+
+    queries, keys = seen(tile_schedule, call, query.shape[2])
+    read = [
+        SeenRows.of(query, *queries), SeenRows.of(key, *keys), SeenRows.of(value, *keys),
+        SeenRows.of(grad_out, *queries),
+    ]  # fmt: skip
+    rows = [start + each.skipped for start, each in zip((q, k, v, do), read, strict=True)]
+    row = DQ_ROW.value
+    descriptors = [
+        *(each.descriptor for each in read), describe(key.shape, dk_strides), describe(value.shape, dv_strides),
+        ([parts.rows * built.columns // row, row], [row, 1]), ([parts.rows], [1]), ([parts.rows], [1]),
+    ]  # fmt: skip
+    shared = arguments.WORKSPACE.values(
+        semaphores=semaphores, work_id_ptr=workspace + parts.work_id, group_sums=workspace + parts.group_sums,
+        group_semaphores=workspace + parts.group_semaphores,
     )  # fmt: skip
-    operands = query.data_ptr(), key.data_ptr(), value.data_ptr(), grad_out.data_ptr(), out.data_ptr()
-    q, k, v, do, o = operands
-    if state is not None and not (q | k | v | do | o) % 16:
-        return state.run(
-            operands, logsumexp.data_ptr(), None if data is None else data.addresses(),
-            None if dropout is None else dropout[0].data_ptr(), site,
-            None if grad_logsumexp is None else grad_logsumexp.data_ptr(),
-        )  # fmt: skip
-    if not query.shape[3] % 8 == value.shape[3] % 8 == 0:  # not even copies could be read
-        raise ArgumentError("head dims", (query.shape[3], value.shape[3]), "multiples of 8")
-    query, key, value, grad_out, out = map(readable, (query, key, value, grad_out, out))
-    return backward(grad_out, query, key, value, out, logsumexp, call, plan, data, dropout, site, grad_logsumexp)
+    problem = arguments.PROBLEM.values(
+        work_ids=tile_schedule.work_ids, batch=work.batch, q_heads=work.heads, q_len=work.q_len, kv_len=work.kv_len,
+        lo=lo, hi=hi, section=plan.section, scale=call.scale, scale_log2=score.factor(call),
+    )  # fmt: skip
+    first_row, end_row = tile_schedule.seen_rows
+    of_prepare = named_arguments(
+        prepare_rows, out_ptr=o, do_ptr=do, lse_ptr=lse, lse2_ptr=lse2, delta_ptr=delta, counters_ptr=semaphores,
+        counters=parts.counters, out_strides=out.stride()[:3], do_strides=grad_out.stride()[:3],
+        lse_strides=logsumexp.stride()[:3], q_heads=work.heads, first_row=first_row, end_row=end_row, n_q=work.n_q,
+        placement=placement, **operands.values(arguments.PREPARE_OPERANDS, call, extras, of_extras),
+    )  # fmt: skip
+    of_main = named_arguments(
+        hopper_backward, workspace=shared, problem=problem, data=about_data["data"], placement=placement,
+        targets=targets, stamped=tuple(stamps) or None, bound=score.bound_values(call),
+        **operands.values(arguments.OPERANDS, call, extras, of_extras),
+    )  # fmt: skip
+    of_finish = named_arguments(
+        finish, accumulator=accumulator, semaphores=semaphores, dq_ptr=dq, dq_strides=dq_strides[:3],
+        q_heads=work.heads, q_len=work.q_len, kv_len=work.kv_len, lo=lo, hi=hi, n_q=work.n_q, scale=call.scale,
+        data=about_data["contributions"], placement=placement,
+    )  # fmt: skip
+    main = launcher.KernelLauncher(built.main, _ctas(tile_schedule, plan.schedule, device), descriptors)
+    q_tiles = work.batch * work.heads * work.n_q
+    asked = [
+        CallLaunch(launcher.KernelLauncher(built.prepare, q_tiles), (), of_prepare),
+        CallLaunch(main, (*rows, dk, dv, accumulator, lse2, delta), of_main),
+        CallLaunch(launcher.KernelLauncher(built.finish, q_tiles * (work.block_q // FINISH_ROWS)), (), of_finish),
+    ]
+    launches = CallLaunches(asked, [*allocated, ((parts.end,), (1,), torch.uint8)], 3 + call.delta, device.index)
+    launch: Launch = launches.run
+    if stamped:
+        profiles = CallProfiles.of(call, plan, site, tile_schedule, device)
+        launch = partial(_profiled, launches, profiles, name, device)
+    if call.delta:
+        of_tiles = work.batch, work.heads, work.n_q * work.block_q
+        launch = partial(_with_delta, launch, parts.delta, of_tiles, work.q_len)
+    return launch
 
 
-def ready(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
-    extras: Sequence[Tensor], call: Call, plan: Plan, site: str = "",
-) -> ReadyBackward | None:  # fmt: skip
-    """Returns a cached launch plan of `backward` for tensors with these dtypes, shapes, strides and device.
+def _profiled(
+    launches: CallLaunches, profiles: CallProfiles, site: str, device: torch.device, addresses: list[int]
+) -> Gradients:
+    """Launches with timestamps, if the call is profiled."""
+    # Before the kernels, so that nothing comes between two of them that overlap.
+    profile = profiles.begin(site, device)
+    addresses.extend(NO_STAMPS if profile is None else (profile.table.data_ptr(), profile.heads))
+    results = launches.run(addresses)
+    if profile is not None:
+        profile.end()
+    return results
 
-    The plan holds for the present value of `config.profile`.  It is None if `backward` would copy tensors first.  The
-    returned function checks only addresses and the current device, to save host time; if these do not fit it launches
-    nothing and returns None, and the caller runs `backward`.
+
+def _with_delta(
+    launch: Launch, offset: int, shape: tuple[int, int, int], q_len: int, addresses: list[int]
+) -> Gradients:
+    """Launches, and returns the part of the workspace that `prepare` has filled with delta instead of the workspace.
 
     Args:
-        extras: the operator's extras, see `BackwardData.places`.
-
-    Raises:
-        ArgumentError: as `backward`.
+        offset: its first byte.
+        shape: batch, q heads, and rows of all tiles of a head.
+        q_len: the number of rows that exist.
     """
-    device, places = query.device.index, BackwardData.places(call, len(extras))
-    data, dropout = BackwardData.of(call, extras), DropoutArguments.of(call.dropout, extras)
-    of_gradient = None if call.grad_logsumexp is None else call.grad_logsumexp.index
-    gradient = None if of_gradient is None else extras[of_gradient]
-    if dropout is not None:
-        _check_dropout(call, dropout, query.device)
-    if gradient is not None:
-        _check_gradient(call, gradient, query)
-    with torch.cuda.device(device):
-        state = _state(
-            call, plan, query.dtype, device, query.shape, query.stride(), key.shape, key.stride(), value.shape,
-            value.stride(), grad_out.stride(), out.stride(), logsumexp.stride(),
-            None if data is None else data.described(), None if data is None else data.rows, config.profile,
-            None if gradient is None else gradient.stride(), None if dropout is None else dropout[1:],
+    *gradients, workspace = launch(addresses)
+    delta = workspace[offset:][: 4 * math.prod(shape)].view(torch.float32).view(shape)
+    return *gradients, delta[:, :, :q_len].contiguous()
+
+
+def _ctas(tile_schedule: ClosedForm, schedule: str, device: torch.device) -> int:
+    """Returns the number of CTAs: the smaller of SMs and work ids, or one per work id if they must be co-resident."""
+    sms = torch.cuda.get_device_properties(device).multi_processor_count
+    if tile_schedule.co_resident and tile_schedule.work_ids > sms:
+        raise ArgumentError(
+            "schedule", schedule,
+            f"one that needs no co-residency: {tile_schedule.work_ids} CTAs do not fit {sms} SMs at once",
         )  # fmt: skip
-    if state is None:
-        return None
-    launch = state.run
-    seed = None if call.dropout is None else call.dropout.seed.index
-
-    def run(
-        grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
-        extras: Sequence[Tensor],
-    ) -> Gradients | None:  # fmt: skip
-        operands = q, k, v, do, o = (
-            query.data_ptr(), key.data_ptr(), value.data_ptr(), grad_out.data_ptr(), out.data_ptr()
-        )  # fmt: skip
-        if (q | k | v | do | o) % 16 or current_device() != device:
-            return None
-        return launch(
-            operands, logsumexp.data_ptr(), None if places is None else addresses_at(extras, places),
-            None if seed is None else extras[seed].data_ptr(), site,
-            None if of_gradient is None else extras[of_gradient].data_ptr(),
-        )  # fmt: skip
-
-    return run
-
-
-def _check_gradient(call: Call, gradient: Tensor | None, query: Tensor) -> None:
-    """Raises ArgumentError unless the gradient of the log-sum-exp is given exactly if the call has one, and is
-    readable.
-    """
-    if gradient is None or call.grad_logsumexp is None:
-        raise ArgumentError("grad_logsumexp", gradient, f"given if the call has one: {call}")
-    found, wanted = ((t.dtype, tuple(t.shape), t.device) for t in (gradient, query[..., 0]))
-    if found != (torch.float32, *wanted[1:]):
-        raise ArgumentError("grad_logsumexp", found, f"float32 {wanted[1]} on {wanted[2]}")
-
-
-def _check_dropout(call: Call, dropout: DropoutArguments | None, device: torch.device) -> None:
-    """Raises ArgumentError unless dropout is given exactly if the call has it, with a readable seed and 16-bit
-    threshold.
-    """
-    if dropout is None or call.dropout is None:
-        raise ArgumentError("dropout", dropout, f"given if the call has dropout: {call}")
-    seed, threshold, _rescale = dropout
-    if (seed.dtype, tuple(seed.shape), seed.device) != (torch.int64, (1,), device):
-        raise ArgumentError("dropout", (seed.dtype, tuple(seed.shape), seed.device), f"an int64 seed [1] on {device}")
-    if not 0 <= threshold < 1 << 16:
-        raise ArgumentError("dropout", threshold, "a threshold of at least 0 and less than 2**16")
-
-
-@functools.lru_cache(maxsize=1024)
-def _state(*facts: Any) -> _State | None:
-    """Returns the cached `_State` of its arguments, or None if TMA cannot read tensors with these strides."""
-    _call, _plan, _dtype, _device, q_shape, q, k_shape, k, v_shape, v, do, out, *_ = facts
-    values = (*q_shape[:3], v_shape[3])
-    operands = (q_shape, q), (k_shape, k), (v_shape, v), (values, do), (values, out)
-    return _State(*facts) if all(has_readable_strides(*operand) for operand in operands) else None
-
-
-class _State:
-    """The cached launches for one combination of plan, mask, shapes and strides on one device."""
-
-    def __init__(
-        self, call: Call, plan: Plan, dtype: torch.dtype, device: int, q_shape: torch.Size, q: _Strides,
-        k_shape: torch.Size, k: _Strides, v_shape: torch.Size, v: _Strides, do: _Strides, out: _Strides, lse: _Strides,
-        data: DescribedData | None, rows: int | None, stamped: bool, grad_lse: _Strides | None, drops: _Drops | None,
-    ) -> None:  # fmt: skip
-        if plan.kernel != FAMILY.name:
-            raise ArgumentError("plan", str(plan), "a plan of the hopper kernel")
-        if (data is None) != (not call.mask.operands):
-            raise ArgumentError("data", data, f"{'tensors' if data is None else None}, for the mask {call.mask}")
-        self.batch, self.q_heads, self.q_len, head_dim = q_shape
-        _, self.kv_heads, self.kv_len, value_dim = v_shape
-        if rows is not None:
-            check_tokens(q_shape, k_shape)
-            self.q_len = self.kv_len = rows
-        band, scale, tiles = call.mask.band, call.scale, plan.dkdv
-        orders = [order if order[-1] == 3 else (0, 1, 2, 3) for order in call.orders]
-        group = self.q_heads // self.kv_heads
-        dims = head_dim, value_dim
-        of = Specialisation.of(call.traits, plan, DTYPES[dtype], dims, group, self.kv_len, stamped)
-        self.kernels = kernels(of, device)
-        work = Problem(
-            band, self.q_len, self.kv_len, tiles.block_q, tiles.block_kv, self.batch, self.q_heads,
-            section=plan.section,
-        )  # fmt: skip
-        tile_schedule = ClosedForm(plan.schedule, work)
-        lo, hi = work.bounds
-        queries, keys = tile_schedule.seen_rows, tile_schedule.seen_keys
-        if rows is not None:  # every token sees itself
-            queries = keys = 0, q_shape[2]
-        self.device, self.index = torch.device("cuda", device), device
-        self.shapes = (q_shape, k_shape, v_shape)
-        self.strides = [dense_strides(shape, order) for shape, order in zip(self.shapes, orders, strict=True)]
-        self.dq, self.dk, self.dv = (
-            (tuple(shape), stride, dtype) for shape, stride in zip(self.shapes, self.strides, strict=True)
-        )
-        built = self.kernels
-        q_tiles = self.batch * self.q_heads * work.n_q
-        self.tile_rows = tile_rows = q_tiles * tiles.block_q
-        if tile_rows >= 1 << 31:
-            raise ArgumentError("query", tuple(q_shape), "fewer than 2**31 rows: TMA counts them in 32 bits")
-        kv_tiles = self.batch * self.kv_heads * work.n_kv if group > 1 else 0
-        counters = q_tiles + kv_tiles + 1
-        accumulator = tile_rows * built.columns
-        sums = kv_tiles * tiles.block_kv * (built.columns + built.value_columns)
-        self._lay_out_workspace(accumulator, tile_rows, tile_rows, sums, counters)
-        self.after_semaphores = 4 * q_tiles, 4 * (q_tiles + kv_tiles)
-        operands = [
-            SeenRows.of(q_shape, q, *queries), SeenRows.of(k_shape, k, *keys), SeenRows.of(v_shape, v, *keys),
-            SeenRows.of((*q_shape[:3], value_dim), do, *queries),
-        ]  # fmt: skip
-        self.skipped = [operand.skipped for operand in operands]
-        row = DQ_ROW.value
-        descriptors = [
-            *(operand.descriptor for operand in operands), describe(k_shape, self.strides[1]),
-            describe(v_shape, self.strides[2]), ([accumulator // row, row], [row, 1]), ([tile_rows], [1]),
-            ([tile_rows], [1]),
-        ]  # fmt: skip
-        self.prepare_sizes = (counters, out[:3], do[:3], lse[:3], self.q_heads, *tile_schedule.seen_rows, work.n_q)
-        self.problem = arguments.PROBLEM.values(
-            work_ids=tile_schedule.work_ids, batch=self.batch, q_heads=self.q_heads, q_len=self.q_len,
-            kv_len=self.kv_len,
-            lo=lo, hi=hi, section=plan.section, scale=scale, scale_log2=score.factor(call),
-        )  # fmt: skip
-        self.finish_sizes = (self.strides[0][:3], self.q_heads, self.q_len, self.kv_len, lo, hi, work.n_q, scale)
-        self.dims = head_dim, value_dim
-        self.grad_lse, self.drops, self.returns_delta = grad_lse, drops, call.delta
-        self.profiles = None
-        if stamped:
-            self.profiles = CallProfiles.of(call, plan, DTYPES[dtype], tile_schedule, self.kv_heads, dims, self.device)
-        self.placed, self.bound = rows is not None, score.bound_values(call)
-        self.about_data = None if data is None else Arguments.of(call, data, tile_schedule, self.device)
-        ctas = self._ctas(tile_schedule)
-        finish_programs = q_tiles * (tiles.block_q // FINISH_ROWS)
-        self.prepare = launcher.KernelLauncher(built.prepare, q_tiles)
-        self.main = launcher.KernelLauncher(built.main, ctas, descriptors)
-        self.finish = launcher.KernelLauncher(built.finish, finish_programs)
-        self.launches = CallLaunches(self._launches_of_call())
-
-    def _lay_out_workspace(self, *elements: int) -> None:
-        """Computes byte offsets of dq accumulator, lse, delta, group sums and counters, whose elements have 4 bytes."""
-        self.offsets, end = [], 0
-        for count in elements:
-            self.offsets.append(end)
-            end += -(-4 * count // _ALIGNMENT) * _ALIGNMENT
-        self.workspace = (end,), (1,), torch.uint8
-
-    def _ctas(self, tile_schedule: ClosedForm) -> int:
-        """Returns the number of CTAs: the smaller of SMs and work ids, or one per work id if they must be
-        co-resident.
-        """
-        sms = torch.cuda.get_device_properties(self.device).multi_processor_count
-        if tile_schedule.co_resident and tile_schedule.work_ids > sms:
-            raise ArgumentError(
-                "schedule", self.kernels.of.schedule,
-                f"one that needs no co-residency: {tile_schedule.work_ids} CTAs do not fit {sms} SMs at once",
-            )  # fmt: skip
-        return min(tile_schedule.work_ids, sms)
-
-    def run(
-        self, operands: _Operands, logsumexp: int, data: tuple[int, ...] | None, seed: int | None, site: str,
-        grad_logsumexp: int | None,
-    ) -> Gradients:  # fmt: skip
-        """Launches the kernels from addresses; returns the results of the call."""
-        empty = compat.empty_cuda
-        dq, dk, dv = empty(*self.dq), empty(*self.dk), empty(*self.dv)
-        workspace = empty(*self.workspace)
-        # Before the kernels, so that nothing comes between two of them that overlap.
-        profile = None if self.profiles is None else self.profiles.begin(site, self.device)
-        stamps = NO_STAMPS if profile is None else (profile.table.data_ptr(), profile.heads)
-        self.launches.run(
-            raw_stream(self.index),
-            (
-                *operands, logsumexp, dq.data_ptr(), dk.data_ptr(), dv.data_ptr(), workspace.data_ptr(), seed or 0,
-                *stamps, grad_logsumexp or 0, *(data or ()),
-            ),
-        )  # fmt: skip
-        if profile is not None:
-            profile.end()
-        return (dq, dk, dv, self._delta(workspace)) if self.returns_delta else (dq, dk, dv)
-
-    def _delta(self, workspace: Tensor) -> Tensor:
-        """Returns the part of the workspace that `prepare` has filled with delta, [batch, q heads, q_len]."""
-        heads, rows = self.batch * self.q_heads, self.tile_rows
-        delta = workspace[self.offsets[2] :][: 4 * rows].view(torch.float32)
-        delta = delta.view(self.batch, self.q_heads, rows // heads if heads else 0)
-        return delta[:, :, : self.q_len].contiguous()
-
-    def _launches_of_call(self) -> tuple[CallLaunch, ...]:
-        """Returns the three launches; addresses are numbered in the order of `run`, including the timestamp buffer."""
-        *operands, logsumexp, dq, dk, dv, workspace, seed, table, heads, grad_lse = unknown_addresses(_FIXED)
-        *_, do, out = operands
-        accumulator, lse2, delta, sums, semaphores = [workspace + offset for offset in self.offsets]
-        group_semaphores, work_id = [semaphores + offset for offset in self.after_semaphores]
-        shared = arguments.WORKSPACE.values(
-            semaphores=semaphores, work_id_ptr=work_id, group_sums=sums, group_semaphores=group_semaphores
-        )
-        main_data = finish_data = of_placement = None
-        targets: tuple[tuple[Any, ...] | None, ...] = (None, None)
-        if self.about_data is not None:
-            data = unknown_addresses(_FIXED + len(BackwardData._fields))[_FIXED:]
-            main_data, finish_data = self.about_data.of_call(data)
-            if self.placed:
-                of_placement = tuple(data[-2:])
-                targets = tuple(map(target_values, (dk, dv), self.strides[1:], self.dims))
-        drops = None if self.drops is None else (seed, *self.drops)
-        stamps = None if self.profiles is None else (table, heads)  # a number among addresses
-        rows = [start + skipped for start, skipped in zip(operands, self.skipped, strict=False)]
-        return (
-            CallLaunch(
-                self.prepare, (),
-                (
-                    out, do, logsumexp, lse2, delta, semaphores, *self.prepare_sizes, of_placement,
-                    None if self.grad_lse is None else (grad_lse, *self.grad_lse),
-                ),
-            ),
-            CallLaunch(
-                self.main, (*rows, dk, dv, accumulator, lse2, delta),
-                (shared, self.problem, main_data, drops, of_placement, targets, stamps, self.bound),
-            ),
-            CallLaunch(
-                self.finish, (), (accumulator, semaphores, dq, *self.finish_sizes, finish_data, of_placement)
-            ),
-        )  # fmt: skip
+    return min(tile_schedule.work_ids, sms)

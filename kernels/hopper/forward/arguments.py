@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...common.arguments import Group, integers
 from ..shared import arguments as shared
+from ..shared.operands import Parameter
 
 if TYPE_CHECKING:
     from ...common.device.relations import form
@@ -29,6 +30,9 @@ DROPOUT = shared.dropout(8)
 
 SINKS = Group({"ptr": "*fp32"} | dict.fromkeys(("b", "h", "row"), "i64"), {"ptr": shared.ANY_ADDRESS})
 """Attention sinks, [batch, q_heads, q_len], and their strides, see `device.sinks`."""
+
+OPERANDS = {"dropout": Parameter("dropout", DROPOUT), "sinks": Parameter("sinks", SINKS)}
+"""The parameters of the main kernel that take optional operands."""
 
 
 class Schedule(NamedTuple):

@@ -25,6 +25,7 @@ from ...common.device.relations.equal import CODES
 from ...common.relations import Layout, layout
 from ..kernel_configs import CONSUMER_WARPS, FORWARD_CONFIGS, SHORT_CONFIGS, ForwardConfig, dims_of_tile, has_few
 from ..shared import arguments as shared
+from ..shared import operands
 from . import arguments
 from .device.entry import hopper_forward
 from .device.prepare import prepare
@@ -86,37 +87,21 @@ class Specialisation:
             )
 
     @staticmethod
-    def of(traits: Traits, dtype: DType, dims: tuple[int, int], q_len: int | None, kv_len: int) -> Specialisation:
-        """Returns the specialisation of the kernels of a call.
-
-        Args:
-            traits: traits of the call.
-            dims: the head dims of q and k, and of v.
-            q_len: number of queries; None if it is dynamic, and then the config is not a short one.
-
-        Raises:
-            ArgumentError: the dtype does not have 16 bits, or no kernel fits the head dims.
-        """
-        dims = tile_dims(*dims)
-        found = Specialisation(dtype, *dims, traits, kv_len % FORWARD_CONFIGS[dims].block_kv == 0)
-        return found if q_len is None else found.for_queries(q_len)
-
-    @staticmethod
     def of_site(site: Site) -> Specialisation:
-        """Returns the specialisation of the kernels of a site.
+        """Returns the specialisation of the kernels of a site, or of a call, see `tensors.site_of`.
+
+        If q_len is dynamic, the config is not a short one.
 
         Raises:
             ArgumentError: the site is not 16-bit, its kv_len is dynamic, or no kernel fits the head dims.
         """
         if site.kv_len is None:
             raise ArgumentError("site", site, "a site whose kv_len is known")
-        dims = site.head_dim, site.value_dim
-        return Specialisation.of(site.call.traits, site.dtype, dims, site.q_len, site.kv_len)
-
-    def for_queries(self, q_len: int) -> Specialisation:
-        """Returns this specialisation with the config for heads of `q_len` queries."""
-        dims = tile_dims(self.head_dim, self.value_dim)
-        return replace(self, short=self.plain and is_short(dims, q_len))
+        dims = tile_dims(site.head_dim, site.value_dim)
+        even_kv = site.kv_len % FORWARD_CONFIGS[dims].block_kv == 0
+        found = Specialisation(site.dtype, *dims, site.call.traits, even_kv)
+        short = site.q_len is not None and found.plain and is_short(dims, site.q_len)
+        return replace(found, short=short)
 
     @property
     def config(self) -> ForwardConfig:
@@ -215,10 +200,9 @@ class Kernels:
             **dict.fromkeys(("q_desc", "out_desc"), columns(p.dtype, int(ROWS.value))),
             **dict.fromkeys(("k_desc", "v_desc"), columns(p.dtype, v.block_kv)),
             "lse_ptr": "*fp32", "counter_ptr": "*i32", "problem": arguments.PROBLEM,
-            "data": self._data, "dropout": arguments.DROPOUT if traits.reads("dropout") else None,
-            "placement": shared.PLACEMENT if traits.placed else None,
+            "data": self._data, "placement": shared.PLACEMENT if traits.placed else None,
             "target": shared.target(TYPES[p.dtype]) if traits.placed else None,
-            "bound": score.bound(traits), "sinks": arguments.SINKS if traits.reads("sinks") else None,
+            "bound": score.bound(traits), **operands.types(arguments.OPERANDS, traits),
         }  # fmt: skip
         constants = {"SCHEDULE": self._schedule, "MASK": self._mask, "FORM": self._form}
         options = {"num_warps": CONSUMER_WARPS, "launch_pdl": True}

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ....errors import ArgumentError
 from ....model.call import Call
 from ....model.mask import ROW_BLOCK
-from ...common.relations import layout
-from ..shared.tensors import Places, taken
+from ....schedule.table_tile_schedule import seen_words
+from ....schedule.tile_schedule import Problem
+from ...common.call_launches import Address
+from ...common.relations import Layout, layout
+from ..shared.tensors import Places, check_data, taken
+from . import arguments
+from .device.tile_work import ROWS
 
 
 class ForwardData(NamedTuple):
@@ -42,15 +48,6 @@ class ForwardData(NamedTuple):
     seen_bits: Tensor | None = None
     row_place: Tensor | None = None
     row_count: Tensor | None = None
-
-    @property
-    def rows(self) -> int | None:
-        """The number of padded rows of a varlen layout, None where tokens are rows."""
-        return None if self.row_place is None else ROW_BLOCK * len(self.row_place)
-
-    def addresses(self) -> tuple[int, ...]:
-        """Returns the address of every tensor, 0 for absent ones."""
-        return tuple(0 if t is None else t.data_ptr() for t in self)
 
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> ForwardData | None:
@@ -86,3 +83,47 @@ class ForwardData(NamedTuple):
         of_vectors = [made.pop(0) if some else None for some in (vectors.QUERIES, vectors.KEYS)]
         placed = (None, None) if mask.placed is None else (mask.placed.place.index, mask.placed.count.index)
         return (*of_vectors, *made, None, *placed)
+
+    def check(self, work: Problem, layout: Layout, device: torch.device) -> int:
+        """Checks the tensors and returns the number of tables per batch element.
+
+        Args:
+            work: the lengths of the mask, the tiles, and all query heads.
+            layout: the vectors that the kernel reads.
+
+        Raises:
+            ArgumentError: a tensor has another shape, layout, dtype or device, or the tables have no room.
+        """
+        by_head = self.seen_bits is not None and self.counts.shape[:1] == (work.batch * work.heads,)
+        tables = work.heads if by_head else 1
+        if work.n_kv > 1 << 16:
+            allowed = f"at most 2**16 tiles of {work.block_kv} keys where the mask is data"
+            raise ArgumentError("key", (work.kv_len,), allowed)
+        rows, row = (work.batch * tables, work.n_q), int(ROWS.value)
+        blocks = (work.q_len // ROW_BLOCK,)
+        shapes: Sequence[tuple[int, ...]] = (
+            (work.batch, layout.QUERIES, work.q_len), (work.batch, layout.KEYS, work.kv_len),
+            (work.batch, tables, work.kv_len), rows, (*rows, work.n_kv),
+            (rows[0], -(-work.q_len // row), work.n_kv, 2 * row, seen_words(work.block_kv)), blocks, blocks,
+        )  # fmt: skip
+        for name, tensor, shape in zip(self._fields, self, shapes, strict=True):
+            if tensor is not None:
+                check_data(name, tensor, shape, torch.bool if name == "keys_seen" else torch.int32, device)
+        return tables
+
+    @staticmethod
+    def arguments(places: Places, tables: int, addresses: Mapping[int, Address]) -> dict[str, tuple[Any, ...] | None]:
+        """Returns the arguments `data` and `placement` of the main kernel.
+
+        Args:
+            places: as `places`.
+            tables: as `check`.
+            addresses: of the operator's extras, by index.
+        """
+        # the kernel reads no absent tensor
+        known = dict(zip(ForwardData._fields, (0 if i is None else addresses[i] for i in places), strict=True))
+        data = arguments.DATA.values(
+            counts_ptr=known["counts"], steps_ptr=known["steps"], tables=tables, q_vectors=known["q_vectors"],
+            kv_vectors=known["kv_vectors"], seen_bits_ptr=known["seen_bits"], keys_seen_ptr=known["keys_seen"],
+        )  # fmt: skip
+        return {"data": data, "placement": (known["row_place"], known["row_count"]) if known["row_place"] else None}

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -12,19 +13,16 @@ import torch
 from torch import Tensor
 
 from ....model.site import DType, Site
-from ....upstream import compat
-from ....upstream.cuda import raw_stream
 from ....upstream.triton_compiler import ASTSource
 from ...common import launcher, score
-from ...common.call_launches import CallLaunch, CallLaunches, unknown_addresses
+from ...common.call_launches import CallLaunch, CallLaunches, named_arguments, unknown_addresses
 from ...common.compiling import TYPES, compile_kernel
+from ...common.layouts import kernel_strides
 from ...common.strides import dense_strides
 from ..kernel_configs import FEW_LEAST_ROWS, MOST_PARTS, has_few, part_of
-from ..shared.tensors import DTYPES
+from ..shared.prepared import Launch
 from . import arguments
 from .device.few import attend, combine
-
-_Strides = tuple[int, ...]
 
 
 def _power_of_two(number: int) -> int:
@@ -42,9 +40,11 @@ class Specialisation:
     rows: int
 
     @staticmethod
-    def of(dtype: DType, dims: tuple[int, int], q_len: int, group: int) -> Specialisation:
-        """Returns the specialisation for a call for which `has_few` is true."""
-        return Specialisation(dtype, *dims, max(FEW_LEAST_ROWS, _power_of_two(group * q_len)))
+    def of_site(site: Site) -> Specialisation:
+        """Returns the specialisation of a site, or of a call, for which `has_few` is true."""
+        assert site.q_len is not None
+        rows = max(FEW_LEAST_ROWS, _power_of_two(site.group * site.q_len))
+        return Specialisation(site.dtype, site.head_dim, site.value_dim, rows)
 
 
 class Kernels:
@@ -90,52 +90,40 @@ def of_site(site: Site, device: int) -> Kernels | None:
     """Returns the split-KV kernels for a site, or None unless its q_len is static and `has_few` is true."""
     if site.q_len is None or not has_few(site.call.traits, site.q_len, site.group):
         return None
-    return kernels(Specialisation.of(site.dtype, (site.head_dim, site.value_dim), site.q_len, site.group), device)
+    return kernels(Specialisation.of_site(site), device)
 
 
-class State:
-    """The cached launches for one combination of scale, shapes and strides on one device, as `launch._State`."""
+def launches(site: Site, query: Tensor, key: Tensor, value: Tensor) -> Launch:
+    """Prepares the launches of a call with tensors of these layouts, for which `suits_parts` is true.
 
-    def __init__(
-        self, scale: float, order: tuple[int, ...], dtype: torch.dtype, device: torch.device, q_shape: torch.Size,
-        q: _Strides, k: _Strides, v_shape: torch.Size, v: _Strides,
-    ) -> None:  # fmt: skip
-        batch, q_heads, q_len, head_dim = q_shape
-        _, kv_heads, kv_len, value_dim = v_shape
-        group = q_heads // kv_heads
-        of = Specialisation.of(DTYPES[dtype], (head_dim, value_dim), q_len, group)
-        part = part_of(kv_len)
-        parts = -(-kv_len // part)
-        shape, sums = (*q_shape[:3], value_dim), (batch, q_heads, q_len)
-        self.device = device
-        self.out = shape, dense_strides(shape, order if order[-1] == 3 else (0, 1, 2, 3)), dtype
-        self.lse = sums, dense_strides(sums, (0, 1, 2)), torch.float32
-        built = kernels(of, device.index)
-        programs = batch * kv_heads * parts
-        self.acc = (programs * of.rows * (built.form.BLOCK_DV + 2),), (1,), torch.float32
-        self.behind_acc = 4 * programs * of.rows * built.form.BLOCK_DV
-        self.sizes = q[:3], k[:3], v[:3], kv_heads, group, q_len, kv_len, part, parts, scale * score.LOG2E
-        self.combine_sizes = self.out[1][:3], q_heads, group, q_len, parts
-        self.attend = launcher.KernelLauncher(built.attend, programs)
-        self.combine = launcher.KernelLauncher(built.combine, batch * q_heads * q_len)
-        self.launches = CallLaunches(self._launches_of_call())
-
-    def run(
-        self, operands: tuple[int, int, int], data: object = None, seed: object = None, sinks: object = None
-    ) -> tuple[Tensor, Tensor]:
-        """Returns (out, log-sum-exp) for the addresses of query, key and value; the other arguments are always None."""
-        empty = compat.empty_cuda
-        out, lse, acc = empty(*self.out), empty(*self.lse), empty(*self.acc)
-        self.launches.run(
-            raw_stream(self.device.index), (*operands, out.data_ptr(), lse.data_ptr(), acc.data_ptr())
-        )  # fmt: skip
-        return out, lse
-
-    def _launches_of_call(self) -> tuple[CallLaunch, ...]:
-        """Returns the two launches; addresses are numbered in the order of `run`."""
-        q, k, v, out, lse, acc = unknown_addresses(6)
-        sums = acc + self.behind_acc
-        return (
-            CallLaunch(self.attend, (), (q, k, v, acc, sums, *self.sizes)),
-            CallLaunch(self.combine, (), (acc, sums, out, lse, *self.combine_sizes)),
-        )
+    Args:
+        site: the site of the call.
+    """
+    (batch, kv_heads, kv_len, _), (_, q_heads, q_len, _) = key.shape, query.shape
+    of, part = Specialisation.of_site(site), part_of(kv_len)
+    parts = -(-kv_len // part)
+    shape, sums = (*query.shape[:3], site.value_dim), (batch, q_heads, q_len)
+    strides = kernel_strides(shape, site.call.orders[0])
+    built = kernels(of, query.device.index)
+    programs = batch * kv_heads * parts
+    accumulators = programs * of.rows * built.form.BLOCK_DV  # behind them are sums
+    allocated = (
+        (shape, strides, query.dtype), (sums, dense_strides(sums, (0, 1, 2)), torch.float32),
+        ((accumulators + 2 * programs * of.rows,), (1,), torch.float32),
+    )  # fmt: skip
+    q, k, v, out, lse, acc = unknown_addresses(6)
+    partial_sums, of_sizes = acc + 4 * accumulators, {"group": site.group, "q_len": q_len, "parts": parts}
+    of_attend = named_arguments(
+        attend, q_ptr=q, k_ptr=k, v_ptr=v, acc_ptr=acc, sums_ptr=partial_sums, q_strides=query.stride()[:3],
+        k_strides=key.stride()[:3], v_strides=value.stride()[:3], kv_heads=kv_heads, kv_len=kv_len, part_len=part,
+        scale_log2=site.call.scale * score.LOG2E, **of_sizes,
+    )  # fmt: skip
+    of_combine = named_arguments(
+        combine, acc_ptr=acc, sums_ptr=partial_sums, out_ptr=out, lse_ptr=lse, out_strides=strides[:3],
+        q_heads=q_heads, **of_sizes,
+    )  # fmt: skip
+    asked = [
+        CallLaunch(launcher.KernelLauncher(built.attend, programs), (), of_attend),
+        CallLaunch(launcher.KernelLauncher(built.combine, math.prod(sums)), (), of_combine),
+    ]
+    return CallLaunches(asked, allocated, 2, query.device.index).run

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from ....errors import ArgumentError
-from ....model.dropout import Dropout
-from ....model.site import DType
+from ....model.call import Call
+from ....model.mask import ROW_BLOCK
+from ....model.site import DType, Site
+from ....schedule.tile_schedule import ClosedForm, Problem
 
 DTYPES: dict[torch.dtype, DType] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
@@ -24,44 +26,88 @@ def taken(extras: Sequence[Tensor], places: Places) -> list[Any]:
     return [None if place is None else extras[place] for place in places]
 
 
-def addresses_at(extras: Sequence[Tensor], places: Places) -> tuple[int, ...]:
-    """Returns the addresses of the extras at these indices, 0 for None."""
-    return tuple([0 if place is None else extras[place].data_ptr() for place in places])
-
-
-def check_tokens(q_shape: torch.Size, k_shape: torch.Size) -> None:
-    """Raises ArgumentError unless queries and keys have the shapes of a varlen layout: batch 1 and equal lengths."""
-    if q_shape[0] != 1 or q_shape[2] != k_shape[2]:
-        raise ArgumentError("query, key", (tuple(q_shape), tuple(k_shape)), "one batch element, with as many of both")
-
-
-class DropoutArguments(NamedTuple):
-    """The dropout of probabilities: `threshold` of all 2**16 sets of random bits drop one.
-
-    Note [Random bits of dropout] in reference_dropout.py defines the bits.  Dropout does not change the log-sum-exp.
+def site_of(query: Tensor, key: Tensor, value: Tensor, call: Call, extras: Sequence[Tensor]) -> Site:
+    """Returns the site of a call with these tensors, as planning describes it: a packed mask has padded rows.
 
     Args:
-        seed: int64 [1], from which all bits follow.
-        threshold: at least 0, where nothing is dropped, and less than 2**16.
-        rescale: the factor of kept probabilities, see `model.dropout.Dropout`.
+        query, key, value: [batch, heads, length, head dim].
+
+    Raises:
+        ArgumentError: dtypes, devices or shapes are not allowed or do not fit one another.
     """
+    tensors = query, key, value
+    shapes, dtypes = tuple(tuple(t.shape) for t in tensors), tuple(t.dtype for t in tensors)
+    if any(len(shape) != 4 for shape in shapes):
+        raise ArgumentError("query, key, value", shapes, "[batch, heads, length, head dim]")
+    q, k, v = shapes
+    if q[0] != k[0] or q[3] != k[3]:
+        raise ArgumentError("key", k, f"[{q[0]}, kv heads, kv_len, {q[3]}], as query has it")
+    if k[:3] != v[:3]:
+        raise ArgumentError("value", v, f"{[*k[:3]]} and the value dim, as key has it")
+    if not k[1] or q[1] % k[1]:
+        raise ArgumentError("query", q, f"a multiple of the {k[1]} heads of key")
+    if dtypes[0] not in DTYPES or len({*dtypes}) > 1:
+        raise ArgumentError("dtypes of query, key, value", dtypes, "float16 or bfloat16, the same for all")
+    if len({t.device for t in tensors}) > 1:
+        devices = tuple(str(t.device) for t in tensors)
+        raise ArgumentError("devices of query, key, value", devices, "the same for all")
+    q_len, kv_len, placed = q[2], k[2], call.mask.placed
+    if placed is not None:
+        if q[0] != 1 or q_len != kv_len:
+            raise ArgumentError("query, key", (q, k), "one batch element, with as many of both")
+        q_len = kv_len = ROW_BLOCK * len(extras[placed.place.index])
+    return Site("cuda", DTYPES[dtypes[0]], q[0], q[1], k[1], q_len, kv_len, q[3], v[3], call)
 
-    seed: Tensor
-    threshold: int
-    rescale: float
 
-    @staticmethod
-    def of(dropout: Dropout | None, extras: Sequence[Tensor]) -> DropoutArguments | None:
-        """Takes the seed from the operator's extras; returns None without dropout."""
-        if dropout is None:
-            return None
-        return DropoutArguments(extras[dropout.seed.index], dropout.threshold, dropout.rescale)
+def problem_of(site: Site, block_q: int, block_kv: int, section: int = 1) -> Problem:
+    """Returns the problem of a site whose sizes are known, with all query heads."""
+    assert site.batch is not None
+    assert site.q_len is not None
+    assert site.kv_len is not None
+    return Problem(
+        site.band, site.q_len, site.kv_len, block_q, block_kv, site.batch, site.q_heads, section=section
+    )  # fmt: skip
+
+
+def seen(tile_schedule: ClosedForm, call: Call, tokens: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Returns (first, end) of the queries that see a key, and of the keys that a query sees: all of a packed mask."""
+    if call.mask.placed is not None:  # every token sees itself
+        return (0, tokens), (0, tokens)
+    return tile_schedule.seen_rows, tile_schedule.seen_keys
+
+
+def check_data(
+    name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *, dense: bool = True
+) -> None:
+    """Raises ArgumentError unless a tensor of a mask that is data has this shape, dtype and device.
+
+    Args:
+        dense: whether it must be contiguous; if not, it may have size 1 along any dimension.
+    """
+    found = tuple(tensor.shape)
+    sizes = tuple(shape) if dense else tuple(1 if n == 1 else full for n, full in zip(found, shape, strict=False))
+    fits = found == sizes and len(found) == len(shape) and (tensor.is_contiguous() or not dense)
+    if not fits or (tensor.dtype, tensor.device) != (dtype, device):
+        allowed = f"{dtype} {tuple(shape)}, {'contiguous' if dense else 'or of size 1'}, on {device}"
+        given = tensor.dtype, found, tensor.stride(), str(tensor.device)
+        raise ArgumentError(f"data.{name}", given, allowed)
+
+
+def broadcast_strides(tensor: Tensor) -> tuple[int, ...]:
+    """Returns the strides of a tensor, 0 along dimensions of size 1."""
+    return tuple(0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def readable(tensor: Tensor) -> Tensor:
-    """Returns `tensor`, or a contiguous copy if TMA cannot read it: rows must be 16-byte aligned, with unit stride."""
+    """Returns `tensor`, or a contiguous copy if TMA cannot read it: rows must be 16-byte aligned, with unit stride.
+
+    Raises:
+        ArgumentError: TMA could not even read a copy, because the head dim is not a multiple of 8.
+    """
     if not tensor.data_ptr() % 16 and has_readable_strides(tensor.shape, tensor.stride()):
         return tensor
+    if tensor.shape[-1] % 8:
+        raise ArgumentError("head dim", tensor.shape[-1], "a multiple of 8")
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
@@ -84,10 +130,11 @@ class SeenRows(NamedTuple):
     skipped: int
 
     @staticmethod
-    def of(shape: Sequence[int], strides: Sequence[int], first: int, end: int) -> SeenRows:
+    def of(tensor: Tensor, first: int, end: int) -> SeenRows:
         """Returns the rows ``first .. end - 1``; if empty, a one-row descriptor that is never read."""
         if end <= first:
             first, end = 0, 1
+        shape, strides = tensor.shape, tensor.stride()
         return SeenRows(describe((*shape[:2], end - first, shape[3]), strides), 2 * first * strides[2])
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dash_inductor.kernels.common import launch_list
+from dash_inductor.kernels.common import call_launches, launch_list
 from dash_inductor.kernels.common.launch_list import LaunchLists, Notes, key_of
 
 from ...support.call_launches import packing
@@ -29,7 +29,7 @@ class Kernel:
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
     packing(monkeypatch, found.extend)
-    monkeypatch.setattr(launch_list, "raw_stream", lambda index: 7)
+    monkeypatch.setattr(call_launches, "raw_stream", lambda index: 7)
     monkeypatch.setattr(launch_list, "current_device", lambda: None)  # the index of the CPU
     monkeypatch.setattr(launch_list.compat, "empty_cuda", lambda *what: torch.empty_strided(*what[:2], dtype=what[2]))
     return found
@@ -91,8 +91,8 @@ def test_a_call_that_does_something_else_is_always_made(launched: list[Any]) -> 
     assert call.made == 3
     notes = Notes([x])
     notes.launched(Kernel(), (torch.zeros(3),))  # type: ignore[arg-type]
-    assert notes.list_of([]) is None, "a tensor that is neither given nor allocated"
-    assert Notes([x]).list_of([x]) is None, "a result that is not allocated"
+    assert notes.recorded([], 0) is None, "a tensor that is neither given nor allocated"
+    assert Notes([x]).recorded([x], 0) is None, "a result that is not allocated"
 
 
 def test_operands_that_share_memory() -> None:
@@ -131,6 +131,6 @@ def test_views_of_operands_where_none_are_expected(launched: list[Any]) -> None:
     x = torch.zeros(8)
     notes = Notes([x], views=False)
     notes.launched(Kernel(), (x[1:],))  # type: ignore[arg-type]
-    assert notes.list_of([]) is None
+    assert notes.recorded([], 0) is None
     assert key_of([x, x], views=False) == key_of([x, torch.zeros(8)], views=False)
     assert key_of([x, x], views=False) != key_of([x, x[:4]], views=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,15 +15,17 @@ from torch import Tensor
 
 from dash_inductor.config import config
 from dash_inductor.kernels import registry
-from dash_inductor.kernels.common import launcher
+from dash_inductor.kernels.common import call_launches, launcher
 from dash_inductor.kernels.hopper.backward import build, launch
 from dash_inductor.kernels.hopper.backward.device import entry
+from dash_inductor.kernels.hopper.shared import prepared
 from dash_inductor.lowering import ahead
 from dash_inductor.model import Band, Plan, Site
 from dash_inductor.planning import plan
 from dash_inductor.records import profiles
 from dash_inductor.upstream import compat
 
+from ....support import hopper_calls
 from ....support.call_launches import packing
 from ....support.calls import backward_call, call_of
 from ....support.hopper_builds import TILES
@@ -64,25 +67,25 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     packing(monkeypatch, seen.calls.extend)
     monkeypatch.setattr(launch, "kernels", kernels)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: PROPERTIES)
-    monkeypatch.setattr(launch, "current_device", lambda: None)
+    monkeypatch.setattr(prepared, "current_device", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(launch, "raw_stream", lambda device: 7)
+    monkeypatch.setattr(call_launches, "raw_stream", lambda device: 7)
     monkeypatch.setattr(
         compat, "empty_cuda", lambda size, strides, dtype: torch.empty_strided(size, strides, dtype=dtype)
     )
     begin = profiles.begin
 
-    def begin_on_cpu(*arguments: Any) -> profiles.ProfileRun | None:
-        assert arguments[5].type == "cuda"
+    def noted(*arguments: Any) -> profiles.ProfileRun | None:
         seen.calls.append(("begin", []))
-        return begin(*arguments[:5], torch.device("cpu"), *arguments[6:])
+        return begin(*arguments)
 
-    monkeypatch.setattr(profiles, "begin", begin_on_cpu)
+    monkeypatch.setattr(profiles, "begin", noted)
     monkeypatch.setattr(profiles.atexit, "register", lambda function: None)
-    launch._state.cache_clear()
+    hopper_calls.forget()
     profiles.clear_profile_runs()
     yield seen
-    launch._state.cache_clear()
+    hopper_calls.forget()
     profiles.clear_profile_runs()
     profiles._announce.cache_clear()
 
@@ -94,7 +97,7 @@ def tensors(q_len: int = 300, kv_len: int = 200) -> tuple[Tensor, ...]:
 
 
 def run(site: str = "site", q_len: int = 300) -> None:
-    launch.backward(*tensors(q_len), backward_call(Band(0), 0.125), PLAN, site=site)
+    hopper_calls.backward(*tensors(q_len), backward_call(Band(0), 0.125), PLAN, site=site)
 
 
 def test_a_profiled_call(launches: Launches) -> None:
@@ -142,7 +145,7 @@ def test_a_graph_is_not_profiled(launches: Launches, monkeypatch: pytest.MonkeyP
 
 def test_the_name_of_the_site_comes_from_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
-    monkeypatch.setattr(launch, "backward", lambda *args: names.append(args[-2]))
+    monkeypatch.setattr(launch, "prepare", lambda *args: names.append(args[-1]))
     given: Any = [SimpleNamespace(is_cuda=True)] * 6
     registry.backward(given, [], backward_call(Band(0), 0.125), PLAN, "attention_3")
     assert names == ["attention_3"]

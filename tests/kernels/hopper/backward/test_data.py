@@ -110,10 +110,13 @@ def sample(mask: Mask, schedule: str = "bent_fold", dense_heads: int = 1) -> tup
 def test_arguments(name: str, schedule: str) -> None:
     for dense_heads in (1, 4):
         data, tile_schedule = sample(MASKS[name], schedule, dense_heads)
-        arguments = Arguments.of(Call(MASKS[name], 1.0), data.described(), tile_schedule, CPU)
-        main, finish = (dict(zip(group.names, values, strict=True)) for group, values in zip(
-            (DATA, CONTRIBUTIONS), arguments.of_call(data.addresses()), strict=True
-        ))  # fmt: skip
+        arguments = Arguments.of(Call(MASKS[name], 1.0), data, tile_schedule, CPU)
+        places = tuple(None if t is None else i for i, t in enumerate(data))
+        addresses: dict[int, Any] = {i: t.data_ptr() for i, t in enumerate(data) if t is not None}
+        found: dict[str, Any] = arguments.of_call(places, addresses)
+        main = dict(zip(DATA.names, found["data"], strict=True))
+        finish = dict(zip(CONTRIBUTIONS.names, found["contributions"], strict=True))
+        assert found["placement"] is None
         by_head = data.dense is not None and dense_heads == 4
         assert (main["table_b"], main["table_h"]) == ((4, 1) if by_head else (1, 0))
         assert (finish["table_b"], finish["table_h"]) == (main["table_b"], main["table_h"])
@@ -142,25 +145,25 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_other_tensors_are_refused(name: str) -> None:
     data, tile_schedule = sample(MASKS["both"])
-    Arguments.of(Call(MASKS["both"], 1.0), data.described(), tile_schedule, CPU)
+    Arguments.of(Call(MASKS["both"], 1.0), data, tile_schedule, CPU)
     for change in BAD[name]:
         bad = data._replace(**{name: change(getattr(data, name))})
         with pytest.raises(ArgumentError, match=rf"data\.{name}"):
-            Arguments.of(Call(MASKS["both"], 1.0), bad.described(), tile_schedule, CPU)
+            Arguments.of(Call(MASKS["both"], 1.0), bad, tile_schedule, CPU)
 
 
 @pytest.mark.parametrize(("mask", "name"), [("codes", "dense"), ("dense", "q_vectors")])
 def test_tensors_that_the_mask_lacks_are_refused(mask: str, name: str) -> None:
     data, tile_schedule = sample(MASKS["both"])
     with pytest.raises(ArgumentError, match=rf"data\.{name}"):
-        Arguments.of(Call(MASKS[mask], 1.0), data.described(), tile_schedule, CPU)
+        Arguments.of(Call(MASKS[mask], 1.0), data, tile_schedule, CPU)
 
 
 def test_tables_without_room_are_refused() -> None:
     data, _ = sample(MASKS["codes"])
     for q_len, batch in ((8 << TILE_BITS) + 1, 1), (8 << 14, 1 << 14):
         with pytest.raises(ArgumentError, match="q tiles"):
-            Arguments.of(Call(MASKS["codes"], 1.0), data.described(), closed("spt", Band(0), q_len, 200, batch), CPU)
+            Arguments.of(Call(MASKS["codes"], 1.0), data, closed("spt", Band(0), q_len, 200, batch), CPU)
 
 
 def test_vectors_whose_offsets_need_more_than_32_bits_are_refused() -> None:
@@ -168,7 +171,7 @@ def test_vectors_whose_offsets_need_more_than_32_bits_are_refused() -> None:
     for q_len, kv_len in (64, 16 << 10), (16 << 10, 64):
         tile_schedule = closed("spt", Band(0), q_len, kv_len, 1 << 17)
         with pytest.raises(ArgumentError, match="numbers of queries or keys"):
-            Arguments.of(Call(MASKS["codes"], 1.0), data.described(), tile_schedule, CPU)
+            Arguments.of(Call(MASKS["codes"], 1.0), data, tile_schedule, CPU)
 
 
 @pytest.mark.parametrize("drops", [False, True])
@@ -216,13 +219,12 @@ def test_a_mask_of_rows() -> None:
     place, count = (torch.zeros(4, dtype=torch.int32) for _ in range(2))
     made = data_of(tile_schedule, keep_of(mask.band, codes, None, (1, 256, 256)), codes, None)
     good = made._replace(row_place=place, row_count=count)
-    assert good.rows == 256
-    Arguments.of(Call(mask, 1.0), good.described(), tile_schedule, CPU)
+    Arguments.of(Call(mask, 1.0), good, tile_schedule, CPU)
     for name, bad in (
         ("row_place", None), ("row_place", place.long()), ("row_place", place[:3]), ("row_count", None),
         ("row_count", count[None]), ("row_count", torch.zeros(8, dtype=torch.int32)[::2]),
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match=rf"data\.{name}"):
-            Arguments.of(Call(mask, 1.0), good._replace(**{name: bad}).described(), tile_schedule, CPU)
+            Arguments.of(Call(mask, 1.0), good._replace(**{name: bad}), tile_schedule, CPU)
     with pytest.raises(ArgumentError, match=r"data\.row_place"):  # which another mask does not have
-        Arguments.of(Call(Mask.parse("causal & segments(0,1)"), 1.0), good.described(), tile_schedule, CPU)
+        Arguments.of(Call(Mask.parse("causal & segments(0,1)"), 1.0), good, tile_schedule, CPU)

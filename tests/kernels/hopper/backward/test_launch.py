@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.kernels.common import launcher, score
+from dash_inductor.kernels.common import call_launches, launcher, score
 from dash_inductor.kernels.hopper.backward import launch
-from dash_inductor.kernels.hopper.shared.tensors import DropoutArguments
+from dash_inductor.kernels.hopper.shared import prepared
 from dash_inductor.model import Band, Call, Dropout, Operand, Plan
 from dash_inductor.upstream import compat
 
+from ....support import hopper_calls
 from ....support.call_launches import packing
 from ....support.calls import backward_call
 from ....support.hopper_builds import TILES
@@ -73,8 +74,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         return SimpleNamespace(of=of, prepare="prepare", main="main", finish="finish", columns=64, value_columns=64)
 
     @contextlib.contextmanager
-    def on(device: int | None) -> Iterator[None]:
-        before, found.current = found.current, device
+    def on(device: torch.device) -> Iterator[None]:
+        before, found.current = found.current, device.index
         yield
         found.current = before
 
@@ -83,12 +84,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     monkeypatch.setattr(launch, "kernels", kernels)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found.properties)
     monkeypatch.setattr(torch.cuda, "device", on)
-    monkeypatch.setattr(launch, "current_device", lambda: found.current)
-    monkeypatch.setattr(launch, "raw_stream", lambda device: found.stream)
+    monkeypatch.setattr(prepared, "current_device", lambda: found.current)
+    monkeypatch.setattr(call_launches, "raw_stream", lambda device: found.stream)
     monkeypatch.setattr(compat, "empty_cuda", found.empty)
-    launch._state.cache_clear()
+    hopper_calls.forget()
     yield found
-    launch._state.cache_clear()
+    hopper_calls.forget()
 
 
 def tensors(length: int = 300) -> dict[str, Tensor]:
@@ -98,7 +99,7 @@ def tensors(length: int = 300) -> dict[str, Tensor]:
 
 
 def run(given: dict[str, Tensor], call: Call = CALL, plan: Plan = PLAN, **more: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return launch.backward(**given, call=call, plan=plan, **more)
+    return hopper_calls.backward(**given, call=call, plan=plan, **more)  # type: ignore[return-value]
 
 
 def test_a_call_launches_three_kernels(device: Device) -> None:
@@ -113,7 +114,7 @@ def test_a_call_launches_three_kernels(device: Device) -> None:
 def test_delta_is_what_prepare_writes(device: Device, length: int) -> None:
     """A part of the workspace, or a copy of it where rows do not fill their tiles."""
     given, rows = tensors(length), -(-length // PLAN.dkdv.block_q) * PLAN.dkdv.block_q
-    *_, delta = launch.backward(**given, call=replace(CALL, delta=True), plan=PLAN)
+    *_, delta = hopper_calls.backward(**given, call=replace(CALL, delta=True), plan=PLAN)
     assert (delta.shape, delta.stride()) == ((2, 4, length), (4 * length, length, 1))
     address = device.launched[0][3][4]
     (workspace,) = (
@@ -121,7 +122,7 @@ def test_delta_is_what_prepare_writes(device: Device, length: int) -> None:
     )
     filled = workspace[address - workspace.data_ptr() :][: 4 * 8 * rows].view(torch.float32)
     filled.copy_(torch.arange(8 * rows))
-    *_, delta = launch.backward(**given, call=replace(CALL, delta=True), plan=PLAN)
+    *_, delta = hopper_calls.backward(**given, call=replace(CALL, delta=True), plan=PLAN)
     assert (delta.data_ptr() == filled.data_ptr()) == (length == rows)
     assert torch.equal(delta.flatten(0, 1), torch.arange(8.0 * rows).view(8, rows)[:, :length])
 
@@ -154,12 +155,12 @@ def test_co_resident_schedules_have_a_cta_for_every_work_id_or_are_refused(devic
     run(tensors(), call, plan)
     assert device.grids["main"] == 16
     device.properties.multi_processor_count = 15
-    launch._state.cache_clear()
+    hopper_calls.forget()
     with pytest.raises(ArgumentError, match="16 CTAs do not fit 15 SMs at once"):
         run(tensors(), call, plan)
 
 
-DROPOUT = torch.zeros(1, dtype=torch.int64), 6554, 1.1
+SEED = torch.zeros(1, dtype=torch.int64)
 WITH_DROPOUT = replace(CALL, dropout=Dropout(0.1, Operand(0)))
 
 
@@ -178,29 +179,22 @@ def _take_other_memory(device: Device, given: dict[str, Any]) -> None:
     device.kept, device.memory = device.memory, {}  # alive, so that no address recurs
 
 
-def _change_dropout(place: int, value: Any) -> Callable[[Device, dict[str, Any]], None]:
-    def change(device: Device, given: dict[str, Any]) -> None:
-        given["dropout"] = (*DROPOUT[:place], value, *DROPOUT[place + 1 :])
-
-    return change
-
-
 CHANGES: dict[str, Callable[[Device, dict[str, Any]], None]] = {
     **{name: _move(name) for name in tensors()},
     "stream": _take_another_stream,
     "results": _take_other_memory,
-    "seed": _change_dropout(0, torch.ones(1, dtype=torch.int64)),
-    "threshold": _change_dropout(1, 5),
-    "rescale": _change_dropout(2, 1.5),
+    "seed": _move("dropout"),
+    "gradient": _move("grad_logsumexp"),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_a_call_is_given_anew_is_what_it_launches_with(device: Device, change: str) -> None:
-    given: dict[str, Any] = tensors() | {"dropout": DROPOUT}
-    run(given, WITH_DROPOUT)
+    given: dict[str, Any] = tensors() | {"dropout": SEED, "grad_logsumexp": torch.zeros(2, 4, 300)}
+    call = replace(WITH_DROPOUT, grad_logsumexp=Operand(1))
+    run(given, call)
     CHANGES[change](device, given)
-    run(given, WITH_DROPOUT)
+    run(given, call)
     assert len(device.launched) == 6
     assert device.launched[:3] != device.launched[3:]
 
@@ -263,7 +257,7 @@ def test_what_tma_cannot_read_is_copied(device: Device, name: str, how: str) -> 
 
 def test_head_dims_that_no_copy_helps(device: Device) -> None:
     given = {name: t[..., :20] if t.ndim == 4 else t for name, t in tensors().items()}
-    with pytest.raises(ArgumentError, match=r"head dims=\(20, 20\)"):
+    with pytest.raises(ArgumentError, match="head dim=20"):
         run({name: t.contiguous() for name, t in given.items()})
     run(given)  # rows of 64 numbers, of which 20 count
 
@@ -276,15 +270,6 @@ def test_a_call_on_another_device(device: Device) -> None:
     assert device.current == 3
 
 
-def _launches(device: Device, run: Callable[[], object]) -> list[Any]:
-    """What a call launches, its results in the same memory every time."""
-    device.launched.clear()
-    launch._state.cache_clear()
-    device.devices.clear()
-    run()
-    return list(device.launched)
-
-
 READY_CALLS = {
     "plain": CALL,
     "dropout": WITH_DROPOUT,
@@ -294,46 +279,35 @@ READY_CALLS = {
 
 
 @pytest.mark.parametrize("name", READY_CALLS)
-def test_a_function_for_a_layout_launches_the_same(device: Device, name: str) -> None:
+def test_a_prepared_call_launches_with_the_addresses_of_its_extras(device: Device, name: str) -> None:
     given, call = tensors(), READY_CALLS[name]
-    seed, gradient = torch.zeros(1, dtype=torch.int64), torch.zeros(2, 4, 300)
-    extras = ([seed] if call.dropout else []) + ([gradient] if call.grad_logsumexp else [])
-    dropout = DropoutArguments.of(call.dropout, extras)
-    found = launch.ready(**given, extras=extras, call=call, plan=PLAN)
-    assert found is not None
-
-    def plainly() -> object:
-        return launch.backward(
-            **given, call=call, plan=PLAN, dropout=dropout, grad_logsumexp=gradient if call.grad_logsumexp else None
-        )
-
-    wanted = _launches(device, plainly)
-    assert _launches(device, lambda: found(*given.values(), extras)) == wanted
+    extras = ([SEED] if call.dropout else []) + ([torch.zeros(2, 4, 300)] if call.grad_logsumexp else [])
+    found = launch.prepare([*given.values()], extras, call, PLAN)
+    for _ in range(2):
+        found((*given.values(), extras))
+    first = device.launched[:3]
+    assert device.launched[3:] == first
     other = [torch.ones_like(extra) for extra in extras]
-    assert (_launches(device, lambda: found(*given.values(), other)) == wanted) == (not extras)
+    found((*given.values(), other))
+    assert (device.launched[6:] == first) == (not extras)
+    main, prepare = device.launched[7][3], device.launched[6][3]
+    dropout = call.dropout
+    assert main[3] == (None if dropout is None else (other[0].data_ptr(), dropout.threshold, dropout.rescale))
+    assert prepare[-1] == (None if call.grad_logsumexp is None else (other[-1].data_ptr(), 1200, 300, 1))
 
 
-def test_a_function_for_a_layout_leaves_other_addresses_and_devices_to_the_other(device: Device) -> None:
-    given = tensors()
-    found = launch.ready(**given, extras=(), call=CALL, plan=PLAN)
-    assert found is not None
-    for name in ("grad_out", "query", "key", "value", "out"):
-        shifted = torch.zeros(given[name].numel() + 1, dtype=torch.bfloat16)[1:].view_as(given[name])
-        assert found(*(given | {name: shifted}).values(), ()) is None
-    device.current = 5
-    assert found(*given.values(), ()) is None
-    assert not device.launched
+def test_extras_that_are_unaligned(device: Device) -> None:
+    """A seed may be any element of a tensor of seeds."""
+    given, seed = tensors(), torch.zeros(3, dtype=torch.int64)[1:2]
+    run(given | {"dropout": seed}, WITH_DROPOUT)
+    assert device.launched[1][3][3][0] == seed.data_ptr()
 
 
-def test_there_is_no_function_where_tensors_are_copied_first(device: Device) -> None:
-    given = tensors()
-    given["query"] = given["query"].mT.contiguous().mT
-    assert launch.ready(**given, extras=(), call=CALL, plan=PLAN) is None
-
-
-def test_a_function_for_a_layout_refuses_what_the_other_refuses(device: Device) -> None:
-    with pytest.raises(ArgumentError, match=r"an int64 seed \[1\]"):
-        launch.ready(**tensors(), extras=[torch.zeros(1)], call=WITH_DROPOUT, plan=PLAN)
+def test_wrong_operands_are_refused(device: Device) -> None:
+    given = [*tensors().values()]
+    with pytest.raises(ArgumentError, match=r"int64 \(1,\)"):
+        launch.prepare(given, [torch.zeros(1)], WITH_DROPOUT, PLAN)
     call = replace(CALL, grad_logsumexp=Operand(0))
-    with pytest.raises(ArgumentError, match="grad_logsumexp"):
-        launch.ready(**tensors(), extras=[torch.zeros(2, 4, 299)], call=call, plan=PLAN)
+    for shape in ((2, 4, 299), (2, 4, 1), (2, 4)):
+        with pytest.raises(ArgumentError, match="grad_logsumexp"):
+            launch.prepare(given, [torch.zeros(shape)], call, PLAN)

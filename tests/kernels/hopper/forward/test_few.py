@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dash_inductor.kernels.common import launcher
+from dash_inductor.kernels.common import call_launches, launcher
 from dash_inductor.kernels.common.arguments import flat
 from dash_inductor.kernels.hopper.forward import build, few, launch
 from dash_inductor.kernels.hopper.kernel_configs import MOST_PARTS, PART, part_of, suits_parts
@@ -102,19 +102,14 @@ def test_launches(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(launcher, "KernelLauncher", kernel)
     packing(monkeypatch, seen.extend)
-    monkeypatch.setattr(few, "raw_stream", lambda device: 7)
+    monkeypatch.setattr(call_launches, "raw_stream", lambda device: 7)
     monkeypatch.setattr(
         compat, "empty_cuda", lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
     )
     q = torch.randn(3, 2, 8, 64).bfloat16().transpose(1, 2)
     k, v = (torch.randn(3, 2, 4097, d).bfloat16() for d in (64, 40))
-    device = torch.device("cuda", 0)
-    state = launch._state(
-        PLAIN, 5, q.dtype, k.dtype, v.dtype, device, device, device, q.shape, q.stride(), k.shape, k.stride(), v.shape,
-        v.stride(), None, None, None,
-    )  # fmt: skip
-    assert isinstance(state, few.State)
-    out, lse = state.run((q.data_ptr(), k.data_ptr(), v.data_ptr()))
+    run = launch._launches(PLAIN, 5, (q, k, v), ())
+    out, lse = run([q.data_ptr(), k.data_ptr(), v.data_ptr()])
     assert (out.shape, out.stride(), lse.shape) == ((3, 8, 2, 40), (640, 40, 320, 1), (3, 8, 2))
     (attend, programs, given), (combine, rows, given_combine) = seen
     assert (programs, rows) == (3 * 2 * 9, 3 * 8 * 2)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +15,14 @@ import torch
 from torch import Tensor
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.kernels.common import launcher, score
+from dash_inductor.kernels.common import call_launches, launcher, score
+from dash_inductor.kernels.common.arguments import flat
 from dash_inductor.kernels.hopper.forward import build, launch
 from dash_inductor.kernels.hopper.forward.arguments import DATA, DROPOUT
 from dash_inductor.kernels.hopper.forward.data import ForwardData
 from dash_inductor.kernels.hopper.forward.device import entry
-from dash_inductor.kernels.hopper.shared.tensors import DropoutArguments
+from dash_inductor.kernels.hopper.shared import prepared
+from dash_inductor.kernels.hopper.shared.prepared import used_extras
 from dash_inductor.model import Band, Call, Dropout, Mask, Operand, Site
 from dash_inductor.model.terms import Segments
 from dash_inductor.schedule import Problem
@@ -31,6 +34,7 @@ from ....support.call_launches import packing
 from ....support.calls import BSHD, forward_call_of, traits_of
 from ....support.dropout import dense as attention_with
 from ....support.dropout import kept_pairs
+from ....support.hopper_calls import given
 from ....support.hopper_forward import results_of_the_cta
 from ....support.hopper_forward_builds import Case
 from ....support.hopper_forward_glue import (
@@ -75,7 +79,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     packing(monkeypatch, seen.calls.extend)
     monkeypatch.setattr(launch, "kernels", kernels)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(launch, "raw_stream", lambda device: 7)
+    monkeypatch.setattr(call_launches, "raw_stream", lambda device: 7)
     monkeypatch.setattr(
         compat, "empty_cuda", lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
     )
@@ -89,36 +93,20 @@ def tensors(
     return tuple(torch.randn(batch, n, h, d).bfloat16().transpose(1, 2) for h, n, d in sizes)  # type: ignore[return-value]
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, band: Band = FULL, scale: float = 0.1, **how: Any) -> tuple[Tensor, Tensor]:
-    """As `launch.forward` after its first lines, on tensors that pretend to lie on a GPU."""
-    device = torch.device("cuda", 0)
-    call = forward_call_of(band, scale, how.get("data"), how.get("dropout"), how.get("order", BSHD))
-    call = replace(call, softcap=how.get("softcap"))
-    state = launch._State(
-        call, how.get("ctas"), q.dtype, k.dtype, v.dtype, device, device,
-        how.get("v_device", device), q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(),
-        described(how.get("data")), drops(how.get("dropout")),
-    )  # fmt: skip
-    data, dropout = how.get("data"), how.get("dropout")
-    return state.run(
-        (q.data_ptr(), k.data_ptr(), v.data_ptr()), None if data is None else data.addresses(),
-        None if dropout is None else dropout.seed.data_ptr(),
-    )  # fmt: skip
-
-
-def described(data: ForwardData | None) -> Any:
-    """The facts of its tensors, which pretend to lie on a GPU too."""
-    if data is None:
-        return None
-    device = torch.device("cuda", 0)
-    return launch._DescribedData(*(f and f._replace(device=device) for f in launch._DescribedData.of(data)))
-
-
-def drops(dropout: DropoutArguments | None) -> Any:
-    if dropout is None:
-        return None
-    found = launch._DescribedDropout.of(dropout)
-    return found._replace(seed=found.seed._replace(device=torch.device("cuda", 0)))
+def run(
+    q: Tensor, k: Tensor, v: Tensor, band: Band = FULL, scale: float = 0.1, *, data: ForwardData | None = None,
+    drops: Dropout | None = None, order: Sequence[int] = BSHD, softcap: float | None = None, ctas: int | None = None,
+    **operands: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """As `launch.prepare` after its first lines, on tensors that pretend to lie on a GPU."""
+    call = replace(forward_call_of(band, scale, data, order=order), softcap=softcap, dropout=drops)
+    call = replace(call, sinks=Operand(9) if "sinks" in operands else None)
+    call, extras = given(call, data, operands)
+    tensors = q, k, v
+    found = launch._launches(call, ctas, tensors, extras)
+    used = used_extras(ForwardData.places(call, len(extras)), call)
+    out, lse = found([t.data_ptr() for t in (*tensors, *(extras[i] for i in used))])
+    return out, lse
 
 
 BANDS = [Band(), Band(0), Band(0, 9), Band(30, 40), Band(None, -20), Band(0, None, "bottom_right"), Band(500, 600)]
@@ -173,7 +161,7 @@ def test_a_call_computes_attention(
     q, k, v = tensors(q_len, 170, dims)
     p = Attention(q, k, v, v, band, scale)
     if not scale > 0:
-        q, scale = launch._with_positive_scale(q, scale)
+        q, scale = (-q, -scale) if scale else (torch.zeros_like(q), 1.0)
     got = run(q, k, v, band, scale, ctas=3)
     _, _, descriptors, _, addresses, arguments = launches.calls[1]
     operands = [
@@ -261,7 +249,7 @@ def test_a_call_with_dropout_computes_attention(
     data = some_data(q_len, kv_len, dims, band, None) if has_data else None
     seed = torch.tensor([-0x123456789ABCDEF])
     dropout = Dropout(p, Operand(0))
-    got = run(q, k, v, band, data=data, dropout=DropoutArguments.of(dropout, [seed]))
+    got = run(q, k, v, band, data=data, drops=dropout, dropout=seed)
     assert launches.problems[0].traits.reads("dropout")
     _, _, descriptors, _, addresses, _ = launches.calls[1]
     operands = [
@@ -282,19 +270,18 @@ def test_a_call_with_dropout_computes_attention(
     torch.testing.assert_close(lse.tensor.double(), expected[1], rtol=1e-4, atol=1e-4)
 
 
-def test_wrong_dropout_is_refused(launches: Launches) -> None:
+def test_wrong_operands_are_refused(launches: Launches) -> None:
     q, k, v = tensors()
-    good = DropoutArguments(torch.zeros(1, dtype=torch.int64), 0, 1.0)
-    run(q, k, v, dropout=good)
-    wrong: dict[str, list[Any]] = {
-        "seed": [good.seed.int(), good.seed[0], torch.zeros(2, dtype=torch.int64)],
-        "threshold": [-1, 1 << 16],
-        "rescale": [0.0, float("inf"), float("nan")],
-    }
-    for name, values in wrong.items():
-        for value in values:
-            with pytest.raises(ArgumentError, match=rf"dropout\.{name}"):
-                run(q, k, v, dropout=good._replace(**{name: value}))
+    drops, seed = Dropout(0.5, Operand(0)), torch.zeros(1, dtype=torch.int64)
+    run(q, k, v, drops=drops, dropout=seed)
+    for wrong in (seed.int(), seed[0], torch.zeros(2, dtype=torch.int64), seed.to("meta")):
+        with pytest.raises(ArgumentError, match="dropout"):
+            run(q, k, v, drops=drops, dropout=wrong)
+    for size in ((2, 4, 100), (1, 4, 1)):
+        run(q, k, v, sinks=torch.zeros(size))
+    for wrong in (torch.zeros(1, 3, 1), torch.zeros(1, 1), torch.zeros(1, 4, 1).half()):
+        with pytest.raises(ArgumentError, match="sinks"):
+            run(q, k, v, sinks=wrong)
 
 
 def in_memory(t: Tensor) -> Tensor:
@@ -311,10 +298,9 @@ def test_wrong_data_is_refused(launches: Launches) -> None:
     assert good.q_vectors is not None
     assert dense.seen_bits is not None
     wrong: list[tuple[str, ForwardData, dict[str, Any]]] = [
-        ("data=", good, {"q_vectors": None}),
-        ("data=", good, {"q_vectors": None, "kv_vectors": None}),
-        ("data=", good, {"seen_bits": dense.seen_bits}),
-        ("data=", dense, {"q_vectors": good.q_vectors}),
+        ("extras", good, {"q_vectors": None}),
+        ("extras", good, {"q_vectors": None, "kv_vectors": None}),
+        ("extras", dense, {"q_vectors": good.q_vectors}),
         (r"data\.q_vectors", good, {"q_vectors": good.q_vectors.long()}),
         (r"data\.kv_vectors", good, {"kv_vectors": good.q_vectors}),
         (r"data\.counts", good, {"counts": good.counts[:1]}),
@@ -373,13 +359,12 @@ def test_what_is_compiled(launches: Launches, band: Band, kv_len: int, even: boo
 def test_which_calls_have_short_configs(launches: Launches) -> None:
     """Calls of few queries, of bands alone and without dropout; the same as for a site whose lengths are known."""
     dropout = Dropout(0.3, Operand(0))
-    seed = DropoutArguments.of(dropout, [torch.tensor([5])])
     short = []
     for q_len, dims in ((100, (64, 64)), (200, (40, 24)), (150, (64, 64)), (100, (72, 40))):
         q, k, v = tensors(q_len, 90, dims)
         run(q, k, v, Band(0))
         run(q, k, v, Band(0), data=some_data(q_len, 90, dims, Band(0), None))
-        run(q, k, v, Band(0), dropout=seed)
+        run(q, k, v, Band(0), drops=dropout, dropout=torch.tensor([5]))
         short.append([problem.short for problem in launches.problems[-3:]])
         for call in (Call(Mask(Band(0)), 0.1, (BSHD,) * 3), Call(Mask(Band(0)), 0.1, (BSHD,) * 3, dropout)):
             site = Site("cuda", "bfloat16", 2, 4, 2, q_len, 90, *dims, call)
@@ -401,33 +386,25 @@ def test_as_many_ctas_as_sms_and_tiles(launches: Launches, q_len: int, ctas: int
     assert launches.calls[1][1] == grid
 
 
-def test_states_are_kept(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`forward` builds a state once for each combination of facts."""
-    monkeypatch.setattr(launch, "current_device", lambda: 0)
-    built: list[Any] = []
-    monkeypatch.setattr(launch, "_State", lambda *facts: built.append(facts) or SimpleNamespace(run=lambda *t: t))
-    launch._state.cache_clear()
-    q, k, v = (t.to("meta") for t in tensors())
-    fake = [SimpleNamespace(**{n: getattr(t, n) for n in ("ndim", "shape", "stride", "dtype")}) for t in (q, k, v)]
-    for t in fake:
-        t.device, t.data_ptr = torch.device("cuda", 0), lambda: 0
-    for scale in (0.1, 0.1, 0.2):
-        launch.forward(*fake, forward_call_of(Band(0), scale))  # type: ignore[arg-type]  # enough of a tensor
-    launch._state.cache_clear()
-    assert len(built) == 2
+def test_scales_become_positive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another query with a positive scale is prepared, and every call is given it."""
+    seen: list[Any] = []
 
+    def prepare(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, ctas: int | None) -> Any:
+        seen.append((*tensors, call.scale))
+        return lambda args: seen.append(args)
 
-def test_scales_become_positive() -> None:
-    q = torch.randn(1, 2, 3, 8).half()
-    flipped, scale = launch._with_positive_scale(q, -0.3)
-    assert scale == 0.3
-    assert torch.equal(flipped, -q)
-    for nothing in (0.0, -0.0, 1e-50, -1e-50):
-        zeros, scale = launch._with_positive_scale(q, nothing)
-        assert scale == 1.0
-        assert not zeros.any()
+    monkeypatch.setattr(launch, "prepare", prepare)
+    q, k = torch.randn(1, 2, 3, 8).half(), torch.randn(1, 2, 3, 8).half()
+    for scale in (-0.3, 0.0, -0.0, 1e-50, -1e-50):
+        run_it = launch._with_positive_scale((q, k, k), [], forward_call_of(FULL, scale), None)
+        run_it((q, k, k, []))
+        for first, *others in (seen[-2], seen[-1]):
+            assert torch.equal(first, -q if scale == -0.3 else torch.zeros_like(q))
+            assert others[0] is k
+        assert seen[-2][3] == (0.3 if scale == -0.3 else 1.0)
     with pytest.raises(ArgumentError, match="scale=nan"):
-        launch._with_positive_scale(q, float("nan"))
+        launch._with_positive_scale((q, k, k), [], forward_call_of(FULL, float("nan")), None)
 
 
 @pytest.mark.parametrize("scale", [float("inf"), 3e38])
@@ -454,16 +431,16 @@ def test_wrong_arguments_are_refused(launches: Launches) -> None:
     with pytest.raises(ArgumentError, match="dtypes"):
         run(q.float(), k.float(), v.float())
     with pytest.raises(ArgumentError, match="devices"):
-        run(q, k, v, v_device=torch.device("cuda", 1))
+        run(q, k, v.to("meta"))
     for order in ((0, 1, 2), (0, 0, 1, 3)):
         with pytest.raises(ArgumentError, match="order"):
             run(q, k, v, order=order)
     with pytest.raises(ArgumentError, match="ctas=0"):
         run(q, k, v, ctas=0)
     with pytest.raises(ArgumentError, match="device of query='cpu'"):
-        launch.forward(q, k, v, forward_call_of(Band(), 0.1))
+        launch.prepare((q, k, v), [], forward_call_of(Band(), 0.1))
     with pytest.raises(ArgumentError, match="query, key, value"):
-        launch.forward(q[0], k, v, forward_call_of(Band(), 0.1))
+        run(q[0], k, v)
 
 
 def test_sections() -> None:
@@ -549,61 +526,72 @@ def on_a_cpu(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> Launches:
 
     monkeypatch.setattr(compat, "empty_cuda", empty)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
-    monkeypatch.setattr(launch, "current_device", lambda: None)
-    launch._state.cache_clear()
+    monkeypatch.setattr(prepared, "current_device", lambda: None)
     return launches
 
 
+def run_of(operands: Sequence[Tensor], extras: Sequence[Tensor], call: Call) -> Any:
+    """As `launch.prepare` after its first lines."""
+    used = used_extras(ForwardData.places(call, len(extras)), call)
+    make = partial(launch._launches, call, None)
+    return prepared.for_any_addresses(operands, extras, 3, used, len(used) - len(call.given), make)
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_a_function_for_a_layout_launches_the_same(on_a_cpu: Launches, way: str) -> None:
+def test_a_prepared_call_launches_with_the_addresses_of_its_tensors(on_a_cpu: Launches, way: str) -> None:
     operands, (call, extras) = tensors(), _given(way)
-    data, dropout = ForwardData.of(call, extras), DropoutArguments.of(call.dropout, extras)
-    sinks = None if call.sinks is None else extras[call.sinks.index]
-    state = launch._State(
-        call, None, *(t.dtype for t in operands), *(t.device for t in operands), *facts(operands),
-        None if data is None else launch._DescribedData.of(data),
-        None if dropout is None else launch._DescribedDropout.of(dropout), None if sinks is None else
-        launch._describe(sinks),
-    )  # fmt: skip
-    q, k, v = (t.data_ptr() for t in operands)
-    state.run(
-        (q, k, v), None if data is None else data.addresses(), None if dropout is None else dropout.seed.data_ptr(),
-        None if sinks is None else sinks.data_ptr(),
-    )  # fmt: skip
-    found = launch.ready(*operands, extras, call)
-    assert found is not None
-    found(*operands, extras)
+    found = run_of(operands, extras, call)
+    for _ in range(2):
+        found((*operands, extras))
     first, second = on_a_cpu.calls[:2], on_a_cpu.calls[2:]
     assert first == second
+    addresses = {t.data_ptr() for t in extras[len(call.mask.operands) :]}
+    assert addresses <= set(flat((*first[1][4], *first[1][5])))
     moved = [torch.empty_like(extra) for extra in extras]
-    found(*operands, moved)
+    found((*operands, moved))
     assert (on_a_cpu.calls[4:] == first) == (way == "plain")
 
 
-def facts(operands: Sequence[Tensor]) -> list[Any]:
-    return [fact for t in operands for fact in (t.shape, t.stride())]
+def shifted(t: Tensor) -> Tensor:
+    """The same at an address that is no multiple of 16."""
+    return torch.zeros(t.numel() + 1, dtype=t.dtype)[1:].view_as(t).copy_(t)
 
 
-def test_a_function_for_a_layout_leaves_other_addresses_and_devices_to_the_other(
-    on_a_cpu: Launches, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_unaligned_is_copied(on_a_cpu: Launches) -> None:
     operands, (call, extras) = tensors(), _given("data")
-    found = launch.ready(*operands, extras, call)
-    assert found is not None
-
-    def shifted(t: Tensor) -> Tensor:
-        return torch.zeros(t.numel() + 1, dtype=t.dtype)[1:].view_as(t)
-
+    found = run_of(operands, extras, call)
     for place in range(3):
-        assert found(*(shifted(t) if i == place else t for i, t in enumerate(operands)), extras) is None
-    assert found(*operands, [*extras[:-1], shifted(extras[-1])]) is None
-    monkeypatch.setattr(launch, "current_device", lambda: 3)
-    assert found(*operands, extras) is None
-    assert not on_a_cpu.calls
+        given = [shifted(t) if i == place else t for i, t in enumerate(operands)]
+        found((*given, extras))
+        addresses = on_a_cpu.calls[-1][4]
+        assert [a == t.data_ptr() for a, t in zip(addresses, operands, strict=False)] == [i != place for i in range(3)]
+        assert not any(a % 16 for a in addresses)
+    found((*operands, [*extras[:-1], shifted(extras[-1])]))
+    assert not on_a_cpu.calls[-1][5][3][1] % 16  # the steps
 
 
-def test_there_is_no_function_where_tensors_are_changed_first(on_a_cpu: Launches) -> None:
+def test_a_call_on_another_device(on_a_cpu: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device of the tensors is made the current one."""
+    operands, (call, extras) = tensors(), _given("plain")
+    found, current = run_of(operands, extras, call), [3]
+
+    @contextlib.contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        current.append(device.index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(prepared, "current_device", lambda: current[-1])
+    found((*operands, extras))
+    assert len(on_a_cpu.calls) == 2
+    assert current == [3]
+
+
+def test_unsuitable_strides_are_copied(on_a_cpu: Launches) -> None:
     q, k, v = tensors()
     call, extras = _given("plain")
-    assert launch.ready(q, k, v.mT.contiguous().mT, extras, call) is None
-    assert launch.ready(q, k, v, extras, replace(call, scale=-0.1)) is None
+    odd = v.mT.contiguous().mT
+    run_of((q, k, odd), extras, call)((q, k, odd, extras))
+    assert on_a_cpu.calls[1][4][:2] == [q.data_ptr(), k.data_ptr()]
+    assert on_a_cpu.calls[1][4][2] != odd.data_ptr()

@@ -1,0 +1,80 @@
+"""The shapes of the tensors of a call, as operators and as kernels see them, and the layouts of results.
+
+Kernels see [batch, heads, length, head dim].  The operators have these shapes, too, unless the mask is packed
+(`model.Placed`): then they have [tokens, heads, head dim], as PyTorch's packed operators.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...model.call import Call
+from ..execution import Run
+from .strides import dense_strides
+
+
+def heads_first(tensors: Sequence[Tensor], call: Call) -> Sequence[Tensor]:
+    """Returns views of an operator's tensors as kernels see them; packed tensors get batch size 1."""
+    return tensors if call.mask.placed is None else [tensor.unsqueeze(0).transpose(1, 2) for tensor in tensors]
+
+
+def as_given(result: Tensor, call: Call) -> Tensor:
+    """Applies the inverse of `heads_first` to a result."""
+    return result if call.mask.placed is None else result.transpose(1, 2).squeeze(0)
+
+
+def of_operator(numbers: Sequence[int], call: Call) -> tuple[int, ...]:
+    """Returns the shape, or the strides, of `as_given` from those of a result."""
+    return tuple(numbers) if call.mask.placed is None else (numbers[2], numbers[1], numbers[3])
+
+
+def are_rows_dense(call: Call) -> bool:
+    """Returns whether the head dimension of every result is the innermost, as kernels write it."""
+    return all(order[-1] == 3 for order in call.orders)
+
+
+def kernel_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Returns the strides with which a kernel writes a result: those of `order` if its head dimension is innermost."""
+    return dense_strides(shape, order if order[-1] == 3 else (0, 1, 2, 3))
+
+
+def empty_ordered(size: Sequence[int | torch.SymInt], order: Sequence[int], like: Tensor) -> Tensor:
+    """Returns an uninitialized dense tensor of `size`; `order` lists its dimensions from the largest stride to the
+    smallest.
+    """
+    inverse = [0] * len(order)
+    for place, dim in enumerate(order):
+        inverse[dim] = place
+    return like.new_empty([size[d] for d in order]).permute(inverse)
+
+
+def in_orders(run: Run, call: Call) -> Run:
+    """Returns a `Run` whose results have the layouts of `Call.orders` from one that takes and returns the operator's
+    shapes, in any layouts.
+    """
+
+    def ordered(args: Sequence[Any]) -> tuple[Tensor, ...]:
+        results = run(args)
+        given = heads_first(results[: len(call.orders)], call)
+        dense = [as_given(_with_order(*each), call) for each in zip(given, call.orders, strict=True)]
+        return *dense, *results[len(dense) :]
+
+    return ordered
+
+
+def _with_order(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
+    """Returns `tensor` if it is dense with this order of dimensions (see `empty_ordered`), else a copy that is."""
+    if tensor.stride() == _ordered_strides(tensor.shape, order):
+        return tensor
+    return empty_ordered(tensor.shape, order, tensor).copy_(tensor)
+
+
+@functools.lru_cache(maxsize=1024)
+def _ordered_strides(size: torch.Size, order: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the strides of the result of `empty_ordered`, which do not depend on dtype or device."""
+    return empty_ordered(size, order, torch.empty(0, device="meta")).stride()

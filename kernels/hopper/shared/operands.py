@@ -1,0 +1,77 @@
+"""The optional operands of a call (`model.operands.OPERANDS`) as arguments of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ....errors import ArgumentError
+from ....model.call import Call
+from ....model.operands import OPERANDS
+from ....model.traits import Traits
+from ...common.arguments import Group
+from ...common.call_launches import Address
+from .tensors import broadcast_strides
+
+
+class Parameter(NamedTuple):
+    """A parameter of a kernel that takes an optional operand.
+
+    Attributes:
+        operand: the operand's name in `OPERANDS`.
+        group: its arguments: the address, `OperandKind.numbers`, and the strides along `OperandKind.axes`.
+    """
+
+    operand: str
+    group: Group
+
+
+Parameters = Mapping[str, Parameter]
+"""The parameters of a kernel that take optional operands, by name."""
+
+
+def types(parameters: Parameters, traits: Traits) -> dict[str, Group | None]:
+    """Returns the argument group of each parameter, None if the call does not have the operand."""
+    return {name: of.group if traits.reads(of.operand) else None for name, of in parameters.items()}
+
+
+def values(
+    parameters: Parameters, call: Call, extras: Sequence[Tensor], addresses: Mapping[int, Address]
+) -> dict[str, tuple[Any, ...] | None]:
+    """Returns the arguments of each parameter, None if the call does not have the operand.
+
+    Args:
+        extras: the operator's extras.
+        addresses: their addresses, by index.
+    """
+    found: dict[str, tuple[Any, ...] | None] = dict.fromkeys(parameters)
+    for name, (operand, _) in parameters.items():
+        part = call.given.get(operand)
+        if part is not None:
+            kind, index = OPERANDS[operand], part.operand.index
+            strides = broadcast_strides(extras[index]) if kind.axes else ()
+            found[name] = addresses[index], *(getattr(part, number) for number in kind.numbers), *strides
+    return found
+
+
+def check(call: Call, extras: Sequence[Tensor], sizes: tuple[int, int, int, int], device: torch.device) -> None:
+    """Raises ArgumentError unless the optional operands of a call are on this device and as `OPERANDS` describes them.
+
+    Args:
+        extras: the operator's extras.
+        sizes: batch, q heads, q_len and kv_len.
+    """
+    of_axes = dict(zip(("b", "h", "q", "kv"), sizes, strict=True))
+    for name, part in call.given.items():
+        kind, tensor = OPERANDS[name], extras[part.operand.index]
+        wanted = tuple(of_axes[axis] for axis in kind.axes) or (1,)
+        shape = tuple(tensor.shape)
+        fits = len(shape) == len(wanted) and all(
+            size == full or (size == 1 and kind.broadcasts) for size, full in zip(shape, wanted, strict=True)
+        )
+        if not fits or (tensor.dtype, tensor.device) != (getattr(torch, kind.dtype), device):
+            allowed = f"{kind.dtype} {wanted}{', or of size 1,' if kind.broadcasts else ''} on {device}"
+            raise ArgumentError(name, (tensor.dtype, shape, str(tensor.device)), allowed)
