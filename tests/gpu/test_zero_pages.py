@@ -21,7 +21,7 @@ from ..support.repeats import bits, differing_runs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic")]
 
-ROWS, VOCABULARY = 1024, 16384
+ROWS, VOCABULARY = 4096, 16384
 LOGITS = ROWS * VOCABULARY * 2
 Step = Callable[[], list[Tensor]]
 
