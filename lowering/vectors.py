@@ -10,10 +10,10 @@ import torch
 
 from ..kernels.portable import templates
 from ..model.call import Call
+from ..model.components import Component
 from ..model.mask import ROW_BLOCK
 from ..model.operands import OPERANDS
 from ..model.relations import Relation
-from ..model.terms import Term
 from ..upstream.inductor import Pointwise, TensorBox, V, lowerings, ops
 from .template import realized
 
@@ -32,12 +32,16 @@ class Vectors:
         self._call, self._plane, self._heads = call, plane, heads
         mask = call.mask
         self._relations = [
-            (term.RELATION, self._of_term(term, extras)) for term in mask.others if not term.RELATION.is_of_keys
+            (component.RELATION, self._of_component(component, extras))
+            for component in mask.others
+            if not component.RELATION.is_of_keys
         ]
         valid = [in_words(extras[o.index]) for t in mask.others if t.RELATION.is_of_keys for o in t.operands]
         self._valid = functools.reduce(_both, valid) if valid else None
-        placed = mask.placed
-        self._placed = [] if placed is None else [realized(extras[o.index]) for o in (placed.place, placed.count)]
+        layout = mask.varlen_layout
+        self._varlen_layout = (
+            [] if layout is None else [realized(extras[o.index]) for o in (layout.token_offset, layout.token_count)]
+        )
         self._operands = {name: self._operand(name, extras[part.operand.index]) for name, part in call.given.items()}
         self._seen: TensorBox | None = None
 
@@ -52,7 +56,7 @@ class Vectors:
             assert keys is not None
             found.append(self._of_heads(keys))
         of_pairs = (tensor for name, tensor in self._operands.items() if OPERANDS[name].changes != "rows")
-        return [*found, *of_pairs, *self._placed]
+        return [*found, *of_pairs, *self._varlen_layout]
 
     @property
     def of_rows(self) -> list[TensorBox]:
@@ -60,9 +64,9 @@ class Vectors:
         return [tensor for name, tensor in self._operands.items() if OPERANDS[name].changes == "rows"]
 
     @property
-    def placed(self) -> list[TensorBox]:
+    def varlen_layout(self) -> list[TensorBox]:
         """The token offsets and counts of a varlen layout; empty where tokens are rows."""
-        return self._placed
+        return self._varlen_layout
 
     def _operand(self, name: str, tensor: TensorBox) -> TensorBox:
         """Returns an optional operand, with the sizes of the plane if it may be broadcast."""
@@ -70,11 +74,14 @@ class Vectors:
         kind = OPERANDS[name]
         return expanded(tensor, [sizes[axis] for axis in kind.axes]) if kind.broadcasts else realized(tensor)
 
-    def _of_term(self, term: Term, extras: Sequence[TensorBox]) -> dict[str, TensorBox]:
-        """Returns the tensors of a term by role: of queries [batch, q_len], of keys [batch, kv_len], of pairs the full
-        plane.
+    def _of_component(self, component: Component, extras: Sequence[TensorBox]) -> dict[str, TensorBox]:
+        """Returns the tensors of a component by role: of queries [batch, q_len], of keys [batch, kv_len], of pairs the
+        full plane.
         """
-        relation, given = term.RELATION, {term.ROLES[name]: extras[o.index] for name, o in term.given.items()}
+        relation, given = (
+            component.RELATION,
+            {component.ROLES[name]: extras[o.index] for name, o in component.given.items()},
+        )
         device = next(iter(given.values())).get_device()
         assert device is not None
         found = {}
@@ -166,10 +173,10 @@ def sizes_of(
     call: Call, extras: Sequence[TensorBox], query: TensorBox, key: TensorBox, value: TensorBox
 ) -> templates.Sizes:
     """Returns the sizes of a call; lengths are those of its mask."""
-    guard, placed = V.graph.sizevars.guard_int, call.mask.placed
+    guard, layout = V.graph.sizevars.guard_int, call.mask.varlen_layout
     (_, q_heads, q_len, head_dim), (_, heads, kv_len, _) = query.get_size(), key.get_size()
-    if placed is not None:
-        q_len = kv_len = extras[placed.place.index].get_size()[0] * ROW_BLOCK
+    if layout is not None:
+        q_len = kv_len = extras[layout.token_offset.index].get_size()[0] * ROW_BLOCK
     group = guard(q_heads) // guard(heads)
     return templates.Sizes(q_len, kv_len, guard(head_dim), guard(value.get_size()[3]), group)
 

@@ -5,13 +5,13 @@ makes a `Decision` about it; lowering and kernels read `Call` and `Plan`.
 """
 
 from .call import Call, Order
+from .components import Component, Dense, Interval, Keys, Operand, Segments, VarlenLayout
 from .dropout import Dropout
 from .mask import MAX_LENGTH, Anchor, Band, Mask
 from .operands import Bias
-from .plan import Decision, Kept, Plan, Tiles
+from .plan import Decision, Fallback, Plan, Tiles
 from .reasons import Reason
 from .site import DType, Site
-from .terms import Dense, Interval, Keys, Operand, Placed, Segments, Term
 from .traits import Traits
 
 __all__ = [
@@ -20,22 +20,22 @@ __all__ = [
     "Band",
     "Bias",
     "Call",
+    "Component",
     "DType",
     "Decision",
     "Dense",
     "Dropout",
+    "Fallback",
     "Interval",
-    "Kept",
     "Keys",
     "Mask",
     "Operand",
     "Order",
-    "Placed",
     "Plan",
     "Reason",
     "Segments",
     "Site",
-    "Term",
     "Tiles",
     "Traits",
+    "VarlenLayout",
 ]

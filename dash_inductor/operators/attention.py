@@ -15,8 +15,8 @@ Shapes:
     drawn: an int64 scalar, one of the numbers that a graph has drawn from a device's default generator.
     seed: int64 [1], the same number, read by the forward and the backwards of a site with dropout.
 
-For a packed (varlen) mask (`model.Placed`), the log-sum-exp has padded rows instead of tokens, -inf in rows without a
-token, and the other tensors are [tokens, heads, head dim], as in PyTorch's packed operators.
+For a packed (varlen) mask (`model.VarlenLayout`), the log-sum-exp has padded rows in place of tokens, -inf in rows that
+have none, and the other tensors are [tokens, heads, head dim], as in PyTorch's packed operators.
 
 `extras` holds the tensors to which the call refers by index, followed by the tables of `table_ops` for Hopper kernels
 that read tile tables.  `call` and `plan` are texts (`model.Call`, `model.Plan`); `site` is the name of the site's
@@ -84,8 +84,8 @@ def _fake_forward(
     query, value = heads_first((query, value), parsed)
     out = empty_ordered([*query.shape[:3], value.shape[3]], order, query)
     batch, heads, q_len, _ = query.shape
-    placed = parsed.mask.placed
-    rows = q_len if placed is None else extras[placed.place.index].shape[0] * ROW_BLOCK
+    layout = parsed.mask.varlen_layout
+    rows = q_len if layout is None else extras[layout.token_offset.index].shape[0] * ROW_BLOCK
     logsumexp = query.new_empty((batch, heads, numbers_per_row(parsed) * rows), dtype=torch.float32)
     return as_given(out, parsed), logsumexp
 
@@ -131,7 +131,7 @@ def _parsed(text: str, extras: Sequence[Tensor], results: int) -> Call:
         ArgumentError: one of these checks fails.
     """
     call = Call.parse(text)
-    if call.delta and call.mask.placed is not None:
+    if call.delta and call.mask.varlen_layout is not None:
         raise ArgumentError("call", text, "one whose mask is not one of rows")
     if len(call.orders) != results:
         raise ArgumentError("call", text, f"orders of {results} results")

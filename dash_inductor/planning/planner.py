@@ -1,4 +1,4 @@
-"""The planner: `decide` returns a plan for a site, or the reason to keep it; `plan` raises instead of keeping.
+"""The planner: `decide` returns a plan for a site, or the reason for a fallback; `plan` raises instead.
 
 Both are pure functions.  Bits may depend on dtype, head dim, heads, mask and architecture, but not on batch size or on
 which lengths are static: a graph with dynamic lengths and one with static lengths must agree.  The kernel family is the
@@ -7,7 +7,7 @@ fixed nominal problem (`nominal`): the shortest critical path wins; of equal one
 for the site itself (`prediction`) do not influence the choice.  Schedules that need co-resident CTAs, and `descending`,
 run only if the program names them.  Masks with segments or an interval use only the schedules of `UPWARD`.
 
-Lengths influence only `section`, the launch grouping, which never changes bits.
+Lengths influence only `head_chunk`, the launch grouping, which never changes bits.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ..kernels.families import FAMILIES, family, head_dims_in_words
 from ..kernels.family import Candidate, padded
 from ..model.architectures import tables_of
 from ..model.mask import MAX_LENGTH, Band
-from ..model.plan import Decision, Kept, Plan
+from ..model.plan import Decision, Fallback, Plan
 from ..model.reasons import Reason
 from ..model.site import BITS, NOMINAL_LEN, Site
 from ..schedule.names import CO_RESIDENT, NAMES, check_name, supports
 from .forward import forward_of
 from .nominal import critical_path, launched_together, must_be_simulated, work
-from .numerics import numerics_key, terms
+from .numerics import components, numerics_key
 
 UPWARD = ("ascending", "spt", "two_pass")
 """The schedules for masks with segments or an interval.  All heads have the same tile schedules and ranks, and tile
@@ -36,20 +36,21 @@ schedules ascend: in
 descending tile schedules, all kv tiles of a document would begin at its last q tile, and wait there for one another."""
 
 SIDE_BY_SIDE = 4
-"""The least number of heads per section if the CTAs of a head use less of the L2 cache than `_fits_l2` counts: under
+"""The least number of heads per head chunk if the CTAs of a head use less of the L2 cache than `_fits_l2` counts: under
 `ascending`, where all start at the first q tile and advance together, and under windows, where the CTAs that run at the
 same time visit only a part of the head.  This changes only speed."""
 
 L2_BYTES = 20 << 20
-"""The bytes of an H100's L2 cache (50 MB) that the heads of one section may use; the next section already needs its
+"""The bytes of an H100's L2 cache (50 MB) that the heads of one head chunk may use; the next head chunk already needs
+its
 share when the last CTAs of this one finish."""
 
 SEGMENTS = 2
-"""The number of documents assumed per sequence when sections are sized for the L2 cache; this changes only speed."""
+"""The number of documents assumed per sequence when head chunks are sized for the L2 cache; this changes only speed."""
 
 
 def decide(site: Site, arch: str, schedule: str = "auto", *, compiler: str = "") -> Decision:
-    """Returns the plan of a site, or the reason why no kernel can run it (`Kept`).
+    """Returns the plan of a site, or the reason why no kernel can run it (`Fallback`).
 
     Args:
         site: the static facts of the site.
@@ -69,17 +70,17 @@ def decide(site: Site, arch: str, schedule: str = "auto", *, compiler: str = "")
                 note = f"the setting schedule={schedule!r} cannot be followed here: {error}"
         return replace(plan(site, arch, compiler=compiler), schedule_note=note)
     except DashError as error:  # an architecture without tables, or lengths that are too long
-        return Kept(Reason.SCHEDULE_UNSUPPORTED, str(error))
+        return Fallback(Reason.SCHEDULE_UNSUPPORTED, str(error))
 
 
-def _why_not(site: Site, arch: str) -> Kept:
+def _why_not(site: Site, arch: str) -> Fallback:
     dims = f"head dimension {site.head_dim}" + (
         "" if site.value_dim == site.head_dim else f", of value {site.value_dim}"
     )
     if any(f.covers_dims(site, arch) for f in FAMILIES):
-        return Kept(Reason.MASK_UNSUPPORTED, f"{terms(site)} at {dims}")
+        return Fallback(Reason.MASK_UNSUPPORTED, f"{components(site)} at {dims}")
     reason = Reason.HEAD_DIM if site.value_dim == site.head_dim else Reason.VALUE_DIM
-    return Kept(reason, f"{dims}; there are {head_dims_in_words(site, arch)}")
+    return Fallback(reason, f"{dims}; there are {head_dims_in_words(site, arch)}")
 
 
 def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = "") -> Plan:
@@ -153,11 +154,11 @@ def made(site: Site, arch: str, choice: Choice, *, compiler: str = "") -> Plan:
     name, kernel, candidate = choice.schedule, choice.kernel, choice.candidate
     tf32 = site.allow_tf32 and site.dtype == "float32" and site.device == "cuda"
     forward = forward_of(site, known, kernel)
-    section = _section(name, site, known, kernel, candidate)
+    head_chunk = _head_chunk(name, site, known, kernel, candidate)
     key = numerics_key(site, arch, kernel, name, candidate, forward, tf32)
     key += f"/{compiler}" if compiler else ""
     return Plan(
-        kernel, name, forward.name, candidate.dkdv, candidate.dq, section, tf32, forward.tiles,
+        kernel, name, forward.name, candidate.dkdv, candidate.dq, head_chunk, tf32, forward.tiles,
         critical_path=choice.length, numerics_key=key,
     )  # fmt: skip
 
@@ -186,7 +187,7 @@ def _check(site: Site, arch: str, schedule: str | None) -> None:
         dims = site.head_dim, site.value_dim
         raise ArgumentError("head_dim, value_dim", dims, head_dims_in_words(site, known))
     if not any(f.covers(site, known) for f in FAMILIES):
-        raise ArgumentError("mask", terms(site), "a mask that kernels for these head dims read")
+        raise ArgumentError("mask", components(site), "a mask that kernels for these head dims read")
     for name, length in (("q_len", site.q_len), ("kv_len", site.kv_len)):
         if length is not None and length > MAX_LENGTH:
             raise ArgumentError(name, length, f"at most {MAX_LENGTH}")
@@ -216,8 +217,8 @@ def _choose(
         mask: the band of the mask.
         names: the schedules to choose from; if `named`, the one that must be used.
         named: whether the program names the schedule.
-        likely: the band for which kernels that read tile tables are planned, if the mask has terms besides its band;
-            else None.
+        likely: the band for which kernels that read tile tables are planned, if the mask has components besides its
+            band; else None.
     """
     able = [
         (index, name, kernel, candidate, scheduled_band(name, kernel, mask, likely))
@@ -274,7 +275,7 @@ def objection(name: str, kernel: str, candidate: Candidate, mask: Band, likely: 
     return None
 
 
-def _section(name: str, site: Site, arch: str, kernel: str, candidate: Candidate) -> int:
+def _head_chunk(name: str, site: Site, arch: str, kernel: str, candidate: Candidate) -> int:
     length = NOMINAL_LEN if site.kv_len is None else site.kv_len
     if family(kernel).cta_per_query_head:
         longest = max(length, NOMINAL_LEN if site.q_len is None else site.q_len)

@@ -21,7 +21,7 @@ class TileSchedule(Protocol):
     Attributes:
         work_ids: number of CTAs of the launch; a CTA with a lower work id starts earlier.
         parts: maximum number of kv tiles that one CTA processes, one after the other.
-        shared_accumulator: whether CTAs add to one dq accumulator and wait for their turn.
+        shared_accumulator: whether CTAs add to one dq accumulator and wait for its semaphores.
         co_resident: whether some CTA waits for a later work id.  If not, any number of resident CTAs makes progress.
         resident: the least number of simultaneously resident CTAs with which the launch cannot hang.
     """
@@ -38,9 +38,9 @@ class TileSchedule(Protocol):
     def resident(self) -> int: ...
 
     def launch(self, work_id: int) -> tuple[int, int]:
-        """Return the (head, slot) of the CTA that holds `work_id`."""
+        """Return the (head, CTA index) of the CTA that holds `work_id`."""
 
-    def kv_tile(self, head: int, slot: int, part: int) -> int | None:
+    def kv_tile(self, head: int, cta_index: int, part: int) -> int | None:
         """Return the kv tile that a CTA processes as its `part`-th (from 0); None if there is none."""
 
     def visits(self, head: int, kv: int) -> int:
@@ -81,21 +81,21 @@ class ClosedForm:
     def __init__(self, name: str, problem: Problem) -> None:
         schedule = define(name, problem.resolved.band)
         self.problem, self._f, self._tail = problem, functions(name, problem), problem.tail()
-        self.work_ids = problem.batch * problem.heads * int(self._f.dash_slots(*self._tail))
+        self.work_ids = problem.batch * problem.heads * int(self._f.dash_ctas_per_head(*self._tail))
         self.parts = schedule.parts
         self.shared_accumulator = schedule.shared_accumulator
         self.co_resident = schedule.resident is not None
-        self.resident = int(self._f.dash_resident(problem.batch * problem.heads, *self._tail, problem.section))
+        self.resident = int(self._f.dash_resident(problem.batch * problem.heads, *self._tail, problem.head_chunk))
         self.seen_rows: tuple[int, int] = self._f.dash_seen_rows(*self._tail)
         self.seen_keys: tuple[int, int] = self._f.dash_seen_keys(*self._tail)
 
     def launch(self, work_id: int) -> tuple[int, int]:
         p = self.problem
-        head, slot = self._f.dash_launch(work_id, p.batch * p.heads, *self._tail, p.section)
-        return int(head), int(slot)
+        head, cta_index = self._f.dash_launch(work_id, p.batch * p.heads, *self._tail, p.head_chunk)
+        return int(head), int(cta_index)
 
-    def kv_tile(self, head: int, slot: int, part: int) -> int | None:
-        kv = int(self._f.dash_kv_tile(slot, part, *self._tail))
+    def kv_tile(self, head: int, cta_index: int, part: int) -> int | None:
+        kv = int(self._f.dash_kv_tile(cta_index, part, *self._tail))
         return kv if kv < self.problem.n_kv else None
 
     def visits(self, head: int, kv: int) -> int:

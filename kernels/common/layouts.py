@@ -1,7 +1,7 @@
 """The shapes of the tensors of a call, as operators and as kernels see them, and the layouts of results.
 
 Kernels see [batch, heads, length, head dim].  The operators have these shapes, too, unless the mask is packed
-(`model.Placed`): then they have [tokens, heads, head dim], as PyTorch's packed operators.
+(`model.VarlenLayout`): then they have [tokens, heads, head dim], as PyTorch's packed operators.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from .strides import dense_strides
 
 def heads_first(tensors: Sequence[Tensor], call: Call) -> Sequence[Tensor]:
     """Returns views of an operator's tensors as kernels see them; packed tensors get batch size 1."""
-    return tensors if call.mask.placed is None else [tensor.unsqueeze(0).transpose(1, 2) for tensor in tensors]
+    return tensors if call.mask.varlen_layout is None else [tensor.unsqueeze(0).transpose(1, 2) for tensor in tensors]
 
 
 def as_given(result: Tensor, call: Call) -> Tensor:
     """Applies the inverse of `heads_first` to a result."""
-    return result if call.mask.placed is None else result.transpose(1, 2).squeeze(0)
+    return result if call.mask.varlen_layout is None else result.transpose(1, 2).squeeze(0)
 
 
 def of_operator(numbers: Sequence[int], call: Call) -> tuple[int, ...]:
     """Returns the shape, or the strides, of `as_given` from those of a result."""
-    return tuple(numbers) if call.mask.placed is None else (numbers[2], numbers[1], numbers[3])
+    return tuple(numbers) if call.mask.varlen_layout is None else (numbers[2], numbers[1], numbers[3])
 
 
 def are_rows_dense(call: Call) -> bool:

@@ -1,7 +1,7 @@
 """Predicted times of the Hopper kernels, in microseconds.
 
 A launch is modelled as a list of tile schedules, one per work id, which `WORKERS` CTAs take in launch order as they
-become free.  Each takes a constant plus a time per iteration (`calibration`).  Semaphore turns are not simulated:
+become free.  Each takes a constant plus a time per iteration (`calibration`).  Waits for semaphores are not simulated:
 schedules whose q tiles ascend hardly wait, and the waits of those that descend are part of their constant.  There is no
 prediction where waits matter: for `descending` and `ascending` under a causal mask, and for schedules whose CTAs must
 be co-resident.
@@ -85,7 +85,7 @@ def problem_of(plan: Plan, site: Site) -> Problem:
     batch, q_len, kv_len = _sizes(site)
     tiles = plan.dkdv
     return Problem(
-        _scheduled(site), q_len, kv_len, tiles.block_q, tiles.block_kv, batch, site.q_heads, section=plan.section
+        _scheduled(site), q_len, kv_len, tiles.block_q, tiles.block_kv, batch, site.q_heads, head_chunk=plan.head_chunk
     )  # fmt: skip
 
 
@@ -143,10 +143,10 @@ def _tile_schedules(name: str, problem: Problem, documents: Documents | None) ->
     found: dict[tuple[int, int], tuple[int, int, bool]] = {}
     tile_schedules = []
     for work_id in range(tile_schedule.work_ids):
-        head, slot = tile_schedule.launch(work_id)
-        key = tile_schedule.kind(head), slot
+        head, cta_index = tile_schedule.launch(work_id)
+        key = tile_schedule.kind(head), cta_index
         if key not in found:
-            kv = tile_schedule.kv_tile(head, slot, 0)
+            kv = tile_schedule.kv_tile(head, cta_index, 0)
             assert kv is not None
             steps = tile_schedule.visits(head, kv)
             down = (

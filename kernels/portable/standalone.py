@@ -78,7 +78,7 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
         site: the site; batch and lengths must be static.
         strides: strides of tensors that are not contiguous: (batch, head, row, column) of Q, K, V, DO, OUT, DV, DQ_OUT,
             DK_OUT; (batch, head, row) of LSE; (batch, head, key) of KEYS; of optional operands, by `OPERANDS`; and of
-            the operands of mask terms, by `templates.operand_names`.
+            the operands of mask components, by `templates.operand_names`.
     """
     if plan.kernel != FAMILY.name:
         raise ArgumentError("plan", str(plan), "a plan of the portable kernel")
@@ -95,13 +95,13 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
         kernels.append(_render(text, plan, plan.dq, site, strides or {}, "DQ_OUT", programs, templates.dq_constants()))
     else:
         programs = batch * site.q_heads * -(-q_len // plan.dkdv.block_q)
-        text = templates.delta_template(site.mask.placed is not None, site.call.traits.reads("grad_logsumexp"))
+        text = templates.delta_template(site.mask.varlen_layout is not None, site.call.traits.reads("grad_logsumexp"))
         kernels.append(_render(text, plan, plan.dkdv, site, strides or {}, "DELTA", programs, {}))
     kv_tiles = -(-kv_len // plan.dkdv.block_kv)
-    slots = -(-kv_tiles // schedule.parts)
+    ctas_per_head = -(-kv_tiles // schedule.parts)
     extra = {"ORDERED": plan.dq is None, "PARTS": schedule.parts}
     text = templates.dkdv_template(plan.schedule, site.call.traits)
-    programs = batch * site.kv_heads * slots
+    programs = batch * site.kv_heads * ctas_per_head
     kernels.append(_render(text, plan, plan.dkdv, site, strides or {}, "DK_OUT", programs, extra))
     if gradient:
         kernels.append(render_bias_gradient(plan, site, strides))
@@ -164,7 +164,7 @@ def render_forward(
     """Renders the portable forward, for static sizes.
 
     Args:
-        plan: a plan; only its forward tiles, section and tf32 are used.
+        plan: a plan; only its forward tiles, head chunk and tf32 are used.
         site: the site; batch and lengths must be static.
         strides: (batch, head, row, column) of Q, K, V, OUT where they are not contiguous, and of data as for `render`.
         interpret: whether the kernel is for Triton's interpreter.
@@ -203,8 +203,8 @@ def _tensors(site: Site) -> dict[str, tuple[Sequence[int], str]]:
         "DQ": (q_shape, fp32),
         "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
         "KEYS": (keys, "*i32"),
-        "DBIAS": ((*rows, kv_len), dtype), "SUMS": ((1,), fp32), "PLACE": ((q_len // ROW_BLOCK,), "*i32"),
-        "COUNT": ((q_len // ROW_BLOCK,), "*i32"), **_of_operands(site), **_of_terms(site),
+        "DBIAS": ((*rows, kv_len), dtype), "SUMS": ((1,), fp32), "TOKEN_OFFSETS": ((q_len // ROW_BLOCK,), "*i32"),
+        "TOKEN_COUNTS": ((q_len // ROW_BLOCK,), "*i32"), **_of_operands(site), **_of_components(site),
     }  # fmt: skip
 
 
@@ -222,8 +222,8 @@ def _axes(site: Site) -> dict[Axis, int]:
     return {"b": batch, "h": site.q_heads, "q": q_len, "kv": kv_len}
 
 
-def _of_terms(site: Site) -> dict[str, tuple[Sequence[int], str]]:
-    """Returns the same as `_tensors`, for the operands of mask terms."""
+def _of_components(site: Site) -> dict[str, tuple[Sequence[int], str]]:
+    """Returns the same as `_tensors`, for the operands of mask components."""
     sizes = _axes(site)
     kinds = [kind.RELATION for kind in site.call.traits.kinds if not kind.RELATION.is_of_keys]
     return {

@@ -21,15 +21,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...model.call import Call
+from ...model.components import Component
 from ...model.mask import Band
 from ...model.plan import Plan, Tiles
-from ...model.terms import Term
 from ...schedule.jobs import scheduled_query_heads, tables
 from ...schedule.tile_schedule import Problem, functions
 from ..common.score import derivative, score
 from ..families import family
 from .dropout import ElementDropout
-from .placement import Placement
+from .varlen_layout import VarlenLayout
 
 
 def backward(
@@ -46,14 +46,16 @@ def backward(
     """Computes (dq, dk, dv), contiguous, with the dtypes of query, key and value; shapes as in
     `operators.attention`.
     """
-    placement = Placement.of(call, extras)
-    if placement is not None:
-        do, q, k, v, o = (placement.filled(t) for t in (grad_out, query, key, value, out))
+    varlen_layout = VarlenLayout.of(call, extras)
+    if varlen_layout is not None:
+        do, q, k, v, o = (varlen_layout.filled(t) for t in (grad_out, query, key, value, out))
         if call.grad_logsumexp is not None:
             extras = list(extras)
-            extras[call.grad_logsumexp.index] = placement.filled(extras[call.grad_logsumexp.index][..., None])[..., 0]
-        gradients = backward(do, q, k, v, o, logsumexp, extras, Placement.of_rows(call), plan)
-        dq, dk, dv = (placement.emptied(t, query.shape[2]) for t in gradients)
+            extras[call.grad_logsumexp.index] = varlen_layout.filled(extras[call.grad_logsumexp.index][..., None])[
+                ..., 0
+            ]
+        gradients = backward(do, q, k, v, o, logsumexp, extras, VarlenLayout.of_rows(call), plan)
+        dq, dk, dv = (varlen_layout.emptied(t, query.shape[2]) for t in gradients)
         return dq, dk, dv
     dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
     scale = call.scale
@@ -122,20 +124,21 @@ def _grad_logsumexp(extras: Sequence[Tensor], call: Call, b: int) -> Tensor | No
 class ElementData:
     """The data of the mask and the scores of one batch element.
 
-    terms: of each term of the mask, the values of its operands with this element alone and, for dense masks, with all
+    components: of each component of the mask, the values of its operands with this element alone and, for dense masks,
+        with all
         query heads: [q_len], [kv_len] or [q heads, q_len, kv_len].
     bias: floats [q heads, q_len, kv_len], added to the scores, of a bias and slopes.  None if there is none.
     call: of which the scores are.
     """
 
-    terms: Sequence[tuple[Term, dict[str, Tensor]]]
+    components: Sequence[tuple[Component, dict[str, Tensor]]]
     bias: Tensor | None
     call: Call
     kv_len: int
 
     @staticmethod
     def of(extras: Sequence[Tensor], call: Call, b: int, plane: Sequence[int]) -> ElementData:
-        """Returns the data of batch element `b`: its mask terms, and its bias, taken from the operator's extra
+        """Returns the data of batch element `b`: its mask components, and its bias, taken from the operator's extra
         tensors.
 
         Args:
@@ -145,12 +148,15 @@ class ElementData:
             plane: the shape of the scores: [batch, q heads, q_len, kv_len].
         """
 
-        def value(term: Term, field: str) -> Tensor:
-            tensor = extras[term.given[field].index]
-            return (tensor.expand(plane) if "h" in term.AXES[field] else tensor)[b]
+        def value(component: Component, field: str) -> Tensor:
+            tensor = extras[component.given[field].index]
+            return (tensor.expand(plane) if "h" in component.AXES[field] else tensor)[b]
 
         return ElementData(
-            [(term, {field: value(term, field) for field in term.given}) for term in call.mask.terms.values()],
+            [
+                (component, {field: value(component, field) for field in component.given})
+                for component in call.mask.components.values()
+            ],
             _added(extras, call, b, plane),
             call,
             plane[3],
@@ -159,17 +165,17 @@ class ElementData:
     @property
     def hides(self) -> bool:
         """Whether it may leave a row without keys, by a mask or by a bias of minus infinity."""
-        return bool(self.terms) or self.bias is not None
+        return bool(self.components) or self.bias is not None
 
     @property
     def by_query(self) -> bool:
-        """Whether queries differ in the keys that the terms show."""
-        return any("q" in axes for term, _ in self.terms for axes in term.AXES.values())
+        """Whether queries differ in the keys that the components show."""
+        return any("q" in axes for component, _ in self.components for axes in component.AXES.values())
 
     @property
     def by_head(self) -> bool:
-        """Whether heads may differ in the keys that the terms show."""
-        return any("h" in axes for term, _ in self.terms for axes in term.AXES.values())
+        """Whether heads may differ in the keys that the components show."""
+        return any("h" in axes for component, _ in self.components for axes in component.AXES.values())
 
     def scores(self, query: Tensor, key: Tensor, scale: float, head: int, rows: slice, keys: slice) -> Tensor:
         """fp32 scores of the rows and keys of a query head, of which `query` and `key` hold only these."""
@@ -180,10 +186,10 @@ class ElementData:
         """Whether pairs of a query head may see each other: something that broadcasts to booleans [rows, keys]."""
         indices = {("b", "q"): (rows, None), ("b", "kv"): (None, keys), ("b", "h", "q", "kv"): (head, rows, keys)}
         shown: Tensor | bool = True
-        for term, values in self.terms:
-            parts = {field: value[indices[term.AXES[field]]] for field, value in values.items()}
+        for component, values in self.components:
+            parts = {field: value[indices[component.AXES[field]]] for field, value in values.items()}
             kv = torch.arange(self.kv_len, device=next(iter(values.values())).device)
-            shown = term.shows(parts, kv[None, keys]) & shown
+            shown = component.shows(parts, kv[None, keys]) & shown
         return shown
 
 
@@ -234,7 +240,7 @@ def looked_at(query: Tensor, key: Tensor, band: Band, data: ElementData) -> tupl
         (x >= first) & (x < end)
         for x, (first, end) in ((row, f.dash_seen_rows(*tail)), (place, f.dash_seen_keys(*tail)))
     )
-    if data.terms:
+    if data.components:
         keys = keys & torch.as_tensor(data.shows(0, slice(None), slice(None)))[0]
         below = F.pad(keys.cumsum(0), (1, 0))  # how many keys lie below each position
         lo, hi = everything.resolved.band.lo, everything.resolved.band.hi
@@ -349,7 +355,7 @@ class _Element:
         problem = self.problem(plan.dkdv, len(scheduled))
         dq = torch.zeros_like(self.q)
         dk, dv = (t.new_zeros(len(scheduled), *t.shape[1:]) for t in (self.k, self.v))
-        turns = _Turns(dq)
+        sums = _OrderedSums(dq)
         for job in tables(plan.schedule, problem):
             for column in job.columns:
                 keys = tile_of(column.kv, problem.block_kv, problem.kv_len)
@@ -364,8 +370,8 @@ class _Element:
                             dk[job.head, keys] += ds.T @ self.q[q_head, rows]
                             added = ds @ k
                         if plan.dq is None:
-                            turns.add(q_head, rows, rank, added)
-        turns.check()
+                            sums.add(q_head, rows, rank, added)
+        sums.check()
         return dq, self.by_kv_head(dk), self.by_kv_head(dv)
 
     def by_kv_head(self, sums: Tensor) -> Tensor:
@@ -395,8 +401,8 @@ def tile_of(tile: int, block: int, length: int) -> slice:
     return slice(tile * block, min((tile + 1) * block, length))
 
 
-class _Turns:
-    """Adds contributions to dq in rank order, holding back those that come before their turn."""
+class _OrderedSums:
+    """Adds contributions to dq in rank order, holding back those that come too early."""
 
     def __init__(self, dq: Tensor) -> None:
         self.dq = dq
@@ -406,11 +412,11 @@ class _Turns:
     def add(self, q_head: int, rows: slice, rank: int, contribution: Tensor) -> None:
         tile = q_head, rows.start
         self.early[tile, rank] = contribution
-        turn = self.next.get(tile, 0)
-        while (tile, turn) in self.early:
-            self.dq[q_head, rows] += self.early.pop((tile, turn))
-            turn += 1
-        self.next[tile] = turn
+        rank_of_next = self.next.get(tile, 0)
+        while (tile, rank_of_next) in self.early:
+            self.dq[q_head, rows] += self.early.pop((tile, rank_of_next))
+            rank_of_next += 1
+        self.next[tile] = rank_of_next
 
     def check(self) -> None:
         assert not self.early, f"ranks with holes: {sorted(self.early)}"

@@ -13,7 +13,7 @@ from .test_forward import PROGRAM as BASE
 from .test_forward import without_comments
 
 CALL = "causal & segments(0,0)/scale=0.125/orders=0213"
-PLAN = "Plan('portable', 'two_pass', 'portable', TILES, TILES, section=4, forward_tiles=TILES)"
+PLAN = "Plan('portable', 'two_pass', 'portable', TILES, TILES, head_chunk=4, forward_tiles=TILES)"
 PROGRAM = (
     BASE.replace("F.scaled_dot_product_attention(q, k, v, is_causal=True)", "attended(q, k, v, ids)[0]")
     .replace("def attend(x, w):", "def attend(x, w, ids):")
@@ -47,7 +47,7 @@ def test_templates_and_no_plane() -> None:
     code = without_comments(code)
     assert "torch.ops.dash_inductor" not in code
     assert code.count("= attend_tile(") == 1
-    assert "Mask(HAS_LO, HAS_HI, HAS_KEYS, True, (equal,), PLACED)" in code
+    assert "Mask(HAS_LO, HAS_HI, HAS_KEYS, True, (equal,), VARLEN_ROWS)" in code
     sizes = re.findall(r"empty_strided_cuda\(\((.*?)\), \(", code)
     assert "2, 1, 1024" in sizes
     assert not [size for size in sizes if size.count("1024") > 1], sizes

@@ -13,7 +13,7 @@ from dash_inductor.config import config
 from dash_inductor.eager import planned
 from dash_inductor.kernels.common.layouts import in_orders
 from dash_inductor.model import Band, Call, Mask, Plan, Site, Tiles
-from dash_inductor.model.terms import Operand, Placed, Segments
+from dash_inductor.model.components import Operand, Segments, VarlenLayout
 from dash_inductor.operators import prepared
 from dash_inductor.operators.prepared import Texts
 
@@ -116,7 +116,7 @@ def test_results_have_the_orders_of_the_call() -> None:
         assert torch.equal(found, out)
         assert found.permute(order).is_contiguous()
         assert (found is out) == (order == (0, 1, 2, 3))
-    mask = Mask(Band(), segments=Segments(Operand(0), Operand(0), Placed(Operand(1), Operand(2))))
+    mask = Mask(Band(), segments=Segments(Operand(0), Operand(0), VarlenLayout(Operand(1), Operand(2))))
     found, _ = layouts_of(Call(mask, 0.1, ((0, 1, 2, 3),)), tokens := torch.randn(6, 4, 8))
     assert torch.equal(found, tokens)
     assert found.transpose(0, 1).is_contiguous()

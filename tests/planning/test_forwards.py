@@ -8,10 +8,10 @@ from itertools import product
 import pytest
 
 from dash_inductor.model.call import Call
+from dash_inductor.model.components import Keys, Operand
 from dash_inductor.model.mask import Band, Mask
 from dash_inductor.model.plan import Plan
 from dash_inductor.model.site import Site
-from dash_inductor.model.terms import Keys, Operand
 from dash_inductor.planning.planner import decide, keeping, plan
 
 CAUSAL, BOTTOM, LOOK_AHEAD = Band(0), Band(0, None, "bottom_right"), Band(-50, 37, "bottom_right")
@@ -48,7 +48,7 @@ def test_table(arch: str, facts: Site, forward: str) -> None:
 
 
 @pytest.mark.parametrize(("arch", "facts", "forward"), TABLE)
-def test_nothing_but_dims_dtype_and_terms_decides(arch: str, facts: Site, forward: str) -> None:
+def test_nothing_but_dims_dtype_and_components_decides(arch: str, facts: Site, forward: str) -> None:
     """In particular no length, known or not, no anchor, and no scale, all of which ruled other libraries' out."""
     for q_len, kv_len in product((1, 2, 799, None), (1, 40, 4096, None)):
         for band, scale in product((Band(), CAUSAL, BOTTOM, LOOK_AHEAD, Band(448)), (0.2, 0.0, -0.5)):
@@ -62,7 +62,7 @@ def test_nothing_but_dims_dtype_and_terms_decides(arch: str, facts: Site, forwar
 
 
 def test_every_site_that_is_planned_has_a_forward() -> None:
-    """All head dims, architectures and dtypes: tiles are missing exactly where the graph's own forward is kept."""
+    """All head dims, architectures and dtypes: tiles are missing exactly where the forward is not replaced."""
     planned = 0
     for arch, dtype, dim, value_dim in product(
         ("sm_80", "sm_89", "sm_90", "sm_100"), ("bfloat16", "float32"), range(8, 264, 8), (8, 64, 128, 256)

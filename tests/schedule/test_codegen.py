@@ -36,12 +36,12 @@ def test_c_semantics_give_the_same_values(p: Problem, data: st.DataObject) -> No
     def same(function: str, *args: int) -> None:
         assert getattr(here, function)(*args) == getattr(there, function)(*args)
 
-    slots = here.dash_slots(*tail)
-    for work_id in range(p.batch * p.heads * slots):
-        same("dash_launch", work_id, p.batch * p.heads, *tail, p.section)
-    for slot, part in product(range(slots), range(PARTS[name])):
-        same("dash_kv_tile", slot, part, *tail)
-        kv = here.dash_kv_tile(slot, part, *tail)
+    ctas_per_head = here.dash_ctas_per_head(*tail)
+    for work_id in range(p.batch * p.heads * ctas_per_head):
+        same("dash_launch", work_id, p.batch * p.heads, *tail, p.head_chunk)
+    for cta_index, part in product(range(ctas_per_head), range(PARTS[name])):
+        same("dash_kv_tile", cta_index, part, *tail)
+        kv = here.dash_kv_tile(cta_index, part, *tail)
         same("dash_visits", kv, *tail)
         same("dash_q_range", kv, *tail)
         for step in range(here.dash_visits(kv, *tail)):
@@ -49,7 +49,7 @@ def test_c_semantics_give_the_same_values(p: Problem, data: st.DataObject) -> No
             same("dash_rank", here.dash_q_tile(kv, step, *tail), kv, *tail)
     for q in range(p.n_q):
         same("dash_kv_range", q, *tail)
-    same("dash_resident", p.batch * p.heads, *tail, p.section)
+    same("dash_resident", p.batch * p.heads, *tail, p.head_chunk)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,7 +13,7 @@ from dash_inductor.model.mask import Band
 from dash_inductor.schedule.jobs import jobs_of
 from dash_inductor.schedule.schedules import LEAST, supports
 from dash_inductor.schedule.simulator import simulate
-from dash_inductor.schedule.table_tile_schedule import Tables, forward_words, step_word
+from dash_inductor.schedule.table_tile_schedule import Tables, forward_packed_tiles, packed_tile
 from dash_inductor.schedule.tile_schedule import ClosedForm, Problem
 from dash_inductor.schedule.validity import backward_wait, check_tables
 from dash_inductor.schedule.visibility import EMPTY, FULL, PARTIAL, Pairs, tile_pairs
@@ -31,7 +31,7 @@ def within(problem: Problem, pairs: Pairs) -> list[list[int]]:
 
 
 def random_tables(seed: int, name: str, *, by_head: bool = False) -> Tables:
-    """Any tile pairs of any band that the schedule has, batch and heads and sections of any size.
+    """Any tile pairs of any band that the schedule has, batch and heads and head chunks of any size.
 
     Every other one under `bent_fold` is long enough for tile schedules to be bent.
     """
@@ -42,7 +42,7 @@ def random_tables(seed: int, name: str, *, by_head: bool = False) -> Tables:
     q_len, block_q = (rng.randint(LEAST, LEAST + 30), 1) if long else (rng.randint(1, 40), rng.choice((1, 4)))
     problem = Problem(
         rng.choice(able), q_len, rng.randint(1, q_len if long else 40), block_q, rng.choice((2, 4)),
-        batch=rng.randint(1, 3), heads=rng.randint(1, 5), section=rng.choice((1, 2, 5, 64)),
+        batch=rng.randint(1, 3), heads=rng.randint(1, 5), head_chunk=rng.choice((1, 2, 5, 64)),
     )  # fmt: skip
     number = problem.batch * (problem.heads if by_head else 1)
     return Tables(name, problem, [within(problem, random_pairs(rng, problem.n_q, problem.n_kv)) for _ in range(number)])
@@ -82,7 +82,9 @@ def test_a_batch_element_is_a_function_of_its_own_mask() -> None:
                 alone = Tables(name, replace(tile_schedule.problem, batch=1), [pairs])
                 for h in range(tile_schedule.problem.heads):
                     for kv in range(tile_schedule.problem.n_kv):
-                        assert tile_schedule.words(b * tile_schedule.problem.heads + h, kv) == alone.words(h, kv), (
+                        assert tile_schedule.packed_tiles(
+                            b * tile_schedule.problem.heads + h, kv
+                        ) == alone.packed_tiles(h, kv), (
                             name,
                             seed,
                         )
@@ -153,12 +155,12 @@ def test_pairs_of_a_mask() -> None:
         assert check_tables(Tables("spt", problem, pairs)) == []
 
 
-def test_words() -> None:
-    assert step_word(3, 5, False) == 3 | 5 << 15
-    assert step_word(3, 5, True) == 3 | 5 << 15 | 1 << 30
-    assert step_word(2**15 - 1, 2**15 - 1, True) < 2**31
-    assert step_word(3, 5, True, True) == step_word(3, 5, True) - 2**31
-    assert step_word(2**15 - 1, 2**15 - 1, True, True) == -1
+def test_packed_tiles() -> None:
+    assert packed_tile(3, 5, False) == 3 | 5 << 15
+    assert packed_tile(3, 5, True) == 3 | 5 << 15 | 1 << 30
+    assert packed_tile(2**15 - 1, 2**15 - 1, True) < 2**31
+    assert packed_tile(3, 5, True, True) == packed_tile(3, 5, True) - 2**31
+    assert packed_tile(2**15 - 1, 2**15 - 1, True, True) == -1
 
 
 FORWARD: list[tuple[list[list[int]], list[int]]] = [
@@ -168,13 +170,13 @@ FORWARD: list[tuple[list[list[int]], list[int]]] = [
 ]
 
 
-@pytest.mark.parametrize(("kinds", "words"), FORWARD)
-def test_words_of_a_forward(kinds: Sequence[Sequence[int]], words: list[int]) -> None:
+@pytest.mark.parametrize(("kinds", "packed_tiles"), FORWARD)
+def test_packed_tiles_of_a_forward(kinds: Sequence[Sequence[int]], packed_tiles: list[int]) -> None:
     """From the last kv tile to the first; a row block that sees nothing has one step."""
-    assert forward_words(kinds, PARTIAL) == words
+    assert forward_packed_tiles(kinds, PARTIAL) == packed_tiles
     for kv in range(len(kinds[0])):
-        flagged = [word | (word & 0xFFFF == kv) << 22 for word in words]
-        assert forward_words(kinds, PARTIAL, {kv}) == flagged
+        flagged = [packed_tile | (packed_tile & 0xFFFF == kv) << 22 for packed_tile in packed_tiles]
+        assert forward_packed_tiles(kinds, PARTIAL, {kv}) == flagged
 
 
 REFUSED = [

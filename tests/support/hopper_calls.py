@@ -70,11 +70,14 @@ def given(
     call = _renumbered(call)
     made = [] if data is None else [tensor for tensor in data[:6] if tensor is not None]
     extras = [*made[:1] * len(call.mask.operands), *(operands[name] for name in call.given), *made]
-    if data is not None and call.mask.placed is not None and data.row_place is not None:
-        assert data.row_count is not None
-        extras[call.mask.placed.place.index], extras[call.mask.placed.count.index] = data.row_place, data.row_count
+    if data is not None and call.mask.varlen_layout is not None and data.token_offsets is not None:
+        assert data.token_counts is not None
+        extras[call.mask.varlen_layout.token_offset.index], extras[call.mask.varlen_layout.token_count.index] = (
+            data.token_offsets,
+            data.token_counts,
+        )
     if isinstance(data, BackwardData) and data.dense is not None:
-        (dense,) = [o.index for term in call.mask.others if term.RELATION.pairs for o in term.operands]
+        (dense,) = [o.index for component in call.mask.others if component.RELATION.pairs for o in component.operands]
         extras[dense] = data.dense
     return call, extras
 

@@ -46,11 +46,11 @@ from dash_inductor.kernels.hopper.shared.device import (
     dropout,
     head_work,
     operations,
-    placement,
+    packed_tiles,
     shared_memory,
     step_signals,
-    step_words,
     steps,
+    varlen_layout,
 )
 from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.table_tile_schedule import TILE_BITS
@@ -438,7 +438,7 @@ class Simulation:
     pointer and warpgroup, `semaphores` the final counts by pointer, `stamps` the numbers that were written by pointer,
     and `cleared` of the tiles whose rows were cleared what they had, and what said which rows.  Each look at the clock
     finds it one later; the SM of a CTA is its number + 1000.  `taken` is which CTA took a work id, `passed` what the
-    clock showed when a semaphore was set after its turn of a rank, and `arrived` at which named barriers a warpgroup
+    clock showed when a semaphore was set after the wait for a rank, and `arrived` at which named barriers a warpgroup
     arrived when, by work id.
     """
 
@@ -552,7 +552,7 @@ class Simulation:
 
 
 _MODULES = (
-    score_gluon, operations, step_signals, clear, placement, head_work, step_words, shared_memory, work_ids,
+    score_gluon, operations, step_signals, clear, varlen_layout, head_work, packed_tiles, shared_memory, work_ids,
     closed_form, table_tile_schedule, dropout, steps, split_loops,
     group, stamps, producer, consumer, reducer, entry,
 )  # fmt: skip
@@ -580,7 +580,7 @@ def _kernel(stand_ins: dict[str, Any], edits: tuple[tuple[str, str], ...]) -> Ca
         for old in [old for old in left if old in text]:
             text = text.replace(old, left.pop(old))
         code, names = definitions(text, module.__file__ or "")
-        allowed = module in (score_gluon, operations, clear, placement, step_words) or not names & set(namespace)
+        allowed = module in (score_gluon, operations, clear, varlen_layout, packed_tiles) or not names & set(namespace)
         assert allowed, "two definitions of one name"
         exec(code, namespace)
         namespace.update(stand_ins)
@@ -625,7 +625,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
             return Ring(ring, shape)
         name = f"{dtype.primitive_bitwidth}-bit tile {shape}"
         if len(shape) == 3 or layout == "rows":
-            return Ring([Tile(s, f"{name} slot {i}", shape[1:], dtype) for i in range(shape[0])], shape)
+            return Ring([Tile(s, f"{name} stage {i}", shape[1:], dtype) for i in range(shape[0])], shape)
         return Tile(s, name, shape, dtype)
 
     def init(barrier: Barrier, count: int) -> None:
@@ -696,7 +696,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         return copy
 
     def store_first(target: Any, h: int, token: int, count: int, tile: Tile, _warps: int, column: int) -> None:
-        """`placement._store_first`, of which the simulation of the forward runs the source."""
+        """`varlen_layout._store_first`, of which the simulation of the forward runs the source."""
         s.pause()
         coordinates = h, token, column, count
         store = Store("some rows", target.ptr.name, coordinates, tile.contents(), current().work_id)
@@ -747,13 +747,13 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         if other is not None:
             s.wait(lambda: other.met >= met, "the other warpgroup")
 
-    def wait_for_turn(semaphore: Pointer, rank: int) -> None:
-        s.wait(lambda: s.semaphores[semaphore] == rank, f"turn {rank} of {semaphore}")
+    def wait_semaphore(semaphore: Pointer, rank: int) -> None:
+        s.wait(lambda: s.semaphores[semaphore] == rank, f"rank {rank} of {semaphore}")
 
     def release(semaphore: Pointer, value: int, _before: str, _register: str) -> None:
         if current().half == 0:
             if s.semaphores[semaphore] != value - 1:
-                raise Fault(f"{semaphore} is passed on out of turn")
+                raise Fault(f"{semaphore} is released out of order")
             s.semaphores[semaphore] = value
             s.passed[semaphore, value - 1] = s.time
 
@@ -830,7 +830,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
 
     def largest(value: Value, axis: int) -> int:
         if value.shape != [1] or value.first is None:
-            raise Fault("a word is read before it is written")
+            raise Fault("a packed tile id is read before it is written")
         return value.first
 
     def specialise(partitions: Any, warps: list[int], registers: list[int]) -> None:
@@ -881,7 +881,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         "unseen_keys": unseen_keys, "within_band": within_band, "blind_queries": blind_queries, "clear": cleared,
         "TILE_BITS": TILE_BITS, "definition": definition, "here": same,
         "as_tiles": as_tiles, "as_longer": as_longer,
-        "_store_first": store_first, "wait_for_turn": wait_for_turn, "_release": release,
+        "_store_first": store_first, "wait_semaphore": wait_semaphore, "_release": release,
         "_begun": lambda s, slope: (s, None), "_powers_and_slopes": powers_and_slopes,
         "arrive_at": arrive_at, "meet_at": meet_at, "wait_for_own_stores": store_wait, "hold_back": same,
         "not_before": same,

@@ -63,14 +63,16 @@ def shown(call: Call, given: list[Tensor]) -> Tensor:
     band = call.mask.band
     keep = torch.ones(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool)
     keep = keep & (band.lo is None or q - kv >= band.lo) & (band.hi is None or q - kv <= band.hi)
-    for term in call.mask.terms.values():
-        values = {field: _placed(given[operand.index], term.AXES[field]) for field, operand in term.given.items()}
-        keep = keep & term.shows(values, kv)
+    for component in call.mask.components.values():
+        values = {
+            field: _placed(given[operand.index], component.AXES[field]) for field, operand in component.given.items()
+        }
+        keep = keep & component.shows(values, kv)
     return keep
 
 
 def _placed(given: Tensor, axes: tuple[str, ...]) -> Tensor:
-    """An operand of a term with the dimensions of the scores."""
+    """An operand of a component with the dimensions of the scores."""
     if given.dim() == 4:
         return given
     return given[:, None, :, None] if "q" in axes else given[:, None, None]
@@ -118,7 +120,7 @@ def run(text: str, names: str, schedule: str, dtype: torch.dtype) -> str:
     of_backward = replace(call.of_backward, orders=(order,) * 3, delta=of_sinks)
     calls = str(replace(call.of_forward, orders=(order,))), str(of_backward)
     dq = TILES if schedule == "two_pass" else None
-    plan = str(Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, section=3, forward_tiles=TILES))
+    plan = str(Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, head_chunk=3, forward_tiles=TILES))
     compiled = torch.compile(step_with_delta if of_sinks else step, dynamic=False)
     found = compiled(*[t.clone() for t in tensors], [t.clone() for t in given], calls, plan)
     if of_sinks and call.sinks is not None:

@@ -13,7 +13,7 @@ from ...model.operands import ADDED
 from .match import Match
 
 
-def cause_to_keep(forward: Forward | None, matches: Sequence[Match]) -> str:
+def cause_of_fallback(forward: Forward | None, matches: Sequence[Match]) -> str:
     """Why the forward of these backwards is left to PyTorch, in words; "" if it is replaced.
 
     Args:
@@ -77,4 +77,4 @@ def _documents(inputs: Inputs) -> tuple[object, ...]:
 
 def _call(match: Match) -> tuple[object, ...]:
     tensors = None if match.bias is None else match.bias.tensor, *_added(match.attention.inputs)
-    return (str(match.site.call.of_forward), str(match.plan), match.operands.repeats, match.terms, tensors)
+    return (str(match.site.call.of_forward), str(match.plan), match.operands.repeats, match.components, tensors)

@@ -21,16 +21,16 @@ semaphores: int32 [batch * q_heads * n_q]; work_id_ptr: int32 [1].  Where kv hea
 """
 
 PROBLEM = Group(
-    integers("work_ids", "batch", "q_heads", "q_len", "kv_len", "lo", "hi", "section")
+    integers("work_ids", "batch", "q_heads", "q_len", "kv_len", "lo", "hi", "head_chunk")
     | {"scale": "fp32", "scale_log2": "fp32"}
 )
 """Sizes, the bounds of the band (anchored top left), the scale, and scale_log2 (see `score.factor`).
 
-work_ids: the number of work ids, independent of the number of CTAs, see `device.work_ids`; section: the head group size
-of the launch order.
+work_ids: the number of work ids, independent of the number of CTAs, see `device.work_ids`; head_chunk: the size of a
+head chunk of the launch order.
 """
 
-_POINTERS = ("visits", "words", "q_vectors", "kv_vectors", "keys_seen", "dense")
+_POINTERS = ("visits", "packed_tiles", "q_vectors", "kv_vectors", "keys_seen", "dense")
 _TABLES = integers("table_b", "table_h")
 DATA = Group(
     dict.fromkeys(_POINTERS, "*i32")
@@ -83,7 +83,7 @@ class Schedule(NamedTuple):
 class MaskKind(NamedTuple):
     """The kind of a mask, as compile-time constants.
 
-    HAS_LO, HAS_HI: whether its band has the bound; EVEN_KV: no kv tile is ragged; HAS_DENSE: as in `DATA`; PLACED:
+    HAS_LO, HAS_HI: whether its band has the bound; EVEN_KV: no kv tile is ragged; HAS_DENSE: as in `DATA`; VARLEN_ROWS:
     padded rows per row block of a varlen layout, 0 where tokens are rows; HAS_RANGES: a form `is_range`; SHARED: how
     many vectors of queries are in shared memory, the first ones; the others: as in `common.relations.Layout`.
     """
@@ -92,7 +92,7 @@ class MaskKind(NamedTuple):
     HAS_HI: bool
     EVEN_KV: bool
     HAS_DENSE: bool
-    PLACED: int
+    VARLEN_ROWS: int
     HAS_RANGES: bool
     SHARED: int
     FORMS: tuple[form.Form, ...]
@@ -128,21 +128,22 @@ class Form(NamedTuple):
 class Prepare(NamedTuple):
     """The tiles of `prepare`, as compile-time constants.
 
-    DIM: columns of out and its gradient; BLOCK_DV: columns of their tiles; HAS_DATA: the mask is data; PLACED: as in
-    `MaskKind`.
+    DIM: columns of out and its gradient; BLOCK_DV: columns of their tiles; HAS_DATA: the mask is data; VARLEN_ROWS: as
+    in `MaskKind`.
     """
 
     BLOCK_Q: int
     DIM: int
     BLOCK_DV: int
     HAS_DATA: bool
-    PLACED: int
+    VARLEN_ROWS: int
 
 
 class Finish(NamedTuple):
     """The tiles of `finish`, as compile-time constants.
 
-    DIM: columns of dq; BLOCK_D + TAIL_D: columns of its accumulator; ROWS: rows per program; PLACED: as in `MaskKind`.
+    DIM: columns of dq; BLOCK_D + TAIL_D: columns of its accumulator; ROWS: rows per program; VARLEN_ROWS: as in
+        `MaskKind`.
     """
 
     BLOCK_Q: int
@@ -151,4 +152,4 @@ class Finish(NamedTuple):
     BLOCK_D: int
     TAIL_D: int
     ROWS: int
-    PLACED: int
+    VARLEN_ROWS: int

@@ -103,13 +103,13 @@ class Specialisation:
         if site.dtype == "float32":
             raise ArgumentError("dtype", site.dtype, ("float16", "bfloat16"))
         traits, dims = site.call.traits, (site.head_dim, site.value_dim)
-        even = site.kv_len % plan.dkdv.block_kv == 0 and not traits.terms
+        even = site.kv_len % plan.dkdv.block_kv == 0 and not traits.components
         return Specialisation(site.dtype, *dims, site.group, plan.schedule, traits, even, plan.dkdv, stamped)
 
     @property
     def row_block(self) -> int:
         """The padded rows per row block of a varlen layout, 0 where tokens are rows."""
-        return ROW_BLOCK if self.traits.placed else 0
+        return ROW_BLOCK if self.traits.varlen else 0
 
 
 class Kernels:
@@ -140,14 +140,14 @@ class Kernels:
         kind, q, kv, d = p.traits, tiles.block_q, tiles.block_kv, self.block_d
         alone = self.schedule.resident is not None
         accumulator = [math.gcd(q * d, q * v.tail) // DQ_ROW.value, DQ_ROW.value]
-        target = shared.target(TYPES[p.dtype]) if kind.placed else None
+        target = shared.target(TYPES[p.dtype]) if kind.varlen else None
         types: dict[str, Any] = {
             **dict.fromkeys(("q_desc", "do_desc"), columns(p.dtype, self.rows_of_a_load)),
             **dict.fromkeys(("k_desc", "v_desc", "dk_desc", "dv_desc"), columns(p.dtype, kv)),
             "dq_desc": descriptor("fp32", accumulator, DQ_LAYOUT.value),
             **dict.fromkeys(("lse_desc", "delta_desc"), descriptor("fp32", [q], ROW_LAYOUT)),
             "workspace": arguments.WORKSPACE, "problem": arguments.PROBLEM,
-            "data": self._data, "placement": self._placement, "targets": {"dk": target, "dv": target},
+            "data": self._data, "varlen_layout": self._varlen_layout, "targets": {"dk": target, "dv": target},
             **operands.types(arguments.OPERANDS, kind),
             "stamped": arguments.STAMPS if p.stamped else None, "bound": score.bound(kind),
         }  # fmt: skip
@@ -158,7 +158,7 @@ class Kernels:
     @property
     def _data(self) -> Group | None:
         """The argument group of a mask that is data, or None."""
-        return arguments.DATA if self.of.traits.terms else None
+        return arguments.DATA if self.of.traits.components else None
 
     @property
     def _schedule(self) -> arguments.Schedule:
@@ -190,12 +190,14 @@ class Kernels:
     @cached_property
     def prepare(self) -> Any:
         p, dtype = self.of, TYPES[self.of.dtype]
-        form = arguments.Prepare(p.tiles.block_q, p.value_dim, self.value_columns, bool(p.traits.terms), p.row_block)
+        form = arguments.Prepare(
+            p.tiles.block_q, p.value_dim, self.value_columns, bool(p.traits.components), p.row_block
+        )
         types: dict[str, Any] = {
             **dict.fromkeys(("out_ptr", "do_ptr"), f"*{dtype}"),
             **dict.fromkeys(("lse_ptr", "lse2_ptr", "delta_ptr"), "*fp32"), "counters_ptr": "*i32",
             **dict.fromkeys(("out_strides", "do_strides"), arguments.OUT_STRIDES),
-            "lse_strides": arguments.LSE_STRIDES, "placement": self._placement,
+            "lse_strides": arguments.LSE_STRIDES, "varlen_layout": self._varlen_layout,
             **operands.types(arguments.PREPARE_OPERANDS, p.traits),
         }  # fmt: skip
         return compile_kernel(prepare, ASTSource, {"FORM": form}, types, {"num_warps": 8})
@@ -208,15 +210,15 @@ class Kernels:
         )
         types = {
             "accumulator": "*fp32", "semaphores": "*i32", "dq_ptr": f"*{TYPES[p.dtype]}", "scale": "fp32",
-            "dq_strides": arguments.OUT_STRIDES, "data": arguments.CONTRIBUTIONS if p.traits.terms else None,
-            "placement": self._placement,
+            "dq_strides": arguments.OUT_STRIDES, "data": arguments.CONTRIBUTIONS if p.traits.components else None,
+            "varlen_layout": self._varlen_layout,
         }  # fmt: skip
         constants = {"KV_RANGE": self.functions.dash_kv_range, "FORM": form}
         return compile_kernel(finish, ASTSource, constants, types, {"num_warps": FINISH_WARPS, "launch_pdl": True})
 
     @property
-    def _placement(self) -> Group | None:
-        return shared.PLACEMENT if self.of.traits.placed else None
+    def _varlen_layout(self) -> Group | None:
+        return shared.VARLEN_LAYOUT if self.of.traits.varlen else None
 
 
 @cache

@@ -30,8 +30,8 @@ class BackwardData(NamedTuple):
             entries if the dense mask differs between heads.
         visits, steps, contributions: int32 [tables, n_kv], [tables, n_kv, n_q] and [tables, n_q], contiguous.
         dense: bool [batch, q_heads, q_len, kv_len], with size 1 in dimensions that broadcast.
-        row_place, row_count: token offset and token count of each row block of a varlen layout, see `model.Placed`;
-            lengths are then those of the padded rows.
+        token_offsets, token_counts: token offset and token count of each row block of a varlen layout, see
+            `model.VarlenLayout`; lengths are then those of the padded rows.
     """
 
     q_vectors: Tensor | None
@@ -41,8 +41,8 @@ class BackwardData(NamedTuple):
     steps: Tensor
     contributions: Tensor
     dense: Tensor | None = None
-    row_place: Tensor | None = None
-    row_count: Tensor | None = None
+    token_offsets: Tensor | None = None
+    token_counts: Tensor | None = None
 
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> BackwardData | None:
@@ -72,10 +72,11 @@ class BackwardData(NamedTuple):
         if len(given) != wanted:
             raise ArgumentError("extras", count, f"{operands} operands and {wanted} vectors and tables: {call}")
         of_vectors = [given.pop(0) if some else None for some in (vectors.QUERIES, vectors.KEYS)]
-        pairs = [o.index for term in mask.others if term.RELATION.pairs for o in term.operands]
+        pairs = [o.index for component in mask.others if component.RELATION.pairs for o in component.operands]
         (dense,) = pairs or (None,)
-        placed = (None, None) if mask.placed is None else (mask.placed.place.index, mask.placed.count.index)
-        return (*of_vectors, *given, dense, *placed)
+        varlen = mask.varlen_layout
+        rows = (None, None) if varlen is None else (varlen.token_offset.index, varlen.token_count.index)
+        return (*of_vectors, *given, dense, *rows)
 
 
 class Arguments(NamedTuple):
@@ -105,7 +106,7 @@ class Arguments(NamedTuple):
         tables = p.batch * table_b
         if tables * p.n_q * p.n_kv >= 1 << 31 or max(p.n_q, p.n_kv) > 1 << TILE_BITS:
             raise ArgumentError("tables, q tiles, kv tiles", (tables, p.n_q, p.n_kv), "fewer: a table has no room")
-        vectors, placed = layout(call.traits), call.traits.placed
+        vectors, varlen = layout(call.traits), call.traits.varlen
         numbers = p.batch * max(vectors.QUERIES * p.q_len, vectors.KEYS * p.kv_len)
         if numbers >= 1 << 31:
             raise ArgumentError("numbers of queries or keys", numbers, "fewer than 2**31: offsets have 32 bits")
@@ -116,7 +117,7 @@ class Arguments(NamedTuple):
             (p.batch, p.heads, p.q_len, p.kv_len), blocks, blocks,
         )  # fmt: skip
         given = bool(vectors.QUERIES), bool(vectors.KEYS)
-        needed = *given, True, True, True, True, call.traits.of_pairs, placed, placed
+        needed = *given, True, True, True, True, call.traits.of_pairs, varlen, varlen
         for name, tensor, shape, is_needed in zip(data._fields, data, shapes, needed, strict=True):
             if (tensor is not None) != is_needed:
                 wanted = f"{'a tensor' if is_needed else None}, for the mask {call.mask}"
@@ -129,7 +130,8 @@ class Arguments(NamedTuple):
         return Arguments({"table_b": table_b, "table_h": table_h}, named)
 
     def of_call(self, places: Places, addresses: Mapping[int, Address]) -> dict[str, tuple[Any, ...] | None]:
-        """Returns the groups `DATA` of the main kernel, `CONTRIBUTIONS` of `finish`, and `PLACEMENT` of all kernels.
+        """Returns the groups `DATA` of the main kernel, `CONTRIBUTIONS` of `finish`, and `VARLEN_LAYOUT` of all
+        kernels.
 
         Args:
             places: as `BackwardData.places`.
@@ -138,9 +140,10 @@ class Arguments(NamedTuple):
         # the kernels read no absent tensor
         known = dict(zip(BackwardData._fields, (0 if i is None else addresses[i] for i in places), strict=True))
         data = arguments.DATA.values(
-            visits=known["visits"], words=known["steps"], q_vectors=known["q_vectors"], kv_vectors=known["kv_vectors"],
-            keys_seen=known["keys_seen"], dense=known["dense"], **self.tables, **self.dense,
+            visits=known["visits"], packed_tiles=known["steps"], q_vectors=known["q_vectors"],
+            kv_vectors=known["kv_vectors"], keys_seen=known["keys_seen"], dense=known["dense"], **self.tables,
+            **self.dense,
         )  # fmt: skip
         contributions = arguments.CONTRIBUTIONS.values(contributions=known["contributions"], **self.tables)
-        placement = (known["row_place"], known["row_count"]) if known["row_place"] else None
-        return {"data": data, "contributions": contributions, "placement": placement}
+        varlen_layout = (known["token_offsets"], known["token_counts"]) if known["token_offsets"] else None
+        return {"data": data, "contributions": contributions, "varlen_layout": varlen_layout}

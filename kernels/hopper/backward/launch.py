@@ -116,7 +116,7 @@ def _launches(
     site, device = site_of(query, key, value, call, extras), query.device
     of = Specialisation.of_site(site, plan, stamped)
     built = kernels(of, device.index)
-    work = problem_of(site, plan.dkdv.block_q, plan.dkdv.block_kv, plan.section)
+    work = problem_of(site, plan.dkdv.block_q, plan.dkdv.block_kv, plan.head_chunk)
     tile_schedule = ClosedForm(plan.schedule, work)
     lo, hi = work.bounds
     operands.check(call, extras, (*query.shape[:3], key.shape[2]), device)
@@ -137,13 +137,13 @@ def _launches(
     (do, q, k, v, o, lse), (*stamps, dq, dk, dv, workspace) = known, others
     accumulator, lse2, delta = (workspace + offset for offset in (parts.accumulator, parts.lse, parts.delta))
     semaphores = workspace + parts.semaphores
-    about_data = dict.fromkeys(("data", "contributions", "placement"))
+    about_data = dict.fromkeys(("data", "contributions", "varlen_layout"))
     data = BackwardData.of(call, extras)
     if data is not None and places is not None:
         about_data = Arguments.of(call, data, tile_schedule, device).of_call(places, of_extras)
-    placement = about_data["placement"]
+    varlen_layout = about_data["varlen_layout"]
     targets: tuple[tuple[Any, ...] | None, ...] = (None, None)
-    if call.mask.placed is not None:
+    if call.mask.varlen_layout is not None:
         targets = target_values(dk, dk_strides, site.head_dim), target_values(dv, dv_strides, site.value_dim)
 
     queries, keys = seen(tile_schedule, call, query.shape[2])
@@ -163,24 +163,24 @@ def _launches(
     )  # fmt: skip
     problem = arguments.PROBLEM.values(
         work_ids=tile_schedule.work_ids, batch=work.batch, q_heads=work.heads, q_len=work.q_len, kv_len=work.kv_len,
-        lo=lo, hi=hi, section=plan.section, scale=call.scale, scale_log2=score.factor(call),
+        lo=lo, hi=hi, head_chunk=plan.head_chunk, scale=call.scale, scale_log2=score.factor(call),
     )  # fmt: skip
     first_row, end_row = tile_schedule.seen_rows
     of_prepare = named_arguments(
         prepare_rows, out_ptr=o, do_ptr=do, lse_ptr=lse, lse2_ptr=lse2, delta_ptr=delta, counters_ptr=semaphores,
         counters=parts.counters, out_strides=out.stride()[:3], do_strides=grad_out.stride()[:3],
         lse_strides=logsumexp.stride()[:3], q_heads=work.heads, first_row=first_row, end_row=end_row, n_q=work.n_q,
-        placement=placement, **operands.values(arguments.PREPARE_OPERANDS, call, extras, of_extras),
+        varlen_layout=varlen_layout, **operands.values(arguments.PREPARE_OPERANDS, call, extras, of_extras),
     )  # fmt: skip
     of_main = named_arguments(
-        hopper_backward, workspace=shared, problem=problem, data=about_data["data"], placement=placement,
+        hopper_backward, workspace=shared, problem=problem, data=about_data["data"], varlen_layout=varlen_layout,
         targets=targets, stamped=tuple(stamps) or None, bound=score.bound_values(call),
         **operands.values(arguments.OPERANDS, call, extras, of_extras),
     )  # fmt: skip
     of_finish = named_arguments(
         finish, accumulator=accumulator, semaphores=semaphores, dq_ptr=dq, dq_strides=dq_strides[:3],
         q_heads=work.heads, q_len=work.q_len, kv_len=work.kv_len, lo=lo, hi=hi, n_q=work.n_q, scale=call.scale,
-        data=about_data["contributions"], placement=placement,
+        data=about_data["contributions"], varlen_layout=varlen_layout,
     )  # fmt: skip
     main = launcher.KernelLauncher(built.main, _ctas(tile_schedule, plan.schedule, device), descriptors)
     q_tiles = work.batch * work.heads * work.n_q

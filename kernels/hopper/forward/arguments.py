@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ...common.device.relations import form
 
 PROBLEM = Group(
-    integers("batch_heads", "q_heads", "group", "q_len", "kv_len", "lo", "hi", "section", "last_section")
+    integers("batch_heads", "q_heads", "group", "q_len", "kv_len", "lo", "hi", "head_chunk", "last_head_chunk")
     | {"scale_log2": "fp32"}
 )
 """Sizes, the bounds of the band (anchored top left), the work list (`device.tile_work`), and the factor of scores.
@@ -47,8 +47,9 @@ class MaskKind(NamedTuple):
     """The kind of a mask, as compile-time constants.
 
     HAS_LO, HAS_HI: whether its band has the bound; EVEN_KV: no kv tile is ragged; FROM_THE_END: the last q tiles come
-    first, see `schedule.table_tile_schedule`; HAS_DENSE: there are mask bits, see `data.ForwardData`; CODES_AHEAD: see
-    `device.listed.ListedMask`; PLACED: padded rows per row block of a varlen layout, 0 where tokens are rows;
+    first, see `schedule.table_tile_schedule`; HAS_DENSE: there are mask bits, see `data.ForwardData`;
+    SEGMENT_IDS_AHEAD: see `device.listed.ListedMask`; VARLEN_ROWS: padded rows per row block of a varlen layout, 0
+    where tokens are rows;
     HALF_TILES: see Note [Half tiles] in `device.half_tile`; HAS_RANGES: a form `is_range`; READS_POSITIONS: a form
     reads the positions of the keys; the others: as in `common.relations.Layout`.
     """
@@ -58,8 +59,8 @@ class MaskKind(NamedTuple):
     EVEN_KV: bool
     FROM_THE_END: bool
     HAS_DENSE: bool
-    CODES_AHEAD: int
-    PLACED: int
+    SEGMENT_IDS_AHEAD: int
+    VARLEN_ROWS: int
     HALF_TILES: bool
     HAS_RANGES: bool
     READS_POSITIONS: bool

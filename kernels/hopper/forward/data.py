@@ -32,10 +32,12 @@ class ForwardData(NamedTuple):
         keys_seen: bool [batch, tables of a batch element, kv_len], contiguous: the keys that a query sees.  Rows of v
             that are false here may hold anything.
         counts: int32 [tables, tiles of a head], contiguous: how many kv tiles the producer brings for a tile, >= 1.
-        steps: int32 [tables, tiles of a head, kv tiles], contiguous: their words in the order of the tile schedule.
+        steps: int32 [tables, tiles of a head, kv tiles], contiguous: their packed tile ids in the order of the tile
+            schedule.
         seen_bits: int32 [tables, row blocks, kv tiles, threads, words], contiguous, under a dense mask: all that the
             mask says, see Note [Seen bits] in `schedule.table_tile_schedule`.
-        row_place, row_count: place and count of a mask of rows, see `model.Placed`; then lengths are the mask's.
+        token_offsets, token_counts: token offset and token count of each row block of a varlen layout, see
+            `model.VarlenLayout`; then lengths are the mask's.
 
     `tables` is the batch size, or that times the q heads where the dense mask differs from head to head.
     """
@@ -46,8 +48,8 @@ class ForwardData(NamedTuple):
     counts: Tensor
     steps: Tensor
     seen_bits: Tensor | None = None
-    row_place: Tensor | None = None
-    row_count: Tensor | None = None
+    token_offsets: Tensor | None = None
+    token_counts: Tensor | None = None
 
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> ForwardData | None:
@@ -81,8 +83,9 @@ class ForwardData(NamedTuple):
         if of_pairs:
             return (None, None, *made, None, None)
         of_vectors = [made.pop(0) if some else None for some in (vectors.QUERIES, vectors.KEYS)]
-        placed = (None, None) if mask.placed is None else (mask.placed.place.index, mask.placed.count.index)
-        return (*of_vectors, *made, None, *placed)
+        varlen = mask.varlen_layout
+        rows = (None, None) if varlen is None else (varlen.token_offset.index, varlen.token_count.index)
+        return (*of_vectors, *made, None, *rows)
 
     def check(self, work: Problem, layout: Layout, device: torch.device) -> int:
         """Checks the tensors and returns the number of tables per batch element.
@@ -113,7 +116,7 @@ class ForwardData(NamedTuple):
 
     @staticmethod
     def arguments(places: Places, tables: int, addresses: Mapping[int, Address]) -> dict[str, tuple[Any, ...] | None]:
-        """Returns the arguments `data` and `placement` of the main kernel.
+        """Returns the arguments `data` and `varlen_layout` of the main kernel.
 
         Args:
             places: as `places`.
@@ -126,4 +129,7 @@ class ForwardData(NamedTuple):
             counts_ptr=known["counts"], steps_ptr=known["steps"], tables=tables, q_vectors=known["q_vectors"],
             kv_vectors=known["kv_vectors"], seen_bits_ptr=known["seen_bits"], keys_seen_ptr=known["keys_seen"],
         )  # fmt: skip
-        return {"data": data, "placement": (known["row_place"], known["row_count"]) if known["row_place"] else None}
+        return {
+            "data": data,
+            "varlen_layout": (known["token_offsets"], known["token_counts"]) if known["token_offsets"] else None,
+        }

@@ -33,7 +33,7 @@ from .device.entry import hopper_forward
 from .device.prepare import prepare as reset
 
 LAST_TILES = 512
-"""Least number of tiles of the last head group: enough for every CTA of any Hopper GPU."""
+"""Least number of tiles of the last head chunk: enough for every CTA of any Hopper GPU."""
 
 _COUNTER = (1,), (1,), torch.int32
 
@@ -107,7 +107,7 @@ def _launches(call: Call, ctas: int | None, tensors: Sequence[Tensor], extras: S
     tiles = work.batch * work.heads * work.n_q
     if tiles >= 1 << 30:
         raise ArgumentError("query", tuple(query.shape), f"fewer than 2**30 tiles of {work.block_q} rows")
-    queries = 1 if call.mask.placed else work.q_len  # the kernel would read sinks of the rows of a packed mask
+    queries = 1 if call.mask.varlen_layout else work.q_len  # the kernel would read sinks of the rows of a packed mask
     operands.check(call, extras, (work.batch, work.heads, queries, work.kv_len), device)
     shape = (*query.shape[:3], site.value_dim)
     strides = kernel_strides(shape, call.orders[0])
@@ -116,17 +116,18 @@ def _launches(call: Call, ctas: int | None, tensors: Sequence[Tensor], extras: S
     places = ForwardData.places(call, len(extras))
     (q, k, v), of_extras, (out, lse, counter) = numbered(3, used_extras(places, call), 3)
     data = ForwardData.of(call, extras)
-    about_data = dict.fromkeys(("data", "placement"))
+    about_data = dict.fromkeys(("data", "varlen_layout"))
     if data is not None and places is not None:
         about_data = data.arguments(places, data.check(work, of.layout, device), of_extras)
     rows, keys = seen(ClosedForm("two_pass", work), call, query.shape[2])
     read = [SeenRows.of(query, *rows), SeenRows.of(key, *keys), SeenRows.of(value, *keys)]
-    keys_in_l2 = (of.config.section_mib << 20) // (2 * (site.head_dim + site.value_dim))
-    section, last_section = _sections(work, keys_in_l2, site.group, of.has_dense)
+    keys_in_l2 = (of.config.head_chunk_mib << 20) // (2 * (site.head_dim + site.value_dim))
+    head_chunk, last_head_chunk = _head_chunks(work, keys_in_l2, site.group, of.has_dense)
     lo, hi = work.bounds
     problem = arguments.PROBLEM.values(
         batch_heads=work.batch * work.heads, q_heads=work.heads, group=site.group, q_len=work.q_len,
-        kv_len=work.kv_len, lo=lo, hi=hi, section=section, last_section=last_section, scale_log2=score.factor(call),
+        kv_len=work.kv_len, lo=lo, hi=hi, head_chunk=head_chunk, last_head_chunk=last_head_chunk,
+        scale_log2=score.factor(call),
     )  # fmt: skip
 
     built = kernels(of, device.index)
@@ -138,7 +139,7 @@ def _launches(call: Call, ctas: int | None, tensors: Sequence[Tensor], extras: S
     skipped = [start + each.skipped for start, each in zip((q, k, v), read, strict=True)]
     of_main = named_arguments(
         hopper_forward, lse_ptr=lse, counter_ptr=counter, problem=problem, bound=score.bound_values(call),
-        target=target_values(out, strides, site.value_dim) if call.mask.placed else None,
+        target=target_values(out, strides, site.value_dim) if call.mask.varlen_layout else None,
         **about_data, **operands.values(arguments.OPERANDS, call, extras, of_extras),
     )  # fmt: skip
     asked = [
@@ -150,8 +151,8 @@ def _launches(call: Call, ctas: int | None, tensors: Sequence[Tensor], extras: S
     return CallLaunches(asked, allocated, 2, device.index).run
 
 
-def _sections(work: Problem, keys_in_l2: int, group: int, has_dense: bool = False) -> tuple[int, int]:
-    """Returns (query heads per head group, first head of the last head group); the tiles of a group are launched
+def _head_chunks(work: Problem, keys_in_l2: int, group: int, has_dense: bool = False) -> tuple[int, int]:
+    """Returns (query heads per head chunk, first head of the last head chunk); the tiles of a group are launched
     together.
 
     This changes speed alone.  With a full mask all tiles cost the same: the tiles of one kv head follow one another and
@@ -170,6 +171,6 @@ def _sections(work: Problem, keys_in_l2: int, group: int, has_dense: bool = Fals
     in_use = work.kv_len
     if band.lo is not None and band.hi is not None:
         in_use = min(in_use, band.hi - band.lo + work.block_q)
-    section = min(max(1, keys_in_l2 // in_use) * group, heads)
-    last = max(section, -(-LAST_TILES // work.n_q))
-    return section, max(0, heads - last) // section * section
+    head_chunk = min(max(1, keys_in_l2 // in_use) * group, heads)
+    last = max(head_chunk, -(-LAST_TILES // work.n_q))
+    return head_chunk, max(0, heads - last) // head_chunk * head_chunk

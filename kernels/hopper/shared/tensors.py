@@ -51,27 +51,27 @@ def site_of(query: Tensor, key: Tensor, value: Tensor, call: Call, extras: Seque
     if len({t.device for t in tensors}) > 1:
         devices = tuple(str(t.device) for t in tensors)
         raise ArgumentError("devices of query, key, value", devices, "the same for all")
-    q_len, kv_len, placed = q[2], k[2], call.mask.placed
-    if placed is not None:
+    q_len, kv_len, varlen_layout = q[2], k[2], call.mask.varlen_layout
+    if varlen_layout is not None:
         if q[0] != 1 or q_len != kv_len:
             raise ArgumentError("query, key", (q, k), "one batch element, with as many of both")
-        q_len = kv_len = ROW_BLOCK * len(extras[placed.place.index])
+        q_len = kv_len = ROW_BLOCK * len(extras[varlen_layout.token_offset.index])
     return Site("cuda", DTYPES[dtypes[0]], q[0], q[1], k[1], q_len, kv_len, q[3], v[3], call)
 
 
-def problem_of(site: Site, block_q: int, block_kv: int, section: int = 1) -> Problem:
+def problem_of(site: Site, block_q: int, block_kv: int, head_chunk: int = 1) -> Problem:
     """Returns the problem of a site whose sizes are known, with all query heads."""
     assert site.batch is not None
     assert site.q_len is not None
     assert site.kv_len is not None
     return Problem(
-        site.band, site.q_len, site.kv_len, block_q, block_kv, site.batch, site.q_heads, section=section
+        site.band, site.q_len, site.kv_len, block_q, block_kv, site.batch, site.q_heads, head_chunk=head_chunk
     )  # fmt: skip
 
 
 def seen(tile_schedule: ClosedForm, call: Call, tokens: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """Returns (first, end) of the queries that see a key, and of the keys that a query sees: all of a packed mask."""
-    if call.mask.placed is not None:  # every token sees itself
+    if call.mask.varlen_layout is not None:  # every token sees itself
         return (0, tokens), (0, tokens)
     return tile_schedule.seen_rows, tile_schedule.seen_keys
 

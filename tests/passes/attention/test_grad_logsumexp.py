@@ -23,8 +23,8 @@ def the_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def loss(out: Tensor, lse: Tensor, which: str) -> Tensor:
-    terms = {"out": out.sin().sum(), "lse": lse.cos().sum()}
-    return sum((term for name, term in terms.items() if name in which), torch.zeros(()))
+    components = {"out": out.sin().sum(), "lse": lse.cos().sum()}
+    return sum((component for name, component in components.items() if name in which), torch.zeros(()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -78,7 +78,7 @@ def test_a_graph_on_an_h100(dtype: torch.dtype) -> None:
     assert gradient.meta["val"].dtype == torch.float32
 
 
-def test_a_gradient_of_another_size_keeps_the_call() -> None:
+def test_a_call_with_a_gradient_of_another_size_is_not_replaced() -> None:
     _, record = rewritten(joint((2, 8, 128, 1)))
     assert (record.reason, record.detail) == (
         Reason.LAYOUT,

@@ -6,7 +6,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ....common.device.score_gluon import Score
 from ...shared.device.operations import role_barrier, wait_for_matmuls, wait_until_read
-from ...shared.device.placement import store_tile
 from ...shared.device.steps import (
     accumulator_layout,
     halved_step,
@@ -18,13 +17,16 @@ from ...shared.device.steps import (
     wait_for_q,
     zeros,
 )
+from ...shared.device.varlen_layout import store_tile
 from .group import add_to_group
 from .split_loops import first_of_tile_schedule, halved_steps
 from .work_ids import leave_tile_schedule, wait_for_tile_schedule
 
 
 @gluon.jit
-def consume(tile_schedules, placement, all_drops, shared, dk_desc, dv_desc, targets, workspace, problem, bound, FORM):
+def consume(
+    tile_schedules, varlen_layout, all_drops, shared, dk_desc, dv_desc, targets, workspace, problem, bound, FORM
+):
     """Computes dk and dv of the kv tile of every work item, and passes a dq tile per iteration to the dq ring.
 
     FORM: see `arguments.Form`.
@@ -60,8 +62,8 @@ def consume(tile_schedules, placement, all_drops, shared, dk_desc, dv_desc, targ
             k = shared.k.load(left_operand(layout_s))
         if AHEAD:
             if steps > 0:
-                slot = wait_for_q(shared, done)
-                s = wait_for_matmuls(0, deps=(scores(k, shared, slot * shared.PIECES, zero),))
+                stage = wait_for_q(shared, done)
+                s = wait_for_matmuls(0, deps=(scores(k, shared, stage * shared.PIECES, zero),))
         mbarrier.wait(shared.v_full.index(0), n & 1)
         if FORM.LEFT_IN_REGISTERS:
             v = shared.v.load(left_operand(layout_s))
@@ -84,10 +86,10 @@ def consume(tile_schedules, placement, all_drops, shared, dk_desc, dv_desc, targ
                 elif STEP == "halved":
                     if not AHEAD:
                         wait_for_q(shared, it)
-                    word = mask.read_word(wait_for_do(shared, it))
+                    packed_tile = mask.read_packed_tile(wait_for_do(shared, it))
                     s, dk, dk_tail, dv = halved_step(
-                        shared, mask, drops, score, it, after, word, s, k, v, dk, dk_tail, dv, zero, WARPS, AHEAD,
-                        None,
+                        shared, mask, drops, score, it, after, packed_tile, s, k, v, dk, dk_tail, dv, zero, WARPS,
+                        AHEAD, None,
                     )  # fmt: skip
                 else:
                     dk, dv = shared_step(shared, mask, drops, score, it, dk, dv, zero, WARPS)
@@ -105,7 +107,7 @@ def consume(tile_schedules, placement, all_drops, shared, dk_desc, dv_desc, targ
             dk, dk_tail, dv = add_to_group(work, kv, dk, dk_tail, dv, workspace, shared, n & 1)
         if work.member == GROUP - 1:
             store_gradients(
-                work, placement, drops, shared, done, kv, dk_desc, dv_desc, targets, dk, dk_tail, dv,
+                work, varlen_layout, drops, shared, done, kv, dk_desc, dv_desc, targets, dk, dk_tail, dv,
                 problem.scale, WARPS,
             )  # fmt: skip
         role_barrier()
@@ -120,10 +122,10 @@ def consume(tile_schedules, placement, all_drops, shared, dk_desc, dv_desc, targ
 
 @gluon.jit
 def store_gradients(
-    work, placement, drops, shared, it, kv, dk_desc, dv_desc, targets, dk, dk_tail, dv, scale,
+    work, varlen_layout, drops, shared, it, kv, dk_desc, dv_desc, targets, dk, dk_tail, dv, scale,
     WARPS: gl.constexpr,
 ):  # fmt: skip
-    """Rounds dk and dv and starts to store them, through the slots of the dq ring for iterations `it` and after.
+    """Rounds dk and dv and starts to store them, through the stages of the dq ring for iterations `it` and after.
 
     If these are too small, it uses the tiles of K and V, which are no longer needed, and waits until they have been
     read.
@@ -134,18 +136,18 @@ def store_gradients(
     dv_tile.store(drops.rescaled(dv).to(DTYPE))
     fence_async_shared()
     role_barrier()
-    store_tile(placement, targets.dv, dv_desc, work.batch, work.head, row, dv_tile, WARPS)
-    # Meanwhile the slot of the last dq tile may have been emptied.
+    store_tile(varlen_layout, targets.dv, dv_desc, work.batch, work.head, row, dv_tile, WARPS)
+    # Meanwhile the stage of the last dq tile may have been emptied.
     dk_tile = shared.result_tile(it, 1) if shared.RESULTS_IN_DQ else shared.k
     dk_tile.store((dk * scale).to(DTYPE))
     if shared.TAIL_D > 0:
         shared.k_tail.store((dk_tail * scale).to(DTYPE))
     fence_async_shared()
     role_barrier()
-    store_tile(placement, targets.dk, dk_desc, work.batch, work.head, row, dk_tile, WARPS)
+    store_tile(varlen_layout, targets.dk, dk_desc, work.batch, work.head, row, dk_tile, WARPS)
     if shared.TAIL_D > 0:
         store_tile(
-            placement, targets.dk, dk_desc, work.batch, work.head, row, shared.k_tail, WARPS, shared.k.shape[1]
+            varlen_layout, targets.dk, dk_desc, work.batch, work.head, row, shared.k_tail, WARPS, shared.k.shape[1]
         )  # fmt: skip
     if not shared.RESULTS_IN_DQ:
         wait_until_read()

@@ -36,27 +36,27 @@ def _clear_keys(tile_schedule, shared, kv, landings):
 
 
 @gluon.jit
-def _clear_queries(shared, slot, landings):
-    """Completes Q and dO of an iteration, in this slot of their rings, with zeros for queries that see no key."""
+def _clear_queries(shared, stage, landings):
+    """Completes Q and dO of an iteration, in this stage of their rings, with zeros for queries that see no key."""
     mbarrier.wait(shared.q_full.index(shared.STAGES), landings & 1)
     for h in range(shared.PIECES):
-        piece = slot * shared.PIECES + h
+        piece = stage * shared.PIECES + h
         hidden = blind_queries(shared.lse.index(piece))
         clear(shared.q.index(piece), hidden)
         if shared.TAIL_D > 0:
             clear(shared.q_tail.index(piece), hidden)
-    complete(shared.q_full.index(slot))
+    complete(shared.q_full.index(stage))
     mbarrier.wait(shared.do_full.index(shared.STAGES), landings & 1)
     for h in range(shared.PIECES):
-        hidden = blind_queries(shared.lse.index(slot * shared.PIECES + h))
-        clear(shared.do.index(slot * shared.PIECES + h), hidden)
-    complete(shared.do_full.index(slot))
+        hidden = blind_queries(shared.lse.index(stage * shared.PIECES + h))
+        clear(shared.do.index(stage * shared.PIECES + h), hidden)
+    complete(shared.do_full.index(stage))
 
 
 @gluon.jit
 def produce(
     tile_schedules,
-    placement,
+    varlen_layout,
     stamps,
     shared,
     q_desc,
@@ -98,7 +98,7 @@ def produce(
     work_id = take_work_id(workspace.work_id_ptr)
     while work_id < problem.work_ids:
         position, place_in_launch = SCHEDULE.LAUNCH(
-            work_id, problem.batch * tile_schedules.work.q_heads, facts, BLOCK_Q, BLOCK_KV, problem.section
+            work_id, problem.batch * tile_schedules.work.q_heads, facts, BLOCK_Q, BLOCK_KV, problem.head_chunk
         )
         tile_schedule = tile_schedules.at(position)
         work = tile_schedule.work
@@ -113,43 +113,45 @@ def produce(
                 kv_row = kv * BLOCK_KV - work.first_key()
                 ahead = tile_schedule.begin(0, kv)
                 q_token = 0
-                if placement.PLACED:
-                    kv_row = placement.token(kv * BLOCK_KV)
-                    q_token = placement.token(tile_schedule.q_tile(ahead) * BLOCK_Q)
+                if varlen_layout.VARLEN_ROWS:
+                    kv_row = varlen_layout.token(kv * BLOCK_KV)
+                    q_token = varlen_layout.token(tile_schedule.q_tile(ahead) * BLOCK_Q)
                 unseen = 0  # 1 where keys of the kv tile take no part
                 if tile_schedule.CLEARS:
                     unseen = gl.max(tile_schedule.hidden_keys(kv), 0)
                 if steps > 0:
                     stamps.begin(work, kv, work_id)
                 for step in range(steps):
-                    word, ahead = tile_schedule.following(ahead, step, step + 1, steps, kv)
-                    q = tile_schedule.q_tile(word)
+                    packed_tile, ahead = tile_schedule.following(ahead, step, step + 1, steps, kv)
+                    q = tile_schedule.q_tile(packed_tile)
                     q_row = q * BLOCK_Q - work.first_row()
-                    if placement.PLACED:  # asked for in the step before
+                    if varlen_layout.VARLEN_ROWS:  # asked for in the step before
                         q_row = q_token
-                        q_token = placement.token(tile_schedule.q_tile(ahead) * BLOCK_Q)
+                        q_token = varlen_layout.token(tile_schedule.q_tile(ahead) * BLOCK_Q)
                     row = work.tile_index(q) * BLOCK_Q
                     it = done + step
                     wait_for_room(shared, stamps, it)
-                    slot = it % shared.STAGES
-                    full = shared.q_full.index(slot)
+                    stage = it % shared.STAGES
+                    full = shared.q_full.index(stage)
                     if tile_schedule.CLEARS:
-                        full = shared.q_full.index(gl.where(tile_schedule.has_blind(word), shared.STAGES, slot))
+                        full = shared.q_full.index(gl.where(tile_schedule.has_blind(packed_tile), shared.STAGES, stage))
                     mbarrier.expect(full, Q_BYTES)
                     for i in gl.static_range(LOADS):
-                        piece = slot * LOADS + i
+                        piece = stage * LOADS + i
                         load_rows(q_desc, b, q_head, q_row + i * ROWS, full, q_ring.index(piece))
                         if TAIL:
                             load_rows(q_desc, b, q_head, q_row + i * ROWS, full, shared.q_tail.index(piece), D)
-                    begin_load(lse_desc, [row], full, lse_ring.index(slot))
-                    full = shared.do_full.index(slot)
-                    tile_schedule.put_word(word, slot, full)
+                    begin_load(lse_desc, [row], full, lse_ring.index(stage))
+                    full = shared.do_full.index(stage)
+                    tile_schedule.put_packed_tile(packed_tile, stage, full)
                     if tile_schedule.CLEARS:
-                        full = shared.do_full.index(gl.where(tile_schedule.has_blind(word), shared.STAGES, slot))
+                        full = shared.do_full.index(
+                            gl.where(tile_schedule.has_blind(packed_tile), shared.STAGES, stage)
+                        )
                     mbarrier.expect(full, DO_BYTES)
                     for i in gl.static_range(LOADS):
-                        load_rows(do_desc, b, q_head, q_row + i * ROWS, full, do_ring.index(slot * LOADS + i))
-                    begin_load(delta_desc, [row], full, delta_ring.index(slot))
+                        load_rows(do_desc, b, q_head, q_row + i * ROWS, full, do_ring.index(stage * LOADS + i))
+                    begin_load(delta_desc, [row], full, delta_ring.index(stage))
                     if step == 0:
                         mbarrier.wait(shared.kv_empty.index(0), (n & 1) ^ 1)
                         full = shared.k_full.index(unseen)
@@ -164,8 +166,8 @@ def produce(
                         if (step == 0) & (unseen != 0):
                             _clear_keys(tile_schedule, shared, kv, key_landings)
                             key_landings += 1
-                        if tile_schedule.has_blind(word):
-                            _clear_queries(shared, slot, query_landings)
+                        if tile_schedule.has_blind(packed_tile):
+                            _clear_queries(shared, stage, query_landings)
                             query_landings += 1
                 if steps == 0:  # K and V are announced without data
                     mbarrier.wait(shared.kv_empty.index(0), (n & 1) ^ 1)
@@ -174,8 +176,8 @@ def produce(
                 done += steps
                 n += 1
                 if work.GROUP > 1:
-                    wait_until_left(shared, n)  # the tile schedule before has had its turn
-                    wait_for_group(work, kv, workspace.group_semaphores, shared.turn.index(0))
+                    wait_until_left(shared, n)  # the tile schedule before has passed the group's barrier
+                    wait_for_group(work, kv, workspace.group_semaphores, shared.group_barrier.index(0))
         work_id = problem.work_ids  # of CTAs that need each other none may take two
         if not SCHEDULE.CO_RESIDENT:
             work_id = take_work_id(workspace.work_id_ptr)

@@ -9,8 +9,8 @@ from ...shared.device.operations import (
     as_blocks,
     async_reduce_add,
     begin_store,
-    pass_turn_on,
-    wait_for_turn,
+    release_semaphore,
+    wait_semaphore,
     wait_until_read,
 )
 from ...shared.device.step_signals import DQ_COMPLETE, wait_for_signal
@@ -46,21 +46,21 @@ def reduce(tile_schedules, stamps, shared, dq_desc, semaphores, share):
         ahead = tile_schedule.begin(first - done, kv)
         for it in range(first, done + steps, WARPS):
             step = it - done
-            word, ahead = tile_schedule.following(ahead, step, step + WARPS, steps, kv)
-            rank = tile_schedule.rank(word, kv)
-            tile = work.tile_index(tile_schedule.q_tile(word))
-            slot = it % shared.DQ_STAGES
+            packed_tile, ahead = tile_schedule.following(ahead, step, step + WARPS, steps, kv)
+            rank = tile_schedule.rank(packed_tile, kv)
+            tile = work.tile_index(tile_schedule.q_tile(packed_tile))
+            stage = it % shared.DQ_STAGES
             row = tile * (ROWS + TAIL_ROWS)
-            wait_for_turn(semaphores + tile, rank)
+            wait_semaphore(semaphores + tile, rank)
             wait_for_signal(shared, DQ_COMPLETE, it, shared.CONSUMERS)
-            _accumulate(dq_desc, row, shared.dq.index(slot), rank)
+            _accumulate(dq_desc, row, shared.dq.index(stage), rank)
             if TAIL_ROWS > 0:
-                _accumulate(dq_desc, row + ROWS, shared.dq_tail.index(slot), rank)
+                _accumulate(dq_desc, row + ROWS, shared.dq_tail.index(stage), rank)
             added = stamps.now()
             wait_until_read()
-            mbarrier.arrive(shared.dq_empty.index(slot), count=1)
-            pass_turn_on(semaphores + tile, rank)
-            stamps.write(work, kv, 1 + tile_schedule.q_tile(word), 2, added, stamps.now())
+            mbarrier.arrive(shared.dq_empty.index(stage), count=1)
+            release_semaphore(semaphores + tile, rank)
+            stamps.write(work, kv, 1 + tile_schedule.q_tile(packed_tile), 2, added, stamps.now())
         done += steps
         n += 1
         position, kv = next_tile_schedule(shared, n)

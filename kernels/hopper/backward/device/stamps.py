@@ -10,9 +10,9 @@ Note [Stamps]
     frequency, as ``%clock64`` does, of which every SM has its own; how often it ticks depends on the GPU.
 
     * start: the consumers have left the step before it, and its dO, the last operand to be asked for, is there;
-    * wait: the consumers have left it, so its dq tile is complete and waits for its turn;
-    * added: the turn has come and the add to global memory has been issued;
-    * end: the add has been performed and the turn has been passed on.
+    * wait: the consumers have left it, so its dq tile is complete and waits for its semaphore;
+    * added: the semaphore is at its rank and the add to global memory has been issued;
+    * end: the add has been performed and the semaphore released.
 
     A barrier has two parities, so whoever waits for it must not fall two phases behind.  The producer therefore refills
     the place of a step only when the stamper has stamped it (`noted`): before that dO of the step STAGES later cannot
@@ -101,15 +101,15 @@ def stamp_steps(tile_schedules, shared, stamps):
         steps = tile_schedule.steps(kv)
         ahead = tile_schedule.begin(0, kv)
         for step in range(steps):
-            word, ahead = tile_schedule.following(ahead, step, step + 1, steps, kv)
+            packed_tile, ahead = tile_schedule.following(ahead, step, step + 1, steps, kv)
             it = done + step
-            slot = it % shared.STAGES
-            mbarrier.wait(shared.do_full.index(slot), (it // shared.STAGES) & 1)
+            stage = it % shared.STAGES
+            mbarrier.wait(shared.do_full.index(stage), (it // shared.STAGES) & 1)
             start = stamps.now()
             wait_for_signal(shared, NOTED, it, shared.CONSUMERS)
             wait = stamps.now()
-            mbarrier.arrive(stamps.noted.index(slot), count=1)
-            stamps.write(tile_schedule.work, kv, 1 + tile_schedule.q_tile(word), 0, start, wait)
+            mbarrier.arrive(stamps.noted.index(stage), count=1)
+            stamps.write(tile_schedule.work, kv, 1 + tile_schedule.q_tile(packed_tile), 0, start, wait)
         done += steps
         n += 1
         position, kv = next_tile_schedule(shared, n)

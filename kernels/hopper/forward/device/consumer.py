@@ -5,11 +5,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
 from ...shared.device.operations import role_barrier, wait_until_read
-from ...shared.device.placement import store_tile
 from ...shared.device.steps import accumulator_layout
+from ...shared.device.varlen_layout import store_tile
 from .half_tile import half_tile_step
-from .listed import FULL, PARTIAL, SKIP, kv_of, read_word, use_of
-from .shared_memory import fact_slots, fact_words
+from .listed import FULL, PARTIAL, SKIP, kv_of, read_packed_tile, use_of
+from .shared_memory import fact_stages, fact_words
 from .sinks import load_sinks, with_sinks
 from .steps import LOWEST, as_left, first_step, last_product, log2, next_step, release, scaled, skip, wait_for
 from .sums import no_sums, sums_of
@@ -20,12 +20,12 @@ from .tile_work import ROWS, leaves_out
 def announced(work, shared, tiles, FACT: gl.constexpr):
     """Reads a fact about the CTA's tiles-th tile, whose q is there, see `producer.announce`."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    place = tiles % fact_slots(shared.Q_STAGES) * fact_words(work.CONSUMERS)
+    place = tiles % fact_stages(shared.Q_STAGES) * fact_words(work.CONSUMERS)
     return gl.max(shared.facts.index(place + FACT).load(layout), 0)
 
 
 @gluon.jit
-def consume(work, data, placement, drops, shared, out_desc, target, lse_ptr, score, sinks, ME: gl.constexpr):
+def consume(work, data, varlen_layout, drops, shared, out_desc, target, lse_ptr, score, sinks, ME: gl.constexpr):
     """Computes out and log-sum-exp of the ME-th row block of every tile of the CTA, from the last kv tile to the first.
 
     The kv tiles of the CTA's tile that this row block does not need are released unread.
@@ -38,14 +38,14 @@ def consume(work, data, placement, drops, shared, out_desc, target, lse_ptr, sco
     seed = drops.seed()
     it = 0  # steps of the CTA so far
     tiles = 0
-    q_slot = wait_for(shared.q_full, 0, shared.Q_STAGES)
+    q_stage = wait_for(shared.q_full, 0, shared.Q_STAGES)
     count = announced(work, shared, tiles, 4)
     while count > 0:
         b = announced(work, shared, tiles, 0)
         head = announced(work, shared, tiles, 1)
         block = announced(work, shared, tiles, 2) + ME
         first = announced(work, shared, tiles, 3)
-        q_tile = q_slot * work.CONSUMERS + ME
+        q_tile = q_stage * work.CONSUMERS + ME
         exists = True
         if not data.GIVEN:
             bounds = tile_schedule_of(work, shared, tiles, ME)
@@ -61,7 +61,7 @@ def consume(work, data, placement, drops, shared, out_desc, target, lse_ptr, sco
             acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, accumulator_layout(ROWS, BLOCK_DV, 4))
             here = (b, head, block, rows, q_tile, seed)
             if data.GIVEN:
-                acc, m, total = tile_schedule_words(
+                acc, m, total = visit_packed_tiles(
                     work, data, drops, shared, score, zero, here, it, first, count, acc, m, total, ME
                 )
                 it += count
@@ -70,11 +70,11 @@ def consume(work, data, placement, drops, shared, out_desc, target, lse_ptr, sco
                     work, data, drops, shared, score, zero, here, it, bounds, acc, m, total
                 )
             if not shared.OUT_IN_Q:
-                release(shared.q_empty.index(q_slot))
+                release(shared.q_empty.index(q_stage))
             if sinks is not None:
                 sink = load_sinks(sinks, b, head, rows, work.q_len)
             if not data.GIVEN:
-                slot, acc, total = last_product(work, drops, shared, score, here, bounds[0], it - 1, p, acc, total)
+                stage, acc, total = last_product(work, drops, shared, score, here, bounds[0], it - 1, p, acc, total)
             total = sums_of(score, total, row_layout)
             if sinks is not None:
                 m, total, shrink = with_sinks(sink, m, total)
@@ -86,7 +86,7 @@ def consume(work, data, placement, drops, shared, out_desc, target, lse_ptr, sco
                 share = share * drops.arguments.rescale
             if not data.GIVEN:
                 acc = warpgroup_mma_wait(0, deps=(acc,))
-                release(shared.v_empty.index(slot))
+                release(shared.v_empty.index(stage))
                 for _ in range(bounds[0] - first):
                     skip(shared, it)
                     it += 1
@@ -95,11 +95,11 @@ def consume(work, data, placement, drops, shared, out_desc, target, lse_ptr, sco
             if work.HAS_LO or work.HAS_HI or data.GIVEN:
                 # a row without keys has zero times values that others see, which may be NaN
                 acc = gl.where(share == 0.0, 0.0, acc)
-            store_out(placement, shared, out_desc, target, b, head, block * ROWS, acc, ME)
+            store_out(varlen_layout, shared, out_desc, target, b, head, block * ROWS, acc, ME)
         else:
-            release(shared.q_empty.index(q_slot))
+            release(shared.q_empty.index(q_stage))
         tiles += 1
-        q_slot = wait_for(shared.q_full, tiles, shared.Q_STAGES)
+        q_stage = wait_for(shared.q_full, tiles, shared.Q_STAGES)
         count = announced(work, shared, tiles, 4)
     wait_until_read()
 
@@ -151,10 +151,11 @@ def tile_schedule_band(work, data, drops, shared, score, zero, here, it, bounds,
 
 
 @gluon.jit
-def tile_schedule_words(
-    work, data, drops, shared, score, zero, here, it, word, count, acc, m, total, ME: gl.constexpr
+def visit_packed_tiles(
+    work, data, drops, shared, score, zero, here, it, packed_tile, count, acc, m, total, ME: gl.constexpr
 ):  # fmt: skip
-    """(acc, m, total) after a tile of `count` words, of which `word` is the first; see Note [Words] in `listed`.
+    """(acc, m, total) after a tile of `count` packed tile ids, of which `packed_tile` is the first; see Note [Packed
+    tiles] in `listed`.
 
     Kv tiles that follow one another without one to skip are a run, and run as the tile schedule of a band does.  The
     product of P and V of the last one of a run is not left to a next step, because V must be given back before later
@@ -162,42 +163,56 @@ def tile_schedule_words(
     """
     end = it + count
     while it < end:
-        if use_of(word, ME) == SKIP:
+        if use_of(packed_tile, ME) == SKIP:
             wait_for(shared.k_full, it, shared.STAGES)
-            word = read_word(shared, it)
+            packed_tile = read_packed_tile(shared, it)
             skip(shared, it)
             it += 1
         else:
-            masks = use_of(word, ME) == PARTIAL
+            masks = use_of(packed_tile, ME) == PARTIAL
             p, m, total, shrink = first_step(
-                work, data, drops, shared, score, zero, here, kv_of(word), masks, it, m, total
+                work, data, drops, shared, score, zero, here, kv_of(packed_tile), masks, it, m, total
             )
             p = as_left(p, shared.k.dtype, shared.v.shape[2])
             if not score.FIXED_BASE:
                 acc = scaled(acc, shrink)
                 if score.SUMS_BY_MATMUL:
                     total = scaled(total, shrink)
-            kv = kv_of(word)
-            word = read_word(shared, it)
+            kv = kv_of(packed_tile)
+            packed_tile = read_packed_tile(shared, it)
             it += 1
-            while use_of(word, ME) != SKIP:
-                while use_of(word, ME) == PARTIAL:
+            while use_of(packed_tile, ME) != SKIP:
+                while use_of(packed_tile, ME) == PARTIAL:
                     p, acc, m, total = next_step(
-                        work, data, drops, shared, score, zero, here, kv, kv_of(word), True, it, p, acc, m, total
+                        work, data, drops, shared, score, zero, here, kv, kv_of(packed_tile), True, it, p, acc, m, total
                     )
-                    kv = kv_of(word)
-                    word = read_word(shared, it)
+                    kv = kv_of(packed_tile)
+                    packed_tile = read_packed_tile(shared, it)
                     it += 1
-                while use_of(word, ME) == FULL:
+                while use_of(packed_tile, ME) == FULL:
                     p, acc, m, total = next_step(
-                        work, data, drops, shared, score, zero, here, kv, kv_of(word), False, it, p, acc, m, total
+                        work,
+                        data,
+                        drops,
+                        shared,
+                        score,
+                        zero,
+                        here,
+                        kv,
+                        kv_of(packed_tile),
+                        False,
+                        it,
+                        p,
+                        acc,
+                        m,
+                        total,
                     )
-                    kv = kv_of(word)
-                    word = read_word(shared, it)
+                    kv = kv_of(packed_tile)
+                    packed_tile = read_packed_tile(shared, it)
                     it += 1
-            slot, acc, total = last_product(work, drops, shared, score, here, kv, it - 1, p, acc, total)
+            stage, acc, total = last_product(work, drops, shared, score, here, kv, it - 1, p, acc, total)
             acc = warpgroup_mma_wait(0, deps=(acc,))
-            release(shared.v_empty.index(slot))
+            release(shared.v_empty.index(stage))
     return acc, m, total
 
 
@@ -210,7 +225,7 @@ def store_logsumexp(work, lse_ptr, b, head, rows, m, total):
 
 
 @gluon.jit
-def store_out(placement, shared, out_desc, target, b, head, row, acc, ME: gl.constexpr):
+def store_out(varlen_layout, shared, out_desc, target, b, head, row, acc, ME: gl.constexpr):
     """Round and store by way of shared memory; TMA drops rows and columns past the end of the tensor.
 
     A row block before the first one is not stored: a TMA store that begins at a negative row is an illegal
@@ -227,9 +242,9 @@ def store_out(placement, shared, out_desc, target, b, head, row, acc, ME: gl.con
     fence_async_shared()
     role_barrier()
     if row >= 0:
-        store_tile(placement, target, out_desc, b, head, row, out, 4)
+        store_tile(varlen_layout, target, out_desc, b, head, row, out, 4)
     if shared.OUT_IN_Q:
         wait_until_read()
-        if placement.PLACED:
+        if varlen_layout.VARLEN_ROWS:
             role_barrier()  # all threads have read what they stored themselves
         release(shared.q_empty.index(0))

@@ -20,8 +20,8 @@ from triton.language.extra.cuda import gdc_wait
 
 from ...shared.device.clear import clear, complete, unseen_keys
 from ...shared.device.operations import load_rows, role_barrier
-from .listed import has_unseen, kv_of, put_word
-from .shared_memory import fact_slots, fact_words
+from .listed import has_unseen, kv_of, put_packed_tile
+from .shared_memory import fact_stages, fact_words
 from .tile_work import ROWS
 
 
@@ -37,86 +37,89 @@ def announce(work, data, shared, tiles, b, head, first_block, first, count):
     """Put what the consumers need to know of a tile, the CTA's tiles-th, where they find it once its q is full.
 
     b, head: batch element and query head; first_block: its first row block; first: its first kv tile, or where the
-    mask is data the first word; count: one more than its last kv tile, or how many words there are, 0 after the last
-    tile.  With a band there follow the four bounds of every consumer's tile schedule.  The producer has the time that
-    these take to compute, before there is room for q.
+    mask is data the first packed tile id; count: one more than its last kv tile, or how many packed tile ids there are,
+    0 after the last tile.  With a band there follow the four bounds of every consumer's tile schedule.  The producer
+    has the time that these take to compute, before there is room for q.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    word = gl.full([1], 0, gl.int32, layout)
-    place = tiles % fact_slots(shared.Q_STAGES) * fact_words(work.CONSUMERS)
-    shared.facts.index(place).store(word + b)
-    shared.facts.index(place + 1).store(word + head)
-    shared.facts.index(place + 2).store(word + first_block)
-    shared.facts.index(place + 3).store(word + first)
-    shared.facts.index(place + 4).store(word + count)
+    zero = gl.full([1], 0, gl.int32, layout)
+    place = tiles % fact_stages(shared.Q_STAGES) * fact_words(work.CONSUMERS)
+    shared.facts.index(place).store(zero + b)
+    shared.facts.index(place + 1).store(zero + head)
+    shared.facts.index(place + 2).store(zero + first_block)
+    shared.facts.index(place + 3).store(zero + first)
+    shared.facts.index(place + 4).store(zero + count)
     if not data.GIVEN:
         for i in gl.static_range(work.CONSUMERS):
             tile_schedule = work.tile_schedule(first_block + i, first, count)
             for j in gl.static_range(4):
-                shared.facts.index(place + 5 + 4 * i + j).store(word + tile_schedule[j])
+                shared.facts.index(place + 5 + 4 * i + j).store(zero + tile_schedule[j])
     role_barrier()
 
 
 @gluon.jit
 def wait_for_room(empty, it, STAGES: gl.constexpr):
-    """Waits until all consumers have released the slot of the it-th tile of a ring, and returns the slot."""
-    slot = it % STAGES
-    mbarrier.wait(empty.index(slot), ((it // STAGES) & 1) ^ 1)
-    return slot
+    """Waits until all consumers have released the stage of the it-th tile of a ring, and returns the stage."""
+    stage = it % STAGES
+    mbarrier.wait(empty.index(stage), ((it // STAGES) & 1) ^ 1)
+    return stage
 
 
 @gluon.jit
 def load_keys(shared, desc, b, head, row, it, BYTES: gl.constexpr):
-    slot = wait_for_room(shared.k_empty, it, shared.STAGES)
-    full = shared.k_full.index(slot)
+    stage = wait_for_room(shared.k_empty, it, shared.STAGES)
+    full = shared.k_full.index(stage)
     mbarrier.expect(full, BYTES)
-    load_rows(desc, b, head, row, full, shared.k.index(slot))
+    load_rows(desc, b, head, row, full, shared.k.index(stage))
     if shared.TAIL_D > 0:
-        load_rows(desc, b, head, row, full, shared.k_tail.index(slot), shared.k.shape[2])
+        load_rows(desc, b, head, row, full, shared.k_tail.index(stage), shared.k.shape[2])
 
 
 @gluon.jit
 def load_values(shared, desc, b, head, row, it, BYTES: gl.constexpr):
-    slot = wait_for_room(shared.v_empty, it, shared.STAGES)
-    full = shared.v_full.index(slot)
+    stage = wait_for_room(shared.v_empty, it, shared.STAGES)
+    full = shared.v_full.index(stage)
     mbarrier.expect(full, BYTES)
-    load_rows(desc, b, head, row, full, shared.v.index(slot))
+    load_rows(desc, b, head, row, full, shared.v.index(stage))
 
 
 @gluon.jit
-def load_seen_values(work, data, shared, desc, b, head, word, row, it, landings, BYTES: gl.constexpr):
-    """V of the kv tile of a word, from `row` on, with zeros for keys that no query sees; `landings`, counted on.
+def load_seen_values(work, data, shared, desc, b, head, packed_tile, row, it, landings, BYTES: gl.constexpr):
+    """V of the kv tile of a packed tile id, from `row` on, with zeros for keys that no query sees; `landings`, counted
+    on.
 
     See Note [Rows that take no part] in `hopper.clear`.  head: the query head.
     """
-    slot = wait_for_room(shared.v_empty, it, shared.STAGES)
-    full = shared.v_full.index(gl.where(has_unseen(word), shared.STAGES, slot))
+    stage = wait_for_room(shared.v_empty, it, shared.STAGES)
+    full = shared.v_full.index(gl.where(has_unseen(packed_tile), shared.STAGES, stage))
     mbarrier.expect(full, BYTES)
-    load_rows(desc, b, head // work.group, row, full, shared.v.index(slot))
-    if has_unseen(word):
-        hidden = unseen_keys(data.arguments.keys_seen_ptr, data.table(b, head), kv_of(word), work.kv_len, work.BLOCK_KV)
+    load_rows(desc, b, head // work.group, row, full, shared.v.index(stage))
+    if has_unseen(packed_tile):
+        hidden = unseen_keys(
+            data.arguments.keys_seen_ptr, data.table(b, head), kv_of(packed_tile), work.kv_len, work.BLOCK_KV
+        )
         mbarrier.wait(full, landings & 1)
-        clear(shared.v.index(slot), hidden)
-        complete(shared.v_full.index(slot))
+        clear(shared.v.index(stage), hidden)
+        complete(shared.v_full.index(stage))
         landings += 1
     return landings
 
 
 @gluon.jit
-def load_queries(work, placement, shared, desc, b, head, first_block, slot, BYTES: gl.constexpr):
-    full = shared.q_full.index(slot)
+def load_queries(work, varlen_layout, shared, desc, b, head, first_block, stage, BYTES: gl.constexpr):
+    full = shared.q_full.index(stage)
     mbarrier.expect(full, BYTES)
     for i in gl.static_range(work.CONSUMERS):
-        tile = slot * work.CONSUMERS + i
+        tile = stage * work.CONSUMERS + i
         row = (first_block + i) * ROWS
-        row = placement.token(row) if placement.PLACED else row - work.first_row()
+        row = varlen_layout.token(row) if varlen_layout.VARLEN_ROWS else row - work.first_row()
         load_rows(desc, b, head, row, full, shared.q.index(tile))
         if shared.TAIL_D > 0:
             load_rows(desc, b, head, row, full, shared.q_tail.index(tile), shared.q.shape[2])
 
 
 @gluon.jit
-def produce(work, data, placement, shared, q_desc, k_desc, v_desc, counter_ptr):
+def produce(work, data, varlen_layout, shared, q_desc, k_desc, v_desc, counter_ptr):
     """Fill the rings in the order of use: K of the next step before V of this one.
 
     Rows and columns outside a descriptor, before its first too, arrive as zeros.  After the last tile the consumers are
@@ -131,18 +134,18 @@ def produce(work, data, placement, shared, q_desc, k_desc, v_desc, counter_ptr):
     tiles = 0
     landings = 0
     place = gl.program_id(0)
-    words_ptr, steps, word, second = first_words(work, data, place)
+    packed_tiles_ptr, steps, packed_tile, second = first_packed_tiles(work, data, place)
     while place < work.count():
         b, head, _q_tile, first_block = work.tile(place)
         kv_head = head // work.group
         if data.GIVEN:
             ahead = gl.where(steps > 1, second, 0)
-            row = first_row_of(work, placement, word)
-            put_word(shared, done, ahead)
+            row = first_row_of(work, varlen_layout, packed_tile)
+            put_packed_tile(shared, done, ahead)
             load_keys(shared, k_desc, b, kv_head, row, done, K_BYTES)
-            later_row = first_row_of(work, placement, ahead)
+            later_row = first_row_of(work, varlen_layout, ahead)
             place = draw(counter_ptr)
-            announce(work, data, shared, tiles, b, head, first_block, word, steps)
+            announce(work, data, shared, tiles, b, head, first_block, packed_tile, steps)
         else:
             first, end = work.kv_tiles(first_block)
             last_row = (end - 1) * work.BLOCK_KV - work.first_key()  # of the kv tile that is scheduled first
@@ -150,24 +153,26 @@ def produce(work, data, placement, shared, q_desc, k_desc, v_desc, counter_ptr):
             load_keys(shared, k_desc, b, kv_head, last_row, done, K_BYTES)
             place = draw(counter_ptr)  # here, where the consumers have a step to go before there is room for Q
             announce(work, data, shared, tiles, b, head, first_block, first, end)
-        slot = wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)
-        load_queries(work, placement, shared, q_desc, b, head, first_block, slot, Q_BYTES)
+        stage = wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)
+        load_queries(work, varlen_layout, shared, q_desc, b, head, first_block, stage, Q_BYTES)
         if data.GIVEN:
             for step in range(1, steps):
-                before = word
+                before = packed_tile
                 v_row = row
-                word = ahead
+                packed_tile = ahead
                 row = later_row  # asked for in the step before
-                ahead = gl.load(words_ptr + (step + 1), mask=step + 1 < steps, other=0)
-                put_word(shared, done + step, ahead)
-                later_row = first_row_of(work, placement, ahead)
+                ahead = gl.load(packed_tiles_ptr + (step + 1), mask=step + 1 < steps, other=0)
+                put_packed_tile(shared, done + step, ahead)
+                later_row = first_row_of(work, varlen_layout, ahead)
                 load_keys(shared, k_desc, b, kv_head, row, done + step, K_BYTES)
                 landings = load_seen_values(
                     work, data, shared, v_desc, b, head, before, v_row, done + step - 1, landings, V_BYTES
                 )
             done += steps
-            last = word
-            words_ptr, steps, word, second = first_words(work, data, place)  # they come while there is no room for V
+            last = packed_tile
+            packed_tiles_ptr, steps, packed_tile, second = first_packed_tiles(
+                work, data, place
+            )  # they come while there is no room for V
             landings = load_seen_values(work, data, shared, v_desc, b, head, last, row, done - 1, landings, V_BYTES)
         else:
             for step in range(1, steps):
@@ -178,29 +183,31 @@ def produce(work, data, placement, shared, q_desc, k_desc, v_desc, counter_ptr):
             load_values(shared, v_desc, b, kv_head, last_row - (steps - 1) * work.BLOCK_KV, done - 1, V_BYTES)
         tiles += 1
     announce(work, data, shared, tiles, 0, 0, 0, 0, 0)
-    slot = wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)
-    mbarrier.arrive(shared.q_full.index(slot), count=1)
+    stage = wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)
+    mbarrier.arrive(shared.q_full.index(stage), count=1)
 
 
 @gluon.jit
-def first_words(work, data, place):
-    """Returns (pointer, number of words, first word, second word) of the q tile at `place` in the work list.
+def first_packed_tiles(work, data, place):
+    """Returns (pointer, number of packed tile ids, first packed tile id, second packed tile id) of the q tile at
+    `place` in the work list.
 
-    A word encodes one kv tile that the q tile visits (see `forward_words` of `schedule/table_tile_schedule.py`).  If
-    all keys fit in one kv tile, the first word is returned twice.  A `place` past the end gives the last tile.  If
-    `data.GIVEN` is false, all four values are `place`, and nothing may read them.
+    A packed tile id encodes one kv tile that the q tile visits (see `forward_packed_tiles` of
+    `schedule/table_tile_schedule.py`).  If all keys fit in one kv tile, the first packed tile id is returned twice.  A
+    `place` past the end gives the last tile.  If `data.GIVEN` is false, all four values are `place`, and nothing may
+    read them.
     """
     if data.GIVEN:
         b, head, q_tile, _first_block = work.tile(gl.minimum(place, work.count() - 1))
-        words_ptr, steps = data.words_of(work, b, head, q_tile)
+        packed_tiles_ptr, steps = data.packed_tiles_of(work, b, head, q_tile)
         more = gl.where(work.kv_len > work.BLOCK_KV, 1, 0)
-        return words_ptr, steps, gl.load(words_ptr), gl.load(words_ptr + more)
+        return packed_tiles_ptr, steps, gl.load(packed_tiles_ptr), gl.load(packed_tiles_ptr + more)
     else:
         return place, place, place, place
 
 
 @gluon.jit
-def first_row_of(work, placement, word):
-    """The first row of a word's kv tile, in the descriptors of K and V."""
-    row = kv_of(word) * work.BLOCK_KV
-    return placement.token(row) if placement.PLACED else row - work.first_key()
+def first_row_of(work, varlen_layout, packed_tile):
+    """The first row of a packed tile id's kv tile, in the descriptors of K and V."""
+    row = kv_of(packed_tile) * work.BLOCK_KV
+    return varlen_layout.token(row) if varlen_layout.VARLEN_ROWS else row - work.first_key()

@@ -6,7 +6,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ....common.device.aggregates import aggregate
 from .operations import DQ_LAYOUT, DQ_ROW, as_tiles
-from .step_words import allocate_words
+from .packed_tiles import allocate_int32
 
 
 @gluon.constexpr_function
@@ -37,7 +37,7 @@ class SharedMemory:
     PIECES]: rings of STAGES q tiles, each in PIECES pieces. ds, p: 16 bits [BLOCK_KV, BLOCK_Q]. dq: a ring of DQ_STAGES
     fp32 tiles in the order of `steps.in_fragments`, through which dk and dv leave with RESULTS_IN_DQ, otherwise through
     k and v. k_tail, q_tail, dq_tail: the TAIL_D columns past BLOCK_D, if TAIL_D > 0. tile schedules: a ring of ENTRIES
-    pairs of words, see `work_ids`; turn: the barrier of a CTA in its group, see `group`.
+    pairs of int32, see `work_ids`; group_barrier: the barrier of a CTA in its group, see `group`.
 
     Barriers `*_full` are completed when a tile has arrived, `*_empty` when it has been read. If the kernel clears rows
     that take no part, see `clear`, k_full, v_full, q_full and do_full have one more barrier, the last, which is the
@@ -63,7 +63,7 @@ class SharedMemory:
     q_full: gl.shared_memory_descriptor
     do_full: gl.shared_memory_descriptor
     dq_empty: gl.shared_memory_descriptor
-    turn: gl.shared_memory_descriptor
+    group_barrier: gl.shared_memory_descriptor
     tile_schedules: gl.shared_memory_descriptor
     tile_schedule_full: gl.shared_memory_descriptor
     tile_schedule_empty: gl.shared_memory_descriptor
@@ -71,21 +71,22 @@ class SharedMemory:
     DQ_STAGES: gl.constexpr
     TAIL_D: gl.constexpr
     PIECES: gl.constexpr
-    RESULTS_PER_SLOT: gl.constexpr
+    RESULTS_PER_STAGE: gl.constexpr
     RESULTS_IN_DQ: gl.constexpr
     STAMPED: gl.constexpr
     CONSUMERS: gl.constexpr
 
     @gluon.jit
     def result_tile(self, it, RESULT: gl.constexpr):
-        """The place of dv (RESULT 0) or dk (1) in slots of the dq ring, for steps `it` and after, once these are empty.
+        """The place of dv (RESULT 0) or dk (1) in stages of the dq ring, for steps `it` and after, once these are
+        empty.
 
         They stay empty to producer and reducers: whoever stores a result waits until it has been read.
         """
-        step = it + RESULT // self.RESULTS_PER_SLOT
-        slot = step % self.DQ_STAGES
-        mbarrier.wait(self.dq_empty.index(slot), ((step // self.DQ_STAGES) & 1) ^ 1)
-        return as_tiles(self.dq.index(slot), self.k, self.RESULTS_PER_SLOT).index(RESULT % self.RESULTS_PER_SLOT)
+        step = it + RESULT // self.RESULTS_PER_STAGE
+        stage = step % self.DQ_STAGES
+        mbarrier.wait(self.dq_empty.index(stage), ((step // self.DQ_STAGES) & 1) ^ 1)
+        return as_tiles(self.dq.index(stage), self.k, self.RESULTS_PER_STAGE).index(RESULT % self.RESULTS_PER_STAGE)
 
 
 @gluon.jit
@@ -113,7 +114,7 @@ def allocate_shared(DTYPE: gl.constexpr, FORM, CLEARS: gl.constexpr, READERS: gl
     OWN: gl.constexpr = 1 if CLEARS else 0
     row_layout: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
     PIECES: gl.constexpr = pieces(FORM.STEP)
-    PER_SLOT: gl.constexpr = 2 * BLOCK_Q // BLOCK_KV  # dq tiles have as many columns, of twice as many bits
+    PER_STAGE: gl.constexpr = 2 * BLOCK_Q // BLOCK_KV  # dq tiles have as many columns, of twice as many bits
     ds = _tiles(DTYPE, [BLOCK_KV, BLOCK_Q])
     p = ds
     if FORM.STEP == "shared":
@@ -128,9 +129,9 @@ def allocate_shared(DTYPE: gl.constexpr, FORM, CLEARS: gl.constexpr, READERS: gl
         k_tail = _tiles(DTYPE, [BLOCK_KV, TAIL_D])
         q_tail = _tiles(DTYPE, [STAGES * PIECES, BLOCK_Q // PIECES, TAIL_D])
         dq_tail = _accumulators(DQ_STAGES, BLOCK_Q * TAIL_D)
-    turn = ds  # never read
+    group_barrier = ds  # never read
     if FORM.GROUP > 1:
-        turn = barriers(1)
+        group_barrier = barriers(1)
     return SharedMemory(
         k=k,
         k_tail=k_tail,
@@ -150,16 +151,16 @@ def allocate_shared(DTYPE: gl.constexpr, FORM, CLEARS: gl.constexpr, READERS: gl
         q_full=barriers(STAGES + OWN),
         do_full=barriers(STAGES + OWN),
         dq_empty=barriers(DQ_STAGES),
-        turn=turn,
-        tile_schedules=allocate_words(2 * ENTRIES),
+        group_barrier=group_barrier,
+        tile_schedules=allocate_int32(2 * ENTRIES),
         tile_schedule_full=barriers(ENTRIES),
         tile_schedule_empty=barriers(ENTRIES, READERS),
         STAGES=STAGES,
         DQ_STAGES=DQ_STAGES,
         TAIL_D=TAIL_D,
         PIECES=PIECES,
-        RESULTS_PER_SLOT=PER_SLOT,
-        RESULTS_IN_DQ=TAIL_D == 0 and BLOCK_D == FORM.BLOCK_DV and DQ_STAGES * PER_SLOT >= 2,
+        RESULTS_PER_STAGE=PER_STAGE,
+        RESULTS_IN_DQ=TAIL_D == 0 and BLOCK_D == FORM.BLOCK_DV and DQ_STAGES * PER_STAGE >= 2,
         STAMPED=STAMPED,
         CONSUMERS=gl.num_warps(),
     )

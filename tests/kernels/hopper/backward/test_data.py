@@ -19,14 +19,14 @@ from dash_inductor.schedule.tile_schedule import ClosedForm
 from dash_inductor.schedule.visibility import EMPTY, FULL, PARTIAL
 from dash_inductor.schedule.visibility import tile_pairs as by_definition
 
-from ....support.hopper_data import KINDS, VisibleTileSchedule, codes_of, data_of, keep_of, tile_pairs
+from ....support.hopper_data import KINDS, VisibleTileSchedule, data_of, keep_of, segment_ids_of, tile_pairs
 
 CPU = torch.device("cpu")
 FIELD = (1 << TILE_BITS) - 1
 
 
 def closed(name: str, band: Band, q_len: int, kv_len: int, batch: int = 1, heads: int = 6) -> ClosedForm:
-    return ClosedForm(name, Problem(band, q_len, kv_len, 8, 16, batch, heads, section=2))
+    return ClosedForm(name, Problem(band, q_len, kv_len, 8, 16, batch, heads, head_chunk=2))
 
 
 def random_dense(rng: random.Random, *shape: int) -> torch.Tensor:
@@ -42,15 +42,15 @@ CLOSED += [("bent_fold", Band(0), 530, 300)]  # long enough for tile schedules t
 
 
 @pytest.mark.parametrize(("name", "band", "q_len", "kv_len"), CLOSED, ids=str)
-@pytest.mark.parametrize("by_head", [False, True], ids=["codes", "dense by head"])
+@pytest.mark.parametrize("by_head", [False, True], ids=["segment_ids", "dense by head"])
 def test_tables_tile_schedule_what_is_seen(name: str, band: Band, q_len: int, kv_len: int, by_head: bool) -> None:
     """Every visible pair once, in the order of the closed form; ranks without gaps, in its order too."""
     batch, heads = len(KINDS), 6
     tile_schedule = closed(name, band, q_len, kv_len, batch, heads)
-    codes = codes_of(band, q_len, kv_len)
+    segment_ids = segment_ids_of(band, q_len, kv_len)
     dense = random_dense(random.Random(name), 1, heads, q_len, kv_len) if by_head else None
-    keep = keep_of(band, codes, dense, (batch, q_len, kv_len))
-    data = data_of(tile_schedule, keep, codes, dense)
+    keep = keep_of(band, segment_ids, dense, (batch, q_len, kv_len))
+    data = data_of(tile_schedule, keep, segment_ids, dense)
     found: dict[object, Any] = {}  # by batch element and head of the mask
     for b in range(batch):
         for q_head in range(heads):
@@ -62,13 +62,15 @@ def test_tables_tile_schedule_what_is_seen(name: str, band: Band, q_len: int, kv
             pairs = found[place_of_mask]
             adds: dict[int, list[tuple[int, int]]] = {q: [] for q in range(tile_schedule.problem.n_q)}
             for kv in range(tile_schedule.problem.n_kv):
-                words = data.steps[table, kv, : data.visits[table, kv]].tolist()
-                tiles = [word & FIELD for word in words]
+                packed_tiles = data.steps[table, kv, : data.visits[table, kv]].tolist()
+                tiles = [packed_tile & FIELD for packed_tile in packed_tiles]
                 full = [tile_schedule.q_tile(q_head, kv, step) for step in range(tile_schedule.visits(q_head, kv))]
                 assert tiles == [q for q in full if pairs[q][kv] != EMPTY]
-                assert [word >> 2 * TILE_BITS & 1 for word in words] == [pairs[q][kv] == PARTIAL for q in tiles]
-                for q, word in zip(tiles, words, strict=True):
-                    adds[q].append((word >> TILE_BITS & FIELD, tile_schedule.rank(q_head, q, kv)))
+                assert [packed_tile >> 2 * TILE_BITS & 1 for packed_tile in packed_tiles] == [
+                    pairs[q][kv] == PARTIAL for q in tiles
+                ]
+                for q, packed_tile in zip(tiles, packed_tiles, strict=True):
+                    adds[q].append((packed_tile >> TILE_BITS & FIELD, tile_schedule.rank(q_head, q, kv)))
             for q, ranks in adds.items():
                 assert data.contributions[table, q] == len(ranks)
                 assert [r for r, _ in sorted(ranks)] == list(range(len(ranks)))
@@ -89,20 +91,27 @@ def test_a_mask_that_hides_nothing_has_the_tile_schedules_of_the_band(
         for kv in range(tile_schedule.problem.n_kv):
             steps = [tile_schedule.q_tile(head, kv, step) for step in range(tile_schedule.visits(head, kv))]
             assert visible.q_tiles(kv) == steps
-            words = [(tile_schedule.rank(head, q, kv), pairs[q][kv] != FULL) for q in steps]
-            assert [(word >> TILE_BITS & FIELD, word >> 2 * TILE_BITS & 1) for word in visible.words(kv)] == words
+            packed_tiles = [(tile_schedule.rank(head, q, kv), pairs[q][kv] != FULL) for q in steps]
+            assert [
+                (packed_tile >> TILE_BITS & FIELD, packed_tile >> 2 * TILE_BITS & 1)
+                for packed_tile in visible.packed_tiles(kv)
+            ] == packed_tiles
 
 
-MASKS = {"codes": Mask.parse("causal & keys(0)"), "dense": Mask.parse("dense(0)")}
+MASKS = {"segment_ids": Mask.parse("causal & keys(0)"), "dense": Mask.parse("dense(0)")}
 MASKS |= {"both": Mask.parse("causal & segments(1,1) & dense(0)")}
 
 
 def sample(mask: Mask, schedule: str = "bent_fold", dense_heads: int = 1) -> tuple[BackwardData, ClosedForm]:
     """Data of a batch of 2, 4 query heads, 20 queries and 40 keys."""
     tile_schedule = closed(schedule, mask.band, 20, 40, 2, 4)
-    codes = None if mask.keys is None and mask.segments is None else codes_of(mask.band, 20, 40, ("ones", "packed"))
+    segment_ids = (
+        None if mask.keys is None and mask.segments is None else segment_ids_of(mask.band, 20, 40, ("ones", "packed"))
+    )
     dense = None if mask.dense is None else torch.ones(1, dense_heads, 20, 40, dtype=torch.bool)
-    return data_of(tile_schedule, keep_of(mask.band, codes, dense, (2, 20, 40)), codes, dense), tile_schedule
+    return data_of(
+        tile_schedule, keep_of(mask.band, segment_ids, dense, (2, 20, 40)), segment_ids, dense
+    ), tile_schedule
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -116,7 +125,7 @@ def test_arguments(name: str, schedule: str) -> None:
         found: dict[str, Any] = arguments.of_call(places, addresses)
         main = dict(zip(DATA.names, found["data"], strict=True))
         finish = dict(zip(CONTRIBUTIONS.names, found["contributions"], strict=True))
-        assert found["placement"] is None
+        assert found["varlen_layout"] is None
         by_head = data.dense is not None and dense_heads == 4
         assert (main["table_b"], main["table_h"]) == ((4, 1) if by_head else (1, 0))
         assert (finish["table_b"], finish["table_h"]) == (main["table_b"], main["table_h"])
@@ -124,7 +133,7 @@ def test_arguments(name: str, schedule: str) -> None:
         assert {n: main[n] for n in ("visits", "q_vectors", "kv_vectors", "keys_seen", "dense")} == {
             n: pointers[n] for n in ("visits", "q_vectors", "kv_vectors", "keys_seen", "dense")
         }
-        assert (main["words"], finish["contributions"]) == (pointers["steps"], pointers["contributions"])
+        assert (main["packed_tiles"], finish["contributions"]) == (pointers["steps"], pointers["contributions"])
         strides = main["dense_b"], main["dense_h"], main["dense_i"], main["dense_j"]
         assert strides == ((0, 0, 0, 0) if data.dense is None else (0, 800 * by_head, 40, 1))
 
@@ -152,7 +161,7 @@ def test_other_tensors_are_refused(name: str) -> None:
             Arguments.of(Call(MASKS["both"], 1.0), bad, tile_schedule, CPU)
 
 
-@pytest.mark.parametrize(("mask", "name"), [("codes", "dense"), ("dense", "q_vectors")])
+@pytest.mark.parametrize(("mask", "name"), [("segment_ids", "dense"), ("dense", "q_vectors")])
 def test_tensors_that_the_mask_lacks_are_refused(mask: str, name: str) -> None:
     data, tile_schedule = sample(MASKS["both"])
     with pytest.raises(ArgumentError, match=rf"data\.{name}"):
@@ -160,23 +169,23 @@ def test_tensors_that_the_mask_lacks_are_refused(mask: str, name: str) -> None:
 
 
 def test_tables_without_room_are_refused() -> None:
-    data, _ = sample(MASKS["codes"])
+    data, _ = sample(MASKS["segment_ids"])
     for q_len, batch in ((8 << TILE_BITS) + 1, 1), (8 << 14, 1 << 14):
         with pytest.raises(ArgumentError, match="q tiles"):
-            Arguments.of(Call(MASKS["codes"], 1.0), data, closed("spt", Band(0), q_len, 200, batch), CPU)
+            Arguments.of(Call(MASKS["segment_ids"], 1.0), data, closed("spt", Band(0), q_len, 200, batch), CPU)
 
 
 def test_vectors_whose_offsets_need_more_than_32_bits_are_refused() -> None:
-    data, _ = sample(MASKS["codes"])
+    data, _ = sample(MASKS["segment_ids"])
     for q_len, kv_len in (64, 16 << 10), (16 << 10, 64):
         tile_schedule = closed("spt", Band(0), q_len, kv_len, 1 << 17)
         with pytest.raises(ArgumentError, match="numbers of queries or keys"):
-            Arguments.of(Call(MASKS["codes"], 1.0), data, tile_schedule, CPU)
+            Arguments.of(Call(MASKS["segment_ids"], 1.0), data, tile_schedule, CPU)
 
 
 @pytest.mark.parametrize("drops", [False, True])
 def test_extras(drops: bool) -> None:
-    """Operands first, in the order in which the call names them; then codes and tables."""
+    """Operands first, in the order in which the call names them; then segment ids and tables."""
     tensors = [torch.empty(0) for _ in range(12)]
 
     def call(text: str) -> Call:
@@ -208,23 +217,23 @@ def test_extras(drops: bool) -> None:
 def test_a_mask_of_rows() -> None:
     """Place and count are operands of the call; lengths are theirs."""
     tensors = [torch.empty(0) for _ in range(10)]
-    mask = Mask.parse("causal & segments(0,1):placed(2,3)")
+    mask = Mask.parse("causal & segments(0,1):varlen(2,3)")
     data = BackwardData.of(Call(mask, 1.0), tensors)
     assert data is not None
     assert all(a is b for a, b in zip(data[:6], tensors[4:], strict=True))
-    assert (data.row_place is tensors[2], data.row_count is tensors[3], data.dense) == (True, True, None)
+    assert (data.token_offsets is tensors[2], data.token_counts is tensors[3], data.dense) == (True, True, None)
 
     tile_schedule = closed("spt", mask.band, 256, 256, 1, 4)
-    codes = codes_of(mask.band, 256, 256, ("packed",))
+    segment_ids = segment_ids_of(mask.band, 256, 256, ("packed",))
     place, count = (torch.zeros(4, dtype=torch.int32) for _ in range(2))
-    made = data_of(tile_schedule, keep_of(mask.band, codes, None, (1, 256, 256)), codes, None)
-    good = made._replace(row_place=place, row_count=count)
+    made = data_of(tile_schedule, keep_of(mask.band, segment_ids, None, (1, 256, 256)), segment_ids, None)
+    good = made._replace(token_offsets=place, token_counts=count)
     Arguments.of(Call(mask, 1.0), good, tile_schedule, CPU)
     for name, bad in (
-        ("row_place", None), ("row_place", place.long()), ("row_place", place[:3]), ("row_count", None),
-        ("row_count", count[None]), ("row_count", torch.zeros(8, dtype=torch.int32)[::2]),
+        ("token_offsets", None), ("token_offsets", place.long()), ("token_offsets", place[:3]), ("token_counts", None),
+        ("token_counts", count[None]), ("token_counts", torch.zeros(8, dtype=torch.int32)[::2]),
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match=rf"data\.{name}"):
             Arguments.of(Call(mask, 1.0), good._replace(**{name: bad}), tile_schedule, CPU)
-    with pytest.raises(ArgumentError, match=r"data\.row_place"):  # which another mask does not have
+    with pytest.raises(ArgumentError, match=r"data\.token_offsets"):  # which another mask does not have
         Arguments.of(Call(Mask.parse("causal & segments(0,1)"), 1.0), good, tile_schedule, CPU)

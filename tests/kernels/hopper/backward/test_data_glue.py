@@ -20,7 +20,7 @@ from dash_inductor.schedule.visibility import EMPTY, FULL, Pairs
 
 from ....support.calls import traits_of
 from ....support.cases import some
-from ....support.hopper_data import NO_KEY, codes_of, data_of, keep_of, tile_pairs
+from ....support.hopper_data import NO_KEY, data_of, keep_of, segment_ids_of, tile_pairs
 from ....support.hopper_glue import Fault, Pointer, Simulation
 from .test_glue import (
     BLOCK_KV,
@@ -38,7 +38,7 @@ from .test_glue import (
 
 @dataclass(frozen=True)
 class DataLaunch(Launch):
-    """A launch with a batch element for each kind of codes."""
+    """A launch with a batch element for each kind of segment ids."""
 
     kinds: tuple[str, ...] = ()
 
@@ -51,33 +51,33 @@ class DataLaunch(Launch):
         return tile_pairs(self._keep[:, 0], BLOCK_Q, BLOCK_KV)
 
     @cached_property
-    def _codes(self) -> Any:
-        return codes_of(self.mask, self.q_len, self.kv_len, self.kinds)
+    def _segment_ids(self) -> Any:
+        return segment_ids_of(self.mask, self.q_len, self.kv_len, self.kinds)
 
     @cached_property
     def _keep(self) -> Any:
-        return keep_of(self.mask, self._codes, None, (self.batch, self.q_len, self.kv_len))
+        return keep_of(self.mask, self._segment_ids, None, (self.batch, self.q_len, self.kv_len))
 
     @cached_property
     def data(self) -> BackwardData:
-        return data_of(ClosedForm(self.schedule, self.tables), self._keep, self._codes, None)
+        return data_of(ClosedForm(self.schedule, self.tables), self._keep, self._segment_ids, None)
 
     def specialisation(self) -> build.Specialisation:
-        return replace(super().specialisation(), even_kv=False, traits=traits_of(self.mask, codes=True))
+        return replace(super().specialisation(), even_kv=False, traits=traits_of(self.mask, segment_ids=True))
 
     def data_arguments(self) -> dict[str, dict[str, Any]]:
-        names = "visits", "words", "q_vectors", "kv_vectors", "keys_seen", "dense"
+        names = "visits", "packed_tiles", "q_vectors", "kv_vectors", "keys_seen", "dense"
         strides = dict.fromkeys(("dense_b", "dense_h", "dense_i", "dense_j"), 0)
         return {"data": {name: Pointer(name) for name in names} | strides | {"table_b": 1, "table_h": 0}}
 
     def run(self, *args: Any, **how: Any) -> Any:
-        tensors = {"visits": self.data.visits, "words": self.data.steps, "keys_seen": self.data.keys_seen}
+        tensors = {"visits": self.data.visits, "packed_tiles": self.data.steps, "keys_seen": self.data.keys_seen}
         memory = {name: tensor.flatten().tolist() for name, tensor in tensors.items()}
         return super().run(*args, memory=memory, **how)
 
 
 class DataExpected(Expected):
-    """In steps with the mask, the codes of both tiles are what probabilities were computed from, too."""
+    """In steps with the mask, the segment ids of both tiles are what probabilities were computed from, too."""
 
     def __init__(self, launch: DataLaunch) -> None:
         super().__init__(launch)
@@ -87,8 +87,8 @@ class DataExpected(Expected):
         if self.pairs[b][q][kv] == FULL:
             return set()
         row = b * self.launch.q_len + q * BLOCK_Q + half * BLOCK_Q // self.halves
-        codes = {("q_vectors", row), ("kv_vectors", b * self.launch.kv_len + kv * BLOCK_KV, -1)}
-        return codes | self.band(q, kv, half)
+        segment_ids = {("q_vectors", row), ("kv_vectors", b * self.launch.kv_len + kv * BLOCK_KV, -1)}
+        return segment_ids | self.band(q, kv, half)
 
 
 def visible_tile_schedules(launch: DataLaunch) -> TileSchedules:
@@ -139,13 +139,13 @@ def test_roles_agree_with_the_tables(launch: DataLaunch) -> None:
         simulation = launch.run(**way)
         check(launch, simulation, tile_schedules, expected)
         for b, q_head, q in itertools.product(range(2), range(launch.tables.heads), range(launch.tables.n_q)):
-            turns = simulation.semaphores[Pointer("semaphores", expected.tile_index(b, q_head, q))]
-            assert turns == launch.data.contributions[b, q], "what `finish` waits for"
+            released = simulation.semaphores[Pointer("semaphores", expected.tile_index(b, q_head, q))]
+            assert released == launch.data.contributions[b, q], "what `finish` waits for"
         check_cleared(launch, simulation, tile_schedules, expected)
 
 
 class ExpectedOfGlobal(DataExpected):
-    """As `DataExpected`, where codes of queries have no room in shared memory."""
+    """As `DataExpected`, where segment ids of queries have no room in shared memory."""
 
     def masked(self, b: int, q: int, kv: int, half: int) -> set[Any]:
         return {(*tag, 0) if tag[0] == "q_vectors" else tag for tag in super().masked(b, q, kv, half)}
@@ -187,24 +187,27 @@ def check_cleared(
 
 
 FLAGSHIP = DataLaunch((128, 128), 2, "bent_fold", Band(0), 200, 100, group=2, batch=2, kinds=("packed", "left padding"))
-_MASKED = "if word >> MASKED != 0:\n            work = self.tile_schedule.work"
+_MASKED = "if packed_tile >> MASKED != 0:\n            work = self.tile_schedule.work"
 CONTROLS = {
-    "rank and flag together": ("(word >> WORD_BITS) & ((1 << WORD_BITS) - 1)", "word >> WORD_BITS"),
-    "q tile and rank together": ("word & ((1 << WORD_BITS) - 1)", "word"),
-    "the mask is forgotten": (_MASKED, _MASKED.replace("word >> MASKED != 0", "False")),
-    "the mask of full tiles": (_MASKED, _MASKED.replace("word >> MASKED != 0", "True")),
+    "rank and flag together": (
+        "(packed_tile >> PACKED_TILE_BITS) & ((1 << PACKED_TILE_BITS) - 1)",
+        "packed_tile >> PACKED_TILE_BITS",
+    ),
+    "q tile and rank together": ("packed_tile & ((1 << PACKED_TILE_BITS) - 1)", "packed_tile"),
+    "the mask is forgotten": (_MASKED, _MASKED.replace("packed_tile >> MASKED != 0", "False")),
+    "the mask of full tiles": (_MASKED, _MASKED.replace("packed_tile >> MASKED != 0", "True")),
     "the table of the first batch element": ("table = work.batch * self.data.table_b", "table = self.data.table_b"),
-    "the next word": ("(self._row(kv) * self.work.n_q + step)", "(self._row(kv) * self.work.n_q + step + 1)"),
+    "the next packed tile id": ("(self._row(kv) * self.work.n_q + step)", "(self._row(kv) * self.work.n_q + step + 1)"),
     "keys of the first batch element": ("((self.MASK.KEYS * work.batch + i) * work.kv_len + keys)", "(keys)"),
     "queries of the first batch element": ("(QUERIES * work.batch * work.q_len + positions)", "(positions)"),
-    "codes of the first half": ("gl.minimum(rows + piece * ROWS, ", "gl.minimum(rows, "),
-    "codes in the slot of the first half": ("(slot * PIECES + piece)", "(slot * PIECES)"),
-    "codes that nobody waits for": ("async_copy.mbarrier_arrive(full)", "pass"),
-    "codes of another slot": ("piece = slot * (work", "piece = (slot + 1) % 2 * (work"),
-    "the word of another slot": ("words.index(here(slot))", "words.index(here((slot + 1) % 2))"),
-    "the second word first": ("gl.minimum(step, n_q - 1)", "gl.minimum(step + 1, n_q - 1)"),
-    "the word of the same step": ("gl.minimum(after, steps - 1)", "gl.minimum(step, steps - 1)"),
-    "the word of the other reducer": ("step, step + WARPS, steps", "step, step + 1, steps"),
+    "segment ids of the first half": ("gl.minimum(rows + piece * ROWS, ", "gl.minimum(rows, "),
+    "segment ids in the stage of the first half": ("(stage * PIECES + piece)", "(stage * PIECES)"),
+    "segment ids that nobody waits for": ("async_copy.mbarrier_arrive(full)", "pass"),
+    "segment ids of another stage": ("piece = stage * (work", "piece = (stage + 1) % 2 * (work"),
+    "the packed tile id of another stage": ("ring.index(here(stage))", "ring.index(here((stage + 1) % 2))"),
+    "the second packed tile id first": ("gl.minimum(step, n_q - 1)", "gl.minimum(step + 1, n_q - 1)"),
+    "the packed tile id of the same step": ("gl.minimum(after, steps - 1)", "gl.minimum(step, steps - 1)"),
+    "the packed tile id of the other reducer": ("step, step + WARPS, steps", "step, step + 1, steps"),
     "keys that take no part": ("(step == 0) & (unseen != 0)", "False"),
     "keys cleared in every step": ("(step == 0) & (unseen != 0)", "unseen != 0"),
     "keys cleared before they are there": ("    mbarrier.wait(shared.k_full.index(1), landings & 1)\n", ""),
@@ -226,7 +229,7 @@ CONTROLS = {
     "seen keys of the first batch element": ("row = work.batch * self.data.table_b", "row = self.data.table_b"),
     "the half that is not": (
         "hidden = blind_queries(shared.lse.index(piece))",
-        "hidden = blind_queries(shared.lse.index(slot))",
+        "hidden = blind_queries(shared.lse.index(stage))",
     ),
 }
 
@@ -235,10 +238,10 @@ class BlindLaunch(DataLaunch):
     """Every seventh query sees no key, so that many steps of a tile schedule have such queries."""
 
     @cached_property
-    def _codes(self) -> Any:
-        q_codes, kv_codes = codes_of(self.mask, self.q_len, self.kv_len, self.kinds)
-        q_codes[:, ::7] = NO_KEY
-        return q_codes, kv_codes
+    def _segment_ids(self) -> Any:
+        q_segment_ids, kv_segment_ids = segment_ids_of(self.mask, self.q_len, self.kv_len, self.kinds)
+        q_segment_ids[:, ::7] = NO_KEY
+        return q_segment_ids, kv_segment_ids
 
 
 PARTS = replace(FLAGSHIP, schedule="symmetric_shift", q_len=128, kv_len=128, kinds=("holes", "holes"))

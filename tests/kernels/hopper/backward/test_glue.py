@@ -75,7 +75,7 @@ class Launch:
     @property
     def tables(self) -> Problem:
         heads = self.kv_heads * self.group
-        return Problem(self.mask, self.q_len, self.kv_len, BLOCK_Q, BLOCK_KV, self.batch, heads, section=3)
+        return Problem(self.mask, self.q_len, self.kv_len, BLOCK_Q, BLOCK_KV, self.batch, heads, head_chunk=3)
 
     @property
     def co_resident(self) -> bool:
@@ -124,13 +124,14 @@ class Launch:
         functions_of = python_functions(values["SCHEDULE"], f)
         values = changed(values, **(functions_of | (constants or {})))
         lo, hi = work.bounds
-        work_ids = self.batch * work.heads * f.dash_slots(*work.tail())
+        work_ids = self.batch * work.heads * f.dash_ctas_per_head(*work.tail())
         workspace = {name: Pointer(name) for name in ("semaphores", "group_sums", "group_semaphores")}
         groups = self.data_arguments() | {
             "workspace": workspace | {"work_id_ptr": Pointer("work_id")},
             "problem": {
                 "work_ids": work_ids, "batch": self.batch, "q_heads": work.heads, "q_len": self.q_len,
-                "kv_len": self.kv_len, "lo": lo, "hi": hi, "section": work.section, "scale": 1.0, "scale_log2": 1.0,
+                "kv_len": self.kv_len, "lo": lo, "hi": hi, "head_chunk": work.head_chunk, "scale": 1.0,
+                "scale_log2": 1.0,
             },
         }  # fmt: skip
         if self.stamped:
@@ -300,10 +301,10 @@ def check_dk_dv(launch: Launch, simulation: Simulation, expected: Expected, tile
                 got = terms(store.parts)
                 assert [[t for t in got if query_head(t) == member] for member in members] == sums
                 assert len(got) == sum(map(len, sums))
-        turns = simulation.semaphores[
+        released = simulation.semaphores[
             Pointer("group_semaphores", (b * launch.kv_heads + kv_head) * launch.tables.n_kv + kv)
         ]
-        assert turns == (launch.group if launch.group > 1 else 0)
+        assert released == (launch.group if launch.group > 1 else 0)
     assert not [key for key in stored if key[-1] != "dq_desc"]
 
 
@@ -347,13 +348,17 @@ def in_two_parts(launch: Launch) -> tuple[SimpleNamespace, TileSchedules]:
     """The tile schedules of `launch`, with kv tiles p and n-1-p scheduled by one CTA."""
     pairs = functions("symmetric_shift", replace(launch.tables, band=Band()))
     f = SimpleNamespace(**vars(functions(launch.schedule, launch.tables)))
-    f.dash_launch, f.dash_slots, f.dash_kv_tile = pairs.dash_launch, pairs.dash_slots, pairs.dash_kv_tile
+    f.dash_launch, f.dash_ctas_per_head, f.dash_kv_tile = (
+        pairs.dash_launch,
+        pairs.dash_ctas_per_head,
+        pairs.dash_kv_tile,
+    )
     work, tile_schedules = launch.tables, tile_schedules_of(launch)
     work_ids = {}
-    for work_id in range(work.batch * work.heads * f.dash_slots(*work.tail())):
-        head, slot = f.dash_launch(work_id, work.batch * work.heads, *work.tail(), work.section)
+    for work_id in range(work.batch * work.heads * f.dash_ctas_per_head(*work.tail())):
+        head, cta_index = f.dash_launch(work_id, work.batch * work.heads, *work.tail(), work.head_chunk)
         for part in range(2):
-            work_ids[head, f.dash_kv_tile(slot, part, *work.tail())] = work_id
+            work_ids[head, f.dash_kv_tile(cta_index, part, *work.tail())] = work_id
     scheduled = scheduled_query_heads(True, work.heads, launch.kv_heads)
     heads = {(h // work.heads, scheduled[h % work.heads][0]): h for h in range(work.batch * work.heads)}
     return f, {key: (work_ids[heads[key[:2]], key[2]], column) for key, (_, column) in tile_schedules.items()}
@@ -394,7 +399,7 @@ _DK_WAIT, _HALVES_WAIT = (
     "dq, dv, dk = wait_for_matmuls(1, deps=(dq, dv, dk))",
 )
 _NUMBER, _DO_FULL = "FIRST + it % shared.STAGES", "    mbarrier.wait(shared.do_full"
-_MASKED = "cut = word >> MASKED != 0 if CUT is None else CUT"
+_MASKED = "cut = packed_tile >> MASKED != 0 if CUT is None else CUT"
 _NEXT = "gl.where(after < steps, following >> MASKED, 2) << NEXT"
 WRONG = ""  # the launch ends, with other results than the tables want
 CONTROLS = {
@@ -410,14 +415,14 @@ CONTROLS = {
         TAILS, f"{EARLY}|{IN_USE}|{WAITS}", "        if shared.RESULTS_IN_DQ:\n            mbarrier",
         "        if True:\n            mbarrier",
     ),
-    "results over a dq tile": (FLAGSHIP, f"{IN_USE}|^$", "mbarrier.wait(self.dq_empty.index(slot), ", "max(0, "),
+    "results over a dq tile": (FLAGSHIP, f"{IN_USE}|^$", "mbarrier.wait(self.dq_empty.index(stage), ", "max(0, "),
     "a dq tile over results": (FLAGSHIP, IN_USE, "        wait_for_own_stores()", "        pass"),
     "a dq tile of a half over results": (NARROW, IN_USE, "wait_until_read()  # the results", "pass  # the results"),
     "results over those of the tile schedule before": (
         EMPTY_KEYS, IN_USE, 'if STEP != "overlapped" or steps == 0:', 'if STEP != "overlapped":',
     ),
     "an entry that nobody has left": (
-        EMPTY_LAST, f"{WAITS}|^$", "wait_until_left(shared, n)\n    put_word", "put_word",
+        EMPTY_LAST, f"{WAITS}|^$", "wait_until_left(shared, n)\n    put_packed_tile", "put_packed_tile",
     ),
     "an entry that is never left": (SHORT, WAITS, "leave_tile_schedule(shared, n)\n        n += 1", "n += 1"),
     "two work ids of a CTA that others wait for": (PAIRS, WRONG, "if not SCHEDULE.CO_RESIDENT:", "if True:"),
@@ -428,15 +433,17 @@ CONTROLS = {
         FLAGSHIP, f"{AGAIN}|{IN_USE}|more arrivals", "            wait_for_room(shared, stamps, it)",
         "            pass",
     ),
-    "slots of Q from zero in every tile schedule": (
-        FLAGSHIP, f"{EARLY}|{IN_USE}|more arrivals", "slot = it % shared.STAGES\n                    full",
-        "slot = step % shared.STAGES\n                    full",
+    "stages of Q from zero in every tile schedule": (
+        FLAGSHIP, f"{EARLY}|{IN_USE}|more arrivals", "stage = it % shared.STAGES\n                    full",
+        "stage = step % shared.STAGES\n                    full",
     ),
-    "another slot of dO": (
-        FLAGSHIP, f"{EARLY}|{IN_USE}|more arrivals", f"slot = it % shared.STAGES\n{_DO_FULL}",
-        f"slot = (it + 1) % shared.STAGES\n{_DO_FULL}",
+    "another stage of dO": (
+        FLAGSHIP, f"{EARLY}|{IN_USE}|more arrivals", f"stage = it % shared.STAGES\n{_DO_FULL}",
+        f"stage = (it + 1) % shared.STAGES\n{_DO_FULL}",
     ),
-    "one slot of dq": (FLAGSHIP, WAITS, "slot = it % shared.DQ_STAGES\n            row", "slot = 0\n            row"),
+    "one stage of dq": (
+        FLAGSHIP, WAITS, "stage = it % shared.DQ_STAGES\n            row", "stage = 0\n            row",
+    ),
     "dq buffer not waited for": (
         FLAGSHIP, f"{AGAIN}|{IN_USE}", "    wait_for_dq_room(shared, it)\n    dq, dv = ", "    dq, dv = ",
     ),
@@ -460,8 +467,8 @@ CONTROLS = {
         FLAGSHIP, HALF, f"    fence_async_shared()\n    {_COMPLETE}", f"    {_COMPLETE}\n    fence_async_shared()",
     ),
     "half of a dq tile": (
-        FLAGSHIP, f"{HALF}|{AGAIN}", "    shared.dq.index(slot).store(in_fragments(dq))",
-        f"    {_COMPLETE}\n    shared.dq.index(slot).store(in_fragments(dq))",
+        FLAGSHIP, f"{HALF}|{AGAIN}", "    shared.dq.index(stage).store(in_fragments(dq))",
+        f"    {_COMPLETE}\n    shared.dq.index(stage).store(in_fragments(dq))",
     ),
     "room for Q that dK reads": (
         FLAGSHIP, IN_USE, f"    {_DK_WAIT}\n    {_END}", f"    {_END}\n    {_DK_WAIT}",
@@ -484,16 +491,18 @@ CONTROLS = {
         FLAGSHIP, f"{IN_USE}|{EARLY}|{WAITS}", "role_barrier()\n        if shared.RESULTS", "if shared.RESULTS",
     ),
     "half of dv": (
-        FLAGSHIP, HALF, "role_barrier()\n    store_tile(placement, targets.dv", "store_tile(placement, targets.dv",
+        FLAGSHIP, HALF, "role_barrier()\n    store_tile(varlen_layout, targets.dv",
+        "store_tile(varlen_layout, targets.dv",
     ),
     "half of dk": (
-        FLAGSHIP, HALF, "role_barrier()\n    store_tile(placement, targets.dk", "store_tile(placement, targets.dk",
+        FLAGSHIP, HALF, "role_barrier()\n    store_tile(varlen_layout, targets.dk",
+        "store_tile(varlen_layout, targets.dk",
     ),
-    "a turn passed on before the other warpgroup has added": (
+    "a semaphore released before the other warpgroup has added": (
         FLAGSHIP, "before it is written|^$", "    role_barrier()\n    _release", "    _release",
     ),
     "rank of another tile": (
-        FLAGSHIP, WAITS, "rank = tile_schedule.rank(word, kv)", "rank = tile_schedule.rank(word, kv) + 1",
+        FLAGSHIP, WAITS, "rank = tile_schedule.rank(packed_tile, kv)", "rank = tile_schedule.rank(packed_tile, kv) + 1",
     ),
     "row of the tensor": (
         replace(FLAGSHIP, mask=Band(30)), WRONG, "q * BLOCK_Q - work.first_row()", "q * BLOCK_Q",
@@ -501,13 +510,13 @@ CONTROLS = {
     "query heads in another order": (
         FLAGSHIP, WRONG, "self.head * self.GROUP + self.member", "self.member * self.GROUP + self.head",
     ),
-    "a member of a group out of turn": (
-        FLAGSHIP, "before it is written", "wait_for_turn(semaphores + _place(work, kv), work.member)", "pass",
+    "a member of a group out of order": (
+        FLAGSHIP, "before it is written", "wait_semaphore(semaphores + _place(work, kv), work.member)", "pass",
     ),
-    "a turn that is not waited for": (
-        FLAGSHIP, "before it is written", "mbarrier.wait(shared.turn.index(0), phase)", "pass",
+    "a semaphore that is not waited for": (
+        FLAGSHIP, "before it is written", "mbarrier.wait(shared.group_barrier.index(0), phase)", "pass",
     ),
-    "the turn of the tile schedule before": (
+    "the semaphore of the tile schedule before": (
         SHORT, WAITS, "wait_until_left(shared, n)  # the tile schedule before", "pass  # the tile schedule before",
     ),
     "a mask that is forgotten": (FLAGSHIP, WRONG, _MASKED, "cut = False"),
@@ -519,14 +528,14 @@ CONTROLS = {
         NARROW, f"{WAITS}|{LEFT}", _NEXT, "gl.where(after < 2, following >> MASKED, 2) << NEXT",
     ),
     "a first step that is taken for a whole one": (
-        NARROW, WRONG, "first = mask.read_word(wait_for_do(shared, done)) >> MASKED", "first = 0",
+        NARROW, WRONG, "first = mask.read_packed_tile(wait_for_do(shared, done)) >> MASKED", "first = 0",
     ),
     "S of a step that does not follow": (
         NARROW, WAITS, "after = it + 1 - (following >> 1)", "after = it + 1",
     ),
-    "a word in another slot": (
-        FLAGSHIP, "read before it is written|^$", "put_word(self.step_words, slot, word)",
-        "put_word(self.step_words, (slot + 1) % 2, word)",
+    "a packed tile id in another stage": (
+        FLAGSHIP, "read before it is written|^$", "put_int32(self.packed_tiles, stage, packed_tile)",
+        "put_int32(self.packed_tiles, (stage + 1) % 2, packed_tile)",
     ),
     "bytes of K without its tail": (
         PAIRS, "fewer bytes", "BLOCK_KV * (D + shared.TAIL_D) * WIDTH", "BLOCK_KV * D * WIDTH",
@@ -535,7 +544,7 @@ CONTROLS = {
     "the first piece of dO twice": (PAIRS, WRONG, "q_row + i * ROWS, full, do_ring", "q_row, full, do_ring"),
     "log-sum-exps of the next rows": (NARROW, WRONG, "begin_load(lse_desc, [row]", "begin_load(lse_desc, [row + 64]"),
     "deltas of another step": (
-        PAIRS, f"{EARLY}|{AGAIN}|{IN_USE}|uninitialised", "delta_ring.index(slot)", "delta_ring.index(1 - slot)",
+        PAIRS, f"{EARLY}|{AGAIN}|{IN_USE}|uninitialised", "delta_ring.index(stage)", "delta_ring.index(1 - stage)",
     ),
 }  # fmt: skip
 

@@ -107,16 +107,16 @@ def test_heads_without_room_are_not_stamped(heads: int) -> None:
 
 
 WAITS, AGAIN, WRONG = "everybody waits", "again before the others", ""
-ADD = """            _accumulate(dq_desc, row, shared.dq.index(slot), rank)
+ADD = """            _accumulate(dq_desc, row, shared.dq.index(stage), rank)
             if TAIL_ROWS > 0:
-                _accumulate(dq_desc, row + ROWS, shared.dq_tail.index(slot), rank)
+                _accumulate(dq_desc, row + ROWS, shared.dq_tail.index(stage), rank)
 """
 ADDED = "            added = stamps.now()\n"
-PASSED = "            pass_turn_on(semaphores + tile, rank)\n"
-END = "            stamps.write(work, kv, 1 + tile_schedule.q_tile(word), 2, added, stamps.now())\n"
+PASSED = "            release_semaphore(semaphores + tile, rank)\n"
+END = "            stamps.write(work, kv, 1 + tile_schedule.q_tile(packed_tile), 2, added, stamps.now())\n"
 DONE = "            wait_for_signal(shared, NOTED, it, shared.CONSUMERS)\n"
 WAIT = "            wait = stamps.now()\n"
-NOTED = "mbarrier.arrive(stamps.noted.index(slot), count=1)"
+NOTED = "mbarrier.arrive(stamps.noted.index(stage), count=1)"
 CONTROLS = {
     "a step refilled before it is stamped": (AGAIN, "    stamps.wait_until_noted(it)", "    pass"),
     "the producer is not told": (WAITS, NOTED, "pass"),
@@ -124,8 +124,12 @@ CONTROLS = {
     "wait before listening": (WRONG, DONE + WAIT, WAIT + DONE),
     "one number for room and stamper": (AGAIN, "NOTED = gl.constexpr(12)", "NOTED = gl.constexpr(10)"),
     "added before the add": (WRONG, ADD + ADDED, ADDED + ADD),
-    "end before the turn is passed on": (WRONG, PASSED + END, END + PASSED),
-    "times of another tile": ("stamped twice", "1 + tile_schedule.q_tile(word), 0, start, wait", "1, 0, start, wait"),
+    "end before the semaphore is released": (WRONG, PASSED + END, END + PASSED),
+    "times of another tile": (
+        "stamped twice",
+        "1 + tile_schedule.q_tile(packed_tile), 0, start, wait",
+        "1, 0, start, wait",
+    ),
     "times of another head": (
         "stamped twice",
         "work.batch * work.q_heads + work.q_head()\n        n_kv",
@@ -158,13 +162,13 @@ FULL, CAUSAL = Band(), Band(0)
 SOON = [
     Case((64, 64), CAUSAL, "symmetric_shift"),
     Case((128, 128), CAUSAL, "bent_fold"),
-    Case((128, 128), CAUSAL, "bent_fold", codes=True, dense=True),
+    Case((128, 128), CAUSAL, "bent_fold", segment_ids=True, dense=True),
     Case((256, 256), CAUSAL, "spt", group=4),
 ]
 LATER = [
     Case((64, 64), CAUSAL, "bent_fold", HALF, 4, even_kv=False),
     Case((128, 128), FULL, "ascending"),
-    Case((128, 128), CAUSAL, "spt", group=4, codes=True, placed=True),
+    Case((128, 128), CAUSAL, "spt", group=4, segment_ids=True, varlen=True),
     Case((128, 128), CAUSAL, "bent_fold", dropout=True),
     Case((192, 128), CAUSAL, "spt"),
 ]
@@ -189,7 +193,7 @@ def test_fits(case: Case) -> None:
 @cases
 def test_the_order_is_the_same(case: Case) -> None:
     ptx = built(replace(case, stamped=True)).ptx
-    if case.placed:  # stores of parts of tiles are no stores of sums
+    if case.varlen:  # stores of parts of tiles are no stores of sums
         ptx = re.sub(r"@%p\d+ st\.global\.v4\.b32", "", ptx)
     assert is_ordered(ptx, case.group)
     assert dependent_launches(ptx) == ["wait", "launch_dependents"]
@@ -222,7 +226,7 @@ def test_pinned() -> None:
         """\
 64/64 causal symmetric_shift bfloat16 group 1: registers 168, spilled 56/92, shared 199244, in loops 2+0
 128/128 causal bent_fold bfloat16 group 1: registers 168, spilled 0/0, shared 214604, in loops 0+0
-128/128 causal bent_fold bfloat16 group 1 codes dense: registers 168, spilled 156/212, shared 215212, in loops 10+4
+128/128 causal bent_fold bfloat16 group 1 segments dense: registers 168, spilled 156/212, shared 215212, in loops 10+4
 256/256 causal spt bfloat16 group 4: registers 168, spilled 20/40, shared 214200, in loops 0+0""",
     )
 
@@ -235,7 +239,7 @@ def test_others_are_pinned() -> None:
         """\
 64/64 causal bent_fold float16 group 4 ragged: registers 168, spilled 12/32, shared 199292, in loops 0+0
 128/128 full ascending bfloat16 group 1: registers 168, spilled 0/0, shared 214572, in loops 0+0
-128/128 causal spt bfloat16 group 4 codes placed: registers 168, spilled 44/80, shared 215260, in loops 0+0
+128/128 causal spt bfloat16 group 4 segments varlen: registers 168, spilled 44/80, shared 215260, in loops 0+0
 128/128 causal bent_fold bfloat16 group 1 dropout: registers 168, spilled 24/36, shared 214604, in loops 2+0
 192/128 causal spt bfloat16 group 1: registers 168, spilled 108/116, shared 231052, in loops 7+1""",
     )

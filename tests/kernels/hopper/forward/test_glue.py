@@ -135,11 +135,11 @@ class Launch:
         lse = Output(torch.empty(*q.shape[:3]))
         heads = q.shape[1]
         all_heads = self.batch * heads
-        section = how.pop("section", min(2 * self.group, all_heads))
+        head_chunk = how.pop("head_chunk", min(2 * self.group, all_heads))
         problem = {
             "batch_heads": all_heads, "q_heads": heads, "group": self.group, "q_len": self.q_len,
-            "kv_len": self.kv_len, "lo": lo, "hi": hi, "section": section,
-            "last_section": how.pop("last_section", all_heads // section * section),
+            "kv_len": self.kv_len, "lo": lo, "hi": hi, "head_chunk": head_chunk,
+            "last_head_chunk": how.pop("last_head_chunk", all_heads // head_chunk * head_chunk),
             "scale_log2": score.factor(self.call),
         }  # fmt: skip
         sinks = self.scores_of_no_key
@@ -362,8 +362,8 @@ def test_what_is_built_with_halves() -> None:
     closed = build.Specialisation("bfloat16", 64, 64, traits_of(band), True)
     others = [
         replace(closed, traits=traits_of(Band(None, 0))), replace(closed, head_dim=128, value_dim=128),
-        *(replace(closed, traits=traits_of(band, **{kind: True})) for kind in ("codes", "dense", "dropout")),
-        replace(closed, traits=traits_of(band, codes=True, placed=True)),
+        *(replace(closed, traits=traits_of(band, **{kind: True})) for kind in ("segment_ids", "dense", "dropout")),
+        replace(closed, traits=traits_of(band, segment_ids=True, varlen=True)),
     ]  # fmt: skip
     assert constants_of(closed)["MASK"].HALF_TILES
     assert not any(constants_of(other)["MASK"].HALF_TILES for other in others)
@@ -389,15 +389,15 @@ def test_all_configs(columns: tuple[int, int], scale: float) -> None:
 
 
 def test_bits_are_those_of_the_row_block() -> None:
-    """Other consumers, CTAs, sections, orders of events, batches and heads give the bits of the same launch."""
+    """Other consumers, CTAs, head chunks, orders of events, batches and heads give the bits of the same launch."""
     launch = Launch(Band(-3, 20), 77, 60, kv_heads=2, batch=3, ctas=4)
     tensors = launch.tensors()
     whole = launch.run(tensors)
     whole.check()
     of_program = replace(launch, logsumexp=True).run(tensors)
     for other, same in (({"ctas": 1}, whole), ({"ctas": 7}, whole), ({"columns": (128, 128)}, of_program)):
-        for section, last in ((1, 0), (1, 6), (2, 4), (3, 3)):
-            ran = replace(launch, **other).run(tensors, seed=3, section=section, last_section=last)
+        for head_chunk, last in ((1, 0), (1, 6), (2, 4), (3, 3)):
+            ran = replace(launch, **other).run(tensors, seed=3, head_chunk=head_chunk, last_head_chunk=last)
             ran.check()
             assert torch.equal(ran.out.tensor, same.out.tensor), other
             assert torch.equal(ran.lse.tensor, same.lse.tensor), other
@@ -458,21 +458,21 @@ ISSUED = """    before = wait_for(shared.v_full, it - 1, shared.STAGES)
     else:
         s = warpgroup_mma_wait(1, deps=(s,))
 """
-RELEASED = "    release(shared.k_empty.index(slot))\n"
+RELEASED = "    release(shared.k_empty.index(stage))\n"
 WAITED = "    s = warpgroup_mma_wait(0, deps=(s,))\n"
 OF_A_HALF = "    s, far = score.begun(s, True)\n    s = masked(work, data, s, None"
 CONTROLS = {
     "phase of K": (
         CAUSAL,
         f"{WAITS}|{EARLY}|{IN_USE}",
-        "mbarrier.wait(full.index(slot), (it // STAGES) & 1)",
-        "mbarrier.wait(full.index(slot), 0)",
+        "mbarrier.wait(full.index(stage), (it // STAGES) & 1)",
+        "mbarrier.wait(full.index(stage), 0)",
     ),
     "room a phase later": (CAUSAL, WAITS, "((it // STAGES) & 1) ^ 1)", "(it // STAGES) & 1)"),
     "room not waited for": (
         CAUSAL,
         f"{IN_USE}|more arrivals|{EARLY}|{WAITS}",
-        "mbarrier.wait(empty.index(slot), ((it // STAGES) & 1) ^ 1)",
+        "mbarrier.wait(empty.index(stage), ((it // STAGES) & 1) ^ 1)",
         "pass",
     ),
     "K left before its scores": (
@@ -528,14 +528,14 @@ CONTROLS = {
     "Q of the other stage": (
         CAUSAL,
         EARLY,
-        "tile = slot * work.CONSUMERS + i",
-        "tile = (1 - slot) * work.CONSUMERS + i",
+        "tile = stage * work.CONSUMERS + i",
+        "tile = (1 - stage) * work.CONSUMERS + i",
     ),
     "Q left before out was read": (
         IN_Q,
         "overwritten while a copy to it is under way",
-        "if not shared.OUT_IN_Q:\n                release(shared.q_empty.index(q_slot))",
-        "if True:\n                release(shared.q_empty.index(q_slot))",
+        "if not shared.OUT_IN_Q:\n                release(shared.q_empty.index(q_stage))",
+        "if True:\n                release(shared.q_empty.index(q_stage))",
     ),
     "out overwritten before it was read": (
         CAUSAL,
@@ -572,7 +572,7 @@ CONTROLS = {
     "last tile not announced": (
         CAUSAL,
         WAITS,
-        "    mbarrier.arrive(shared.q_full.index(slot), count=1)\n",
+        "    mbarrier.arrive(shared.q_full.index(stage), count=1)\n",
         "    pass\n",
     ),
     "kv head of another group": (

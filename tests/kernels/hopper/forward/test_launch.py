@@ -24,7 +24,7 @@ from dash_inductor.kernels.hopper.forward.device import entry
 from dash_inductor.kernels.hopper.shared import prepared
 from dash_inductor.kernels.hopper.shared.prepared import used_extras
 from dash_inductor.model import Band, Call, Dropout, Mask, Operand, Site
-from dash_inductor.model.terms import Segments
+from dash_inductor.model.components import Segments
 from dash_inductor.schedule import Problem
 from dash_inductor.upstream import compat
 
@@ -190,24 +190,24 @@ def simulated(launches: Launches, operands: Sequence[Any], out: Output, lse: Out
     ForwardSimulation(constants_of(launches.problems[0]), named, grid, rows=64).run()
 
 
-def some_codes(q_len: int, kv_len: int) -> tuple[Tensor, Tensor]:
+def some_segment_ids(q_len: int, kv_len: int) -> tuple[Tensor, Tensor]:
     """Two documents, and a padded end, for two batch elements."""
-    q_codes = (torch.arange(q_len) > 60).int().expand(2, -1).contiguous()
-    kv_codes = (torch.arange(kv_len) > 75).int().expand(2, -1).contiguous()
-    kv_codes[1, -5:] = -1
-    return q_codes, kv_codes
+    q_segment_ids = (torch.arange(q_len) > 60).int().expand(2, -1).contiguous()
+    kv_segment_ids = (torch.arange(kv_len) > 75).int().expand(2, -1).contiguous()
+    kv_segment_ids[1, -5:] = -1
+    return q_segment_ids, kv_segment_ids
 
 
 def some_data(q_len: int, kv_len: int, dims: tuple[int, int], band: Band, dense: Tensor | None) -> ForwardData:
-    """The data of `some_codes`, and of a dense mask."""
-    q_codes, kv_codes = some_codes(q_len, kv_len)
+    """The data of `some_segment_ids`, and of a dense mask."""
+    q_segment_ids, kv_segment_ids = some_segment_ids(q_len, kv_len)
     band_keep = Attention.random(q_len, kv_len, 8, band, device="cpu").keep()
     config = build.FORWARD_CONFIGS[build.tile_dims(*dims)]
     has_lo, tiles = band.lo is not None, (config.consumers, config.block_kv)
     if dense is None:
-        return forward_tables.of_codes(q_codes, kv_codes, band_keep, has_lo, *tiles)
+        return forward_tables.of_segment_ids(q_segment_ids, kv_segment_ids, band_keep, has_lo, *tiles)
     sizes = 2, 4, q_len, kv_len
-    return forward_tables.of_dense(dense, sizes, band_keep, *tiles, (q_codes, kv_codes))
+    return forward_tables.of_dense(dense, sizes, band_keep, *tiles, (q_segment_ids, kv_segment_ids))
 
 
 @pytest.mark.parametrize("band", [Band(), Band(-5, 90)], ids=str)
@@ -231,7 +231,7 @@ def test_a_call_with_data_computes_attention(launches: Launches, band: Band, by_
     memory = {t.data_ptr(): Pointer(Input(in_memory(t))) for t in data if t is not None}
     out, lse = map(Output, got)
     simulated(launches, operands, out, lse, memory)
-    keep = forward_tables.seen(*some_codes(q_len, kv_len), Attention(q, k, v, v, band, 0.1).keep())[:, None]
+    keep = forward_tables.seen(*some_segment_ids(q_len, kv_len), Attention(q, k, v, v, band, 0.1).keep())[:, None]
     keep = keep if dense is None else keep & dense
     expected = hopper_forward.rounded_under(keep, q, k, v, 0.1)
     torch.testing.assert_close(out.tensor, expected, rtol=2e-2, atol=2e-2)
@@ -335,12 +335,12 @@ def test_data_from_the_operators_extras() -> None:
     assert of("causal & dense(0)", 5) == (None, None, *t[1:5], *nothing[1:])
     assert of("causal & dense(0)", 6, seed=1) == (None, None, *t[2:6], *nothing[1:])
     assert of("keys(1) & dense(0)", 6) == (None, None, *t[2:6], *nothing[1:])
-    assert of("causal & segments(0,1):placed(2,3)", 9) == (*t[4:9], *nothing[2:], *t[2:4])
+    assert of("causal & segments(0,1):varlen(2,3)", 9) == (*t[4:9], *nothing[2:], *t[2:4])
     assert of("causal & interval(0,none,none)", 5) == (t[1], None, *t[2:5], *nothing)
     assert of("segments(0,0) & interval(none,1,1)", 7) == (*t[2:7], *nothing)
     cases: list[tuple[str, int, int | None]] = [("keys(0)", 1, None), ("keys(0)", 5, None), ("dense(0)", 6, None)]
     cases += [("interval(0,none,none)", 4, None), ("interval(none,0,1)", 6, None)]
-    for mask, count, seed in (*cases, ("keys(0)", 6, 1), ("dense(0)", 4, 1), ("segments(0,1):placed(2,3)", 8, None)):
+    for mask, count, seed in (*cases, ("keys(0)", 6, 1), ("dense(0)", 4, 1), ("segments(0,1):varlen(2,3)", 8, None)):
         with pytest.raises(ArgumentError, match="extras"):
             of(mask, count, seed)
 
@@ -443,29 +443,29 @@ def test_wrong_arguments_are_refused(launches: Launches) -> None:
         run(q[0], k, v)
 
 
-def test_sections() -> None:
+def test_head_chunks() -> None:
     """Query heads that stand together: whole groups, one with a full mask, and no more than there are."""
 
-    def section(band: Band, kv_len: int, group: int, heads: int = 64, *, dense: bool = False) -> int:
+    def head_chunk(band: Band, kv_len: int, group: int, heads: int = 64, *, dense: bool = False) -> int:
         problem = Problem(band, kv_len, kv_len, 128, 128, 1, heads)
-        found, last = launch._sections(problem, 1 << 15, group, dense)
+        found, last = launch._head_chunks(problem, 1 << 15, group, dense)
         assert last % found == 0 <= last <= heads
         if band.is_full and not dense:
             assert last == heads
-        else:  # enough tiles for every CTA, or one section, and less than a section more than that
+        else:  # enough tiles for every CTA, or one head chunk, and less than a head chunk more than that
             tiles = (heads - last) * problem.n_q
             assert tiles >= min(launch.LAST_TILES, heads * problem.n_q)
             assert tiles < max(launch.LAST_TILES + problem.n_q, found * problem.n_q) + found * problem.n_q
         return found
 
-    assert section(Band(), 4096, 1) == 1
-    assert section(Band(), 4096, 8) == 8
-    assert section(Band(0), 4096, 1) == section(Band(), 4096, 1, dense=True) == 8
-    assert section(Band(0), 4096, 4) == 32
-    assert section(Band(0), 1 << 20, 4) == 4
-    assert section(Band(0, 127), 1 << 20, 1) == 64
-    assert section(Band(0), 4096, 1, heads=3) == 3
-    assert section(Band(0), 128, 1, heads=5000) == 256
+    assert head_chunk(Band(), 4096, 1) == 1
+    assert head_chunk(Band(), 4096, 8) == 8
+    assert head_chunk(Band(0), 4096, 1) == head_chunk(Band(), 4096, 1, dense=True) == 8
+    assert head_chunk(Band(0), 4096, 4) == 32
+    assert head_chunk(Band(0), 1 << 20, 4) == 4
+    assert head_chunk(Band(0, 127), 1 << 20, 1) == 64
+    assert head_chunk(Band(0), 4096, 1, heads=3) == 3
+    assert head_chunk(Band(0), 128, 1, heads=5000) == 256
 
 
 def test_bounded_scores(launches: Launches) -> None:

@@ -1,6 +1,6 @@
 """Run the portable kernels under masks of rows in Triton's interpreter, through Inductor.
 
-    python -m tests.support.interpreted_placed CASE ...
+    python -m tests.support.interpreted_varlen CASE ...
 
 A program of its own, as it claims a GPU.  A case is SCHEDULE,BAND,GROUP,DTYPE,LENGTHS, where a semicolon stands for the
 comma of a band, and lengths are joined by plus signs; after the schedule may follow ":dynamic".  One line of output per
@@ -30,7 +30,7 @@ from dash_inductor.model import Band, Call, Plan, Tiles  # noqa: E402
 from dash_inductor.operators import attention as ops  # noqa: E402
 
 from .packed import packed_attention  # noqa: E402
-from .placed import Rows, mask_of  # noqa: E402
+from .varlen_layout import Rows, mask_of  # noqa: E402
 
 DIM, SCALE, ORDER = 24, 24**-0.5, (0, 2, 1, 3)
 TILES = Tiles(64, 32, 4, 1)
@@ -72,7 +72,7 @@ def check(schedule: str, band: Band, group: int, dtype: torch.dtype, lengths: tu
     """Every document has the values of attention, and the bits that it has alone, beside whatever."""
     schedule, _, sizes = schedule.partition(":")
     dq = TILES if schedule == "two_pass" else None
-    plan = Plan("portable", schedule, "portable", replace(TILES, block_q=32, block_kv=64), dq, section=3,
+    plan = Plan("portable", schedule, "portable", replace(TILES, block_q=32, block_kv=64), dq, head_chunk=3,
                 forward_tiles=TILES)  # fmt: skip
     torch._dynamo.reset()
     compiled = torch.compile(attention, dynamic=False)

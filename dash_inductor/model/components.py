@@ -1,4 +1,4 @@
-"""The terms of a mask besides its band: the tensors that each reads, and the relation that it applies to them."""
+"""The components of a mask besides its band: the tensors that each reads, and the relation that it applies to them."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Term:
-    """A term of a mask: a relation between queries and keys, given by tensors that are known at run time.
+class Component:
+    """A component of a mask: a relation between queries and keys, given by tensors that are known at run time.
 
-    Each subclass is one kind of term.  Its fields are operands; ``str`` gives their indices, for example ``keys(0)``.
+    Each subclass is one kind of component.  Its fields are operands; ``str`` gives their indices, for example
+    ``keys(0)``.
 
     Attributes:
         NAME: the kind's name in texts, and the attribute of `Mask`.
@@ -76,12 +77,12 @@ class Term:
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """The tensors that the term reads."""
+        """The tensors that the component reads."""
         return tuple(self.given.values())
 
     @property
     def has_key_numbers(self) -> bool:
-        """Whether the term reads a tensor of numbers for the keys, instead of their positions."""
+        """Whether the component reads a tensor of numbers for the keys, instead of their positions."""
         return any(self.ROLES[name] in self.RELATION.keys for name in self.given)
 
     @classmethod
@@ -100,11 +101,11 @@ class Term:
         return f"{self.NAME}({','.join('none' if o is None else str(o.index) for o in operands)})"
 
     @classmethod
-    def parse(cls, text: str) -> Term:
-        """Parse the result of ``str(term)``.
+    def parse(cls, text: str) -> Component:
+        """Parse the result of ``str(component)``.
 
         Raises:
-            ArgumentError: the text is not a term of this kind.
+            ArgumentError: the text is not a component of this kind.
         """
         match = _TEXT.fullmatch(text)
         operands = None if match is None or match[3] else _operands(match[2])
@@ -123,7 +124,7 @@ def _operands(text: str) -> list[Operand | None] | None:
 
 
 @dataclass(frozen=True)
-class Placed:
+class VarlenLayout:
     """The varlen layout of packed tokens: the mask is defined on *rows*, each of which holds one token or none.
 
     A row block is `ROW_BLOCK` rows whose tokens are consecutive.  Every document begins at a row that is a multiple of
@@ -132,27 +133,27 @@ class Placed:
     are per token, in one batch element.
 
     Args:
-        place: int32 [row blocks], contiguous: the token in the first row of each row block; any number >= 0 if the row
-            block has no token.
-        count: int32 [row blocks], contiguous: how many rows of each row block hold a token, 0 to `ROW_BLOCK`; these are
-            its first rows.  Each of these tokens exists, and every token has exactly one row.
+        token_offset: int32 [row blocks], contiguous: the token in the first row of each row block; any number >= 0 if
+            the row block has no token.
+        token_count: int32 [row blocks], contiguous: how many rows of each row block hold a token, 0 to `ROW_BLOCK`;
+            these are its first rows.  Each of these tokens exists, and every token has exactly one row.
     """
 
-    place: Operand
-    count: Operand
+    token_offset: Operand
+    token_count: Operand
 
     def __str__(self) -> str:
-        return f"placed({self.place.index},{self.count.index})"
+        return f"varlen({self.token_offset.index},{self.token_count.index})"
 
 
 @dataclass(frozen=True)
-class Segments(Term):
+class Segments(Component):
     """Segment ids: query i of batch element b sees key j only if ``q[b, i] == kv[b, j]``.
 
     Args:
         q, kv: integer tensors [batch, q_len] and [batch, kv_len], any strides, any values; they may be the same tensor.
-        placed: the varlen layout, None if rows are tokens.  A row without a token sees no key and is seen by no query;
-            every other row sees itself.
+        varlen_layout: the varlen layout, None if rows are tokens.  A row without a token sees no key and is seen by no
+            query; every other row sees itself.
     """
 
     NAME = "segments"
@@ -161,35 +162,37 @@ class Segments(Term):
 
     q: Operand
     kv: Operand
-    placed: Placed | None = None
+    varlen_layout: VarlenLayout | None = None
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        of_placed = () if self.placed is None else (self.placed.place, self.placed.count)
-        return (*self.given.values(), *of_placed)
+        of_varlen_layout = (
+            () if self.varlen_layout is None else (self.varlen_layout.token_offset, self.varlen_layout.token_count)
+        )
+        return (*self.given.values(), *of_varlen_layout)
 
     def __str__(self) -> str:
-        return super().__str__() + ("" if self.placed is None else f":{self.placed}")
+        return super().__str__() + ("" if self.varlen_layout is None else f":{self.varlen_layout}")
 
     @classmethod
     def parse(cls, text: str) -> Segments:
         """Parse the result of ``str(segments)``.
 
         Raises:
-            ArgumentError: the text is not a term of segments.
+            ArgumentError: the text is not a component of segments.
         """
         match = _TEXT.fullmatch(text)
         ids, places = (None if match is None or not match[i] else _operands(match[i]) for i in (2, 4))
         given = [*(ids or []), *(places or [])]
-        named = match is not None and match[1] == "segments" and match[3] in (None, "placed")
+        named = match is not None and match[1] == "segments" and match[3] in (None, "varlen")
         if not named or len(given) != (2 if match is None or match[3] is None else 4) or None in given:
-            raise ArgumentError("mask", text, "segments(q,kv), optionally with ':placed(place,count)'")
-        q, kv, *placed = (operand for operand in given if operand is not None)
-        return Segments(q, kv, Placed(*placed) if placed else None)
+            raise ArgumentError("mask", text, "segments(q,kv), optionally with ':varlen(token_offset,token_count)'")
+        q, kv, *varlen_layout = (operand for operand in given if operand is not None)
+        return Segments(q, kv, VarlenLayout(*varlen_layout) if varlen_layout else None)
 
 
 @dataclass(frozen=True)
-class Keys(Term):
+class Keys(Component):
     """A key padding mask: key j of batch element b is hidden from every query unless ``valid[b, j]``.
 
     Args:
@@ -204,7 +207,7 @@ class Keys(Term):
 
 
 @dataclass(frozen=True)
-class Dense(Term):
+class Dense(Component):
     """A dense mask: query i of head h of batch element b sees key j only if ``mask[b, h, i, j]``.
 
     Args:
@@ -220,7 +223,7 @@ class Dense(Term):
 
 
 @dataclass(frozen=True)
-class Interval(Term):
+class Interval(Component):
     """KV ranges: query i of batch element b sees key j only if ``lo[b, i] <= number[b, j] <= hi[b, i]``.
 
     ``str`` gives for example ``interval(0,none,none)``, a document that begins at ``lo``, or ``interval(none,0,1)``.
@@ -249,7 +252,7 @@ class Interval(Term):
 
 
 @dataclass(frozen=True)
-class Dilated(Term):
+class Dilated(Component):
     """Dilation: query i of batch element b sees key j only if ``(number[b, i] - j) % step[b, i] == 0``.
 
     Args:
@@ -267,5 +270,7 @@ class Dilated(Term):
     step: Operand
 
 
-TERMS: dict[str, type[Term]] = {term.NAME: term for term in (Segments, Keys, Dense, Interval, Dilated)}
-"""The kinds of terms by name, in the order in which texts and operands list them."""
+COMPONENTS: dict[str, type[Component]] = {
+    component.NAME: component for component in (Segments, Keys, Dense, Interval, Dilated)
+}
+"""The kinds of components by name, in the order in which texts and operands list them."""
