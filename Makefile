@@ -53,7 +53,7 @@ TEST_TORCH := tests/install tests/upstream tests/test_switch.py tests/passes/ops
 	$(foreach name,dropout lone_forwards replace rewrite rewritten_tensors sites training,tests/passes/attention/test_$(name).py) \
 	$(foreach name,data_masks dropout forward hopper packed portable segments,tests/lowering/test_$(name).py) \
 	$(foreach name,dump elsewhere explain,tests/explanations/test_$(name).py) tests/records/test_publication.py tests/operators/test_flops.py \
-	tests/kernels/portable/test_budgets.py tests/kernels/hopper/forward/test_budgets.py tests/kernels/hopper/test_span_budgets.py \
+	tests/kernels/portable/test_budgets.py tests/kernels/hopper/forward/test_budgets.py tests/kernels/hopper/test_kv_range_budgets.py \
 	tests/kernels/common/test_table_builds.py \
 	$(foreach name,budgets data_budgets dropout_budgets placed_budgets,tests/kernels/hopper/backward/test_$(name).py)
 

@@ -34,7 +34,7 @@ class Relation:
             which shows all pairs.
         queries, keys, pairs: the roles of the numbers of a query, a key or a pair.
         truths: whether the numbers are booleans (zero or nonzero); otherwise they are integers of any dtype and value.
-        codes: whether the predicate can be encoded as equality of one code per query and one per key.
+        segment_ids: whether the predicate can be encoded as equality of one segment id per query and one per key.
         missing: for roles that a term may omit, a number that shows all pairs, or `POSITION` for the position of the
             key.
     """
@@ -45,7 +45,7 @@ class Relation:
     keys: tuple[str, ...] = ()
     pairs: tuple[str, ...] = ()
     truths: bool = False
-    codes: bool = False
+    segment_ids: bool = False
     missing: Mapping[str, int | str] = field(default_factory=dict, hash=False)
 
     @property
@@ -97,7 +97,7 @@ def true(shown, _queries, keys):  # type: ignore[no-untyped-def]  # on devices t
     return shown & (keys[0] != 0)
 
 
-EQUAL = Relation("equal", equal, queries=("q",), keys=("kv",), codes=True)
+EQUAL = Relation("equal", equal, queries=("q",), keys=("kv",), segment_ids=True)
 """A query sees the keys whose number equals its own (segment ids)."""
 
 BETWEEN = Relation(
@@ -111,7 +111,7 @@ CONGRUENT = Relation(
 )
 """A query sees the keys at a distance from its number that its step divides; the step 0 divides all, as 1 does."""
 
-TRUTH = Relation("truth", true, keys=("valid",), truths=True, codes=True)
+TRUTH = Relation("truth", true, keys=("valid",), truths=True, segment_ids=True)
 """All queries see the keys whose boolean is true (key padding)."""
 
 PAIRS = Relation("pairs", true, pairs=("shown",), truths=True)
@@ -124,7 +124,8 @@ RELATIONS = frozenset({EQUAL, BETWEEN, CONGRUENT, TRUTH, PAIRS})
 def fit_tables(relations: Sequence[Relation]) -> bool:
     """Return whether schedule tables can encode a mask of these relations.
 
-    Without a relation of pairs they always can.  Otherwise they hold the bits of one, and all others must have `codes`.
+    Without a relation of pairs they always can.  Otherwise they hold the bits of one, and all others must have
+    `segment_ids`.
     """
     of_pairs = [relation for relation in relations if relation.pairs]
-    return not of_pairs or (len(of_pairs) == 1 and all(of.codes or of.pairs for of in relations))
+    return not of_pairs or (len(of_pairs) == 1 and all(of.segment_ids or of.pairs for of in relations))

@@ -16,7 +16,7 @@ Note [Tables]
 
 Note [Seen bits]
     With a dense mask a forward reads, for every pair of a row block and a kv tile, one bit for each query and key: 1 if
-    both exist, and the whole mask, including its band and codes, lets the query see the key.
+    both exist, and the whole mask, including its band and segment ids, lets the query see the key.
 
     The bits are laid out as the scores are after a matmul, which gives each thread four scores of 16 rows and 8
     columns: thread ``4 r + l`` of a warp has rows r and ``r + 8`` and columns ``2 l`` and ``2 l + 1``.  So in word w of

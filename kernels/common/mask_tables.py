@@ -16,9 +16,9 @@ from ...model.plan import Plan
 from ...schedule.table_tile_schedule import FORWARD_TILE_BITS, TILE_BITS, from_the_end, seen_words
 from ...schedule.tile_schedule import Problem
 from .compiling import schedule_module
-from .device import codes, tables, tile_pairs
-from .device.relations.between import SPANS, write_spans
-from .device.relations.equal import CODES
+from .device import segment_ids, tables, tile_pairs
+from .device.relations.between import KV_RANGES, write_kv_ranges
+from .device.relations.equal import SEGMENT_IDS
 from .device.relations.form import Vectors
 from .launch_list import LaunchLists, Notes
 from .launching import launch_kernel
@@ -29,8 +29,8 @@ from .strides import dense_strides
 TOKENS, PARTNERS, TOKEN_TILES = 64, 32, 512
 """Block sizes of `first_equal` and `seen`: tokens of a program, other tokens that are compared with them at once, and
 tiles of TOKENS tokens whose ranges are compared at once."""
-SPAN_TOKENS = 256
-"""Queries of a program of `write_spans`."""
+KV_RANGE_TOKENS = 256
+"""Queries of a program of `write_kv_ranges`."""
 Q_TILES, KV_TILES = 16, 4
 """q tiles and kv tiles of a program of `classify`, without an elementwise mask."""
 DENSE_Q_TILES, DENSE_KV_TILES = 4, 1
@@ -153,13 +153,13 @@ class _Builder:
         self.lo, self.hi = self.shape.bounds
         self.device = data.device
         self.token_tiles = -(-data.q_len // TOKENS), -(-data.kv_len // TOKENS)
-        self.tokens = codes.Tokens(TOKENS, PARTNERS, TOKEN_TILES)
+        self.tokens = segment_ids.Tokens(TOKENS, PARTNERS, TOKEN_TILES)
         band, self.vectors = self.shape.band, vectors(data)
         self.layout = Layout.of([of.form for of in self.vectors])
         bounds = band.lo is not None, band.hi is not None
-        others = any(of.form is not CODES for of in self.vectors)
+        others = any(of.form is not SEGMENT_IDS for of in self.vectors)
         self.mask = tile_pairs.Mask(
-            *bounds, HAS_CODES=self.layout.has_codes, HAS_RANGES=self.layout.has_ranges, HAS_OTHERS=others,
+            *bounds, HAS_SEGMENT_IDS=self.layout.has_segment_ids, HAS_RANGES=self.layout.has_ranges, HAS_OTHERS=others,
             HAS_DENSE=data.dense is not None, **self.layout._asdict(),
         )  # fmt: skip
 
@@ -183,7 +183,8 @@ class _Builder:
         return MaskTables(*both, keys_seen, *rows, *tile_schedules, seen_bits)
 
     def _vectors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the vectors of queries and of keys, and the ranges of the first codes of both by tiles of TOKENS.
+        """Returns the vectors of queries and of keys, and the ranges of the first segment ids of both by tiles of
+        TOKENS.
 
         Tensors that would have no vectors are empty.
         """
@@ -192,12 +193,12 @@ class _Builder:
         kv_vectors = self._new(data.batch, layout.KEYS, data.kv_len) if layout.KEYS else self._new(0)
         ranges = self._new(0)
         for i, (of, q_row, kv_row) in enumerate(zip(self.vectors, layout.Q_ROWS, layout.KV_ROWS, strict=True)):
-            if of.form is CODES:
-                found = self._codes(of, q_vectors[:, q_row], kv_vectors[:, kv_row])
+            if of.form is SEGMENT_IDS:
+                found = self._segment_ids(of, q_vectors[:, q_row], kv_vectors[:, kv_row])
                 ranges = found if i == 0 else ranges
                 continue
-            if of.form is SPANS:
-                self._spans(of, q_vectors[:, q_row:])
+            if of.form is KV_RANGES:
+                self._kv_ranges(of, q_vectors[:, q_row:])
                 continue
             self.notes.refuse()  # PyTorch operators are not recorded
             queries, keys = of.form.vectors(of, data)
@@ -206,38 +207,41 @@ class _Builder:
                 kv_vectors[:, kv_row : kv_row + of.form.keys] = keys
         return q_vectors, kv_vectors, ranges
 
-    def _codes(self, of: Vectors, q_codes: Tensor, kv_codes: Tensor) -> Tensor:
-        """Writes the codes of queries and keys, [batch, tokens]; returns their ranges by tile."""
+    def _segment_ids(self, of: Vectors, q_segment_ids: Tensor, kv_segment_ids: Tensor) -> Tensor:
+        """Writes the segment ids of queries and keys, [batch, tokens]; returns their ranges by tile."""
         data = self.data
         q_tiles, kv_tiles = self.token_tiles
         ranges = self._new(data.batch, q_tiles + kv_tiles, 2)
-        has_ids, valid = bool(of.values), kv_codes if of.valid is None else of.valid
-        q_ids, kv_ids = (of.values["q"], of.values["kv"]) if has_ids else (q_codes, kv_codes)  # never read without
+        has_ids, valid = bool(of.values), kv_segment_ids if of.valid is None else of.valid
+        q_ids, kv_ids = q_segment_ids, kv_segment_ids  # never read without ids
         starts = ranges
         if has_ids:
+            q_ids, kv_ids = of.values["q"], of.values["kv"]
             starts = self._new(data.batch, kv_tiles, 2, dtype=torch.int64)
             self._launch(
-                codes.find_starts, (data.batch, kv_tiles), kv_ids, starts, *kv_ids.stride(), data.kv_len, BLOCK=TOKENS
-            )
+                segment_ids.find_starts, (data.batch, kv_tiles), kv_ids, starts, *kv_ids.stride(), data.kv_len,
+                BLOCK=TOKENS,
+            )  # fmt: skip
         self._launch(
-            codes.first_equal, (data.batch, q_tiles + kv_tiles),
-            q_ids, kv_ids, starts, valid, q_codes, kv_codes, ranges, *q_ids.stride(), *kv_ids.stride(), *valid.stride(),
-            data.q_len, data.kv_len, HAS_IDS=has_ids, HAS_VALID=of.valid is not None, QUERIES=self.layout.QUERIES,
-            KEYS=self.layout.KEYS, TOKENS=self.tokens,
+            segment_ids.first_equal, (data.batch, q_tiles + kv_tiles),
+            q_ids, kv_ids, starts, valid, q_segment_ids, kv_segment_ids, ranges,
+            *q_ids.stride(), *kv_ids.stride(), *valid.stride(), data.q_len, data.kv_len,
+            HAS_IDS=has_ids, HAS_VALID=of.valid is not None, QUERIES=self.layout.QUERIES, KEYS=self.layout.KEYS,
+            TOKENS=self.tokens,
         )  # fmt: skip
         return ranges
 
-    def _spans(self, of: Vectors, found: Tensor) -> None:
-        """Writes the spans (kv ranges) of queries to the first two of the vectors `found`, [batch, vectors, q_len]."""
+    def _kv_ranges(self, of: Vectors, found: Tensor) -> None:
+        """Writes the kv ranges of queries to the first two of the vectors `found`, [batch, vectors, q_len]."""
         data = self.data
         least, most = (of.values.get(role) for role in ("least", "most"))
         nothing = found[:, 0]  # never read
         operands = [nothing if bound is None else bound for bound in (least, most)]
         self._launch(
-            write_spans, (data.batch, -(-data.q_len // SPAN_TOKENS)),
+            write_kv_ranges, (data.batch, -(-data.q_len // KV_RANGE_TOKENS)),
             *operands, found, *(stride for bound in operands for stride in bound.stride()), data.q_len, data.kv_len,
             self.lo, self.hi, HAS_LEAST=least is not None, HAS_MOST=most is not None, HAS_LO=self.mask.HAS_LO,
-            HAS_HI=self.mask.HAS_HI, QUERIES=self.layout.QUERIES, BLOCK=SPAN_TOKENS,
+            HAS_HI=self.mask.HAS_HI, QUERIES=self.layout.QUERIES, BLOCK=KV_RANGE_TOKENS,
         )  # fmt: skip
 
     def _dense(self, fallback: Tensor) -> tuple[Tensor, list[int]]:

@@ -21,7 +21,7 @@ class Layout(NamedTuple):
     """The vectors of a mask, as compile-time constants.
 
     Attributes:
-        FORMS: the forms; codes come first.
+        FORMS: the forms; segment ids come first.
         Q_ROWS, KV_ROWS: for each form the index of its first vector among those of queries, and of keys.
         QUERIES, KEYS: the total number of vectors of queries and of keys.
     """
@@ -44,9 +44,9 @@ class Layout(NamedTuple):
         )  # fmt: skip
 
     @property
-    def has_codes(self) -> bool:
-        """Whether the first form is codes."""
-        return self.FORMS[:1] == (_codes(),)
+    def has_segment_ids(self) -> bool:
+        """Whether the first form is segment ids."""
+        return self.FORMS[:1] == (_segment_ids(),)
 
     @property
     def has_ranges(self) -> bool:
@@ -65,20 +65,20 @@ def layout(traits: Traits) -> Layout:
 
 
 def _forms(kinds: Sequence[type[Term]], numbers: bool) -> list[tuple[Form, type[Term] | None]]:
-    """Returns the forms of these kinds of terms, in their order but codes first.
+    """Returns the forms of these kinds of terms, in their order but segment ids first.
 
-    A form without a kind (None) is codes that encode key validity alone.
+    A form without a kind (None) is segment ids that encode key validity alone.
     """
     found: list[tuple[Form, type[Term] | None]] = [
         (forms_of(kind.RELATION)[kind.OPTIONAL and not numbers], kind) for kind in kinds if kind.RELATION.queries
     ]
-    found.sort(key=lambda of: of[0] is not _codes())
-    if any(kind.RELATION.is_of_keys for kind in kinds) and not (found and found[0][0] is _codes()):
-        found.insert(0, (_codes(), None))
+    found.sort(key=lambda of: of[0] is not _segment_ids())
+    if any(kind.RELATION.is_of_keys for kind in kinds) and not (found and found[0][0] is _segment_ids()):
+        found.insert(0, (_segment_ids(), None))
     return found
 
 
-def _codes() -> Form:
+def _segment_ids() -> Form:
     return forms_of(EQUAL)[0]
 
 

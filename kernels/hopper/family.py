@@ -77,7 +77,7 @@ class Hopper(Family):
 
     def why_not(self, site: Site, arch: str) -> str:
         if self.covers_dims(site, arch) and not self.lacks(site.call.traits) and not _fits_tables(site):
-            others = " and ".join(kind.NAME for kind in site.call.traits.kinds if not kind.RELATION.codes)
+            others = " and ".join(kind.NAME for kind in site.call.traits.kinds if not kind.RELATION.segment_ids)
             return f"its tables have no room for {others} together"
         return super().why_not(site, arch)
 

@@ -96,7 +96,7 @@ class ForwardConfig:
         out_in_q: whether out overwrites q in shared memory, where both do not fit.
         registers: registers per thread of the consumers (the first one gets what is left).
         producer_registers: registers per thread of the producer.
-        codes_ahead: see `listed.ListedMask` and `Specialisation.codes_ahead`.
+        segment_ids_ahead: see `listed.ListedMask` and `Specialisation.segment_ids_ahead`.
         half_tiles: see Note [Half tiles] in `half_tile` and `Specialisation.half_tiles`.
         sums_by_matmul: when matmuls compute row sums, see Note [Sums] in `sums` and `Specialisation.sums_by_matmul`:
             always, where scores are bounded, or never, because the eight additional registers would cause spills.
@@ -112,7 +112,7 @@ class ForwardConfig:
     out_in_q: bool = False
     registers: int = 240
     producer_registers: int = 24
-    codes_ahead: int = 1
+    segment_ids_ahead: int = 1
     half_tiles: bool = False
     sums_by_matmul: Literal["always", "bounded", "never"] = "bounded"
     section_mib: int = 16
@@ -134,10 +134,10 @@ class ForwardConfig:
 
 FORWARD_CONFIGS: dict[Dims, ForwardConfig] = {
     (64, 64): ForwardConfig(
-        128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32, codes_ahead=0, half_tiles=True,
+        128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32, segment_ids_ahead=0, half_tiles=True,
         sums_by_matmul="always", section_mib=32,
     ),
-    (128, 128): ForwardConfig(128, 2, q_stages=2, codes_ahead=2),
+    (128, 128): ForwardConfig(128, 2, q_stages=2, segment_ids_ahead=2),
     (192, 128): ForwardConfig(
         128, 2, tail=64, out_in_q=True, registers=232, producer_registers=40, half_tiles=True, sums_by_matmul="never",
     ),
@@ -146,7 +146,7 @@ FORWARD_CONFIGS: dict[Dims, ForwardConfig] = {
 """Configs of the forward.  docs/what-we-know.md has the rates of these and of others."""
 
 SHORT_CONFIGS: dict[Dims, ForwardConfig] = {
-    (64, 64): ForwardConfig(128, 4, q_stages=2, codes_ahead=0, half_tiles=True, sums_by_matmul="always"),
+    (64, 64): ForwardConfig(128, 4, q_stages=2, segment_ids_ahead=0, half_tiles=True, sums_by_matmul="always"),
 }
 """Configs with two row blocks per tile, for heads that need as many of these tiles as of tiles with three, see
 `is_short`.

@@ -1,4 +1,6 @@
-"""A new term over a relation that there is, beside an interval and segments, on Hopper kernels: two spans and codes."""
+"""A new term over a relation that there is, beside an interval and segments, on Hopper kernels: two kv ranges and
+segment ids.
+"""
 
 from __future__ import annotations
 

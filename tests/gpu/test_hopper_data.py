@@ -24,12 +24,12 @@ from dash_inductor.schedule.tile_schedule import ClosedForm
 from ..support.attention import Attention, Gradients, errors
 from ..support.calls import BSHD, backward_call
 from ..support.hopper import MARKS, plan_of
-from ..support.hopper_data import KINDS, NO_KEY, codes_of, data_of, keep_of
+from ..support.hopper_data import KINDS, NO_KEY, data_of, keep_of, segment_ids_of
 from ..support.repeats import bits, differing_runs, poison
 
 pytestmark = MARKS
 
-CODES, DENSE, BOTH = "keys(0)", "dense(0)", "keys(0) & dense(1)"
+SEGMENT_IDS, DENSE, BOTH = "keys(0)", "dense(0)", "keys(0) & dense(1)"
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,16 @@ class Masked:
     lse: Tensor
 
     @staticmethod
-    def of(p: Attention, schedule: str, codes: tuple[Tensor, Tensor] | None, dense: Tensor | None = None) -> Masked:
+    def of(
+        p: Attention, schedule: str, segment_ids: tuple[Tensor, Tensor] | None, dense: Tensor | None = None
+    ) -> Masked:
         (batch, q_heads, q_len, _), (_, kv_heads, kv_len, _) = p.q.shape, p.k.shape
-        whole = keep_of(p.mask, codes, dense, (batch, q_len, kv_len))
-        text = BOTH if codes is not None and dense is not None else DENSE if codes is None else CODES
+        whole = keep_of(p.mask, segment_ids, dense, (batch, q_len, kv_len))
+        text = BOTH if segment_ids is not None and dense is not None else DENSE if segment_ids is None else SEGMENT_IDS
         mask = dataclasses.replace(Mask.parse(text), band=p.mask)
         tiles = plan_of(p, schedule).dkdv
         work = Problem(p.mask, q_len, kv_len, tiles.block_q, tiles.block_kv, batch, q_heads, section=4)
-        data = data_of(ClosedForm(schedule, work), whole, codes, dense)
+        data = data_of(ClosedForm(schedule, work), whole, segment_ids, dense)
         data = BackwardData(*(None if t is None else t.cuda() for t in data))
         whole = whole.cuda()
         by_kv_head = whole.expand(-1, q_heads, -1, -1).unflatten(1, (kv_heads, -1)).any(2)
@@ -150,9 +152,9 @@ def problem(
     )
 
 
-def with_codes(p: Attention, schedule: str, kinds: Sequence[str] = KINDS) -> Masked:
-    codes = codes_of(p.mask, p.q.shape[2], p.k.shape[2], kinds)
-    return Masked.of(p, schedule, codes)
+def with_segment_ids(p: Attention, schedule: str, kinds: Sequence[str] = KINDS) -> Masked:
+    segment_ids = segment_ids_of(p.mask, p.q.shape[2], p.k.shape[2], kinds)
+    return Masked.of(p, schedule, segment_ids)
 
 
 BF16, HALF = torch.bfloat16, torch.float16
@@ -184,10 +186,10 @@ grid = pytest.mark.parametrize(("dims", "band", "schedule", "group", "dtype"), G
 
 
 @grid
-def test_codes(dims: tuple[int, int], band: Band, schedule: str, group: int, dtype: torch.dtype) -> None:
+def test_segment_ids(dims: tuple[int, int], band: Band, schedule: str, group: int, dtype: torch.dtype) -> None:
     """Padding on both sides, holes, documents, ids that come again, batch elements in which nobody sees anything."""
     for q_len, kv_len in LENGTHS:
-        run = with_codes(problem(dims, band, q_len, kv_len, group=group, dtype=dtype), schedule)
+        run = with_segment_ids(problem(dims, band, q_len, kv_len, group=group, dtype=dtype), schedule)
         poison()
         check(run, run())
 
@@ -199,7 +201,7 @@ def test_ones_have_the_bits_of_the_band(
     """In all heads."""
     for q_len, kv_len in ((512, 512), (300, 1000), (1000, 300), (8300, 300)):
         p = problem(dims, band, q_len, kv_len, batch=2, kv_heads=3, group=group, dtype=dtype)
-        run = with_codes(p, schedule, ("ones", "ones"))
+        run = with_segment_ids(p, schedule, ("ones", "ones"))
         p = run.problem
         call, plan = backward_call(band, p.scale), plan_of(p, schedule)
         expected = launch.backward(p.do, p.q, p.k, p.v, run.out, run.lse, call, plan)
@@ -224,8 +226,8 @@ def test_dense(dims: tuple[int, int], band: Band, schedule: str, group: int) -> 
         dense[..., : kv_len // 3] &= (letters != "b11k") & (dense.shape[3] > 1)
         if letters == "bhqk":
             dense = dense.mT.contiguous().mT
-        for codes in (None, codes_of(band, q_len, kv_len, ("packed", "left padding"))):
-            run = Masked.of(p, schedule, codes, dense)
+        for segment_ids in (None, segment_ids_of(band, q_len, kv_len, ("packed", "left padding"))):
+            run = Masked.of(p, schedule, segment_ids, dense)
             poison()
             check(run, run())
 
@@ -242,7 +244,7 @@ repeated = pytest.mark.parametrize(("dims", "band", "schedule", "group"), REPEAT
 
 @repeated
 def test_repeats(dims: tuple[int, int], band: Band, schedule: str, group: int) -> None:
-    run = with_codes(problem(dims, band, 8300, 1000, group=group), schedule)
+    run = with_segment_ids(problem(dims, band, 8300, 1000, group=group), schedule)
     assert differing_runs(run, 200, load=True) == 0
     assert differing_runs(run, 20, poisoned=True) == 0
 
@@ -250,7 +252,7 @@ def test_repeats(dims: tuple[int, int], band: Band, schedule: str, group: int) -
 @repeated
 def test_batch_invariance(dims: tuple[int, int], band: Band, schedule: str, group: int) -> None:
     """A batch element has the same bits at another place, among others, and alone."""
-    run = with_codes(problem(dims, band, 8300, 500, kv_heads=3, group=group), schedule)
+    run = with_segment_ids(problem(dims, band, 8300, 500, kv_heads=3, group=group), schedule)
     expected = run()
     for which in ([7, 2, 4, 0], [5], [6], [4]):
         got = run.elements(which)()
@@ -259,7 +261,7 @@ def test_batch_invariance(dims: tuple[int, int], band: Band, schedule: str, grou
 
 def test_what_unseeing_rows_have_in_out_and_log_sum_exp() -> None:
     """Only that their log-sum-exp is -inf counts."""
-    run = with_codes(problem((128, 128), Band(0), 300, 300), "bent_fold")
+    run = with_segment_ids(problem((128, 128), Band(0), 300, 300), "bent_fold")
     blind = None if run.data.q_vectors is None else (run.data.q_vectors == NO_KEY)[..., None]
     assert blind is not None
     assert blind.any()
@@ -268,7 +270,7 @@ def test_what_unseeing_rows_have_in_out_and_log_sum_exp() -> None:
 
 
 def test_graph_replay() -> None:
-    run = with_codes(problem((128, 128), Band(0), 300, 300), "bent_fold")
+    run = with_segment_ids(problem((128, 128), Band(0), 300, 300), "bent_fold")
     expected = [t.clone() for t in run()]
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
@@ -279,7 +281,7 @@ def test_graph_replay() -> None:
 
 
 def test_data_and_mask_go_together() -> None:
-    run = with_codes(problem((128, 128), Band(0), 300, 300), "bent_fold")
+    run = with_segment_ids(problem((128, 128), Band(0), 300, 300), "bent_fold")
     p, plan = run.problem, plan_of(run.problem, "bent_fold")
     tensors = *run.given, run.out, run.lse
     with pytest.raises(ArgumentError, match="data"):

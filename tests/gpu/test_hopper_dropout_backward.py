@@ -22,7 +22,7 @@ from ..support.calls import BSHD
 from ..support.hopper import MARKS, plan_of
 from ..support.hopper_data import band_of
 from ..support.repeats import bits, differing_runs, poison
-from .test_hopper_data import scores, with_codes
+from .test_hopper_data import scores, with_segment_ids
 
 pytestmark = MARKS
 
@@ -60,8 +60,8 @@ class Dropped:
     data: BackwardData | None = None
 
     @staticmethod
-    def of(p: Attention, schedule: str, seed: int, probability: float = 0.1, *, codes: bool = False) -> Dropped:
-        """With the batch's masks that are data, if `codes`."""
+    def of(p: Attention, schedule: str, seed: int, probability: float = 0.1, *, segment_ids: bool = False) -> Dropped:
+        """With the batch's masks that are data, if `segment_ids`."""
         (batch, q_heads, q_len, _), kv_len = p.q.shape, p.k.shape[2]
         dropout = Dropout(probability, Operand(0))
         # an element of a tensor of seeds: its address is a multiple of 8 bytes only
@@ -69,8 +69,8 @@ class Dropped:
         drawn = kept_pairs(dropout, seeds, batch, q_heads, q_len, kv_len)
         mask, data = Mask(p.mask), None
         whole = band_of(p.mask, q_len, kv_len).cuda().expand(batch, 1, -1, -1)
-        if codes:
-            masked = with_codes(p, schedule)
+        if segment_ids:
+            masked = with_segment_ids(p, schedule)
             p, mask, data, whole = masked.problem, masked.mask, masked.data, masked.whole
         s = scores(p, whole)
         lse = torch.logsumexp(s, -1)
@@ -169,7 +169,9 @@ def test_gradients(dims: tuple[int, int], band: Band, schedule: str, group: int,
 
 def test_gradients_beside_keys_and_segments() -> None:
     for q_len, kv_len in LENGTHS[:3]:
-        run = Dropped.of(problem((128, 128), Band(0), q_len, kv_len, batch=9, group=2), "bent_fold", 7, codes=True)
+        run = Dropped.of(
+            problem((128, 128), Band(0), q_len, kv_len, batch=9, group=2), "bent_fold", 7, segment_ids=True
+        )
         poison()
         run.check()
 
@@ -183,9 +185,11 @@ def test_a_threshold_of_zero_has_the_bits_of_no_dropout(
         assert torch.equal(bits(a), bits(b))
 
 
-@pytest.mark.parametrize("codes", [False, True], ids=["band", "codes"])
-def test_repeats(codes: bool) -> None:
-    run = Dropped.of(problem((128, 128), Band(0), 4200, 1500, batch=9, group=2), "bent_fold", 7, codes=codes)
+@pytest.mark.parametrize("segment_ids", [False, True], ids=["band", "segment_ids"])
+def test_repeats(segment_ids: bool) -> None:
+    run = Dropped.of(
+        problem((128, 128), Band(0), 4200, 1500, batch=9, group=2), "bent_fold", 7, segment_ids=segment_ids
+    )
     assert differing_runs(run, 100, load=True) == 0
     assert differing_runs(run, 10, poisoned=True) == 0
 

@@ -31,9 +31,9 @@ FULL, CAUSAL = Band(), Band(0, None, "bottom_right")
 DTYPES = {(64, 64): torch.float16, (128, 128): torch.bfloat16, (192, 128): torch.float16, (256, 256): torch.bfloat16}
 NAMES: dict[torch.dtype, Any] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 VARIANTS = [(FULL, False), (CAUSAL, False), (CAUSAL, True)]
-"""Bands, and whether there are codes; all with ragged lengths."""
+"""Bands, and whether there are segment ids; all with ragged lengths."""
 all_configs = pytest.mark.parametrize("dims", build.FORWARD_CONFIGS, ids=str)
-variants = pytest.mark.parametrize(("band", "codes"), VARIANTS, ids=str)
+variants = pytest.mark.parametrize(("band", "segment_ids"), VARIANTS, ids=str)
 SEEDS = 0, 42, -1, 0x0123456789ABCDEF
 
 
@@ -41,9 +41,9 @@ SEEDS = 0, 42, -1, 0x0123456789ABCDEF
 def compiled() -> None:
     """Kernels are compiled several at a time."""
     kernels = [
-        build.Specialisation(NAMES[DTYPES[dims]], *dims, traits_of(band, codes, dropout=dropout), False)
+        build.Specialisation(NAMES[DTYPES[dims]], *dims, traits_of(band, segment_ids, dropout=dropout), False)
         for dims in build.FORWARD_CONFIGS
-        for band, codes in VARIANTS
+        for band, segment_ids in VARIANTS
         for dropout in (False, True)
     ]
     once_in_this_run("hopper_dropout_forward", lambda: compile_all(kernels))
@@ -61,23 +61,25 @@ class Problem:
 
     @staticmethod
     def of(
-        dims: tuple[int, int], band: Band, codes: bool, p: float = 0.1, seed: int = 42, q_len: int = 300,
+        dims: tuple[int, int], band: Band, segment_ids: bool, p: float = 0.1, seed: int = 42, q_len: int = 300,
         kv_len: int = 421, batch: int = 3, group: int = 2,
     ) -> Problem:  # fmt: skip
         plain = Attention.random(
             q_len, kv_len, dims[0], band, batch=batch, kv_heads=2, group=group, dtype=DTYPES[dims], value_dim=dims[1]
         )
         visible, data = plain.keep()[None, None], None
-        if codes:  # two documents, and a padded end that differs
-            q_codes, kv_codes = ((torch.arange(n) > 150).int().expand(batch, -1).contiguous() for n in (q_len, kv_len))
+        if segment_ids:  # two documents, and a padded end that differs
+            q_segment_ids, kv_segment_ids = (
+                (torch.arange(n) > 150).int().expand(batch, -1).contiguous() for n in (q_len, kv_len)
+            )
             for b in range(batch):
-                kv_codes[b, kv_len - 1 - 40 * b :] = -1
-            found = q_codes.cuda(), kv_codes.cuda()
+                kv_segment_ids[b, kv_len - 1 - 40 * b :] = -1
+            found = q_segment_ids.cuda(), kv_segment_ids.cuda()
             visible = forward_tables.seen(*found, plain.keep())[:, None]
             rows, keys = visible.any(3)[..., None], visible.any(2)[..., None]
             plain = dataclasses.replace(plain, q=plain.q * rows, k=plain.k * keys, v=plain.v * keys)
             s = build.FORWARD_CONFIGS[dims]
-            data = forward_tables.of_codes(*found, plain.keep(), band.lo is not None, s.consumers, s.block_kv)
+            data = forward_tables.of_segment_ids(*found, plain.keep(), band.lo is not None, s.consumers, s.block_kv)
         return Problem(plain, Dropout(p, Operand(0)), torch.tensor([seed], device="cuda"), data, visible)
 
     def run(self, **how: Any) -> Forward:
@@ -133,20 +135,20 @@ def test_what_is_kept(dims: tuple[int, int], p: float) -> None:
 
 @all_configs
 @variants
-def test_values(dims: tuple[int, int], band: Band, codes: bool) -> None:
+def test_values(dims: tuple[int, int], band: Band, segment_ids: bool) -> None:
     for p, (q_len, kv_len), group in (
         (0.1, (300, 421), 2), (0.7, (113, 700), 1), (1 - 2.0**-16, (200, 100), 4), (0.1, (1, 65), 1)
     ):  # fmt: skip
-        x = Problem.of(dims, band, codes, p, -5, q_len, kv_len, group=group)
+        x = Problem.of(dims, band, segment_ids, p, -5, q_len, kv_len, group=group)
         poison()
         x.check(x.run())
 
 
 @all_configs
 @variants
-def test_a_threshold_of_zero_changes_no_bit(dims: tuple[int, int], band: Band, codes: bool) -> None:
+def test_a_threshold_of_zero_changes_no_bit(dims: tuple[int, int], band: Band, segment_ids: bool) -> None:
     """Of a forward whose sums are those of P in fp32, as with dropout; see Note [Sums] in `forward.device.sums`."""
-    x = Problem.of(dims, band, codes)
+    x = Problem.of(dims, band, segment_ids)
     without = x.run(dropout=None, logsumexp=True)
     assert same(without, x.run(dropout=DropoutArguments(x.seed, 0, 1.0)))
     assert not same(without, x.run())
@@ -154,17 +156,17 @@ def test_a_threshold_of_zero_changes_no_bit(dims: tuple[int, int], band: Band, c
 
 @all_configs
 @variants
-def test_repeats_under_load(dims: tuple[int, int], band: Band, codes: bool) -> None:
-    x = Problem.of(dims, band, codes, q_len=1000, kv_len=1100, batch=2)
+def test_repeats_under_load(dims: tuple[int, int], band: Band, segment_ids: bool) -> None:
+    x = Problem.of(dims, band, segment_ids, q_len=1000, kv_len=1100, batch=2)
     assert differing_runs(x.run, 100, load=True) == 0
     assert differing_runs(x.run, 20, poisoned=True) == 0
 
 
 @all_configs
 @variants
-def test_bits_belong_to_the_place_of_a_head(dims: tuple[int, int], band: Band, codes: bool) -> None:
+def test_bits_belong_to_the_place_of_a_head(dims: tuple[int, int], band: Band, segment_ids: bool) -> None:
     """Any number of CTAs; fewer batch elements after it; another seed, and in its place another batch element."""
-    x = Problem.of(dims, band, codes)
+    x = Problem.of(dims, band, segment_ids)
     whole = x.run()
     for ctas in (1, 7, 131):
         assert same(whole, x.run(ctas=ctas)), ctas

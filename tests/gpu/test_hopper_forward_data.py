@@ -37,14 +37,14 @@ BOTH = [(64, 64), (128, 128)]
 OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
 all_configs = pytest.mark.parametrize("dims", build.FORWARD_CONFIGS, ids=str)
 
-Codes = tuple[Tensor, Tensor]
+SegmentIds = tuple[Tensor, Tensor]
 
 
-def ones(batch: int, q_len: int, kv_len: int) -> Codes:
+def ones(batch: int, q_len: int, kv_len: int) -> SegmentIds:
     return torch.zeros(batch, q_len).int(), torch.zeros(batch, kv_len).int()
 
 
-def hidden(batch: int, q_len: int, kv_len: int, hide: Callable[[int, Tensor], Tensor]) -> Codes:
+def hidden(batch: int, q_len: int, kv_len: int, hide: Callable[[int, Tensor], Tensor]) -> SegmentIds:
     """Keys of batch element b are hidden where ``hide(b, keys)``."""
     q, kv = ones(batch, q_len, kv_len)
     for b in range(batch):
@@ -52,40 +52,40 @@ def hidden(batch: int, q_len: int, kv_len: int, hide: Callable[[int, Tensor], Te
     return q, kv
 
 
-def padded(batch: int, q_len: int, kv_len: int) -> Codes:
+def padded(batch: int, q_len: int, kv_len: int) -> SegmentIds:
     return hidden(batch, q_len, kv_len, lambda b, keys: keys >= kv_len - 1 - kv_len * b // batch)
 
 
-def left(batch: int, q_len: int, kv_len: int) -> Codes:
+def left(batch: int, q_len: int, kv_len: int) -> SegmentIds:
     return hidden(batch, q_len, kv_len, lambda b, keys: keys < 1 + kv_len * b // (batch + 1))
 
 
-def holes(batch: int, q_len: int, kv_len: int) -> Codes:
+def holes(batch: int, q_len: int, kv_len: int) -> SegmentIds:
     """Whole kv tiles hidden between others, and single keys."""
     return hidden(batch, q_len, kv_len, lambda b, keys: (keys // 128 % 3 == b % 3) | (keys % 101 == 3))
 
 
-def nobody(batch: int, q_len: int, kv_len: int) -> Codes:
+def nobody(batch: int, q_len: int, kv_len: int) -> SegmentIds:
     """The first batch element sees nothing at all."""
     return hidden(batch, q_len, kv_len, lambda b, keys: keys < (1 << 30 if b == 0 else 3))
 
 
-def packed(batch: int, q_len: int, kv_len: int) -> Codes:
+def packed(batch: int, q_len: int, kv_len: int) -> SegmentIds:
     """Documents of 20, 40, .. tokens; queries of some have no keys, and keys of some no queries."""
     ends = torch.tensor([10 * n * (n + 1) for n in range(1, 80)])
     q, kv = (torch.bucketize(torch.arange(n), ends, right=True).int().expand(batch, -1) for n in (q_len, kv_len))
     return q.contiguous(), (kv + torch.arange(batch)[:, None] // 2).int().contiguous()
 
 
-def repeated(batch: int, q_len: int, kv_len: int) -> Codes:
+def repeated(batch: int, q_len: int, kv_len: int) -> SegmentIds:
     """Numbers that come again: a row block sees kv tiles with others between, and of some tiles single keys."""
     q, kv = (torch.arange(n).int().expand(batch, -1) // 128 % 2 for n in (q_len, kv_len))
     kv = kv + torch.arange(batch)[:, None] * (torch.arange(kv_len) % 130 == 7)
     return q.contiguous(), kv.int().contiguous()
 
 
-CODES = {f.__name__: f for f in (ones, padded, left, holes, nobody, packed, repeated)}
-codes = pytest.mark.parametrize("codes", CODES)
+SEGMENT_IDS = {f.__name__: f for f in (ones, padded, left, holes, nobody, packed, repeated)}
+segment_ids = pytest.mark.parametrize("segment_ids", SEGMENT_IDS)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -104,7 +104,7 @@ def compiled() -> None:
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem whose mask is a band and codes; `keep` says who sees whom, [batch, 1, q_len, kv_len]."""
+    """A problem whose mask is a band and segment ids; `keep` says who sees whom, [batch, 1, q_len, kv_len]."""
 
     plain: Attention
     data: ForwardData
@@ -120,13 +120,13 @@ class Problem:
             q_len, kv_len, dims[0], band, batch=batch, kv_heads=kv_heads, group=group,
             dtype=dtype or DTYPES[build.tile_dims(*dims)], value_dim=dims[1],
         )  # fmt: skip
-        found = [t.cuda() for t in CODES[name](batch, q_len, kv_len)]
+        found = [t.cuda() for t in SEGMENT_IDS[name](batch, q_len, kv_len)]
         config = build.FORWARD_CONFIGS[build.tile_dims(*dims)]
         band_keep = p.keep()
         keep = forward_tables.seen(found[0], found[1], band_keep)[:, None]
         rows, keys = keep.any(3)[..., None], keep.any(2)[..., None]
         p = dataclasses.replace(p, q=p.q * rows, k=p.k * keys, v=p.v * keys)
-        data = forward_tables.of_codes(
+        data = forward_tables.of_segment_ids(
             found[0], found[1], band_keep, band.lo is not None, config.consumers, config.block_kv
         )
         return Problem(p, data, keep)
@@ -179,33 +179,33 @@ def same(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
 LENGTHS = [(700, 700), (640, 640), (113, 1024), (1023, 200), (1, 300), (300, 1)]
 
 
-@codes
+@segment_ids
 @all_configs
-def test_lengths(dims: tuple[int, int], codes: str) -> None:
+def test_lengths(dims: tuple[int, int], segment_ids: str) -> None:
     groups = itertools.cycle((1, 4, 2))
     for band, (q_len, kv_len) in itertools.product(BANDS, LENGTHS):
-        p = Problem.of(codes, band, q_len, kv_len, dims, group=next(groups))
+        p = Problem.of(segment_ids, band, q_len, kv_len, dims, group=next(groups))
         poison()
         p.check(p.run())
 
 
-@codes
+@segment_ids
 @pytest.mark.parametrize("dims", BOTH, ids=str)
-def test_the_other_dtype(dims: tuple[int, int], codes: str) -> None:
+def test_the_other_dtype(dims: tuple[int, int], segment_ids: str) -> None:
     for band in BANDS:
-        p = Problem.of(codes, band, 700, 700, dims, group=2, dtype=OTHER[DTYPES[dims]])
+        p = Problem.of(segment_ids, band, 700, 700, dims, group=2, dtype=OTHER[DTYPES[dims]])
         p.check(p.run())
 
 
 @pytest.mark.parametrize("dims", [(8, 8), (40, 40), (96, 96), (136, 72), (200, 256)], ids=str)
 def test_smaller_head_dims(dims: tuple[int, int]) -> None:
-    for codes, band in itertools.product(("padded", "packed"), BANDS):
-        p = Problem.of(codes, band, 300, 333, dims)
+    for segment_ids, band in itertools.product(("padded", "packed"), BANDS):
+        p = Problem.of(segment_ids, band, 300, 333, dims)
         p.check(p.run())
 
 
 @all_configs
-def test_codes_that_hide_nothing_change_no_bit(dims: tuple[int, int]) -> None:
+def test_segment_ids_that_hide_nothing_change_no_bit(dims: tuple[int, int]) -> None:
     for band, (q_len, kv_len) in itertools.product(BANDS, [*LENGTHS, (2048, 2048)]):
         p = Problem.of("ones", band, q_len, kv_len, dims, batch=2, group=2)
         assert same(without_data(p.plain), p.run()), (band, q_len, kv_len)

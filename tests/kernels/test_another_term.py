@@ -52,7 +52,7 @@ def test_plans() -> None:
 def test_hopper_kernels_compile() -> None:
     traits = call().traits
     of = forward.Specialisation("bfloat16", 64, 64, traits, False)
-    assert [form.name for form in of.layout.FORMS] == ["codes", "ranks"]
+    assert [form.name for form in of.layout.FORMS] == ["segment_ids", "ranks"]
     assert forward.Kernels(of).main.metadata.shared > 0
     main = backward.Kernels(backward.Specialisation("bfloat16", 64, 64, 1, "spt", traits, False, TILES[64, 64])).main
     assert main.metadata.shared > 0

@@ -28,11 +28,11 @@ def backward_call(band: Band, scale: float, orders: Sequence[Sequence[int]] = (B
 
 
 def traits_of(
-    band: Band, codes: bool = False, dense: bool = False, dropout: bool = False, placed: bool = False,
+    band: Band, segment_ids: bool = False, dense: bool = False, dropout: bool = False, placed: bool = False,
     softcap: bool = False, low_scores: bool = False,
 ) -> Traits:  # fmt: skip
     """The traits of a call with these terms beside the band, and dropout and a bound of scores or not."""
-    terms, modifiers = ["dense"] * dense + ["segments"] * codes, ("softcap",) * softcap
+    terms, modifiers = ["dense"] * dense + ["segments"] * segment_ids, ("softcap",) * softcap
     return Traits(
         band.lo is not None, band.hi is not None, tuple(terms), ("dropout",) * dropout, placed, modifiers=modifiers,
         low_scores=low_scores,

@@ -65,34 +65,42 @@ def seen_bits(keep: Tensor, block_kv: int, rows: int = ROWS) -> Tensor:
     return found.to(torch.int32).view(tables, blocks, kv_tiles, 2 * rows, words)
 
 
-def codes(q_segments: Tensor, kv_segments: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """(q_codes, kv_codes) of segments, numbers >= 0, and the validity of keys; [batch, length] each."""
+def segment_ids(q_segments: Tensor, kv_segments: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """(q_segment_ids, kv_segment_ids) of segments, numbers >= 0, and the validity of keys; [batch, length] each."""
     return q_segments.int().contiguous(), torch.where(valid, kv_segments.int(), -1).contiguous()
 
 
-def seen(q_codes: Tensor, kv_codes: Tensor, band: Tensor) -> Tensor:
-    """Booleans [batch, q_len, kv_len]: who sees whom by codes and a band of booleans [q_len, kv_len]."""
-    return (q_codes[:, :, None] == kv_codes[:, None, :]) & band
+def seen(q_segment_ids: Tensor, kv_segment_ids: Tensor, band: Tensor) -> Tensor:
+    """Booleans [batch, q_len, kv_len]: who sees whom by segment ids and a band of booleans [q_len, kv_len]."""
+    return (q_segment_ids[:, :, None] == kv_segment_ids[:, None, :]) & band
 
 
-def of_codes(
-    q_codes: Tensor, kv_codes: Tensor, band: Tensor, has_lo: bool, consumers: int, block_kv: int, rows: int = ROWS
+def of_segment_ids(
+    q_segment_ids: Tensor,
+    kv_segment_ids: Tensor,
+    band: Tensor,
+    has_lo: bool,
+    consumers: int,
+    block_kv: int,
+    rows: int = ROWS,
 ) -> ForwardData:
-    """The data of a mask of codes and a band of booleans [q_len, kv_len]."""
-    keep = seen(q_codes, kv_codes, band)
+    """The data of a mask of segment ids and a band of booleans [q_len, kv_len]."""
+    keep = seen(q_segment_ids, kv_segment_ids, band)
     found = tables(keep, has_lo, consumers, block_kv, rows)
-    return ForwardData(q_codes[:, None], kv_codes[:, None], keep.any(1, keepdim=True), *found)
+    return ForwardData(q_segment_ids[:, None], kv_segment_ids[:, None], keep.any(1, keepdim=True), *found)
 
 
 def of_dense(
     dense: Tensor, sizes: tuple[int, int, int, int], band: Tensor, consumers: int, block_kv: int,
-    codes: tuple[Tensor, Tensor] | None = None, rows: int = ROWS,
+    segment_ids: tuple[Tensor, Tensor] | None = None, rows: int = ROWS,
 ) -> ForwardData:  # fmt: skip
-    """The data of a dense mask that broadcasts to `sizes`, a band, and codes where there are any: all in its bits."""
+    """The data of a dense mask that broadcasts to `sizes`, a band, and segment ids where there are any: all in its
+    bits.
+    """
     batch, _, q_len, kv_len = sizes
     keep = dense.expand(batch, -1, q_len, kv_len) & band
-    if codes is not None:
-        keep = keep & seen(*codes, band)[:, None]
+    if segment_ids is not None:
+        keep = keep & seen(*segment_ids, band)[:, None]
     keys_seen = keep.any(2)
     keep = keep.flatten(0, 1)
     found = tables(keep, True, consumers, block_kv, rows)

@@ -34,7 +34,7 @@ class Case:
     dtype: Any = "bfloat16"
     group: int = 1
     even_kv: bool = True
-    codes: bool = False
+    segment_ids: bool = False
     dense: bool = False
     dropout: bool = False
     placed: bool = False
@@ -42,7 +42,9 @@ class Case:
 
     def __str__(self) -> str:
         ragged = "" if self.even_kv else " ragged"
-        data = " codes" * self.codes + " dense" * self.dense + " dropout" * self.dropout + " placed" * self.placed
+        data = (
+            " segments" * self.segment_ids + " dense" * self.dense + " dropout" * self.dropout + " placed" * self.placed
+        )
         data += " stamped" * self.stamped
         return (
             f"{self.dims[0]}/{self.dims[1]} {self.mask} {self.schedule} {self.dtype} group {self.group}{ragged}{data}"
@@ -52,7 +54,7 @@ class Case:
     def step_texts(self) -> int:
         """How often a step stands in the code: two times if steps that the mask cuts have code of their own."""
         cuts = not self.mask.is_full or not self.even_kv
-        return 1 + (cuts and self.dims == (64, 64) and not (self.codes or self.dense or self.dropout))
+        return 1 + (cuts and self.dims == (64, 64) and not (self.segment_ids or self.dense or self.dropout))
 
     @property
     def barriers(self) -> int:
@@ -60,7 +62,7 @@ class Case:
         return 3 if self.dims == (256, 256) else 2
 
     def specialisation(self) -> build.Specialisation:
-        traits = traits_of(self.mask, self.codes, self.dense, self.dropout, self.placed)
+        traits = traits_of(self.mask, self.segment_ids, self.dense, self.dropout, self.placed)
         even = self.even_kv and not traits.terms
         return build.Specialisation(
             self.dtype, *self.dims, self.group, self.schedule, traits, even, TILES[self.dims], self.stamped

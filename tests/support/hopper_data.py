@@ -1,4 +1,4 @@
-"""Masks that are data for tests of the Hopper backward: codes, tables in plain Python, and a batch of every kind."""
+"""Masks that are data for tests of the Hopper backward: segment ids, tables in Python, and a batch of every kind."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def tile_pairs(keep: Tensor, block_q: int, block_kv: int) -> list[Pairs]:
 
 
 def data_of(
-    closed: ClosedForm, keep: Tensor, codes: tuple[Tensor, Tensor] | None, dense: Tensor | None
+    closed: ClosedForm, keep: Tensor, segment_ids: tuple[Tensor, Tensor] | None, dense: Tensor | None
 ) -> BackwardData:
     """Operands and tables of a mask.
 
@@ -94,7 +94,7 @@ def data_of(
     tile_schedules = [VisibleTileSchedule(closed, *element) for element in zip(pairs, blind, strict=True)]
     made = [t.to(keep.device) for t in tables(tile_schedules)]
     keys_seen = of_tables.any(2)
-    vectors = (None, None) if codes is None else (codes[0][:, None], codes[1][:, None])
+    vectors = (None, None) if segment_ids is None else (segment_ids[0][:, None], segment_ids[1][:, None])
     return BackwardData(*vectors, keys_seen, *made, dense)
 
 
@@ -104,8 +104,10 @@ KINDS = (
 )  # fmt: skip
 
 
-def codes_of(band: Band, q_len: int, kv_len: int, kinds: Sequence[str] = KINDS, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """(q_codes, kv_codes), a batch element of each kind; queries that see no key have the code for it."""
+def segment_ids_of(
+    band: Band, q_len: int, kv_len: int, kinds: Sequence[str] = KINDS, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """(q_segment_ids, kv_segment_ids), a batch element of each kind; queries that see no key have `NO_KEY`."""
     rng = random.Random(seed)
     length = max(q_len, kv_len)
     keep = band_of(band, q_len, kv_len)
@@ -124,10 +126,10 @@ def codes_of(band: Band, q_len: int, kv_len: int, kinds: Sequence[str] = KINDS, 
             "holes": (key // 9 % 4 != 1) & ~((key > kv_len // 4) & (key < kv_len * 3 // 4)), "nobody": key < 0,
             "packed and padded": key < kv_len * 9 // 10, "one key": key == kv_len // 2,
         }.get(kind, key >= 0)  # fmt: skip
-        kv_codes = torch.where(valid, ids[:kv_len], NO_QUERY)
-        sees = (keep & (ids[:q_len, None] == kv_codes)).any(1)
+        kv_segment_ids = torch.where(valid, ids[:kv_len], NO_QUERY)
+        sees = (keep & (ids[:q_len, None] == kv_segment_ids)).any(1)
         q_rows.append(torch.where(sees, ids[:q_len], NO_KEY))
-        kv_rows.append(kv_codes)
+        kv_rows.append(kv_segment_ids)
     return torch.stack(q_rows).to(torch.int32), torch.stack(kv_rows).to(torch.int32)
 
 
@@ -143,10 +145,12 @@ def band_of(band: Band, q_len: int, kv_len: int) -> Tensor:
     return keep
 
 
-def keep_of(band: Band, codes: tuple[Tensor, Tensor] | None, dense: Tensor | None, shape: Sequence[int]) -> Tensor:
+def keep_of(
+    band: Band, segment_ids: tuple[Tensor, Tensor] | None, dense: Tensor | None, shape: Sequence[int]
+) -> Tensor:
     """The whole mask, bool [batch, 1 or q heads, q_len, kv_len]; shape: (batch, q_len, kv_len)."""
     batch, q_len, kv_len = shape
     keep = band_of(band, q_len, kv_len).expand(batch, 1, -1, -1)
-    if codes is not None:
-        keep = keep & (codes[0][:, None, :, None] == codes[1][:, None, None, :]).cpu()
+    if segment_ids is not None:
+        keep = keep & (segment_ids[0][:, None, :, None] == segment_ids[1][:, None, None, :]).cpu()
     return keep if dense is None else keep & dense.cpu()

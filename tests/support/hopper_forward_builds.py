@@ -23,7 +23,7 @@ class Case:
     mask: Band
     dtype: Any = "bfloat16"
     even_kv: bool = True
-    codes: bool = False
+    segment_ids: bool = False
     dense: bool = False
     dropout: bool = False
     placed: bool = False
@@ -31,16 +31,21 @@ class Case:
 
     @property
     def data(self) -> bool:
-        return self.codes or self.dense
+        return self.segment_ids or self.dense
 
     def __str__(self) -> str:
-        others = {"ragged": not self.even_kv, "codes": self.codes, "dense": self.dense, "dropout": self.dropout}
+        others = {
+            "ragged": not self.even_kv,
+            "segments": self.segment_ids,
+            "dense": self.dense,
+            "dropout": self.dropout,
+        }
         others |= {"placed": self.placed, "short": self.short}
         words = f"{self.dims[0]}/{self.dims[1]}", str(self.mask), self.dtype, *(name for name in others if others[name])
         return " ".join(words)
 
     def problem(self) -> build.Specialisation:
-        traits = traits_of(self.mask, self.codes, self.dense, self.dropout, self.placed)
+        traits = traits_of(self.mask, self.segment_ids, self.dense, self.dropout, self.placed)
         return build.Specialisation(self.dtype, *self.dims, traits, self.even_kv, self.short)
 
 

@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 
 from ....schedule import visibility
-from .codes import next_tile, range_of
 from .relations.form import FAR, HIDDEN, Form, Side
+from .segment_ids import next_tile, range_of
 
 EMPTY, PARTIAL, FULL = (tl.constexpr(kind) for kind in (visibility.EMPTY, visibility.PARTIAL, visibility.FULL))
 
@@ -25,8 +25,10 @@ class Mask(NamedTuple):
     """The parts of a mask, as compile-time constants.
 
     HAS_LO, HAS_HI: whether the band has the bound; HAS_DENSE: there is a dense mask; FORMS, Q_ROWS, KV_ROWS, QUERIES,
-    KEYS: as in `common.relations.Layout`; HAS_CODES: the first form is codes; HAS_RANGES: a form `is_range`;
-    HAS_OTHERS: there are forms other than codes; TURNED: roles are swapped, keys search for the queries that see them.
+    KEYS: as in `common.relations.Layout`; HAS_SEGMENT_IDS: the first form is segment ids; HAS_RANGES: a form
+        `is_range`;
+    HAS_OTHERS: there are forms other than segment ids; TURNED: roles are swapped, keys search for the queries that see
+        them.
     """
 
     HAS_LO: bool
@@ -36,7 +38,7 @@ class Mask(NamedTuple):
     KV_ROWS: tuple[int, ...]
     QUERIES: int
     KEYS: int
-    HAS_CODES: bool
+    HAS_SEGMENT_IDS: bool
     HAS_RANGES: bool
     HAS_OTHERS: bool
     HAS_DENSE: bool
@@ -123,11 +125,12 @@ def _partners_in_tile(other, found, tokens, own, inside, others, dense, band, MA
 def _look_for_partners(
     tile, side, others, RANGES, dense, FOUND, band, MASK: tl.constexpr, TOKENS: tl.constexpr
 ):  # fmt: skip
-    """Computes `seen` for a tile of BLOCK tokens of one head and side; RANGES: code ranges of the other side's tiles.
+    """Computes `seen` for a tile of BLOCK tokens of one head and side; RANGES: segment id ranges of the other side's
+    tiles.
 
-    Tiles are visited in order, skipping those whose codes cannot include one that still lacks a partner.  With a dense
-    mask or an interval the tile at the same index comes first, because under most masks it has a partner for every
-    token.
+    Tiles are visited in order, skipping those whose segment ids cannot include one that still lacks a partner.  With a
+    dense mask or an interval the tile at the same index comes first, because under most masks it has a partner for
+    every token.
     """
     BLOCK: tl.constexpr = TOKENS.BLOCK
     TILES: tl.constexpr = TOKENS.TILES
@@ -146,26 +149,26 @@ def _look_for_partners(
         begin = tl.maximum(tile * BLOCK - hi, 0)
     if MASK.HAS_LO:
         end = tl.maximum(tl.minimum(end, tl.minimum(tile * BLOCK + BLOCK, side.length) - lo), 0)
-    codes = tl.zeros([BLOCK], tl.int32)
-    if MASK.HAS_CODES:
-        codes = own[0][0]
+    segment_ids = tl.zeros([BLOCK], tl.int32)
+    if MASK.HAS_SEGMENT_IDS:
+        segment_ids = own[0][0]
     found = tl.zeros([BLOCK], tl.int32)
     first_tile = begin // BLOCK
     number = tl.cdiv(end, BLOCK)
     if (MASK.HAS_DENSE or MASK.HAS_OTHERS) and (first_tile <= tile) & (tile < number):
         found = _partners_in_tile(tile, found, tokens, own, inside, others, dense, band, MASK, TOKENS)
-    smallest, largest = range_of(codes, inside & (codes >= 0) & (found == 0))
+    smallest, largest = range_of(segment_ids, inside & (segment_ids >= 0) & (found == 0))
     for first in range(first_tile // TILES * TILES, number, TILES):
         tiles = first + tl.arange(0, TILES)
         low = tl.zeros([TILES], tl.int32)
         high = tl.zeros([TILES], tl.int32)
-        if MASK.HAS_CODES:
+        if MASK.HAS_SEGMENT_IDS:
             low = tl.load(RANGES + tiles * 2, mask=tiles < number, other=FAR)
             high = tl.load(RANGES + tiles * 2 + 1, mask=tiles < number, other=HIDDEN)
         other = next_tile(tiles, low, high, first_tile - 1, smallest, largest)
         while other < number:
             found = _partners_in_tile(other, found, tokens, own, inside, others, dense, band, MASK, TOKENS)
-            smallest, largest = range_of(codes, inside & (codes >= 0) & (found == 0))
+            smallest, largest = range_of(segment_ids, inside & (segment_ids >= 0) & (found == 0))
             other = next_tile(tiles, low, high, other, smallest, largest)
     tl.store(FOUND + tokens, found != 0, mask=inside)
 
@@ -186,7 +189,8 @@ def seen(
     One program per (batch element and head, BLOCK queries or keys). Q_FOUND: bool [batch * heads, q_len], whether the
     query sees a key; KV_FOUND: bool [batch * heads, kv_len], whether a query sees the key; both are written. Q_VECTORS,
     KV_VECTORS: as of `MaskTables`. RANGES: int32 [batch, q and kv tiles of BLOCK tokens, 2], the smallest and largest
-    first code of each, as `first_equal` writes them. DENSE: a bool mask [batch, heads, q_len, kv_len] with its strides;
+    first segment id of each, as `first_equal` writes them. DENSE: a bool mask [batch, heads, q_len, kv_len] with its
+    strides;
     heads: of DENSE, 1 without. lo, hi: the bounds of the band.
     """
     head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -210,7 +214,7 @@ def seen(
             MASK.KV_ROWS,
             MASK.QUERIES,
             MASK.KEYS,
-            MASK.HAS_CODES,
+            MASK.HAS_SEGMENT_IDS,
             MASK.HAS_RANGES,
             MASK.HAS_OTHERS,
             MASK.HAS_DENSE,

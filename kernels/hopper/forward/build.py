@@ -21,7 +21,7 @@ from ....upstream.triton_compiler import ASTSource
 from ...common import score
 from ...common.arguments import Group
 from ...common.compiling import TYPES, columns, compile_kernel, schedule_module
-from ...common.device.relations.equal import CODES
+from ...common.device.relations.equal import SEGMENT_IDS
 from ...common.relations import Layout, layout
 from ..kernel_configs import CONSUMER_WARPS, FORWARD_CONFIGS, SHORT_CONFIGS, ForwardConfig, dims_of_tile, has_few
 from ..shared import arguments as shared
@@ -133,14 +133,14 @@ class Specialisation:
         return Layout.of([]) if self.has_dense else layout(self.traits)
 
     @property
-    def codes_ahead(self) -> int:
-        """The config's `codes_ahead`, reduced where other features take the registers; 0 without vectors."""
+    def segment_ids_ahead(self) -> int:
+        """The config's `segment_ids_ahead`, reduced where other features take the registers; 0 without vectors."""
         forms = self.layout.FORMS
         if not forms or self.traits.reads("dropout"):
             return 0
-        one_comparison = self.even_kv and not self.traits.has_hi and forms == (CODES,)
+        one_comparison = self.even_kv and not self.traits.has_hi and forms == (SEGMENT_IDS,)
         most = 2 if one_comparison else 1  # a condition of loads, a second bound take some
-        return min(self.config.codes_ahead, most)
+        return min(self.config.segment_ids_ahead, most)
 
     @property
     def plain(self) -> bool:
@@ -238,7 +238,7 @@ class Kernels:
     def _mask(self) -> arguments.MaskKind:
         p, traits = self.of, self.of.traits
         return arguments.MaskKind(
-            *traits.bounds, p.even_kv, from_the_end(traits.has_lo, p.has_dense), p.has_dense, p.codes_ahead,
+            *traits.bounds, p.even_kv, from_the_end(traits.has_lo, p.has_dense), p.has_dense, p.segment_ids_ahead,
             ROW_BLOCK if traits.placed else 0, p.half_tiles, p.layout.has_ranges, p.layout.reads_positions,
             **p.layout._asdict(),
         )  # fmt: skip

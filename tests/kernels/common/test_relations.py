@@ -7,7 +7,7 @@ from dataclasses import replace
 from triton.experimental import gluon
 
 from dash_inductor.kernels.common.device.relations import forms_of
-from dash_inductor.kernels.common.device.relations.between import SPANS
+from dash_inductor.kernels.common.device.relations.between import KV_RANGES
 from dash_inductor.kernels.common.relations import Layout
 from dash_inductor.model.relations import RELATIONS
 
@@ -26,6 +26,6 @@ def _another(s, queries, keys):
 
 def test_texts_of_forms_tell_their_sources() -> None:
     """Triton's cache of kernels has the texts of compile-time constants in its keys."""
-    assert repr(SPANS) == repr(replace(SPANS))
-    assert repr(SPANS) != repr(replace(SPANS, keep=_another))
-    assert "0x" not in repr(SPANS)
+    assert repr(KV_RANGES) == repr(replace(KV_RANGES))
+    assert repr(KV_RANGES) != repr(replace(KV_RANGES, keep=_another))
+    assert "0x" not in repr(KV_RANGES)

@@ -16,10 +16,10 @@ from triton.compiler import ASTSource
 from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.common import mask_tables
 from dash_inductor.kernels.common.compiling import compile_kernel, schedule_module
-from dash_inductor.kernels.common.device import codes, tables, tile_pairs
-from dash_inductor.kernels.common.device.relations.between import RANKS, SPANS
+from dash_inductor.kernels.common.device import segment_ids, tables, tile_pairs
+from dash_inductor.kernels.common.device.relations.between import KV_RANGES, RANKS
 from dash_inductor.kernels.common.device.relations.congruent import PROGRESSIONS
-from dash_inductor.kernels.common.device.relations.equal import CODES
+from dash_inductor.kernels.common.device.relations.equal import SEGMENT_IDS
 from dash_inductor.kernels.common.mask_data import MaskData
 from dash_inductor.kernels.common.relations import Layout
 from dash_inductor.kernels.portable import standalone
@@ -61,11 +61,13 @@ def test_word_by_word_against_the_definition(which: int) -> None:
 
 
 Kernel = tuple[Any, dict[str, Any], dict[str, str]]
-CODED, RANKED, OF_POSITIONS = Layout.of([CODES]), Layout.of([CODES, RANKS]), Layout.of([SPANS])
-ALL, OF_VECTORS = (tile_pairs.Mask(True, True, *CODED, True, False, False, has_dense) for has_dense in (True, False))
+SEGMENTED, RANKED, OF_POSITIONS = Layout.of([SEGMENT_IDS]), Layout.of([SEGMENT_IDS, RANKS]), Layout.of([KV_RANGES])
+ALL, OF_VECTORS = (
+    tile_pairs.Mask(True, True, *SEGMENTED, True, False, False, has_dense) for has_dense in (True, False)
+)
 OF_INTERVALS = tile_pairs.Mask(True, True, *RANKED, True, False, True, False)
 OF_PROGRESSIONS = tile_pairs.Mask(True, True, *Layout.of([PROGRESSIONS]), False, False, True, False)
-OF_SPANS = tile_pairs.Mask(True, True, *OF_POSITIONS, False, True, True, False)
+OF_KV_RANGES = tile_pairs.Mask(True, True, *OF_POSITIONS, False, True, True, False)
 STRIDES = dict.fromkeys(
     ("ids_b", "ids_i", "kv_ids_b", "kv_ids_j", "valid_b", "valid_j", "dense_b", "dense_h", "dense_i", "dense_j"), "i64"
 )
@@ -75,8 +77,8 @@ TYPES = {
     **dict.fromkeys(("VALID", "DENSE", "Q_FOUND", "KV_FOUND"), "*i1"),
     **dict.fromkeys(
         (
-            "Q_CODES",
-            "KV_CODES",
+            "Q_SEGMENT_IDS",
+            "KV_SEGMENT_IDS",
             "Q_VECTORS",
             "KV_VECTORS",
             "RANGES",
@@ -92,19 +94,19 @@ TYPES = {
     "SEEN_BITS": "*i32",
 }
 BENT = schedule_module("bent_fold", Band(0))
-TOKENS = {"TOKENS": codes.Tokens(mask_tables.TOKENS, mask_tables.PARTNERS, mask_tables.TOKEN_TILES)}
+TOKENS = {"TOKENS": segment_ids.Tokens(mask_tables.TOKENS, mask_tables.PARTNERS, mask_tables.TOKEN_TILES)}
 DENSE_PAIRS = tile_pairs.Pairs(64, 128, mask_tables.DENSE_Q_TILES, mask_tables.DENSE_KV_TILES, mask_tables.LINES)
 PAIRS = tile_pairs.Pairs(64, 128, mask_tables.Q_TILES, mask_tables.KV_TILES, mask_tables.LINES)
 TILE_SCHEDULE = {"BLOCK_Q": 64, "BLOCK_KV": 128}
 KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "find_starts": (codes.find_starts, {"BLOCK": mask_tables.TOKENS}),
-    "first_equal": (codes.first_equal, {"HAS_IDS": True, "HAS_VALID": True, "QUERIES": 1, "KEYS": 1, **TOKENS}),
+    "find_starts": (segment_ids.find_starts, {"BLOCK": mask_tables.TOKENS}),
+    "first_equal": (segment_ids.first_equal, {"HAS_IDS": True, "HAS_VALID": True, "QUERIES": 1, "KEYS": 1, **TOKENS}),
     "seen": (tile_pairs.seen, {"MASK": ALL, **TOKENS}),
     "seen by vectors": (tile_pairs.seen, {"MASK": OF_VECTORS, **TOKENS}),
     "seen by intervals": (tile_pairs.seen, {"MASK": OF_INTERVALS, **TOKENS}),
     "classify": (tile_pairs.classify, {"MASK": ALL, "PAIRS": DENSE_PAIRS}),
     "classify by intervals": (tile_pairs.classify, {"MASK": OF_INTERVALS, "PAIRS": PAIRS}),
-    "classify by spans": (tile_pairs.classify, {"MASK": OF_SPANS, "PAIRS": PAIRS}),
+    "classify by kv ranges": (tile_pairs.classify, {"MASK": OF_KV_RANGES, "PAIRS": PAIRS}),
     "classify by progressions": (tile_pairs.classify, {"MASK": OF_PROGRESSIONS, "PAIRS": PAIRS}),
     "classify by vectors": (tile_pairs.classify, {"MASK": OF_VECTORS, "PAIRS": PAIRS}),
     "write_seen": (tile_pairs.write_seen, {"MASK": ALL, "BLOCK_Q": 64, "BLOCK_KV": 128, "WORDS": 2}),

@@ -33,23 +33,23 @@ class Case:
     dims: tuple[int, int]
     band: Band
     dtype: str = "bfloat16"
-    codes: bool = False
+    segment_ids: bool = False
     dense: bool = False
     dropout: bool = False
     low: bool = True
 
     def __str__(self) -> str:
-        others = {"codes": self.codes, "dense": self.dense, "dropout": self.dropout}
+        others = {"segment_ids": self.segment_ids, "dense": self.dense, "dropout": self.dropout}
         others["any bound"] = not self.low
         words = f"{self.dims[0]}/{self.dims[1]}", str(self.band), self.dtype, *(name for name in others if others[name])
         return " ".join(words)
 
     @property
     def even(self) -> bool:
-        return self.band.is_full and not (self.codes or self.dense)
+        return self.band.is_full and not (self.segment_ids or self.dense)
 
     def traits(self) -> Traits:
-        return traits_of(self.band, self.codes, self.dense, self.dropout, softcap=True, low_scores=self.low)
+        return traits_of(self.band, self.segment_ids, self.dense, self.dropout, softcap=True, low_scores=self.low)
 
 
 SOON = [
@@ -64,7 +64,7 @@ LATER = [
     Case((128, 128), CAUSAL, low=False),
     Case((128, 128), FULL),
     Case((128, 128), WINDOW, "float16"),
-    Case((128, 128), CAUSAL, codes=True),
+    Case((128, 128), CAUSAL, segment_ids=True),
     Case((128, 128), CAUSAL, dropout=True),
     Case((256, 256), FULL, "float16"),
     Case((256, 256), CAUSAL, dense=True),
@@ -149,7 +149,7 @@ def test_the_forward_fits(case: Case) -> None:
 def test_the_backward_fits(case: Case) -> None:
     tiles = TILES[case.dims]
     halves = backward.BACKWARD_CONFIGS[backward.tile_dims(*case.dims)].pieces
-    data = case.codes or case.dense or case.dropout
+    data = case.segment_ids or case.dense or case.dropout
     check(of_backward(case), tiles.block_q * tiles.block_kv // 256 // halves, 480 if data else 320, 32, 8)
 
 

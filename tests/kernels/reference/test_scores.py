@@ -116,7 +116,7 @@ def test_other_lengths_of_keys(band: Band, q_len: int, kv_len: int) -> None:
         shown = inside & (lo[:, :, None] <= of_keys[:, None]) & (of_keys[:, None] <= hi[:, :, None])
         assert torch.equal(tables._shown(data)[:, 0], shown)
         (of,) = relations.vectors(data)
-        spans, ranks = of.form.vectors(of, data)
+        kv_ranges, ranks = of.form.vectors(of, data)
         keys = torch.arange(kv_len).expand(BATCH, -1) if numbers is None else ranks[:, 0]
-        found = (spans[:, 0, :, None] <= keys[:, None]) & (keys[:, None] < spans[:, 1, :, None])
+        found = (kv_ranges[:, 0, :, None] <= keys[:, None]) & (keys[:, None] < kv_ranges[:, 1, :, None])
         assert torch.equal(found if numbers is None else found & inside, shown)

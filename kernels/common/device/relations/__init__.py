@@ -1,7 +1,7 @@
 """Device encodings of mask relations, one module per relation of `model.relations`, named after it.
 
 Each module has `FORMS`, its `Form` and its `Form` if there are no key numbers.  A relation of pairs has none: kernels
-read its elements, or bits (`schedule.table_tile_schedule`); `truth` is part of the codes of `equal`.
+read its elements, or bits (`schedule.table_tile_schedule`); `truth` is part of the segment ids of `equal`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`model.relations.BETWEEN` on devices: a query sees the keys from a first number on up to an end.
 
-The numbers are positions of keys (`SPANS`), or ranks of the numbers of keys (`RANKS`).  Only integers are computed, and
-whatever belongs to a batch element is computed from its own data.
+The numbers are positions of keys (`KV_RANGES`), or ranks of the numbers of keys (`RANKS`).  Only integers are computed,
+and whatever belongs to a batch element is computed from its own data.
 """
 
 from typing import TYPE_CHECKING
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from ...mask_data import MaskData
 
 
-def _spans(of: Vectors, data: "MaskData") -> tuple[Tensor, Tensor]:
-    """Computes the vectors of `SPANS`; `write_spans` is the same as a kernel."""
+def _kv_ranges(of: Vectors, data: "MaskData") -> tuple[Tensor, Tensor]:
+    """Computes the vectors of `KV_RANGES`; `write_kv_ranges` is the same as a kernel."""
     lo, hi, _ = _operands(of)
     band, queries = data.band.resolve(data.q_len, data.kv_len), torch.arange(data.q_len, device=data.device)
     first = torch.zeros(data.batch, data.q_len, dtype=torch.int64, device=data.device) if lo is None else lo
@@ -59,15 +59,15 @@ def _operands(of: Vectors) -> list[Tensor | None]:
 
 
 @triton.jit(do_not_specialize=["q_len", "kv_len", "lo", "hi"])
-def write_spans(
-    LEAST, MOST, SPANS, least_b, least_i, most_b, most_i, q_len, kv_len, lo, hi,
+def write_kv_ranges(
+    LEAST, MOST, KV_RANGES, least_b, least_i, most_b, most_i, q_len, kv_len, lo, hi,
     HAS_LEAST: tl.constexpr, HAS_MOST: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, QUERIES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program per (batch element, BLOCK queries): the first position a query sees, and the one behind the last.
 
     LEAST, MOST: integers [batch, q_len], the bounds of the intervals, with their strides; one that there is not is not
-    read.  lo, hi: of the band.  SPANS: int32, two of the QUERIES vectors of a batch element, [2, q_len].
+    read.  lo, hi: of the band.  KV_RANGES: int32, two of the QUERIES vectors of a batch element, [2, q_len].
     """
     b = tl.program_id(0).to(tl.int64)
     queries = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -84,9 +84,9 @@ def write_spans(
     if HAS_LO:
         end = tl.minimum(end, queries - lo + 1)
     last = tl.zeros([BLOCK], tl.int64) + kv_len
-    spans = SPANS + b * (QUERIES * q_len) + queries
-    tl.store(spans, tl.minimum(tl.maximum(first, 0), last).to(tl.int32), mask=there)
-    tl.store(spans + q_len, tl.minimum(tl.maximum(end, 0), last).to(tl.int32), mask=there)
+    kv_ranges = KV_RANGES + b * (QUERIES * q_len) + queries
+    tl.store(kv_ranges, tl.minimum(tl.maximum(first, 0), last).to(tl.int32), mask=there)
+    tl.store(kv_ranges + q_len, tl.minimum(tl.maximum(end, 0), last).to(tl.int32), mask=there)
 
 
 @triton.jit
@@ -132,7 +132,7 @@ def _in_all_rows(queries, rows_exist, keys, columns_exist):
 
 
 @triton.jit
-def _classify_spans(queries, rows_exist, keys, columns_exist):
+def _classify_kv_ranges(queries, rows_exist, keys, columns_exist):
     """The result is exact, since a tile's keys are contiguous."""
     least, most, shown = _in_all_rows(queries, rows_exist, keys, columns_exist)
     some = _some_row(queries[0], queries[1], least, most)
@@ -170,13 +170,13 @@ def keep_between(s, keys, first, end):
     )
 
 
-SPANS = Form(
-    "spans", 2, 0, _spans, _load_queries, load_positions, _test, _classify_spans, _keep, reads_positions=True,
-    is_range=True,
+KV_RANGES = Form(
+    "kv_ranges", 2, 0, _kv_ranges, _load_queries, load_positions, _test, _classify_kv_ranges, _keep,
+    reads_positions=True, is_range=True,
 )  # fmt: skip
 """Kv ranges: a query sees the keys at positions ``first <= position < end``, already clipped to band and length."""
 
 RANKS = Form("ranks", 2, 1, _ranks, _load_queries, _load_keys, _test, _classify_ranks, _keep)
-"""As `SPANS`, but compared with a number per key (its rank, at least 0) in place of its position."""
+"""As `KV_RANGES`, but compared with a number per key (its rank, at least 0) in place of its position."""
 
-FORMS = RANKS, SPANS
+FORMS = RANKS, KV_RANGES

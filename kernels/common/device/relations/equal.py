@@ -1,6 +1,7 @@
-"""`model.relations.EQUAL` on devices: *codes*, small integers that are equal where the numbers are (`device.codes`).
+"""`model.relations.EQUAL` on devices: *segment ids*, small integers that are equal where the numbers are
+(`device.segment_ids`).
 
-A query sees the keys with its own code.  Key validity (`TRUTH`) is merged into the first codes of a mask.
+A query sees the keys with its own segment id.  Key validity (`TRUTH`) is merged into the first segment ids of a mask.
 """
 
 from typing import TYPE_CHECKING
@@ -18,20 +19,20 @@ if TYPE_CHECKING:
     from ...mask_data import MaskData
 
 ALONE = tl.constexpr(-2)
-"""The code of a query whose number no key has; no key has this code, and no query has `HIDDEN`."""
+"""The segment id of a query whose number no key has; no key has this segment id, and no query has `HIDDEN`."""
 
 
-def _codes(of: Vectors, data: "MaskData") -> tuple[Tensor, Tensor]:
-    """The codes: the index of the first key with the same number; without numbers all are 0."""
+def _segment_ids(of: Vectors, data: "MaskData") -> tuple[Tensor, Tensor]:
+    """The segment ids: the index of the first key with the same number; without numbers all are 0."""
     found = []
     for role, length in (("q", data.q_len), ("kv", data.kv_len)):
-        codes = torch.zeros(data.batch, length, dtype=torch.int32, device=data.device)
+        segment_ids = torch.zeros(data.batch, length, dtype=torch.int32, device=data.device)
         if of.values:
             equal = of.values[role][:, :, None] == of.values["kv"][:, None, :]
-            codes = torch.where(equal.any(2), equal.to(torch.int32).argmax(2).to(torch.int32), -2)
+            segment_ids = torch.where(equal.any(2), equal.to(torch.int32).argmax(2).to(torch.int32), -2)
         if role == "kv" and of.valid is not None:
-            codes = torch.where(of.valid != 0, codes, -1)
-        found.append(codes[:, None])
+            segment_ids = torch.where(of.valid != 0, segment_ids, -1)
+        found.append(segment_ids[:, None])
     return found[0], found[1]
 
 
@@ -52,13 +53,13 @@ def _test(shown, queries, keys):
 
 @triton.jit
 def _classify(queries, rows_exist, keys, columns_exist):
-    """Compares the smallest and the largest codes of either tile."""
+    """Compares the smallest and the largest segment ids of either tile."""
     of_rows, of_columns = queries[0], keys[0]
     q_low = tl.min(tl.where(of_rows < 0, FAR, of_rows), 1)[None, :]
     q_high = tl.max(of_rows, 1)[None, :]
     kv_low = tl.min(tl.where(of_columns < 0, FAR, of_columns), 1)[:, None]
     kv_high = tl.max(of_columns, 1)[:, None]
-    # All existing rows, or all keys of a complete tile, have the one code; a last row counts for those missing.
+    # All existing rows, or all keys of a complete tile, have the one segment id; a last row counts for those missing.
     q_one = (tl.min(tl.where(rows_exist, of_rows, FAR), 1)[None, :]) == q_high
     kv_one = tl.min(of_columns, 1)[:, None] == kv_high
     one = q_one & kv_one & (q_high == kv_high)
@@ -88,7 +89,7 @@ def keep_equal(s, a, b):
     )
 
 
-CODES = Form("codes", 1, 1, _codes, _load_queries, _load_keys, _test, _classify, _keep)
-"""Segment ids: a query sees the keys with its own code.  An invalid key has the code `HIDDEN`."""
+SEGMENT_IDS = Form("segment_ids", 1, 1, _segment_ids, _load_queries, _load_keys, _test, _classify, _keep)
+"""Segment ids: a query sees the keys with its own segment id.  An invalid key has the segment id `HIDDEN`."""
 
-FORMS = CODES, CODES
+FORMS = SEGMENT_IDS, SEGMENT_IDS

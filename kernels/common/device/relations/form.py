@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 HIDDEN = tl.constexpr(-1)
 """In a vector of keys: the key does not exist, or is not valid.  No query sees it, in any form."""
 FAR = tl.constexpr(2**31 - 1)
-"""More than any position, rank or code."""
+"""More than any position, rank or segment id."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Vectors:
 
     Args:
         values: the operands of a term by role, without absent ones.
-        valid: for codes, [batch, kv_len]: nonzero for valid keys.
+        valid: for segment ids, [batch, kv_len]: nonzero for valid keys.
     """
 
     form: Form

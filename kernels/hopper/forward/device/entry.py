@@ -38,7 +38,7 @@ def hopper_forward(
         problem.section, problem.last_section, SCHEDULE.KV_RANGE, SCHEDULE.SEEN_ROWS, SCHEDULE.SEEN_KEYS, MASK.HAS_LO,
         MASK.HAS_HI, MASK.FROM_THE_END, MASK.EVEN_KV, FORM.BLOCK_KV, FORM.CONSUMERS, MASK.HALF_TILES,
     )  # fmt: skip
-    rest = ListedMask(data, MASK.HAS_DENSE, MASK.CODES_AHEAD, data is not None, MASK)
+    rest = ListedMask(data, MASK.HAS_DENSE, MASK.SEGMENT_IDS_AHEAD, data is not None, MASK)
     rows = Placement(placement, problem.q_len, MASK.PLACED)
     drops = DropoutBits(dropout, dropout is not None)
     shared = allocate_shared(q_desc.dtype, FORM, rest.GIVEN)

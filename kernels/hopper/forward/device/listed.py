@@ -51,14 +51,15 @@ class ListedMask:
     """A mask that reads tensors: its lists of kv tiles, and its elementwise test inside of a kv tile.
 
     arguments: the group `arguments.DATA` of pointers, None where the mask is a band alone; GIVEN: there are arguments.
-    With HAS_DENSE no vectors are read: `seen` reads bits. CODES_AHEAD: in which iterations vectors are loaded before
+    With HAS_DENSE no vectors are read: `seen` reads bits. SEGMENT_IDS_AHEAD: in which iterations vectors are loaded
+        before
     the matmul of the scores is issued, which takes as long: in none (0), in the first of a run (1), or in all (2).
     MASK: see `arguments.MaskKind`.
     """
 
     arguments: group
     HAS_DENSE: gl.constexpr
-    CODES_AHEAD: gl.constexpr
+    SEGMENT_IDS_AHEAD: gl.constexpr
     GIVEN: gl.constexpr
     MASK: gl.tuple
 
@@ -78,7 +79,7 @@ class ListedMask:
         return self.arguments.steps_ptr + row * kv_tiles, gl.load(self.arguments.counts_ptr + row)
 
     @gluon.jit
-    def codes(self, work, like, b, rows, kv):
+    def segment_ids(self, work, like, b, rows, kv):
         """Returns the int32 vectors of the queries `rows` and of the keys of kv tile `kv`, a tuple of each.
 
         like: a tensor in the layout of the scores [ROWS, BLOCK_KV], along whose rows and columns the vectors are
@@ -97,14 +98,15 @@ class ListedMask:
         return queries, keys
 
     @gluon.jit
-    def hide(self, work, s, codes, b, rows, kv):
+    def hide(self, work, s, segment_ids, b, rows, kv):
         """Returns the scores of kv tile `kv`, fp32 [ROWS, BLOCK_KV], set to -inf where a relation hides the key.
 
-        The band is not applied here. codes: as `codes` returns them, or None if they have not been loaded yet.
+        The band is not applied here. segment ids: as `segment_ids` returns them, or None if they have not been loaded
+        yet.
         """
-        if codes is None:
-            codes = self.codes(work, s, b, rows, kv)
-        of_queries, of_keys = codes
+        if segment_ids is None:
+            segment_ids = self.segment_ids(work, s, b, rows, kv)
+        of_queries, of_keys = segment_ids
         queries, keys = (), ()
         for i in gl.static_range(self.MASK.QUERIES):
             queries = queries + (gl.expand_dims(of_queries[i], 1),)

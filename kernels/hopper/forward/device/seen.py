@@ -1,8 +1,8 @@
 """Dense masks: which scores of a kv tile count, as bits that lie in memory as the scores lie in threads.
 
 Note [Seen bits] in schedule/table_tile_schedule.py says which bit is whose.  The bits say all of the mask: the band,
-codes, and the ends of queries and keys are in them.  A thread has the bits of its scores in one word or two, which it
-asks for before it waits for the scores.
+segment ids, and the ends of queries and keys are in them.  A thread has the bits of its scores in one word or two,
+which it asks for before it waits for the scores.
 """
 
 from triton.experimental import gluon

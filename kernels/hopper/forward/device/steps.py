@@ -105,17 +105,17 @@ def sum_with(score, p, total, shrink):
 
 
 @gluon.jit
-def masked(work, data, s, codes, b, rows, kv):
-    """Scores of kv tile `kv`, or of its first keys, -inf where a row does not see the key by band and `codes`.
+def masked(work, data, s, segment_ids, b, rows, kv):
+    """Scores of kv tile `kv`, or of its first keys, -inf where a row does not see the key by band and `segment_ids`.
 
-    For `codes` see `listed.ListedMask.hide`.
+    For `segment_ids` see `listed.ListedMask.hide`.
     """
     if COMPUTES_EARLY:
         kv = not_before(kv)
     if (work.HAS_LO or work.HAS_HI or not work.EVEN_KV) and not data.MASK.HAS_RANGES:
         s = _in_band(work, s, rows, kv)
     if len(data.MASK.FORMS) > 0:
-        s = data.hide(work, s, codes, b, rows, kv)
+        s = data.hide(work, s, segment_ids, b, rows, kv)
     return s
 
 
@@ -195,11 +195,11 @@ def first_step(work, data, drops, shared, score, zero, here, kv, masks, it, m, t
     needs a mask; shrink: the factor of what was before, for those who had a tile schedule before.
     """
     b, head, block, rows, q_tile, _seed = here
-    codes = None
+    segment_ids = None
     if data.HAS_DENSE:
         shown = ask(work, data, b, head, block, kv, masks)
-    elif data.CODES_AHEAD > 0:
-        codes = data.codes(work, zero, b, rows, kv)
+    elif data.SEGMENT_IDS_AHEAD > 0:
+        segment_ids = data.segment_ids(work, zero, b, rows, kv)
     slot = wait_for(shared.k_full, it, shared.STAGES)
     s = begin_scores(shared, q_tile, slot, zero)
     s = warpgroup_mma_wait(0, deps=(s,))
@@ -211,7 +211,7 @@ def first_step(work, data, drops, shared, score, zero, here, kv, masks, it, m, t
             s = hide(s, shown)
     elif HIDES:
         if masks:
-            s = masked(work, data, s, codes, b, rows, kv)
+            s = masked(work, data, s, segment_ids, b, rows, kv)
     return softmax(score, s, far, m, total, HIDES)
 
 
@@ -229,11 +229,11 @@ def next_step(work, data, drops, shared, score, zero, here, kv_before, kv, masks
     here, masks: see `first_step`; masks is a constant.
     """
     b, head, block, rows, q_tile, seed = here
-    codes = None
+    segment_ids = None
     if masks and data.HAS_DENSE:
         shown = ask(work, data, b, head, block, kv, True)
-    elif masks and data.CODES_AHEAD > 1:
-        codes = data.codes(work, zero, b, rows, kv)
+    elif masks and data.SEGMENT_IDS_AHEAD > 1:
+        segment_ids = data.segment_ids(work, zero, b, rows, kv)
     slot = wait_for(shared.k_full, it, shared.STAGES)
     s = begin_scores(shared, q_tile, slot, zero)
     if drops.GIVEN:
@@ -251,9 +251,9 @@ def next_step(work, data, drops, shared, score, zero, here, kv_before, kv, masks
     if data.HAS_DENSE and masks:
         s = hide(s, shown)
     elif masks:
-        if data.GIVEN:  # the registers of P have to hold codes
+        if data.GIVEN:  # the registers of P have to hold segment ids
             acc = warpgroup_mma_wait(0, deps=(acc,))
-        s = masked(work, data, s, codes, b, rows, kv)
+        s = masked(work, data, s, segment_ids, b, rows, kv)
     p, m, total, shrink = softmax(score, s, far, m, total, masks)
     p = as_left(p, shared.k.dtype, shared.v.shape[2])
     acc, p = warpgroup_mma_wait(0, deps=(acc, p))  # P too: it crosses the loop as it is, packed

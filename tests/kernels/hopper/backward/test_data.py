@@ -19,7 +19,7 @@ from dash_inductor.schedule.tile_schedule import ClosedForm
 from dash_inductor.schedule.visibility import EMPTY, FULL, PARTIAL
 from dash_inductor.schedule.visibility import tile_pairs as by_definition
 
-from ....support.hopper_data import KINDS, VisibleTileSchedule, codes_of, data_of, keep_of, tile_pairs
+from ....support.hopper_data import KINDS, VisibleTileSchedule, data_of, keep_of, segment_ids_of, tile_pairs
 
 CPU = torch.device("cpu")
 FIELD = (1 << TILE_BITS) - 1
@@ -42,15 +42,15 @@ CLOSED += [("bent_fold", Band(0), 530, 300)]  # long enough for tile schedules t
 
 
 @pytest.mark.parametrize(("name", "band", "q_len", "kv_len"), CLOSED, ids=str)
-@pytest.mark.parametrize("by_head", [False, True], ids=["codes", "dense by head"])
+@pytest.mark.parametrize("by_head", [False, True], ids=["segment_ids", "dense by head"])
 def test_tables_tile_schedule_what_is_seen(name: str, band: Band, q_len: int, kv_len: int, by_head: bool) -> None:
     """Every visible pair once, in the order of the closed form; ranks without gaps, in its order too."""
     batch, heads = len(KINDS), 6
     tile_schedule = closed(name, band, q_len, kv_len, batch, heads)
-    codes = codes_of(band, q_len, kv_len)
+    segment_ids = segment_ids_of(band, q_len, kv_len)
     dense = random_dense(random.Random(name), 1, heads, q_len, kv_len) if by_head else None
-    keep = keep_of(band, codes, dense, (batch, q_len, kv_len))
-    data = data_of(tile_schedule, keep, codes, dense)
+    keep = keep_of(band, segment_ids, dense, (batch, q_len, kv_len))
+    data = data_of(tile_schedule, keep, segment_ids, dense)
     found: dict[object, Any] = {}  # by batch element and head of the mask
     for b in range(batch):
         for q_head in range(heads):
@@ -93,16 +93,20 @@ def test_a_mask_that_hides_nothing_has_the_tile_schedules_of_the_band(
             assert [(word >> TILE_BITS & FIELD, word >> 2 * TILE_BITS & 1) for word in visible.words(kv)] == words
 
 
-MASKS = {"codes": Mask.parse("causal & keys(0)"), "dense": Mask.parse("dense(0)")}
+MASKS = {"segment_ids": Mask.parse("causal & keys(0)"), "dense": Mask.parse("dense(0)")}
 MASKS |= {"both": Mask.parse("causal & segments(1,1) & dense(0)")}
 
 
 def sample(mask: Mask, schedule: str = "bent_fold", dense_heads: int = 1) -> tuple[BackwardData, ClosedForm]:
     """Data of a batch of 2, 4 query heads, 20 queries and 40 keys."""
     tile_schedule = closed(schedule, mask.band, 20, 40, 2, 4)
-    codes = None if mask.keys is None and mask.segments is None else codes_of(mask.band, 20, 40, ("ones", "packed"))
+    segment_ids = (
+        None if mask.keys is None and mask.segments is None else segment_ids_of(mask.band, 20, 40, ("ones", "packed"))
+    )
     dense = None if mask.dense is None else torch.ones(1, dense_heads, 20, 40, dtype=torch.bool)
-    return data_of(tile_schedule, keep_of(mask.band, codes, dense, (2, 20, 40)), codes, dense), tile_schedule
+    return data_of(
+        tile_schedule, keep_of(mask.band, segment_ids, dense, (2, 20, 40)), segment_ids, dense
+    ), tile_schedule
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -149,7 +153,7 @@ def test_other_tensors_are_refused(name: str) -> None:
             Arguments.of(Call(MASKS["both"], 1.0), bad.described(), tile_schedule, CPU)
 
 
-@pytest.mark.parametrize(("mask", "name"), [("codes", "dense"), ("dense", "q_vectors")])
+@pytest.mark.parametrize(("mask", "name"), [("segment_ids", "dense"), ("dense", "q_vectors")])
 def test_tensors_that_the_mask_lacks_are_refused(mask: str, name: str) -> None:
     data, tile_schedule = sample(MASKS["both"])
     with pytest.raises(ArgumentError, match=rf"data\.{name}"):
@@ -157,23 +161,25 @@ def test_tensors_that_the_mask_lacks_are_refused(mask: str, name: str) -> None:
 
 
 def test_tables_without_room_are_refused() -> None:
-    data, _ = sample(MASKS["codes"])
+    data, _ = sample(MASKS["segment_ids"])
     for q_len, batch in ((8 << TILE_BITS) + 1, 1), (8 << 14, 1 << 14):
         with pytest.raises(ArgumentError, match="q tiles"):
-            Arguments.of(Call(MASKS["codes"], 1.0), data.described(), closed("spt", Band(0), q_len, 200, batch), CPU)
+            Arguments.of(
+                Call(MASKS["segment_ids"], 1.0), data.described(), closed("spt", Band(0), q_len, 200, batch), CPU
+            )
 
 
 def test_vectors_whose_offsets_need_more_than_32_bits_are_refused() -> None:
-    data, _ = sample(MASKS["codes"])
+    data, _ = sample(MASKS["segment_ids"])
     for q_len, kv_len in (64, 16 << 10), (16 << 10, 64):
         tile_schedule = closed("spt", Band(0), q_len, kv_len, 1 << 17)
         with pytest.raises(ArgumentError, match="numbers of queries or keys"):
-            Arguments.of(Call(MASKS["codes"], 1.0), data.described(), tile_schedule, CPU)
+            Arguments.of(Call(MASKS["segment_ids"], 1.0), data.described(), tile_schedule, CPU)
 
 
 @pytest.mark.parametrize("drops", [False, True])
 def test_extras(drops: bool) -> None:
-    """Operands first, in the order in which the call names them; then codes and tables."""
+    """Operands first, in the order in which the call names them; then segment ids and tables."""
     tensors = [torch.empty(0) for _ in range(12)]
 
     def call(text: str) -> Call:
@@ -212,9 +218,9 @@ def test_a_mask_of_rows() -> None:
     assert (data.row_place is tensors[2], data.row_count is tensors[3], data.dense) == (True, True, None)
 
     tile_schedule = closed("spt", mask.band, 256, 256, 1, 4)
-    codes = codes_of(mask.band, 256, 256, ("packed",))
+    segment_ids = segment_ids_of(mask.band, 256, 256, ("packed",))
     place, count = (torch.zeros(4, dtype=torch.int32) for _ in range(2))
-    made = data_of(tile_schedule, keep_of(mask.band, codes, None, (1, 256, 256)), codes, None)
+    made = data_of(tile_schedule, keep_of(mask.band, segment_ids, None, (1, 256, 256)), segment_ids, None)
     good = made._replace(row_place=place, row_count=count)
     assert good.rows == 256
     Arguments.of(Call(mask, 1.0), good.described(), tile_schedule, CPU)

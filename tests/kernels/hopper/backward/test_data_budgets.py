@@ -18,21 +18,21 @@ FULL, CAUSAL, WINDOW = Band(), Band(0), Band(0, 1023)
 
 # All pairs of head dims, with every band and both kinds of data spread over them.
 SOON = [
-    Case((64, 64), CAUSAL, "bent_fold", HALF, 4, codes=True),
+    Case((64, 64), CAUSAL, "bent_fold", HALF, 4, segment_ids=True),
     Case((64, 64), WINDOW, "descending", dense=True),
-    Case((128, 128), WINDOW, "spt", HALF, codes=True),
-    Case((128, 128), CAUSAL, "bent_fold", codes=True, dense=True),
+    Case((128, 128), WINDOW, "spt", HALF, segment_ids=True),
+    Case((128, 128), CAUSAL, "bent_fold", segment_ids=True, dense=True),
     Case((128, 128), FULL, "ascending", dense=True),
-    Case((192, 128), CAUSAL, "spt", codes=True),
+    Case((192, 128), CAUSAL, "spt", segment_ids=True),
     Case((192, 128), FULL, "ascending", HALF, dense=True),
-    Case((256, 256), CAUSAL, "descending", codes=True, dense=True),
+    Case((256, 256), CAUSAL, "descending", segment_ids=True, dense=True),
 ]
-# If all tests are run: codes alone, under full masks and with grouped heads too.
+# If all tests are run: segment ids alone, under full masks and with grouped heads too.
 LATER = [
-    Case((64, 64), FULL, "ascending", codes=True),
-    Case((128, 128), FULL, "ascending", codes=True),
-    Case((128, 128), CAUSAL, "bent_fold", group=4, codes=True),
-    Case((256, 256), CAUSAL, "spt", group=4, codes=True),
+    Case((64, 64), FULL, "ascending", segment_ids=True),
+    Case((128, 128), FULL, "ascending", segment_ids=True),
+    Case((128, 128), CAUSAL, "bent_fold", group=4, segment_ids=True),
+    Case((256, 256), CAUSAL, "spt", group=4, segment_ids=True),
 ]
 cases = some([*SOON, *LATER], SOON)
 
@@ -84,7 +84,7 @@ def test_every_variant_has_cases() -> None:
 
 @pytest.mark.parametrize("dims", [(64, 64), (192, 128), (256, 256)], ids=str)
 def test_prepare_and_finish(dims: tuple[int, int]) -> None:
-    kernels = build.Kernels(Case(dims, CAUSAL, "spt", HALF, 4, codes=True).specialisation())
+    kernels = build.Kernels(Case(dims, CAUSAL, "spt", HALF, 4, segment_ids=True).specialisation())
     for compile in (lambda: kernels.prepare, lambda: kernels.finish):
         _, report = sass.compile_with_report(compile)
         assert max(report.spill_stores, report.spill_loads) <= 8
@@ -97,14 +97,14 @@ def test_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(case)}" for case in SOON),
         """\
-64/64 causal bent_fold float16 group 4 codes: registers 168, spilled 80/128, shared 200364, in loops 0+0
+64/64 causal bent_fold float16 group 4 segments: registers 168, spilled 80/128, shared 200364, in loops 0+0
 64/64 band(0,1023) descending bfloat16 group 1 dense: registers 168, spilled 84/104, shared 199276, in loops 4+0
-128/128 band(0,1023) spt float16 group 1 codes: registers 168, spilled 32/44, shared 215164, in loops 0+0
-128/128 causal bent_fold bfloat16 group 1 codes dense: registers 168, spilled 156/208, shared 215164, in loops 10+4
+128/128 band(0,1023) spt float16 group 1 segments: registers 168, spilled 32/44, shared 215164, in loops 0+0
+128/128 causal bent_fold bfloat16 group 1 segments dense: registers 168, spilled 156/208, shared 215164, in loops 10+4
 128/128 full ascending bfloat16 group 1 dense: registers 168, spilled 144/188, shared 214620, in loops 11+7
-192/128 causal spt bfloat16 group 1 codes: registers 168, spilled 228/272, shared 231612, in loops 9+8
+192/128 causal spt bfloat16 group 1 segments: registers 168, spilled 228/272, shared 231612, in loops 9+8
 192/128 full ascending float16 group 1 dense: registers 168, spilled 260/296, shared 231068, in loops 18+32
-256/256 causal descending bfloat16 group 1 codes dense: registers 168, spilled 144/168, shared 214424, in loops 0+0""",
+256/256 causal descending bfloat16 group 1 segments dense: registers 168, spilled 144/168, shared 214424, in loops 0+0""",  # noqa: E501
     )
 
 
@@ -114,8 +114,8 @@ def test_others_are_pinned() -> None:
     expecttest.assert_expected_inline(
         "\n".join(f"{case}: {built(case)}" for case in LATER),
         """\
-64/64 full ascending bfloat16 group 1 codes: registers 168, spilled 100/124, shared 200316, in loops 5+0
-128/128 full ascending bfloat16 group 1 codes: registers 168, spilled 72/100, shared 215164, in loops 0+0
-128/128 causal bent_fold bfloat16 group 4 codes: registers 168, spilled 40/68, shared 215212, in loops 0+0
-256/256 causal spt bfloat16 group 4 codes: registers 168, spilled 152/184, shared 214440, in loops 0+0""",
+64/64 full ascending bfloat16 group 1 segments: registers 168, spilled 100/124, shared 200316, in loops 5+0
+128/128 full ascending bfloat16 group 1 segments: registers 168, spilled 72/100, shared 215164, in loops 0+0
+128/128 causal bent_fold bfloat16 group 4 segments: registers 168, spilled 40/68, shared 215212, in loops 0+0
+256/256 causal spt bfloat16 group 4 segments: registers 168, spilled 152/184, shared 214440, in loops 0+0""",
     )

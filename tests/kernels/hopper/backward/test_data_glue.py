@@ -20,7 +20,7 @@ from dash_inductor.schedule.visibility import EMPTY, FULL, Pairs
 
 from ....support.calls import traits_of
 from ....support.cases import some
-from ....support.hopper_data import NO_KEY, codes_of, data_of, keep_of, tile_pairs
+from ....support.hopper_data import NO_KEY, data_of, keep_of, segment_ids_of, tile_pairs
 from ....support.hopper_glue import Fault, Pointer, Simulation
 from .test_glue import (
     BLOCK_KV,
@@ -38,7 +38,7 @@ from .test_glue import (
 
 @dataclass(frozen=True)
 class DataLaunch(Launch):
-    """A launch with a batch element for each kind of codes."""
+    """A launch with a batch element for each kind of segment ids."""
 
     kinds: tuple[str, ...] = ()
 
@@ -51,19 +51,19 @@ class DataLaunch(Launch):
         return tile_pairs(self._keep[:, 0], BLOCK_Q, BLOCK_KV)
 
     @cached_property
-    def _codes(self) -> Any:
-        return codes_of(self.mask, self.q_len, self.kv_len, self.kinds)
+    def _segment_ids(self) -> Any:
+        return segment_ids_of(self.mask, self.q_len, self.kv_len, self.kinds)
 
     @cached_property
     def _keep(self) -> Any:
-        return keep_of(self.mask, self._codes, None, (self.batch, self.q_len, self.kv_len))
+        return keep_of(self.mask, self._segment_ids, None, (self.batch, self.q_len, self.kv_len))
 
     @cached_property
     def data(self) -> BackwardData:
-        return data_of(ClosedForm(self.schedule, self.tables), self._keep, self._codes, None)
+        return data_of(ClosedForm(self.schedule, self.tables), self._keep, self._segment_ids, None)
 
     def specialisation(self) -> build.Specialisation:
-        return replace(super().specialisation(), even_kv=False, traits=traits_of(self.mask, codes=True))
+        return replace(super().specialisation(), even_kv=False, traits=traits_of(self.mask, segment_ids=True))
 
     def data_arguments(self) -> dict[str, dict[str, Any]]:
         names = "visits", "words", "q_vectors", "kv_vectors", "keys_seen", "dense"
@@ -77,7 +77,7 @@ class DataLaunch(Launch):
 
 
 class DataExpected(Expected):
-    """In steps with the mask, the codes of both tiles are what probabilities were computed from, too."""
+    """In steps with the mask, the segment ids of both tiles are what probabilities were computed from, too."""
 
     def __init__(self, launch: DataLaunch) -> None:
         super().__init__(launch)
@@ -87,8 +87,8 @@ class DataExpected(Expected):
         if self.pairs[b][q][kv] == FULL:
             return set()
         row = b * self.launch.q_len + q * BLOCK_Q + half * BLOCK_Q // self.halves
-        codes = {("q_vectors", row), ("kv_vectors", b * self.launch.kv_len + kv * BLOCK_KV, -1)}
-        return codes | self.band(q, kv, half)
+        segment_ids = {("q_vectors", row), ("kv_vectors", b * self.launch.kv_len + kv * BLOCK_KV, -1)}
+        return segment_ids | self.band(q, kv, half)
 
 
 def visible_tile_schedules(launch: DataLaunch) -> TileSchedules:
@@ -145,7 +145,7 @@ def test_roles_agree_with_the_tables(launch: DataLaunch) -> None:
 
 
 class ExpectedOfGlobal(DataExpected):
-    """As `DataExpected`, where codes of queries have no room in shared memory."""
+    """As `DataExpected`, where segment ids of queries have no room in shared memory."""
 
     def masked(self, b: int, q: int, kv: int, half: int) -> set[Any]:
         return {(*tag, 0) if tag[0] == "q_vectors" else tag for tag in super().masked(b, q, kv, half)}
@@ -197,10 +197,10 @@ CONTROLS = {
     "the next word": ("(self._row(kv) * self.work.n_q + step)", "(self._row(kv) * self.work.n_q + step + 1)"),
     "keys of the first batch element": ("((self.MASK.KEYS * work.batch + i) * work.kv_len + keys)", "(keys)"),
     "queries of the first batch element": ("(QUERIES * work.batch * work.q_len + positions)", "(positions)"),
-    "codes of the first half": ("gl.minimum(rows + piece * ROWS, ", "gl.minimum(rows, "),
-    "codes in the slot of the first half": ("(slot * PIECES + piece)", "(slot * PIECES)"),
-    "codes that nobody waits for": ("async_copy.mbarrier_arrive(full)", "pass"),
-    "codes of another slot": ("piece = slot * (work", "piece = (slot + 1) % 2 * (work"),
+    "segment ids of the first half": ("gl.minimum(rows + piece * ROWS, ", "gl.minimum(rows, "),
+    "segment ids in the slot of the first half": ("(slot * PIECES + piece)", "(slot * PIECES)"),
+    "segment ids that nobody waits for": ("async_copy.mbarrier_arrive(full)", "pass"),
+    "segment ids of another slot": ("piece = slot * (work", "piece = (slot + 1) % 2 * (work"),
     "the word of another slot": ("words.index(here(slot))", "words.index(here((slot + 1) % 2))"),
     "the second word first": ("gl.minimum(step, n_q - 1)", "gl.minimum(step + 1, n_q - 1)"),
     "the word of the same step": ("gl.minimum(after, steps - 1)", "gl.minimum(step, steps - 1)"),
@@ -235,10 +235,10 @@ class BlindLaunch(DataLaunch):
     """Every seventh query sees no key, so that many steps of a tile schedule have such queries."""
 
     @cached_property
-    def _codes(self) -> Any:
-        q_codes, kv_codes = codes_of(self.mask, self.q_len, self.kv_len, self.kinds)
-        q_codes[:, ::7] = NO_KEY
-        return q_codes, kv_codes
+    def _segment_ids(self) -> Any:
+        q_segment_ids, kv_segment_ids = segment_ids_of(self.mask, self.q_len, self.kv_len, self.kinds)
+        q_segment_ids[:, ::7] = NO_KEY
+        return q_segment_ids, kv_segment_ids
 
 
 PARTS = replace(FLAGSHIP, schedule="symmetric_shift", q_len=128, kv_len=128, kinds=("holes", "holes"))

@@ -22,8 +22,8 @@ CASES = [
     Case((64, 64), CAUSAL, "bent_fold", HALF, 4, dropout=True),
     Case((128, 128), FULL, "ascending", dropout=True),
     Case((128, 128), CAUSAL, "bent_fold", dropout=True),
-    Case((128, 128), FULL, "ascending", codes=True, dropout=True),
-    Case((128, 128), CAUSAL, "bent_fold", codes=True, dense=True, dropout=True),
+    Case((128, 128), FULL, "ascending", segment_ids=True, dropout=True),
+    Case((128, 128), CAUSAL, "bent_fold", segment_ids=True, dense=True, dropout=True),
     Case((192, 128), FULL, "ascending", HALF, dropout=True),
     Case((192, 128), CAUSAL, "spt", dropout=True),
     Case((256, 256), CAUSAL, "spt", group=4, dropout=True),
@@ -68,7 +68,7 @@ def test_bits_are_exchanged_by_shuffles(case: Case) -> None:
     without = replace(case, dropout=False)
     plain = built(without)
     used = built(case)
-    has_words = not case.mask.is_full or not case.even_kv or case.codes or case.dense
+    has_words = not case.mask.is_full or not case.even_kv or case.segment_ids or case.dense
     assert used.shared_memory - plain.shared_memory == (0 if has_words else WORDS)
     assert used.ptx.count("bar.sync") == plain.ptx.count("bar.sync") - 2 * (without.step_texts - 1)
     tiles = TILES[case.dims]
@@ -102,8 +102,8 @@ def test_pinned() -> None:
 64/64 causal bent_fold float16 group 4 dropout: registers 168, spilled 16/32, shared 199244, in loops 0+0
 128/128 full ascending bfloat16 group 1 dropout: registers 168, spilled 4/4, shared 214556, in loops 0+0
 128/128 causal bent_fold bfloat16 group 1 dropout: registers 168, spilled 24/36, shared 214572, in loops 2+0
-128/128 full ascending bfloat16 group 1 codes dropout: registers 168, spilled 48/72, shared 215164, in loops 0+0
-128/128 causal bent_fold bfloat16 group 1 codes dense dropout: registers 168, spilled 124/168, shared 215164, in loops 6+1
+128/128 full ascending bfloat16 group 1 segments dropout: registers 168, spilled 48/72, shared 215164, in loops 0+0
+128/128 causal bent_fold bfloat16 group 1 segments dense dropout: registers 168, spilled 124/168, shared 215164, in loops 6+1
 192/128 full ascending float16 group 1 dropout: registers 168, spilled 136/156, shared 231004, in loops 21+0
 192/128 causal spt bfloat16 group 1 dropout: registers 168, spilled 220/252, shared 231004, in loops 55+8
 256/256 causal spt bfloat16 group 4 dropout: registers 168, spilled 20/36, shared 214184, in loops 0+0""",  # noqa: E501

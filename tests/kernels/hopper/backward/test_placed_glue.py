@@ -43,12 +43,12 @@ class PlacedLaunch(DataLaunch):
         return rows_of(self.lengths, self.behind)
 
     @cached_property
-    def _codes(self) -> tuple[Tensor, Tensor]:
+    def _segment_ids(self) -> tuple[Tensor, Tensor]:
         queries, keys, *_ = self.rows.operands()
         return torch.where(queries == keys, queries, -2), keys
 
     def specialisation(self) -> build.Specialisation:
-        return replace(super().specialisation(), traits=traits_of(self.mask, codes=True, placed=True))
+        return replace(super().specialisation(), traits=traits_of(self.mask, segment_ids=True, placed=True))
 
     def data_arguments(self) -> dict[str, dict[str, Any]]:
         ones = dict.fromkeys(("head_stride", "row_stride", "dim"), 1)

@@ -158,13 +158,13 @@ FULL, CAUSAL = Band(), Band(0)
 SOON = [
     Case((64, 64), CAUSAL, "symmetric_shift"),
     Case((128, 128), CAUSAL, "bent_fold"),
-    Case((128, 128), CAUSAL, "bent_fold", codes=True, dense=True),
+    Case((128, 128), CAUSAL, "bent_fold", segment_ids=True, dense=True),
     Case((256, 256), CAUSAL, "spt", group=4),
 ]
 LATER = [
     Case((64, 64), CAUSAL, "bent_fold", HALF, 4, even_kv=False),
     Case((128, 128), FULL, "ascending"),
-    Case((128, 128), CAUSAL, "spt", group=4, codes=True, placed=True),
+    Case((128, 128), CAUSAL, "spt", group=4, segment_ids=True, placed=True),
     Case((128, 128), CAUSAL, "bent_fold", dropout=True),
     Case((192, 128), CAUSAL, "spt"),
 ]
@@ -222,7 +222,7 @@ def test_pinned() -> None:
         """\
 64/64 causal symmetric_shift bfloat16 group 1: registers 168, spilled 56/92, shared 199244, in loops 2+0
 128/128 causal bent_fold bfloat16 group 1: registers 168, spilled 0/0, shared 214604, in loops 0+0
-128/128 causal bent_fold bfloat16 group 1 codes dense: registers 168, spilled 156/212, shared 215212, in loops 10+4
+128/128 causal bent_fold bfloat16 group 1 segments dense: registers 168, spilled 156/212, shared 215212, in loops 10+4
 256/256 causal spt bfloat16 group 4: registers 168, spilled 20/40, shared 214200, in loops 0+0""",
     )
 
@@ -235,7 +235,7 @@ def test_others_are_pinned() -> None:
         """\
 64/64 causal bent_fold float16 group 4 ragged: registers 168, spilled 12/32, shared 199292, in loops 0+0
 128/128 full ascending bfloat16 group 1: registers 168, spilled 0/0, shared 214572, in loops 0+0
-128/128 causal spt bfloat16 group 4 codes placed: registers 168, spilled 44/80, shared 215260, in loops 0+0
+128/128 causal spt bfloat16 group 4 segments placed: registers 168, spilled 44/80, shared 215260, in loops 0+0
 128/128 causal bent_fold bfloat16 group 1 dropout: registers 168, spilled 24/36, shared 214604, in loops 2+0
 192/128 causal spt bfloat16 group 1: registers 168, spilled 108/116, shared 231052, in loops 7+1""",
     )

@@ -33,12 +33,12 @@ SOON = [
     Case((192, 128), WINDOW, HALF),
     Case((256, 256), WINDOW, even_kv=False),
     Case((64, 64), WINDOW, even_kv=False, short=True),
-    Case((64, 64), FULL, codes=True),
-    Case((64, 64), WINDOW, HALF, even_kv=False, codes=True),
-    Case((128, 128), FULL, codes=True),
-    Case((128, 128), WINDOW, HALF, even_kv=False, codes=True),
-    Case((192, 128), WINDOW, even_kv=False, codes=True),
-    Case((256, 256), WINDOW, even_kv=False, codes=True),
+    Case((64, 64), FULL, segment_ids=True),
+    Case((64, 64), WINDOW, HALF, even_kv=False, segment_ids=True),
+    Case((128, 128), FULL, segment_ids=True),
+    Case((128, 128), WINDOW, HALF, even_kv=False, segment_ids=True),
+    Case((192, 128), WINDOW, even_kv=False, segment_ids=True),
+    Case((256, 256), WINDOW, even_kv=False, segment_ids=True),
     Case((64, 64), WINDOW, dense=True),
     Case((128, 128), FULL, dense=True),
     Case((192, 128), CAUSAL, HALF, dense=True),
@@ -56,10 +56,10 @@ LATER = [
     Case((192, 128), CAUSAL, even_kv=False),
     Case((256, 256), FULL),
     Case((256, 256), CAUSAL, HALF),
-    Case((128, 128), FULL, HALF, even_kv=False, codes=True),
-    Case((128, 128), CAUSAL, codes=True),
-    Case((192, 128), CAUSAL, HALF, codes=True),
-    Case((256, 256), FULL, HALF, codes=True),
+    Case((128, 128), FULL, HALF, even_kv=False, segment_ids=True),
+    Case((128, 128), CAUSAL, segment_ids=True),
+    Case((192, 128), CAUSAL, HALF, segment_ids=True),
+    Case((256, 256), FULL, HALF, segment_ids=True),
     Case((64, 64), FULL, HALF, dense=True),
     Case((128, 128), WINDOW, HALF, dense=True),
 ]
@@ -101,7 +101,7 @@ def spilled_bytes(case: Case) -> int:
 
     A producer, which has few registers, spills while it clears rows that take no part.
     """
-    if case.codes:
+    if case.segment_ids:
         return 72 if case.mask.is_full and case.dims == (64, 64) else 132
     if case.dense:
         return 80 if case.dims == (256, 256) else 56
@@ -163,12 +163,12 @@ def test_pinned() -> None:
 192/128 band(0,1023) float16: registers 168, spilled 0/0, shared 213504, steps 504..735
 256/256 band(0,1023) bfloat16 ragged: registers 168, spilled 12/16, shared 197088, steps 424..541
 64/64 band(0,1023) bfloat16 ragged short: registers 168, spilled 0/0, shared 182904, steps 390..614
-64/64 full bfloat16 codes: registers 128, spilled 64/72, shared 207628, steps 372..525
-64/64 band(0,1023) float16 ragged codes: registers 128, spilled 132/132, shared 207644, steps 372..824
-128/128 full bfloat16 codes: registers 168, spilled 24/40, shared 230008, steps 488..644
-128/128 band(0,1023) float16 ragged codes: registers 168, spilled 24/40, shared 230024, steps 482..938
-192/128 band(0,1023) bfloat16 ragged codes: registers 168, spilled 32/60, shared 213600, steps 518..1011
-256/256 band(0,1023) bfloat16 ragged codes: registers 168, spilled 56/92, shared 197168, steps 418..683
+64/64 full bfloat16 segments: registers 128, spilled 64/72, shared 207628, steps 372..525
+64/64 band(0,1023) float16 ragged segments: registers 128, spilled 132/132, shared 207644, steps 372..824
+128/128 full bfloat16 segments: registers 168, spilled 24/40, shared 230008, steps 488..644
+128/128 band(0,1023) float16 ragged segments: registers 168, spilled 24/40, shared 230024, steps 482..938
+192/128 band(0,1023) bfloat16 ragged segments: registers 168, spilled 32/60, shared 213600, steps 518..1011
+256/256 band(0,1023) bfloat16 ragged segments: registers 168, spilled 56/92, shared 197168, steps 418..683
 64/64 band(0,1023) bfloat16 dense: registers 128, spilled 8/32, shared 207628, steps 385..465
 128/128 full bfloat16 dense: registers 168, spilled 28/52, shared 230008, steps 484..575
 192/128 causal float16 dense: registers 168, spilled 8/16, shared 213584, steps 516..611
@@ -192,10 +192,10 @@ def test_others_are_pinned() -> None:
 192/128 causal bfloat16 ragged: registers 168, spilled 8/8, shared 213504, steps 510..676
 256/256 full bfloat16: registers 168, spilled 0/0, shared 197072, steps 437..438
 256/256 causal float16: registers 168, spilled 12/16, shared 197072, steps 411..506
-128/128 full float16 ragged codes: registers 168, spilled 32/56, shared 230008, steps 482..814
-128/128 causal bfloat16 codes: registers 168, spilled 32/48, shared 230008, steps 486..806
-192/128 causal float16 codes: registers 168, spilled 24/40, shared 213600, steps 518..840
-256/256 full float16 codes: registers 168, spilled 28/48, shared 197168, steps 419..518
+128/128 full float16 ragged segments: registers 168, spilled 32/56, shared 230008, steps 482..814
+128/128 causal bfloat16 segments: registers 168, spilled 32/48, shared 230008, steps 486..806
+192/128 causal float16 segments: registers 168, spilled 24/40, shared 213600, steps 518..840
+256/256 full float16 segments: registers 168, spilled 28/48, shared 197168, steps 419..518
 64/64 full float16 dense: registers 128, spilled 8/32, shared 207628, steps 385..465
 128/128 band(0,1023) float16 dense: registers 168, spilled 28/52, shared 230008, steps 484..575""",
     )
@@ -237,24 +237,25 @@ def float_operations(ptx: str) -> Counter[str]:
     return Counter(re.findall(r"^\s*(?:@%p\d+ )?((?:fma|mul|add|sub|max|ex2|cvt)\.\S*f(?:32|16)\S*)\s", ptx, re.M))
 
 
-def with_and_without_codes() -> list[tuple[Case, Case]]:
+def with_and_without_segment_ids() -> list[tuple[Case, Case]]:
     """Each case whose mask is data, behind one with the same band whose mask is not; the dtype adds no instruction."""
     bands = [case for case in CASES if not case.data]
-    found = [(next(b for b in bands if (b.dims, b.mask) == (c.dims, c.mask)), c) for c in CASES if c.codes]
-    assert {codes.dims for _, codes in found} == set(build.FORWARD_CONFIGS)
+    found = [(next(b for b in bands if (b.dims, b.mask) == (c.dims, c.mask)), c) for c in CASES if c.segment_ids]
+    assert {segment_ids.dims for _, segment_ids in found} == set(build.FORWARD_CONFIGS)
     return found
 
 
 @pytest.mark.parametrize(
-    ("band", "codes"), [pytest.param(*pair, id=str(pair[1]), marks=marks(*pair)) for pair in with_and_without_codes()]
+    ("band", "segment_ids"),
+    [pytest.param(*pair, id=str(pair[1]), marks=marks(*pair)) for pair in with_and_without_segment_ids()],
 )
-def test_a_full_step_of_a_mask_that_is_data_costs_what_it_does_without(band: Case, codes: Case) -> None:
+def test_a_full_step_of_a_mask_that_is_data_costs_what_it_does_without(band: Case, segment_ids: Case) -> None:
     """Its shortest loop, which tests no score, is at most 4 % longer than a band's, and loads nothing.
 
     5 % with Triton 3.9, which sums with fewer instructions in a band's.
     """
     most = 1.05 if TRITON >= (3, 9) else 1.04
-    full = min(built(codes).steps, key=lambda step: step.instructions)
+    full = min(built(segment_ids).steps, key=lambda step: step.instructions)
     assert full.instructions <= most * min(step.instructions for step in built(band).steps)
     assert full.operations["LDG"] == 0
 
@@ -279,7 +280,9 @@ def test_masks_add_no_rounding() -> None:
 
 
 def test_all_settings_have_cases() -> None:
-    assert {case.dims for case in SOON} == {case.dims for case in SOON if case.codes} == set(build.FORWARD_CONFIGS)
+    assert (
+        {case.dims for case in SOON} == {case.dims for case in SOON if case.segment_ids} == set(build.FORWARD_CONFIGS)
+    )
 
 
 @pytest.mark.parametrize(

@@ -42,14 +42,14 @@ ROWS, BLOCK_KV = 8, 16
 DENSE_ROWS = 16
 """Rows of a row block under a dense mask, whose bits lie by sixteen rows."""
 
-Codes = tuple[Tensor, Tensor]
+SegmentIds = tuple[Tensor, Tensor]
 
 
-def ones(batch: int, q_len: int, kv_len: int) -> Codes:
+def ones(batch: int, q_len: int, kv_len: int) -> SegmentIds:
     return torch.zeros(batch, q_len).int(), torch.zeros(batch, kv_len).int()
 
 
-def hidden(batch: int, q_len: int, kv_len: int, hide: Callable[[int, Tensor], Tensor]) -> Codes:
+def hidden(batch: int, q_len: int, kv_len: int, hide: Callable[[int, Tensor], Tensor]) -> SegmentIds:
     """Keys of batch element b are hidden where ``hide(b, keys)``."""
     q, kv = ones(batch, q_len, kv_len)
     for b in range(batch):
@@ -57,38 +57,38 @@ def hidden(batch: int, q_len: int, kv_len: int, hide: Callable[[int, Tensor], Te
     return q, kv
 
 
-def padded(batch: int, q_len: int, kv_len: int) -> Codes:
+def padded(batch: int, q_len: int, kv_len: int) -> SegmentIds:
     return hidden(batch, q_len, kv_len, lambda b, keys: keys >= kv_len - 7 * (b + 1))
 
 
-def left(batch: int, q_len: int, kv_len: int) -> Codes:
+def left(batch: int, q_len: int, kv_len: int) -> SegmentIds:
     return hidden(batch, q_len, kv_len, lambda b, keys: keys < 5 + 20 * b)
 
 
-def holes(batch: int, q_len: int, kv_len: int) -> Codes:
+def holes(batch: int, q_len: int, kv_len: int) -> SegmentIds:
     """Whole kv tiles hidden between others, and single keys."""
     return hidden(batch, q_len, kv_len, lambda b, keys: (keys // BLOCK_KV % 3 == 1 + b % 2) | (keys % 11 == 3))
 
 
-def nobody(batch: int, q_len: int, kv_len: int) -> Codes:
+def nobody(batch: int, q_len: int, kv_len: int) -> SegmentIds:
     """The first batch element sees nothing at all."""
     return hidden(batch, q_len, kv_len, lambda b, keys: keys < (1 << 20 if b == 0 else 3))
 
 
-def packed(batch: int, q_len: int, kv_len: int) -> Codes:
+def packed(batch: int, q_len: int, kv_len: int) -> SegmentIds:
     """Documents of 5, 10, .. tokens; queries of some have no keys, and keys of some no queries."""
     ends = torch.tensor([5 * n * (n + 1) // 2 for n in range(1, 40)])
     q, kv = (torch.bucketize(torch.arange(n), ends, right=True).int().expand(batch, -1) for n in (q_len, kv_len))
     return q.contiguous(), (kv + torch.arange(batch)[:, None]).int().contiguous()
 
 
-def repeated(batch: int, q_len: int, kv_len: int) -> Codes:
+def repeated(batch: int, q_len: int, kv_len: int) -> SegmentIds:
     """Two documents whose pieces alternate: a row block sees kv tiles with others between."""
     q, kv = (torch.arange(n).int().expand(batch, -1) // width % 2 for n, width in ((q_len, ROWS), (kv_len, BLOCK_KV)))
     return q.contiguous(), kv.contiguous()
 
 
-CODES = {f.__name__: f for f in (ones, padded, left, holes, nobody, packed, repeated)}
+SEGMENT_IDS = {f.__name__: f for f in (ones, padded, left, holes, nobody, packed, repeated)}
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,13 @@ class Launch:
     """A launch of the main kernel in small: row blocks of ROWS queries, kv tiles of BLOCK_KV keys.
 
     Args:
-        codes: a key of `CODES`, or None.
+        segment_ids: a key of `SEGMENT_IDS`, or None.
         columns: a key of `build.FORWARD_CONFIGS`.
         dense: the dense mask has a size of the scores where its letter of "bhqk" is here; None without one.
         logsumexp: the program reads the log-sum-exp.
     """
 
-    codes: str | None
+    segment_ids: str | None
     band: Band
     q_len: int
     kv_len: int
@@ -118,7 +118,7 @@ class Launch:
     def __str__(self) -> str:
         heads = f"{self.batch} x {self.kv_heads} groups of {self.group} on {self.ctas}"
         dense = "" if self.dense is None else f" dense {self.dense}"
-        return f"{self.codes}{dense} {self.columns} {self.band} {self.q_len}x{self.kv_len} {heads}"
+        return f"{self.segment_ids}{dense} {self.columns} {self.band} {self.q_len}x{self.kv_len} {heads}"
 
     @property
     def heads(self) -> int:
@@ -138,8 +138,8 @@ class Launch:
     def band_keep(self) -> Tensor:
         return visible(self.tables.resolved.band, torch.arange(self.q_len), torch.arange(self.kv_len))
 
-    def codes_made(self) -> Codes | None:
-        return None if self.codes is None else CODES[self.codes](self.batch, self.q_len, self.kv_len)
+    def segment_ids_made(self) -> SegmentIds | None:
+        return None if self.segment_ids is None else SEGMENT_IDS[self.segment_ids](self.batch, self.q_len, self.kv_len)
 
     def dense_made(self) -> Tensor | None:
         if self.dense is None:
@@ -156,25 +156,25 @@ class Launch:
     def keep(self) -> Tensor:
         """Booleans [batch, heads, q_len, kv_len]."""
         keep = self.band_keep.expand(self.batch, self.heads, -1, -1)
-        if (codes := self.codes_made()) is not None:
-            keep = keep & (codes[0][:, None, :, None] == codes[1][:, None, None, :])
+        if (segment_ids := self.segment_ids_made()) is not None:
+            keep = keep & (segment_ids[0][:, None, :, None] == segment_ids[1][:, None, None, :])
         return keep if self.dense is None else keep & self.dense_made()
 
     def data(self) -> tuple[Any, int]:
         """(`ForwardData`, tables of a batch element)."""
         has_lo = self.tables.resolved.band.lo is not None
         consumers = build.FORWARD_CONFIGS[self.columns].consumers
-        codes, dense = self.codes_made(), self.dense_made()
+        segment_ids, dense = self.segment_ids_made(), self.dense_made()
         if dense is None:
-            assert codes is not None
-            return forward_tables.of_codes(*codes, self.band_keep, has_lo, consumers, BLOCK_KV, ROWS), 1
+            assert segment_ids is not None
+            return forward_tables.of_segment_ids(*segment_ids, self.band_keep, has_lo, consumers, BLOCK_KV, ROWS), 1
         sizes = self.batch, self.heads, self.q_len, self.kv_len
-        found = forward_tables.of_dense(dense, sizes, self.band_keep, consumers, BLOCK_KV, codes, self.rows)
+        found = forward_tables.of_dense(dense, sizes, self.band_keep, consumers, BLOCK_KV, segment_ids, self.rows)
         return found, dense.shape[1]
 
     def problem(self, listed: bool) -> build.Specialisation:
-        codes, dense = listed and self.dense is None, listed and self.dense is not None
-        traits = replace(traits_of(self.tables.resolved.band, codes, dense), logsumexp=self.logsumexp)
+        segment_ids, dense = listed and self.dense is None, listed and self.dense is not None
+        traits = replace(traits_of(self.tables.resolved.band, segment_ids, dense), logsumexp=self.logsumexp)
         return build.Specialisation("bfloat16", *self.columns, traits, True)
 
     def constants(self, listed: bool) -> dict[str, Any]:
@@ -282,14 +282,14 @@ BANDS = [
 _columns = itertools.cycle(build.FORWARD_CONFIGS)
 _heads = itertools.cycle([(1, 1, 1, 1), (2, 1, 2, 3), (1, 3, 1, 2), (4, 1, 1, 5), (1, 2, 2, 1)])
 LAUNCHES = [
-    Launch(codes, *band, columns, group=heads[0], kv_heads=heads[1], batch=heads[2], ctas=heads[3])
-    for codes, band in itertools.product(CODES, BANDS)
+    Launch(segment_ids, *band, columns, group=heads[0], kv_heads=heads[1], batch=heads[2], ctas=heads[3])
+    for segment_ids, band in itertools.product(SEGMENT_IDS, BANDS)
     for columns, heads in ((next(_columns), next(_heads)),)
 ]
 _sizes = itertools.cycle(["bhqk", "qk", "bk", "hk", "bqk", "q"])
 DENSE = [
-    Launch(codes, *band, next(_columns), group=2, kv_heads=2, dense=next(_sizes))
-    for codes, band in itertools.product([None, "packed"], BANDS)
+    Launch(segment_ids, *band, next(_columns), group=2, kv_heads=2, dense=next(_sizes))
+    for segment_ids, band in itertools.product([None, "packed"], BANDS)
 ]
 
 
@@ -301,7 +301,7 @@ def test_roles_compute_attention(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("band", BANDS, ids=str)
-def test_codes_that_hide_nothing_change_no_bit(band: tuple[Band, int, int]) -> None:
+def test_segment_ids_that_hide_nothing_change_no_bit(band: tuple[Band, int, int]) -> None:
     for columns in build.FORWARD_CONFIGS:
         launch = Launch("ones", *band, columns, kv_heads=2)
         expected, got = launch.run(listed=False), launch.run(seed=2)
@@ -317,8 +317,8 @@ def test_codes_that_hide_nothing_change_no_bit(band: tuple[Band, int, int]) -> N
 
 def test_bits_are_those_of_the_row_block() -> None:
     """Other consumers, CTAs, sections, orders of events, batches and heads give the bits of the same launch."""
-    for codes in ("holes", "repeated", "packed"):
-        launch = Launch(codes, Band(-3, None), 77, 60, kv_heads=2, batch=1, ctas=4)
+    for segment_ids in ("holes", "repeated", "packed"):
+        launch = Launch(segment_ids, Band(-3, None), 77, 60, kv_heads=2, batch=1, ctas=4)
         tensors = launch.tensors()
         whole = launch.run(tensors)
         whole.check()
@@ -329,7 +329,7 @@ def test_bits_are_those_of_the_row_block() -> None:
             assert torch.equal(ran.lse.tensor, same.lse.tensor), other
         twice = replace(launch, batch=2)
         both = [torch.cat([t, t]) for t in tensors]
-        if codes != "holes" and codes != "packed":  # the others differ between batch elements
+        if segment_ids != "holes" and segment_ids != "packed":  # the others differ between batch elements
             ran = twice.run(both)  # type: ignore[arg-type]
             assert torch.equal(ran.out.tensor[1:], whole.out.tensor)
 
@@ -404,25 +404,25 @@ CONTROLS = {
         "total = scaled(total, shrink)\n            kv",
         "pass\n            kv",
     ),
-    "codes of another batch element": (
+    "segment ids of another batch element": (
         Launch("padded", Band(), 40, 64, batch=3),
         WRONG,
         "(vector * (work.kv_len // work.BLOCK_KV) + kv)",
         "(0 * (work.kv_len // work.BLOCK_KV) + kv)",
     ),
-    "codes of another batch element, ragged": (
+    "segment ids of another batch element, ragged": (
         Launch("padded", Band(), 40, 60, batch=3),
         WRONG,
         "ptr + vector * work.kv_len",
         "ptr + 0 * work.kv_len",
     ),
-    "codes past the end": (
+    "segment ids past the end": (
         Launch("left", Band(), 40, 60),
         "outside a tensor",
         "start + keys, mask=keys < work.kv_len, other=0",
         "start + keys",
     ),
-    "codes of no query": (
+    "segment ids of no query": (
         Launch("packed", Band(0), 90, 90),
         "outside a tensor",
         "pointers + i * work.q_len, mask=row_exists, other=0",
@@ -452,7 +452,7 @@ CONTROLS = {
     ),
     "bits in another order": (DENSE_BY_HEAD, WRONG, "permute([0, 5, 1, 3, 4, 2, 6])", "permute([0, 1, 5, 3, 4, 2, 6])"),
     "consumers use the words of the first": (REPEATED, "", "(16 + 2 * CONSUMER)", "(16 + 0 * CONSUMER)"),
-    "nothing hidden": (PACKED, WRONG, "s = data.hide(work, s, codes, b, rows, kv)", "pass"),
+    "nothing hidden": (PACKED, WRONG, "s = data.hide(work, s, segment ids, b, rows, kv)", "pass"),
     "values of unseen keys": (PADDED, WRONG, "        clear(shared.v.index(slot), hidden)\n", ""),
     "values cleared before they are there": (
         PADDED,
@@ -473,7 +473,7 @@ CONTROLS = {
     "seen keys of another kv tile": (PADDED, WRONG, "keys = kv * BLOCK_KV + numbers", "keys = numbers"),
     "the first columns alone": (PADDED, WRONG, "index((block * ROWS + first + i) // 4)", "index((first + i) // 4)"),
     "rows without keys are not cleared": (
-        replace(PACKED, codes="nobody"),
+        replace(PACKED, segment_ids="nobody"),
         WRONG,
         "gl.where(total == 0, 0.0, 1.0 / total)",
         "1.0 / total",

@@ -202,24 +202,24 @@ def simulated(launches: Launches, operands: Sequence[Any], out: Output, lse: Out
     ForwardSimulation(constants_of(launches.problems[0]), named, grid, rows=64).run()
 
 
-def some_codes(q_len: int, kv_len: int) -> tuple[Tensor, Tensor]:
+def some_segment_ids(q_len: int, kv_len: int) -> tuple[Tensor, Tensor]:
     """Two documents, and a padded end, for two batch elements."""
-    q_codes = (torch.arange(q_len) > 60).int().expand(2, -1).contiguous()
-    kv_codes = (torch.arange(kv_len) > 75).int().expand(2, -1).contiguous()
-    kv_codes[1, -5:] = -1
-    return q_codes, kv_codes
+    q_segment_ids = (torch.arange(q_len) > 60).int().expand(2, -1).contiguous()
+    kv_segment_ids = (torch.arange(kv_len) > 75).int().expand(2, -1).contiguous()
+    kv_segment_ids[1, -5:] = -1
+    return q_segment_ids, kv_segment_ids
 
 
 def some_data(q_len: int, kv_len: int, dims: tuple[int, int], band: Band, dense: Tensor | None) -> ForwardData:
-    """The data of `some_codes`, and of a dense mask."""
-    q_codes, kv_codes = some_codes(q_len, kv_len)
+    """The data of `some_segment_ids`, and of a dense mask."""
+    q_segment_ids, kv_segment_ids = some_segment_ids(q_len, kv_len)
     band_keep = Attention.random(q_len, kv_len, 8, band, device="cpu").keep()
     config = build.FORWARD_CONFIGS[build.tile_dims(*dims)]
     has_lo, tiles = band.lo is not None, (config.consumers, config.block_kv)
     if dense is None:
-        return forward_tables.of_codes(q_codes, kv_codes, band_keep, has_lo, *tiles)
+        return forward_tables.of_segment_ids(q_segment_ids, kv_segment_ids, band_keep, has_lo, *tiles)
     sizes = 2, 4, q_len, kv_len
-    return forward_tables.of_dense(dense, sizes, band_keep, *tiles, (q_codes, kv_codes))
+    return forward_tables.of_dense(dense, sizes, band_keep, *tiles, (q_segment_ids, kv_segment_ids))
 
 
 @pytest.mark.parametrize("band", [Band(), Band(-5, 90)], ids=str)
@@ -243,7 +243,7 @@ def test_a_call_with_data_computes_attention(launches: Launches, band: Band, by_
     memory = {t.data_ptr(): Pointer(Input(in_memory(t))) for t in data if t is not None}
     out, lse = map(Output, got)
     simulated(launches, operands, out, lse, memory)
-    keep = forward_tables.seen(*some_codes(q_len, kv_len), Attention(q, k, v, v, band, 0.1).keep())[:, None]
+    keep = forward_tables.seen(*some_segment_ids(q_len, kv_len), Attention(q, k, v, v, band, 0.1).keep())[:, None]
     keep = keep if dense is None else keep & dense
     expected = hopper_forward.rounded_under(keep, q, k, v, 0.1)
     torch.testing.assert_close(out.tensor, expected, rtol=2e-2, atol=2e-2)

@@ -79,7 +79,7 @@ class Launch:
 
     @property
     def problem(self) -> build.Specialisation:
-        traits = traits_of(self.band, codes=True, placed=True)
+        traits = traits_of(self.band, segment_ids=True, placed=True)
         return build.Specialisation("bfloat16", *self.columns, traits, True)
 
     def run(self, tensors: Tensors | None = None, **how: Any) -> Ran:
@@ -88,11 +88,14 @@ class Launch:
         tables = Problem(self.band, length, length, ROWS, BLOCK_KV, 1, self.heads)
         band, (lo, hi) = tables.resolved.band, tables.bounds
         queries, keys, place, count = self.rows.operands(elsewhere=self.elsewhere)
-        codes = torch.where(queries == keys, queries, -2), keys  # numbers are codes, but for queries that see nothing
+        segment_ids = (
+            torch.where(queries == keys, queries, -2),
+            keys,
+        )  # numbers are segment ids, but for queries that see nothing
         problem = self.problem
         in_band = visible(band, torch.arange(length), torch.arange(length))
-        data = forward_tables.of_codes(
-            *codes, in_band, band.lo is not None, problem.config.consumers, BLOCK_KV, ROWS
+        data = forward_tables.of_segment_ids(
+            *segment_ids, in_band, band.lo is not None, problem.config.consumers, BLOCK_KV, ROWS
         )  # fmt: skip
         out = Output(torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype))
         lse = Output(torch.empty(1, self.heads, length))

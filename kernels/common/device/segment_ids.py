@@ -1,11 +1,11 @@
-"""From the ids of tokens to *codes*, on the device: small integers that are equal where the ids are.
+"""From the ids of tokens to *segment ids*, on the device: small integers that are equal where the ids are.
 
-With codes, every mask of valid keys and segments is one comparison: a query sees a key iff the band lets it and their
-codes are equal.  `first_equal` makes them.
+With segment ids, every mask of valid keys and segments is one comparison: a query sees a key iff the band lets it and
+their segment ids are equal.  `first_equal` makes them.
 
 Any ids in any order are allowed, but documents and padding are usual: there, neighbouring tokens have the same id, and
-few tiles of tokens have ids in common.  So tiles have *ranges*, their smallest and largest id or code, and only tiles
-whose ranges meet are compared token by token.
+few tiles of tokens have ids in common.  So tiles have *ranges*, their smallest and largest id or segment id, and only
+tiles whose ranges meet are compared token by token.
 
 Only integers are computed, no program reads what another one of the same kernel writes, and whatever belongs to a batch
 element is computed from its own data.
@@ -66,7 +66,7 @@ def _first_key(own, inside, KV_IDS, STARTS, kv_ids_j, kv_len, TOKENS: tl.constex
     Tiles are visited in order, skipping those in which no run begins that could have an id not yet found.
     """
     BLOCK: tl.constexpr = TOKENS.BLOCK
-    code = tl.full([BLOCK], FAR, tl.int32)
+    segment_id = tl.full([BLOCK], FAR, tl.int32)
     smallest = tl.min(tl.where(inside, own, HIGHEST), 0)
     largest = tl.max(tl.where(inside, own, LOWEST), 0)
     number = tl.cdiv(kv_len, BLOCK)
@@ -81,57 +81,59 @@ def _first_key(own, inside, KV_IDS, STARTS, kv_ids_j, kv_len, TOKENS: tl.constex
                 there = j < kv_len
                 ids = tl.load(KV_IDS + j.to(tl.int64) * kv_ids_j, mask=there, other=0).to(tl.int64)
                 equal = (ids[:, None] == own[None, :]) & there[:, None]
-                code = tl.minimum(code, tl.min(tl.where(equal, j[:, None], FAR), 0))
-            missing = inside & (code == FAR)
+                segment_id = tl.minimum(segment_id, tl.min(tl.where(equal, j[:, None], FAR), 0))
+            missing = inside & (segment_id == FAR)
             smallest = tl.min(tl.where(missing, own, HIGHEST), 0)
             largest = tl.max(tl.where(missing, own, LOWEST), 0)
             tile = next_tile(tiles, low, high, tile, smallest, largest)
-    return tl.where(code == FAR, ALONE, code)
+    return tl.where(segment_id == FAR, ALONE, segment_id)
 
 
 @triton.jit
-def range_of(code, counted):
-    """Returns the smallest and largest of the `counted` codes, or the empty range (FAR, HIDDEN) if there are none."""
-    return tl.min(tl.where(counted, code, FAR), 0), tl.max(tl.where(counted, code, HIDDEN), 0)
+def range_of(segment_id, counted):
+    """Returns the smallest and largest of the `counted` segment ids, or the empty range (FAR, HIDDEN) if there are
+    none.
+    """
+    return tl.min(tl.where(counted, segment_id, FAR), 0), tl.max(tl.where(counted, segment_id, HIDDEN), 0)
 
 
 @triton.jit
 def _encode(
-    tile, IDS, KV_IDS, STARTS, VALID, CODES, RANGE, ids_i, kv_ids_j, valid_j, length, kv_len,
+    tile, IDS, KV_IDS, STARTS, VALID, SEGMENT_IDS, RANGE, ids_i, kv_ids_j, valid_j, length, kv_len,
     HAS_IDS: tl.constexpr, HAS_VALID: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Writes the codes of a tile of BLOCK tokens of one batch element and one side, and their range to RANGE.
+    """Writes the segment ids of a tile of BLOCK tokens of one batch element and one side, and their range to RANGE.
 
-    Negative codes, of tokens without a partner, do not count for the range, which may be empty.
+    Negative segment ids, of tokens without a partner, do not count for the range, which may be empty.
     """
     BLOCK: tl.constexpr = TOKENS.BLOCK
     tokens = tile * BLOCK + tl.arange(0, BLOCK)
     inside = tokens < length
-    code = tl.zeros([BLOCK], tl.int32)
+    segment_id = tl.zeros([BLOCK], tl.int32)
     if HAS_IDS:
         own = tl.load(IDS + tokens.to(tl.int64) * ids_i, mask=inside, other=0).to(tl.int64)
-        code = _first_key(own, inside, KV_IDS, STARTS, kv_ids_j, kv_len, TOKENS)
+        segment_id = _first_key(own, inside, KV_IDS, STARTS, kv_ids_j, kv_len, TOKENS)
     if HAS_VALID:
         valid = tl.load(VALID + tokens.to(tl.int64) * valid_j, mask=inside, other=0) != 0
-        code = tl.where(valid, code, HIDDEN)
-    tl.store(CODES + tokens, code, mask=inside)
-    smallest, largest = range_of(code, inside & (code >= 0))
+        segment_id = tl.where(valid, segment_id, HIDDEN)
+    tl.store(SEGMENT_IDS + tokens, segment_id, mask=inside)
+    smallest, largest = range_of(segment_id, inside & (segment_id >= 0))
     tl.store(RANGE, smallest)
     tl.store(RANGE + 1, largest)
 
 
 @triton.jit(do_not_specialize=["q_len", "kv_len"])
 def first_equal(
-    Q_IDS, KV_IDS, STARTS, VALID, Q_CODES, KV_CODES, RANGES, q_ids_b, q_ids_i, kv_ids_b, kv_ids_j, valid_b, valid_j,
-    q_len, kv_len,
+    Q_IDS, KV_IDS, STARTS, VALID, Q_SEGMENT_IDS, KV_SEGMENT_IDS, RANGES, q_ids_b, q_ids_i, kv_ids_b, kv_ids_j,
+    valid_b, valid_j, q_len, kv_len,
     HAS_IDS: tl.constexpr, HAS_VALID: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Writes the codes: the first key with the same id; one program per (batch element, BLOCK queries or keys).
+    """Writes the segment ids: the first key with the same id; one program per (batch element, BLOCK queries or keys).
 
     Q_IDS, KV_IDS: integers [batch, q_len], [batch, kv_len]; STARTS: written by `find_starts` with the same BLOCK;
-    VALID: bool or uint8 [batch, kv_len]; all but STARTS with their strides.  Q_CODES, KV_CODES: int32 [batch, q_len],
-    [batch, kv_len], each one of the QUERIES or KEYS vectors of a batch element; without ids every code is 0.  RANGES:
-    int32 [batch, query tiles and key tiles, 2], see `_encode`.
+    VALID: bool or uint8 [batch, kv_len]; all but STARTS with their strides.  Q_SEGMENT_IDS, KV_SEGMENT_IDS: int32
+    [batch, q_len], [batch, kv_len], each one of the QUERIES or KEYS vectors of a batch element; without ids every
+    segment id is 0.  RANGES: int32 [batch, query tiles and key tiles, 2], see `_encode`.
     """
     b, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     kv_ids = KV_IDS + b * kv_ids_b
@@ -140,11 +142,11 @@ def first_equal(
     q_tiles = tl.cdiv(q_len, TOKENS.BLOCK)
     if tile < q_tiles:
         _encode(
-            tile, Q_IDS + b * q_ids_b, kv_ids, starts, VALID, Q_CODES + b * (QUERIES * q_len), place, q_ids_i,
+            tile, Q_IDS + b * q_ids_b, kv_ids, starts, VALID, Q_SEGMENT_IDS + b * (QUERIES * q_len), place, q_ids_i,
             kv_ids_j, valid_j, q_len, kv_len, HAS_IDS, False, TOKENS,
         )  # fmt: skip
     else:
         _encode(
-            tile - q_tiles, kv_ids, kv_ids, starts, VALID + b * valid_b, KV_CODES + b * (KEYS * kv_len), place,
+            tile - q_tiles, kv_ids, kv_ids, starts, VALID + b * valid_b, KV_SEGMENT_IDS + b * (KEYS * kv_len), place,
             kv_ids_j, kv_ids_j, valid_j, kv_len, kv_len, HAS_IDS, HAS_VALID, TOKENS,
         )  # fmt: skip
