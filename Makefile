@@ -55,7 +55,7 @@ TEST_TORCH := tests/install tests/upstream tests/test_switch.py tests/passes/ops
 	$(foreach name,dump elsewhere explain,tests/explanations/test_$(name).py) tests/records/test_publication.py tests/operators/test_flops.py \
 	tests/kernels/portable/test_budgets.py tests/kernels/hopper/forward/test_budgets.py tests/kernels/hopper/test_kv_range_budgets.py \
 	tests/kernels/common/test_table_builds.py \
-	$(foreach name,budgets data_budgets dropout_budgets placed_budgets,tests/kernels/hopper/backward/test_$(name).py)
+	$(foreach name,budgets data_budgets dropout_budgets varlen_budgets,tests/kernels/hopper/backward/test_$(name).py)
 
 test-torch: $(READY)
 	$(PYTEST) -k "not broken" $(TEST_TORCH)

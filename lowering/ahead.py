@@ -70,9 +70,9 @@ def check_settings(plan: Plan) -> None:
 def _lengths(site: Site, kernel: str, tiles: Tiles) -> tuple[int, ...]:
     """Returns kv lengths that stand for the site's: a multiple of the kv tile, or not; both if kv_len is dynamic."""
     even, uneven = 8 * tiles.block_kv, 8 * tiles.block_kv + 1
-    if registry.has_templates(kernel) and site.mask.placed is None:
+    if registry.has_templates(kernel) and site.mask.varlen_layout is None:
         return (uneven,)  # takes at least as much of everything
-    if site.mask.placed is not None:  # whose rows are whole tiles
+    if site.mask.varlen_layout is not None:  # whose rows are whole tiles
         return (even,)
     if site.kv_len is None:
         return even, uneven

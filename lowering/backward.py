@@ -206,12 +206,12 @@ class _Kernels:
         """Returns delta, from a separate kernel."""
         ahead.check_settings(self.plan)
         rows = [self.batch, self.q_heads, self.q_len]
-        kinds = {"placed": self.traits.placed, "grad_logsumexp": self.traits.reads("grad_logsumexp")}
+        kinds = {"varlen": self.traits.varlen, "grad_logsumexp": self.traits.reads("grad_logsumexp")}
         return template(
             "_".join(["dash_delta", *(name for name, has in kinds.items() if has)]),
             templates.delta_template(**kinds),
             q_grid,
-            [self.grad_out, self.out, *self.vectors.of_rows, *self.vectors.placed],
+            [self.grad_out, self.out, *self.vectors.of_rows, *self.vectors.varlen_layout],
             FixedLayout(self.device, torch.float32, rows, stride=strides(rows, (0, 1, 2))),
             mutated=[],
             call_sizes=rows,

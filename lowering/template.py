@@ -70,14 +70,14 @@ def q_grid(
 
 def heads_first(tensors: Sequence[TensorBox], call: Call) -> Sequence[TensorBox]:
     """As `ops.heads_first`."""
-    if call.mask.placed is None:
+    if call.mask.varlen_layout is None:
         return tensors
     return [lowerings[aten.permute](lowerings[aten.unsqueeze](x, 0), [0, 2, 1, 3]) for x in tensors]
 
 
 def as_given(results: Sequence[TensorBox], call: Call) -> Sequence[TensorBox]:
     """Applies the inverse of `heads_first` to results."""
-    if call.mask.placed is None:
+    if call.mask.varlen_layout is None:
         return results
     return [lowerings[aten.squeeze](lowerings[aten.permute](x, [0, 2, 1, 3]), 0) for x in results]
 

@@ -36,8 +36,10 @@ class Vectors:
         ]
         valid = [in_words(extras[o.index]) for t in mask.others if t.RELATION.is_of_keys for o in t.operands]
         self._valid = functools.reduce(_both, valid) if valid else None
-        placed = mask.placed
-        self._placed = [] if placed is None else [realized(extras[o.index]) for o in (placed.place, placed.count)]
+        layout = mask.varlen_layout
+        self._varlen_layout = (
+            [] if layout is None else [realized(extras[o.index]) for o in (layout.token_offset, layout.token_count)]
+        )
         self._operands = {name: self._operand(name, extras[part.operand.index]) for name, part in call.given.items()}
         self._seen: TensorBox | None = None
 
@@ -52,7 +54,7 @@ class Vectors:
             assert keys is not None
             found.append(self._of_heads(keys))
         of_pairs = (tensor for name, tensor in self._operands.items() if OPERANDS[name].changes != "rows")
-        return [*found, *of_pairs, *self._placed]
+        return [*found, *of_pairs, *self._varlen_layout]
 
     @property
     def of_rows(self) -> list[TensorBox]:
@@ -60,9 +62,9 @@ class Vectors:
         return [tensor for name, tensor in self._operands.items() if OPERANDS[name].changes == "rows"]
 
     @property
-    def placed(self) -> list[TensorBox]:
+    def varlen_layout(self) -> list[TensorBox]:
         """The token offsets and counts of a varlen layout; empty where tokens are rows."""
-        return self._placed
+        return self._varlen_layout
 
     def _operand(self, name: str, tensor: TensorBox) -> TensorBox:
         """Returns an optional operand, with the sizes of the plane if it may be broadcast."""
@@ -166,10 +168,10 @@ def sizes_of(
     call: Call, extras: Sequence[TensorBox], query: TensorBox, key: TensorBox, value: TensorBox
 ) -> templates.Sizes:
     """Returns the sizes of a call; lengths are those of its mask."""
-    guard, placed = V.graph.sizevars.guard_int, call.mask.placed
+    guard, layout = V.graph.sizevars.guard_int, call.mask.varlen_layout
     (_, q_heads, q_len, head_dim), (_, heads, kv_len, _) = query.get_size(), key.get_size()
-    if placed is not None:
-        q_len = kv_len = extras[placed.place.index].get_size()[0] * ROW_BLOCK
+    if layout is not None:
+        q_len = kv_len = extras[layout.token_offset.index].get_size()[0] * ROW_BLOCK
     group = guard(q_heads) // guard(heads)
     return templates.Sizes(q_len, kv_len, guard(head_dim), guard(value.get_size()[3]), group)
 

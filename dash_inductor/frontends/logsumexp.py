@@ -58,7 +58,7 @@ class LogSumExp(Output):
             padded = (length + self.multiple - 1) // self.multiple * self.multiple
             # The operator's fake expresses the padded length by other symbols.
             wanted.append([*heads_first, padded if sizes.differ(value.shape[2], padded) else value.shape[2]])
-        if call.mask.placed is not None:
+        if call.mask.varlen_layout is not None:
             wanted = [[query.shape[1], length]]
         if value.dtype != torch.float32 or not any(sizes.same_all(value.shape, size) for size in wanted):
             return f"its log-sum-exp is {value.dtype} {tuple(value.shape)}, which is not read"

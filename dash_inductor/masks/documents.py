@@ -5,7 +5,7 @@ The tiles of the kernels begin at multiples of their size.  If a document began 
 others, and the split of its own sums into tiles, and so their bits, would depend on where it begins.  So token t of
 document d has the row ``begin[d] + t - starts[d]``, where ``begin[d]`` is the sum of the lengths before it, each
 rounded up to a multiple of `ALIGNMENT`, which every tile size divides.  Kernels count in rows, and read and write
-tokens where they are: `model.Placed` says which tokens the rows of a row block hold.  No tile holds tokens of two
+tokens where they are: `model.VarlenLayout` says which tokens the rows of a row block hold.  No tile holds tokens of two
 documents, nor does a row block of a Hopper forward, whose tiles consist of several, so that a document's results are
 the same as if it were computed alone.
 
@@ -54,7 +54,7 @@ class Documents:
         found: sizes.Dim = _tiles(tokens, self.starts.meta["val"].shape[0]) * ALIGNMENT
         return found
 
-    def placed(self, emitter: Emitter, tokens: int | Node, before: Node) -> PackedOperands:
+    def varlen_layout(self, emitter: Emitter, tokens: int | Node, before: Node) -> PackedOperands:
         """Return the segment ids of the rows, and the tokens that they hold; layers with the same starts share the
         nodes.
 
@@ -128,13 +128,13 @@ class PackedOperands(NamedTuple):
     Attributes:
         queries, keys: [1, rows], in the dtype of the starts: segment ids, equal only for tokens of the same document.
             They ascend.  No query has the id of a key without a token; no key has that of a query without a token.
-        places, counts: int32 [row blocks], place and count as in `model.Placed`.
+        token_offsets, token_counts: int32 [row blocks], as in `model.VarlenLayout`.
     """
 
     queries: Node
     keys: Node
-    places: Node
-    counts: Node
+    token_offsets: Node
+    token_counts: Node
 
 
 def _tiles(tokens: Any, starts: Any) -> Any:

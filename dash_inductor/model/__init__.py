@@ -11,7 +11,7 @@ from .operands import Bias
 from .plan import Decision, Kept, Plan, Tiles
 from .reasons import Reason
 from .site import DType, Site
-from .terms import Dense, Interval, Keys, Operand, Placed, Segments, Term
+from .terms import Dense, Interval, Keys, Operand, Segments, Term, VarlenLayout
 from .traits import Traits
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "Mask",
     "Operand",
     "Order",
-    "Placed",
     "Plan",
     "Reason",
     "Segments",
@@ -38,4 +37,5 @@ __all__ = [
     "Term",
     "Tiles",
     "Traits",
+    "VarlenLayout",
 ]

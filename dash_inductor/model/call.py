@@ -46,7 +46,7 @@ class Call:
         bias: the bias that is added to the scores; None without one.
         dropout: the dropout of probabilities; None without dropout.
         grad_logsumexp: in a backward, the gradient of the log-sum-exp, fp32 [batch, heads, q_len], or one value per
-            token if the mask is varlen (see `Placed`); finite, any strides.  None without one.
+            token if the mask is varlen (see `VarlenLayout`); finite, any strides.  None without one.
         softcap: bounds the scaled scores s, which become ``softcap * tanh(s / softcap)`` before a bias is added; None
             without one.
         sinks: in a forward, attention sinks, further scores that take part in the softmax but have no value: fp32
@@ -140,7 +140,7 @@ class Call:
         terms = tuple(sorted(mask.terms))
         numbers = any(term.OPTIONAL and term.has_key_numbers for term in mask.others)
         return Traits(
-            band.lo is not None, band.hi is not None, terms, tuple(self.given), mask.placed is not None, numbers,
+            band.lo is not None, band.hi is not None, terms, tuple(self.given), mask.varlen_layout is not None, numbers,
             tuple(self.modifiers), self.softcap is not None and self.softcap <= LOW_SOFTCAP, self.logsumexp,
         )  # fmt: skip
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import ArgumentError
-from .terms import TERMS, Operand, Placed, Segments, Term
+from .terms import TERMS, Operand, Segments, Term, VarlenLayout
 
 MAX_LENGTH = 2**30 - 1
 """The longest sequence and the largest absolute bound of a band: kernels compute positions in int32."""
@@ -17,7 +17,8 @@ ALIGNMENT = 128
 """In every kernel, each multiple of this many positions begins a tile of queries and a tile of keys."""
 
 ROW_BLOCK = 64
-"""Positions in a row block: the queries of a consumer warp group of the Hopper forward, or an entry of `Placed`."""
+"""Positions in a row block: the queries of a consumer warp group of the Hopper forward, or an entry of `VarlenLayout`.
+"""
 
 Anchor = Literal["top_left", "bottom_right"]
 
@@ -107,7 +108,7 @@ class Mask:
     """A mask: the intersection of a band and of terms, at most one of each kind.  A query sees the keys that all allow.
 
     ``str`` gives for example ``full``, ``keys(0)``, ``causal & segments(0,0) & keys(1)`` or
-    ``segments(0,1):placed(2,3)``; `parse` is its inverse.
+    ``segments(0,1):varlen(2,3)``; `parse` is its inverse.
 
     Args:
         band: the band mask on positions.
@@ -118,8 +119,8 @@ class Mask:
     The term of a kind is also an attribute with the kind's name; it is None if the mask has no term of this kind.
 
     Raises:
-        ArgumentError: two terms of one kind; a term under another kind's name; `placed` segments together with another
-            term.
+        ArgumentError: two terms of one kind; a term under another kind's name; segments with a varlen layout together
+            with another term.
     """
 
     band: Band
@@ -137,8 +138,8 @@ class Mask:
             raise ArgumentError("terms", sorted({*names, *named} - TERMS.keys()), [*TERMS])
         object.__setattr__(self, "band", band)
         object.__setattr__(self, "others", tuple(sorted(given, key=lambda term: [*TERMS].index(term.NAME))))
-        if self.placed is not None and len(self.terms) > 1:
-            raise ArgumentError("mask", str(self), "no other terms beside segments that are placed")
+        if self.varlen_layout is not None and len(self.terms) > 1:
+            raise ArgumentError("mask", str(self), "no other terms beside segments with a varlen layout")
 
     def __getattr__(self, name: str) -> Any:
         if name in TERMS:
@@ -146,10 +147,10 @@ class Mask:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
-    def placed(self) -> Placed | None:
+    def varlen_layout(self) -> VarlenLayout | None:
         """The varlen layout of packed tokens; None if positions are the rows of the tensors."""
         segments = self.terms.get("segments")
-        return segments.placed if isinstance(segments, Segments) else None
+        return segments.varlen_layout if isinstance(segments, Segments) else None
 
     @functools.cached_property  # every call asks
     def terms(self) -> dict[str, Term]:

@@ -123,7 +123,7 @@ def _operands(text: str) -> list[Operand | None] | None:
 
 
 @dataclass(frozen=True)
-class Placed:
+class VarlenLayout:
     """The varlen layout of packed tokens: the mask is defined on *rows*, each of which holds one token or none.
 
     A row block is `ROW_BLOCK` rows whose tokens are consecutive.  Every document begins at a row that is a multiple of
@@ -132,17 +132,17 @@ class Placed:
     are per token, in one batch element.
 
     Args:
-        place: int32 [row blocks], contiguous: the token in the first row of each row block; any number >= 0 if the row
-            block has no token.
-        count: int32 [row blocks], contiguous: how many rows of each row block hold a token, 0 to `ROW_BLOCK`; these are
-            its first rows.  Each of these tokens exists, and every token has exactly one row.
+        token_offset: int32 [row blocks], contiguous: the token in the first row of each row block; any number >= 0 if
+            the row block has no token.
+        token_count: int32 [row blocks], contiguous: how many rows of each row block hold a token, 0 to `ROW_BLOCK`;
+            these are its first rows.  Each of these tokens exists, and every token has exactly one row.
     """
 
-    place: Operand
-    count: Operand
+    token_offset: Operand
+    token_count: Operand
 
     def __str__(self) -> str:
-        return f"placed({self.place.index},{self.count.index})"
+        return f"varlen({self.token_offset.index},{self.token_count.index})"
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,8 @@ class Segments(Term):
 
     Args:
         q, kv: integer tensors [batch, q_len] and [batch, kv_len], any strides, any values; they may be the same tensor.
-        placed: the varlen layout, None if rows are tokens.  A row without a token sees no key and is seen by no query;
-            every other row sees itself.
+        varlen_layout: the varlen layout, None if rows are tokens.  A row without a token sees no key and is seen by no
+            query; every other row sees itself.
     """
 
     NAME = "segments"
@@ -161,15 +161,17 @@ class Segments(Term):
 
     q: Operand
     kv: Operand
-    placed: Placed | None = None
+    varlen_layout: VarlenLayout | None = None
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        of_placed = () if self.placed is None else (self.placed.place, self.placed.count)
-        return (*self.given.values(), *of_placed)
+        of_varlen_layout = (
+            () if self.varlen_layout is None else (self.varlen_layout.token_offset, self.varlen_layout.token_count)
+        )
+        return (*self.given.values(), *of_varlen_layout)
 
     def __str__(self) -> str:
-        return super().__str__() + ("" if self.placed is None else f":{self.placed}")
+        return super().__str__() + ("" if self.varlen_layout is None else f":{self.varlen_layout}")
 
     @classmethod
     def parse(cls, text: str) -> Segments:
@@ -181,11 +183,11 @@ class Segments(Term):
         match = _TEXT.fullmatch(text)
         ids, places = (None if match is None or not match[i] else _operands(match[i]) for i in (2, 4))
         given = [*(ids or []), *(places or [])]
-        named = match is not None and match[1] == "segments" and match[3] in (None, "placed")
+        named = match is not None and match[1] == "segments" and match[3] in (None, "varlen")
         if not named or len(given) != (2 if match is None or match[3] is None else 4) or None in given:
-            raise ArgumentError("mask", text, "segments(q,kv), optionally with ':placed(place,count)'")
-        q, kv, *placed = (operand for operand in given if operand is not None)
-        return Segments(q, kv, Placed(*placed) if placed else None)
+            raise ArgumentError("mask", text, "segments(q,kv), optionally with ':varlen(token_offset,token_count)'")
+        q, kv, *varlen_layout = (operand for operand in given if operand is not None)
+        return Segments(q, kv, VarlenLayout(*varlen_layout) if varlen_layout else None)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ class Traits:
         has_lo, has_hi: the band of the mask has this bound.
         terms: the names of the mask's terms besides the band, sorted, see `model.terms.TERMS`.
         operands: the names of the optional operands, in the order of `model.operands.OPERANDS`.
-        placed: the mask is defined on rows of packed tokens, see `model.Placed`.
+        varlen: the mask is defined on rows of packed tokens, see `model.VarlenLayout`.
         numbers: a term that can use the positions of the keys, such as an interval, reads a tensor of numbers instead.
         modifiers: the names of the score modifiers besides scale and bias, see `Call.modifiers`.
         low_scores: a bound keeps scores so close to zero that the softmax needs no maximum, see
@@ -33,7 +33,7 @@ class Traits:
     has_hi: bool = False
     terms: tuple[str, ...] = ()
     operands: tuple[str, ...] = ()
-    placed: bool = False
+    varlen: bool = False
     numbers: bool = False
     modifiers: tuple[str, ...] = ()
     low_scores: bool = False
@@ -93,7 +93,7 @@ class Traits:
 
     def __str__(self) -> str:
         bounds = [name for name, has in (("lo", self.has_lo), ("hi", self.has_hi)) if has]
-        others = {"placed": self.placed, "numbers": self.numbers} | dict.fromkeys(self.modifiers, True)
+        others = {"varlen": self.varlen, "numbers": self.numbers} | dict.fromkeys(self.modifiers, True)
         others |= {"low": self.low_scores} | dict.fromkeys(self._that_change("rows"), True)
         others |= {"logsumexp": self.logsumexp}
         return "_".join([*(bounds or ["full"]), *sorted(self.data), *(name for name, has in others.items() if has)])

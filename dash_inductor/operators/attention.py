@@ -15,8 +15,8 @@ Shapes:
     drawn: an int64 scalar, one of the numbers that a graph has drawn from a device's default generator.
     seed: int64 [1], the same number, read by the forward and the backwards of a site with dropout.
 
-For a packed (varlen) mask (`model.Placed`), the log-sum-exp has padded rows instead of tokens, -inf in rows without a
-token, and the other tensors are [tokens, heads, head dim], as in PyTorch's packed operators.
+For a packed (varlen) mask (`model.VarlenLayout`), the log-sum-exp has padded rows in place of tokens, -inf in rows that
+have none, and the other tensors are [tokens, heads, head dim], as in PyTorch's packed operators.
 
 `extras` holds the tensors to which the call refers by index, followed by the tables of `table_ops` for Hopper kernels
 that read tile tables.  `call` and `plan` are texts (`model.Call`, `model.Plan`); `site` is the name of the site's
@@ -86,8 +86,8 @@ def _fake_forward(
     query, value = heads_first((query, value), parsed)
     out = empty_ordered([*query.shape[:3], value.shape[3]], order, query)
     batch, heads, q_len, _ = query.shape
-    placed = parsed.mask.placed
-    rows = q_len if placed is None else extras[placed.place.index].shape[0] * ROW_BLOCK
+    layout = parsed.mask.varlen_layout
+    rows = q_len if layout is None else extras[layout.token_offset.index].shape[0] * ROW_BLOCK
     logsumexp = query.new_empty((batch, heads, numbers_per_row(parsed) * rows), dtype=torch.float32)
     return _as_given(out, parsed), logsumexp
 
@@ -133,7 +133,7 @@ def _parsed(text: str, extras: Sequence[Tensor], results: int) -> Call:
         ArgumentError: one of these checks fails.
     """
     call = Call.parse(text)
-    if call.delta and call.mask.placed is not None:
+    if call.delta and call.mask.varlen_layout is not None:
         raise ArgumentError("call", text, "one whose mask is not one of rows")
     if len(call.orders) != results:
         raise ArgumentError("call", text, f"orders of {results} results")
@@ -186,12 +186,12 @@ def _seed(drawn: Tensor, site: str) -> Tensor:
 
 def heads_first(tensors: Sequence[Tensor], call: Call) -> Sequence[Tensor]:
     """Tensors of a call as kernels take them, [batch, heads, length, head dim]; packed tensors get batch size 1."""
-    return tensors if call.mask.placed is None else [tensor.unsqueeze(0).transpose(1, 2) for tensor in tensors]
+    return tensors if call.mask.varlen_layout is None else [tensor.unsqueeze(0).transpose(1, 2) for tensor in tensors]
 
 
 def _as_given(result: Tensor, call: Call) -> Tensor:
     """Applies the inverse of `heads_first` to a result."""
-    return result if call.mask.placed is None else result.transpose(1, 2).squeeze(0)
+    return result if call.mask.varlen_layout is None else result.transpose(1, 2).squeeze(0)
 
 
 def _with_order(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
@@ -248,7 +248,7 @@ def _ready_forward(tensors: Sequence[Tensor], extras: Sequence[Tensor], texts: T
         return None
     query, key, value = heads_first(tensors, parsed)
     ready = ready_forward(query, key, value, extras, parsed, Plan.parse(texts[1]))
-    if ready is None or parsed.mask.placed is None:
+    if ready is None or parsed.mask.varlen_layout is None:
         return ready
     known = ready
 
@@ -268,7 +268,7 @@ def _ready_backward(tensors: Sequence[Tensor], extras: Sequence[Tensor], texts: 
     grad_out, query, key, value, out = heads_first(tensors[:5], parsed)
     shown = grad_out, query, key, value, out, tensors[5]
     ready = ready_backward(shown, extras, parsed, Plan.parse(texts[1]), texts[2])
-    if ready is None or parsed.mask.placed is None:
+    if ready is None or parsed.mask.varlen_layout is None:
         return ready
     known = ready
 

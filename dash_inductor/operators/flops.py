@@ -59,7 +59,7 @@ def _count(formula: Callable[..., int], tensors: Sequence[Tensor], extras: Seque
     """
     query, segments = tensors[-3], Call.parse(call).mask.segments
     heads = query.shape[1]
-    if segments is None or segments.placed is None:
+    if segments is None or segments.varlen_layout is None:
         # the formulas of torch 2.11 do not support grouped heads
         return formula(*((tensor.shape[0], heads, *tensor.shape[2:]) for tensor in tensors))
     lengths = _lengths(segments, extras) or [query.numel() // (heads * query.shape[-1])]
@@ -68,8 +68,8 @@ def _count(formula: Callable[..., int], tensors: Sequence[Tensor], extras: Seque
 
 def _lengths(segments: Segments, extras: Sequence[Tensor]) -> list[int]:
     """The number of tokens of each document; empty without data.  A token after the last document counts as one."""
-    assert segments.placed is not None
-    ids, counts = extras[segments.q.index], extras[segments.placed.count.index]
+    assert segments.varlen_layout is not None
+    ids, counts = extras[segments.q.index], extras[segments.varlen_layout.token_count.index]
     if is_fake(counts) or counts.is_meta:
         return []
     has_token = torch.arange(ROW_BLOCK, device=counts.device) < counts.unsqueeze(1)

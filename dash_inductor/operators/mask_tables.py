@@ -5,7 +5,7 @@
 The results are the fields of `kernels.common.mask_data.MaskTables`, in order.  The operator is a separate graph node,
 so that all layers with the same mask share its tables in forward and backward.  `extras` holds the tensors to which the
 mask refers by index; `mask` and `plan` are texts (`model.Mask`, `model.Plan`).  q_len and kv_len are the lengths of the
-mask, in padded rows for a packed mask (`model.Placed`).
+mask, in padded rows for a packed mask (`model.VarlenLayout`).
 
 Importing this module imports torch and defines the operator.
 """

@@ -41,7 +41,8 @@ def terms(site: Site) -> str:
     """
     modifiers = [f"{name} {value!r}" for name, value in site.call.modifiers.items()]
     operands = [name for name in site.call.of_forward.given if name != "dropout"]
-    return " + ".join([str(site.mask), *modifiers, *operands, *(["logsumexp"] if site.call.logsumexp else [])])
+    mask = str(site.mask).replace(":varlen(", ":placed(")  # the text of earlier keys
+    return " + ".join([mask, *modifiers, *operands, *(["logsumexp"] if site.call.logsumexp else [])])
 
 
 def _shape(tiles: Tiles) -> str:

@@ -170,7 +170,7 @@ def has_few(traits: Traits, q_len: int, group: int) -> bool:
         traits: traits of the call; under a mask, with dropout, sinks or a score modifier, the main kernel runs.
         group: query heads per kv head.
     """
-    plain = not (traits.has_lo or traits.has_hi or traits.asks or traits.placed or traits.reads("sinks"))
+    plain = not (traits.has_lo or traits.has_hi or traits.asks or traits.varlen or traits.reads("sinks"))
     return plain and 0 < q_len <= FEW_QUERIES and group * q_len <= FEW_ROWS
 
 

@@ -95,7 +95,7 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
         kernels.append(_render(text, plan, plan.dq, site, strides or {}, "DQ_OUT", programs, templates.dq_constants()))
     else:
         programs = batch * site.q_heads * -(-q_len // plan.dkdv.block_q)
-        text = templates.delta_template(site.mask.placed is not None, site.call.traits.reads("grad_logsumexp"))
+        text = templates.delta_template(site.mask.varlen_layout is not None, site.call.traits.reads("grad_logsumexp"))
         kernels.append(_render(text, plan, plan.dkdv, site, strides or {}, "DELTA", programs, {}))
     kv_tiles = -(-kv_len // plan.dkdv.block_kv)
     slots = -(-kv_tiles // schedule.parts)
@@ -203,8 +203,8 @@ def _tensors(site: Site) -> dict[str, tuple[Sequence[int], str]]:
         "DQ": (q_shape, fp32),
         "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
         "KEYS": (keys, "*i32"),
-        "DBIAS": ((*rows, kv_len), dtype), "SUMS": ((1,), fp32), "PLACE": ((q_len // ROW_BLOCK,), "*i32"),
-        "COUNT": ((q_len // ROW_BLOCK,), "*i32"), **_of_operands(site), **_of_terms(site),
+        "DBIAS": ((*rows, kv_len), dtype), "SUMS": ((1,), fp32), "TOKEN_OFFSETS": ((q_len // ROW_BLOCK,), "*i32"),
+        "TOKEN_COUNTS": ((q_len // ROW_BLOCK,), "*i32"), **_of_operands(site), **_of_terms(site),
     }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from ..family import padded
 # Compile-time values: Note [Argument groups] in groups.py.
 _GROUPS = f"""
     TILE: tl.constexpr = Tile(BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_DV, GROUP, EVEN_Q, EVEN_KV)
-    MASK: tl.constexpr = Mask(HAS_LO, HAS_HI, HAS_KEYS, %(by_pair)s, %(relations)s, PLACED)
+    MASK: tl.constexpr = Mask(HAS_LO, HAS_HI, HAS_KEYS, %(by_pair)s, %(relations)s, VARLEN_ROWS)
     SCORE: tl.constexpr = Score({", ".join(score.CONSTANTS)}, HAS_BIAS, ROUNDS, HAS_GRAD_LSE, HAS_SINKS)
     BUILD: tl.constexpr = Build(PRECISION, STAGES, INDEX_DTYPE, INTERPRET)
 """
@@ -40,12 +40,12 @@ _GROUPS = f"""
 _TOKENS_ARE_ROWS = """
     q_len = {{size("Q", 2)}}
     kv_len = {{size("K", 2)}}
-    placed = Placement(LSE, LSE, {{size("Q", 2)}})
+    varlen_layout = VarlenLayout(LSE, LSE, {{size("Q", 2)}})
 """
-_PLACED = """
-    q_len = {{size("PLACE", 0)}} * PLACED
+_VARLEN = """
+    q_len = {{size("TOKEN_OFFSETS", 0)}} * VARLEN_ROWS
     kv_len = q_len
-    placed = Placement(PLACE, COUNT, {{size("Q", 2)}})
+    varlen_layout = VarlenLayout(TOKEN_OFFSETS, TOKEN_COUNTS, {{size("Q", 2)}})
 """
 
 _OPERANDS = """
@@ -83,7 +83,7 @@ _DATA = """
     of_keys = %(keys)s
     of_pairs = %(pairs)s
     added = Added%(added)s
-    data = Data(%(valid)s, of_queries, of_keys, of_pairs, added, placed, drop)
+    data = Data(%(valid)s, of_queries, of_keys, of_pairs, added, varlen_layout, drop)
 """
 
 _DKDV_HEAD = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "DV"%(arguments)s)}}
@@ -283,7 +283,7 @@ _DELTA = """{{def_kernel("DO", "OUT"%(arguments)s)}}
     b = pid // n_q // q_heads
     hq = pid // n_q %% q_heads
     idx_m = numbers_of(pid %% n_q, BLOCK_Q, BUILD)
-    tokens, exists = tokens_of(%(places)s, idx_m, q_len, PLACED)
+    tokens, exists = tokens_of(%(offsets)s, idx_m, q_len, VARLEN_ROWS)
     queries = TileRows(idx_m, 0, q_len, tokens, exists)
     delta, _ = delta_tile(made, do, b, hq, queries, TILE, MASK, SCORE)
     inside = idx_m < q_len
@@ -369,19 +369,19 @@ def bias_gradient_template(traits: Traits) -> str:
 
 
 @functools.cache
-def delta_template(placed: bool = False, grad_logsumexp: bool = False) -> str:
+def delta_template(varlen: bool = False, grad_logsumexp: bool = False) -> str:
     """Returns the template of the delta kernel of the ordered, single-pass backward."""
     traits = Traits(operands=("grad_logsumexp",) * grad_logsumexp)
     arguments = _of_rows(traits)
-    lengths, places = 'q_len = {{size("DO", 2)}}', "DO, DO"
-    if placed:
-        lengths, places = 'q_len = {{size("PLACE", 0)}} * PLACED', "PLACE, COUNT"
-        arguments += ["PLACE", "COUNT"]
+    lengths, offsets = 'q_len = {{size("DO", 2)}}', "DO, DO"
+    if varlen:
+        lengths, offsets = 'q_len = {{size("TOKEN_OFFSETS", 0)}} * VARLEN_ROWS', "TOKEN_OFFSETS, TOKEN_COUNTS"
+        arguments += ["TOKEN_OFFSETS", "TOKEN_COUNTS"]
     named = "".join(f', "{name}"' for name in arguments)
     parts = {
         "arguments": named,
         "lengths": lengths,
-        "places": places,
+        "offsets": offsets,
         "groups": _groups(Traits()),
         "made": _made(traits).strip(),
     }
@@ -428,7 +428,7 @@ def reads_keys(traits: Traits, *, sums_keys: bool = True) -> bool:
 
 def decided_by_pairs(traits: Traits) -> bool:
     """Returns whether elementwise tests decide which keys no row sees; a varlen layout already defines them."""
-    return _by_pair(traits) and not traits.placed
+    return _by_pair(traits) and not traits.varlen
 
 
 def _by_pair(traits: Traits) -> bool:
@@ -443,7 +443,7 @@ def _groups(traits: Traits) -> str:
 
 def _operands(traits: Traits) -> str:
     """Returns the lines that define compile-time values, lengths, operands and the band."""
-    return _groups(traits) + (_PLACED if traits.placed else _TOKENS_ARE_ROWS) + _OPERANDS
+    return _groups(traits) + (_VARLEN if traits.varlen else _TOKENS_ARE_ROWS) + _OPERANDS
 
 
 def operand_names(traits: Traits) -> list[list[tuple[str, str]]]:
@@ -491,7 +491,7 @@ def _data(traits: Traits, *, sums_keys: bool = True) -> tuple[str, list[str]]:
     seen = _OPERAND % {"name": "KEYS"} if has_keys else "Operand(LSE, (0, 0, 0))"
     data = _DATA % {"queries": queries, "keys": keys, "pairs": pairs, "added": added, "valid": seen}
     names = [name for of_term in operands for name in of_term.values()]
-    names += [*(["KEYS"] if has_keys else []), *of_pairs, *(["PLACE", "COUNT"] if traits.placed else [])]
+    names += [*(["KEYS"] if has_keys else []), *of_pairs, *(["TOKEN_OFFSETS", "TOKEN_COUNTS"] if traits.varlen else [])]
     return (_DROP if traits.reads("dropout") else _NO_DROP) + data, names
 
 
@@ -541,7 +541,7 @@ def compile_time_values(
         "HAS_GRAD_LSE": traits.reads("grad_logsumexp"),
         "HAS_SINKS": traits.reads("sinks"),
         "ROUNDS": ROUNDS if traits.reads("dropout") else 0,
-        "PLACED": ROW_BLOCK if traits.placed else 0,
+        "VARLEN_ROWS": ROW_BLOCK if traits.varlen else 0,
         "LO": band.lo or 0,
         "HI": band.hi or 0,
         "BOTTOM_RIGHT": band.anchor == "bottom_right",

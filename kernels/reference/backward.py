@@ -29,7 +29,7 @@ from ...schedule.tile_schedule import Problem, functions
 from ..common.score import derivative, score
 from ..families import family
 from .dropout import ElementDropout
-from .placement import Placement
+from .varlen_layout import VarlenLayout
 
 
 def backward(
@@ -46,14 +46,16 @@ def backward(
     """Computes (dq, dk, dv), contiguous, with the dtypes of query, key and value; shapes as in
     `operators.attention`.
     """
-    placement = Placement.of(call, extras)
-    if placement is not None:
-        do, q, k, v, o = (placement.filled(t) for t in (grad_out, query, key, value, out))
+    varlen_layout = VarlenLayout.of(call, extras)
+    if varlen_layout is not None:
+        do, q, k, v, o = (varlen_layout.filled(t) for t in (grad_out, query, key, value, out))
         if call.grad_logsumexp is not None:
             extras = list(extras)
-            extras[call.grad_logsumexp.index] = placement.filled(extras[call.grad_logsumexp.index][..., None])[..., 0]
-        gradients = backward(do, q, k, v, o, logsumexp, extras, Placement.of_rows(call), plan)
-        dq, dk, dv = (placement.emptied(t, query.shape[2]) for t in gradients)
+            extras[call.grad_logsumexp.index] = varlen_layout.filled(extras[call.grad_logsumexp.index][..., None])[
+                ..., 0
+            ]
+        gradients = backward(do, q, k, v, o, logsumexp, extras, VarlenLayout.of_rows(call), plan)
+        dq, dk, dv = (varlen_layout.emptied(t, query.shape[2]) for t in gradients)
         return dq, dk, dv
     dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
     scale = call.scale

@@ -18,7 +18,7 @@ from ...model.plan import Tiles
 from ...schedule.tile_schedule import Problem, functions
 from .backward import ElementData, looked_at, only, tile_of, visible
 from .dropout import ElementDropout
-from .placement import Placement
+from .varlen_layout import VarlenLayout
 
 
 def forward(
@@ -34,11 +34,11 @@ def forward(
         query, key, value: [batch, heads, length, dim]; the number of query heads is a multiple of that of the others.
         extras: the tensors that the call reads.
     """
-    placement = Placement.of(call, extras)
-    if placement is not None:
-        q, k, v = (placement.filled(t) for t in (query, key, value))
-        out, logsumexp = forward(q, k, v, extras, Placement.of_rows(call), tiles)
-        return placement.emptied(out, query.shape[2]), logsumexp
+    varlen_layout = VarlenLayout.of(call, extras)
+    if varlen_layout is not None:
+        q, k, v = (varlen_layout.filled(t) for t in (query, key, value))
+        out, logsumexp = forward(q, k, v, extras, VarlenLayout.of_rows(call), tiles)
+        return varlen_layout.emptied(out, query.shape[2]), logsumexp
     band = call.mask.band
     (batch, q_heads, q_len, _), (_, kv_heads, kv_len, value_dim) = query.shape, value.shape
     out = query.new_empty(batch, q_heads, q_len, value_dim)

@@ -52,7 +52,7 @@ def test_the_packed_operator() -> None:
             forward, backward = masks.CONTENDERS["operator"](row)
             torch.testing.assert_close(forward(), expected[0], atol=2e-2, rtol=2e-2)
             assert len(backward()) == 3
-    assert [record.mask for record in sites()] == ["causal & segments(0,1):placed(2,3)"]
+    assert [record.mask for record in sites()] == ["causal & segments(0,1):varlen(2,3)"]
 
 
 def test_a_run_that_is_cut_off_keeps_its_rows(

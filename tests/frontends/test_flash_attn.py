@@ -251,9 +251,9 @@ PACKED = [(170, 4, 16), (170, 2, 16), (170, 2, 16)]
 @pytest.mark.parametrize(
     ("options", "mask"),
     [
-        ({"causal": True}, "causal & segments(0,1):placed(2,3)"),
-        ({"window": (5, 2)}, "band(-2,5) & segments(0,1):placed(2,3)"),
-        ({"causal": True, "softcap": 2.0}, "causal & segments(0,1):placed(2,3)"),
+        ({"causal": True}, "causal & segments(0,1):varlen(2,3)"),
+        ({"window": (5, 2)}, "band(-2,5) & segments(0,1):varlen(2,3)"),
+        ({"causal": True, "softcap": 2.0}, "causal & segments(0,1):varlen(2,3)"),
     ],
 )
 def test_documents(package: str, dynamic: bool, options: dict[str, Any], mask: str) -> None:

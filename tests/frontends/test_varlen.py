@@ -43,7 +43,7 @@ torch_attn = torch.ops.torch_attn
 pytestmark = pytest.mark.usefixtures("deterministic")
 
 TOKENS, HEADS, DIM = 128, 8, 64
-MASK = "segments(0,1):placed(2,3)"
+MASK = "segments(0,1):varlen(2,3)"
 WINDOWS = {"full": (-1, -1), "causal": (-1, 0), "window": (5, 0), "both sides": (3, 2), "to the right": (-1, 4)}
 """Arguments of `varlen_attn`: how many tokens a query sees to the left and to the right; -1 is all."""
 

@@ -151,11 +151,11 @@ def hopper_kernels() -> list[Any]:
     full, causal = Mask.parse("full").band, Mask.parse("causal").band
     backwards = [
         hopper_builds.Case((64, 64), causal, "bent_fold", group=4, segment_ids=True, dense=True),
-        hopper_builds.Case((64, 64), full, "ascending", segment_ids=True, placed=True),
+        hopper_builds.Case((64, 64), full, "ascending", segment_ids=True, varlen=True),
     ]
     forwards = [
         hopper_forward_builds.Case((64, 64), causal, dense=True),
-        hopper_forward_builds.Case((64, 64), causal, segment_ids=True, placed=True),
+        hopper_forward_builds.Case((64, 64), causal, segment_ids=True, varlen=True),
     ]
     kernels = [backward_build.Kernels(case.specialisation()) for case in backwards]
     found = [kernel for of in kernels for kernel in (of.prepare, of.main, of.finish)]

@@ -11,7 +11,7 @@ from dash_inductor.kernels.portable import templates
 from dash_inductor.model import Band, Bias, Call, Dense, Dropout, Keys, Mask, Operand, Segments, Traits
 from dash_inductor.schedule import supports
 
-from ..support.placed import mask_of
+from ..support.varlen_layout import mask_of
 
 BANDS = [Band(), Band(hi=0), Band(lo=-100), Band(-100, 0)]
 

@@ -49,7 +49,7 @@ def compiled() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", [name for name, _ in CASES])
 def test_layers_share_rows_and_tables(name: str, compiled: dict[str, Any]) -> None:
-    case, mask = compiled[name], "causal & segments(0,1):placed(2,3)"
+    case, mask = compiled[name], "causal & segments(0,1):varlen(2,3)"
     assert [(status, mask, forward) for status, _, mask, forward in case["sites"]] == [("replaced", mask, "hopper")] * 2
     targets = [target for target, _ in case["nodes"]]
     assert not [target for target in targets if "varlen" in target]

@@ -47,7 +47,7 @@ def test_templates_and_no_plane() -> None:
     code = without_comments(code)
     assert "torch.ops.dash_inductor" not in code
     assert code.count("= attend_tile(") == 1
-    assert "Mask(HAS_LO, HAS_HI, HAS_KEYS, True, (equal,), PLACED)" in code
+    assert "Mask(HAS_LO, HAS_HI, HAS_KEYS, True, (equal,), VARLEN_ROWS)" in code
     sizes = re.findall(r"empty_strided_cuda\(\((.*?)\), \(", code)
     assert "2, 1, 1024" in sizes
     assert not [size for size in sizes if size.count("1024") > 1], sizes

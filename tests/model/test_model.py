@@ -20,10 +20,10 @@ from dash_inductor.model import (
     Keys,
     Mask,
     Operand,
-    Placed,
     Plan,
     Segments,
     Tiles,
+    VarlenLayout,
 )
 from dash_inductor.model.call import MODIFIERS
 
@@ -32,7 +32,7 @@ from ..support.distribution import ROOT
 BANDS = [Band(), Band(0), Band(0, 5), Band(None, -3), Band(-4, 9, "bottom_right"), Band(0, None, "bottom_right")]
 KEYS = (None, Keys(Operand(0)), Keys(Operand(12)))
 SEGMENTS = (None, Segments(Operand(0), Operand(0)), Segments(Operand(1), Operand(2)))
-PLACED = Segments(Operand(0), Operand(1), Placed(Operand(2), Operand(3)))
+VARLEN = Segments(Operand(0), Operand(1), VarlenLayout(Operand(2), Operand(3)))
 MASKS = [Mask(band, keys, segments) for segments in SEGMENTS for band in BANDS for keys in KEYS]
 INTERVALS = [
     (Interval(Operand(0), None), "interval(0,none,none)"),
@@ -75,10 +75,10 @@ def test_bounded_scores(softcap: float) -> None:
 def test_masks(mask: Mask) -> None:
     assert Mask.parse(str(mask)) == mask
     if mask.segments is not None and mask.keys is None:
-        placed = replace(mask, segments=replace(mask.segments, placed=Placed(Operand(7), Operand(5))))
-        assert Mask.parse(str(placed)) == placed != mask
-        assert mask.placed is None
-        assert [operand.index for operand in placed.operands[-2:]] == [7, 5]
+        varlen = replace(mask, segments=replace(mask.segments, varlen_layout=VarlenLayout(Operand(7), Operand(5))))
+        assert Mask.parse(str(varlen)) == varlen != mask
+        assert mask.varlen_layout is None
+        assert [operand.index for operand in varlen.operands[-2:]] == [7, 5]
 
 
 def test_a_mask_reads_as_a_conjunction() -> None:
@@ -87,7 +87,7 @@ def test_a_mask_reads_as_a_conjunction() -> None:
     ]  # fmt: skip
     assert str(Mask(Band(0), Keys(Operand(1)), SEGMENTS[1])) == "causal & segments(0,0) & keys(1)"
     assert str(Mask(Band(), None, SEGMENTS[2])) == "segments(1,2)"
-    assert str(Mask(Band(0), segments=PLACED)) == "causal & segments(0,1):placed(2,3)"
+    assert str(Mask(Band(0), segments=VARLEN)) == "causal & segments(0,1):varlen(2,3)"
     for mask in (Mask(dense=Dense(Operand(3))), Mask(Band(0), KEYS[1], SEGMENTS[2], Dense(Operand(3)))):
         assert Mask.parse(str(mask)) == mask
         assert mask.operands[-1] == Operand(3)
@@ -162,10 +162,10 @@ def test_plans() -> None:
         "dense(0,1)",
         "segments(0, 1)",
         "segments(0,1):",
-        "keys(0):placed(1,2)",
-        "segments(0,1):placed(2)",
-        "segments(0,1):placed(2,3) & keys(4)",
-        "segments(0,1):placed(2,3) & dense(4)",
+        "keys(0):varlen(1,2)",
+        "segments(0,1):varlen(2)",
+        "segments(0,1):varlen(2,3) & keys(4)",
+        "segments(0,1):varlen(2,3) & dense(4)",
         "interval(none,none,none)",
         "interval(0,1)",
         "keys(none)",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dash_inductor.config import config
 from dash_inductor.model import Band, Call, Mask, Plan, Tiles
-from dash_inductor.model.terms import Operand, Placed, Segments
+from dash_inductor.model.terms import Operand, Segments, VarlenLayout
 from dash_inductor.operators import attention, prepared
 from dash_inductor.operators.prepared import Prepared, Texts
 
@@ -133,7 +133,7 @@ def ready_of(monkeypatch: pytest.MonkeyPatch, call: Call) -> Any:
 
 
 def test_results_of_packed_tokens_are_shaped_as_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    mask = Mask(Band(), segments=Segments(Operand(0), Operand(0), Placed(Operand(1), Operand(2))))
+    mask = Mask(Band(), segments=Segments(Operand(0), Operand(0), VarlenLayout(Operand(1), Operand(2))))
     run = ready_of(monkeypatch, Call(mask, 0.1, ((0, 1, 2, 3),)))
     assert run(torch.zeros(6, 4, 8), None, None, [])[0].shape == (6, 4, 8)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dash_inductor.model import Band, Call, Dense, Dropout, Mask, Operand, Order, Placed, Segments
+from dash_inductor.model import Band, Call, Dense, Dropout, Mask, Operand, Order, Segments, VarlenLayout
 from dash_inductor.model.traits import Traits
 
 BSHD: Order = (0, 2, 1, 3)
@@ -28,13 +28,13 @@ def backward_call(band: Band, scale: float, orders: Sequence[Sequence[int]] = (B
 
 
 def traits_of(
-    band: Band, segment_ids: bool = False, dense: bool = False, dropout: bool = False, placed: bool = False,
+    band: Band, segment_ids: bool = False, dense: bool = False, dropout: bool = False, varlen: bool = False,
     softcap: bool = False, low_scores: bool = False,
 ) -> Traits:  # fmt: skip
     """The traits of a call with these terms beside the band, and dropout and a bound of scores or not."""
     terms, modifiers = ["dense"] * dense + ["segments"] * segment_ids, ("softcap",) * softcap
     return Traits(
-        band.lo is not None, band.hi is not None, tuple(terms), ("dropout",) * dropout, placed, modifiers=modifiers,
+        band.lo is not None, band.hi is not None, tuple(terms), ("dropout",) * dropout, varlen, modifiers=modifiers,
         low_scores=low_scores,
     )  # fmt: skip
 
@@ -45,7 +45,7 @@ def forward_call_of(
     """The call of a forward that is given such a `ForwardData` and dropout."""
     first, second = Operand(0), Operand(1)
     dense = None if data is None or data.seen_bits is None else Dense(first)
-    placed = None if data is None or data.row_place is None else Placed(Operand(2), Operand(3))
-    segments = None if data is None or dense is not None else Segments(first, second, placed)
+    varlen_layout = None if data is None or data.token_offsets is None else VarlenLayout(Operand(2), Operand(3))
+    segments = None if data is None or dense is not None else Segments(first, second, varlen_layout)
     drops = None if dropout is None else Dropout(0.5, Operand(4))
     return Call(Mask(band, segments=segments, dense=dense), scale, (tuple(order),), None, drops)

@@ -37,13 +37,13 @@ class Case:
     segment_ids: bool = False
     dense: bool = False
     dropout: bool = False
-    placed: bool = False
+    varlen: bool = False
     stamped: bool = False
 
     def __str__(self) -> str:
         ragged = "" if self.even_kv else " ragged"
         data = (
-            " segments" * self.segment_ids + " dense" * self.dense + " dropout" * self.dropout + " placed" * self.placed
+            " segments" * self.segment_ids + " dense" * self.dense + " dropout" * self.dropout + " varlen" * self.varlen
         )
         data += " stamped" * self.stamped
         return (
@@ -62,7 +62,7 @@ class Case:
         return 3 if self.dims == (256, 256) else 2
 
     def specialisation(self) -> build.Specialisation:
-        traits = traits_of(self.mask, self.segment_ids, self.dense, self.dropout, self.placed)
+        traits = traits_of(self.mask, self.segment_ids, self.dense, self.dropout, self.varlen)
         even = self.even_kv and not traits.terms
         return build.Specialisation(
             self.dtype, *self.dims, self.group, self.schedule, traits, even, TILES[self.dims], self.stamped

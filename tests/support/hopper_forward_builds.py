@@ -26,7 +26,7 @@ class Case:
     segment_ids: bool = False
     dense: bool = False
     dropout: bool = False
-    placed: bool = False
+    varlen: bool = False
     short: bool = False
 
     @property
@@ -40,12 +40,12 @@ class Case:
             "dense": self.dense,
             "dropout": self.dropout,
         }
-        others |= {"placed": self.placed, "short": self.short}
+        others |= {"varlen": self.varlen, "short": self.short}
         words = f"{self.dims[0]}/{self.dims[1]}", str(self.mask), self.dtype, *(name for name in others if others[name])
         return " ".join(words)
 
     def problem(self) -> build.Specialisation:
-        traits = traits_of(self.mask, self.segment_ids, self.dense, self.dropout, self.placed)
+        traits = traits_of(self.mask, self.segment_ids, self.dense, self.dropout, self.varlen)
         return build.Specialisation(self.dtype, *self.dims, traits, self.even_kv, self.short)
 
 

@@ -42,7 +42,7 @@ from dash_inductor.kernels.hopper.forward.device import (
     tile_work,
 )
 from dash_inductor.kernels.hopper.shared import arguments as shared
-from dash_inductor.kernels.hopper.shared.device import clear, placement
+from dash_inductor.kernels.hopper.shared.device import clear, varlen_layout
 from dash_inductor.kernels.reference import dropout as reference_dropout
 from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.codegen import python_functions
@@ -405,7 +405,7 @@ def arguments_of(**values: Any) -> dict[str, Any]:
     """The arguments of the main kernel by name: groups as mappings or tuples, None for those that are not given."""
     groups = {
         "problem": arguments.PROBLEM, "data": arguments.DATA, "dropout": arguments.DROPOUT,
-        "placement": shared.PLACEMENT, "target": shared.target("bf16"), "bound": score_room.BOUND,
+        "varlen_layout": shared.VARLEN_LAYOUT, "target": shared.target("bf16"), "bound": score_room.BOUND,
         "sinks": arguments.SINKS,
     }  # fmt: skip
     found = dict.fromkeys(groups) | values
@@ -425,7 +425,7 @@ def data_arguments(data: ForwardData, tables: int) -> dict[str, Any]:
 _MODULES = (
     score_gluon,
     clear,
-    placement,
+    varlen_layout,
     listed,
     tile_work,
     sums,

@@ -46,11 +46,11 @@ from dash_inductor.kernels.hopper.shared.device import (
     dropout,
     head_work,
     operations,
-    placement,
     shared_memory,
     step_signals,
     step_words,
     steps,
+    varlen_layout,
 )
 from dash_inductor.model import dropout as definition
 from dash_inductor.schedule.table_tile_schedule import TILE_BITS
@@ -552,7 +552,7 @@ class Simulation:
 
 
 _MODULES = (
-    score_gluon, operations, step_signals, clear, placement, head_work, step_words, shared_memory, work_ids,
+    score_gluon, operations, step_signals, clear, varlen_layout, head_work, step_words, shared_memory, work_ids,
     closed_form, table_tile_schedule, dropout, steps, split_loops,
     group, stamps, producer, consumer, reducer, entry,
 )  # fmt: skip
@@ -580,7 +580,7 @@ def _kernel(stand_ins: dict[str, Any], edits: tuple[tuple[str, str], ...]) -> Ca
         for old in [old for old in left if old in text]:
             text = text.replace(old, left.pop(old))
         code, names = definitions(text, module.__file__ or "")
-        allowed = module in (score_gluon, operations, clear, placement, step_words) or not names & set(namespace)
+        allowed = module in (score_gluon, operations, clear, varlen_layout, step_words) or not names & set(namespace)
         assert allowed, "two definitions of one name"
         exec(code, namespace)
         namespace.update(stand_ins)
@@ -696,7 +696,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         return copy
 
     def store_first(target: Any, h: int, token: int, count: int, tile: Tile, _warps: int, column: int) -> None:
-        """`placement._store_first`, of which the simulation of the forward runs the source."""
+        """`varlen_layout._store_first`, of which the simulation of the forward runs the source."""
         s.pause()
         coordinates = h, token, column, count
         store = Store("some rows", target.ptr.name, coordinates, tile.contents(), current().work_id)

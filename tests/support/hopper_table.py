@@ -15,15 +15,15 @@ from typing import Any
 import triton
 
 from ..kernels.hopper import test_bounded_budgets as bounded
-from ..kernels.hopper.backward import test_budgets, test_data_budgets, test_dropout_budgets, test_placed_budgets
+from ..kernels.hopper.backward import test_budgets, test_data_budgets, test_dropout_budgets, test_varlen_budgets
 from ..kernels.hopper.forward import test_budgets as test_forward_budgets
 from . import hopper_builds, hopper_forward_builds
 
 BACKWARDS = (
     *test_budgets.CASES, *test_data_budgets.SOON, *test_data_budgets.LATER, *test_dropout_budgets.CASES,
-    *test_placed_budgets.BACKWARDS,
+    *test_varlen_budgets.BACKWARDS,
 )  # fmt: skip
-FORWARDS = (*test_forward_budgets.CASES, *test_placed_budgets.FORWARDS)
+FORWARDS = (*test_forward_budgets.CASES, *test_varlen_budgets.FORWARDS)
 
 
 def kernels() -> Iterator[tuple[str, dict[str, int]]]:

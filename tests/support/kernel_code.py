@@ -35,9 +35,9 @@ def main() -> None:
     from ..kernels.hopper.backward import test_budgets as bands
     from ..kernels.hopper.backward import test_data_budgets as data
     from ..kernels.hopper.backward import test_dropout_budgets as dropout
-    from ..kernels.hopper.backward import test_placed_budgets as placed
+    from ..kernels.hopper.backward import test_varlen_budgets as varlen
 
-    cases: list[Case] = [*bands.CASES, *data.SOON, *data.LATER, *dropout.CASES, *placed.BACKWARDS]
+    cases: list[Case] = [*bands.CASES, *data.SOON, *data.LATER, *dropout.CASES, *varlen.BACKWARDS]
     print(json.dumps({str(case): digest(built(case).ptx) for case in cases}, indent=1))
 
 

@@ -58,7 +58,7 @@ class MaskTableNodes:
             """The size as a number or one shared node: equal arguments let all layers share the tables."""
             return emitter.size(tensor, dim, before=before, like=extras[0])
 
-        if site.mask.placed is None:
+        if site.mask.varlen_layout is None:
             facts = size(query.node, query.dim(2)), size(key.node, key.dim(2)), size(query.node, 0)
         else:  # packed tokens: lengths in padded rows, which are the sizes of the segment ids
             facts = size(extras[0], 1), size(extras[0], 1), 1

@@ -36,7 +36,7 @@ def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
     found: list[Node] = []
     if terms.documents is not None:
         tokens = emitter.size(match.operands.query.node, 0, before=before, like=before)
-        found += terms.documents.placed(emitter, tokens, before)
+        found += terms.documents.varlen_layout(emitter, tokens, before)
     for term in terms.in_order:
         axes = TERMS[term.NAME].AXES
         for name, value in term.compute(graph).items():

@@ -18,7 +18,7 @@ from ...masks.recognition import recognise
 from ...model.mask import Band, Mask
 from ...model.plan import Kept
 from ...model.reasons import Reason
-from ...model.terms import TERMS, Operand, Placed, Segments
+from ...model.terms import TERMS, Operand, Segments, VarlenLayout
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def mask_of(terms: Terms) -> Mask:
         return Operand(next(numbers))
 
     if terms.documents is not None:
-        return Mask(terms.band, segments=Segments(operand(), operand(), Placed(operand(), operand())))
+        return Mask(terms.band, segments=Segments(operand(), operand(), VarlenLayout(operand(), operand())))
     found = []
     for term in terms.in_order:
         kind, given = TERMS[term.NAME], dict[str, Operand]()

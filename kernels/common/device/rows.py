@@ -1,4 +1,4 @@
-"""Token offsets of padded rows (varlen layout) for plain Triton kernels; see `model.Placed`.
+"""Token offsets of padded rows (varlen layout) for plain Triton kernels; see `model.VarlenLayout`.
 
 This module contains only `triton.jit` functions, as `tiles` does.
 """
@@ -8,15 +8,16 @@ import triton.language as tl
 
 
 @triton.jit
-def tokens_of(PLACE, COUNT, rows, end, PLACED: tl.constexpr):
+def tokens_of(TOKEN_OFFSETS, TOKEN_COUNTS, rows, end, VARLEN_ROWS: tl.constexpr):
     """Returns (the tokens of `rows`, which rows have one), for a varlen layout of `end` padded rows.
 
-    PLACE, COUNT: int32 [row blocks]; PLACED: rows of a row block, or 0 where tokens are rows and nothing is read.
+    TOKEN_OFFSETS, TOKEN_COUNTS: int32 [row blocks]; VARLEN_ROWS: rows of a row block, or 0 where tokens are rows and
+        nothing is read.
     """
     exists = rows < end
-    if PLACED:
-        local = rows % PLACED
-        tokens = tl.load(PLACE + rows // PLACED, mask=exists, other=0) + local
-        return tokens, local < tl.load(COUNT + rows // PLACED, mask=exists, other=0)
+    if VARLEN_ROWS:
+        local = rows % VARLEN_ROWS
+        tokens = tl.load(TOKEN_OFFSETS + rows // VARLEN_ROWS, mask=exists, other=0) + local
+        return tokens, local < tl.load(TOKEN_COUNTS + rows // VARLEN_ROWS, mask=exists, other=0)
     else:
         return rows, exists

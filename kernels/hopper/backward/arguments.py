@@ -77,7 +77,7 @@ class Schedule(NamedTuple):
 class MaskKind(NamedTuple):
     """The kind of a mask, as compile-time constants.
 
-    HAS_LO, HAS_HI: whether its band has the bound; EVEN_KV: no kv tile is ragged; HAS_DENSE: as in `DATA`; PLACED:
+    HAS_LO, HAS_HI: whether its band has the bound; EVEN_KV: no kv tile is ragged; HAS_DENSE: as in `DATA`; VARLEN_ROWS:
     padded rows per row block of a varlen layout, 0 where tokens are rows; HAS_RANGES: a form `is_range`; SHARED: how
     many vectors of queries are in shared memory, the first ones; the others: as in `common.relations.Layout`.
     """
@@ -86,7 +86,7 @@ class MaskKind(NamedTuple):
     HAS_HI: bool
     EVEN_KV: bool
     HAS_DENSE: bool
-    PLACED: int
+    VARLEN_ROWS: int
     HAS_RANGES: bool
     SHARED: int
     FORMS: tuple[form.Form, ...]
@@ -122,21 +122,22 @@ class Form(NamedTuple):
 class Prepare(NamedTuple):
     """The tiles of `prepare`, as compile-time constants.
 
-    DIM: columns of out and its gradient; BLOCK_DV: columns of their tiles; HAS_DATA: the mask is data; PLACED: as in
-    `MaskKind`.
+    DIM: columns of out and its gradient; BLOCK_DV: columns of their tiles; HAS_DATA: the mask is data; VARLEN_ROWS: as
+    in `MaskKind`.
     """
 
     BLOCK_Q: int
     DIM: int
     BLOCK_DV: int
     HAS_DATA: bool
-    PLACED: int
+    VARLEN_ROWS: int
 
 
 class Finish(NamedTuple):
     """The tiles of `finish`, as compile-time constants.
 
-    DIM: columns of dq; BLOCK_D + TAIL_D: columns of its accumulator; ROWS: rows per program; PLACED: as in `MaskKind`.
+    DIM: columns of dq; BLOCK_D + TAIL_D: columns of its accumulator; ROWS: rows per program; VARLEN_ROWS: as in
+        `MaskKind`.
     """
 
     BLOCK_Q: int
@@ -145,4 +146,4 @@ class Finish(NamedTuple):
     BLOCK_D: int
     TAIL_D: int
     ROWS: int
-    PLACED: int
+    VARLEN_ROWS: int

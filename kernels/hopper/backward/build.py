@@ -121,7 +121,7 @@ class Specialisation:
     @property
     def row_block(self) -> int:
         """The padded rows per row block of a varlen layout, 0 where tokens are rows."""
-        return ROW_BLOCK if self.traits.placed else 0
+        return ROW_BLOCK if self.traits.varlen else 0
 
 
 class Kernels:
@@ -152,7 +152,7 @@ class Kernels:
         kind, q, kv, d = p.traits, tiles.block_q, tiles.block_kv, self.block_d
         alone = self.schedule.resident is not None
         accumulator = [math.gcd(q * d, q * v.tail) // DQ_ROW.value, DQ_ROW.value]
-        target = shared.target(TYPES[p.dtype]) if kind.placed else None
+        target = shared.target(TYPES[p.dtype]) if kind.varlen else None
         types: dict[str, Any] = {
             **dict.fromkeys(("q_desc", "do_desc"), columns(p.dtype, self.rows_of_a_load)),
             **dict.fromkeys(("k_desc", "v_desc", "dk_desc", "dv_desc"), columns(p.dtype, kv)),
@@ -160,7 +160,7 @@ class Kernels:
             **dict.fromkeys(("lse_desc", "delta_desc"), descriptor("fp32", [q], ROW_LAYOUT)),
             "workspace": arguments.WORKSPACE, "problem": arguments.PROBLEM,
             "data": self._data, "dropout": arguments.DROPOUT if kind.reads("dropout") else None,
-            "placement": self._placement, "targets": {"dk": target, "dv": target},
+            "varlen_layout": self._varlen_layout, "targets": {"dk": target, "dv": target},
             "stamped": arguments.STAMPS if p.stamped else None, "bound": score.bound(kind),
         }  # fmt: skip
         options = {"num_warps": WARPS, "launch_cooperative_grid": alone, "launch_pdl": not alone}
@@ -207,7 +207,7 @@ class Kernels:
             **dict.fromkeys(("out_ptr", "do_ptr"), f"*{dtype}"),
             **dict.fromkeys(("lse_ptr", "lse2_ptr", "delta_ptr"), "*fp32"), "counters_ptr": "*i32",
             **dict.fromkeys(("out_strides", "do_strides"), arguments.OUT_STRIDES),
-            "lse_strides": arguments.LSE_STRIDES, "placement": self._placement,
+            "lse_strides": arguments.LSE_STRIDES, "varlen_layout": self._varlen_layout,
             "grad_lse": arguments.GRAD_LSE if p.traits.reads("grad_logsumexp") else None,
         }  # fmt: skip
         return compile_kernel(prepare, ASTSource, {"FORM": form}, types, {"num_warps": 8})
@@ -221,14 +221,14 @@ class Kernels:
         types = {
             "accumulator": "*fp32", "semaphores": "*i32", "dq_ptr": f"*{TYPES[p.dtype]}", "scale": "fp32",
             "dq_strides": arguments.OUT_STRIDES, "data": arguments.CONTRIBUTIONS if p.traits.terms else None,
-            "placement": self._placement,
+            "varlen_layout": self._varlen_layout,
         }  # fmt: skip
         constants = {"KV_RANGE": self.functions.dash_kv_range, "FORM": form}
         return compile_kernel(finish, ASTSource, constants, types, {"num_warps": FINISH_WARPS, "launch_pdl": True})
 
     @property
-    def _placement(self) -> Group | None:
-        return shared.PLACEMENT if self.of.traits.placed else None
+    def _varlen_layout(self) -> Group | None:
+        return shared.VARLEN_LAYOUT if self.of.traits.varlen else None
 
 
 @cache

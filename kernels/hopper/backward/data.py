@@ -35,8 +35,8 @@ class BackwardData(NamedTuple):
             entries if the dense mask differs between heads.
         visits, steps, contributions: int32 [tables, n_kv], [tables, n_kv, n_q] and [tables, n_q], contiguous.
         dense: bool [batch, q_heads, q_len, kv_len], with size 1 in dimensions that broadcast.
-        row_place, row_count: token offset and token count of each row block of a varlen layout, see `model.Placed`;
-            lengths are then those of the padded rows.
+        token_offsets, token_counts: token offset and token count of each row block of a varlen layout, see
+            `model.VarlenLayout`; lengths are then those of the padded rows.
     """
 
     q_vectors: Tensor | None
@@ -46,13 +46,13 @@ class BackwardData(NamedTuple):
     steps: Tensor
     contributions: Tensor
     dense: Tensor | None = None
-    row_place: Tensor | None = None
-    row_count: Tensor | None = None
+    token_offsets: Tensor | None = None
+    token_counts: Tensor | None = None
 
     @property
     def rows(self) -> int | None:
         """The number of padded rows of a varlen layout, None where tokens are rows."""
-        return None if self.row_place is None else ROW_BLOCK * len(self.row_place)
+        return None if self.token_offsets is None else ROW_BLOCK * len(self.token_offsets)
 
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> BackwardData | None:
@@ -84,8 +84,9 @@ class BackwardData(NamedTuple):
         of_vectors = [given.pop(0) if some else None for some in (vectors.QUERIES, vectors.KEYS)]
         pairs = [o.index for term in mask.others if term.RELATION.pairs for o in term.operands]
         (dense,) = pairs or (None,)
-        placed = (None, None) if mask.placed is None else (mask.placed.place.index, mask.placed.count.index)
-        return (*of_vectors, *given, dense, *placed)
+        varlen = mask.varlen_layout
+        rows = (None, None) if varlen is None else (varlen.token_offset.index, varlen.token_count.index)
+        return (*of_vectors, *given, dense, *rows)
 
     def addresses(self) -> tuple[int, ...]:
         """Returns the address of every tensor, 0 for absent ones."""
@@ -125,7 +126,7 @@ class Arguments(NamedTuple):
         tables = p.batch * table_b
         if tables * p.n_q * p.n_kv >= 1 << 31 or max(p.n_q, p.n_kv) > 1 << TILE_BITS:
             raise ArgumentError("tables, q tiles, kv tiles", (tables, p.n_q, p.n_kv), "fewer: a table has no room")
-        vectors, placed = layout(call.traits), call.traits.placed
+        vectors, varlen = layout(call.traits), call.traits.varlen
         numbers = p.batch * max(vectors.QUERIES * p.q_len, vectors.KEYS * p.kv_len)
         if numbers >= 1 << 31:
             raise ArgumentError("numbers of queries or keys", numbers, "fewer than 2**31: offsets have 32 bits")
@@ -141,7 +142,7 @@ class Arguments(NamedTuple):
             (p.q_len // ROW_BLOCK,),
         )
         given = bool(vectors.QUERIES), bool(vectors.KEYS)
-        needed = *given, True, True, True, True, call.traits.of_pairs, placed, placed
+        needed = *given, True, True, True, True, call.traits.of_pairs, varlen, varlen
         for name, fact, shape, is_needed in zip(BackwardData._fields, facts, shapes, needed, strict=True):
             if (fact is not None) != is_needed:
                 raise ArgumentError(

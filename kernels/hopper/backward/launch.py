@@ -271,7 +271,7 @@ class _State:
         self.profiles = None
         if stamped:
             self.profiles = CallProfiles.of(call, plan, DTYPES[dtype], tile_schedule, self.kv_heads, dims, self.device)
-        self.placed, self.bound = rows is not None, score.bound_values(call)
+        self.varlen, self.bound = rows is not None, score.bound_values(call)
         self.about_data = None if data is None else Arguments.of(call, data, tile_schedule, self.device)
         ctas = self._ctas(tile_schedule)
         finish_programs = q_tiles * (tiles.block_q // FINISH_ROWS)
@@ -338,13 +338,13 @@ class _State:
         shared = arguments.WORKSPACE.values(
             semaphores=semaphores, work_id_ptr=work_id, group_sums=sums, group_semaphores=group_semaphores
         )
-        main_data = finish_data = of_placement = None
+        main_data = finish_data = of_varlen_layout = None
         targets: tuple[tuple[Any, ...] | None, ...] = (None, None)
         if self.about_data is not None:
             data = unknown_addresses(_FIXED + len(BackwardData._fields))[_FIXED:]
             main_data, finish_data = self.about_data.of_call(data)
-            if self.placed:
-                of_placement = tuple(data[-2:])
+            if self.varlen:
+                of_varlen_layout = tuple(data[-2:])
                 targets = tuple(map(target_values, (dk, dv), self.strides[1:], self.dims))
         drops = None if self.drops is None else (seed, *self.drops)
         stamps = None if self.profiles is None else (table, heads)  # a number among addresses
@@ -353,15 +353,15 @@ class _State:
             CallLaunch(
                 self.prepare, (),
                 (
-                    out, do, logsumexp, lse2, delta, semaphores, *self.prepare_sizes, of_placement,
+                    out, do, logsumexp, lse2, delta, semaphores, *self.prepare_sizes, of_varlen_layout,
                     None if self.grad_lse is None else (grad_lse, *self.grad_lse),
                 ),
             ),
             CallLaunch(
                 self.main, (*rows, dk, dv, accumulator, lse2, delta),
-                (shared, self.problem, main_data, drops, of_placement, targets, stamps, self.bound),
+                (shared, self.problem, main_data, drops, of_varlen_layout, targets, stamps, self.bound),
             ),
             CallLaunch(
-                self.finish, (), (accumulator, semaphores, dq, *self.finish_sizes, finish_data, of_placement)
+                self.finish, (), (accumulator, semaphores, dq, *self.finish_sizes, finish_data, of_varlen_layout)
             ),
         )  # fmt: skip

@@ -216,8 +216,8 @@ class Kernels:
             **dict.fromkeys(("k_desc", "v_desc"), columns(p.dtype, v.block_kv)),
             "lse_ptr": "*fp32", "counter_ptr": "*i32", "problem": arguments.PROBLEM,
             "data": self._data, "dropout": arguments.DROPOUT if traits.reads("dropout") else None,
-            "placement": shared.PLACEMENT if traits.placed else None,
-            "target": shared.target(TYPES[p.dtype]) if traits.placed else None,
+            "varlen_layout": shared.VARLEN_LAYOUT if traits.varlen else None,
+            "target": shared.target(TYPES[p.dtype]) if traits.varlen else None,
             "bound": score.bound(traits), "sinks": arguments.SINKS if traits.reads("sinks") else None,
         }  # fmt: skip
         constants = {"SCHEDULE": self._schedule, "MASK": self._mask, "FORM": self._form}
@@ -239,7 +239,7 @@ class Kernels:
         p, traits = self.of, self.of.traits
         return arguments.MaskKind(
             *traits.bounds, p.even_kv, from_the_end(traits.has_lo, p.has_dense), p.has_dense, p.segment_ids_ahead,
-            ROW_BLOCK if traits.placed else 0, p.half_tiles, p.layout.has_ranges, p.layout.reads_positions,
+            ROW_BLOCK if traits.varlen else 0, p.half_tiles, p.layout.has_ranges, p.layout.reads_positions,
             **p.layout._asdict(),
         )  # fmt: skip
 

@@ -29,7 +29,8 @@ class ForwardData(NamedTuple):
         steps: int32 [tables, tiles of a head, kv tiles], contiguous: their words in the order of the tile schedule.
         seen_bits: int32 [tables, row blocks, kv tiles, threads, words], contiguous, under a dense mask: all that the
             mask says, see Note [Seen bits] in `schedule.table_tile_schedule`.
-        row_place, row_count: place and count of a mask of rows, see `model.Placed`; then lengths are the mask's.
+        token_offsets, token_counts: token offset and token count of each row block of a varlen layout, see
+            `model.VarlenLayout`; then lengths are the mask's.
 
     `tables` is the batch size, or that times the q heads where the dense mask differs from head to head.
     """
@@ -40,13 +41,13 @@ class ForwardData(NamedTuple):
     counts: Tensor
     steps: Tensor
     seen_bits: Tensor | None = None
-    row_place: Tensor | None = None
-    row_count: Tensor | None = None
+    token_offsets: Tensor | None = None
+    token_counts: Tensor | None = None
 
     @property
     def rows(self) -> int | None:
         """The number of padded rows of a varlen layout, None where tokens are rows."""
-        return None if self.row_place is None else ROW_BLOCK * len(self.row_place)
+        return None if self.token_offsets is None else ROW_BLOCK * len(self.token_offsets)
 
     def addresses(self) -> tuple[int, ...]:
         """Returns the address of every tensor, 0 for absent ones."""
@@ -84,5 +85,6 @@ class ForwardData(NamedTuple):
         if of_pairs:
             return (None, None, *made, None, None)
         of_vectors = [made.pop(0) if some else None for some in (vectors.QUERIES, vectors.KEYS)]
-        placed = (None, None) if mask.placed is None else (mask.placed.place.index, mask.placed.count.index)
-        return (*of_vectors, *made, None, *placed)
+        varlen = mask.varlen_layout
+        rows = (None, None) if varlen is None else (varlen.token_offset.index, varlen.token_count.index)
+        return (*of_vectors, *made, None, *rows)

@@ -201,8 +201,8 @@ class _DescribedData(NamedTuple):
     counts: _DescribedTensor | None
     steps: _DescribedTensor | None
     seen_bits: _DescribedTensor | None
-    row_place: _DescribedTensor | None
-    row_count: _DescribedTensor | None
+    token_offsets: _DescribedTensor | None
+    token_counts: _DescribedTensor | None
 
     @staticmethod
     def of(data: ForwardData) -> _DescribedData:
@@ -211,7 +211,7 @@ class _DescribedData(NamedTuple):
     @property
     def rows(self) -> int | None:
         """As `ForwardData.rows`."""
-        return None if self.row_place is None else ROW_BLOCK * self.row_place.shape[0]
+        return None if self.token_offsets is None else ROW_BLOCK * self.token_offsets.shape[0]
 
 
 class _DescribedDropout(NamedTuple):
@@ -329,7 +329,7 @@ class _State:
         """Returns the two launches; addresses are numbered in the order of `run`."""
         *operands, out, lse, counter, seed, sinks = unknown_addresses(_FIXED)
         rows = [start + skipped for start, skipped in zip(operands, self.skipped, strict=True)]
-        about_data = of_placement = target = drops = of_sinks = None
+        about_data = of_varlen_layout = target = drops = of_sinks = None
         if has_data:
             data = unknown_addresses(_FIXED + len(ForwardData._fields))[_FIXED:]
             q_vectors, kv_vectors, keys_seen, counts, steps, seen_bits, *of_mask = data
@@ -337,8 +337,8 @@ class _State:
                 counts_ptr=counts, steps_ptr=steps, tables=self.tables, q_vectors=q_vectors, kv_vectors=kv_vectors,
                 seen_bits_ptr=seen_bits, keys_seen_ptr=keys_seen,
             )  # fmt: skip
-            if self.traits.placed:
-                of_placement, target = tuple(of_mask), target_values(out, self.out[1], self.value_dim)
+            if self.traits.varlen:
+                of_varlen_layout, target = tuple(of_mask), target_values(out, self.out[1], self.value_dim)
         if self.drops is not None:
             threshold, rescale = self.drops
             drops = arguments.DROPOUT.values(seed=seed, threshold=threshold, rescale=rescale)
@@ -348,7 +348,7 @@ class _State:
             CallLaunch(self.prepare, (), (counter,)),
             CallLaunch(
                 self.main, (*rows, out),
-                (lse, counter, self.problem, about_data, drops, of_placement, target, self.bound, of_sinks),
+                (lse, counter, self.problem, about_data, drops, of_varlen_layout, target, self.bound, of_sinks),
             ),
         )  # fmt: skip
 
@@ -379,7 +379,7 @@ def _check_given(
 ) -> None:
     """Raises ArgumentError unless data, dropout and sinks are given exactly if the call has them."""
     traits = call.traits
-    if (data is None) != (not traits.terms) or (data is not None and (data.row_place is None) == traits.placed):
+    if (data is None) != (not traits.terms) or (data is not None and (data.token_offsets is None) == traits.varlen):
         raise ArgumentError("data", data, f"what the mask of {call} reads")
     if data is not None and (data.seen_bits is None) == traits.of_pairs:
         raise ArgumentError("data.seen_bits", data.seen_bits, f"bits if the mask has a dense one: {call}")
@@ -423,9 +423,9 @@ def _check_data(
     row = int(ROWS.value)
     bits = batch * tables, -(-q_len // row), kv_tiles, 2 * row, seen_words(config.block_kv)
     _check_plain("seen_bits", data.seen_bits, bits, device)
-    for name, fact in (("row_place", data.row_place), ("row_count", data.row_count)):
-        if (fact is None) != (data.row_place is None):
-            raise ArgumentError(f"data.{name}", fact, "row_place and row_count, or neither")
+    for name, fact in (("token_offsets", data.token_offsets), ("token_counts", data.token_counts)):
+        if (fact is None) != (data.token_offsets is None):
+            raise ArgumentError(f"data.{name}", fact, "token_offsets and token_counts, or neither")
         _check_plain(name, fact, (q_len // ROW_BLOCK,), device)
     return tables
 

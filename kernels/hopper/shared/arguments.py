@@ -11,8 +11,12 @@ from ...common.call_launches import Address
 ANY_ADDRESS = 1
 """The known divisor of an address that has no alignment."""
 
-PLACEMENT = Group({"place_ptr": "*i32", "count_ptr": "*i32"}, {"place_ptr": ANY_ADDRESS, "count_ptr": ANY_ADDRESS})
-"""A varlen layout: token offset and token count of its row blocks, see `device.placement` and `model.Placed`."""
+VARLEN_LAYOUT = Group(
+    {"token_offset_ptr": "*i32", "token_count_ptr": "*i32"},
+    {"token_offset_ptr": ANY_ADDRESS, "token_count_ptr": ANY_ADDRESS},
+)
+"""A varlen layout: token offset and token count of its row blocks, see `device.varlen_layout` and `model.VarlenLayout`.
+"""
 
 
 def target(dtype: str) -> Group:

@@ -135,7 +135,7 @@ def dkdv_tile(
                 turn = dash_rank(q_tile, kv, tile_schedule, TILE.BLOCK_Q, TILE.BLOCK_KV)
                 wait_for_turn(semaphore, turn, BUILD.INTERPRET)
                 cols = tl.arange(0, TILE.BLOCK_D)
-                start = accumulator.DQ + row * data.placed.tokens * TILE.HEAD_DIM
+                start = accumulator.DQ + row * data.varlen_layout.tokens * TILE.HEAD_DIM
                 dq_ptrs = start + queries.tokens[:, None] * TILE.HEAD_DIM + cols[None, :]
                 added = in_range(queries.exists, of_queries.vectors, kv_range, MASK)
                 inside = added[:, None] & (cols[None, :] < TILE.HEAD_DIM)

@@ -37,9 +37,9 @@ Note [Data operands]
 
     added.slopes: fp32 [batch, q heads]; -slope * |i + kv_len - q_len - j| is added to the score of query i and key j.
 
-    placed (PLACED): where the rows of a mask of rows have their tokens.  Lengths are the mask's, also the lengths of
-    ids, log-sum-exps and deltas; all else has tokens, which `tokens_of` finds.  A row without a token is not read and
-    not written.
+    varlen_layout (VARLEN_ROWS): where the rows of a mask of rows have their tokens.  Lengths are the mask's, also the
+    lengths of ids, log-sum-exps and deltas; all else has tokens, which `tokens_of` finds.  A row without a token is not
+    read and not written.
 
     drop (ROUNDS): dropout, see `dropout`.
 """
@@ -89,15 +89,15 @@ class Made(NamedTuple):
     grad_lse: object
 
 
-class Placement(NamedTuple):
-    """The varlen layout of packed tokens, see `model.Placed`.
+class VarlenLayout(NamedTuple):
+    """The varlen layout of packed tokens, see `model.VarlenLayout`.
 
-    PLACE, COUNT: pointers to int32 [row blocks], the first token and the number of tokens of each row block, see
-    `tokens_of`; tokens: the number of tokens.
+    TOKEN_OFFSETS, TOKEN_COUNTS: pointers to int32 [row blocks], the first token and the number of tokens of each row
+    block, see `tokens_of`; tokens: the number of tokens.
     """
 
-    PLACE: object
-    COUNT: object
+    TOKEN_OFFSETS: object
+    TOKEN_COUNTS: object
     tokens: object
 
 
@@ -120,7 +120,7 @@ class Data(NamedTuple):
     of_keys: object
     of_pairs: object
     added: object
-    placed: object
+    varlen_layout: object
     drop: object
 
 
@@ -204,7 +204,8 @@ class Mask(NamedTuple):
     """The bounds that the mask has, and what it reads.
 
     RELATIONS: the tests of its relations of queries and keys, see `model.relations`; BY_PAIR: there are some, or
-    operands of pairs; PLACED: rows of a row block, 0 where tokens are rows, of which the only relation is that of ids.
+    operands of pairs; VARLEN_ROWS: rows of a row block, 0 where tokens are rows, of which the only relation is that of
+    ids.
     """
 
     HAS_LO: bool
@@ -212,7 +213,7 @@ class Mask(NamedTuple):
     HAS_KEYS: bool
     BY_PAIR: bool
     RELATIONS: object
-    PLACED: int
+    VARLEN_ROWS: int
 
 
 class Build(NamedTuple):

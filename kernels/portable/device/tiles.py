@@ -75,7 +75,9 @@ def load_chosen(matrix, rows, chosen, DIM: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def place_rows(data, numbers, length, MASK: tl.constexpr):
     """Returns (token of each row, whether it has one), [rows]; numbers: the rows; length: rows of the mask."""
-    return tokens_of(data.placed.PLACE, data.placed.COUNT, numbers, length, MASK.PLACED)
+    return tokens_of(
+        data.varlen_layout.TOKEN_OFFSETS, data.varlen_layout.TOKEN_COUNTS, numbers, length, MASK.VARLEN_ROWS
+    )
 
 
 @triton.jit
@@ -99,10 +101,10 @@ def rows_of(data, numbers, seen, length, MASK: tl.constexpr):
 def id_range(vectors, rows, MASK: tl.constexpr):
     """Returns the smallest and the largest segment id of a tile's rows that hold a token, for `in_range`.
 
-    Only masks of rows (MASK.PLACED) have them; (2**30, -1), an empty range, if no row holds a token. vectors: of
+    Only masks of rows (MASK.VARLEN_ROWS) have them; (2**30, -1), an empty range, if no row holds a token. vectors: of
     `OfQueries` or `OfKeys`, whose only relation is the equality of segment ids.
     """
-    if MASK.PLACED:
+    if MASK.VARLEN_ROWS:
         ids = vectors[0][0]
         return tl.min(tl.where(rows.exists, ids, 2**30), 0), tl.max(tl.where(rows.exists, ids, -1), 0)
     else:
@@ -113,10 +115,10 @@ def id_range(vectors, rows, MASK: tl.constexpr):
 def in_range(chosen, vectors, others, MASK: tl.constexpr):
     """Returns `chosen`, bool [rows], restricted to rows whose segment id may occur in the other tile of a pair.
 
-    others: the `id_range` of the other tile. Only masks of rows (MASK.PLACED) restrict. A tile has rows of one document
-    alone, so that nothing of another document is read, whatever tiles the schedule visits.
+    others: the `id_range` of the other tile. Only masks of rows (MASK.VARLEN_ROWS) restrict. A tile has rows of one
+    document alone, so that nothing of another document is read, whatever tiles the schedule visits.
     """
-    if MASK.PLACED:
+    if MASK.VARLEN_ROWS:
         return chosen & (vectors[0][0] >= others[0]) & (vectors[0][0] <= others[1])
     else:
         return chosen
@@ -131,7 +133,7 @@ def keys_in_range(of_keys, queries, MASK: tl.constexpr):
 @triton.jit
 def load_queries(matrix, queries, DIM: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, MASK: tl.constexpr):
     """A tile of Q, dO or the output: as `load_tile`; of a mask of rows the tokens of the rows that have one."""
-    if MASK.PLACED:
+    if MASK.VARLEN_ROWS:
         return load_chosen(matrix, queries, queries.exists, DIM, BLOCK)
     else:
         return load_tile(matrix, queries, DIM, BLOCK, EVEN)
@@ -152,7 +154,7 @@ def load_do(head, queries, TILE: tl.constexpr, MASK: tl.constexpr):
 @triton.jit
 def load_valid(matrix, keys, of_keys, DIM: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, MASK: tl.constexpr):
     """A tile of K or V: as `load_tile`; with a vector of keys, or of a mask of rows, tokens of those that are valid."""
-    if MASK.HAS_KEYS or MASK.PLACED > 0:
+    if MASK.HAS_KEYS or MASK.VARLEN_ROWS > 0:
         return load_chosen(matrix, keys, of_keys.valid, DIM, BLOCK)
     else:
         return load_tile(matrix, keys, DIM, BLOCK, EVEN)
@@ -212,8 +214,8 @@ def load_vectors(operands, b, rows):
 
 @triton.jit
 def load_of_keys(data, b, h, keys, MASK: tl.constexpr):
-    """Returns the `OfKeys` of the keys of a tile; in a mask of rows (PLACED) those that hold a token are valid."""
-    valid = keys.exists if MASK.PLACED else load_keys(data.keys, b, h, keys, MASK)
+    """Returns the `OfKeys` of the keys of a tile; in a mask of rows (VARLEN_ROWS) those that hold a token are valid."""
+    valid = keys.exists if MASK.VARLEN_ROWS else load_keys(data.keys, b, h, keys, MASK)
     return OfKeys(valid, load_vectors(data.of_keys, b, keys))
 
 

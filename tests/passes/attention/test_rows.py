@@ -24,7 +24,7 @@ from ...frontends.test_varlen import DIM, HEADS, TOKENS, WINDOWS, attend, docume
 from ...support.cases import some
 from ...support.graphs import capture, rewritten, step, tensors, trace
 from ...support.packed import COMPANIES, Company
-from ...support.placed import Rows, mask_of, random_lengths
+from ...support.varlen_layout import Rows, mask_of, random_lengths
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.usefixtures("deterministic")
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("deterministic")
 
 
 def computed(starts: Tensor, tokens: int) -> list[Tensor]:
-    """The numbers of queries and of keys, place and count, computed by a graph."""
+    """The numbers of queries and of keys, token offsets and counts, computed by a graph."""
 
     def model(x: Tensor, starts: Tensor) -> Tensor:
         return x + 1
@@ -43,7 +43,7 @@ def computed(starts: Tensor, tokens: int) -> list[Tensor]:
     (_, given), (add,) = module.graph.find_nodes(op="placeholder"), module.graph.find_nodes(
         op="call_function", target=aten.add.Tensor
     )  # fmt: skip
-    found = Documents(given).placed(Emitter(module.graph), tokens, before=add)
+    found = Documents(given).varlen_layout(Emitter(module.graph), tokens, before=add)
     module.graph.output_node().args = (list(found),)
     module.recompile()
     results: list[Tensor] = module(torch.empty(tokens), starts)
@@ -61,13 +61,15 @@ def test_rows(dtype: torch.dtype) -> None:
         rows = Rows(lengths, behind)
         if rows.tokens < 2:
             continue
-        queries, keys, place, count = computed(torch.tensor(rows.starts, dtype=dtype), rows.tokens)
-        assert (queries.dtype, keys.dtype, place.dtype, count.dtype) == (dtype, dtype, torch.int32, torch.int32)
+        queries, keys, offset, count = computed(torch.tensor(rows.starts, dtype=dtype), rows.tokens)
+        assert (queries.dtype, keys.dtype, offset.dtype, count.dtype) == (dtype, dtype, torch.int32, torch.int32)
         assert (queries.tolist(), keys.tolist()) == tuple([numbers] for numbers in rows.numbers()), rows
         places, counts = rows.blocks()
         assert count.tolist() == counts, rows
-        assert all(ours == token for ours, token in zip(place.tolist(), places, strict=True) if token is not None), rows
-        assert (place >= 0).all(), rows
+        assert all(ours == token for ours, token in zip(offset.tolist(), places, strict=True) if token is not None), (
+            rows
+        )
+        assert (offset >= 0).all(), rows
 
 
 def test_rows_are_enough_and_few() -> None:

@@ -6,7 +6,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ....common.device.score_gluon import Score
 from ...shared.device.operations import role_barrier, wait_for_matmuls, wait_until_read
-from ...shared.device.placement import store_tile
 from ...shared.device.steps import (
     accumulator_layout,
     halved_step,
@@ -18,13 +17,16 @@ from ...shared.device.steps import (
     wait_for_q,
     zeros,
 )
+from ...shared.device.varlen_layout import store_tile
 from .group import add_to_group
 from .split_loops import first_of_tile_schedule, halved_steps
 from .work_ids import leave_tile_schedule, wait_for_tile_schedule
 
 
 @gluon.jit
-def consume(tile_schedules, placement, all_drops, shared, dk_desc, dv_desc, targets, workspace, problem, bound, FORM):
+def consume(
+    tile_schedules, varlen_layout, all_drops, shared, dk_desc, dv_desc, targets, workspace, problem, bound, FORM
+):
     """Computes dk and dv of the kv tile of every work item, and passes a dq tile per iteration to the dq ring.
 
     FORM: see `arguments.Form`.
@@ -105,7 +107,7 @@ def consume(tile_schedules, placement, all_drops, shared, dk_desc, dv_desc, targ
             dk, dk_tail, dv = add_to_group(work, kv, dk, dk_tail, dv, workspace, shared, n & 1)
         if work.member == GROUP - 1:
             store_gradients(
-                work, placement, drops, shared, done, kv, dk_desc, dv_desc, targets, dk, dk_tail, dv,
+                work, varlen_layout, drops, shared, done, kv, dk_desc, dv_desc, targets, dk, dk_tail, dv,
                 problem.scale, WARPS,
             )  # fmt: skip
         role_barrier()
@@ -120,7 +122,7 @@ def consume(tile_schedules, placement, all_drops, shared, dk_desc, dv_desc, targ
 
 @gluon.jit
 def store_gradients(
-    work, placement, drops, shared, it, kv, dk_desc, dv_desc, targets, dk, dk_tail, dv, scale,
+    work, varlen_layout, drops, shared, it, kv, dk_desc, dv_desc, targets, dk, dk_tail, dv, scale,
     WARPS: gl.constexpr,
 ):  # fmt: skip
     """Rounds dk and dv and starts to store them, through the slots of the dq ring for iterations `it` and after.
@@ -134,7 +136,7 @@ def store_gradients(
     dv_tile.store(drops.rescaled(dv).to(DTYPE))
     fence_async_shared()
     role_barrier()
-    store_tile(placement, targets.dv, dv_desc, work.batch, work.head, row, dv_tile, WARPS)
+    store_tile(varlen_layout, targets.dv, dv_desc, work.batch, work.head, row, dv_tile, WARPS)
     # Meanwhile the slot of the last dq tile may have been emptied.
     dk_tile = shared.result_tile(it, 1) if shared.RESULTS_IN_DQ else shared.k
     dk_tile.store((dk * scale).to(DTYPE))
@@ -142,10 +144,10 @@ def store_gradients(
         shared.k_tail.store((dk_tail * scale).to(DTYPE))
     fence_async_shared()
     role_barrier()
-    store_tile(placement, targets.dk, dk_desc, work.batch, work.head, row, dk_tile, WARPS)
+    store_tile(varlen_layout, targets.dk, dk_desc, work.batch, work.head, row, dk_tile, WARPS)
     if shared.TAIL_D > 0:
         store_tile(
-            placement, targets.dk, dk_desc, work.batch, work.head, row, shared.k_tail, WARPS, shared.k.shape[1]
+            varlen_layout, targets.dk, dk_desc, work.batch, work.head, row, shared.k_tail, WARPS, shared.k.shape[1]
         )  # fmt: skip
     if not shared.RESULTS_IN_DQ:
         wait_until_read()

@@ -7,9 +7,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ...shared.device.dropout import DropoutSigns, NoDropout
 from ...shared.device.head_work import HeadWork
-from ...shared.device.placement import Placement
 from ...shared.device.shared_memory import allocate_shared, barriers
 from ...shared.device.step_words import allocate_words
+from ...shared.device.varlen_layout import VarlenLayout
 from .closed_form import ClosedFormTileSchedule
 from .consumer import consume
 from .producer import produce
@@ -21,7 +21,7 @@ from .table_tile_schedule import TableTileSchedule, allocate_words_and_vectors
 @gluon.jit
 def hopper_backward(
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, lse_desc, delta_desc, workspace, problem,
-    data, dropout, placement, targets, stamped, bound, SCHEDULE, MASK, FORM,
+    data, dropout, varlen_layout, targets, stamped, bound, SCHEDULE, MASK, FORM,
 ):  # fmt: skip
     """dk, dv (final) and dq (fp32, unscaled) of an attention backward.
 
@@ -34,9 +34,9 @@ def hopper_backward(
 
     All other arguments are groups, see `arguments`: data is given where the mask is data, see `table_tile_schedule`;
     dropout, if probabilities are dropped, see `dropout`; bound, if scores are bounded, see `score_gluon`; with
-    `stamped` the kernel writes down when it does what, see `stamps`.  With `placement` the mask is one of rows: q_len
-    and kv_len count rows, dq, lse and delta have rows, and the other tensors have tokens; see `placement`, also for the
-    targets, those of dk and dv, which are given then only.
+    `stamped` the kernel writes down when it does what, see `stamps`.  With `varlen_layout` the mask is one of rows:
+    q_len and kv_len count rows, dq, lse and delta have rows, and the other tensors have tokens; see `varlen_layout`,
+    also for the targets, those of dk and dv, which are given then only.
     """
     gdc_wait()  # for `prepare`
     gdc_launch_dependents()  # `finish` may begin once all CTAs have: not before, it reads what `prepare` resets
@@ -61,7 +61,7 @@ def hopper_backward(
         stamps = Stamps(stamped, barriers(FORM.STAGES), FORM.STAGES)
     REDUCERS: gl.constexpr = min(FORM.STAGES, 2)  # one for each step in flight
     WORKERS: gl.constexpr = 1 + REDUCERS + STAMPED  # all roles but the consumers
-    rows = Placement(placement, problem.kv_len, MASK.PLACED)
+    rows = VarlenLayout(varlen_layout, problem.kv_len, MASK.VARLEN_ROWS)
     shared = allocate_shared(
         q_desc.dtype, FORM, tile_schedules.CLEARS, WORKERS, STAMPED
     )  # all but the producer read tile schedules

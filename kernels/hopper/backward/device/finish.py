@@ -10,7 +10,7 @@ from ....common.device.rows import tokens_of
 
 @triton.jit
 def finish(
-    accumulator, semaphores, dq_ptr, dq_strides, q_heads, q_len, kv_len, lo, hi, n_q, scale, data, placement,
+    accumulator, semaphores, dq_ptr, dq_strides, q_heads, q_len, kv_len, lo, hi, n_q, scale, data, varlen_layout,
     KV_RANGE: tl.constexpr, FORM,
 ):  # fmt: skip
     """``dq = scale * accumulator``; one program per ROWS (a multiple of 16) rows of a q tile; groups see `arguments`.
@@ -18,8 +18,8 @@ def finish(
     accumulator: fp32 [batch * q_heads * n_q * BLOCK_Q * (BLOCK_D + TAIL_D)], per q tile first the BLOCK_D columns, then
     the others, each in the order of `steps.in_fragments`; complete when its semaphore counts all kv tiles that the q
     tile sees. dq: [batch, q_heads, q_len, DIM], unit stride in the last dimension.  Nobody wrote the accumulator of a q
-    tile that sees no keys: its dq is zero.  data: `CONTRIBUTIONS`, where the mask is data.  With `placement` q_len and
-    the accumulator have rows, and dq tokens, see `rows.tokens_of`.
+    tile that sees no keys: its dq is zero.  data:  `CONTRIBUTIONS`, where the mask is data.  With `varlen_layout` q_len
+    and the accumulator have rows, and dq tokens, see `rows.tokens_of`.
     """
     PER_TILE: tl.constexpr = FORM.BLOCK_Q // FORM.ROWS
     pid = tl.program_id(0)
@@ -43,8 +43,8 @@ def finish(
     source = accumulator + tile.to(tl.int64) * (FORM.BLOCK_Q * (FORM.BLOCK_D + FORM.TAIL_D))
     rows = q * FORM.BLOCK_Q + local + tl.arange(0, FORM.ROWS)
     tokens, inside = rows, rows < q_len
-    if FORM.PLACED:
-        tokens, inside = tokens_of(*placement, rows, q_len, FORM.PLACED)
+    if FORM.VARLEN_ROWS:
+        tokens, inside = tokens_of(*varlen_layout, rows, q_len, FORM.VARLEN_ROWS)
     target = dq_ptr + b * dq_strides.b + h * dq_strides.h + tokens.to(tl.int64)[:, None] * dq_strides.row
     _convert(source + local * FORM.BLOCK_D, seen, scale, target, inside, 0, FORM.DIM, FORM.ROWS, FORM.BLOCK_D)
     if FORM.TAIL_D > 0:

@@ -10,7 +10,7 @@ from ....common.device.rows import tokens_of
 @triton.jit
 def prepare(
     out_ptr, do_ptr, lse_ptr, lse2_ptr, delta_ptr, counters_ptr, counters, out_strides, do_strides, lse_strides,
-    q_heads, first_row, end_row, n_q, placement, grad_lse, FORM,
+    q_heads, first_row, end_row, n_q, varlen_layout, grad_lse, FORM,
 ):  # fmt: skip
     """One program per (batch element, query head, q tile); FORM: an `arguments.Prepare`.
 
@@ -19,8 +19,8 @@ def prepare(
     band; the others and rows past q_len are not read and get ``lse2 = inf, delta = 0``, so that their probabilities and
     gradients are zero: forwards write different values there.  With HAS_DATA so do rows whose lse is -inf, from which
     the rest of the mask hides all keys.  counters_ptr: int32 [counters], semaphores and work id, set to zero.  With
-    PLACED, above 0, rows are the mask's, and out and do have tokens, see `rows.tokens_of`; rows without a token are
-    like rows that see no key.  grad_lse: as `arguments.GRAD_LSE`, subtracted from delta; None without one.
+    VARLEN_ROWS, above 0, rows are the mask's, and out and do have tokens, see `rows.tokens_of`; rows without a token
+    are like rows that see no key.  grad_lse: as `arguments.GRAD_LSE`, subtracted from delta; None without one.
     """
     BLOCK_Q: tl.constexpr = FORM.BLOCK_Q
     gdc_launch_dependents()
@@ -33,8 +33,8 @@ def prepare(
     local = tl.arange(0, BLOCK_Q)
     rows = tile * BLOCK_Q + local
     tokens, exists = rows, rows < end_row
-    if FORM.PLACED:
-        tokens, exists = tokens_of(*placement, rows, end_row, FORM.PLACED)
+    if FORM.VARLEN_ROWS:
+        tokens, exists = tokens_of(*varlen_layout, rows, end_row, FORM.VARLEN_ROWS)
     inside = (rows >= first_row) & exists
     columns = tl.arange(0, FORM.BLOCK_DV)
     keep = inside[:, None] & (columns < FORM.DIM)[None, :]

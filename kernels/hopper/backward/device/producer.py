@@ -56,7 +56,7 @@ def _clear_queries(shared, slot, landings):
 @gluon.jit
 def produce(
     tile_schedules,
-    placement,
+    varlen_layout,
     stamps,
     shared,
     q_desc,
@@ -113,9 +113,9 @@ def produce(
                 kv_row = kv * BLOCK_KV - work.first_key()
                 ahead = tile_schedule.begin(0, kv)
                 q_token = 0
-                if placement.PLACED:
-                    kv_row = placement.token(kv * BLOCK_KV)
-                    q_token = placement.token(tile_schedule.q_tile(ahead) * BLOCK_Q)
+                if varlen_layout.VARLEN_ROWS:
+                    kv_row = varlen_layout.token(kv * BLOCK_KV)
+                    q_token = varlen_layout.token(tile_schedule.q_tile(ahead) * BLOCK_Q)
                 unseen = 0  # 1 where keys of the kv tile take no part
                 if tile_schedule.CLEARS:
                     unseen = gl.max(tile_schedule.hidden_keys(kv), 0)
@@ -125,9 +125,9 @@ def produce(
                     word, ahead = tile_schedule.following(ahead, step, step + 1, steps, kv)
                     q = tile_schedule.q_tile(word)
                     q_row = q * BLOCK_Q - work.first_row()
-                    if placement.PLACED:  # asked for in the step before
+                    if varlen_layout.VARLEN_ROWS:  # asked for in the step before
                         q_row = q_token
-                        q_token = placement.token(tile_schedule.q_tile(ahead) * BLOCK_Q)
+                        q_token = varlen_layout.token(tile_schedule.q_tile(ahead) * BLOCK_Q)
                     row = work.tile_index(q) * BLOCK_Q
                     it = done + step
                     wait_for_room(shared, stamps, it)

@@ -5,8 +5,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
 from ...shared.device.operations import role_barrier, wait_until_read
-from ...shared.device.placement import store_tile
 from ...shared.device.steps import accumulator_layout
+from ...shared.device.varlen_layout import store_tile
 from .half_tile import half_tile_step
 from .listed import FULL, PARTIAL, SKIP, kv_of, read_word, use_of
 from .shared_memory import fact_slots, fact_words
@@ -25,7 +25,7 @@ def announced(work, shared, tiles, FACT: gl.constexpr):
 
 
 @gluon.jit
-def consume(work, data, placement, drops, shared, out_desc, target, lse_ptr, score, sinks, ME: gl.constexpr):
+def consume(work, data, varlen_layout, drops, shared, out_desc, target, lse_ptr, score, sinks, ME: gl.constexpr):
     """Computes out and log-sum-exp of the ME-th row block of every tile of the CTA, from the last kv tile to the first.
 
     The kv tiles of the CTA's tile that this row block does not need are released unread.
@@ -95,7 +95,7 @@ def consume(work, data, placement, drops, shared, out_desc, target, lse_ptr, sco
             if work.HAS_LO or work.HAS_HI or data.GIVEN:
                 # a row without keys has zero times values that others see, which may be NaN
                 acc = gl.where(share == 0.0, 0.0, acc)
-            store_out(placement, shared, out_desc, target, b, head, block * ROWS, acc, ME)
+            store_out(varlen_layout, shared, out_desc, target, b, head, block * ROWS, acc, ME)
         else:
             release(shared.q_empty.index(q_slot))
         tiles += 1
@@ -210,7 +210,7 @@ def store_logsumexp(work, lse_ptr, b, head, rows, m, total):
 
 
 @gluon.jit
-def store_out(placement, shared, out_desc, target, b, head, row, acc, ME: gl.constexpr):
+def store_out(varlen_layout, shared, out_desc, target, b, head, row, acc, ME: gl.constexpr):
     """Round and store by way of shared memory; TMA drops rows and columns past the end of the tensor.
 
     A row block before the first one is not stored: a TMA store that begins at a negative row is an illegal
@@ -227,9 +227,9 @@ def store_out(placement, shared, out_desc, target, b, head, row, acc, ME: gl.con
     fence_async_shared()
     role_barrier()
     if row >= 0:
-        store_tile(placement, target, out_desc, b, head, row, out, 4)
+        store_tile(varlen_layout, target, out_desc, b, head, row, out, 4)
     if shared.OUT_IN_Q:
         wait_until_read()
-        if placement.PLACED:
+        if varlen_layout.VARLEN_ROWS:
             role_barrier()  # all threads have read what they stored themselves
         release(shared.q_empty.index(0))

@@ -5,7 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from ....common.device.score_gluon import Score
-from ...shared.device.placement import Placement
+from ...shared.device.varlen_layout import VarlenLayout
 from .consumer import consume
 from .dropout import DropoutBits
 from .listed import ListedMask
@@ -16,7 +16,7 @@ from .tile_work import TileWork
 
 @gluon.jit
 def hopper_forward(
-    q_desc, k_desc, v_desc, out_desc, lse_ptr, counter_ptr, problem, data, dropout, placement, target, bound, sinks,
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, counter_ptr, problem, data, dropout, varlen_layout, target, bound, sinks,
     SCHEDULE, MASK, FORM,
 ):  # fmt: skip
     """out and log-sum-exp of attention.
@@ -29,8 +29,8 @@ def hopper_forward(
 
     All other arguments are groups, see `arguments`: data describes a mask that is data, see `listed`, and is None where
     the mask is a band; dropout is given if probabilities are dropped, see `dropout`, and bound if scores are bounded,
-    see `score_gluon`, and sinks if there are scores of no key.  With `placement` the mask is one of rows: q_len and
-    kv_len count rows, lse has rows, and the other tensors have tokens; see `placement`, also for the target of out,
+    see `score_gluon`, and sinks if there are scores of no key.  With `varlen_layout` the mask is one of rows: q_len and
+    kv_len count rows, lse has rows, and the other tensors have tokens; see `varlen_layout`, also for the target of out,
     which is given then only.
     """
     work = TileWork(
@@ -39,7 +39,7 @@ def hopper_forward(
         MASK.HAS_HI, MASK.FROM_THE_END, MASK.EVEN_KV, FORM.BLOCK_KV, FORM.CONSUMERS, MASK.HALF_TILES,
     )  # fmt: skip
     rest = ListedMask(data, MASK.HAS_DENSE, MASK.SEGMENT_IDS_AHEAD, data is not None, MASK)
-    rows = Placement(placement, problem.q_len, MASK.PLACED)
+    rows = VarlenLayout(varlen_layout, problem.q_len, MASK.VARLEN_ROWS)
     drops = DropoutBits(dropout, dropout is not None)
     shared = allocate_shared(q_desc.dtype, FORM, rest.GIVEN)
     fence_async_shared()

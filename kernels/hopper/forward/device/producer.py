@@ -103,20 +103,20 @@ def load_seen_values(work, data, shared, desc, b, head, word, row, it, landings,
 
 
 @gluon.jit
-def load_queries(work, placement, shared, desc, b, head, first_block, slot, BYTES: gl.constexpr):
+def load_queries(work, varlen_layout, shared, desc, b, head, first_block, slot, BYTES: gl.constexpr):
     full = shared.q_full.index(slot)
     mbarrier.expect(full, BYTES)
     for i in gl.static_range(work.CONSUMERS):
         tile = slot * work.CONSUMERS + i
         row = (first_block + i) * ROWS
-        row = placement.token(row) if placement.PLACED else row - work.first_row()
+        row = varlen_layout.token(row) if varlen_layout.VARLEN_ROWS else row - work.first_row()
         load_rows(desc, b, head, row, full, shared.q.index(tile))
         if shared.TAIL_D > 0:
             load_rows(desc, b, head, row, full, shared.q_tail.index(tile), shared.q.shape[2])
 
 
 @gluon.jit
-def produce(work, data, placement, shared, q_desc, k_desc, v_desc, counter_ptr):
+def produce(work, data, varlen_layout, shared, q_desc, k_desc, v_desc, counter_ptr):
     """Fill the rings in the order of use: K of the next step before V of this one.
 
     Rows and columns outside a descriptor, before its first too, arrive as zeros.  After the last tile the consumers are
@@ -137,10 +137,10 @@ def produce(work, data, placement, shared, q_desc, k_desc, v_desc, counter_ptr):
         kv_head = head // work.group
         if data.GIVEN:
             ahead = gl.where(steps > 1, second, 0)
-            row = first_row_of(work, placement, word)
+            row = first_row_of(work, varlen_layout, word)
             put_word(shared, done, ahead)
             load_keys(shared, k_desc, b, kv_head, row, done, K_BYTES)
-            later_row = first_row_of(work, placement, ahead)
+            later_row = first_row_of(work, varlen_layout, ahead)
             place = draw(counter_ptr)
             announce(work, data, shared, tiles, b, head, first_block, word, steps)
         else:
@@ -151,7 +151,7 @@ def produce(work, data, placement, shared, q_desc, k_desc, v_desc, counter_ptr):
             place = draw(counter_ptr)  # here, where the consumers have a step to go before there is room for Q
             announce(work, data, shared, tiles, b, head, first_block, first, end)
         slot = wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)
-        load_queries(work, placement, shared, q_desc, b, head, first_block, slot, Q_BYTES)
+        load_queries(work, varlen_layout, shared, q_desc, b, head, first_block, slot, Q_BYTES)
         if data.GIVEN:
             for step in range(1, steps):
                 before = word
@@ -160,7 +160,7 @@ def produce(work, data, placement, shared, q_desc, k_desc, v_desc, counter_ptr):
                 row = later_row  # asked for in the step before
                 ahead = gl.load(words_ptr + (step + 1), mask=step + 1 < steps, other=0)
                 put_word(shared, done + step, ahead)
-                later_row = first_row_of(work, placement, ahead)
+                later_row = first_row_of(work, varlen_layout, ahead)
                 load_keys(shared, k_desc, b, kv_head, row, done + step, K_BYTES)
                 landings = load_seen_values(
                     work, data, shared, v_desc, b, head, before, v_row, done + step - 1, landings, V_BYTES
@@ -200,7 +200,7 @@ def first_words(work, data, place):
 
 
 @gluon.jit
-def first_row_of(work, placement, word):
+def first_row_of(work, varlen_layout, word):
     """The first row of a word's kv tile, in the descriptors of K and V."""
     row = kv_of(word) * work.BLOCK_KV
-    return placement.token(row) if placement.PLACED else row - work.first_key()
+    return varlen_layout.token(row) if varlen_layout.VARLEN_ROWS else row - work.first_key()

@@ -211,24 +211,24 @@ def test_extras(drops: bool) -> None:
 def test_a_mask_of_rows() -> None:
     """Place and count are operands of the call; lengths are theirs."""
     tensors = [torch.empty(0) for _ in range(10)]
-    mask = Mask.parse("causal & segments(0,1):placed(2,3)")
+    mask = Mask.parse("causal & segments(0,1):varlen(2,3)")
     data = BackwardData.of(Call(mask, 1.0), tensors)
     assert data is not None
     assert all(a is b for a, b in zip(data[:6], tensors[4:], strict=True))
-    assert (data.row_place is tensors[2], data.row_count is tensors[3], data.dense) == (True, True, None)
+    assert (data.token_offsets is tensors[2], data.token_counts is tensors[3], data.dense) == (True, True, None)
 
     tile_schedule = closed("spt", mask.band, 256, 256, 1, 4)
     segment_ids = segment_ids_of(mask.band, 256, 256, ("packed",))
     place, count = (torch.zeros(4, dtype=torch.int32) for _ in range(2))
     made = data_of(tile_schedule, keep_of(mask.band, segment_ids, None, (1, 256, 256)), segment_ids, None)
-    good = made._replace(row_place=place, row_count=count)
+    good = made._replace(token_offsets=place, token_counts=count)
     assert good.rows == 256
     Arguments.of(Call(mask, 1.0), good.described(), tile_schedule, CPU)
     for name, bad in (
-        ("row_place", None), ("row_place", place.long()), ("row_place", place[:3]), ("row_count", None),
-        ("row_count", count[None]), ("row_count", torch.zeros(8, dtype=torch.int32)[::2]),
+        ("token_offsets", None), ("token_offsets", place.long()), ("token_offsets", place[:3]), ("token_counts", None),
+        ("token_counts", count[None]), ("token_counts", torch.zeros(8, dtype=torch.int32)[::2]),
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match=rf"data\.{name}"):
             Arguments.of(Call(mask, 1.0), good._replace(**{name: bad}).described(), tile_schedule, CPU)
-    with pytest.raises(ArgumentError, match=r"data\.row_place"):  # which another mask does not have
+    with pytest.raises(ArgumentError, match=r"data\.token_offsets"):  # which another mask does not have
         Arguments.of(Call(Mask.parse("causal & segments(0,1)"), 1.0), good.described(), tile_schedule, CPU)

@@ -484,10 +484,12 @@ CONTROLS = {
         FLAGSHIP, f"{IN_USE}|{EARLY}|{WAITS}", "role_barrier()\n        if shared.RESULTS", "if shared.RESULTS",
     ),
     "half of dv": (
-        FLAGSHIP, HALF, "role_barrier()\n    store_tile(placement, targets.dv", "store_tile(placement, targets.dv",
+        FLAGSHIP, HALF, "role_barrier()\n    store_tile(varlen_layout, targets.dv",
+        "store_tile(varlen_layout, targets.dv",
     ),
     "half of dk": (
-        FLAGSHIP, HALF, "role_barrier()\n    store_tile(placement, targets.dk", "store_tile(placement, targets.dk",
+        FLAGSHIP, HALF, "role_barrier()\n    store_tile(varlen_layout, targets.dk",
+        "store_tile(varlen_layout, targets.dk",
     ),
     "a turn passed on before the other warpgroup has added": (
         FLAGSHIP, "before it is written|^$", "    role_barrier()\n    _release", "    _release",

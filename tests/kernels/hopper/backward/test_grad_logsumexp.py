@@ -22,7 +22,7 @@ WITH_GRADIENT = replace(CALL, grad_logsumexp=Operand(0))
 
 
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256)])
-@pytest.mark.parametrize("data", [{}, {"segment_ids": True}, {"segment_ids": True, "placed": True}], ids=str)
+@pytest.mark.parametrize("data", [{}, {"segment_ids": True}, {"segment_ids": True, "varlen": True}], ids=str)
 def test_prepare(dims: tuple[int, int], data: dict[str, bool]) -> None:
     """It reads one number more of a row, and spills nothing; main and finish are the same code."""
     plain = Case(dims, Band(0, None), "spt", **data).specialisation()

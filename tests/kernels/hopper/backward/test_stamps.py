@@ -164,7 +164,7 @@ SOON = [
 LATER = [
     Case((64, 64), CAUSAL, "bent_fold", HALF, 4, even_kv=False),
     Case((128, 128), FULL, "ascending"),
-    Case((128, 128), CAUSAL, "spt", group=4, segment_ids=True, placed=True),
+    Case((128, 128), CAUSAL, "spt", group=4, segment_ids=True, varlen=True),
     Case((128, 128), CAUSAL, "bent_fold", dropout=True),
     Case((192, 128), CAUSAL, "spt"),
 ]
@@ -189,7 +189,7 @@ def test_fits(case: Case) -> None:
 @cases
 def test_the_order_is_the_same(case: Case) -> None:
     ptx = built(replace(case, stamped=True)).ptx
-    if case.placed:  # stores of parts of tiles are no stores of sums
+    if case.varlen:  # stores of parts of tiles are no stores of sums
         ptx = re.sub(r"@%p\d+ st\.global\.v4\.b32", "", ptx)
     assert is_ordered(ptx, case.group)
     assert dependent_launches(ptx) == ["wait", "launch_dependents"]
@@ -235,7 +235,7 @@ def test_others_are_pinned() -> None:
         """\
 64/64 causal bent_fold float16 group 4 ragged: registers 168, spilled 12/32, shared 199292, in loops 0+0
 128/128 full ascending bfloat16 group 1: registers 168, spilled 0/0, shared 214572, in loops 0+0
-128/128 causal spt bfloat16 group 4 segments placed: registers 168, spilled 44/80, shared 215260, in loops 0+0
+128/128 causal spt bfloat16 group 4 segments varlen: registers 168, spilled 44/80, shared 215260, in loops 0+0
 128/128 causal bent_fold bfloat16 group 1 dropout: registers 168, spilled 24/36, shared 214604, in loops 2+0
 192/128 causal spt bfloat16 group 1: registers 168, spilled 108/116, shared 231052, in loops 7+1""",
     )

@@ -363,7 +363,7 @@ def test_what_is_built_with_halves() -> None:
     others = [
         replace(closed, traits=traits_of(Band(None, 0))), replace(closed, head_dim=128, value_dim=128),
         *(replace(closed, traits=traits_of(band, **{kind: True})) for kind in ("segment_ids", "dense", "dropout")),
-        replace(closed, traits=traits_of(band, segment_ids=True, placed=True)),
+        replace(closed, traits=traits_of(band, segment_ids=True, varlen=True)),
     ]  # fmt: skip
     assert constants_of(closed)["MASK"].HALF_TILES
     assert not any(constants_of(other)["MASK"].HALF_TILES for other in others)

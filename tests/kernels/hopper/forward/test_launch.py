@@ -349,12 +349,12 @@ def test_data_from_the_operators_extras() -> None:
     assert of("causal & dense(0)", 5) == (None, None, *t[1:5], *nothing[1:])
     assert of("causal & dense(0)", 6, seed=1) == (None, None, *t[2:6], *nothing[1:])
     assert of("keys(1) & dense(0)", 6) == (None, None, *t[2:6], *nothing[1:])
-    assert of("causal & segments(0,1):placed(2,3)", 9) == (*t[4:9], *nothing[2:], *t[2:4])
+    assert of("causal & segments(0,1):varlen(2,3)", 9) == (*t[4:9], *nothing[2:], *t[2:4])
     assert of("causal & interval(0,none,none)", 5) == (t[1], None, *t[2:5], *nothing)
     assert of("segments(0,0) & interval(none,1,1)", 7) == (*t[2:7], *nothing)
     cases: list[tuple[str, int, int | None]] = [("keys(0)", 1, None), ("keys(0)", 5, None), ("dense(0)", 6, None)]
     cases += [("interval(0,none,none)", 4, None), ("interval(none,0,1)", 6, None)]
-    for mask, count, seed in (*cases, ("keys(0)", 6, 1), ("dense(0)", 4, 1), ("segments(0,1):placed(2,3)", 8, None)):
+    for mask, count, seed in (*cases, ("keys(0)", 6, 1), ("dense(0)", 4, 1), ("segments(0,1):varlen(2,3)", 8, None)):
         with pytest.raises(ArgumentError, match="extras"):
             of(mask, count, seed)
 

@@ -13,8 +13,8 @@ from ...model.mask import ROW_BLOCK, Mask
 
 
 @dataclass(frozen=True)
-class Placement:
-    """The tokens of the padded rows of a call, see `model.Placed`.
+class VarlenLayout:
+    """The tokens of the padded rows of a call, see `model.VarlenLayout`.
 
     Attributes:
         tokens: int64 [rows]; undefined where a row has no token.
@@ -25,23 +25,23 @@ class Placement:
     exists: Tensor
 
     @staticmethod
-    def of(call: Call, extras: Sequence[Tensor]) -> Placement | None:
+    def of(call: Call, extras: Sequence[Tensor]) -> VarlenLayout | None:
         """Returns the varlen layout of a call, or None where tokens are rows.
 
         Args:
             extras: the tensors that the call reads.
         """
-        placed = call.mask.placed
-        if placed is None:
+        layout = call.mask.varlen_layout
+        if layout is None:
             return None
-        place, count = (extras[operand.index][:, None] for operand in (placed.place, placed.count))
-        local = torch.arange(ROW_BLOCK, device=place.device)
-        return Placement((place.long() + local).flatten(), (local < count).flatten())
+        offset, count = (extras[operand.index][:, None] for operand in (layout.token_offset, layout.token_count))
+        local = torch.arange(ROW_BLOCK, device=offset.device)
+        return VarlenLayout((offset.long() + local).flatten(), (local < count).flatten())
 
     @staticmethod
     def of_rows(call: Call) -> Call:
         """Returns the call for operands that are stored by rows."""
-        segments = replace(call.mask.segments, placed=None)
+        segments = replace(call.mask.segments, varlen_layout=None)
         return replace(call, mask=Mask(call.mask.band, segments))
 
     def filled(self, tensor: Tensor) -> Tensor:

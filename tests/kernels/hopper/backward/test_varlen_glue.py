@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from dash_inductor.kernels.hopper.backward import build
-from dash_inductor.kernels.hopper.shared.arguments import PLACEMENT
+from dash_inductor.kernels.hopper.shared.arguments import VARLEN_LAYOUT
 from dash_inductor.model import Band
 from dash_inductor.schedule.schedules import supports
 
 from ....support.calls import traits_of
 from ....support.hopper_glue import Fault, Pointer, Store
-from ....support.placed import Rows
+from ....support.varlen_layout import Rows
 from .test_data_glue import DataExpected, DataLaunch, check_cleared, visible_tile_schedules
 from .test_glue import BLOCK_KV, BLOCK_Q, SCHEDULES, STAGES, TileSchedules, check_dq, query_head, terms, ways
 
@@ -26,15 +26,15 @@ ROW_BLOCK = 8
 
 
 @dataclass(frozen=True)
-class PlacedLaunch(DataLaunch):
+class VarlenLaunch(DataLaunch):
     """A launch whose rows have the tokens of documents; lengths, behind: as of `Rows`."""
 
     lengths: tuple[int, ...] = ()
     behind: int = 0
 
     @staticmethod
-    def of(rows: Rows, dims: tuple[int, int], stages: int, schedule: str, band: Band, group: int = 1) -> PlacedLaunch:
-        return PlacedLaunch(
+    def of(rows: Rows, dims: tuple[int, int], stages: int, schedule: str, band: Band, group: int = 1) -> VarlenLaunch:
+        return VarlenLaunch(
             dims, stages, schedule, band, rows.rows, rows.rows, group, lengths=rows.lengths, behind=rows.behind
         )  # fmt: skip
 
@@ -48,18 +48,18 @@ class PlacedLaunch(DataLaunch):
         return torch.where(queries == keys, queries, -2), keys
 
     def specialisation(self) -> build.Specialisation:
-        return replace(super().specialisation(), traits=traits_of(self.mask, segment_ids=True, placed=True))
+        return replace(super().specialisation(), traits=traits_of(self.mask, segment_ids=True, varlen=True))
 
     def data_arguments(self) -> dict[str, dict[str, Any]]:
         ones = dict.fromkeys(("head_stride", "row_stride", "dim"), 1)
         targets = {name: {"ptr": Pointer(f"{name}_ptr")} | ones for name in ("dk", "dv")}
-        placement = {name: Pointer(name) for name in PLACEMENT.names}
-        return super().data_arguments() | {"placement": placement, "targets": targets}
+        varlen_layout = {name: Pointer(name) for name in VARLEN_LAYOUT.names}
+        return super().data_arguments() | {"varlen_layout": varlen_layout, "targets": targets}
 
     def run(self, *args: Any, **how: Any) -> Any:
         *_, place, count = self.rows.operands()
         tensors = {"visits": self.data.visits, "words": self.data.steps, "keys_seen": self.data.keys_seen}
-        tensors |= {"place_ptr": place, "count_ptr": count}
+        tensors |= {"token_offset_ptr": place, "token_count_ptr": count}
         memory = {name: tensor.flatten().tolist() for name, tensor in tensors.items()}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(build, "ROW_BLOCK", ROW_BLOCK)
@@ -70,10 +70,10 @@ def rows_of(lengths: tuple[int, ...], behind: int = 0) -> Rows:
     return Rows(lengths, behind, ROW_BLOCK, max(BLOCK_Q, BLOCK_KV))
 
 
-class PlacedExpected(DataExpected):
+class VarlenExpected(DataExpected):
     """Tiles come from the token of their first row."""
 
-    def __init__(self, launch: PlacedLaunch) -> None:
+    def __init__(self, launch: VarlenLaunch) -> None:
         super().__init__(launch)
         *_, place, count = launch.rows.operands()
         self.place, self.count = place.tolist(), count.tolist()
@@ -96,7 +96,7 @@ class PlacedExpected(DataExpected):
         return sum(self.count[first : first + BLOCK_KV // ROW_BLOCK])
 
 
-def check(launch: PlacedLaunch, simulation: Any, tile_schedules: TileSchedules, expected: PlacedExpected) -> None:
+def check(launch: VarlenLaunch, simulation: Any, tile_schedules: TileSchedules, expected: VarlenExpected) -> None:
     """Sums of dq by rows; dk and dv of whole kv tiles by TMA, of others the tokens that they have."""
     check_dq(simulation, expected, tile_schedules)
     stored: dict[Any, Store] = {}
@@ -134,43 +134,44 @@ DOCUMENTS = [((70, 1, 40), 0), ((32, 31, 0, 33), 9), ((5,), 0), ((64, 8, 90), 0)
 _bands = {name: itertools.cycle([band for band in BANDS if supports(name, band) is None]) for name in SCHEDULES}
 _documents, _groups = itertools.cycle(DOCUMENTS), itertools.cycle((1, 2, 3))
 LAUNCHES = [
-    PlacedLaunch.of(rows_of(*next(_documents)), dims, stages, name, next(_bands[name]), next(_groups))
+    VarlenLaunch.of(rows_of(*next(_documents)), dims, stages, name, next(_bands[name]), next(_groups))
     for name in SCHEDULES
     for dims, stages in STAGES
 ]
 
 
 @pytest.mark.parametrize("launch", LAUNCHES, ids=str)
-def test_roles_agree_with_the_tables(launch: PlacedLaunch) -> None:
-    tile_schedules, expected = visible_tile_schedules(launch), PlacedExpected(launch)
+def test_roles_agree_with_the_tables(launch: VarlenLaunch) -> None:
+    tile_schedules, expected = visible_tile_schedules(launch), VarlenExpected(launch)
     for way in ways(launch):
         simulation = launch.run(**way)
         check(launch, simulation, tile_schedules, expected)
         check_cleared(launch, simulation, tile_schedules, expected)
 
 
-SAMPLE = PlacedLaunch.of(rows_of((70, 1, 40), 3), (128, 128), 2, "spt", Band(0), 2)
+SAMPLE = VarlenLaunch.of(rows_of((70, 1, 40), 3), (128, 128), 2, "spt", Band(0), 2)
+_NEXT = "q_token = varlen_layout.token(tile_schedule.q_tile(ahead) * BLOCK_Q)"
 CONTROLS = {
-    "keys of rows": ("kv_row = placement.token(kv * BLOCK_KV)", "kv_row = kv * BLOCK_KV"),
+    "keys of rows": ("kv_row = varlen_layout.token(kv * BLOCK_KV)", "kv_row = kv * BLOCK_KV"),
     "queries of rows": ("q_row = q_token", "pass"),
     "queries of the next step": (
-        "q_row = q_token\n                        q_token = placement.token(tile_schedule.q_tile(ahead) * BLOCK_Q)\n",
-        "q_token = placement.token(tile_schedule.q_tile(ahead) * BLOCK_Q)\n                        q_row = q_token\n",
+        f"q_row = q_token\n                        {_NEXT}\n",
+        f"{_NEXT}\n                        q_row = q_token\n",
     ),
     "queries of the first step": (
-        "q_token = placement.token(tile_schedule.q_tile(ahead) * BLOCK_Q)\n                unseen",
+        "q_token = varlen_layout.token(tile_schedule.q_tile(ahead) * BLOCK_Q)\n                unseen",
         "pass\n                unseen",
     ),
-    "results of rows": ("token = placement.token(row)", "token = row"),
+    "results of rows": ("token = varlen_layout.token(row)", "token = row"),
     "whole tiles alone": ("if count == tile.shape[0]:", "if True:"),
-    "tokens of the first row block": ("first = row + i * self.PLACED", "first = row"),
+    "tokens of the first row block": ("first = row + i * self.VARLEN_ROWS", "first = row"),
     "the first column of both": ("shared.k_tail, WARPS, shared.k.shape[1]", "shared.k_tail, WARPS"),
     "values for keys": ("targets.dk, dk_desc, work.batch, work.head, row, dk_tile, WARPS)",
                         "targets.dk, dk_desc, work.batch, work.head, row, dv_tile, WARPS)"),
     "K free while the other warpgroup stores rows of it": (
         "role_barrier()\n        if not shared.RESULTS_IN_DQ", "if not shared.RESULTS_IN_DQ",
     ),
-    "the wrong tensor": ("store_tile(placement, targets.dv,", "store_tile(placement, targets.dk,"),
+    "the wrong tensor": ("store_tile(varlen_layout, targets.dv,", "store_tile(varlen_layout, targets.dk,"),
 }  # fmt: skip
 
 
@@ -178,7 +179,7 @@ CONTROLS = {
 def test_faults_are_seen(control: str) -> None:
     """With one line changed for the worse a launch fails, or ends with other results than the tables want."""
     launch = replace(SAMPLE, dims=(192, 128)) if "column" in control or "rows of it" in control else SAMPLE
-    tile_schedules, expected = visible_tile_schedules(launch), PlacedExpected(launch)
+    tile_schedules, expected = visible_tile_schedules(launch), VarlenExpected(launch)
 
     def run(**how: Any) -> None:
         for seed in range(8):

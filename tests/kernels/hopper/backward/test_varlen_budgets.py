@@ -22,16 +22,16 @@ PART = r"@%p\d+ st\.global\.v4\.b32"
 FULL, CAUSAL, WINDOW = Band(), Band(0), Band(0, 1023)
 
 BACKWARDS = [
-    Case((64, 64), FULL, "ascending", HALF, segment_ids=True, placed=True),
-    Case((128, 128), CAUSAL, "spt", group=4, segment_ids=True, placed=True),
-    Case((192, 128), WINDOW, "spt", segment_ids=True, placed=True),
-    Case((256, 256), CAUSAL, "spt", segment_ids=True, placed=True),
+    Case((64, 64), FULL, "ascending", HALF, segment_ids=True, varlen=True),
+    Case((128, 128), CAUSAL, "spt", group=4, segment_ids=True, varlen=True),
+    Case((192, 128), WINDOW, "spt", segment_ids=True, varlen=True),
+    Case((256, 256), CAUSAL, "spt", segment_ids=True, varlen=True),
 ]
 FORWARDS = [
-    forward_builds.Case((64, 64), CAUSAL, segment_ids=True, placed=True),
-    forward_builds.Case((128, 128), CAUSAL, segment_ids=True, placed=True),
-    forward_builds.Case((192, 128), FULL, HALF, segment_ids=True, placed=True),
-    forward_builds.Case((256, 256), WINDOW, segment_ids=True, placed=True),
+    forward_builds.Case((64, 64), CAUSAL, segment_ids=True, varlen=True),
+    forward_builds.Case((128, 128), CAUSAL, segment_ids=True, varlen=True),
+    forward_builds.Case((192, 128), FULL, HALF, segment_ids=True, varlen=True),
+    forward_builds.Case((256, 256), WINDOW, segment_ids=True, varlen=True),
 ]
 
 
@@ -86,7 +86,7 @@ def test_every_variant_has_cases() -> None:
 
 @pytest.mark.parametrize("dims", [(64, 64), (192, 128), (256, 256)], ids=str)
 def test_prepare_and_finish(dims: tuple[int, int]) -> None:
-    kernels = build.Kernels(Case(dims, CAUSAL, "spt", HALF, 4, segment_ids=True, placed=True).specialisation())
+    kernels = build.Kernels(Case(dims, CAUSAL, "spt", HALF, 4, segment_ids=True, varlen=True).specialisation())
     for compile in (lambda: kernels.prepare, lambda: kernels.finish):
         _, report = sass.compile_with_report(compile)
         assert max(report.spill_stores, report.spill_loads) <= 8

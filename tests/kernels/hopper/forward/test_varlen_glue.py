@@ -30,7 +30,7 @@ from ....support.hopper_forward_glue import (
     constants_of,
     data_arguments,
 )
-from ....support.placed import LENGTHS, Rows
+from ....support.varlen_layout import LENGTHS, Rows
 
 ROWS, BLOCK_KV, SCALE = 8, 16, 0.3
 CAUSAL = Band(0)
@@ -79,7 +79,7 @@ class Launch:
 
     @property
     def problem(self) -> build.Specialisation:
-        traits = traits_of(self.band, segment_ids=True, placed=True)
+        traits = traits_of(self.band, segment_ids=True, varlen=True)
         return build.Specialisation("bfloat16", *self.columns, traits, True)
 
     def run(self, tensors: Tensors | None = None, **how: Any) -> Ran:
@@ -108,10 +108,10 @@ class Launch:
         arguments = arguments_of(
             q_desc=Descriptor(q), k_desc=Descriptor(k), v_desc=Descriptor(v), out_desc=out, lse_ptr=Pointer(lse),
             counter_ptr=None, problem=sizes, data=data_arguments(data, 1),
-            placement={"place_ptr": Pointer(Input(place)), "count_ptr": Pointer(Input(count))},
+            varlen_layout={"token_offset_ptr": Pointer(Input(place)), "token_count_ptr": Pointer(Input(count))},
             target=(Pointer(out), out.tensor.stride(1), out.tensor.stride(2), v.shape[3]),
         )  # fmt: skip
-        constants = constants_of(problem, BLOCK_KV=BLOCK_KV, EVEN_KV=True, PLACED=ROWS)
+        constants = constants_of(problem, BLOCK_KV=BLOCK_KV, EVEN_KV=True, VARLEN_ROWS=ROWS)
         simulation = ForwardSimulation(constants, arguments, self.ctas, rows=ROWS, **how)
         simulation.run()
         return Ran(self, out, lse, (q, k, v))
@@ -196,11 +196,12 @@ def test_a_document_has_the_same_bits_in_any_company(band: Band, columns: tuple[
 
 WRONG = ""
 LAST = Launch((20, 9, 30), group=2, ctas=2)
+_TOKEN = "varlen_layout.token(row) if varlen_layout.VARLEN_ROWS"
 CONTROLS = {
-    "queries of rows": (LAST, WRONG, "placement.token(row) if placement.PLACED else row - work.first_row()", "row"),
-    "keys of rows": (LAST, WRONG, "placement.token(row) if placement.PLACED else row - work.first_key()", "row"),
+    "queries of rows": (LAST, WRONG, f"{_TOKEN} else row - work.first_row()", "row"),
+    "keys of rows": (LAST, WRONG, f"{_TOKEN} else row - work.first_key()", "row"),
     "keys of the step before": (replace(LAST, lengths=(70, 9)), WRONG, "row = later_row", "row = row"),
-    "results of rows": (LAST, WRONG, "token = placement.token(row)", "token = row"),
+    "results of rows": (LAST, WRONG, "token = varlen_layout.token(row)", "token = row"),
     "whole tiles alone": (LAST, WRONG, "if count == tile.shape[0]:", "if True:"),
     "too many tokens": (LAST, WRONG, "(local < count)", "(local < count + 1)"),
     "too few tokens": (LAST, WRONG, "(local < count)", "(local + 1 < count)"),

@@ -1,4 +1,4 @@
-"""Rows of packed documents by their definition, `model.Placed` and Note [Rows of documents], in plain Python."""
+"""Rows of packed documents by their definition, `model.VarlenLayout` and Note [Rows of documents], in plain Python."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dash_inductor.model import Band, Mask, Operand, Placed, Segments
+from dash_inductor.model import Band, Mask, Operand, Segments, VarlenLayout
 from dash_inductor.model.mask import ALIGNMENT, MAX_LENGTH, ROW_BLOCK
 
 NOBODY = MAX_LENGTH + 1
@@ -17,7 +17,7 @@ NOBODY = MAX_LENGTH + 1
 
 def mask_of(band: Band) -> Mask:
     """A mask of rows whose operands are the first four."""
-    return Mask(band, segments=Segments(Operand(0), Operand(1), Placed(Operand(2), Operand(3))))
+    return Mask(band, segments=Segments(Operand(0), Operand(1), VarlenLayout(Operand(2), Operand(3))))
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,14 @@ class Rows:
         return [part[0] for part in parts], [sum(token is not None for token in part) for part in parts]
 
     def operands(self, device: str = "cpu", elsewhere: int | None = None) -> list[Tensor]:
-        """The operands of `mask_of`; `elsewhere`: the place of row blocks without tokens, else behind all tokens."""
+        """The operands of `mask_of`; `elsewhere`: the token offset of row blocks without tokens, else behind all
+        tokens.
+        """
         queries, keys = (torch.tensor([n], dtype=torch.int32, device=device) for n in self.numbers())
         elsewhere = self.tokens if elsewhere is None else elsewhere
-        place, count = self.blocks()
-        places = [elsewhere if token is None else token for token in place]
-        return [queries, keys, *(torch.tensor(n, dtype=torch.int32, device=device) for n in (places, count))]
+        offset, count = self.blocks()
+        offsets = [elsewhere if token is None else token for token in offset]
+        return [queries, keys, *(torch.tensor(n, dtype=torch.int32, device=device) for n in (offsets, count))]
 
     def keep(self, band: Band) -> Tensor:
         """Whether rows see each other: bool [rows, rows]."""

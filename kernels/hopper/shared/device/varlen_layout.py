@@ -1,4 +1,4 @@
-"""Varlen layouts: where the tokens of padded rows are (`Placement`), and how results are stored there
+"""Varlen layouts: where the tokens of padded rows are (`VarlenLayout`), and how results are stored there
 (`store_tile`).
 """
 
@@ -10,16 +10,16 @@ from .operations import here, store_rows
 
 
 @aggregate
-class Placement:
-    """The tokens of the rows of a mask, see `model.Placed`.
+class VarlenLayout:
+    """The tokens of the rows of a mask, see `model.VarlenLayout`.
 
-    arguments: as in `arguments.PLACEMENT`, int32 [row blocks] each; rows: how many there are; PLACED: rows of a row
-    block, or 0 where tokens are rows, and nothing is read.
+    arguments: as in `arguments.VARLEN_LAYOUT`, int32 [row blocks] each; rows: how many there are; VARLEN_ROWS: rows of
+    a row block, or 0 where tokens are rows, and nothing is read.
     """
 
     arguments: group
     rows: gl.tensor
-    PLACED: gl.constexpr
+    VARLEN_ROWS: gl.constexpr
 
     @gluon.jit
     def token(self, row):
@@ -27,34 +27,34 @@ class Placement:
         row.
         """
         exists = (row >= 0) & (row < self.rows)
-        return gl.load(self.arguments.place_ptr + row // self.PLACED, mask=exists, other=self.rows)
+        return gl.load(self.arguments.token_offset_ptr + row // self.VARLEN_ROWS, mask=exists, other=self.rows)
 
     @gluon.jit
     def count(self, row, ROWS: gl.constexpr):
         """Returns how many of the ROWS rows from `row` on (whole row blocks) have a token; these come first."""
         count = 0
-        for i in gl.static_range(ROWS // self.PLACED):
-            first = row + i * self.PLACED
+        for i in gl.static_range(ROWS // self.VARLEN_ROWS):
+            first = row + i * self.VARLEN_ROWS
             exists = (first >= 0) & (first < self.rows)
-            count += gl.load(self.arguments.count_ptr + first // self.PLACED, mask=exists, other=0)
+            count += gl.load(self.arguments.token_count_ptr + first // self.VARLEN_ROWS, mask=exists, other=0)
         return count
 
 
 @gluon.jit
-def store_tile(placement, target, desc, b, h, row, tile, WARPS: gl.constexpr, COLUMN: gl.constexpr = 0):
+def store_tile(varlen_layout, target, desc, b, h, row, tile, WARPS: gl.constexpr, COLUMN: gl.constexpr = 0):
     """Start storing `tile`, of columns from COLUMN on, whose first row is `row`.
 
     TMA stores whole tiles, and drops what lies outside the tensor.  Behind the tokens of a tile lie tokens of the next
     document, which are not its own: where a row has no token, threads store the others.  They have read `tile` when
     they meet again.
 
-    target: as in `arguments.target`, None without placement; WARPS: of the role that calls it.
+    target: as in `arguments.target`, None without varlen layout; WARPS: of the role that calls it.
     """
-    if placement.PLACED:
+    if varlen_layout.VARLEN_ROWS:
         row = here(row)
         h = here(h)
-        token = placement.token(row)
-        count = placement.count(row, tile.shape[0])
+        token = varlen_layout.token(row)
+        count = varlen_layout.count(row, tile.shape[0])
         if count == tile.shape[0]:
             store_rows(desc, b, h, token, tile, COLUMN)
         else:
