@@ -50,7 +50,7 @@ def step(variant: Variant, program: Callable[..., Any], leaves: Sequence[Tensor]
 def fates_of() -> str:
     """What has become of the attention since records were cleared."""
     return ", ".join(
-        f"kept: {record.reason}: {record.detail}" if record.plan is None else f"{record.mask} {record.plan}"
+        f"not replaced: {record.reason}: {record.detail}" if record.plan is None else f"{record.mask} {record.plan}"
         for record in sites()
     )
 

@@ -225,9 +225,9 @@ def _checked(compiled: Callable[..., Tensor], leaves: list[Tensor], grad_out: Te
     dash_inductor.clear_sites()
     with torch._inductor.config.patch(force_disable_caches=True):  # a cached graph has no records
         step = _step(compiled, leaves, grad_out, deterministic=True)
-    kept = [record for record in dash_inductor.sites() if record.reason is not None]
-    if kept or not dash_inductor.sites():
-        raise NotRun(f"kept: {kept[0].reason.value}: {kept[0].detail}" if kept else "no site")  # type: ignore[union-attr]
+    fallback = [record for record in dash_inductor.sites() if record.reason is not None]
+    if fallback or not dash_inductor.sites():
+        raise NotRun(f"not replaced: {fallback[0].reason.value}: {fallback[0].detail}" if fallback else "no site")  # type: ignore[union-attr]
     return step
 
 
@@ -338,7 +338,7 @@ def measure(row: Row, columns: Sequence[str], repeats: int) -> dict[str, Any]:
     for name in columns:
         try:
             steps[name] = CONTENDERS[name](row)
-        except (RuntimeError, ValueError, TypeError) as error:  # not run, kept, not supported, or out of memory
+        except (RuntimeError, ValueError, TypeError) as error:  # not run, not replaced, not supported, or out of memory
             reasons[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
     result: dict[str, Any] = {"shape": row.name}
     times: dict[str, list[float]] = {}

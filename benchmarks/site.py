@@ -94,8 +94,8 @@ def measure(shape: Shape, device: str, *, repeats: int = 20) -> list[dict[str, A
             said[variant.name] = f"not run: {common.reason(error)}"
             continue
         if variant.ours:
-            kept = [str(record) for record in sites() if record.status == "kept"]
-            said[variant.name] = "; ".join(kept) if sites() else "no attention seen: dash-inductor doctor says why"
+            fallback = [str(record) for record in sites() if record.status == "fallback"]
+            said[variant.name] = "; ".join(fallback) if sites() else "no attention seen: dash-inductor doctor says why"
     times = take_turns(calls, device, repeats=repeats, warmup=min(3, repeats))
     torch.compiler.reset()
     ours = times.get(DASH.name)

@@ -111,7 +111,7 @@ def first_answer(training: Training, device: str) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
     training.step()
     memory = torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else 0.0
-    fates = [f"kept: {r.reason.value}" if r.reason else "replaced" for r in dash_inductor.sites()]
+    fates = [f"not replaced: {r.reason.value}" if r.reason else "replaced" for r in dash_inductor.sites()]
     return {
         "memory": memory, "finite": all(abs(loss) < 1e9 for loss in training.losses),
         "sites": {fate: fates.count(fate) for fate in dict.fromkeys(fates)},

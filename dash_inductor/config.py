@@ -137,8 +137,8 @@ class Config:
     """Settings of dash_inductor.
 
     Attributes:
-        strict: an attention that is kept raises `SiteKeptError` at compile time; so does any other cause that keeps
-            dash_inductor from working (DASH_INDUCTOR_STRICT).
+        strict: an attention that is not replaced raises `FallbackError` at compile time; so does any other cause that
+            keeps dash_inductor from working (DASH_INDUCTOR_STRICT).
         cpu: "reference" replaces sites on the CPU by a reference implementation in ATen operators, "off" leaves them to
             PyTorch, whose CPU kernel is deterministic (DASH_INDUCTOR_CPU).
         schedule: "auto" lets the planner choose; a name sets the schedule of every site.  If a site does not support
@@ -219,8 +219,8 @@ class Config:
         return self.rewrites != (ATTENTION,)
 
     def cache_key(self) -> tuple[tuple[str, Value], ...]:
-        """The settings for cache keys.  `strict` is one of them, because a cached graph could otherwise hide a kept
-        site.
+        """The settings for cache keys.  `strict` is one of them, because a cached graph could otherwise hide a site
+        that is not replaced.
         """
         return tuple((name, getattr(self, name)) for name, setting in SETTINGS.items() if setting.of_code)
 

@@ -47,7 +47,7 @@ class UnsupportedVersionError(DashError, RuntimeError):
     """This torch or triton lacks something that dash_inductor relies on."""
 
 
-class SiteKeptError(DashError, RuntimeError):
+class FallbackError(DashError, RuntimeError):
     """An attention could not be replaced; raised at compile time if `strict` is set."""
 
 

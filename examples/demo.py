@@ -136,7 +136,7 @@ def site_table(sites: Sequence[Mapping[str, Any]]) -> str:
 
 SITES_LEGEND = """\
 sites            attentions of the model, forward and backward, that have the same row
-status           replaced by dash_inductor, or kept as PyTorch has it
+status           replaced by dash_inductor, or not
 shape            batch x query heads (kv heads) x tokens x head dimension, and dtype
 kernel/schedule  what runs the backward, and the order in which it adds; without a GPU that is the
                  reference executor, which computes slowly what the kernels compute
@@ -144,7 +144,7 @@ line             where the model calls attention"""
 
 
 def decision(record: Mapping[str, Any]) -> str:
-    """Kernel and schedule of a replaced site, the reason of a kept one."""
+    """Kernel and schedule of a replaced site, the reason of one that is not replaced."""
     return "/".join(record["plan"].split("/")[:2]) if record["plan"] else str(record["reason"])
 
 
@@ -167,10 +167,12 @@ def verify(runs: Mapping[str, Run]) -> list[str]:
 
 
 def unexpected(outcomes: Mapping[str, Outcome], layers: int) -> list[str]:
-    """The faults of the records: sites that were kept, or another number of sites than there are layers."""
+    """The faults of the records: sites that were not replaced, or another number of sites than there are layers."""
     problems = []
     for name, outcome in outcomes.items():
-        problems += [f"{name}: {r['name']} is kept: {r['reason']}" for r in outcome.sites if r["status"] != "replaced"]
+        problems += [
+            f"{name}: {r['name']} is not replaced: {r['reason']}" for r in outcome.sites if r["status"] != "replaced"
+        ]
         if len(outcome.sites) != layers:
             problems.append(f"{name}: {len(outcome.sites)} attention backwards were seen, not {layers}")
     return problems

@@ -14,7 +14,7 @@ import _dash_inductor_state
 import dash_inductor
 from dash_inductor import _switch
 from dash_inductor.config import config
-from dash_inductor.errors import SiteKeptError
+from dash_inductor.errors import FallbackError
 from dash_inductor.install import installation
 from dash_inductor.model.reasons import Reason
 
@@ -92,11 +92,11 @@ def test_settings_under_which_no_pass_runs(
         for found in (1, 2):
             assert seen(**asked) == 1
             record = dash_inductor.sites()[-1]
-            assert (record.status, record.reason, record.detail) == ("kept", Reason.PASSES_OFF, f"{setting}=False")
+            assert (record.status, record.reason, record.detail) == ("fallback", Reason.PASSES_OFF, f"{setting}=False")
             assert __file__ in record.source or "mode" in asked  # there PyTorch keeps no stack
             assert len(dash_inductor.sites()) == found
         assert [r.levelname for r in caplog.records if f"{setting} " in r.message] == ["WARNING"]
-        with config.patch(strict=True), pytest.raises(SiteKeptError, match="passes_off"):
+        with config.patch(strict=True), pytest.raises(FallbackError, match="passes_off"):
             seen(**asked)
         if "mode" not in asked:
             assert seen() == 1

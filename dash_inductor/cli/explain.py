@@ -10,7 +10,7 @@ from . import outputs
 
 EPILOG = """
 The script runs in this process, to its end; what it prints goes to the standard error.  Exit status: 0 if everything
-was replaced, 1 if something was kept, if nothing was seen or if the script failed, 2 for bad arguments.
+was replaced, 1 if something was not replaced, if nothing was seen or if the script failed, 2 for bad arguments.
 """
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import ArgumentError
 from ..explanations import text_blocks
 from ..explanations.text_blocks import WIDTH, Fields, Table
-from ..model.plan import Kept, Plan
+from ..model.plan import Fallback, Plan
 from ..planning import planner, prediction
 from ..planning.ranking import Candidacy, rank
 from ..schedule.schedules import NAMES
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         if getattr(arguments, name) and not arguments.timeline:
             raise ArgumentError(name, str(getattr(arguments, name)), "an argument beside --timeline, which draws")
     found = planner.decide(asked.site, asked.arch)
-    if not isinstance(found, Kept):
+    if not isinstance(found, Fallback):
         found = planner.plan(asked.site, asked.arch, arguments.schedule)
     ranking = rank(asked.site, asked.arch, arguments.schedule, gpu=asked.gpu, documents=asked.documents)
     if arguments.timeline and isinstance(found, Plan):
@@ -69,19 +69,19 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(_document(asked, found, ranking, arguments.timeline), indent=2))
     else:
         _print(asked, found, ranking, arguments.timeline)
-    return int(isinstance(found, Kept))
+    return int(isinstance(found, Fallback))
 
 
-def _document(asked: Request, found: Plan | Kept, ranking: Sequence[Candidacy], written: Sequence[Path]) -> Any:
-    kept = {"reason": found.reason.value, "detail": found.detail} if isinstance(found, Kept) else None
+def _document(asked: Request, found: Plan | Fallback, ranking: Sequence[Candidacy], written: Sequence[Path]) -> Any:
+    fallback = {"reason": found.reason.value, "detail": found.detail} if isinstance(found, Fallback) else None
     return {
         "site": {**dataclasses.asdict(asked.site), "call": str(asked.site.call)},
         "arch": asked.arch,
         "gpu": asked.gpu,
         "plan": _plain(found) if isinstance(found, Plan) else None,
-        "kept": kept,
+        "fallback": fallback,
         "candidates": [_plain(candidacy) for candidacy in ranking],
-        "timelines": [str(path) for path in written] if kept is None else [],
+        "timelines": [str(path) for path in written] if fallback is None else [],
     }
 
 
@@ -92,10 +92,10 @@ def _plain(value: Plan | Candidacy) -> dict[str, Any]:
     return {"text": str(value), **plain} if isinstance(value, Plan) else plain
 
 
-def _print(asked: Request, found: Plan | Kept, ranking: Sequence[Candidacy], written: Sequence[Path]) -> None:
+def _print(asked: Request, found: Plan | Fallback, ranking: Sequence[Candidacy], written: Sequence[Path]) -> None:
     facts = [("site", f"{planned.in_words(asked.site)}, on {asked.arch}")]
-    if isinstance(found, Kept):
-        facts.append(("kept", f"{found.reason.explanation} {found.detail}"))
+    if isinstance(found, Fallback):
+        facts.append(("not replaced", f"{found.reason.explanation} {found.detail}"))
     else:
         where = found, asked.site, asked.arch, asked.gpu
         times = {

@@ -3,7 +3,8 @@
 `torch.nn.attention.activate_flash_attention_impl` calls `activate`, which overrides PyTorch's kernels for the forward
 and backward of `scaled_dot_product_attention`.  The first call with a shape plans the site as in a compiled graph, so
 that kernels and bits are the same as in compiled programs, and publishes its record.  Later calls look up what to
-launch by the metadata of their tensors.  If the site is kept, PyTorch's own kernel runs under deterministic algorithms.
+launch by the metadata of their tensors.  If the site is not replaced, PyTorch's own kernel runs under deterministic
+algorithms.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from torch.library import Library, get_kernel
 
 from .. import _switch
 from ..config import config
-from ..model.plan import Kept
+from ..model.plan import Fallback
 from ..model.reasons import Reason
-from ..passes.base.kept_error import kept_error
+from ..passes.base.fallback_error import fallback_error
 from ..planning.prediction import predicted_us
 from ..records.publication import publish
 from ..records.records import FORWARD_ONLY, FULL, SiteRecord, Tensors
@@ -134,7 +135,7 @@ class _Sites:
         with self._lock:
             return self._names.setdefault(_about(asked), f"flash_attention_{len(self._names)}")
 
-    def tell(self, asked: Asked, found: Planned | Kept, trains: bool) -> None:
+    def tell(self, asked: Asked, found: Planned | Fallback, trains: bool) -> None:
         """Publishes the record of a site, unless an equal one has been published.
 
         Args:
@@ -143,7 +144,8 @@ class _Sites:
             trains: whether it has a backward.
 
         Raises:
-            SiteKeptError: the site is kept, `config.strict` is set, and the reason is not a setting of the program.
+            FallbackError: the site is not replaced, `config.strict` is set, and the reason is not a setting of the
+                program.
         """
         name, about = self.name_of(asked), (_about(asked), found, trains)
         with self._lock:
@@ -153,7 +155,7 @@ class _Sites:
         record = _record(name, self.pair, asked, found, trains)
         publish([record], "joint" if trains else "inference", origin="eager")
         if config.strict and record.reason not in (None, Reason.CPU_OFF):
-            raise kept_error(f"dash_inductor kept an attention: {record}")
+            raise fallback_error(f"dash_inductor did not replace an attention: {record}")
 
 
 def _about(asked: Asked) -> tuple[Hashable, ...]:
@@ -162,20 +164,20 @@ def _about(asked: Asked) -> tuple[Hashable, ...]:
     return *facts, asked.causal, asked.scale, asked.unusual
 
 
-def _record(name: str, pair: Pair, asked: Asked, found: Planned | Kept, trains: bool) -> SiteRecord:
+def _record(name: str, pair: Pair, asked: Asked, found: Planned | Fallback, trains: bool) -> SiteRecord:
     query = asked.query
-    kept = found if isinstance(found, Kept) else None
-    site, plan, arch = (None, None, "") if isinstance(found, Kept) else (found.site, found.plan, found.arch)
-    forward = "kept" if plan is None else plan.forward
+    fallback = found if isinstance(found, Fallback) else None
+    site, plan, arch = (None, None, "") if isinstance(found, Fallback) else (found.site, found.plan, found.arch)
+    forward = "not replaced" if plan is None else plan.forward
     return SiteRecord(
         name=name,
         op=(pair.backward if trains else pair.forward)._schema.name,
-        status="replaced" if kept is None else "kept",
-        reason=None if kept is None else kept.reason,
-        detail="" if kept is None else kept.detail,
+        status="replaced" if fallback is None else "fallback",
+        reason=None if fallback is None else fallback.reason,
+        detail="" if fallback is None else fallback.detail,
         site=site,
         plan=plan,
-        forward="kept: by the setting forward='keep'" if forward == "keep" else forward,
+        forward="not replaced: by the setting forward='keep'" if forward == "keep" else forward,
         mask="causal" if asked.causal else "full",
         line=line_of_program(),
         tensors=Tensors(
@@ -219,7 +221,7 @@ class _Kernel:
         self._runs[facts] = run
         return run
 
-    def _kept(self, keys: Any, args: Any, kwargs: Any) -> Any:
+    def _fallback(self, keys: Any, args: Any, kwargs: Any) -> Any:
         with DETERMINISTIC:
             return self._original.call_boxed(keys, *args, **kwargs)
 
@@ -237,7 +239,7 @@ class _Forward(_Kernel):
         except KeyError:
             found = self._remember(facts, self._made((query, key, value, *flags), kwargs))
         if found is None:
-            return self._kept(keys, (query, key, value, *flags), kwargs)
+            return self._fallback(keys, (query, key, value, *flags), kwargs)
         run, more = found
         return run(query, key, value) + more
 
@@ -252,7 +254,7 @@ class _Forward(_Kernel):
             try:
                 launch = forward_of(found, tensors, self._sites.name_of(asked))
             except Exception as error:
-                found = Kept(Reason.COMPILE_FAILED, f"{type(error).__name__}: {error}")
+                found = Fallback(Reason.COMPILE_FAILED, f"{type(error).__name__}: {error}")
         trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         self._sites.tell(asked, found, trains)
         return None if launch is None else (launch, self._sites.pair.more(asked.query, asked.key))
@@ -280,7 +282,7 @@ class _Backward(_Kernel):
         except KeyError:
             run = self._remember(facts, self._made(args, kwargs))
         if run is None:
-            return self._kept(keys, args, kwargs)
+            return self._fallback(keys, args, kwargs)
         return run(grad_out, query, key, value, out, logsumexp)
 
     def _made(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
@@ -290,14 +292,14 @@ class _Backward(_Kernel):
         if isinstance(found, Planned):
             dtypes = grad_out.dtype, query.dtype, out.dtype, logsumexp.dtype
             if dtypes != (query.dtype, query.dtype, query.dtype, torch.float32):
-                found = Kept(Reason.DTYPE, ", ".join(map(str, dtypes)))
+                found = Fallback(Reason.DTYPE, ", ".join(map(str, dtypes)))
             elif logsumexp.shape[:2] != query.shape[:2] or logsumexp.dim() != 3 or logsumexp.shape[2] < query.shape[2]:
-                found = Kept(Reason.LAYOUT, f"log-sum-exp {tuple(logsumexp.shape)}")
+                found = Fallback(Reason.LAYOUT, f"log-sum-exp {tuple(logsumexp.shape)}")
         if isinstance(found, Planned):
             try:
                 tensors = grad_out, query, key, value, out, logsumexp
                 run = backward_of(found, tensors, self._sites.name_of(asked))
             except Exception as error:
-                found = Kept(Reason.COMPILE_FAILED, f"{type(error).__name__}: {error}")
+                found = Fallback(Reason.COMPILE_FAILED, f"{type(error).__name__}: {error}")
         self._sites.tell(asked, found, trains=True)
         return run

@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import _switch
 from ..config import config
 from ..model.reasons import Reason
-from ..passes.base.kept_error import kept_error
+from ..passes.base.fallback_error import fallback_error
 from ..records.publication import publish
 from ..records.records import FORWARD_ONLY, FULL, SiteRecord, Tensors
 from ..upstream.dispatch import OpOverload
@@ -77,7 +77,7 @@ class Classes:
             trains: whether it has a backward.
 
         Raises:
-            SiteKeptError: `config.strict` is set.
+            FallbackError: `config.strict` is set.
         """
         query = tensors[0]
         shapes = [(None, *tensor.shape[1:]) for tensor in tensors]
@@ -91,12 +91,12 @@ class Classes:
         record = SiteRecord(
             name=f"packed_attention_{number}",
             op=(BACKWARD if trains else FORWARD)._schema.name,
-            status="kept",
+            status="fallback",
             reason=Reason.VARLEN,
             detail=_DETAIL + bounds,
             site=None,
             plan=None,
-            forward="kept",
+            forward="not replaced",
             mask="causal" if causal else "full",
             line=line_of_program(),
             tensors=Tensors(
@@ -106,4 +106,4 @@ class Classes:
         )
         publish([record], "joint" if trains else "inference", origin="eager")
         if config.strict:
-            raise kept_error(f"dash_inductor kept an attention: {record}")
+            raise fallback_error(f"dash_inductor did not replace an attention: {record}")

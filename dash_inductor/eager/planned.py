@@ -14,7 +14,7 @@ from ..kernels.execution import Gradients, Results, Tensors
 from ..kernels.registry import execution
 from ..model.call import Call, Order
 from ..model.mask import Band, Mask
-from ..model.plan import Kept, Plan
+from ..model.plan import Fallback, Plan
 from ..model.reasons import Reason
 from ..model.site import Site
 from ..operators.attention import PREPARED_BACKWARD, PREPARED_FORWARD
@@ -61,26 +61,26 @@ class Planned:
     arch: str
 
 
-def planned(asked: Asked) -> Planned | Kept:
-    """Plans an attention; returns `Kept` if PyTorch's own kernel has to run."""
+def planned(asked: Asked) -> Planned | Fallback:
+    """Plans an attention; returns `Fallback` if PyTorch's own kernel has to run."""
     query, key, value = asked.query, asked.key, asked.value
     device, tensors = query.device, (query, key, value)
     if device.type == "cpu" and config.cpu == "off":
-        return Kept(Reason.CPU_OFF)
+        return Fallback(Reason.CPU_OFF)
     if not arch.is_supported(device):
-        return Kept(Reason.DEVICE, str(device))
+        return Fallback(Reason.DEVICE, str(device))
     if asked.unusual:
-        return Kept(Reason.DROPOUT if "dropout" in asked.unusual else Reason.UNSUPPORTED_OP, asked.unusual)
+        return Fallback(Reason.DROPOUT if "dropout" in asked.unusual else Reason.UNSUPPORTED_OP, asked.unusual)
     (batch, q_heads, q_len, head_dim), (_, kv_heads, kv_len, _) = query.shape, key.shape
     shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
     if key.shape != (batch, kv_heads, kv_len, head_dim) or value.shape[:3] != key.shape[:3]:
-        return Kept(Reason.SHAPE, shapes)
+        return Fallback(Reason.SHAPE, shapes)
     if 0 in (*query.shape, *value.shape) or q_heads % kv_heads:
-        return Kept(Reason.SHAPE, shapes)
+        return Fallback(Reason.SHAPE, shapes)
     if len({tensor.dtype for tensor in tensors}) > 1 or query.dtype not in DTYPES:
-        return Kept(Reason.DTYPE, ", ".join(str(tensor.dtype) for tensor in tensors))
+        return Fallback(Reason.DTYPE, ", ".join(str(tensor.dtype) for tensor in tensors))
     if asked.causal and q_len != kv_len:
-        return Kept(Reason.CAUSAL_LENGTHS, f"query length {q_len}, key length {kv_len}")
+        return Fallback(Reason.CAUSAL_LENGTHS, f"query length {q_len}, key length {kv_len}")
     dtype = DTYPES[query.dtype]
     site = Site(
         device="cpu" if device.type == "cpu" else "cuda",
@@ -100,11 +100,11 @@ def planned(asked: Asked) -> Planned | Kept:
     )
     name = arch.arch_of(device)
     plan = decide(site, name, config.schedule, compiler=toolchain.numerics())
-    if isinstance(plan, Kept):
+    if isinstance(plan, Fallback):
         return plan
     if execution(plan.kernel).templates or execution(plan.forward).templates:
         family = plan.kernel if execution(plan.kernel).templates else plan.forward
-        return Kept(Reason.UNSUPPORTED_OP, f"the {family} kernels are compiled with a graph alone")
+        return Fallback(Reason.UNSUPPORTED_OP, f"the {family} kernels are compiled with a graph alone")
     return Planned(site, keeping(plan, asked.op) if config.forward == "keep" else plan, name)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..model.plan import Decision, Kept, Plan
+from ..model.plan import Decision, Fallback, Plan
 from ..model.site import Site
 from ..planning.ranking import Candidacy
 from ..records.records import GraphRecord, SiteRecord
@@ -17,7 +17,7 @@ class SiteExplanation:
 
     Attributes:
         record: the record of the site, as in `dash_inductor.sites`.
-        decision: the plan on `arch`, or the reason why the site is kept.
+        decision: the plan on `arch`, or the reason why the site is not replaced.
         arch: the architecture for which it is explained, for example "sm_90"; "" if none is known.
         site: the facts for planning on that architecture; None if they could not be established.
         candidates: all candidates on `arch`, by predicted time, those that cannot run last; empty if `site` is None.
@@ -31,18 +31,18 @@ class SiteExplanation:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan that runs on `arch`; None if the site is kept."""
+        """The plan that runs on `arch`; None if the site is not replaced."""
         return self.decision if isinstance(self.decision, Plan) else None
 
     @property
-    def kept(self) -> Kept | None:
-        """Why the site is kept on `arch`; None if it is replaced."""
-        return self.decision if isinstance(self.decision, Kept) else None
+    def fallback(self) -> Fallback | None:
+        """Why the site is not replaced on `arch`; None if it is replaced."""
+        return self.decision if isinstance(self.decision, Fallback) else None
 
     @property
     def advice(self) -> str:
         """What to change so that this attention would be replaced; "" if it is replaced already."""
-        return self.kept.reason.advice if self.kept is not None else ""
+        return self.fallback.reason.advice if self.fallback is not None else ""
 
     @property
     def predicted_us(self) -> float | None:
@@ -51,18 +51,18 @@ class SiteExplanation:
 
     def to_dict(self) -> dict[str, Any]:
         """The explanation as lists, strings and numbers, for JSON."""
-        kept = self.kept
+        fallback = self.fallback
         return {
             **self.record.as_dict(),
             "decision": {
                 "arch": self.arch,
-                "status": "replaced" if kept is None else "kept",
+                "status": "replaced" if fallback is None else "fallback",
                 "plan": str(self.plan) if self.plan else None,
                 "numerics_key": self.plan.numerics_key if self.plan else None,
                 "predicted_us": self.predicted_us,
-                "reason": kept.reason.value if kept else None,
-                "explanation": kept.reason.explanation if kept else None,
-                "detail": kept.detail if kept else "",
+                "reason": fallback.reason.value if fallback else None,
+                "explanation": fallback.reason.explanation if fallback else None,
+                "detail": fallback.detail if fallback else "",
                 "advice": self.advice,
             },
             "candidates": [_candidate(candidate) for candidate in self.candidates],
@@ -94,7 +94,7 @@ class Explained:
     @property
     def all_replaced(self) -> bool:
         """Whether there are attention sites, all are known, and all are replaced."""
-        return not self.unknown and bool(self.sites) and all(site.kept is None for site in self.sites)
+        return not self.unknown and bool(self.sites) and all(site.fallback is None for site in self.sites)
 
     def to_dict(self) -> dict[str, Any]:
         """The explanation as lists, strings and numbers, for JSON."""

@@ -10,7 +10,7 @@ import torch
 
 from ..config import config
 from ..errors import ArgumentError
-from ..model.plan import Decision, Kept, Plan
+from ..model.plan import Decision, Fallback, Plan
 from ..model.reasons import Reason
 from ..model.site import Site
 from ..planning import decide
@@ -56,7 +56,7 @@ class Explanation(Explained):
 
 
 def _explained(record: SiteRecord, arch: str | None) -> SiteExplanation:
-    decision: Decision = Kept(record.reason, record.detail) if record.reason is not None else _plan_of(record)
+    decision: Decision = Fallback(record.reason, record.detail) if record.reason is not None else _plan_of(record)
     if arch is None:
         site, arch = record.site, record.arch
     else:
@@ -67,7 +67,7 @@ def _explained(record: SiteRecord, arch: str | None) -> SiteExplanation:
         return SiteExplanation(record, decision, arch, site, ())
     named = config.schedule if isinstance(decision, Plan) and decision.schedule == config.schedule else None
     candidates = _ranked(site, arch, named, toolchain.numerics())
-    if isinstance(decision, Kept):
+    if isinstance(decision, Fallback):
         candidates = tuple(replace(candidate, chosen=False) for candidate in candidates)
     return SiteExplanation(record, decision, arch, site, candidates)
 
@@ -76,7 +76,7 @@ def _explained(record: SiteRecord, arch: str | None) -> SiteExplanation:
 def _ranked(site: Site, arch: str, schedule: str | None, compiler: str) -> tuple[Candidacy, ...]:
     try:
         return rank(site, arch, schedule, compiler=compiler)
-    except ArgumentError:  # an architecture without tables, which is why the site is kept
+    except ArgumentError:  # an architecture without tables, which is why the site is not replaced
         return ()
 
 

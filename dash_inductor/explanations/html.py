@@ -30,7 +30,7 @@ a { color: var(--link); text-decoration: none } a:hover { text-decoration: under
 .head { display: flex; gap: 12px; align-items: baseline; flex-wrap: wrap }
 .tag { border-radius: 99px; font-size: 12.5px; font-weight: 600; padding: 2px 10px; white-space: nowrap }
 .tag.replaced { color: var(--good); background: var(--good-back) }
-.tag.kept { color: var(--bad); background: var(--bad-back) }
+.tag.fallback { color: var(--bad); background: var(--bad-back) }
 code, pre, td.mono { font: 12.5px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace }
 code { background: var(--code); border-radius: 4px; padding: 1px 4px; overflow-wrap: anywhere }
 pre { background: var(--code); border-radius: 8px; padding: 12px 14px; overflow: auto; max-height: 460px;

@@ -36,8 +36,8 @@ def body(explanation: Explained, extra: Extra = lambda number: "") -> Iterator[s
 def _row(number: int, site: SiteExplanation) -> tuple[str, ...]:
     record, plan = site.record, site.plan
     runs = f"{plan.kernel} {plan.schedule}" if plan else ""
-    if site.kept is not None:
-        runs = f"<span class='tag kept'>kept: {site.kept.reason.value}</span>"
+    if site.fallback is not None:
+        runs = f"<span class='tag fallback'>not replaced: {site.fallback.reason.value}</span>"
     link = f'<a href="#site-{number}">{number}</a>'
     return (
         link, escape(record.module), escape(record.line), escape(record.shape), escape(record.mask), runs,
@@ -47,7 +47,7 @@ def _row(number: int, site: SiteExplanation) -> tuple[str, ...]:
 
 def _card(group: words.Group, extra: str) -> str:
     site = group[0][1]
-    status = "replaced" if site.kept is None else "kept"
+    status = "replaced" if site.fallback is None else "fallback"
     name = words.module(group) or site.record.name
     anchors = "".join(f'<a id="site-{number}"></a>' for number, _ in group)
     names = ", ".join(member.record.name for _, member in group)

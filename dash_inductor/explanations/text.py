@@ -48,21 +48,21 @@ def beside(explanation: Explained) -> Iterator[tuple[str, str]]:
     """The results of passes other than attention: the name of the pass, and a text about each node."""
     for record in (record for graph in explanation.graphs for record in graph.others):
         where = f", at {record.line}" + (f" in {record.module}" if record.module else "") if record.line else ""
-        kept = f", {record.reason.value}: {record.reason.explanation}" if record.reason is not None else ""
-        yield record.rewrite, f"{record.name} {record.status}{kept}: {record.detail}{where}"
+        fallback = f", {record.reason.value}: {record.reason.explanation}" if record.reason is not None else ""
+        yield record.rewrite, f"{record.name} {record.status}{fallback}: {record.detail}{where}"
 
 
 def headline(explanation: Explained) -> str:
-    """A summary, for example ``5 of 6 attention sites are replaced on sm_90, 1 is kept``."""
+    """A summary, for example ``5 of 6 attention sites are replaced on sm_90, 1 is not replaced``."""
     if explanation.unknown:
         return "what becomes of every attention is unknown"
-    kept = sum(site.kept is not None for site in explanation.sites)
+    fallback = sum(site.fallback is not None for site in explanation.sites)
     sites = len(explanation.sites)
     archs = sorted({site.arch for site in explanation.sites if site.arch})
     where = f" on {' and '.join(archs)}" if archs else ""
     if not sites:
         return "no attention was seen"
-    return f"{sites - kept} of {sites} attention site{'s' * (sites > 1)} replaced{where}, {kept} kept"
+    return f"{sites - fallback} of {sites} attention site{'s' * (sites > 1)} replaced{where}, {fallback} not replaced"
 
 
 def grouped(explanation: Explained) -> list[Group]:
@@ -105,7 +105,7 @@ def tiles(candidate: Candidacy) -> str:
 def facts(group: Group) -> list[tuple[str, str]]:
     """The facts about the sites of a group, as pairs of a label and a text."""
     site = group[0][1]
-    record, plan, kept = site.record, site.plan, site.kept
+    record, plan, fallback = site.record, site.plan, site.fallback
     inputs = f"read from {', '.join(record.inputs)}" if record.inputs else ""
     scale = "" if record.site is None else f"scale {record.site.scale:.4g}"
     where = f"{record.line} in {module(group)}" if record.line and record.module else record.line
@@ -116,9 +116,9 @@ def facts(group: Group) -> list[tuple[str, str]]:
         ("runs", _runs(plan) if plan else ""),
         ("prediction", next((f"none, {c.note}" for c in site.candidates if c.chosen and c.note), "")),
         ("bits", plan.numerics_key if plan else ""),
-        ("detail", record.detail if kept is None else ""),
-        ("kept", f"{kept.reason.value}: {kept.reason.explanation}" if kept else ""),
-        ("detail", kept.detail if kept else ""),
+        ("detail", record.detail if fallback is None else ""),
+        ("not replaced", f"{fallback.reason.value}: {fallback.reason.explanation}" if fallback else ""),
+        ("detail", fallback.detail if fallback else ""),
         ("what to do", site.advice),
     ]
 
@@ -133,7 +133,9 @@ def candidates(site: SiteExplanation) -> tuple[Sequence[Candidacy], str]:
 def _row(group: Group) -> tuple[str, ...]:
     site = group[0][1]
     record, plan = site.record, site.plan
-    runs = f"{plan.kernel} {plan.schedule}" if plan else f"kept: {site.kept.reason.value}" if site.kept else ""
+    runs = f"{plan.kernel} {plan.schedule}" if plan else ""
+    if site.fallback:
+        runs = f"not replaced: {site.fallback.reason.value}"
     return numbers(group), module(group), record.shape, record.mask, runs, microseconds(site.predicted_us)
 
 

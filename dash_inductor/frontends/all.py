@@ -9,7 +9,7 @@ from torch.fx import Graph, Node
 
 from .. import failures
 from ..graph.nodes import is_joint
-from ..model.plan import Kept
+from ..model.plan import Fallback
 from ..model.reasons import Reason
 from . import decomposed, flash_attn, flex_attention, sdpa, unknown, unread, varlen
 from .attention import Found, Frontend, Refusal
@@ -50,5 +50,5 @@ def _nodes(found: Found) -> Iterator[Node]:
 def _failure(graph: Graph, name: str, error: Exception) -> Refusal:
     """Return the refusal that stands for everything a frontend would have found, had it not raised `error`."""
     text = failures.caught(f"{name}.find", error, recorded=True)
-    kept = Kept(Reason.INTERNAL_ERROR, text)
-    return Refusal(graph.output_node(), name, kept, is_joint(graph), None, everywhere=True)
+    fallback = Fallback(Reason.INTERNAL_ERROR, text)
+    return Refusal(graph.output_node(), name, fallback, is_joint(graph), None, everywhere=True)

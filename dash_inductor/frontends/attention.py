@@ -1,7 +1,8 @@
 """The interface between frontends and rewriting: an attention found in a graph, with its inputs, outputs and gradients.
 
 A frontend knows the operators of one origin (SDPA, flash-attn, FlexAttention, decomposed attention).  It describes the
-tensors that an attention reads as `View`s and its results as `Sink`s, or says why the attention is kept.  No later pass
+tensors that an attention reads as `View`s and its results as `Sink`s, or says why the attention is not replaced.  No
+later pass
 looks at operator names: passes ask a view for its current node, and a sink replaces a result.
 """
 
@@ -22,7 +23,7 @@ from ..graph.nodes import Argument, is_alias, op_name, origin
 from ..graph.views import viewed
 from ..model.call import Order
 from ..model.mask import Band
-from ..model.plan import Kept
+from ..model.plan import Fallback
 from ..model.reasons import Reason
 from ..records.records import Tensors
 
@@ -35,15 +36,15 @@ _HEADS_FIRST = (0, 2, 1, 3)
 """The permutation from "bshd" to "bhsd"; it is its own inverse."""
 
 OURS = "dash_inductor::attention_backward"
-"""The name of this package's backward operator, which may read the results of a kept forward."""
+"""The name of this package's backward operator, which may read the results of a forward that is not replaced."""
 
 
 class NotReadable(Exception):
-    """The attention cannot be read and is kept; raised while it is read.  `kept` holds the reason."""
+    """The attention cannot be read and is not replaced; raised while it is read.  `fallback` holds the reason."""
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(reason, detail)
-        self.kept = Kept(reason, detail)
+        self.fallback = Fallback(reason, detail)
 
 
 def heads_first(value: Tensor, axes: Axes) -> Tensor:
@@ -327,7 +328,7 @@ class Attention:
     forward: Forward | None
     backward: Backward | None
     forward_op: str
-    refusal: Callable[[], Kept | None] = _none
+    refusal: Callable[[], Fallback | None] = _none
     note: str = ""
     one_operator: bool = True
 
@@ -379,7 +380,7 @@ class Refusal:
     Attributes:
         node: the node after which the attention is named in records.
         op: the name of the operator.
-        kept: the reason.
+        fallback: the reason.
         has_backward: whether it is a backward, or has one in the graph.
         tensors: the shapes, dtype and device of query, key and value; None if they are unknown.
         place: the node of the forward; None if it is unknown.
@@ -389,7 +390,7 @@ class Refusal:
 
     node: Node
     op: str
-    kept: Kept
+    fallback: Fallback
     has_backward: bool
     tensors: Tensors | None
     place: Node | None = None

@@ -23,7 +23,7 @@ from torch.fx import Graph, Node
 from ..graph import sizes
 from ..graph.nodes import Argument, called, is_functionalized, op_name, origin
 from ..model.mask import Band
-from ..model.plan import Kept
+from ..model.plan import Fallback
 from ..model.reasons import Reason
 from . import varlen
 from .attention import Attention, Backward, Forward, Found, Inputs, Output, Sink
@@ -161,8 +161,9 @@ def _refusal(
     forward: Forward | None,
     gradients: tuple[Sink, Sink, Sink] | None,
     backward: Node | None = None,
-) -> Kept | None:
-    """Return why a call is kept, given its arguments, its results and, if it is in the graph, its forward's arguments.
+) -> Fallback | None:
+    """Return why a call is not replaced, given its arguments, its results and, if it is in the graph, its forward's
+    arguments.
 
     Return None if nothing prevents its replacement.
     """
@@ -170,43 +171,43 @@ def _refusal(
         others = [name for name, value in each.items() if name not in _UNDERSTOOD | _OF_NO_MATTER and _asks(value)]
         if others:
             given = ", ".join(f"{name}={each[name]}" for name in others)
-            return Kept(Reason.UNSUPPORTED_OP, f"it has {given}; without that it is replaced")
+            return Fallback(Reason.UNSUPPORTED_OP, f"it has {given}; without that it is replaced")
     if forward is not None and is_functionalized(forward.node):
-        return Kept(Reason.UNSUPPORTED_OP, "its forward writes to an argument")
+        return Fallback(Reason.UNSUPPORTED_OP, "its forward writes to an argument")
     if backward is not None:
         if gradients is None:
-            return Kept(Reason.UNSUPPORTED_OP, "it does not write all of dq, dk and dv into tensors that are known")
+            return Fallback(Reason.UNSUPPORTED_OP, "it does not write all of dq, dk and dv into tensors that are known")
         if any(user.users for user in backward.users if user.args[1] == 0):
-            return Kept(Reason.UNSUPPORTED_OP, "a result beside the gradients is used")
+            return Fallback(Reason.UNSUPPORTED_OP, "a result beside the gradients is used")
     different = [name for name in _SAME if of_forward is not None and not _equal(args[name], of_forward[name])]
     if different:
-        return Kept(Reason.FORWARD_KEPT, f"forward and backward have different {' and '.join(different)}")
+        return Fallback(Reason.FORWARD_FALLBACK, f"forward and backward have different {' and '.join(different)}")
     if args["cu_seq_q"] is not None or args["cu_seq_k"] is not None:
         if args["alibi_slopes"] is not None:
-            return Kept(Reason.VARLEN, f"it has alibi_slopes={args['alibi_slopes']}; without that it is replaced")
-        cause = varlen.cause_to_keep(args, of_forward or {}).replace("cu_seq_", "cu_seqlens_")
-        return Kept(Reason.VARLEN, cause) if cause else None
+            return Fallback(Reason.VARLEN, f"it has alibi_slopes={args['alibi_slopes']}; without that it is replaced")
+        cause = varlen.cause_of_fallback(args, of_forward or {}).replace("cu_seq_", "cu_seqlens_")
+        return Fallback(Reason.VARLEN, cause) if cause else None
     bounds = args["window_size_left"], args["window_size_right"]
     if None in map(varlen.number, bounds):
-        return Kept(Reason.DYNAMIC_DIMS, f"its window is {bounds}, which no guard can fix")
+        return Fallback(Reason.DYNAMIC_DIMS, f"its window is {bounds}, which no guard can fix")
     if args["dropout_p"] != 0.0 and backward is not None and args.get("rng_state") is None:
-        return Kept(Reason.DROPOUT, "it has no rng_state, so that the random numbers of its forward are not known")
+        return Fallback(Reason.DROPOUT, "it has no rng_state, so that the random numbers of its forward are not known")
     return _of_slopes(args)
 
 
-def _of_slopes(args: Mapping[str, Any]) -> Kept | None:
+def _of_slopes(args: Mapping[str, Any]) -> Fallback | None:
     slopes = args["alibi_slopes"]
     if slopes is None:
         return None
     value, query = slopes.meta["val"], args["query"].meta["val"]
     if query.dim() != 4:
-        return None  # kept for another reason
+        return None  # not replaced for another reason
     batch, heads = query.shape[0], query.shape[2]
     # Slopes that were saved for a backward no longer share the symbols of the query, so that this may need a guard.
     fits = value.dim() in (1, 2) and all(map(sizes.made_same, value.shape, (batch, heads)[-value.dim() :]))
     if value.dtype != torch.float32 or value.device != query.device or not fits:
         given = f"alibi_slopes are {value.dtype} {tuple(value.shape)} on {value.device}"
-        return Kept(Reason.SHAPE, f"{given}; float32 [heads] or [batch, heads] on {query.device} are read")
+        return Fallback(Reason.SHAPE, f"{given}; float32 [heads] or [batch, heads] on {query.device} are read")
     return None
 
 

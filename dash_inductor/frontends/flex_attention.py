@@ -20,7 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 from ..graph.nodes import Argument, op_name, origin
 from ..graph.temporaries import Temporaries
 from ..model.mask import Band
-from ..model.plan import Kept
+from ..model.plan import Fallback
 from ..model.reasons import Reason
 from .attention import Attention, Backward, Forward, Found, Gradient, Inputs, NotReadable, Output, Refusal, tensors_of
 from .logsumexp import LogSumExp
@@ -61,8 +61,8 @@ def _found(node: Node, temporaries: Temporaries) -> Found:
         source = FLEX.forward_of(node) if FLEX.is_backward(node) else node
         forward = None if source is None else _Call(source, temporaries)
     except (TypeError, KeyError, ValueError) as error:
-        kept = Kept(Reason.FLEX_ATTENTION, f"its arguments are not those that are known: {error}")
-        return Refusal(node, op_name(node), kept, FLEX.is_backward(node), tensors_of(node.args[:3]))
+        fallback = Fallback(Reason.FLEX_ATTENTION, f"its arguments are not those that are known: {error}")
+        return Refusal(node, op_name(node), fallback, FLEX.is_backward(node), tensors_of(node.args[:3]))
     backward = own if FLEX.is_backward(node) else None
     return Attention(
         None if forward is None else forward.as_forward(),
@@ -73,13 +73,13 @@ def _found(node: Node, temporaries: Temporaries) -> Found:
     )
 
 
-def _refusal(forward: _Call | None, backward: _Call | None) -> Kept | None:
+def _refusal(forward: _Call | None, backward: _Call | None) -> Fallback | None:
     for call in (forward, backward):
-        cause = "" if call is None else call.cause_to_keep()
+        cause = "" if call is None else call.cause_of_fallback()
         if cause:
-            return Kept(Reason.FLEX_ATTENTION, cause)
+            return Fallback(Reason.FLEX_ATTENTION, cause)
     cause = _results_used(forward, backward)
-    return Kept(Reason.FLEX_ATTENTION, cause) if cause else None
+    return Fallback(Reason.FLEX_ATTENTION, cause) if cause else None
 
 
 def _results_used(forward: _Call | None, backward: _Call | None) -> str:
@@ -150,12 +150,12 @@ class _Call:
         """The gradient of the log-sum-exp, which has base 2."""
         return Gradient(FLEX.argument(self.node, "grad_logsumexp"), 1 / math.log(2))
 
-    def cause_to_keep(self) -> str:
-        """Return why the call is kept, as far as is known before its functions are inlined; "" if it is not."""
+    def cause_of_fallback(self) -> str:
+        """Return why the call is not replaced, as far as is known before its functions are inlined; "" if it is not."""
         try:
             score, mask = self._score, self._mask
         except NotReadable as error:
-            return error.kept.detail
+            return error.fallback.detail
         if self._hides_blocks:
             blocks = "PyTorch's compiled kernels skip blocks that it does not list, and its eager code does not"
             return f"its mask_mod hides nothing, and its block mask may: {blocks}; give it a mask_mod"
@@ -173,7 +173,7 @@ class _Call:
             if any(sink.used is not None for sink in FLEX.gradients(self.node)[:2]):
                 check_gradient_of_score(self._scores, self._joint, self._score)
         except NotReadable as error:
-            return error.kept.detail
+            return error.fallback.detail
         return ""
 
     @functools.cached_property
@@ -216,7 +216,7 @@ class _Call:
         scale = self.args["scale"]
         try:
             score, masked = self._score, self._mask is not None
-        except NotReadable:  # `cause_to_keep` refuses the call
+        except NotReadable:  # `cause_of_fallback` refuses the call
             return Inputs(query, key, value, scale, 0.0, flags=None, band=Band)
         masked = masked or bool(score.hidden)
         return Inputs(

@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 
 from ..graph import backward, sizes
 from ..graph.nodes import op_name
-from ..model.plan import Kept
+from ..model.plan import Fallback
 from ..model.reasons import Reason
 from ..records.records import Tensors
 from ..upstream.dispatch import OpOverload
@@ -67,7 +67,7 @@ def _refusal(softmax: Sequence[Node], scores: Tensor, nodes: Sequence[Node], has
     return Refusal(
         softmax[0],
         OP,
-        Kept(Reason.MATH_PATH, detail),
+        Fallback(Reason.MATH_PATH, detail),
         has_backward,
         tensors,
         place=softmax[0],

@@ -10,7 +10,7 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from ..graph.nodes import Argument, bind, op_name, origin, untouched
-from ..model.plan import Kept
+from ..model.plan import Fallback
 from ..model.reasons import Reason
 from .attention import Axes, Found, Inputs, Output, Refusal, View, is_alone, tensors_of
 from .logsumexp import LogSumExp
@@ -128,8 +128,8 @@ class Refused:
     def refusal(self, node: Node) -> Refusal:
         """Return the refusal of a call of either operator, whose first arguments are query, key and value."""
         name = op_name(node)
-        kept = Kept(self.reason, "; ".join(filter(None, (name, self.note))))
-        return Refusal(node, name, kept, name == self.backward, tensors_of(node.args[:3]))
+        fallback = Fallback(self.reason, "; ".join(filter(None, (name, self.note))))
+        return Refusal(node, name, fallback, name == self.backward, tensors_of(node.args[:3]))
 
 
 def calls(graph: Graph, pairs: Iterable[Pair | Refused]) -> Iterator[tuple[Pair | Refused, Node]]:

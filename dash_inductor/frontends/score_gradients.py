@@ -63,8 +63,8 @@ def check_gradient_of_score(forward: Mod, joint: Mod, score: Score) -> None:
             pass
         elif name == "aten::neg":
             factor = -factor
-        elif name == "aten::where" and (kept := _kept_where(joint, node)) is not None:
-            shown.add(kept)
+        elif name == "aten::where" and (stays := _where_gradient_stays(joint, node)) is not None:
+            shown.add(stays)
         elif tanh is not None and _multiplied_by_slope(joint, node, inner[0]) == tanh:
             slopes += 1
         elif name in ("aten::mul", "aten::div") and _number(joint, node, inner[0]):
@@ -125,7 +125,7 @@ class TensorGradient:
         scattered = _after_scatter(path)
         hidden, given = set[Node](), dict[Node, Node]()
         for node in path:
-            if op_name(node) == "aten::where" and _kept_where(joint, node) in conditions:
+            if op_name(node) == "aten::where" and _where_gradient_stays(joint, node) in conditions:
                 hidden.add(node)
                 continue
             if not _is_linear(joint, node, node in scattered):
@@ -238,7 +238,7 @@ def _is_linear(joint: Mod, node: Node, is_sum: bool) -> bool:
     if name == "aten::div":
         return read == [node.args[0]] and bind(node).get("rounding_mode") is None
     if name == "aten::where":
-        return _kept_where(joint, node) is not None
+        return _where_gradient_stays(joint, node) is not None
     return name == "aten::neg"
 
 
@@ -276,8 +276,8 @@ def _number(joint: Mod, node: Node, inner: Node) -> float:
     return scalar(joint, by[0]) or 0.0
 
 
-def _kept_where(joint: Mod, node: Node) -> tuple[object, bool] | None:
-    """Return the condition of a choice between a gradient and 0, as a token, and its value where the gradient is kept.
+def _where_gradient_stays(joint: Mod, node: Node) -> tuple[object, bool] | None:
+    """Return the condition of a choice between a gradient and 0, as a token, and its value where the gradient stays.
 
     Return None for other nodes.
     """

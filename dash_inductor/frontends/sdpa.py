@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 from ..graph import sizes
 from ..graph.nodes import Argument, op_name, origin
 from ..model.mask import Band
-from ..model.plan import Kept
+from ..model.plan import Fallback
 from ..model.reasons import Reason
 from .attention import Attention, Backward, Forward, Found, Inputs, NotReadable, Output, View
 from .fusable import CALLS
@@ -72,10 +72,10 @@ def _alone(pair: Pair, node: Node, is_part: bool) -> Attention:
     return Attention(forward, None, pair.forward, partial(_of_part, forward), _PART)
 
 
-def _of_part(forward: Forward) -> Kept | None:
+def _of_part(forward: Forward) -> Fallback | None:
     if forward.inputs.dropout == 0.0:
         return None
-    return Kept(Reason.DROPOUT, f"{_PART}, which has to know what was dropped")
+    return Fallback(Reason.DROPOUT, f"{_PART}, which has to know what was dropped")
 
 
 def _attention(pair: Pair, node: Node, merged: tuple[Node, ...]) -> Attention:

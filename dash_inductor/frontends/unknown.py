@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 from ..graph import sizes
 from ..graph.model_line import model_line
 from ..graph.nodes import bind, called, op_name
-from ..model.plan import Kept
+from ..model.plan import Fallback
 from ..model.reasons import Reason
 from .attention import OURS, Refusal, tensors_of
 from .written import given
@@ -52,7 +52,7 @@ def find(graph: Graph, known: Set[Node]) -> Iterator[Refusal]:
     backwards = [node for node in graph.nodes if node not in known and _is_backward(node)]
     for node in backwards:
         yield _refusal(node, op_name(node), has_backward=True)
-    ours = [node for node in graph.nodes if op_name(node) == OURS]  # an earlier pass kept their forwards
+    ours = [node for node in graph.nodes if op_name(node) == OURS]  # an earlier pass did not replace their forwards
     read = {_source(source) for node in (*backwards, *known, *ours) for source in node.all_input_nodes}
     for node in graph.nodes:
         if node in known or not _is_forward(node):
@@ -63,8 +63,8 @@ def find(graph: Graph, known: Set[Node]) -> Iterator[Refusal]:
 
 
 def _refusal(node: Node, detail: str, *, has_backward: bool) -> Refusal:
-    kept = Kept(Reason.UNSUPPORTED_OP, detail)
-    return Refusal(node, op_name(node), kept, has_backward, tensors_of(_operands(node)))
+    fallback = Fallback(Reason.UNSUPPORTED_OP, detail)
+    return Refusal(node, op_name(node), fallback, has_backward, tensors_of(_operands(node)))
 
 
 def _is_backward(node: Node) -> bool:

@@ -19,7 +19,7 @@ from torch.fx import Graph, Node
 from ..graph import sizes
 from ..graph.nodes import op_name, origin
 from ..model.mask import MAX_LENGTH, Band
-from ..model.plan import Kept
+from ..model.plan import Fallback
 from ..model.reasons import Reason
 from .attention import Attention, Backward, Forward, Found, Inputs, Output
 from .operators import Pair, Refused, calls
@@ -79,12 +79,12 @@ def _inputs(pair: Pair, node: Node) -> Inputs:
     return pair.inputs(node, flags=None, band=partial(band, pair.arguments(node)))
 
 
-def _refusal(pair: Pair, node: Node, forward: Node | None) -> Kept | None:
-    cause = cause_to_keep(pair.arguments(node), {} if forward is None else pair.arguments(forward))
-    return Kept(Reason.VARLEN, cause) if cause else None
+def _refusal(pair: Pair, node: Node, forward: Node | None) -> Fallback | None:
+    cause = cause_of_fallback(pair.arguments(node), {} if forward is None else pair.arguments(forward))
+    return Fallback(Reason.VARLEN, cause) if cause else None
 
 
-def cause_to_keep(args: Mapping[str, Any], forward: Mapping[str, Any]) -> str:
+def cause_of_fallback(args: Mapping[str, Any], forward: Mapping[str, Any]) -> str:
     """Return why a varlen call is not replaced; "" if `Documents` and `band` describe it.
 
     Args:
@@ -118,7 +118,7 @@ def cause_to_keep(args: Mapping[str, Any], forward: Mapping[str, Any]) -> str:
 
 
 def band(args: Mapping[str, Any]) -> Band:
-    """Return the band of positions within a document that see each other, of a call without a `cause_to_keep`."""
+    """Return the band of positions within a document that see each other, of a call without a `cause_of_fallback`."""
     left, right = (_reach(number(bound)) for bound in _window(args))
     if args["is_causal"]:
         right = 0

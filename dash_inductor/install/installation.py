@@ -21,7 +21,7 @@ import _dash_inductor_state as _state
 
 from .. import _switch, failures
 from ..config import config
-from ..errors import SiteKeptError, UnsupportedVersionError
+from ..errors import FallbackError, UnsupportedVersionError
 from ..graph import arguments
 from ..graph.undo import Undo
 from ..observers import active
@@ -68,7 +68,7 @@ class JointPass:
                 changed = passes.rewrite_graph(graph)
                 if active.graphs is not None and active.watching_graphs():
                     changed = active.graphs.show(graph) or changed
-        except SiteKeptError:
+        except FallbackError:
             raise
         except Exception as error:
             failures.caught(seams.JOINT_PASSES.purpose, error)
@@ -137,7 +137,7 @@ def _record(what: str, error: str) -> None:
     if (what, error) in known:
         return
     known.add((what, error))
-    publish([Record("install", what, "", "kept", Reason.INTERNAL_ERROR, error)], "")
+    publish([Record("install", what, "", "fallback", Reason.INTERNAL_ERROR, error)], "")
 
 
 def lower_operators() -> None:
@@ -175,7 +175,7 @@ def _make_fusable(gm: torch.fx.GraphModule) -> None:
 
 
 def _recording_what_no_pass_sees(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the joint-graph passes, to record attention as kept if Inductor's settings let no pass run."""
+    """Wraps the joint-graph passes, to record attention as not replaced if Inductor's settings let no pass run."""
 
     def run_and_look(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> torch.fx.GraphModule:
         result: torch.fx.GraphModule = run(gm, *args, **kwargs)

@@ -8,7 +8,7 @@ from .call import Call, Order
 from .dropout import Dropout
 from .mask import MAX_LENGTH, Anchor, Band, Mask
 from .operands import Bias
-from .plan import Decision, Kept, Plan, Tiles
+from .plan import Decision, Fallback, Plan, Tiles
 from .reasons import Reason
 from .site import DType, Site
 from .terms import Dense, Interval, Keys, Operand, Segments, Term, VarlenLayout
@@ -24,8 +24,8 @@ __all__ = [
     "Decision",
     "Dense",
     "Dropout",
+    "Fallback",
     "Interval",
-    "Kept",
     "Keys",
     "Mask",
     "Operand",

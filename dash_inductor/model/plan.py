@@ -1,4 +1,4 @@
-"""The decision about an attention: `Decision`, either a `Plan` or the reason why the attention is kept."""
+"""The decision about an attention: `Decision`, either a `Plan` or the reason why the attention is not replaced."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The decision to keep PyTorch's implementation of an attention.
+class Fallback:
+    """The decision that PyTorch's own implementation of an attention runs.
 
     Args:
         reason: the reason.
@@ -125,5 +125,5 @@ class Kept:
     detail: str = ""
 
 
-Decision = Plan | Kept
+Decision = Plan | Fallback
 """The decision about one attention."""

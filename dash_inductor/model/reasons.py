@@ -1,4 +1,4 @@
-"""`Reason`: the complete list of reasons for which an attention is kept as PyTorch implements it."""
+"""`Reason`: the complete list of reasons for which an attention is not replaced."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Reason(Enum):
-    """The reason why an attention is kept; the value is the name used in records, logs and traces.
+    """The reason why an attention is not replaced; the value is the name used in records, logs and traces.
 
     Attributes:
         explanation: one sentence for users.
@@ -59,9 +59,9 @@ class Reason(Enum):
             "Pass one tensor as `cu_seq_q` and `cu_seq_k` (of flash-attn, a view of `cu_seqlens_q` as `cu_seqlens_k`), "
             "of int32 or int64 [documents + 1] and on the device of query, with as many tokens of query as of key, and "
             "no dropout, `seqused_k` or `block_table`. Its first number must be 0: tokens before the first document "
-            "have no row, and no results. Nested tensors in float32 call another operator, which is kept: use float16 "
-            "or bfloat16. Or let the model call SDPA and pass `position_ids` that restart with every document, without "
-            "a cache: these packed documents are replaced too."
+            "have no row, and no results. Nested tensors in float32 call another operator, which is not replaced: use "
+            "float16 or bfloat16. Or let the model call SDPA and pass `position_ids` that restart with every document, "
+            "without a cache: these packed documents are replaced too."
         ),
     )
     FLEX_ATTENTION = (
@@ -72,8 +72,8 @@ class Reason(Enum):
             "it (`c * tanh(score / c)`), then adds what does not depend on it, and then hides it by minus infinity, "
             "or does some of these in this order. What it adds, and a `mask_mod`, may be any operators on single "
             "numbers and reads of single elements of tensors, without random numbers. Do not use the maximum of the "
-            "scores. A block mask without a `mask_mod` is kept, because its blocks alone say who sees whom: give it a "
-            "`mask_mod`, or pass no block mask where nothing is hidden."
+            "scores. A block mask without a `mask_mod` is not replaced, because its blocks alone say who sees whom: "
+            "give it a `mask_mod`, or pass no block mask where nothing is hidden."
         ),
     )
     DROPOUT = (
@@ -150,8 +150,8 @@ class Reason(Enum):
         "Data decide in the mask more than who sees whom, or may hide all keys of a query by a finite value.",
         (
             "`detail` names the node that decides. A mask that hides keys by a finite number, such as "
-            "`torch.finfo(...).min`, is kept where data decide which: a query whose keys are all hidden would see "
-            "all of them alike. Use a bool mask, or minus infinity. A validity of queries can be left out, because "
+            "`torch.finfo(...).min`, is not replaced where data decide which: a query whose keys are all hidden would "
+            "see all of them alike. Use a bool mask, or minus infinity. A validity of queries can be left out, because "
             "the outputs of such queries are not used."
         ),
     )
@@ -178,12 +178,12 @@ class Reason(Enum):
         "No kernel for this device reads a mask of this kind.",
         "Please report it: every mask has kernels for every head dimension that has any.",
     )
-    FORWARD_KEPT = (
-        "forward_kept",
-        "A query may be left without keys, and the log-sum-exp of a kept forward does not tell which.",
+    FORWARD_FALLBACK = (
+        "forward_fallback",
+        "A query may be left without keys, and the log-sum-exp of a forward that is not replaced does not tell which.",
         (
             'Leave `config.forward` at `"auto"`, and use no other result of the forward than its output and its '
-            "log-sum-exp. `detail` says why the forward is kept."
+            "log-sum-exp. `detail` says why the forward is not replaced."
         ),
     )
     FORWARD_OFF = (

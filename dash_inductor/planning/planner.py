@@ -22,7 +22,7 @@ from ..kernels.families import FAMILIES, family, head_dims_in_words
 from ..kernels.family import Candidate, padded
 from ..model.architectures import tables_of
 from ..model.mask import MAX_LENGTH, Band
-from ..model.plan import Decision, Kept, Plan
+from ..model.plan import Decision, Fallback, Plan
 from ..model.reasons import Reason
 from ..model.site import BITS, NOMINAL_LEN, Site
 from ..schedule.names import CO_RESIDENT, NAMES, check_name, supports
@@ -49,7 +49,7 @@ SEGMENTS = 2
 
 
 def decide(site: Site, arch: str, schedule: str = "auto", *, compiler: str = "") -> Decision:
-    """Returns the plan of a site, or the reason why no kernel can run it (`Kept`).
+    """Returns the plan of a site, or the reason why no kernel can run it (`Fallback`).
 
     Args:
         site: the static facts of the site.
@@ -69,17 +69,17 @@ def decide(site: Site, arch: str, schedule: str = "auto", *, compiler: str = "")
                 note = f"the setting schedule={schedule!r} cannot be followed here: {error}"
         return replace(plan(site, arch, compiler=compiler), schedule_note=note)
     except DashError as error:  # an architecture without tables, or lengths that are too long
-        return Kept(Reason.SCHEDULE_UNSUPPORTED, str(error))
+        return Fallback(Reason.SCHEDULE_UNSUPPORTED, str(error))
 
 
-def _why_not(site: Site, arch: str) -> Kept:
+def _why_not(site: Site, arch: str) -> Fallback:
     dims = f"head dimension {site.head_dim}" + (
         "" if site.value_dim == site.head_dim else f", of value {site.value_dim}"
     )
     if any(f.covers_dims(site, arch) for f in FAMILIES):
-        return Kept(Reason.MASK_UNSUPPORTED, f"{terms(site)} at {dims}")
+        return Fallback(Reason.MASK_UNSUPPORTED, f"{terms(site)} at {dims}")
     reason = Reason.HEAD_DIM if site.value_dim == site.head_dim else Reason.VALUE_DIM
-    return Kept(reason, f"{dims}; there are {head_dims_in_words(site, arch)}")
+    return Fallback(reason, f"{dims}; there are {head_dims_in_words(site, arch)}")
 
 
 def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = "") -> Plan:

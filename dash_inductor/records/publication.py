@@ -29,8 +29,8 @@ _open: weakref.WeakKeyDictionary[TracingContext, GraphRecord] = weakref.WeakKeyD
 def publish(records: Sequence[AnyRecord], kind: Literal["joint", "inference", ""], origin: str = "compiled") -> None:
     """Publishes the records of one graph; those of a nested graph are added to the record of the graph around it.
 
-    `counters["dash_inductor"]` counts "replaced", "kept" and "kept_<reason>" for attention; the keys of other rewrites
-    start with their name, as "embeddings_replaced".  The structured trace gets the JSON artifact "dash_sites".
+    `counters["dash_inductor"]` counts "replaced", "fallback" and "fallback_<reason>" for attention; the keys of other
+    rewrites start with their name, as "embeddings_replaced".  The structured trace gets the JSON artifact "dash_sites".
 
     Args:
         records: the new records.
@@ -116,7 +116,7 @@ def _tell(record: GraphRecord, new: Sequence[AnyRecord]) -> None:
         prefix = "" if isinstance(one, SiteRecord) else f"{one.rewrite}_"
         counters["dash_inductor"][f"{prefix}{one.status}"] += 1
         if one.reason is not None:
-            counters["dash_inductor"][f"{prefix}kept_{one.reason.value}"] += 1
+            counters["dash_inductor"][f"{prefix}fallback_{one.reason.value}"] += 1
     trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": "dash_sites", "encoding": "json"},

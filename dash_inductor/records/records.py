@@ -44,7 +44,7 @@ FORWARD_ONLY: Kind = "forward only"
 
 @dataclass(frozen=True)
 class Tensors:
-    """Shapes, dtype and device of the query, key and value of a site, replaced or kept.
+    """Shapes, dtype and device of the query, key and value of a site, replaced or not.
 
     Attributes:
         query, key, value: the shapes of the operator's arguments, [batch, heads, length, head dim] or, for packed
@@ -90,12 +90,12 @@ class SiteRecord:
         name: the name of the backward's node in its graph, or of the forward's if there is no backward; the new
             operators have it, with the module, as argument `site`.
         op: the operator of that node, for example ``aten::_scaled_dot_product_flash_attention_backward``.
-        status: "replaced", or "kept" (left to PyTorch).
-        reason: why it is kept; None for a replaced site.
+        status: "replaced", or "fallback" (left to PyTorch).
+        reason: why it is not replaced; None for a replaced site.
         detail: more about the reason, or about how the site was matched; may be empty.
         site: the facts given to the planner; None if they could not be established.
-        plan: the plan that runs; None for a kept site.
-        forward: which forward runs: the plan's forward, or "kept" with the cause.
+        plan: the plan that runs; None for a site that is not replaced.
+        forward: which forward runs: the plan's forward, or "not replaced" with the cause.
         mask: the mask in normal form (``str(Mask)``, with ``+ bias`` if one is added); "" if unknown.
         line: the model's source line, ``file:line``; "" if the graph does not contain it.
         module: the path of the module in the model, ``layers.0.attn``; "" if the graph does not contain it.
@@ -111,7 +111,7 @@ class SiteRecord:
 
     name: str
     op: str
-    status: Literal["replaced", "kept"]
+    status: Literal["replaced", "fallback"]
     reason: Reason | None
     detail: str
     site: Site | None
@@ -198,7 +198,7 @@ class SiteRecord:
         note = f" ({self.detail})" if self.detail else ""
         alone = f"{FORWARD_ONLY}, " if self.kind == FORWARD_ONLY else ""
         if self.reason is not None:
-            return f"{self.name}: {alone}kept, {self.reason.value}: {self.reason.explanation}{note}{where}"
+            return f"{self.name}: {alone}not replaced, {self.reason.value}: {self.reason.explanation}{note}{where}"
         return f"{self.name}: {alone}replaced, mask {self.mask}, plan {self.plan}, forward {self.forward}{note}{where}"
 
 
@@ -211,14 +211,14 @@ _OF_PLAN = ("numerics_key", "critical_path", "schedule_note")  # fields of a pla
 
 @dataclass(frozen=True)
 class Record:
-    """The record of one node that a pass other than the attention pass has replaced or kept.
+    """The record of one node that a pass other than the attention pass has replaced or not replaced.
 
     Attributes:
         rewrite: the name of the pass, for example "embeddings" (gradients of embeddings).
         name: the name of the node in its graph.
         op: the operator of that node, for example ``aten::embedding_dense_backward``.
-        status: "replaced", or "kept" (left to PyTorch).
-        reason: why it is kept; None if it is replaced.
+        status: "replaced", or "fallback" (left to PyTorch).
+        reason: why it is not replaced; None if it is replaced.
         detail: what runs instead, or more about the reason.
         line: the model's source line, ``file:line``; "" if the graph does not contain it.
         module: the path of the module in the model; "" if the graph does not contain it.
@@ -228,7 +228,7 @@ class Record:
     rewrite: str
     name: str
     op: str
-    status: Literal["replaced", "kept"]
+    status: Literal["replaced", "fallback"]
     reason: Reason | None
     detail: str
     line: str = ""
@@ -237,14 +237,14 @@ class Record:
 
     @staticmethod
     def of_attempt(error: str, **facts: Any) -> Record:
-        """The record of a node that a pass has replaced, or kept after an error.
+        """The record of a node that a pass has replaced, or not after an error.
 
         Args:
             error: the error message, which becomes the detail; "" if the node was replaced.
             facts: the other attributes; `detail` describes the replacement.
         """
         if error:
-            return Record(**{**facts, "detail": error}, status="kept", reason=Reason.INTERNAL_ERROR)
+            return Record(**{**facts, "detail": error}, status="fallback", reason=Reason.INTERNAL_ERROR)
         return Record(**facts, status="replaced", reason=None)
 
     def as_dict(self) -> dict[str, object]:
@@ -265,12 +265,12 @@ class Record:
         """The record as one line for the log."""
         where = f" at {self.line}" + (f" in {self.module}" if self.module else "") if self.line else ""
         note = f" ({self.detail})" if self.detail else ""
-        kept = f", {self.reason.value}: {self.reason.explanation}" if self.reason is not None else ""
-        return f"{self.name}: {self.rewrite}, {self.status}{kept}{note}{where}"
+        fallback = f", {self.reason.value}: {self.reason.explanation}" if self.reason is not None else ""
+        return f"{self.name}: {self.rewrite}, {self.status}{fallback}{note}{where}"
 
 
 AnyRecord = SiteRecord | Record
-"""The record of an attention, or of a node that another pass replaced or kept."""
+"""The record of an attention, or of a node that another pass replaced or not."""
 
 
 @dataclass(frozen=True)

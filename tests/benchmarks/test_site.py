@@ -72,7 +72,7 @@ def test_variants_differ_in_what_runs() -> None:
     torch.testing.assert_close(gradients["default"], gradients["dash"])
 
 
-def test_kept_attention_is_said() -> None:
+def test_fallback_attention_is_said() -> None:
     assert "cpu_off" in ours(site.measure(TINY, "cpu", repeats=1))["said"]  # config.cpu is "off"
 
 
@@ -95,7 +95,9 @@ def test_what_does_not_run_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None
     assert {row["said"] for row in site.measure(TINY, "cpu")} == {"not run: RuntimeError: No available kernel."}
 
 
-@pytest.mark.parametrize(("same", "said", "status"), [(True, "", 0), (False, "", 1), (True, "kept: a reason", 1)])
+@pytest.mark.parametrize(
+    ("same", "said", "status"), [(True, "", 0), (False, "", 1), (True, "not replaced: a reason", 1)]
+)
 def test_status(same: bool, said: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"site": "a", "variant": "dash", "ms": 1.0, "same bits": same, "said": said}
     monkeypatch.setattr(site, "measure", lambda *_, **__: [row])

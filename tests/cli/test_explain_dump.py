@@ -47,7 +47,7 @@ def test_explain_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[st
     before = sys.argv[:], sys.path[:]
     assert main(["explain", "--arch", "sm_90", script(tmp_path), "--steps", "3"]) == 0
     out, err = capsys.readouterr()
-    assert "1 of 1 attention site replaced on sm_90, 0 kept" in out
+    assert "1 of 1 attention site replaced on sm_90, 0 not replaced" in out
     assert "hopper" in out
     assert max(map(len, out.splitlines())) <= 100
     assert "the script's own words ['--steps', '3'] __main__" in err
@@ -57,7 +57,7 @@ def test_explain_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_explain_as_json_and_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "report.html"
     path = script(tmp_path, cpu="off")
-    assert main(["explain", "--json", "--html", str(page), path]) == 1  # something is kept
+    assert main(["explain", "--json", "--html", str(page), path]) == 1  # something is not replaced
     document = json.loads(capsys.readouterr().out)
     (site,) = document["graphs"][0]["sites"]
     assert site["decision"]["reason"] == "cpu_off"

@@ -142,7 +142,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     plan = planner.plan(found.site, "sm_90")
     assert document["plan"]["text"] == str(plan)
     assert document["plan"]["numerics_key"] == plan.numerics_key
-    assert (document["arch"], document["kept"], document["timelines"]) == ("sm_90", None, [])
+    assert (document["arch"], document["fallback"], document["timelines"]) == ("sm_90", None, [])
     ranking = rank(found.site, "sm_90")
     assert [c["why"] for c in document["candidates"]] == [c.why for c in ranking]
     assert [c["predicted_us"] for c in document["candidates"]] == [c.predicted_us for c in ranking]
@@ -183,10 +183,10 @@ def test_a_named_schedule(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_site_that_no_kernel_covers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     wide = ("--shape", "1,4,2,1024,1024,264", "--arch", "a100")
     out = printed(capsys, *wide, status=1)
-    assert "kept No kernel for this device and dtype has this head dimension" in " ".join(out.split())
+    assert "not replaced No kernel for this device and dtype has this head dimension" in " ".join(out.split())
     drawn = tmp_path / "a.svg"
     document = json.loads(printed(capsys, *wide, "--json", "--timeline", str(drawn), status=1))
-    assert (document["plan"], document["kept"]["reason"], document["timelines"]) == (None, "head_dim", [])
+    assert (document["plan"], document["fallback"]["reason"], document["timelines"]) == (None, "head_dim", [])
     assert not drawn.exists()
 
 

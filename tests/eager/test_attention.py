@@ -15,7 +15,7 @@ import dash_inductor
 from dash_inductor.config import config
 from dash_inductor.eager import attention as module
 from dash_inductor.eager.attention import attention
-from dash_inductor.errors import SiteKeptError
+from dash_inductor.errors import FallbackError
 from dash_inductor.records.records import sites
 
 
@@ -126,7 +126,7 @@ def test_the_flag_of_the_program() -> None:
     query, key, value, _ = tensors()
     attention(query, key, value, causal=True)
     assert not torch.are_deterministic_algorithms_enabled()
-    with config.patch(strict=True), pytest.raises(SiteKeptError):
+    with config.patch(strict=True), pytest.raises(FallbackError):
         attention(query.double(), key.double(), value.double(), causal=True)
     assert not torch.are_deterministic_algorithms_enabled()
     with pytest.raises(RuntimeError):

@@ -17,7 +17,7 @@ from dash_inductor.config import config
 from dash_inductor.eager import flash
 from dash_inductor.eager.flash import CUDA, Pair, in_front
 from dash_inductor.eager.packed import OPERATORS
-from dash_inductor.errors import SiteKeptError
+from dash_inductor.errors import FallbackError
 from dash_inductor.records.records import FORWARD_ONLY, FULL, Reason, graphs, sites
 
 _aten = torch.ops.aten
@@ -106,19 +106,19 @@ def test_threads_share_what_is_planned(active: None) -> None:
     assert len(sites()) == 1
 
 
-def test_kept(active: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fallback(active: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's own kernels run, under deterministic algorithms, and a record says why; an error under `strict`."""
     query = torch.randn(1, 2, 8, 16, dtype=torch.float64)
     assert F.scaled_dot_product_attention(query, query, query).dtype == torch.float64
     assert [record.reason for record in sites()] == [Reason.DTYPE]
     F.scaled_dot_product_attention(query, query, query)
     assert len(sites()) == 1
-    with config.patch(strict=True), pytest.raises(SiteKeptError, match="float64"):
+    with config.patch(strict=True), pytest.raises(FallbackError, match="float64"):
         F.scaled_dot_product_attention(query[:, :, :7], query, query)
     assert not torch.are_deterministic_algorithms_enabled()
     with config.patch(forward="keep"):
         ours = step(20, heads=4)
-    assert sites()[-1].forward == "kept: by the setting forward='keep'"
+    assert sites()[-1].forward == "not replaced: by the setting forward='keep'"
     with dash_inductor.disabled():
         plain = step(20, heads=4)
     assert torch.equal(ours[0], plain[0])
@@ -213,7 +213,7 @@ def test_packed_calls_have_records(packed: list[bool]) -> None:
     for ends in ((0, 5, 8), (0, 3, 9, 17), (0, 5, 8)):
         attend(*ends)
     assert [(r.status, r.reason, r.kind, r.mask, str(r.tensors)) for r in sites()] == [
-        ("kept", Reason.VARLEN, FULL, "causal", "q, k and v ?x4x16, float32")
+        ("fallback", Reason.VARLEN, FULL, "causal", "q, k and v ?x4x16, float32")
     ]
     assert __file__ in sites()[0].line
     assert packed == [True] * 6
@@ -226,5 +226,5 @@ def test_packed_calls_have_records(packed: list[bool]) -> None:
         attend(0, 5, heads=2)
     assert len(sites()) == 2
     assert packed[-3:] == [False] * 3
-    with config.patch(strict=True), pytest.raises(SiteKeptError, match="compiled functions alone"):
+    with config.patch(strict=True), pytest.raises(FallbackError, match="compiled functions alone"):
         attend(0, 5, heads=2)

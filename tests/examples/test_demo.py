@@ -30,7 +30,7 @@ REPLACED = {
     "plan": "reference/two_pass/dkdv=64x64w1s1/dq=64x64w1s1",
     "source": "/a/folder/sdpa_attention.py:193 in model.layers.0.self_attn",
 }
-KEPT = REPLACED | {"status": "kept", "reason": "dropout", "plan": None}
+FALLBACK = REPLACED | {"status": "fallback", "reason": "dropout", "plan": None}
 
 
 def outcome(weight: float = 1.0, *sites: dict[str, object]) -> Outcome:
@@ -71,10 +71,10 @@ def test_blind_comparison_fails(outcomes: dict[str, Outcome], capsys: pytest.Cap
     assert "the comparison is blind" in capsys.readouterr().out
 
 
-def test_kept_site_fails(outcomes: dict[str, Outcome], capsys: pytest.CaptureFixture[str]) -> None:
-    outcomes["run 2"] = outcome(1.0, KEPT)
+def test_fallback_site_fails(outcomes: dict[str, Outcome], capsys: pytest.CaptureFixture[str]) -> None:
+    outcomes["run 2"] = outcome(1.0, FALLBACK)
     assert demo.main(["--size", "tiny"]) == 1
-    assert "run 2: sdpa_backward is kept: dropout" in capsys.readouterr().out
+    assert "run 2: sdpa_backward is not replaced: dropout" in capsys.readouterr().out
 
 
 def test_missing_site_fails(outcomes: dict[str, Outcome], capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,11 +100,11 @@ step  run 1         run 2         control
 
 def test_sites_with_one_fate_share_a_row() -> None:
     assert_expected_inline(
-        demo.site_table([REPLACED, REPLACED, KEPT]).split("\n\n")[0],
+        demo.site_table([REPLACED, REPLACED, FALLBACK]).split("\n\n")[0],
         """\
 sites  status    shape                  mask    kernel/schedule     line
 2      replaced  2x4(2)x256x64 float32  causal  reference/two_pass  sdpa_attention.py:193
-1      kept      2x4(2)x256x64 float32  causal  dropout             sdpa_attention.py:193""",
+1      fallback  2x4(2)x256x64 float32  causal  dropout             sdpa_attention.py:193""",
     )
 
 

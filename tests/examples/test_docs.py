@@ -83,7 +83,7 @@ def test_the_table_of_models_is_that_of_the_golden_file() -> None:
 def test_tables_of_models_name_versions_and_what_differs() -> None:
     tool = runpy.run_path(str(ROOT / "tools" / "model_tables.py"))
     ours = {"Llama plain": "2 causal", "Llama right": "2 causal & keys(0)", "Bert plain": "2 full"}
-    other = {"cpu": {"Bert plain": "2 kept: math_path"}, "cuda": {}}
+    other = {"cpu": {"Bert plain": "2 not replaced: math_path"}, "cuda": {}}
     none: dict[str, dict[str, str]] = {"cpu": {}, "cuda": {}}
     lines = {"versions": {"torch": "1", "transformers": "3"}, "cpu": ours, "cuda": ours}
     program = {"versions": {"shop": "7"}, "lines": {"shop Two words flex, packed": "1 causal"}}
@@ -93,7 +93,7 @@ def test_tables_of_models_name_versions_and_what_differs() -> None:
     assert "\nThis is with torch 1 and transformers 3.\n" in shown
     assert "\n| Llama | causal | causal & keys |  |\n| Bert | full |  |  |\n" in shown
     assert "\nWith transformers 2 all lines are the same.\n" in shown
-    assert "\n| 1 | Bert | full (CPU: kept: math_path) |  |  |\n" in shown
+    assert "\n| 1 | Bert | full (CPU: not replaced: math_path) |  |  |\n" in shown
     assert "| 1 | Llama" not in shown
 
 
@@ -124,7 +124,7 @@ def test_settings_are_those_of_the_code() -> None:
 
 
 def test_troubleshooting_has_advice_for_every_reason() -> None:
-    listed = rows(text_of("docs/troubleshooting.md"), "## A site is kept")[2:]
+    listed = rows(text_of("docs/troubleshooting.md"), "## A site is not replaced")[2:]
     assert listed == [[f"`{reason.value}`", reason.advice] for reason in Reason]
 
 

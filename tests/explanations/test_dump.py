@@ -104,7 +104,7 @@ def test_nothing_is_written_without_the_setting(tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_kept_site_is_shown_once_and_has_advice(folder: Path) -> None:
+def test_a_fallback_site_is_shown_once_and_has_advice(folder: Path) -> None:
     passes(causal, query(), cpu="off")
     (graph,) = graph_folders(folder)
     assert (graph / "joint.diff").read_text() == ""

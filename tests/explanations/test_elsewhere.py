@@ -46,9 +46,9 @@ def on_h100(fn: Callable[..., Any], *args: Any, arch: str = "sm_90", **kwargs: A
 
 
 def fates(explanation: Explanation) -> list[str]:
-    """The fate of every site: its mask, or why it is kept."""
+    """The fate of every site: its mask, or why it is not replaced."""
     assert not explanation.unknown, explanation.unknown
-    return [site.kept.reason.value if site.kept else site.record.mask for site in explanation.sites]
+    return [site.fallback.reason.value if site.fallback else site.record.mask for site in explanation.sites]
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from dash_inductor.explanations import text as explanation_text
 from dash_inductor.explanations import text_blocks
 from dash_inductor.explanations.explanation import Explanation
 from dash_inductor.graph.arguments import in_source
-from dash_inductor.model.plan import Kept
+from dash_inductor.model.plan import Fallback
 from dash_inductor.model.reasons import Reason
 from dash_inductor.planning import decide
 from dash_inductor.records.records import GraphRecord
@@ -117,13 +117,13 @@ def test_another_architecture_has_another_plan() -> None:
         dash_inductor.explain(causal, arch="h100")
 
 
-def test_a_kept_site_has_advice_and_what_is_known() -> None:
+def test_a_fallback_site_has_advice_and_what_is_known() -> None:
     (site,) = dash_inductor.explain(causal, *tensors(*[(1, 2, 64, 64)] * 3)).sites
-    assert (site.kept, site.advice) == (Kept(Reason.CPU_OFF), Reason.CPU_OFF.advice)
+    assert (site.fallback, site.advice) == (Fallback(Reason.CPU_OFF), Reason.CPU_OFF.advice)
     (site,) = dash_inductor.explain(causal, *tensors(*[(1, 2, 64, 20)] * 3), arch="sm_90").sites
-    assert site.kept is not None
-    assert (site.kept.reason, site.plan) == (Reason.HEAD_DIM, None)
-    assert "multiples of 8" in site.kept.detail
+    assert site.fallback is not None
+    assert (site.fallback.reason, site.plan) == (Reason.HEAD_DIM, None)
+    assert "multiples of 8" in site.fallback.detail
     assert site.site is not None
     assert not any(candidate.chosen for candidate in site.candidates)
 
@@ -135,8 +135,8 @@ def test_the_architecture_decides_what_an_architecture_keeps() -> None:
         (on_cpu,) = dash_inductor.explain(causal, *arguments).sites
     (on_hopper,) = dash_inductor.explain(causal, *arguments, arch="sm_90").sites
     assert on_cpu.plan is not None
-    assert on_hopper.kept is not None
-    assert on_hopper.kept.reason is Reason.HEAD_DIM
+    assert on_hopper.fallback is not None
+    assert on_hopper.fallback.reason is Reason.HEAD_DIM
 
 
 def test_every_graph_of_a_function_is_seen() -> None:
@@ -252,12 +252,12 @@ def test_other_sizes_do_not_make_the_program_dynamic(explained: bool) -> None:
 
 @pytest.fixture(scope="module")
 def explanation() -> Explanation:
-    """Two equal layers and a site that is kept, planned for sm_90."""
+    """Two equal layers and a site that is not replaced, planned for sm_90."""
     torch.use_deterministic_algorithms(True)
     layers = dash_inductor.explain(model(), inputs(), attention_mask=torch.ones(2, 128), arch="sm_90")
-    kept = dash_inductor.explain(causal, *tensors(*[(1, 2, 64, 20)] * 3), arch="sm_90")
+    fallback = dash_inductor.explain(causal, *tensors(*[(1, 2, 64, 20)] * 3), arch="sm_90")
     notes = ("A note of `code` that is so long that it does not fit into one line of the table of 100 columns at all.",)
-    return Explanation((*layers.graphs, *kept.graphs), (*layers.sites, *kept.sites), notes)
+    return Explanation((*layers.graphs, *fallback.graphs), (*layers.sites, *fallback.sites), notes)
 
 
 def test_the_text_fits_and_says_all(explanation: Explanation) -> None:
@@ -265,11 +265,11 @@ def test_the_text_fits_and_says_all(explanation: Explanation) -> None:
     assert max(map(len, text.splitlines())) <= text_blocks.WIDTH
     assert text.splitlines()[0] == explanation_text.headline(explanation)
     words = " ".join(text.split())
-    assert "2 of 3 attention sites replaced on sm_90, 1 kept" in words
+    assert "2 of 3 attention sites replaced on sm_90, 1 not replaced" in words
     assert "sites 1-2: " in words  # equal layers are told once
     assert "layers.*" in words
     assert "read from attention_mask" in words
-    assert "kept: head_dim" in words
+    assert "not replaced: head_dim" in words
     assert Reason.HEAD_DIM.advice.split(".")[0] in words
     chosen = [line.split()[1] for line in text.splitlines() if line.startswith("  > ") and "chosen" not in line]
     assert chosen == [site.plan.schedule for site in explanation.sites[:1] if site.plan]
@@ -278,13 +278,13 @@ def test_the_text_fits_and_says_all(explanation: Explanation) -> None:
 
 
 def test_a_site_that_differs_has_a_part_of_its_own(explanation: Explanation) -> None:
-    first, second, kept = explanation.sites
+    first, second, fallback = explanation.sites
     for other in (
         replace(second, record=replace(second.record, line="model.py:7")),
         replace(second, record=replace(second.record, mask="full")),
-        replace(second, decision=Kept(Reason.LAYOUT)),
+        replace(second, decision=Fallback(Reason.LAYOUT)),
     ):
-        changed = replace(explanation, sites=(first, other, kept))
+        changed = replace(explanation, sites=(first, other, fallback))
         assert [explanation_text.numbers(group) for group in explanation_text.grouped(changed)] == ["1", "2", "3"]
 
 
@@ -301,7 +301,7 @@ def test_numbers_of_sites() -> None:
 def test_json(explanation: Explanation) -> None:
     read = json.loads(json.dumps(explanation.to_dict()))
     sites = [site for graph in read["graphs"] for site in graph["sites"]]
-    assert [site["decision"]["status"] for site in sites] == ["replaced", "replaced", "kept"]
+    assert [site["decision"]["status"] for site in sites] == ["replaced", "replaced", "fallback"]
     assert sites[2]["decision"]["advice"] == Reason.HEAD_DIM.advice
     assert [c["why"] for c in sites[0]["candidates"]] == [c.why for c in explanation.sites[0].candidates]
     assert [GraphRecord.from_dict(graph) for graph in read["graphs"]] == list(explanation.graphs)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dash_inductor.config import config
-from dash_inductor.errors import SiteKeptError
+from dash_inductor.errors import FallbackError
 from dash_inductor.frontends import all as frontends
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import FORWARD_ONLY, clear_sites, sites
@@ -61,7 +61,7 @@ def test_a_forward_that_stays() -> None:
     with capture(forward="keep") as graphs:
         results = step(graphs.compile(lambda q, k, v: attend(q, k, v, True)[1]), inputs())
     (record,) = sites()
-    assert record.forward == "kept: by the setting forward='keep'"
+    assert record.forward == "not replaced: by the setting forward='keep'"
     assert record.plan is not None
     assert f"/forward=keep:{another_frontend.FORWARD}" in record.plan.numerics_key
     assert (graphs.count(another_frontend.FORWARD), graphs.count(BACKWARD)) == (1, 1)
@@ -94,6 +94,6 @@ def test_a_refusal_has_its_reason() -> None:
     with capture(cpu="off", strict=True) as graphs:
         step(graphs.compile(capped), inputs())
     assert [record.reason for record in sites()] == [Reason.CPU_OFF]
-    with capture(strict=True) as graphs, pytest.raises(SiteKeptError):
+    with capture(strict=True) as graphs, pytest.raises(FallbackError):
         step(graphs.compile(capped), inputs())
     assert not config.strict

@@ -1,4 +1,4 @@
-"""Attention that a program computes by hand is replaced, forward and backward; what is read otherwise is kept."""
+"""Attention that a program computes by hand is replaced, forward and backward; what is read otherwise is not."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def with_entropy(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("function", [with_weights, with_scores, with_entropy])
 @pytest.mark.parametrize("trains", [True, False])
-def test_used_probabilities_are_kept(function: Callable[..., tuple[Tensor, Tensor]], trains: bool) -> None:
+def test_used_probabilities_are_not_replaced(function: Callable[..., tuple[Tensor, Tensor]], trains: bool) -> None:
     inputs = tensors(*QKV)
     with capture() as graphs, torch.set_grad_enabled(trains):
         results = graphs.compile(function)(*inputs)
@@ -208,7 +208,7 @@ def test_what_is_no_attention_has_no_record(function: Function) -> None:
     assert sites() == ()
 
 
-def test_the_forward_is_not_kept_alone() -> None:
+def test_the_forward_does_not_fall_back_alone() -> None:
     graphs, results = compiled(plain, tensors(*QKV), forward="keep")
     assert only_record().reason is Reason.FORWARD_OFF
     assert graphs.count(FORWARD) == graphs.count(BACKWARD) == 0
@@ -254,7 +254,7 @@ def double_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 @pytest.mark.parametrize("function", [in_doubles, double_softmax])
 def test_what_is_computed_in_float64_stays(function: Function) -> None:
     _, results = compiled(function, tensors(*QKV))
-    assert (only_record().status, only_record().reason) == ("kept", Reason.DTYPE), only_record().detail
+    assert (only_record().status, only_record().reason) == ("fallback", Reason.DTYPE), only_record().detail
     assert_as_exact(function, tensors(*QKV), results)
 
 
@@ -287,19 +287,19 @@ def test_dropout() -> None:
         (dv,) = torch.autograd.grad(out, v, torch.eye(LENGTH).expand_as(out))
     assert "dropout=0.25" in str(only_record().site and only_record().site.call)  # type: ignore[union-attr]
     weights = (q @ k.mT * 0.2 + causal(q)).softmax(-1)
-    kept = out != 0
-    assert 0.7 < kept[weights > 0].float().mean() < 0.8
-    assert (out - weights / 0.75 * kept).abs().max() < 1e-5
+    there = out != 0
+    assert 0.7 < there[weights > 0].float().mean() < 0.8
+    assert (out - weights / 0.75 * there).abs().max() < 1e-5
     assert (dv - out.mT).abs().max() < 1e-5
 
 
-def test_dropped_flags_of_two_users_are_kept() -> None:
+def test_dropped_flags_of_two_users_are_not_replaced() -> None:
     def shared(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         flags = (torch.rand(2, HEADS, LENGTH, LENGTH) > 0.5) * 2.0
         return ((q @ k.mT).softmax(-1) * flags) @ v + flags.mean()
 
     compiled(shared, tensors(*QKV))
-    assert only_record().status == "kept"
+    assert only_record().status == "fallback"
 
 
 def test_layers_and_checkpoints() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 
 from dash_inductor.config import config
-from dash_inductor.errors import SiteKeptError
+from dash_inductor.errors import FallbackError
 from dash_inductor.frontends import flash_attn as entry
 from dash_inductor.frontends.written import written
 from dash_inductor.graph.nodes import op_name
@@ -22,7 +22,16 @@ from dash_inductor.model.terms import Operand
 from dash_inductor.records.records import FORWARD_ONLY, FULL, SiteRecord, sites
 
 from ..support.flash_attn import FA3, HUB, attention, extension, fa2, fa2_kvpacked, fa2_qkvpacked, fa2_varlen
-from ..support.graphs import BACKWARD, FORWARD, assert_kept_after_an_error, capture, rewritten, step, tensors, trace
+from ..support.graphs import (
+    BACKWARD,
+    FORWARD,
+    assert_not_replaced_after_an_error,
+    capture,
+    rewritten,
+    step,
+    tensors,
+    trace,
+)
 from ..support.packed import documents
 
 ops = torch.ops.flash_attn
@@ -206,7 +215,7 @@ def test_a_forward_that_stays() -> None:
     inputs = tensors(*SHORTER)
     with capture(forward="keep") as graphs:
         results = step(graphs.compile(functools.partial(fa2, causal=True)), inputs)
-    assert [record.forward for record in sites()] == ["kept: by the setting forward='keep'"]
+    assert [record.forward for record in sites()] == ["not replaced: by the setting forward='keep'"]
     assert (graphs.count("flash_attn::_flash_attn_forward"), graphs.count(BACKWARD)) == (1, 1)
     assert_exact(results, functools.partial(fa2, causal=True), inputs)
 
@@ -319,8 +328,8 @@ def joint(
         change(backward)
         operator = ops._flash_attn_backward.default
         if first:
-            kept = {name: value for name, value in backward.items() if not name.startswith("_")}
-            results = auto_functionalized(operator, **kept, dq=bases[0], dk=bases[1], dv=bases[2])
+            named = {name: value for name, value in backward.items() if not name.startswith("_")}
+            results = auto_functionalized(operator, **named, dq=bases[0], dk=bases[1], dv=bases[2])
         else:
             results = auto_functionalized_v2(operator, **backward)
         return forward[0], *results[1:], *more(forward, results)
@@ -369,18 +378,18 @@ def put(**values: Any) -> Callable[[dict[str, Any]], object]:
     return lambda kwargs: kwargs.update(values)
 
 
-KEPT: list[tuple[dict[str, Any], Reason, str]] = [
+FALLBACK: list[tuple[dict[str, Any], Reason, str]] = [
     ({"change": put(_dq_base_index=None)}, Reason.UNSUPPORTED_OP, "it does not write all of dq, dk and dv"),
     ({"change": put(_dk_base_index=0)}, Reason.UNSUPPORTED_OP, "it does not write all of dq, dk and dv"),
     ({"more": lambda _, results: (results[0],)}, Reason.UNSUPPORTED_OP, "a result beside the gradients is used"),
-    ({"change": put(softcap=3.0)}, Reason.FORWARD_KEPT, "forward and backward have different softcap"),
+    ({"change": put(softcap=3.0)}, Reason.FORWARD_FALLBACK, "forward and backward have different softcap"),
     ({"both": {"softcap": -2.0}}, Reason.UNSUPPORTED_OP, "softcap=-2.0 is not allowed: expected None or a finite"),
-    ({"change": put(causal=False)}, Reason.FORWARD_KEPT, "forward and backward have different is_causal"),
+    ({"change": put(causal=False)}, Reason.FORWARD_FALLBACK, "forward and backward have different is_causal"),
     ({"both": {"dropout_p": 0.1}, "change": put(rng_state=None)}, Reason.DROPOUT, "it has no rng_state"),
     ({"both": {"alibi_slopes": (3,)}}, Reason.SHAPE, "alibi_slopes are torch.float32 (3,) on cuda"),
     (
         {"both": {"alibi_slopes": (8,)}, "more": lambda forward, _: (forward[1],)},
-        Reason.FORWARD_KEPT,
+        Reason.FORWARD_FALLBACK,
         "its log-sum-exp has other users",
     ),
     ({"shape": (2, 256, 8, 20)}, Reason.HEAD_DIM, ""),
@@ -388,12 +397,12 @@ KEPT: list[tuple[dict[str, Any], Reason, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "reason", "detail"), KEPT)
-def test_what_is_kept(options: dict[str, Any], reason: Reason, detail: str) -> None:
+@pytest.mark.parametrize(("options", "reason", "detail"), FALLBACK)
+def test_what_is_not_replaced(options: dict[str, Any], reason: Reason, detail: str) -> None:
     module = joint(**options)
     text = str(module.graph)
     graph, record = rewritten(module)
-    assert (record.status, record.reason) == ("kept", reason), record.detail
+    assert (record.status, record.reason) == ("fallback", reason), record.detail
     assert record.detail.startswith(detail)
     assert str(graph) == text
 
@@ -410,7 +419,7 @@ OPTIONS_OF_3: list[tuple[str, Callable[[Tensor], Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "make"), OPTIONS_OF_3)
-def test_options_of_version_3_that_are_kept(name: str, make: Callable[[Tensor], Any]) -> None:
+def test_options_of_version_3_that_are_not_replaced(name: str, make: Callable[[Tensor], Any]) -> None:
     def alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         found: Tensor = torch.ops.flash_attn_3._flash_attn_forward(q, k, v, causal=True, **{name: make(q)})[0]
         return found
@@ -421,7 +430,7 @@ def test_options_of_version_3_that_are_kept(name: str, make: Callable[[Tensor], 
     assert record.detail.endswith("; without that it is replaced")
 
 
-PACKED_KEPT: list[tuple[dict[str, Any], str]] = [
+PACKED_FALLBACK: list[tuple[dict[str, Any], str]] = [
     (
         {"other": True},
         "cu_seqlens_q and cu_seqlens_k are not the same tensor; calls with one tensor for both are replaced",
@@ -433,8 +442,8 @@ PACKED_KEPT: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "detail"), PACKED_KEPT)
-def test_documents_that_are_kept(options: dict[str, Any], detail: str) -> None:
+@pytest.mark.parametrize(("options", "detail"), PACKED_FALLBACK)
+def test_documents_that_are_not_replaced(options: dict[str, Any], detail: str) -> None:
     def alone(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, slopes: Tensor) -> Tensor:
         other = torch.ops.aten.add(starts, 1) if options.get("other") else starts
         own = {"alibi_slopes": slopes if options.get("slopes") else None}
@@ -449,18 +458,18 @@ def test_documents_that_are_kept(options: dict[str, Any], detail: str) -> None:
         return [*(plain(256, 8, 64) for _ in range(3)), starts, plain(8, dtype=torch.float32)]
 
     _, record = rewritten(trace(alone, inputs))
-    assert (record.status, record.detail) == ("kept", detail)
+    assert (record.status, record.detail) == ("fallback", detail)
     assert record.reason in (Reason.VARLEN, Reason.UNSUPPORTED_OP)
 
 
 @pytest.mark.parametrize("number", [1, 4, 5, 6, 7, 9, 12])
 def test_an_error_in_any_step_leaves_the_graph_as_it_was(number: int) -> None:
-    assert_kept_after_an_error(joint(), number)
+    assert_not_replaced_after_an_error(joint(), number)
 
 
 def test_the_setting_strict() -> None:
     inputs = tensors(*QKV)
-    with capture(strict=True) as graphs, pytest.raises(SiteKeptError, match="sm_margin"):
+    with capture(strict=True) as graphs, pytest.raises(FallbackError, match="sm_margin"):
         graphs.compile(functools.partial(FA3, sm_margin=4))(*inputs)
     assert not config.strict
 

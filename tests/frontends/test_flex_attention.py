@@ -1,4 +1,6 @@
-"""FlexAttention becomes operators of ours: masks and scores as they are read, results and gradients, what is kept."""
+"""FlexAttention becomes operators of ours: masks and scores as they are read, results and gradients, what is not
+replaced.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ from ..support.flex import (
     trained,
     training,
 )
-from ..support.graphs import FORWARD, assert_kept_after_an_error, capture, rewritten
+from ..support.graphs import FORWARD, assert_not_replaced_after_an_error, capture, rewritten
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 
@@ -316,16 +318,16 @@ def test_an_error_leaves_the_graph_as_it_was(number: int) -> None:
     with config.patch(cpu="reference"):
         case = Case(SCORES["alibi"][0], MASKS["torchtitan"][0], batch=SIZES.batch, wanted=(DATA.slopes,))
         DATA.slopes.requires_grad_()
-        assert_kept_after_an_error(joint(case), number)
+        assert_not_replaced_after_an_error(joint(case), number)
 
 
-def test_a_kept_call_leaves_the_graph_as_it_was() -> None:
+def test_a_fallback_call_leaves_the_graph_as_it_was() -> None:
     """Its mask has been written into the graph before it is known that there is no kernel for it."""
     module = joint(Case(mask_mod=MASKS["documents"][0], sizes=Sizes(dim=24)))
     before = str(module.graph)
     with config.patch(cpu="reference", forward="keep"):
         graph, record = rewritten(module)
-    assert (record.reason, record.mask) == (Reason.FORWARD_KEPT, "causal & segments(0,0)")
+    assert (record.reason, record.mask) == (Reason.FORWARD_FALLBACK, "causal & segments(0,0)")
     assert str(graph) == before
 
 
@@ -414,7 +416,7 @@ def test_a_program_that_writes_to_its_tensors(name: str) -> None:
             assert torch.allclose(ours.double(), theirs, atol=1e-5)
 
 
-# ---- What is kept
+# ---- What is not replaced
 
 
 def drawn(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -423,7 +425,7 @@ def drawn(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
 
 WEIGHTS = torch.rand(4)
 
-KEPT_SCORES: dict[str, tuple[Mod, str]] = {
+FALLBACK_SCORES: dict[str, tuple[Mod, str]] = {
     "by a tensor": (
         lambda s, b, h, q, k: s * WEIGHTS[h],
         "[h] multiplies the score by something else than a known number",
@@ -446,18 +448,18 @@ KEPT_SCORES: dict[str, tuple[Mod, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", KEPT_SCORES)
-def test_scores_that_are_kept(name: str) -> None:
-    mod, detail = KEPT_SCORES[name]
+@pytest.mark.parametrize("name", FALLBACK_SCORES)
+def test_scores_that_are_not_replaced(name: str) -> None:
+    mod, detail = FALLBACK_SCORES[name]
     case = Case(mod, causal)
     record, results = trained(case)
-    assert (record.status, record.reason) == ("kept", Reason.FLEX_ATTENTION)
+    assert (record.status, record.reason) == ("fallback", Reason.FLEX_ATTENTION)
     assert record.detail.startswith("score_mod: ")
     assert detail in record.detail
     assert_exact(results, case)
 
 
-def test_masks_that_are_kept() -> None:
+def test_masks_that_are_not_replaced() -> None:
     mask = block_mask(causal, SIZES)
     mask.mask_mod = drawn  # PyTorch makes no block mask of it
     with training() as graphs:
@@ -556,14 +558,14 @@ def test_a_result_that_nothing_uses() -> None:
 
 def test_the_cpu_is_off_by_default() -> None:
     query, key, value, _ = (t.detach() for t in SIZES.tensors())
-    for mod in (SCORES["alibi"][0], KEPT_SCORES["of the score"][0]):
+    for mod in (SCORES["alibi"][0], FALLBACK_SCORES["of the score"][0]):
         with capture(cpu="off") as graphs:
             graphs.compile(Case(mod, causal).function())(query, key, value)
         assert [record.reason for record in sites()] == [Reason.CPU_OFF]
         assert graphs.count(FLEX) == 1
 
 
-def test_other_shapes_are_kept() -> None:
+def test_other_shapes_are_not_replaced() -> None:
     """One key and value for all batch elements, and a type that no kernel has."""
     sizes = Sizes()
     query, key, value, _ = sizes.tensors()
@@ -599,5 +601,5 @@ def test_forward_and_backward_with_other_masks() -> None:
     before = str(one.graph)
     with config.patch(cpu="reference"):
         graph, record = rewritten(one)
-    assert (record.reason, record.detail) == (Reason.FORWARD_KEPT, "forward and backward have different masks")
+    assert (record.reason, record.detail) == (Reason.FORWARD_FALLBACK, "forward and backward have different masks")
     assert str(graph) == before

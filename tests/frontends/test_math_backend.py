@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dash_inductor
 from dash_inductor.config import config
-from dash_inductor.errors import SiteKeptError
+from dash_inductor.errors import FallbackError
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import FORWARD_ONLY, sites
 
@@ -94,7 +94,7 @@ def test_every_call_has_a_record(function: Function, shapes: list[Any], dtype: t
         assert len(shapes[0]) == 3
         assert record.status == "replaced"
         return
-    assert (record.status, record.reason, record.forward) == ("kept", Reason.MATH_PATH, "kept")
+    assert (record.status, record.reason, record.forward) == ("fallback", Reason.MATH_PATH, "not replaced")
     assert record.op == "aten::_scaled_dot_product_attention_math"
     assert all(fact in record.detail for fact in facts), record.detail
     assert record.source.startswith(f"{__file__}:{function.__code__.co_firstlineno + 1}") or function is by_choice
@@ -164,7 +164,7 @@ def test_strict_counts_it_as_any_other_site_of_its_device(cpu: str) -> None:
     if cpu == "off":
         compiled(dropout, tensors(*QKV), cpu=cpu, strict=True)
     else:
-        with pytest.raises(SiteKeptError, match=r"math_path: .*dropout"):
+        with pytest.raises(FallbackError, match=r"math_path: .*dropout"):
             compiled(dropout, tensors(*QKV), cpu=cpu, strict=True)
     assert [r.reason for r in sites()] == [Reason.MATH_PATH]
     assert config.strict is False

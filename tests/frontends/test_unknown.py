@@ -141,7 +141,7 @@ def test_operators(function: Any, name: str, shape: str) -> None:
     with capture() as graphs:
         step(graphs.compile(function.apply), tensors(*[(2, 4, 40, 16)] * 3))
     (record,) = sites()
-    assert (record.op, record.status, record.reason) == (name, "kept", Reason.UNSUPPORTED_OP)
+    assert (record.op, record.status, record.reason) == (name, "fallback", Reason.UNSUPPORTED_OP)
     assert (record.detail, record.kind, record.shape) == (name, FULL, shape)
 
 
@@ -173,7 +173,11 @@ def test_a_forward_alone() -> None:
     with capture() as graphs, torch.no_grad():
         graphs.compile(lambda q: forward(q, q, q))(torch.randn(2, 4, 40, 16))
     (record,) = sites()
-    assert (record.op, record.status, record.reason) == ("some_library::fused_attn_fwd", "kept", Reason.UNSUPPORTED_OP)
+    assert (record.op, record.status, record.reason) == (
+        "some_library::fused_attn_fwd",
+        "fallback",
+        Reason.UNSUPPORTED_OP,
+    )
     assert (record.detail, record.kind) == ("unknown operator: some_library::fused_attn_fwd", FORWARD_ONLY)
 
 

@@ -38,7 +38,7 @@ def records(function: Any, shapes: Any, kind: str) -> list[Any]:
 def test_attention(unread: Unread, kind: str) -> None:
     """One record of each, whether a reader of softmaxes or the net leaves it."""
     (record,) = records(unread.function, unread.shapes, kind)
-    assert (record.status, record.reason) == ("kept", Reason.UNSUPPORTED_OP), record.detail
+    assert (record.status, record.reason) == ("fallback", Reason.UNSUPPORTED_OP), record.detail
     assert record.kind == (FORWARD_ONLY if kind == "inference" else FULL) or record.op != OP
     assert unread.words in record.detail
 

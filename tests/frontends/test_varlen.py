@@ -1,4 +1,4 @@
-"""Packed operators: how documents and windows are read, what the graph then computes, and which calls are kept."""
+"""Packed operators: how documents and windows are read, what the graph then computes, and which are not replaced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dash_inductor.records.records import clear_sites, sites
 from ..support.graphs import (
     BACKWARD,
     FORWARD,
-    assert_kept_after_an_error,
+    assert_not_replaced_after_an_error,
     capture,
     op_counts,
     planes,
@@ -163,15 +163,15 @@ def test_numbers_of_tokens_that_depend_on_data() -> None:
     """Padding is taken out of a batch in the graph."""
 
     def unpadded(q: Tensor, k: Tensor, v: Tensor, valid: Tensor) -> Tensor:
-        kept = valid.flatten().nonzero().squeeze(-1)
-        q, k, v = (t[kept] for t in (q, k, v))
+        valid_tokens = valid.flatten().nonzero().squeeze(-1)
+        q, k, v = (t[valid_tokens] for t in (q, k, v))
         starts = F.pad(valid.sum(1).cumsum(0), (1, 0)).int()
         found: Tensor = varlen_attn(q, k, v, starts, starts, 25, 25, window_size=(-1, 0))
         return found
 
     def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        kept = torch.cat([torch.arange(20), torch.arange(25, 34)])
-        return packed_attention(q[kept], k[kept], v[kept], documents(0, 20, 29), (-1, 0))
+        valid_tokens = torch.cat([torch.arange(20), torch.arange(25, 34)])
+        return packed_attention(q[valid_tokens], k[valid_tokens], v[valid_tokens], documents(0, 20, 29), (-1, 0))
 
     inputs = tensors(*[(50, 2, 16)] * 3)
     valid = torch.arange(25) < torch.tensor([[20], [9]])
@@ -432,11 +432,11 @@ STARTS = "int32 or int64 [documents + 1] on cuda:0 is read"
         (lambda: nested(alibi_slopes=slopes), "its forward has alibi_slopes; without that it is replaced"),
     ],
 )
-def test_kept_calls_say_what_would_be_replaced(graph: Callable[[], GraphModule], detail: str) -> None:
+def test_fallback_calls_say_what_would_be_replaced(graph: Callable[[], GraphModule], detail: str) -> None:
     module = graph()
     text = str(module.graph)
-    kept, record = rewritten(module)
-    assert (record.reason, record.detail, str(kept)) == (Reason.VARLEN, detail, text)
+    fallback, record = rewritten(module)
+    assert (record.reason, record.detail, str(fallback)) == (Reason.VARLEN, detail, text)
 
 
 def shifted(starts: Tensor) -> Tensor:
@@ -451,7 +451,7 @@ def slopes(query: Tensor) -> Tensor:
     return query.new_empty(HEADS, dtype=torch.float32)
 
 
-def test_a_call_without_documents_is_kept() -> None:
+def test_a_call_without_documents_is_not_replaced() -> None:
     def model(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Any, ...]:
         out, lse, rng, unused, _ = aten._flash_attention_forward(q, k, v, None, None, 64, 64, 0.0, True, False)
         none: Any = None
@@ -482,13 +482,13 @@ def test_results_that_are_used(result: int) -> None:
         assert (record.status, record.forward) == ("replaced", "hopper")
         return
     cause = "its random state or another result has other users"
-    assert (record.reason, record.detail) == (Reason.FORWARD_KEPT, cause)
+    assert (record.reason, record.detail) == (Reason.FORWARD_FALLBACK, cause)
 
 
-def test_a_kept_forward_keeps_the_call() -> None:
+def test_a_fallback_forward_keeps_the_call() -> None:
     with config.patch(forward="keep"):
         _, record = rewritten(varlen())
-    assert (record.reason, record.detail) == (Reason.FORWARD_KEPT, "by the setting forward='keep'")
+    assert (record.reason, record.detail) == (Reason.FORWARD_FALLBACK, "by the setting forward='keep'")
 
 
 def test_starts_are_the_same_only_if_all_that_makes_them_is() -> None:
@@ -501,7 +501,7 @@ def test_starts_are_the_same_only_if_all_that_makes_them_is() -> None:
     ):
         clear_sites()
         rewrite_on(varlen(key_starts=make).graph)
-        assert [record.status for record in sites()] == ["replaced" if same else "kept"]
+        assert [record.status for record in sites()] == ["replaced" if same else "fallback"]
 
     def compare(first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor]) -> bool:
         module = trace(lambda t: (first(t), second(t)), lambda: [torch.empty(5, dtype=torch.int64)])
@@ -522,4 +522,4 @@ def test_starts_are_the_same_only_if_all_that_makes_them_is() -> None:
 
 @pytest.mark.parametrize("number", range(1, 50, 6))
 def test_an_error_in_any_step_leaves_the_graph_as_it_was(number: int) -> None:
-    assert_kept_after_an_error(varlen(), number)
+    assert_not_replaced_after_an_error(varlen(), number)

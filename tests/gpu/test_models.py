@@ -225,7 +225,7 @@ class Stack(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["saved", "checkpointed"])
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_fused_qkv_stack(checkpointed: bool, mode: str, deterministic: None) -> None:
     """Checkpointing and CUDA graphs give the bits of the plain stack."""

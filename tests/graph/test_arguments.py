@@ -158,8 +158,8 @@ def test_a_graph_that_dynamo_did_not_capture_has_its_own_names() -> None:
 
 
 @pytest.fixture
-def kept() -> list[SiteRecord]:
-    """Sites that are kept, for as many causes as there are records."""
+def fallback() -> list[SiteRecord]:
+    """Sites that are not replaced, for as many causes as there are records."""
     x = torch.ones(1, 2, 16, 8, dtype=torch.float64, requires_grad=True)
     records = read(attend, x, MASK)
 
@@ -169,9 +169,9 @@ def kept() -> list[SiteRecord]:
     return records + read(dropped, X.detach().double().requires_grad_())
 
 
-def test_what_is_known_of_kept_sites(kept: list[SiteRecord]) -> None:
-    by_dtype, by_math = kept
-    assert (by_dtype.status, by_dtype.reason and by_dtype.reason.value, by_dtype.site) == ("kept", "dtype", None)
+def test_what_is_known_of_fallback_sites(fallback: list[SiteRecord]) -> None:
+    by_dtype, by_math = fallback
+    assert (by_dtype.status, by_dtype.reason and by_dtype.reason.value, by_dtype.site) == ("fallback", "dtype", None)
     assert by_dtype.shape == "q, k and v 1x2x16x8, float64"
     assert (by_dtype.inputs, by_dtype.recognised) == (("mask",), "not read: a tensor 16x16 float64")
     assert (by_math.reason and by_math.reason.value, by_math.shape) == ("math_path", "q, k and v 1x2x16x8, float64")

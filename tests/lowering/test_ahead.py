@@ -14,7 +14,7 @@ import torch
 import torch._inductor.config as inductor_config
 
 from dash_inductor.config import config
-from dash_inductor.errors import ArgumentError, DashError, SiteKeptError
+from dash_inductor.errors import ArgumentError, DashError, FallbackError
 from dash_inductor.kernels.hopper.backward import build
 from dash_inductor.kernels.hopper.forward import build as forward_build
 from dash_inductor.kernels.portable import standalone
@@ -115,7 +115,9 @@ def test_the_portable_forward_is_compiled_beside_every_backward(attempts: list[A
         assert (len(attempts), len(rendered)) == (kernels + forwards, forwards)
 
 
-def test_a_failure_is_kept_for_all_sites_of_its_class(attempts: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_remembered_for_all_sites_of_its_class(
+    attempts: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
     monkeypatch.setattr(standalone, "build", lambda *args: calls.append(args) or 1 / 0)
     for _ in range(3):
@@ -177,7 +179,7 @@ def test_one_site_of_two_does_not_compile(monkeypatch: pytest.MonkeyPatch, stric
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     with config.patch(strict=strict):
         if strict:
-            with pytest.raises(SiteKeptError, match=r"compile_failed: .*RuntimeError: on purpose x x"):
+            with pytest.raises(FallbackError, match=r"compile_failed: .*RuntimeError: on purpose x x"):
                 rewrite_graph(module.graph, [AttentionRewrite(refuse_full)])
         else:
             assert rewrite_graph(module.graph, [AttentionRewrite(refuse_full)])

@@ -17,7 +17,8 @@ from .test_hopper import PROGRAM
 def test_no_template_takes_its_options_from_the_environment(schedule: str, kernels: int) -> None:
     """`shift` has a delta kernel and an ordered one, which is launched cooperatively.
 
-    The forward is kept: without CUDA, code with a template of ours cannot be loaded, and the backward comes second.
+    The forward is not replaced: without CUDA, code with a template of ours cannot be loaded, and the backward comes
+        second.
     """
     program = PROGRAM.replace("is_causal=True", "is_causal=False").replace("torch.bfloat16", "torch.float32")
     program = program.replace(".transpose(1, 2).reshape(b, s, e)", "")  # of which the graph would return a copy

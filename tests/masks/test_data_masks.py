@@ -31,7 +31,7 @@ from ..support.graphs import (
     FORWARD,
     Shape,
     assert_as_exact,
-    assert_kept_after_an_error,
+    assert_not_replaced_after_an_error,
     capture,
     cuda_inputs,
     efficient,
@@ -514,7 +514,7 @@ def relative(q, k, m):
     ],
     ids=lambda f: f.__name__,
 )
-def test_what_is_more_than_vectors_say_is_dense_or_kept(make, dynamic) -> None:
+def test_what_is_more_than_vectors_say_is_dense_or_not_replaced(make, dynamic) -> None:
     module = trace_mask(make, data(), dynamic=dynamic)
     found = read_graph(module)
     if make is weights:  # no mask at all
@@ -615,7 +615,7 @@ def test_intervals(make, terms, dynamic) -> None:
         lambda q, k, m: additive(chunks(q, k, m), LOWEST),
     ],
 )
-def test_finite_values_are_kept(make, dynamic) -> None:
+def test_finite_values_are_not_replaced(make, dynamic) -> None:
     """A query whose keys are all invalid would see all of them alike; and other data than 0 and 1 are no mask."""
     found = read_mask(make, data(), dynamic=dynamic)
     assert found.terms is None
@@ -623,7 +623,7 @@ def test_finite_values_are_kept(make, dynamic) -> None:
 
 
 def test_without_a_given_tensor_nothing_is_read_of_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control of the tests above: without loads all of these masks are kept."""
+    """The control of the tests above: without loads all of these masks are not replaced."""
     monkeypatch.setattr(token_data.Loads, "find", lambda *_: None)
     for make, _ in (*KEYED, *SEGMENTED):
         if make in (chunks, chunks_from_the_end, every_third):
@@ -829,7 +829,7 @@ def test_queries_and_keys_with_the_same_numbers_have_one_operand(make, mask) -> 
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("read", [True, False])
 def test_segments_on_cuda(monkeypatch: pytest.MonkeyPatch, read: bool) -> None:
-    """The Hopper kernels read them; where no kernel does, a site is kept, and the record says what the mask is."""
+    """The Hopper kernels read them; where no kernel does, a site falls back, and the record says what the mask is."""
     if not read:
         for family in planner.FAMILIES:
             monkeypatch.setattr(family, "reads", family.reads - {EQUAL})
@@ -899,7 +899,7 @@ def test_kernels_take_valid_keys_on_cuda() -> None:
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("number", range(1, 7))
 def test_an_error_in_any_step_leaves_the_graph_as_it_was(number) -> None:
-    assert_kept_after_an_error(keyed_site(), number)
+    assert_not_replaced_after_an_error(keyed_site(), number)
 
 
 @pytest.mark.usefixtures("deterministic")
@@ -943,10 +943,10 @@ def test_compiled_code(checkpointed, dynamic) -> None:
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_a_kept_forward_keeps_the_site() -> None:
+def test_a_fallback_forward_keeps_the_site() -> None:
     """Its log-sum-exp for a query without keys is not what the backward needs; without data all is known."""
     inputs = tensors(*[(3, 2, 40, 16)] * 3)
-    for make, reason in ((transformers_chain, Reason.FORWARD_KEPT), (lambda q, k, m: causal(q, k), None)):
+    for make, reason in ((transformers_chain, Reason.FORWARD_FALLBACK), (lambda q, k, m: causal(q, k), None)):
         with capture() as graphs, config.patch(forward="keep"):
             step(graphs.compile(attention(make, data(length=40))), inputs)
         assert [record.reason for record in sites()] == [reason]

@@ -280,7 +280,7 @@ def test_empty_parts() -> None:
     assert_no_band(read_mask(lambda q, k: columns(k)[:, :0].sum(1) + columns(k) <= rows(q)))
 
 
-def test_a_mask_in_too_many_steps_is_kept() -> None:
+def test_a_mask_in_too_many_steps_is_not_replaced() -> None:
     def make(q, k):
         position = rows(q)
         for _ in range(350):

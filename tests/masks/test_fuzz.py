@@ -11,7 +11,7 @@ PROGRAMS = 50
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2, 3))])
-def test_programs_are_read_rightly_or_kept(seed: int) -> None:
+def test_programs_are_read_rightly_or_not_replaced(seed: int) -> None:
     """Run thousands by ``python -m tests.support.mask_programs --programs 5000 --seed 7``."""
     outcomes, wrong = run(seed, PROGRAMS)
     assert not wrong, "\n".join(f"{program}# {error}" for program, error in wrong)

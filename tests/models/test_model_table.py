@@ -82,10 +82,10 @@ def test_every_attention_of_every_model_has_a_record() -> None:
 OF_ANOTHER_VERSION = [
     ("1 band(0,7), 1 causal", "no call"),
     ("3 dense(0)", "3 causal"),
-    ("2 kept: math_path", "2 full"),
-    ("2 full + bias, 4 kept: math_path", "6 full + bias"),
-    ("1 band(-8,8), 1 kept: math_path", "1 band(-8,8), 1 full"),
-    ("2 causal & keys(0) with the forward kept", "2 causal & keys(0)"),
+    ("2 not replaced: math_path", "2 full"),
+    ("2 full + bias, 4 not replaced: math_path", "6 full + bias"),
+    ("1 band(-8,8), 1 not replaced: math_path", "1 band(-8,8), 1 full"),
+    ("2 causal & keys(0) with the forward not replaced", "2 causal & keys(0)"),
     ("3 dense(0), 3 without a record", "2 causal, 4 full"),
     ("-2 without a record, 4 causal", "2 causal"),
     ("unknown: the program reads the value of a tensor in Python, and a fake one has none, at m.py:9", "2 causal"),
@@ -97,17 +97,17 @@ OF_NO_VERSION = [
     ("6 without a record", "2 causal, 4 full"),
     ("1 causal, 2 without a record", "3 causal"),
     ("-1 without a record", "no call"),
-    ("2 kept: math_path", "2 causal"),
-    ("2 kept: math_path", "2 causal & keys(0)"),
-    ("2 kept: math_path", "no call"),
-    ("1 causal, 1 kept: math_path", "2 causal"),
-    ("1 full, 3 kept: math_path", "2 causal, 2 full"),
-    ("1 causal, 1 kept: mask_unsupported", "2 causal"),
-    ("2 full, 4 kept: mask_not_a_band", "6 full"),
-    ("2 kept: dropout", "2 full"),
+    ("2 not replaced: math_path", "2 causal"),
+    ("2 not replaced: math_path", "2 causal & keys(0)"),
+    ("2 not replaced: math_path", "no call"),
+    ("1 causal, 1 not replaced: math_path", "2 causal"),
+    ("1 full, 3 not replaced: math_path", "2 causal, 2 full"),
+    ("1 causal, 1 not replaced: mask_unsupported", "2 causal"),
+    ("2 full, 4 not replaced: mask_not_a_band", "6 full"),
+    ("2 not replaced: dropout", "2 full"),
     ("unknown: AttributeError: 'Bart' has no attribute 'layers'", "2 causal"),
 ]
-"""Found and expected: what is kept, or has no record, though the version cannot be the reason."""
+"""Found and expected: what is not replaced, or has no record, though the version cannot be the reason."""
 
 
 @pytest.mark.parametrize("version", ["recorded", "another"])
@@ -126,12 +126,12 @@ TABLE = {
     "versions": {"torch": "1", "transformers": "3"},
     "cpu": {"Llama plain": "2 causal", "Bert plain": "2 full", "ViT plain": "2 full"},
     "cuda": {"Llama plain": "2 causal", "Bert plain": "2 full", "ViT plain": "2 full"},
-    OTHERS: {"2": {"cpu": {"Bert plain": "2 kept: math_path"}, "cuda": {}}},
+    OTHERS: {"2": {"cpu": {"Bert plain": "2 not replaced: math_path"}, "cuda": {}}},
 }
 LLAMA, BERT, VIT = (Cell(family, "plain", False) for family in ("Llama", "Bert", "ViT"))
 
 
-def test_lines_of_other_versions_are_kept_where_they_differ() -> None:
+def test_lines_of_other_versions_are_stored_where_they_differ() -> None:
     found = {"cpu": {"Llama plain": "1 dense(0)", "Bert plain": "2 full"}, "cuda": {"Llama plain": "2 causal"}}
     assert merged(TABLE, found, {"torch": "1", "transformers": "2"}, other=True) == {
         **TABLE,
@@ -154,11 +154,11 @@ def test_lines_of_the_table_are_added_to_the_others() -> None:
     ("version", "device", "cell", "right", "wrong"),
     [
         ("3", "cpu", LLAMA, "2 causal", "1 causal"),
-        ("3", "cuda", BERT, "2 full", "2 kept: math_path"),
-        ("2", "cpu", BERT, "2 kept: math_path", "2 full"),  # known, and so exact
+        ("3", "cuda", BERT, "2 full", "2 not replaced: math_path"),
+        ("2", "cpu", BERT, "2 not replaced: math_path", "2 full"),  # known, and so exact
         ("2", "cpu", LLAMA, "2 causal", "1 dense(0)"),
-        ("2", "cuda", LLAMA, "1 dense(0)", "2 kept: mask_unsupported"),  # seen by a fake device only
-        ("9", "cpu", VIT, "2 kept: math_path", "no call"),  # unknown, and so what agrees
+        ("2", "cuda", LLAMA, "1 dense(0)", "2 not replaced: mask_unsupported"),  # seen by a fake device only
+        ("9", "cpu", VIT, "2 not replaced: math_path", "no call"),  # unknown, and so what agrees
     ],
 )
 def test_line_of_a_version(

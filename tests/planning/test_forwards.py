@@ -62,7 +62,7 @@ def test_nothing_but_dims_dtype_and_terms_decides(arch: str, facts: Site, forwar
 
 
 def test_every_site_that_is_planned_has_a_forward() -> None:
-    """All head dims, architectures and dtypes: tiles are missing exactly where the graph's own forward is kept."""
+    """All head dims, architectures and dtypes: tiles are missing exactly where the forward is not replaced."""
     planned = 0
     for arch, dtype, dim, value_dim in product(
         ("sm_80", "sm_89", "sm_90", "sm_100"), ("bfloat16", "float32"), range(8, 264, 8), (8, 64, 128, 256)

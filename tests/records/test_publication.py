@@ -20,7 +20,7 @@ from torch.fx import Graph, Node
 
 import dash_inductor
 from dash_inductor.config import config
-from dash_inductor.errors import SiteKeptError
+from dash_inductor.errors import FallbackError
 from dash_inductor.graph.nodes import op_name
 from dash_inductor.records.records import GraphRecord
 
@@ -146,19 +146,19 @@ def test_a_profile_names_the_site(profiled: bool) -> None:
 
 
 @pytest.mark.parametrize("verbose", [False, True])
-def test_a_kept_sites_error_is_itself_and_short(verbose: bool) -> None:
+def test_a_fallback_sites_error_is_itself_and_short(verbose: bool) -> None:
     """The error that a user sees and an `except` clause may name; TORCHDYNAMO_VERBOSE=1 shows all frames."""
     model = torch.compile(Model())
     x = torch.ones(1, 2, 16, 8, dtype=torch.float64, requires_grad=True)
     with (
         config.patch(cpu="reference", strict=True),
         dynamo_config.patch(verbose=verbose),
-        pytest.raises(SiteKeptError) as raised,
+        pytest.raises(FallbackError) as raised,
     ):
         model(x, MASK)
     lines = "".join(traceback.format_exception(raised.value)).splitlines()
     message = next(
-        i for i, line in enumerate(lines) if line.startswith("dash_inductor.errors.SiteKeptError: strict is")
+        i for i, line in enumerate(lines) if line.startswith("dash_inductor.errors.FallbackError: strict is")
     )
     assert (message < 25) != verbose
     assert (len(lines) < 50) != verbose

@@ -39,37 +39,37 @@ REPLACED = SiteRecord(
     line="model.py:12",
     module="layers.0.attn",
 )
-KEPT = SiteRecord(
+FALLBACK = SiteRecord(
     name="flash_backward_1",
     op="aten::_scaled_dot_product_flash_attention_backward",
-    status="kept",
+    status="fallback",
     reason=Reason.DROPOUT,
     detail="dropout_p=0.1",
     site=None,
     plan=None,
-    forward="kept",
+    forward="not replaced",
     mask="",
 )
-FAILED = SiteRecord("x", "aten::x", "kept", Reason.INTERNAL_ERROR, "ValueError: no", None, None, "kept", "")
+FAILED = SiteRecord("x", "aten::x", "fallback", Reason.INTERNAL_ERROR, "ValueError: no", None, None, "not replaced", "")
 
 
 def test_one_line_per_record() -> None:
     assert_expected_inline(
-        f"{REPLACED}\n{KEPT}",
+        f"{REPLACED}\n{FALLBACK}",
         """\
 flash_backward: replaced, mask causal, plan portable/descending/dkdv=64x128w8s2/section=1/forward=keep, forward hopper at model.py:12 in layers.0.attn
-flash_backward_1: kept, dropout: Dropout is replaced only together with its forward, by kernels that have it; the detail says what is missing. (dropout_p=0.1)""",  # noqa: E501  # one line each is the point
+flash_backward_1: not replaced, dropout: Dropout is replaced only together with its forward, by kernels that have it; the detail says what is missing. (dropout_p=0.1)""",  # noqa: E501  # one line each is the point
     )
 
 
 def test_table_counts_equal_decisions_at_one_line() -> None:
     assert_expected_inline(
-        format_table([REPLACED, replace(REPLACED, module="layers.1.attn"), KEPT, KEPT]),
+        format_table([REPLACED, replace(REPLACED, module="layers.1.attn"), FALLBACK, FALLBACK]),
         """\
-sites  status    shape                      mask    plan or reason                                              forward  source
------  --------  -------------------------  ------  ----------------------------------------------------------  -------  ----------------------------
-2      replaced  2x16(4)x8192x128 bfloat16  causal  portable/descending/dkdv=64x128w8s2/section=1/forward=keep  hopper   model.py:12 in layers.*.attn
-2      kept                                         dropout                                                     kept""",  # noqa: E501  # a table as it is printed
+sites  status    shape                      mask    plan or reason                                              forward       source
+-----  --------  -------------------------  ------  ----------------------------------------------------------  ------------  ----------------------------
+2      replaced  2x16(4)x8192x128 bfloat16  causal  portable/descending/dkdv=64x128w8s2/section=1/forward=keep  hopper        model.py:12 in layers.*.attn
+2      fallback                                     dropout                                                     not replaced""",  # noqa: E501  # a table as it is printed
     )
 
 
@@ -104,15 +104,22 @@ def artifacts() -> Iterator[list[dict[str, Any]]]:
 def test_published_everywhere(artifacts, caplog) -> None:
     counters["dash_inductor"].clear()
     with caplog.at_level(logging.INFO, logger="dash_inductor"):
-        publish([REPLACED, KEPT, FAILED], "joint")
-    assert sites() == dash_inductor.sites() == (REPLACED, KEPT, FAILED)
+        publish([REPLACED, FALLBACK, FAILED], "joint")
+    assert sites() == dash_inductor.sites() == (REPLACED, FALLBACK, FAILED)
     lines = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "dash_inductor"]
-    assert lines == [("INFO", str(REPLACED)), ("INFO", str(KEPT)), ("WARNING", str(FAILED))]
-    assert counters["dash_inductor"] == {"replaced": 1, "kept": 2, "kept_dropout": 1, "kept_internal_error": 1}
+    assert lines == [("INFO", str(REPLACED)), ("INFO", str(FALLBACK)), ("WARNING", str(FAILED))]
+    assert counters["dash_inductor"] == {
+        "replaced": 1,
+        "fallback": 2,
+        "fallback_dropout": 1,
+        "fallback_internal_error": 1,
+    }
     (artifact,) = (a for a in artifacts if a["metadata"].get("artifact", {}).get("name") == "dash_sites")
     assert artifact["metadata"]["artifact"]["encoding"] == "json"
     assert json.loads(artifact["payload"]) == graphs()[0].as_dict()
-    assert GraphRecord.from_json(artifact["payload"]) == GraphRecord("", "joint", "compiled", (REPLACED, KEPT, FAILED))
+    assert GraphRecord.from_json(artifact["payload"]) == GraphRecord(
+        "", "joint", "compiled", (REPLACED, FALLBACK, FAILED)
+    )
 
 
 def test_every_field_survives_a_cache() -> None:
@@ -128,7 +135,7 @@ def test_every_field_survives_a_cache() -> None:
         plan=replace(PLAN, critical_path=3.5, schedule_note="a note"),
     )
     assert all(getattr(full, field.name) not in (None, "", ()) for field in fields(full) if field.name != "reason")
-    for record in (full, KEPT, FAILED):
+    for record in (full, FALLBACK, FAILED):
         graph = GraphRecord("0/1", "joint", "compiled", (record,))
         assert GraphRecord.from_json(graph.to_json()) == graph
     assert str(full.tensors) == "q 2x16x?x128, k 2x4x?x128, v 2x4x?x64, bfloat16"
@@ -143,25 +150,25 @@ def test_graphs_are_told_apart_by_their_compiles() -> None:
 
     first, second = TracingContext(None), TracingContext(None)
     under(first, "0/0", REPLACED)
-    under(second, "!1/0/0", KEPT)
-    under(first, "0/0", KEPT)
+    under(second, "!1/0/0", FALLBACK)
+    under(first, "0/0", FALLBACK)
     with tracing(first), compile_context(CompileContext(CompileId.from_string("0/0"))):
-        kept = GraphRecord.from_json(finish())
+        fallback = GraphRecord.from_json(finish())
         assert finish() == ""
     under(first, "0/0", FAILED)
     assert [(graph.compile_id, graph.sites) for graph in graphs()] == [
-        ("0/0", (REPLACED, KEPT)),
-        ("!1/0/0", (KEPT,)),
+        ("0/0", (REPLACED, FALLBACK)),
+        ("!1/0/0", (FALLBACK,)),
         ("0/0", (FAILED,)),
     ]
-    assert kept == graphs()[0]
+    assert fallback == graphs()[0]
 
 
 def test_headlines() -> None:
-    sites = (REPLACED, KEPT)
+    sites = (REPLACED, FALLBACK)
     assert [
         str(GraphRecord(*graph))
-        for graph in (("0/0_1", "joint", "compiled", sites), ("", "inference", "precompile", (KEPT,)))
+        for graph in (("0/0_1", "joint", "compiled", sites), ("", "inference", "precompile", (FALLBACK,)))
     ] == [
         "graph 0/0_1 (joint, compiled): 2 sites, 1 replaced",
         "graph (inference, from a cache (precompile)): 1 site, 0 replaced",

@@ -27,7 +27,7 @@ from dash_inductor.frontends.attention import (
 )
 from dash_inductor.graph.nodes import Argument, bind, op_name, origin
 from dash_inductor.model.mask import Band
-from dash_inductor.model.plan import Kept
+from dash_inductor.model.plan import Fallback
 from dash_inductor.model.reasons import Reason
 
 # ---- the library: tensors [batch, heads, length, head dim] ----
@@ -95,9 +95,9 @@ def find(graph: Graph) -> Iterator[Found]:
         if name != BACKWARD and not (name == FORWARD and is_alone(node, {BACKWARD})):
             continue
         if bind(node)["softcap"]:
-            kept, args = Kept(Reason.UNSUPPORTED_OP, "a softcap"), bind(node)
+            fallback, args = Fallback(Reason.UNSUPPORTED_OP, "a softcap"), bind(node)
             tensors = tensors_of([args[each] for each in ("query", "key", "value")])
-            yield Refusal(node, name, kept, name == BACKWARD, tensors)
+            yield Refusal(node, name, fallback, name == BACKWARD, tensors)
         elif name == FORWARD:
             yield Attention(_forward(node), None, FORWARD)
         else:

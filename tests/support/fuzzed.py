@@ -211,7 +211,7 @@ def compare(case: Case, way: Way = Way()) -> list[str]:
 
 
 def _has_failed(record: AnyRecord) -> bool:
-    """Whether a record tells of something that may be kept for no other reason than an error."""
+    """Whether a record tells of something that may run PyTorch's kernel for no other reason than an error."""
     if isinstance(record, Record):
         return record.status != "replaced"
     return isinstance(record, SiteRecord) and record.reason is Reason.INTERNAL_ERROR

@@ -299,7 +299,7 @@ def rewritten(module: GraphModule, capability: tuple[int, int] = (9, 0)) -> tupl
     return module.graph, record
 
 
-def assert_kept_after_an_error(module: GraphModule, number: int) -> None:
+def assert_not_replaced_after_an_error(module: GraphModule, number: int) -> None:
     """An error behind the `number`-th node that the rewrite of the only site adds leaves the graph as it was."""
     text, original, nodes = str(module.graph), Emitter.call, []
 

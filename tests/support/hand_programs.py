@@ -180,7 +180,9 @@ class HandProgram:
 
 
 def outcome(program: HandProgram) -> str:
-    """Whether a program is replaced, or the reason why it is kept; its results are compared with double precision."""
+    """Whether a program is replaced, or the reason why it is not replaced; its results are compared with double
+    precision.
+    """
     inputs = tensors(*program.shapes, dtype=program.dtype)
     with capture() as graphs:
         results = step(graphs.compile(program), inputs)

@@ -1,4 +1,5 @@
-"""Accepted forms of attention with one foreign operator inserted at one edge: results are the program's, or it is kept.
+"""Accepted forms of attention with one foreign operator inserted at one edge: results are the program's, or it is not
+replaced.
 
 ``python -m tests.support.insertions --cases 20000 --seed 1`` runs many and prints the programs whose numbers are wrong.
 
@@ -122,8 +123,8 @@ class Outcome:
     """What became of a case.
 
     Attributes:
-        kind: "replaced"; "kept"; "no record"; "no numbers" where eager's own error is larger than what is looked for;
-            "wrong"; "both wrong" where PyTorch alone is wrong as well.
+        kind: "replaced"; "fallback"; "no record"; "no numbers" where eager's own error is larger than what is looked
+            for; "wrong"; "both wrong" where PyTorch alone is wrong as well.
         detail: errors and records.
     """
 
@@ -151,12 +152,12 @@ def outcome(case: Case) -> Outcome:
             exact = results(case.function(reference=True), exact_inputs)
             eager = results(case.function(reference=True), inputs)
         except Exception as raised:
-            return Outcome("kept", f"eager raises {type(raised).__name__}")
+            return Outcome("fallback", f"eager raises {type(raised).__name__}")
         bound = 4 * error_of(eager, exact) + allowed
         if bound > largest or any(x is not None and x.isnan().any() for x in exact):
             return Outcome("no numbers")
         status = {record.status for record in records}
-        kind = "no record" if not records else "replaced" if status == {"replaced"} else "kept"
+        kind = "no record" if not records else "replaced" if status == {"replaced"} else "fallback"
         if not isinstance(ours, Exception) and error_of(ours, exact) <= bound:
             return Outcome(kind)
         with dash_inductor.disabled():

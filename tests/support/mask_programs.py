@@ -448,8 +448,8 @@ def programs(seed: int, count: int) -> Iterator[Program]:
 
 
 def outcome(program: Program) -> str:
-    """Read and check a program: "recognised", "recognised with data", "kept", or "invalid" where it fails eagerly or
-    cannot be traced.
+    """Read and check a program: "recognised", "recognised with data", "fallback", or "invalid" where it fails eagerly
+    or cannot be traced.
 
     Raises:
         AssertionError: terms are not their mask somewhere; the reader without its check of real values, and that check,
@@ -466,7 +466,7 @@ def outcome(program: Program) -> str:
         found = _read(module)
     terms = [result.terms for result in found]
     if not any(terms):
-        return "kept"
+        return "fallback"
     sizes = list(_sizes(program, module))
     if program.reads_data:
         sizes = [sizes[0], *random.Random(program.source).sample(sizes[1:], min(len(sizes) - 1, FEW_SIZES))]
@@ -474,7 +474,7 @@ def outcome(program: Program) -> str:
         _check(program, module, terms, *chosen)
     masks.forget(module.graph)
     for unverified, verified in zip(found, _read(module), strict=True):
-        # A dense mask that cannot be evaluated is kept for the reason why it is nothing better.
+        # A dense mask that cannot be evaluated is not replaced for the reason why it is nothing better.
         failed = "cannot be evaluated" in verified.detail or (unverified.terms and unverified.terms.dense)
         agreed = verified == unverified or (unverified.terms and verified.terms is None and failed)
         assert agreed, f"{unverified}, but with real values {verified}"

@@ -138,7 +138,7 @@ class Writer:
 
 
 def outcome(program: Program) -> str:
-    """Read and check a program: "read" or "kept", of a mask or a score.
+    """Read and check a program: "read" or "fallback", of a mask or a score.
 
     Raises:
         AssertionError: what was read is not what the program computes.
@@ -188,7 +188,7 @@ def outcome(program: Program) -> str:
     except NotReadable:
         erase(around.graph)
         assert len(around.graph.nodes) == len(places) + 1
-        return f"{kind} kept"
+        return f"{kind} not replaced"
     around.recompile()
     scores = torch.randn(size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = scores * form.factor

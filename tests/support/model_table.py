@@ -38,7 +38,7 @@ GOLDEN = ROOT / "tests" / "golden" / "models.json"
 Lines = dict[str, dict[str, str]]
 """The texts of `line`, by device and cell."""
 OTHERS = "other versions of transformers"
-MATH = f"kept: {Reason.MATH_PATH.value}"
+MATH = f"not replaced: {Reason.MATH_PATH.value}"
 UNKNOWN = "unknown: "
 """The beginning of a line of `explained_line` that says why there is none."""
 
@@ -107,14 +107,14 @@ class InDouble(TorchFunctionMode):
 
 def line(records: Iterable[SiteRecord], calls: int) -> str:
     """The fate of the calls, and of attention that a model computes by hand: how often which mask was replaced, or why
-    sites were kept.
+    sites were not replaced.
     """
     records = list(records)
     calls += sum(record.op == OP for record in records)
     counts = Counter(
-        f"kept: {record.reason.value}"
+        f"not replaced: {record.reason.value}"
         if record.reason
-        else record.mask + (" with the forward kept" if record.forward.startswith("kept") else "")
+        else record.mask + (" with the forward not replaced" if record.forward.startswith("not replaced") else "")
         for record in records
     )
     if calls != counts.total():
@@ -184,7 +184,7 @@ def agree(found: str, expected: str) -> bool:
 
     - PyTorch's math implementation computes at most as many calls as are of full masks here, or of the math
       implementation too: encoders of other versions expand such a mask along the keys, and it takes those.
-    - Nothing is kept for another reason.
+    - Nothing else is left unreplaced for another reason.
     - Calls without a record are at most as many as records.  Where others break a graph at every layer, as BART does
       for its layerdrop, the two layers that a model has of a kind share a graph, and so its record.
     - There is a record: a line of calls without one says nothing, and neither does one without calls.
@@ -202,8 +202,8 @@ def agree(found: str, expected: str) -> bool:
     records = theirs.total()
     by_math = theirs.pop(MATH, 0)
     full = sum(count for fate, count in ours.items() if fate.split()[0] == "full")
-    kept = any(fate.startswith("kept: ") for fate in theirs)
-    return not kept and by_math <= full + ours[MATH] and max(without, 1) <= records
+    fallback = any(fate.startswith("not replaced: ") for fate in theirs)
+    return not fallback and by_math <= full + ours[MATH] and max(without, 1) <= records
 
 
 def check_accuracy(model: nn.Module, run: Any, ours: dict[str, Tensor], inputs: dict[str, Any]) -> None:
@@ -385,7 +385,7 @@ def merged(before: dict[str, Any], found: Lines, versions: dict[str, str], other
         before: the table, or nothing.
         found: the new lines, by device and cell.
         versions: of torch and transformers, with which they were found.
-        other: whether that transformers is another one than the table's, of which only what differs is kept.
+        other: whether that transformers is another one than the table's, of which only what differs is stored.
     """
     version = versions["transformers"]
     others = {name: lines for name, lines in before.get(OTHERS, {}).items() if name != version}

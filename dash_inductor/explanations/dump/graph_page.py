@@ -108,7 +108,7 @@ class GraphPage:
         """
         name = site.record.name
         graphs = {"before": self.before, "after": self.after}
-        if site.record.status == "kept":
+        if site.record.status == "fallback":
             del graphs["after"]  # the pass did not change it
         for when, graph in graphs.items():
             centres = graph.of_site(name)

@@ -15,16 +15,16 @@ def graphs(run: str, pages: Sequence[GraphPage]) -> str:
     rows = []
     for page in pages:
         sites = page.explanation.sites
-        kept = [site.kept.reason.value for site in sites if site.kept is not None]
+        fallback = [site.fallback.reason.value for site in sites if site.fallback is not None]
         rows.append(
             (
                 f'<a href="{page.folder.name}/index.html">{escape(page.record.compile_id or page.folder.name)}</a>',
-                escape(page.record.kind), str(len(sites)), str(len(sites) - len(kept)),
-                escape(", ".join(dict.fromkeys(kept))),
+                escape(page.record.kind), str(len(sites)), str(len(sites) - len(fallback)),
+                escape(", ".join(dict.fromkeys(fallback))),
                 escape(", ".join(dict.fromkeys(site.record.module for site in sites if site.record.module)))[:200],
             )
         )  # fmt: skip
-    header = ("graph", "kind", ">attention sites", ">replaced", "kept because of", "modules")
+    header = ("graph", "kind", ">attention sites", ">replaced", "not replaced because of", "modules")
     trail = '<a href="../index.html">runs</a>'
     return html.page(f"{len(pages)} graph{'s' * (len(pages) != 1)} of {run}", [html.table(header, rows)], trail)
 

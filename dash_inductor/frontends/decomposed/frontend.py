@@ -3,7 +3,7 @@
 Inductor decomposes a softmax into maximum, difference, exponential, sum and quotient, and decomposes its backward too;
 SDPA's math backend consists of the same nodes.  An attention is replaced if every reader of every node between the
 products is known to belong to it (see `values` for how nodes are identified).  Any other softmax between two products
-is kept, and the record names the node that prevents its replacement.
+is not replaced, and the record names the node that prevents its replacement.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ...graph.nodes import Argument, bind, op_name
 from ...graph.numbers import holds_all
 from ...graph.temporaries import Temporaries, users
 from ...model.mask import Band
-from ...model.plan import Kept
+from ...model.plan import Fallback
 from ...model.reasons import Reason
 from .. import math_backend
 from ..attention import Attention, Backward, Forward, Found, Inputs, Refusal, Sink, View
@@ -76,16 +76,17 @@ def find(graph: Graph) -> Iterator[Found]:
         try:
             attention: Found = match.attention()
         except Stuck as error:
-            attention = match.of_math or _refusal(match.softmax, Kept(Reason.UNSUPPORTED_OP, str(error)), known)
+            attention = match.of_math or _refusal(match.softmax, Fallback(Reason.UNSUPPORTED_OP, str(error)), known)
         except Exception as error:
             attention = _failure(match.softmax, error, known)
         yield attention
 
 
 def _read(softmax: _Softmax, known: _Known, of_math: dict[Node, Refusal]) -> _Match | Refusal | None:
-    """Return an attention, or the refusal that records why it is kept.
+    """Return an attention, or the refusal that records why it is not replaced.
 
-    Return None for other softmaxes, and for kept ones of SDPA's math backend, whose refusals stay in `of_math`.
+    Return None for other softmaxes, and for those of SDPA's math backend that are not replaced, whose refusals stay in
+    `of_math`.
     """
     own = next((node for node in of_math if _is_of(node, softmax)), None)
     try:
@@ -95,10 +96,10 @@ def _read(softmax: _Softmax, known: _Known, of_math: dict[Node, Refusal]) -> _Ma
     except Stuck as error:
         if own is not None or not _is_between_products(softmax, known.of_backward):
             return None
-        return _refusal(softmax, Kept(Reason.UNSUPPORTED_OP, str(error)), known)
+        return _refusal(softmax, Fallback(Reason.UNSUPPORTED_OP, str(error)), known)
     except Exception as error:
         return None if own is not None else _failure(softmax, error, known)
-    if isinstance(match, Kept):
+    if isinstance(match, Fallback):
         return None if own is not None else _refusal(softmax, match, known)
     if own is not None:
         if match.values.dtype is None:
@@ -156,7 +157,7 @@ class _Match:
         softmax: its nodes.
         values: the values of the nodes around it.
         reader: finds its operands and results.
-        of_math: the refusal to record if it comes from SDPA's math backend and is kept.
+        of_math: the refusal to record if it comes from SDPA's math backend and is not replaced.
     """
 
     softmax: _Softmax
@@ -176,7 +177,7 @@ class _Match:
         of_query, of_key = reader.factor("Q", query), reader.factor("K", key)
         scale = scores.outer * scores.inner / (of_query * of_key)
         scale *= reader.factor("Q", values.chains["Q"][-1]) * reader.factor("K", values.chains["K"][-1])
-        kept = 1 / (1 - values.dropout)
+        rescale = 1 / (1 - values.dropout)
 
         def gradient(kind: Kind, factor: float, node: Node) -> Sink:
             if kind not in values.results:
@@ -186,9 +187,9 @@ class _Match:
         gradients = (
             gradient("dQ", scale * of_key, query),
             gradient("dK", scale * of_query, key),
-            gradient("dV", kept, value),
+            gradient("dV", rescale, value),
         )
-        return query, key, value, scale, reader.result("O", kept, query.meta["val"].dtype), gradients
+        return query, key, value, scale, reader.result("O", rescale, query.meta["val"].dtype), gradients
 
     def inside(self) -> set[Node]:
         """Return the nodes that are erased when this attention is replaced; no other attention may read them."""
@@ -304,8 +305,8 @@ class _Match:
         return Result(found[0], values.known[found[0]].labels, (batch, heads, queries, ()), values.atoms)
 
 
-def _match(softmax: _Softmax, known: _Known) -> _Match | Kept:
-    """Identify all nodes of an attention by their values; return the match, or why the attention is kept.
+def _match(softmax: _Softmax, known: _Known) -> _Match | Fallback:
+    """Identify all nodes of an attention by their values; return the match, or why the attention is not replaced.
 
     Raises:
         Stuck: a node does not belong to attention.
@@ -321,7 +322,7 @@ def _match(softmax: _Softmax, known: _Known) -> _Match | Kept:
     reader = Reader(known.temporaries, values, Roles.of(values), known.avoid)
     double = next((node for node in values.known if is_float(node) and node.meta["val"].dtype == torch.float64), None)
     if double is not None:
-        return Kept(Reason.DTYPE, f"computed in float64 ({_name(double)})")
+        return Fallback(Reason.DTYPE, f"computed in float64 ({_name(double)})")
     _check_roundings(values)
     asked = set(_asked(values))
     strangers = [(node, user) for node, user in values.strangers() if user not in asked]
@@ -332,10 +333,10 @@ def _match(softmax: _Softmax, known: _Known) -> _Match | Kept:
     strangers.sort(key=lambda pair: (pair[1] in known.of_backward, known.place[pair[1]]))
     for node, user in strangers:
         if user.op == "output" or user not in known.of_backward:
-            return Kept(
+            return Fallback(
                 Reason.PROBABILITIES_USED, f"{_words(values.known[node])} ({node.name}) is read by {_name(user)}"
             )
-        return Kept(
+        return Fallback(
             Reason.UNSUPPORTED_OP,
             f"in the backward, {_words(values.known[node])} ({node.name}) is read by {_name(user)}",
         )
@@ -384,17 +385,17 @@ def _words(value: Value) -> str:
     return {"P": "the softmax", "D": "the softmax with dropout", "score": "a score"}.get(value.kind, value.kind)
 
 
-def _refusal(softmax: _Softmax, kept: Kept, known: _Known) -> Refusal:
+def _refusal(softmax: _Softmax, fallback: Fallback, known: _Known) -> Refusal:
     own = [softmax.exponential, softmax.total, softmax.quotient]
     has_backward = backward.has_backward(own, known.of_backward)
-    return Refusal(softmax.quotient, OP, kept, has_backward, None, place=softmax.quotient)
+    return Refusal(softmax.quotient, OP, fallback, has_backward, None, place=softmax.quotient)
 
 
 def _failure(softmax: _Softmax, error: Exception, known: _Known) -> Refusal:
     """Return the refusal of a softmax whose reading raised an unexpected exception."""
     log.debug("softmax %s", softmax.quotient, exc_info=error)
     text = described(error)
-    return _refusal(softmax, Kept(Reason.INTERNAL_ERROR, text), known)
+    return _refusal(softmax, Fallback(Reason.INTERNAL_ERROR, text), known)
 
 
 def _is_between_products(softmax: _Softmax, of_backward: Set[Node]) -> bool:

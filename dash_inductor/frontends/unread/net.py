@@ -15,7 +15,7 @@ from collections.abc import Iterator, Set
 from torch.fx import Graph, Node
 
 from ...graph import backward
-from ...model.plan import Kept
+from ...model.plan import Fallback
 from ...model.reasons import Reason
 from ..attention import Refusal
 from .dimensions import Label, labels_of
@@ -107,5 +107,5 @@ def _way(planes: Planes, start: Node, label: Label, normaliser: Node, second: No
 
 def _refusal(way: Way, of_backward: Set[Node]) -> Refusal:
     has_backward = backward.has_backward([*way.before, way.normaliser, *way.after, way.second], of_backward)
-    kept = Kept(Reason.UNSUPPORTED_OP, way.in_words())
-    return Refusal(way.normaliser, OP, kept, has_backward, None, place=way.second)
+    fallback = Fallback(Reason.UNSUPPORTED_OP, way.in_words())
+    return Refusal(way.normaliser, OP, fallback, has_backward, None, place=way.second)

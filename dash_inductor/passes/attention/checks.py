@@ -32,7 +32,7 @@ def check(found: Found) -> Attention:
     if isinstance(found, Refusal):
         if not found.everywhere:
             check_device(device_of(found.node))
-        raise NotReadable(found.kept.reason, found.kept.detail)
+        raise NotReadable(found.fallback.reason, found.fallback.detail)
     attention, inputs = found, found.inputs
     check_device(device_of(attention.node))
     refusal = attention.refusal()

@@ -13,7 +13,7 @@ from ...model.operands import ADDED
 from .match import Match
 
 
-def cause_to_keep(forward: Forward | None, matches: Sequence[Match]) -> str:
+def cause_of_fallback(forward: Forward | None, matches: Sequence[Match]) -> str:
     """Why the forward of these backwards is left to PyTorch, in words; "" if it is replaced.
 
     Args:

@@ -11,7 +11,7 @@ from torch.fx import Node
 from ...frontends.attention import Attention
 from ...frontends.biases import FoundBias
 from ...masks.normal_form import Terms
-from ...model.plan import Kept, Plan
+from ...model.plan import Fallback, Plan
 from ...model.site import Site
 from ...records.records import Tensors
 from .operands import Operands
@@ -68,7 +68,7 @@ class Match:
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """The facts about a site, replaced or kept, that go into its record; fields as in `SiteRecord`."""
+    """The facts about a site, replaced or not, that go into its record; fields as in `SiteRecord`."""
 
     site: Site | None = None
     mask: str = ""
@@ -80,18 +80,18 @@ class SiteFacts:
 
 @dataclass(frozen=True)
 class Analysis:
-    """The outcome of analysing one attention; exactly one of `match`, `kept` and `error` is set.
+    """The outcome of analysing one attention; exactly one of `match`, `fallback` and `error` is set.
 
     Attributes:
         facts: what the analysis found before it ended.
         match: the match, if the attention can be replaced.
-        kept: the reason to keep it, if it cannot.
+        fallback: the reason why it is not, if it cannot be.
         error: the unexpected exception (a dash_inductor bug) that ended the analysis.
     """
 
     facts: SiteFacts
     match: Match | None = None
-    kept: Kept | None = None
+    fallback: Fallback | None = None
     error: Exception | None = None
 
 

@@ -16,7 +16,7 @@ from ...masks.documents import Documents
 from ...masks.normal_form import Terms
 from ...masks.recognition import recognise
 from ...model.mask import Band, Mask
-from ...model.plan import Kept
+from ...model.plan import Fallback
 from ...model.reasons import Reason
 from ...model.terms import TERMS, Operand, Segments, VarlenLayout
 
@@ -34,7 +34,7 @@ class MaskReading:
 
     terms: Terms
     how: str = ""
-    cause: Kept | None = None
+    cause: Fallback | None = None
 
 
 def read_mask(attention: Attention) -> MaskReading:
@@ -55,15 +55,15 @@ def read_mask(attention: Attention) -> MaskReading:
     added = inputs.mask_as_floats or inputs.mask
     not_read = f"not recognised: {mask_text(added.value)}"
     if inputs.bias is None and _bias_gradient(attention) is not None:
-        return MaskReading(told, not_read, Kept(Reason.BIAS_GRADIENT))
+        return MaskReading(told, not_read, Fallback(Reason.BIAS_GRADIENT))
     result = recognise(inputs.mask.value, query=query.node, key=key.node, beside=inputs.sinks is not None)
     if result.terms is None:
-        return MaskReading(told, not_read, Kept(Reason(f"mask_{result.reason}"), result.detail))
+        return MaskReading(told, not_read, Fallback(Reason(f"mask_{result.reason}"), result.detail))
     band = intersect([inputs.band(), result.terms.band], *lengths)
     return MaskReading(replace(result.terms, band=band), result.how)
 
 
-def read_bias(attention: Attention, cause: Kept | None) -> FoundBias | None:
+def read_bias(attention: Attention, cause: Fallback | None) -> FoundBias | None:
     """The bias that is added to the scores; None for none.
 
     Args:
@@ -85,7 +85,7 @@ def read_bias(attention: Attention, cause: Kept | None) -> FoundBias | None:
     if inputs.bias is not None:
         bias = find_bias(inputs.bias, _bias_gradient(attention), plane)
         if bias is None:
-            no_floats = Kept(Reason.SHAPE, "the bias is no tensor of floats")
+            no_floats = Fallback(Reason.SHAPE, "the bias is no tensor of floats")
             raise NotReadable(*_why_no_bias(inputs.bias.value, plane, no_floats))
         gradients = () if attention.backward is None else attention.backward.tensor_gradients()
         bias = bias_of(inputs.bias, gradients, plane) if gradients else bias
@@ -105,7 +105,7 @@ def _bias_gradient(attention: Attention) -> Sink | None:
     return None if sink is None or sink.used is None else sink
 
 
-def _why_no_bias(mask: Node, plane: Sequence[layout.Dim], cause: Kept) -> tuple[Reason, str]:
+def _why_no_bias(mask: Node, plane: Sequence[layout.Dim], cause: Fallback) -> tuple[Reason, str]:
     """Why a mask tensor that was not recognised cannot be added to the scores either.
 
     The result is the given cause, unless the tensor has floats and only its dynamic sizes prevent the addition.

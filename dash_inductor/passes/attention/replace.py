@@ -47,10 +47,10 @@ def replace(graph: Graph, forward: Forward | None, matches: Sequence[Match]) -> 
             backward = match.attention.backward
             if backward is not None:
                 own = inputs or _inputs(emitter, match, before=match.node)
-                kept = None if forward is not None else _kept_logsumexp(emitter, backward)
+                of_pytorch = None if forward is not None else _pytorch_logsumexp(emitter, backward)
                 results = (
                     out if backward.out is None else _output(emitter, backward.out, match.node, swaps),
-                    kept or logsumexp,
+                    of_pytorch or logsumexp,
                 )
                 _new_backward(emitter, match, backward, own, results, swaps)
         for old, new in swaps:
@@ -84,7 +84,7 @@ def _new_forward(
         if nothing reads it.
     """
     match, old, order = matches[0], forward.node, forward.order
-    assert order is not None  # `cause_to_keep` looked at it
+    assert order is not None  # `cause_of_fallback` looked at it
     call = dataclasses.replace(match.site.call.of_forward, orders=(order,))
     sinks = match.attention.inputs.sinks
     extras = inputs.extras + ([] if sinks is None else [rows_of_sinks(emitter, sinks.value, before=old)])
@@ -131,7 +131,7 @@ def _plain_results(
     return out, logsumexp
 
 
-def _kept_logsumexp(emitter: Emitter, backward: Backward) -> Node:
+def _pytorch_logsumexp(emitter: Emitter, backward: Backward) -> Node:
     """The log-sum-exp of a forward that is left to PyTorch, as [batch, heads, >= q_len]."""
     assert backward.logsumexp is not None  # otherwise the site needs our forward
     logsumexp: Node = backward.logsumexp.value

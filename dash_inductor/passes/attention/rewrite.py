@@ -1,4 +1,6 @@
-"""The attention pass: every attention is replaced by dash_inductor's operators or kept for one reason, and recorded."""
+"""The attention pass: every attention is replaced by dash_inductor's operators or not replaced for one reason, and
+recorded.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from ...planning.prediction import predicted_us
 from ...records.records import FORWARD_ONLY, FULL, SiteRecord
 from ..base.rewrite import Result
 from .forward_order import NodeOrder
-from .forwards import cause_to_keep
+from .forwards import cause_of_fallback
 from .match import Match, SiteFacts, device_of
 from .replace import replace
 from .rotations import share_rotations
@@ -40,9 +42,9 @@ CompileKernels = Callable[[Site, Plan, torch.device, bool], None]
 """A function that compiles the kernels of a site: arguments are site, plan, device, and whether it has a backward."""
 
 _ASKED_FOR = (Reason.CPU_OFF, Reason.FORWARD_OFF)
-"""Reasons that are settings of the program: a site kept for one of them is no error under `config.strict`."""
+"""Reasons that are settings of the program: a site not replaced for one of them is no error under `config.strict`."""
 
-_RECORDED = "dash_inductor_recorded"  # in node.meta of a kept node, because the pass may see the same graph again
+_RECORDED = "dash_inductor_recorded"  # in node.meta of a fallback, because the pass may see the same graph again
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class AttentionRewrite:
 
     Args:
         compile_kernels: called for every site that can be replaced, before the graph is changed; if it raises, the
-            site is kept with reason COMPILE_FAILED.  None compiles nothing in advance.
+            site is not replaced with reason COMPILE_FAILED.  None compiles nothing in advance.
     """
 
     compile_kernels: CompileKernels | None = None
@@ -81,7 +83,7 @@ class AttentionRewrite:
         temporaries.erase(graph)
         for reading in readings:
             if reading.reason is None:
-                reading.keep(Reason.PASSES_OFF, cause)
+                reading.fall_back(Reason.PASSES_OFF, cause)
         return _results(readings)
 
 
@@ -100,7 +102,7 @@ def _read(graph: Graph) -> list[_Reading]:
 
 
 def _results(readings: list[_Reading]) -> list[Result]:
-    """The results of the sites, in the order of the forward; kept nodes are marked as recorded."""
+    """The results of the sites, in the order of the forward; nodes that are not replaced are marked as recorded."""
     for reading in readings:
         if reading.reason is not None:
             reading.node.meta[_RECORDED] = True
@@ -116,8 +118,8 @@ class _Reading:
         found: the attention as its frontend found it.
         place: the position of its forward in the graph.
         match: set as long as the site is to be replaced.
-        reason, detail: why it is kept, or how it was matched.
-        forward_kept: why the forward of a replaced backward is left to PyTorch; "" if it is replaced.
+        reason, detail: why it is not replaced, or how it was matched.
+        forward_fallback: why the forward of a replaced backward is left to PyTorch; "" if it is replaced.
         facts: what is known for the record.
     """
 
@@ -126,7 +128,7 @@ class _Reading:
     match: Match | None = None
     reason: Reason | None = None
     detail: str = ""
-    forward_kept: str = ""
+    forward_fallback: str = ""
     facts: SiteFacts = field(default_factory=SiteFacts)
 
     def __post_init__(self) -> None:
@@ -138,8 +140,8 @@ class _Reading:
         try:
             analysis = analyse(self.found)
             self.facts, self.match = analysis.facts, analysis.match
-            if analysis.kept is not None:
-                self.keep(analysis.kept.reason, analysis.kept.detail)
+            if analysis.fallback is not None:
+                self.fall_back(analysis.fallback.reason, analysis.fallback.detail)
             if analysis.error is not None:
                 self.fail(analysis.error)
             if self.match is not None:
@@ -174,13 +176,13 @@ class _Reading:
             log.debug("site %s", self.name, exc_info=error)
             text = " ".join(str(error).split())  # compiler errors may quote whole programs
             text = text if len(text) <= 400 else f"{text[:200]} ... {text[-200:]}"
-            self.keep(Reason.COMPILE_FAILED, f"{type(error).__name__}: {text}")
+            self.fall_back(Reason.COMPILE_FAILED, f"{type(error).__name__}: {text}")
 
     def needs_our_forward(self, cause: str) -> bool:
         """Whether the backward needs our forward although `cause` leaves it to PyTorch; if so, keeps the site."""
         if self.match is None or not self.match.needs_our_forward:
             return False
-        self.keep(Reason.FORWARD_KEPT if self.match.site.dropout is None else Reason.DROPOUT, cause)
+        self.fall_back(Reason.FORWARD_FALLBACK if self.match.site.dropout is None else Reason.DROPOUT, cause)
         return True
 
     def is_read_in_vain(self) -> bool:
@@ -194,18 +196,18 @@ class _Reading:
         backward = self.found.backward if isinstance(self.found, Attention) else None
         return () if backward is None else backward.merged
 
-    def keep(self, reason: Reason, detail: str) -> None:
+    def fall_back(self, reason: Reason, detail: str) -> None:
         self.match, self.reason, self.detail = None, reason, detail
 
     def was_asked_for(self) -> bool:
-        """Whether the site, if it is kept, is kept because of a setting of the program."""
+        """Whether the site, if it is not replaced, is not replaced because of a setting of the program."""
         if isinstance(self.found, Refusal) and config.cpu == "off" and device_of(self.node).type == "cpu":
             return True
         return self.reason in _ASKED_FOR
 
     def fail(self, error: Exception) -> None:
         log.debug("site %s", self.name, exc_info=error)
-        self.keep(Reason.INTERNAL_ERROR, described(error))
+        self.fall_back(Reason.INTERNAL_ERROR, described(error))
 
     def _backward_elsewhere(self) -> str:
         """A note about a forward whose gradient is wanted but whose backward is in no compiled graph; may be ""."""
@@ -216,15 +218,18 @@ class _Reading:
 
     def record(self) -> SiteRecord:
         plan, facts, graph = self.match.plan if self.match else None, self.facts, self.graph
+        forward = ": ".join(filter(None, ("not replaced", self.forward_fallback)))
+        if plan and not self.forward_fallback:
+            forward = plan.forward
         return SiteRecord(
             name=self.name,
             op=self.op,
-            status="kept" if self.reason else "replaced",
+            status="fallback" if self.reason else "replaced",
             reason=self.reason,
             detail=arguments.in_words("; ".join(filter(None, (self.detail, self._backward_elsewhere()))), graph),
             site=facts.site,
             plan=plan,
-            forward=plan.forward if plan and not self.forward_kept else f"kept: {self.forward_kept}".removesuffix(": "),
+            forward=forward,
             mask=facts.mask,
             line=self.line,
             module=self.module,
@@ -258,21 +263,23 @@ def _lone_forwards(readings: list[_Reading]) -> set[Node]:
 
 
 def _tell_forwards(readings: list[_Reading]) -> None:
-    """Sets `forward_kept` of backwards that read merged results to the names of the merged forwards that are kept."""
+    """Sets `forward_fallback` of backwards that read merged results to the names of the merged forwards that are not
+    replaced.
+    """
     ours = _lone_forwards(readings)
     for reading in readings:
-        kept = [part.name for part in reading.merges() if part not in ours]
+        fallback = [part.name for part in reading.merges() if part not in ours]
         if reading.match is not None and reading.merges():
-            reading.forward_kept = ", ".join(kept)
+            reading.forward_fallback = ", ".join(fallback)
 
 
 def _replace_group(graph: Graph, group: list[_Reading], lone_forwards: Set[Node]) -> None:
     try:
         matches = [reading.match for reading in group if reading.match is not None]
         forward = matches[0].attention.forward
-        cause = cause_to_keep(forward, matches)
+        cause = cause_of_fallback(forward, matches)
         if cause and not group[0].has_backward:
-            group[0].keep(Reason.FORWARD_RESULTS, cause)
+            group[0].fall_back(Reason.FORWARD_RESULTS, cause)
             return
         if cause:
             group = [reading for reading in group if not reading.needs_our_forward(cause)]
@@ -288,4 +295,4 @@ def _replace_group(graph: Graph, group: list[_Reading], lone_forwards: Set[Node]
             reading.fail(error)
         return
     for reading, match in zip(group, matches, strict=True):
-        reading.match, reading.forward_kept = match, cause
+        reading.match, reading.forward_fallback = match, cause

@@ -22,7 +22,7 @@ from ...model.call import Call
 from ...model.dropout import Dropout
 from ...model.mask import Mask
 from ...model.operands import ADDED, OPERANDS, Bias
-from ...model.plan import Kept
+from ...model.plan import Fallback
 from ...model.reasons import Reason
 from ...model.site import Site
 from ...model.terms import Operand
@@ -35,7 +35,7 @@ from .reading import MaskReading, mask_of, mask_text, read_bias, read_mask
 
 
 def analyse(found: Found) -> Analysis:
-    """Decides whether an attention is replaced or kept.
+    """Decides whether an attention is replaced or not.
 
     The graph is not changed.  Symbolic heads and head dimensions of a site that is replaced get guards (see `_known`).
     """
@@ -53,7 +53,7 @@ def analyse(found: Found) -> Analysis:
         facts = replace(facts, arch=arch.arch_of(device_of(attention.node)))
         return Analysis(facts, _plan(attention, facts, mask, bias, operands))
     except NotReadable as error:
-        return Analysis(facts, kept=error.kept)
+        return Analysis(facts, fallback=error.fallback)
     except Exception as error:  # a bug of dash_inductor must not fail the compile
         return Analysis(facts, error=error)
 
@@ -78,7 +78,7 @@ def _call(attention: Attention, terms: Terms, bias: FoundBias | None) -> Call:
     """
     inputs, forward, backward = attention.inputs, attention.forward, attention.backward
     query, key = inputs.query.tensor, inputs.key.tensor
-    # Guards make heads and head dimensions numbers only here, so that kept sites get no guards.
+    # Guards make heads and head dimensions numbers only here, so that sites that are not replaced get no guards.
     q_heads, kv_heads, head_dim, _ = map(_known, (query.shape[1], key.shape[1], query.shape[3], _value_dim(attention)))
     if not kv_heads or q_heads % kv_heads:
         raise NotReadable(Reason.SHAPE, f"{q_heads} heads of query, {kv_heads} of key")
@@ -159,7 +159,7 @@ def _plan(
             raise NotReadable(Reason.LAYOUT, f"{name} is not dense")
     decision = decide(facts.site, facts.arch, config.schedule, compiler=toolchain.numerics())
     cause, note = mask.cause, ""
-    if isinstance(decision, Kept):
+    if isinstance(decision, Fallback):
         true_cause = cause if decision.reason is Reason.MASK_UNSUPPORTED and cause is not None else decision
         raise NotReadable(true_cause.reason, true_cause.detail)
     if cause is not None:

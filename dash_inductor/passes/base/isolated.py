@@ -54,7 +54,7 @@ def leave(graph: Graph, cause: str, rewrites: Sequence[Rewrite]) -> Iterator[Res
 
 
 def _left(graph: Graph, rewrite: Rewrite, text: str) -> Sequence[Result]:
-    """Returns a kept result for every site of a pass that failed; a single result if its `leave` fails, too."""
+    """Returns a fallback for every site of a pass that failed; a single result if its `leave` fails, too."""
     undo = Undo(graph)
     try:
         left = rewrite.leave(graph, text)
@@ -71,7 +71,7 @@ def _left(graph: Graph, rewrite: Rewrite, text: str) -> Sequence[Result]:
 
 
 def _failed(rewrite: Rewrite, text: str) -> Result:
-    return Result(Record(rewrite.name, "", "", "kept", Reason.INTERNAL_ERROR, text))
+    return Result(Record(rewrite.name, "", "", "fallback", Reason.INTERNAL_ERROR, text))
 
 
 def _name(rewrite: Rewrite) -> str:

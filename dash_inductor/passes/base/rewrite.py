@@ -18,7 +18,7 @@ class Result:
 
     Attributes:
         record: the record of the site.
-        asked_for: whether the site is kept because of the program's settings, which is no error under `strict`.
+        asked_for: whether the site is not replaced because of the program's settings, which is no error under `strict`.
     """
 
     record: AnyRecord
@@ -43,7 +43,7 @@ class Rewrite(Protocol):
         """
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns kept results for the sites of a graph on which no pass runs; `cause` names the settings of Inductor.
+        """Returns fallbacks for the sites of a graph on which no pass runs; `cause` names the settings of Inductor.
 
         A site that the pass would have replaced gets the reason PASSES_OFF, others their own reasons.
         """

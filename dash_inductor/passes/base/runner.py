@@ -14,7 +14,7 @@ from ...model.reasons import Reason
 from ...records.publication import graph_text, publish, trace_text
 from ...records.records import SiteRecord
 from . import isolated
-from .kept_error import kept_error
+from .fallback_error import fallback_error
 from .results import Results
 from .rewrite import Result, Rewrite
 
@@ -33,9 +33,9 @@ def rewrite_graph(graph: Graph, rewrites: Sequence[Rewrite]) -> bool:
 
     Raises:
         Exception: the exception of a pass, if `config.strict` is set.
-        SiteKeptError: `config.strict` is set and a site was kept.  Sites that the program asked to keep do not count: a
-            site on the CPU with ``config.cpu="off"``, where PyTorch's kernels are deterministic, and a forward without
-            a backward with ``config.forward="keep"``.
+        FallbackError:  `config.strict` is set and a site was not replaced.  Sites that the program asked not to replace
+            do not count: a site on the CPU with ``config.cpu="off"``, where PyTorch's kernels are deterministic, and a
+            forward without a backward with ``config.forward="keep"``.
     """
     if not _looks_at_graphs():
         return False
@@ -54,7 +54,8 @@ def rewrite_graph(graph: Graph, rewrites: Sequence[Rewrite]) -> bool:
 
 
 def record_unseen(graphs: Sequence[Graph], cause: str, rewrites: Sequence[Rewrite]) -> bool:
-    """Records every site of these graphs as kept, because Inductor's settings let no pass run; nothing is rewritten.
+    """Records every site of these graphs as not replaced, because Inductor's settings let no pass run; nothing is
+    rewritten.
 
     Args:
         graphs: the graphs.
@@ -62,10 +63,11 @@ def record_unseen(graphs: Sequence[Graph], cause: str, rewrites: Sequence[Rewrit
         rewrites: the passes that would have run.
 
     Returns:
-        Whether a pass would have replaced a site.  Sites that would have been kept are recorded with their own reason.
+        Whether a pass would have replaced a site.  Sites that would not have been replaced are recorded with their own
+        reason.
 
     Raises:
-        SiteKeptError: as `rewrite_graph`.
+        FallbackError: as `rewrite_graph`.
     """
     if not _looks_at_graphs():
         return False
@@ -92,7 +94,7 @@ def _publish(graph: Graph, results: Sequence[Result]) -> None:
 
 
 def _refuse(results: Sequence[Result]) -> None:
-    kept = [result.record for result in results if result.record.status == "kept" and not result.asked_for]
-    if config.strict and kept:
-        what = "attention sites" if all(isinstance(record, SiteRecord) for record in kept) else "sites"
-        raise kept_error(f"strict is set, and these {what} cannot be replaced:\n" + "\n".join(map(str, kept)))
+    fallback = [result.record for result in results if result.record.status == "fallback" and not result.asked_for]
+    if config.strict and fallback:
+        what = "attention sites" if all(isinstance(record, SiteRecord) for record in fallback) else "sites"
+        raise fallback_error(f"strict is set, and these {what} cannot be replaced:\n" + "\n".join(map(str, fallback)))

@@ -4,7 +4,7 @@
 operator would have to keep PyTorch's fill (`install.fill_uninitialized_memory`), which writes the results of all
 operators twice.  This pass replaces it by `dash_inductor::grouped_mm`, which fills only the unwritten rows; there are
 none in mixture-of-experts layers that route every token.  If the program lets Inductor autotune matmuls, the operator
-is kept, because Inductor may choose its own kernel for it.
+is not replaced, because Inductor may choose its own kernel for it.
 """
 
 from __future__ import annotations

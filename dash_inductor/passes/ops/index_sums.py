@@ -46,7 +46,7 @@ aten = torch.ops.aten
 LEAST = 4096
 """The minimum number of elements of a sum that is rewritten; smaller ones are dominated by launch time."""
 EMBEDDED_ROWS = 254
-"""The maximum number of rows of an embedding table for this pass; for larger ones ATen's sorting kernel is kept."""
+"""The maximum number of rows of an embedding table for this pass; for larger ones ATen's sorting kernel stays."""
 ONE_HOT_ROWS = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 16}
 """The maximum number of rows for a sum by one-hot matmul, by dtype.  The matmul reads the values once, in order; a sort
 with a walk takes about twice that time.  With 128 rows of 16-bit values, tensor cores need less time than the loads;
@@ -60,7 +60,7 @@ DEVICES = ("cuda",)
 
 _KEYS = ((torch.uint8, 2**8), (torch.int16, 2**15), (torch.int32, 2**31))
 """The dtypes of keys, each with the smallest number that does not fit."""
-FAILED = "dash_inductor_index_sums"  # in node.meta of an operator that was kept after an error
+FAILED = "dash_inductor_index_sums"  # in node.meta of an operator that was not replaced after an error
 
 
 Size = int | tuple[Node, int]

@@ -51,7 +51,7 @@ SAME = frozenset(
     )
 ) | {"prims::convert_element_type", "prims::device_put"}
 """Operators whose results contain the elements of their first argument in row-major order."""
-_KEPT = "dash_inductor_kept"  # in node.meta of a scatter that was kept after an error
+_FALLBACK = "dash_inductor_fallback"  # in node.meta of a scatter that was not replaced after an error
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def scatters(graph: Graph) -> Iterator[Scatter]:
 def scatter_of(node: Node) -> Scatter | None:
     """Returns the description of a scatter; None for other nodes and unsupported scatters."""
     name = op_name(node)
-    if not (name in _ROWS or name in _ELEMENTS) or _KEPT in node.meta or node.kwargs.get("reduce") is not None:
+    if not (name in _ROWS or name in _ELEMENTS) or _FALLBACK in node.meta or node.kwargs.get("reduce") is not None:
         return None
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or value.dim() == 0 or value.dtype not in NUMBERS | {torch.bool}:
@@ -242,7 +242,8 @@ def replaced(
     function: Callable[..., Tensor],
     tensors: tuple[Node, ...],
 ) -> Record:
-    """Replaces a scatter by ``function(*tensors)``; returns its record, or that of the error that kept it.
+    """Replaces a scatter by ``function(*tensors)``; returns its record, or that of the error because of which it is not
+    replaced.
 
     The function takes sizes from its arguments.  The result gets the layout of the scatter's result.
 
@@ -295,7 +296,7 @@ def _put(node: Node, function: Callable[..., Tensor], tensors: tuple[Node, ...])
     except Exception as error:
         log.debug("%s", node, exc_info=error)
         emitter.discard()
-        node.meta[_KEPT] = True
+        node.meta[_FALLBACK] = True
         return described(error)
     node.replace_all_uses_with(result)
     erase_dead(node.graph, [node])

@@ -61,7 +61,7 @@ class PermutationsRewrite:
 
 
 def _rewritten(scatter: Scatter) -> Record | None:
-    """Rewrites a scatter; returns its record, or None for a scatter that is kept."""
+    """Rewrites a scatter; returns its record, or None for a scatter that is not replaced."""
     if not isinstance(scatter.values, Node) or scatter.lines is not None:
         return None
     zeros = constant(scatter.base) == 0

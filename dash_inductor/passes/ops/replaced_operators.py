@@ -1,4 +1,4 @@
-"""Replaces single operators by other nodes; after an error, the operator is kept and the error recorded."""
+"""Replaces single operators by other nodes; after an error, the operator stays and the error is recorded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("dash_inductor")
 
 
 def has_failed(rewrite: str, node: Node) -> bool:
-    """Returns whether a previous run of the pass kept the operator because of an error."""
+    """Returns whether a previous run of the pass did not replace the operator because of an error."""
     return _mark(rewrite) in node.meta
 
 
@@ -60,5 +60,5 @@ def replaced(
 
 
 def _mark(rewrite: str) -> str:
-    """Returns the key that marks, in a node's metadata, an operator that was kept because of an error."""
+    """Returns the key that marks, in a node's metadata, an operator that was not replaced because of an error."""
     return f"dash_inductor_{rewrite}"

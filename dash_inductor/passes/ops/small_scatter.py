@@ -71,7 +71,7 @@ def pays(count: int, elements: int | None, written: bool = False) -> bool:
 
 
 def _rewritten(scatter: Scatter) -> Record | None:
-    """Rewrites a scatter; returns its record, or None for a scatter that is kept."""
+    """Rewrites a scatter; returns its record, or None for a scatter that is not replaced."""
     count, fill = count_of(scatter), constant(scatter.base)
     if not count or fill is None or not _pays(scatter, count):
         return None

@@ -156,7 +156,7 @@ def test_a_budget_of_nothing_is_refused() -> None:
     nothing = functorch_config.patch(activation_memory_budget=0.0)
     with capture() as graphs, nothing, pytest.raises(Exception, match="ropout"):  # PyTorch's CPU kernel has none
         step(graphs.compile(layers), inputs)
-    assert {(r.status, r.reason) for r in sites()} == {("kept", Reason.DROPOUT)}
+    assert {(r.status, r.reason) for r in sites()} == {("fallback", Reason.DROPOUT)}
     assert "activation_memory_budget=0" in sites()[0].detail
 
     def save_nothing(graph: Graph, info: Any, **options: Any) -> Any:
@@ -409,7 +409,7 @@ def test_the_seed_comes_behind_a_bias(gradient: bool) -> None:
 
 
 @pytest.mark.parametrize("second", ["other probability", "none"])
-def test_of_one_forward_those_backwards_are_kept_that_need_ours(second: str) -> None:
+def test_of_one_forward_those_backwards_are_not_replaced_that_need_ours(second: str) -> None:
     """Backwards that differ leave the forward as it is, and one that reads nothing of data can take it so."""
     p = {"other probability": 0.2, "none": 0.0}[second]
 
@@ -424,8 +424,10 @@ def test_of_one_forward_those_backwards_are_kept_that_need_ours(second: str) -> 
     rewrite_on(module.graph)
     detail = "several backwards of one forward differ"
     first, other = sites()
-    assert (first.status, first.reason, first.detail) == ("kept", Reason.DROPOUT, detail)
-    assert (other.status, other.forward) == (("kept", "kept") if p else ("replaced", f"kept: {detail}"))
+    assert (first.status, first.reason, first.detail) == ("fallback", Reason.DROPOUT, detail)
+    assert (other.status, other.forward) == (
+        ("fallback", "not replaced") if p else ("replaced", f"not replaced: {detail}")
+    )
     counts = op_counts(module.graph)
     assert (counts[SEED], counts[FORWARD], counts[BACKWARD]) == (0, 0, int(not p))
 
@@ -527,12 +529,12 @@ def without_forward(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Any, .
         (lambda *inputs: dropped_efficient(*inputs, p=1.0), {}, "dropout_p=1.0"),
     ],
 )
-def test_what_is_kept(maker: Callable[..., tuple[Any, ...]], settings: dict[str, Any], detail: str) -> None:
+def test_what_is_not_replaced(maker: Callable[..., tuple[Any, ...]], settings: dict[str, Any], detail: str) -> None:
     module = joint_graph(maker)
     text = str(module.graph)
     with config.patch(**settings):
         graph, record = rewritten(module)
-    assert (record.status, record.reason, record.detail) == ("kept", Reason.DROPOUT, detail)
+    assert (record.status, record.reason, record.detail) == ("fallback", Reason.DROPOUT, detail)
     assert str(graph) == text
 
 

@@ -15,7 +15,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 
 from dash_inductor.config import config
-from dash_inductor.errors import SiteKeptError
+from dash_inductor.errors import FallbackError
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import FORWARD_ONLY, FULL, sites
 
@@ -103,12 +103,12 @@ def test_a_part_without_gradients_in_a_graph_with_them() -> None:
 
 
 def test_a_setting_keeps_all_forwards() -> None:
-    """That does not count as kept against the program's will."""
+    """That does not count as a fallback against the program's will."""
     inputs = [t.detach() for t in inputs_of("plain", torch.float32)]
     with capture(strict=True, forward="keep") as graphs:
         found = graphs.compile(FUNCTIONS["plain"])(*inputs)
     (record,) = sites()
-    assert (record.status, record.reason, record.kind) == ("kept", Reason.FORWARD_OFF, FORWARD_ONLY)
+    assert (record.status, record.reason, record.kind) == ("fallback", Reason.FORWARD_OFF, FORWARD_ONLY)
     assert graphs.count(CPU_FORWARD) == 1
     with capture(cpu="off") as graphs:
         plain = graphs.compile(FUNCTIONS["plain"])(*inputs)
@@ -124,10 +124,10 @@ def test_more_than_the_output_is_used() -> None:
     def both(q: Tensor, k: Tensor, v: Tensor) -> Any:
         return torch.ops.torch_attn._varlen_attn(q, k, v, starts, starts, 33, 33, True)[::2]
 
-    with capture(strict=True) as graphs, pytest.raises(SiteKeptError, match="forward_results"):
+    with capture(strict=True) as graphs, pytest.raises(FallbackError, match="forward_results"):
         graphs.compile(both)(*packed)
     (record,) = sites()
-    assert (record.status, record.reason, record.kind) == ("kept", Reason.FORWARD_RESULTS, FORWARD_ONLY)
+    assert (record.status, record.reason, record.kind) == ("fallback", Reason.FORWARD_RESULTS, FORWARD_ONLY)
 
     def unread(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return varlen_attn(q, k, v, starts, starts, 33, 33, window_size=(-1, 0))
@@ -171,8 +171,8 @@ def test_cuda_operators(alone: Callable[..., Tensor]) -> None:
     assert (counts[FORWARD], [name for name in counts if "scaled_dot_product" in name]) == (1, [])
 
 
-def test_unread_outputs_of_a_kept_backward_stay() -> None:
-    """A forward whose backward is kept is no forward alone."""
+def test_unread_outputs_of_a_fallback_backward_stay() -> None:
+    """A forward whose backward is not replaced is no forward alone."""
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v)

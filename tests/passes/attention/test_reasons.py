@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dash_inductor.config import config
-from dash_inductor.errors import ArgumentError, SiteKeptError
+from dash_inductor.errors import ArgumentError, FallbackError
 from dash_inductor.graph import emit
 from dash_inductor.model.reasons import Reason
 from dash_inductor.passes.attention import sites as sites_module
@@ -72,7 +72,7 @@ def test_reasons(reason, maker, shape, options) -> None:
     module = joint_graph(maker, Shape(**shape), **options)
     text = str(module.graph)
     graph, record = rewritten(module)
-    assert (record.status, record.reason) == ("kept", reason)
+    assert (record.status, record.reason) == ("fallback", reason)
     assert str(graph) == text
 
 
@@ -132,7 +132,7 @@ def test_architecture_without_a_plan() -> None:
     assert record.site is not None
 
 
-def test_flex_attention_is_kept() -> None:
+def test_flex_attention_is_not_replaced() -> None:
     """A call with other arguments than are known."""
     graph = joint_graph(flash).graph
     query = next(iter(graph.nodes))
@@ -152,7 +152,7 @@ def test_strict_names_reason_and_source() -> None:
     module = joint_graph(flash, dropout=1.0)
     for node in module.graph.nodes:
         node.meta["stack_trace"] = '  File "/home/me/model.py", line 12, in forward\n    attend(q)\n'
-    with config.patch(strict=True), pytest.raises(SiteKeptError, match=r"dropout: .*at /home/me/model\.py:12"):
+    with config.patch(strict=True), pytest.raises(FallbackError, match=r"dropout: .*at /home/me/model\.py:12"):
         rewrite_on(module.graph)
     assert [r.reason for r in sites()] == [Reason.DROPOUT]
 
@@ -193,7 +193,7 @@ def test_unexpected_errors_keep_the_site_and_warn(stage, monkeypatch, caplog) ->
         ("WARNING", "dash_inductor")
     ]
     again = joint_graph(efficient, bias=lambda: causal_bias(128))
-    with config.patch(strict=True), pytest.raises(SiteKeptError, match="internal_error"):
+    with config.patch(strict=True), pytest.raises(FallbackError, match="internal_error"):
         rewrite_on(again.graph)
 
 

@@ -189,7 +189,7 @@ def test_heads_that_the_user_marked_as_dynamic_stay_dynamic() -> None:
     assert graphs.count(CPU_BACKWARD) == 1
 
 
-def test_a_kept_site_adds_no_guard() -> None:
+def test_a_fallback_site_adds_no_guard() -> None:
     with capture() as graphs:
         compiled = graphs.compile(causal)
         for heads in (4, 8, 16, 2):
@@ -249,7 +249,7 @@ def test_setting_forward_keep(function) -> None:
     assert torch.equal(results[0], plain[0])
     assert (graphs.count(CPU_FORWARD), graphs.count(FORWARD), graphs.count(BACKWARD)) == (1, 0, 1)
     (record,) = sites()
-    assert record.forward == "kept: by the setting forward='keep'"
+    assert record.forward == "not replaced: by the setting forward='keep'"
     assert record.plan is not None
     assert record.plan.forward == "keep"
     assert f"forward=keep:{CPU_FORWARD}" in record.plan.numerics_key.split("/")

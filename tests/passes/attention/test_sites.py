@@ -141,18 +141,18 @@ def test_padded_head_dim_keeps_its_scale() -> None:
 
 
 @pytest.mark.parametrize(("maker", "lse_shape"), [(flash, (2, 8, 101)), (efficient, (2, 8, 128)), (cudnn, (2, 8, 101))])
-def test_kept_forward_and_its_log_sum_exp(maker, lse_shape) -> None:
-    """The backward reads what the kept forward wrote: padded for efficient, without cuDNN's trailing dimension."""
+def test_fallback_forward_and_its_log_sum_exp(maker, lse_shape) -> None:
+    """The backward reads what PyTorch's forward wrote: padded for efficient, without cuDNN's trailing dimension."""
     with config.patch(forward="keep"):
         graph, record = rewritten(joint_graph(maker, Shape(q_len=101, kv_len=101), causal=True))
     assert (op_counts(graph)[FORWARD], op_counts(graph)[BACKWARD]) == (0, 1)
     backward = call(graph, BACKWARD)
     assert backward["logsumexp"].meta["val"].shape == lse_shape
     assert "forward=keep" in backward["plan"]
-    assert record.forward == "kept: by the setting forward='keep'"
+    assert record.forward == "not replaced: by the setting forward='keep'"
 
 
-def test_forward_whose_random_state_is_an_output_is_kept() -> None:
+def test_forward_whose_random_state_is_an_output_is_not_replaced() -> None:
     def with_seed(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Any, ...]:
         out, lse, seed, offset = aten._scaled_dot_product_efficient_attention(q, k, v, None, True)
         backward = aten._scaled_dot_product_efficient_attention_backward
@@ -161,10 +161,10 @@ def test_forward_whose_random_state_is_an_output_is_kept() -> None:
 
     graph, record = rewritten(joint_graph(with_seed))
     assert (op_counts(graph)[FORWARD], op_counts(graph)[BACKWARD]) == (0, 1)
-    assert record.forward == "kept: its random state or another result has other users"
+    assert record.forward == "not replaced: its random state or another result has other users"
 
 
-def test_forward_with_a_kept_backward_is_kept() -> None:
+def test_forward_with_a_fallback_backward_is_not_replaced() -> None:
     """Two backwards of one forward, one with a dropout that the forward has not: only the other is replaced."""
 
     def two(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Any, ...]:
@@ -177,8 +177,8 @@ def test_forward_with_a_kept_backward_is_kept() -> None:
     rewrite_on(module.graph)
     assert op_counts(module.graph)[FORWARD] == 0
     assert {(r.status, r.reason, r.forward) for r in sites()} == {
-        ("replaced", None, "kept: several backwards of one forward differ"),
-        ("kept", Reason.DROPOUT, "kept"),
+        ("replaced", None, "not replaced: several backwards of one forward differ"),
+        ("fallback", Reason.DROPOUT, "not replaced"),
     }
 
 
@@ -186,7 +186,7 @@ def test_backward_without_its_forward_in_the_graph() -> None:
     """As compiled autograd leaves it after an eager forward: the saved tensors are inputs of the graph."""
     graph, record = rewritten(joint_graph(flash_backward))
     assert op_counts(graph)[BACKWARD] == 1
-    assert (record.status, record.forward) == ("replaced", "kept: not in this graph")
+    assert (record.status, record.forward) == ("replaced", "not replaced: not in this graph")
 
 
 def test_two_backwards_of_one_forward_share_the_new_forward() -> None:
@@ -227,11 +227,11 @@ def test_second_run_changes_nothing() -> None:
     rewrite_on(module.graph)
     text = str(module.graph)
     rewrite_on(module.graph)
-    kept = joint_graph(flash, dropout=1.0)
-    rewrite_on(kept.graph)
-    rewrite_on(kept.graph)
+    fallback = joint_graph(flash, dropout=1.0)
+    rewrite_on(fallback.graph)
+    rewrite_on(fallback.graph)
     assert str(module.graph) == text
-    assert [r.status for r in sites()] == ["replaced", "kept"]
+    assert [r.status for r in sites()] == ["replaced", "fallback"]
 
 
 def test_nothing_happens_when_off() -> None:

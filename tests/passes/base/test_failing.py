@@ -58,7 +58,7 @@ class Half:
         if not self.leaves:
             raise ZeroDivisionError("again")
         nodes = graph.find_nodes(op="call_function", target=aten.sin.default)
-        return [Result(Record("half", n.name, "aten::sin", "kept", Reason.PASSES_OFF, cause)) for n in nodes]
+        return [Result(Record("half", n.name, "aten::sin", "fallback", Reason.PASSES_OFF, cause)) for n in nodes]
 
 
 def wave() -> Graph:
@@ -73,7 +73,7 @@ def test_a_rewrite_that_fails_half_way(leaves: bool, caplog: pytest.LogCaptureFi
     graph.lint()
     assert str(graph) == text
     found = [(record.rewrite, record.status, record.reason, record.op) for record in all_records()]
-    told = ("half", "kept", Reason.INTERNAL_ERROR)
+    told = ("half", "fallback", Reason.INTERNAL_ERROR)
     assert found == ([(*told, "aten::sin")] * 2 if leaves else [(*told, "")])
     assert all("ZeroDivisionError: on purpose at " in record.detail for record in all_records())
     assert {r.levelname for r in caplog.records if r.name == "dash_inductor"} == {"WARNING"}
@@ -107,7 +107,7 @@ def test_a_frontend_that_fails(number: int, monkeypatch: pytest.MonkeyPatch) -> 
     failed = [record for record in sites() if record.reason is Reason.INTERNAL_ERROR]
     assert [record.op for record in failed] == ["a_frontend"]
     others = [record.status for record in sites() if record not in failed]
-    assert others == (["kept"] if number == 0 else ["replaced"])
+    assert others == (["fallback"] if number == 0 else ["replaced"])
 
 
 def vmapped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule
 
 from dash_inductor.config import Config, config
-from dash_inductor.errors import SiteKeptError
+from dash_inductor.errors import FallbackError
 from dash_inductor.explanations.dump import writer
 from dash_inductor.model.reasons import Reason
 from dash_inductor.passes.all import REWRITES, record_unseen, rewrite_graph
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("deterministic")
 
 @dataclass(frozen=True)
 class Sines:
-    """Sines become cosines; tangents are kept."""
+    """Sines become cosines; tangents are not replaced."""
 
     name = "sines"
     on: bool = True
@@ -48,13 +48,13 @@ class Sines:
             graph.erase_node(node)
             found.append(Result(Record("sines", new.name, "aten::sin", "replaced", None, "by a cosine")))
         for node in graph.find_nodes(op="call_function", target=aten.tan.default):
-            record = Record("sines", node.name, "aten::tan", "kept", Reason.UNSUPPORTED_OP, "a tangent")
+            record = Record("sines", node.name, "aten::tan", "fallback", Reason.UNSUPPORTED_OP, "a tangent")
             found.append(Result(record, self.asked_for))
         return found
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
         found = graph.find_nodes(op="call_function", target=aten.sin.default)
-        return [Result(Record("sines", n.name, "aten::sin", "kept", Reason.PASSES_OFF, cause)) for n in found]
+        return [Result(Record("sines", n.name, "aten::sin", "fallback", Reason.PASSES_OFF, cause)) for n in found]
 
 
 def wave(tangent: bool = False) -> GraphModule:
@@ -95,9 +95,11 @@ def test_strict(asked_for: bool) -> None:
     if asked_for:
         assert rewrite_graph(graph, [Sines(asked_for=True)])
     else:
-        with pytest.raises(SiteKeptError, match="these sites cannot be replaced:\ntan: sines, kept, unsupported_op"):
+        with pytest.raises(
+            FallbackError, match="these sites cannot be replaced:\ntan: sines, not replaced, unsupported_op"
+        ):
             rewrite_graph(graph, [Sines()])
-    assert [record.status for record in all_records()] == ["replaced", "kept"]
+    assert [record.status for record in all_records()] == ["replaced", "fallback"]
 
 
 def test_graphs_that_no_pass_sees() -> None:

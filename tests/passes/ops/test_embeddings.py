@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 import dash_inductor
 from dash_inductor.config import config
-from dash_inductor.errors import SiteKeptError
+from dash_inductor.errors import FallbackError
 from dash_inductor.graph.emit import Emitter
 from dash_inductor.graph.nodes import op_name
 from dash_inductor.model.reasons import Reason
@@ -30,7 +30,7 @@ from ...support.graphs import rewrite_on, trace
 
 OPERATOR = "aten::embedding_dense_backward"
 
-KEPT = "aten.embedding_dense_backward.default"
+STAYS = "aten.embedding_dense_backward.default"
 PROGRAM = """
     import contextlib, json
 
@@ -78,10 +78,10 @@ PROGRAM = """
 @pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
 def test_what_becomes_of_the_operator_on_cuda_under_deterministic_algorithms_while_we_are_active() -> None:
     output = run_forked(FAKE_GPU, PROGRAM).stdout
-    (kept, few, off, default), records = json.loads(output.splitlines()[-1])
-    assert [name for name in kept if "embedding" in name] == ["aten.embedding.default", KEPT]
-    assert KEPT not in few + off + default
-    assert not [name for name in kept + few if "index_put" in name]
+    (stays, few, off, default), records = json.loads(output.splitlines()[-1])
+    assert [name for name in stays if "embedding" in name] == ["aten.embedding.default", STAYS]
+    assert STAYS not in few + off + default
+    assert not [name for name in stays + few if "index_put" in name]
     assert few.count("aten.sum.dim_IntList") == 2
     assert [len(of_graph) for of_graph in records] == [1, 1, 0, 0]
     texts = "PyTorch's kernel, which sorts the indices, in the place of Inductor's", "a sum over all indices"
@@ -176,11 +176,11 @@ def test_an_error_leaves_the_operator_whole(monkeypatch: pytest.MonkeyPatch, det
     monkeypatch.setattr(Emitter, "call", fail)
     assert not rewrite_on(module.graph)
     (record,) = all_records()
-    assert (record.status, record.reason, str(module.graph)) == ("kept", Reason.INTERNAL_ERROR, text)
+    assert (record.status, record.reason, str(module.graph)) == ("fallback", Reason.INTERNAL_ERROR, text)
     assert record.detail.startswith("ZeroDivisionError: on purpose at ")
     calls.clear()
     config.strict, another = True, graph_of(2).graph
-    with pytest.raises(SiteKeptError, match="these sites cannot be replaced"):
+    with pytest.raises(FallbackError, match="these sites cannot be replaced"):
         rewrite_on(another)
 
 

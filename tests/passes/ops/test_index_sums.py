@@ -1,4 +1,4 @@
-"""Sums by index in graphs: what is rewritten, values, what is shared, what is kept, and errors."""
+"""Sums by index in graphs: what is rewritten, values, what is shared, what is not replaced, and errors."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ def test_rows_that_are_named_are_read_where_they_are(on_the_cpu: None) -> None:
             x = 0.5 * torch.zeros_like(x).index_add(0, index, x[other])
         return x
 
-    def kept(x: Tensor, index: Tensor) -> Tensor:
+    def stays(x: Tensor, index: Tensor) -> Tensor:
         values = x[index.flip(0)]
         return torch.zeros_like(x).index_add(0, index, values) + values.sum()
 
     x, index = inputs()
     exact = results(layers, x.double(), index)
-    for program, named in ((layers, 2), (kept, 0)):
+    for program, named in ((layers, 2), (stays, 0)):
         with capture() as graphs:
             found = results(graphs.compile(program, dynamic=False), x, index)
         assert graphs.texts[0].count("torch.int32") == named  # rows that are named at places of an index
@@ -167,7 +167,7 @@ def test_an_error_leaves_the_graph(on_the_cpu: None, monkeypatch: pytest.MonkeyP
     with capture() as graphs:
         assert worst(results(graphs.compile(PROGRAMS["rows"]), x, index), exact) == 0
     (record,) = records()
-    assert (record.status, record.reason) == ("kept", Reason.INTERNAL_ERROR)
+    assert (record.status, record.reason) == ("fallback", Reason.INTERNAL_ERROR)
     assert record.detail.startswith("ZeroDivisionError: on purpose at ")
 
 

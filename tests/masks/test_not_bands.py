@@ -1,4 +1,6 @@
-"""Masks that are no bands: read as data, or kept, each with its reason; and the check of real values behind it all."""
+"""Masks that are no bands: read as data, or not replaced, each with its reason; and the check of real values behind it
+all.
+"""
 
 from __future__ import annotations
 
