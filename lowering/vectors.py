@@ -10,10 +10,10 @@ import torch
 
 from ..kernels.portable import templates
 from ..model.call import Call
+from ..model.components import Component
 from ..model.mask import ROW_BLOCK
 from ..model.operands import OPERANDS
 from ..model.relations import Relation
-from ..model.terms import Term
 from ..upstream.inductor import Pointwise, TensorBox, V, lowerings, ops
 from .template import realized
 
@@ -32,7 +32,9 @@ class Vectors:
         self._call, self._plane, self._heads = call, plane, heads
         mask = call.mask
         self._relations = [
-            (term.RELATION, self._of_term(term, extras)) for term in mask.others if not term.RELATION.is_of_keys
+            (component.RELATION, self._of_component(component, extras))
+            for component in mask.others
+            if not component.RELATION.is_of_keys
         ]
         valid = [in_words(extras[o.index]) for t in mask.others if t.RELATION.is_of_keys for o in t.operands]
         self._valid = functools.reduce(_both, valid) if valid else None
@@ -72,11 +74,14 @@ class Vectors:
         kind = OPERANDS[name]
         return expanded(tensor, [sizes[axis] for axis in kind.axes]) if kind.broadcasts else realized(tensor)
 
-    def _of_term(self, term: Term, extras: Sequence[TensorBox]) -> dict[str, TensorBox]:
-        """Returns the tensors of a term by role: of queries [batch, q_len], of keys [batch, kv_len], of pairs the full
-        plane.
+    def _of_component(self, component: Component, extras: Sequence[TensorBox]) -> dict[str, TensorBox]:
+        """Returns the tensors of a component by role: of queries [batch, q_len], of keys [batch, kv_len], of pairs the
+        full plane.
         """
-        relation, given = term.RELATION, {term.ROLES[name]: extras[o.index] for name, o in term.given.items()}
+        relation, given = (
+            component.RELATION,
+            {component.ROLES[name]: extras[o.index] for name, o in component.given.items()},
+        )
         device = next(iter(given.values())).get_device()
         assert device is not None
         found = {}

@@ -14,10 +14,10 @@ from itertools import product
 
 from dash_inductor.kernels.families import HOPPER, PORTABLE
 from dash_inductor.model import Call, Mask, Site
+from dash_inductor.model.components import Operand
 from dash_inductor.model.dropout import Dropout
 from dash_inductor.model.mask import Band
 from dash_inductor.model.operands import Bias
-from dash_inductor.model.terms import Operand
 from dash_inductor.planning.planner import choose
 
 ARCH = "sm_90"
@@ -43,9 +43,9 @@ def sites() -> Iterator[Site]:
 def calls() -> Iterator[Call]:
     for before, after, data, p in product(BOUNDS, BOUNDS, DATA, (0.0, 0.1)):
         band = Band(None if after is None else -after, before)
-        terms = [str(band)] if band != Band() or data in ("", "bias") else []
-        terms += [data] if data not in ("", "bias") else []
-        call = Call(Mask.parse(" & ".join(terms)), 0.125)
+        components = [str(band)] if band != Band() or data in ("", "bias") else []
+        components += [data] if data not in ("", "bias") else []
+        call = Call(Mask.parse(" & ".join(components)), 0.125)
         if data == "bias":
             call = replace(call, bias=Bias(Operand(0), gradient=True))
         yield replace(call, dropout=Dropout(p, Operand(len(call.operands)))) if p else call

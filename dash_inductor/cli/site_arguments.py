@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from ..errors import ArgumentError
 from ..model.architectures import SAME_AS, WORKERS
 from ..model.call import Call
+from ..model.components import COMPONENTS, Component, Operand, Segments
 from ..model.dropout import Dropout
 from ..model.mask import Anchor, Band, Mask
 from ..model.operands import Bias
 from ..model.relations import POSITION
 from ..model.site import BITS, Site
-from ..model.terms import TERMS, Operand, Segments, Term
 from ..planning.prediction import GPU, gpus
 from ..timeline.lengths import Lengths
 
@@ -23,7 +23,7 @@ GPUS = {"a100": "sm_80", "l40s": "sm_89", "h100": "sm_90", "h200": "sm_90", "b20
 """The architectures of GPU names; times have been measured only on the GPUs of `prediction.gpus`."""
 
 MASKS = """\
-terms joined by '+'.  One of
+components joined by '+'.  One of
   full, causal, window:LO,HI    query i sees key j if LO <= i - j <= HI; 'none' is no bound;
                                 ':bottom_right' behind any of them aligns the last query with the last key
 and any of
@@ -118,27 +118,27 @@ def _shape(text: str) -> tuple[int, int, int, int, int, int, int]:
 
 def _mask(text: str) -> tuple[Mask, Lengths | None, int]:
     """Parses a mask; returns it, the given lengths of its data, and the number of tensors that it reads."""
-    band, found, operands = None, dict[str, Term](), 0
+    band, found, operands = None, dict[str, Component](), 0
     lengths: dict[str, tuple[int, ...]] = {}
-    for term in (word.strip() for word in text.split("+")):
-        data = _DATA.fullmatch(term)
-        name = term if data is None else "segments" if data[1] == "documents" else data[1]
-        if name in TERMS and name not in found and (data is not None or name != "segments"):
-            found[name], operands = _term(TERMS[name], operands)
+    for component in (word.strip() for word in text.split("+")):
+        data = _DATA.fullmatch(component)
+        name = component if data is None else "segments" if data[1] == "documents" else data[1]
+        if name in COMPONENTS and name not in found and (data is not None or name != "segments"):
+            found[name], operands = _component(COMPONENTS[name], operands)
             if data is not None and data[2]:
                 lengths[data[1]] = tuple(int(word) for word in data[2].split(","))
-        elif data is None and name not in TERMS and band is None:
-            band = _band(term, text)
+        elif data is None and name not in COMPONENTS and band is None:
+            band = _band(component, text)
         else:
-            raise ArgumentError("mask", text, f"every kind of term once: {MASKS}")
+            raise ArgumentError("mask", text, f"every kind of component once: {MASKS}")
     hidden = Lengths(lengths.get("documents"), lengths.get("keys")) if lengths else None
     return Mask(band or Band(), *found.values()), hidden, operands
 
 
-def _term(kind: type[Term], first: int) -> tuple[Term, int]:
-    """Makes a mask term with operands numbered from `first`, and returns it with the next free number.
+def _component(kind: type[Component], first: int) -> tuple[Component, int]:
+    """Makes a mask component with operands numbered from `first`, and returns it with the next free number.
 
-    Segments use one vector for queries and keys; key numbers that a term may omit default to positions.
+    Segments use one vector for queries and keys; key numbers that a component may omit default to positions.
     """
     if kind is Segments:
         return Segments(Operand(first), Operand(first)), first + 1
@@ -150,9 +150,9 @@ def _term(kind: type[Term], first: int) -> tuple[Term, int]:
     return kind(**operands), first + sum(needed.values())
 
 
-def _band(term: str, text: str) -> Band:
-    word = term.removesuffix(":bottom_right")
-    anchor: Anchor = "top_left" if word == term else "bottom_right"
+def _band(component: str, text: str) -> Band:
+    word = component.removesuffix(":bottom_right")
+    anchor: Anchor = "top_left" if word == component else "bottom_right"
     window = _WINDOW.fullmatch(word)
     if window is not None:
         lo, hi = (None if bound == "none" else int(bound) for bound in window.groups())

@@ -1,4 +1,4 @@
-"""Mask terms as they are read from a graph, with the computation of their operands from nodes of the graph."""
+"""Mask components as they are read from a graph, with the computation of their operands from nodes of the graph."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, ClassVar
 
 from torch.fx import Node
 
-from ..model.terms import TERMS
+from ..model.components import COMPONENTS
 from .predicates import Conditional, LoadComparison, comparisons, compute, of_loads
 from .token_data import Axis, Load
 from .token_vectors import PLANE, Calculator
 
 
-class FoundTerm:
-    """A term of `model.terms`, with the nodes from which its operands are computed.
+class FoundComponent:
+    """A component of `model.components`, with the nodes from which its operands are computed.
 
     Attributes:
-        NAME: the name of the term.
+        NAME: the name of the component.
         fields: the operands that are present.
         same: operands that are the same tensor as another operand, which is named; only the latter is computed.
     """
@@ -28,7 +28,7 @@ class FoundTerm:
     @property
     def fields(self) -> tuple[str, ...]:
         """The names of the operands that are present."""
-        return tuple(TERMS[self.NAME].ROLES)
+        return tuple(COMPONENTS[self.NAME].ROLES)
 
     @property
     def same(self) -> Mapping[str, str]:
@@ -42,11 +42,11 @@ class FoundTerm:
 
     @property
     def loads(self) -> list[Load]:
-        """The loads of data that the term reads."""
+        """The loads of data that the component reads."""
         raise NotImplementedError
 
-    def renamed(self, node: Callable[[Node], Node]) -> FoundTerm:
-        """Return the same term with its nodes replaced by `node`."""
+    def renamed(self, node: Callable[[Node], Node]) -> FoundComponent:
+        """Return the same component with its nodes replaced by `node`."""
         raise NotImplementedError
 
     def compute(self, calculator: Calculator) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class FoundTerm:
 
 
 @dataclass(frozen=True)
-class Where(FoundTerm):
+class Where(FoundComponent):
     """The keys, or the pairs, for which a predicate of data is true.
 
     Args:
@@ -100,5 +100,5 @@ class ShownPairs(Where):
     axes: tuple[Axis, ...] = PLANE
 
     def within(self, window: Mapping[Axis, tuple[int, int]]) -> ShownPairs:
-        """Return the same term restricted to a window of the scores."""
+        """Return the same component restricted to a window of the scores."""
         return replace(self, choice=of_loads(self.choice, lambda load: load.within(window)))

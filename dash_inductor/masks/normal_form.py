@@ -1,4 +1,4 @@
-"""Converts a mask's visibility, a decision tree over positions and data, to its normal form: a band and terms."""
+"""Converts a mask's visibility, a decision tree over positions and data, to its normal form: a band and components."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import sympy
 from torch.fx import Node
 
+from ..model.components import COMPONENTS
 from ..model.mask import Band
-from ..model.terms import TERMS
 from .bands import Scores, hides_a_row, to_band
 from .documents import Documents
-from .found import FoundTerm, ShownPairs, ValidKeys
+from .found import FoundComponent, ShownPairs, ValidKeys
 from .index_expr import Branch, NotRecognised, Value, assume, leaves, same
 from .predicates import LoadComparison, predicate
 from .restarts import Restarts
@@ -26,7 +26,7 @@ MAX_CASES = 200
 
 
 @dataclass(frozen=True)
-class SameSegment(FoundTerm):
+class SameSegment(FoundComponent):
     """Segment ids: a query sees a key only if a number of the query equals one of the key.
 
     Args:
@@ -57,53 +57,53 @@ class SameSegment(FoundTerm):
 
 
 @dataclass(frozen=True)
-class Terms:
-    """The terms of a mask, with the nodes that they read.
+class Components:
+    """The components of a mask, with the nodes that they read.
 
     Args:
         band: the band mask on positions.
-        others: the terms besides the band; each is also the attribute of its name, None if absent.
+        others: the components besides the band; each is also the attribute of its name, None if absent.
         positions: the positions from which segment ids are counted, if the band depends on it (see `restarts`).
         documents: those of a varlen operator, in place of `others`.
     """
 
     band: Band
-    others: tuple[FoundTerm, ...] = ()
+    others: tuple[FoundComponent, ...] = ()
     positions: Load | None = None
     documents: Documents | None = None
 
     def __getattr__(self, name: str) -> Any:
-        if name in TERMS:
-            return next((term for term in self.others if name == term.NAME), None)
+        if name in COMPONENTS:
+            return next((component for component in self.others if name == component.NAME), None)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
-    def in_order(self) -> list[FoundTerm]:
-        """The terms besides the band, in the order of `TERMS`."""
-        return sorted(self.others, key=lambda term: [*TERMS].index(term.NAME))
+    def in_order(self) -> list[FoundComponent]:
+        """The components besides the band, in the order of `COMPONENTS`."""
+        return sorted(self.others, key=lambda component: [*COMPONENTS].index(component.NAME))
 
     @property
     def comparisons(self) -> list[LoadComparison]:
-        """The comparisons of data with numbers in all terms."""
-        return [found for term in self.others for found in term.comparisons]
+        """The comparisons of data with numbers in all components."""
+        return [found for component in self.others for found in component.comparisons]
 
     @property
     def loads(self) -> list[Load]:
-        """The loads of data that the terms read, without duplicates."""
-        return list(dict.fromkeys(load for term in self.others for load in term.loads))
+        """The loads of data that the components read, without duplicates."""
+        return list(dict.fromkeys(load for component in self.others for load in component.loads))
 
-    def renamed(self, node: Callable[[Node], Node]) -> Terms:
-        """Return the same terms with their nodes replaced by `node`."""
+    def renamed(self, node: Callable[[Node], Node]) -> Components:
+        """Return the same components with their nodes replaced by `node`."""
         positions = None if self.positions is None else replace(self.positions, node=node(self.positions.node))
-        return replace(self, others=tuple(term.renamed(node) for term in self.others), positions=positions)
+        return replace(self, others=tuple(component.renamed(node) for component in self.others), positions=positions)
 
     def __str__(self) -> str:
-        others = [term.NAME for term in self.in_order]
+        others = [component.NAME for component in self.in_order]
         return " & ".join([*([] if self.band.is_full and others else [str(self.band)]), *others])
 
 
-def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | None, *, of_data: bool) -> Terms:
-    """Return the terms whose conjunction `visible` is.
+def components(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | None, *, of_data: bool) -> Components:
+    """Return the components whose conjunction `visible` is.
 
     For every combination of the conditions on data, visibility depends on positions alone.  If each combination leaves
     either nothing or the same band, the combinations that leave the band determine which keys are valid, and may
@@ -119,15 +119,15 @@ def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | Non
 
     Raises:
         NotRecognised: "not_a_band" if the dependence on positions is not a band, "depends_on_input" if that on data
-            cannot be expressed by the terms.
+            cannot be expressed by the components.
     """
     positions = None
-    split_off: list[FoundTerm | None] = []
+    split_off: list[FoundComponent | None] = []
     if restarts is not None:
         visible, positions = _without_positions(scores, visible, loads, restarts)
         for split in SPLITS:
-            visible, found_term = split(scores, visible, loads, of_data)
-            split_off.append(found_term)
+            visible, found_component = split(scores, visible, loads, of_data)
+            split_off.append(found_component)
     bands: set[Band] = set()
     cases = 0
 
@@ -151,7 +151,7 @@ def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | Non
         raise NotRecognised("not_a_band", "no query sees a key")
     if restarts is None:
         dense = predicate(tree, lambda cond: _of_numbers(cond, loads))
-        return Terms(bands.pop(), () if isinstance(dense, bool) else (ShownPairs(dense),))
+        return Components(bands.pop(), () if isinstance(dense, bool) else (ShownPairs(dense),))
     equal = _equalities(scores, tree)
     if len(equal) > 1:
         raise NotRecognised("depends_on_input", f"{len(equal)} equalities of numbers of queries and of keys")
@@ -162,8 +162,8 @@ def terms(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | Non
     keys = predicate(tree, lambda cond: _of_keys(scores, cond, loads))
     segments = _segments(scores, equal.pop(), loads) if equal else None
     valid = None if isinstance(keys, bool) else ValidKeys(keys)
-    found = [term for term in (valid, segments, *split_off) if term is not None]
-    return Terms(bands.pop(), tuple(found), positions)
+    found = [component for component in (valid, segments, *split_off) if component is not None]
+    return Components(bands.pop(), tuple(found), positions)
 
 
 def _without_positions(scores: Scores, visible: Value, loads: Loads, restarts: Restarts) -> tuple[Value, Load | None]:
@@ -219,7 +219,7 @@ def _equalities(scores: Scores, tree: Value) -> set[sympy.Symbol]:
 
 
 def _segments(scores: Scores, symbol: sympy.Symbol, loads: Loads) -> SameSegment:
-    """Return the equality for which a symbol stands, as a term."""
+    """Return the equality for which a symbol stands, as a component."""
     sides = scores.algebra.equality(symbol)
     assert sides is not None
     found = []
@@ -266,7 +266,7 @@ def _of_numbers(cond: sympy.Expr, loads: Loads) -> LoadComparison:
     return comparison
 
 
-def require_visible_keys(scores: Scores, found: Terms) -> None:
+def require_visible_keys(scores: Scores, found: Components) -> None:
     """Raise NotRecognised unless every query provably sees a key.
 
     A row of equal finite values is a uniform softmax, not an empty row.
@@ -275,6 +275,6 @@ def require_visible_keys(scores: Scores, found: Terms) -> None:
         names = ", ".join(sorted({load.node.name for load in found.loads}))
         cause = f"{names}, which is data, may hide all keys of a query by a finite value"
         raise NotRecognised("depends_on_input", cause)
-    by_query = any(TERMS[term.NAME].RELATION.queries for term in found.others)
+    by_query = any(COMPONENTS[component.NAME].RELATION.queries for component in found.others)
     if by_query or hides_a_row(scores, found.band):
         raise NotRecognised("not_a_band", f"{found} may hide all keys of a query by a finite value")

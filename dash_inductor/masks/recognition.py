@@ -1,12 +1,12 @@
-"""Recognises a mask tensor: from the producers of `attn_mask` / `attn_bias` to the terms of its normal form.
+"""Recognises a mask tensor: from the producers of `attn_mask` / `attn_bias` to the components of its normal form.
 
 The producer chain is interpreted exactly (`reader`), which gives visibility as a decision tree over the query and key
-position and over data that the graph computes.  The tree is split into a band, terms such as segment ids, and key
+position and over data that the graph computes.  The tree is split into a band, components such as segment ids, and key
 validity (`normal_form`): each path to "visible" is an interval of ``d = q - kv``, and if their union is one interval,
 that is the band (`bands`).  Any other mask may be read as a dense one.
 
-The terms are then compared with values that the graph's own operators compute (`verification`), as a safety net for the
-exact interpretation; by itself this comparison would prove nothing about data.
+The components are then compared with values that the graph's own operators compute (`verification`), as a safety net
+for the exact interpretation; by itself this comparison would prove nothing about data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from . import verification
 from .bands import Scores, visibility
 from .index_expr import Algebra, NotRecognised
 from .nodes import Position, is_data, is_size, meta_of, producers, rule_name, shape_env_of, shape_of
-from .normal_form import Terms, require_visible_keys, terms
+from .normal_form import Components, components, require_visible_keys
 from .reader import MAX_ENTRIES, MaskReader, Way
 from .restarts import Restarts
 from .rules import (
@@ -68,16 +68,16 @@ class MaskResult:
     """The result of reading a mask tensor.
 
     Args:
-        terms: the mask in normal form; None if it is not recognised.
-        reason: why it is not recognised: it depends on data in a way that the terms cannot express
+        components: the mask in normal form; None if it is not recognised.
+        reason: why it is not recognised: it depends on data in a way that the components cannot express
             ("depends_on_input"), its dependence on positions is not a band ("not_a_band"), an operator has no rule
-            ("unknown_op"), or the values that the graph computes differ from the terms or could not be checked
+            ("unknown_op"), or the values that the graph computes differ from the components or could not be checked
             ("value_mismatch").
         detail: the node, operator or condition that is the cause.
-        how: a description of how the terms were read and verified.
+        how: a description of how the components were read and verified.
     """
 
-    terms: Terms | None
+    components: Components | None
     reason: MaskReason | None = None
     detail: str = ""
     how: str = field(default="", compare=False)
@@ -90,7 +90,7 @@ class MaskResult:
     @property
     def band(self) -> Band | None:
         """The band of the mask; None if it is not recognised."""
-        return None if self.terms is None else self.terms.band
+        return None if self.components is None else self.components.band
 
 
 class _Known:
@@ -108,7 +108,7 @@ _known: weakref.WeakKeyDictionary[Graph, _Known] = weakref.WeakKeyDictionary()
 
 
 def recognise(node: Node, *, query: Node, key: Node, beside: bool = False) -> MaskResult:
-    """Return the terms of a mask tensor.
+    """Return the components of a mask tensor.
 
     Every layer of a model may build its own copy of a mask; equal producer chains of one graph are read once.
 
@@ -122,9 +122,9 @@ def recognise(node: Node, *, query: Node, key: Node, beside: bool = False) -> Ma
             then hide all keys of a query as well.
 
     Returns:
-        The terms, which read nodes that `node` is computed from, or the reason why there are none.  For static lengths
-        the band is anchored top left and a bound that excludes nothing is None; for dynamic lengths a mask that follows
-        ``kv_len - q_len`` is anchored bottom right.
+        The components, which read nodes that `node` is computed from, or the reason why there are none.  For static
+        lengths the band is anchored top left and a bound that excludes nothing is None; for dynamic lengths a mask that
+        follows ``kv_len - q_len`` is anchored bottom right.
     """
     with disable_current_modes(), torch.no_grad():
         try:
@@ -138,10 +138,10 @@ def recognise(node: Node, *, query: Node, key: Node, beside: bool = False) -> Ma
         if memo_key not in known.results:
             known.results[memo_key] = _read(node, chain, plane, beside), numbers
         result, numbered = known.results[memo_key]
-        if result.terms is None or numbered is numbers:
+        if result.components is None or numbered is numbers:
             return result
         own = {number: n for n, number in numbers.items()}
-        return replace(result, terms=result.terms.renamed(lambda other: own[numbered[other]]))
+        return replace(result, components=result.components.renamed(lambda other: own[numbered[other]]))
 
 
 def forget(graph: Graph) -> None:
@@ -160,7 +160,7 @@ def _read(node: Node, chain: list[Node], plane: Position, beside: bool) -> MaskR
         if (way.intervals or (way.dense and not way.all_planes)) and not of_data:
             continue
         try:
-            found, verified = _terms(node, chain, plane, way, of_data, beside)
+            found, verified = _components(node, chain, plane, way, of_data, beside)
             return MaskResult(found, how=f"{_read_through(chain)}; {verified}")
         except NotRecognised as e:
             log.debug("mask %s, read %s: %s: %s", node.name, way.words, e.reason, e.detail)
@@ -181,8 +181,10 @@ def _read_through(chain: list[Node]) -> str:
     return f"read back through {len(names)} operator{'' if len(names) == 1 else 's'} ({shown})"
 
 
-def _terms(node: Node, chain: list[Node], plane: Position, way: Way, of_data: bool, beside: bool) -> tuple[Terms, str]:
-    """Return the terms of a mask, read in this way, and a description of their verification.
+def _components(
+    node: Node, chain: list[Node], plane: Position, way: Way, of_data: bool, beside: bool
+) -> tuple[Components, str]:
+    """Return the components of a mask, read in this way, and a description of their verification.
 
     Args:
         node: the mask.
@@ -208,7 +210,7 @@ def _terms(node: Node, chain: list[Node], plane: Position, way: Way, of_data: bo
     loads = Loads(algebra, plane, position, way.dense)
     value = MaskReader(RULES, algebra, loads, way).operand(node, position)
     visible, infinite = visibility(scores, value, meta_of(node).dtype)
-    found = terms(scores, visible, loads, None if way.dense else Restarts(RULES, shape_env), of_data=of_data)
+    found = components(scores, visible, loads, None if way.dense else Restarts(RULES, shape_env), of_data=of_data)
     if not infinite and not beside:
         require_visible_keys(scores, found)
     log.debug("mask %s, read %s: %s", node.name, way.words, found)

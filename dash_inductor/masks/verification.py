@@ -1,10 +1,10 @@
-"""Verifies the recognised terms of a mask against the values that the mask's own operators compute.
+"""Verifies the recognised components of a mask against the values that the mask's own operators compute.
 
 All elements are checked if the mask has at most `BUDGET`.  Otherwise, for the first and the last batch element and
 head, blocks of rows are checked in all columns: the first, the middle and the last rows, and those where an edge of the
 band enters or leaves the columns.  For dynamic lengths the chain is evaluated at the hinted lengths and at others,
 mostly small, that the ranges and guards of the shape environment allow: shorter and longer than the width of the band,
-with more keys than queries and vice versa.  The data that the terms read get random values, from which the graph's
+with more keys than queries and vice versa.  The data that the components read get random values, from which the graph's
 operators compute the mask.  Operators without a rule are never run: they may be random, or user-defined.
 
 Blocks are evaluated in pieces that PyTorch computes on the calling thread.
@@ -22,13 +22,13 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from ..model.components import COMPONENTS, Component
 from ..model.mask import Band
-from ..model.terms import TERMS, Term
 from .bands import HIDDEN
 from .found import ShownPairs
 from .index_expr import NotRecognised
 from .nodes import Position, as_expr, is_size, is_unknown, meta_of, shape_of
-from .normal_form import Terms
+from .normal_form import Components
 from .real_values import RealValues, Window, pieces
 from .token_data import RANGES, Axis, Load
 
@@ -51,14 +51,19 @@ Sizes = dict[sympy.Symbol, sympy.Integer]
 
 
 def verify(
-    node: Node, chain: list[Node], terms: Terms, plane: Position, shape_env: ShapeEnv | None, readable: Container[str]
+    node: Node,
+    chain: list[Node],
+    components: Components,
+    plane: Position,
+    shape_env: ShapeEnv | None,
+    readable: Container[str],
 ) -> str:
-    """Compare the mask with `terms`; return a description of what was compared.
+    """Compare the mask with `components`; return a description of what was compared.
 
     Args:
         node: the mask.
         chain: its producers.
-        terms: the recognised terms.
+        components: the recognised components.
         plane: the shape of the scores, [B, H, q_len, kv_len].
         shape_env: the shape environment of the graph; None for static sizes.
         readable: the names of rules, see `nodes.rule_name`; other nodes are never run.
@@ -67,8 +72,8 @@ def verify(
         NotRecognised: "value_mismatch" if a checked element differs, or none can be checked.
     """
     checked = elements = 0
-    for sizes in islice(_assignments(chain, terms.band, plane, shape_env), MOST_ASSIGNMENTS):
-        elements += _compare(node, terms, plane, _values(terms, chain, sizes, readable), sizes)
+    for sizes in islice(_assignments(chain, components.band, plane, shape_env), MOST_ASSIGNMENTS):
+        elements += _compare(node, components, plane, _values(components, chain, sizes, readable), sizes)
         checked += 1
     if not checked:
         raise NotRecognised("value_mismatch", f"no lengths are known at which {node.name} can be checked")
@@ -76,19 +81,19 @@ def verify(
     return f"{elements} elements compared with what the graph computes{lengths}"
 
 
-def _values(terms: Terms, chain: list[Node], sizes: Sizes, readable: Container[str]) -> RealValues:
-    """Return the graph's values for these sizes, with random values for the data that the terms read.
+def _values(components: Components, chain: list[Node], sizes: Sizes, readable: Container[str]) -> RealValues:
+    """Return the graph's values for these sizes, with random values for the data that the components read.
 
-    Inputs, and results of operators without a rule, are random booleans if they do not matter to the terms.
+    Inputs, and results of operators without a rule, are random booleans if they do not matter to the components.
     """
     values, generator = RealValues(sizes), torch.Generator().manual_seed(0)
     for node in chain:
         if is_unknown(node, readable) and not is_size(node):
             drawn = torch.randint(0, 2, (1,) * meta_of(node).dim(), generator=generator)
             values.give(node, drawn.to(meta_of(node).dtype).expand(values.shape(node)))
-    close = {c.bound + i for c in terms.comparisons for i in (-1, 0, 1)}
-    for load in terms.loads:
-        if terms.positions is not None and terms.segments is not None and load in terms.segments.loads:
+    close = {c.bound + i for c in components.comparisons for i in (-1, 0, 1)}
+    for load in components.loads:
+        if components.positions is not None and components.segments is not None and load in components.segments.loads:
             continue  # computed from the positions
         shape, dtype = values.shape(load.node), meta_of(load.node).dtype
         least, greatest = RANGES[dtype]
@@ -97,8 +102,8 @@ def _values(terms: Terms, chain: list[Node], sizes: Sizes, readable: Container[s
         count = 1 + sum((n - 1) * step for n, step in zip(shape, steps, strict=True))
         drawn = choices[torch.randint(0, len(choices), (count,), generator=generator)]
         values.give(load.node, drawn.as_strided(shape, steps))
-    if terms.positions is not None:
-        values.give(terms.positions.node, _positions(terms.positions, values, generator))
+    if components.positions is not None:
+        values.give(components.positions.node, _positions(components.positions, values, generator))
     return values
 
 
@@ -112,13 +117,13 @@ def _positions(load: Load, values: RealValues, generator: torch.Generator) -> to
     return steps.cumsum(dim).to(dtype)
 
 
-def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, sizes: Sizes) -> int:
+def _compare(node: Node, components: Components, plane: Position, values: RealValues, sizes: Sizes) -> int:
     """Compare the mask at these sizes; return the number of elements compared."""
     compared = 0
     q_len, kv_len = (values.size(n) for n in plane[-2:])
-    resolved = terms.band.resolve(q_len, kv_len)
+    resolved = components.band.resolve(q_len, kv_len)
     shape = values.shape(node)
-    vectors = _vectors(terms, values, q_len, kv_len)
+    vectors = _vectors(components, values, q_len, kv_len)
     for window, rows in _windows(shape, resolved, q_len, kv_len):
         columns = window[-1] if shape and shape[-1] == kv_len else (0, kv_len)
         try:
@@ -133,9 +138,9 @@ def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, size
             expected = expected & _shown(kind, given, entries, rows, columns)
         heads = window[-3] if len(shape) > 2 else (0, 1)
         part: dict[Axis, tuple[int, int]] = {"b": entries, "h": heads, "q": rows, "kv": columns}
-        for term in terms.others:
-            if isinstance(term, ShownPairs):
-                expected = expected & _plane(term, values, part)
+        for component in components.others:
+            if isinstance(component, ShownPairs):
+                expected = expected & _plane(component, values, part)
         if mask.dtype == torch.bool:
             wrong = mask != expected
         else:
@@ -143,20 +148,22 @@ def _compare(node: Node, terms: Terms, plane: Position, values: RealValues, size
         if wrong.any():
             place = [int(i) for i in wrong.nonzero()[0]]
             where = f"element {place} of the window {window}{_at(sizes)}"
-            raise NotRecognised("value_mismatch", f"{node.name} differs from {terms}: {where}")
+            raise NotRecognised("value_mismatch", f"{node.name} differs from {components}: {where}")
     return compared
 
 
 def _vectors(
-    terms: Terms, values: RealValues, q_len: int, kv_len: int
-) -> list[tuple[type[Term], dict[str, torch.Tensor]]]:
-    """Return the classes of the terms that have vectors, each with its vectors by field."""
+    components: Components, values: RealValues, q_len: int, kv_len: int
+) -> list[tuple[type[Component], dict[str, torch.Tensor]]]:
+    """Return the classes of the components that have vectors, each with its vectors by field."""
     calculator = _Tensors(values, {"q": q_len, "kv": kv_len})
     found = []
-    for term in terms.others:
-        if not isinstance(term, ShownPairs):
-            given = term.compute(calculator)
-            found.append((TERMS[term.NAME], given | {name: given[other] for name, other in term.same.items()}))
+    for component in components.others:
+        if not isinstance(component, ShownPairs):
+            given = component.compute(calculator)
+            found.append(
+                (COMPONENTS[component.NAME], given | {name: given[other] for name, other in component.same.items()})
+            )
     return found
 
 
@@ -182,13 +189,13 @@ class _Tensors:
 
 
 def _shown(
-    kind: type[Term],
+    kind: type[Component],
     given: Mapping[str, torch.Tensor],
     entries: tuple[int, int],
     rows: tuple[int, int],
     columns: tuple[int, int],
 ) -> torch.Tensor:
-    """Return which pairs a term shows in a window of the scores: bool [batch or 1, 1, rows or 1, columns or 1]."""
+    """Return which pairs a component shows in a window of the scores: bool [batch or 1, 1, rows or 1, columns or 1]."""
     found = {}
     for name, vector in given.items():
         of_keys = "kv" in kind.AXES[name]

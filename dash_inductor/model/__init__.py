@@ -5,13 +5,13 @@ makes a `Decision` about it; lowering and kernels read `Call` and `Plan`.
 """
 
 from .call import Call, Order
+from .components import Component, Dense, Interval, Keys, Operand, Segments, VarlenLayout
 from .dropout import Dropout
 from .mask import MAX_LENGTH, Anchor, Band, Mask
 from .operands import Bias
 from .plan import Decision, Fallback, Plan, Tiles
 from .reasons import Reason
 from .site import DType, Site
-from .terms import Dense, Interval, Keys, Operand, Segments, Term, VarlenLayout
 from .traits import Traits
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Band",
     "Bias",
     "Call",
+    "Component",
     "DType",
     "Decision",
     "Dense",
@@ -34,7 +35,6 @@ __all__ = [
     "Reason",
     "Segments",
     "Site",
-    "Term",
     "Tiles",
     "Traits",
     "VarlenLayout",

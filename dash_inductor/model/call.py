@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ArgumentError
+from .components import Operand
 from .dropout import Dropout
 from .mask import Mask
 from .operands import OPERANDS, Bias, Part
-from .terms import Operand
 from .traits import Traits
 
 Order = tuple[int, ...]
@@ -137,10 +137,11 @@ class Call:
     def traits(self) -> Traits:
         """The properties for which kernels are specialized."""
         band, mask = self.mask.band, self.mask
-        terms = tuple(sorted(mask.terms))
-        numbers = any(term.OPTIONAL and term.has_key_numbers for term in mask.others)
+        components = tuple(sorted(mask.components))
+        numbers = any(component.OPTIONAL and component.has_key_numbers for component in mask.others)
         return Traits(
-            band.lo is not None, band.hi is not None, terms, tuple(self.given), mask.varlen_layout is not None, numbers,
+            band.lo is not None, band.hi is not None, components, tuple(self.given), mask.varlen_layout is not None,
+            numbers,
             tuple(self.modifiers), self.softcap is not None and self.softcap <= LOW_SOFTCAP, self.logsumexp,
         )  # fmt: skip
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..errors import ArgumentError
-from .terms import Operand
+from .components import Operand
 
 STEPS = 1 << 16
 """Number of equally likely values of 16 random bits, of which `Dropout.threshold` drop a probability."""

@@ -1,4 +1,4 @@
-"""The attention mask: `Mask`, the intersection of a band and of terms, whose tensors are known at run time."""
+"""The attention mask: `Mask`, the intersection of a band and of components, whose tensors are known at run time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import ArgumentError
-from .terms import TERMS, Operand, Segments, Term, VarlenLayout
+from .components import COMPONENTS, Component, Operand, Segments, VarlenLayout
 
 MAX_LENGTH = 2**30 - 1
 """The longest sequence and the largest absolute bound of a band: kernels compute positions in int32."""
@@ -105,70 +105,81 @@ class Band:
 
 @dataclass(frozen=True, init=False)
 class Mask:
-    """A mask: the intersection of a band and of terms, at most one of each kind.  A query sees the keys that all allow.
+    """A mask: the intersection of a band and of components, at most one of each kind.  A query sees the keys that all
+    allow.
 
     ``str`` gives for example ``full``, ``keys(0)``, ``causal & segments(0,0) & keys(1)`` or
     ``segments(0,1):varlen(2,3)``; `parse` is its inverse.
 
     Args:
         band: the band mask on positions.
-        terms: the terms besides the band, in any order; None is ignored.
-        others: further terms.
-        named: terms by name, each of which replaces the term of this name in `terms` and `others`; None removes it.
+        components: the components besides the band, in any order; None is ignored.
+        others: further components.
+        named: components by name, each of which replaces the component of this name in `components` and `others`; None
+            removes it.
 
-    The term of a kind is also an attribute with the kind's name; it is None if the mask has no term of this kind.
+    The component of a kind is also an attribute with the kind's name; it is None if the mask has no component of this
+    kind.
 
     Raises:
-        ArgumentError: two terms of one kind; a term under another kind's name; segments with a varlen layout together
-            with another term.
+        ArgumentError: two components of one kind; a component under another kind's name; segments with a varlen layout
+            together with another component.
     """
 
     band: Band
-    others: tuple[Term, ...]
+    others: tuple[Component, ...]
 
     def __init__(
-        self, band: Band = Band(), *terms: Term | None, others: tuple[Term, ...] = (), **named: Term | None
+        self,
+        band: Band = Band(),
+        *components: Component | None,
+        others: tuple[Component, ...] = (),
+        **named: Component | None,
     ) -> None:
-        given = [term for term in (*terms, *others) if term is not None and term.NAME not in named]
-        given += [term for term in named.values() if term is not None]
-        names = [term.NAME for term in given]
+        given = [
+            component for component in (*components, *others) if component is not None and component.NAME not in named
+        ]
+        given += [component for component in named.values() if component is not None]
+        names = [component.NAME for component in given]
         if len(set(names)) != len(names) or any(t is not None and n != t.NAME for n, t in named.items()):
-            raise ArgumentError("terms", [*map(str, given)], "at most one of each kind, by its own name")
-        if not {*names, *named} <= TERMS.keys():
-            raise ArgumentError("terms", sorted({*names, *named} - TERMS.keys()), [*TERMS])
+            raise ArgumentError("components", [*map(str, given)], "at most one of each kind, by its own name")
+        if not {*names, *named} <= COMPONENTS.keys():
+            raise ArgumentError("components", sorted({*names, *named} - COMPONENTS.keys()), [*COMPONENTS])
         object.__setattr__(self, "band", band)
-        object.__setattr__(self, "others", tuple(sorted(given, key=lambda term: [*TERMS].index(term.NAME))))
-        if self.varlen_layout is not None and len(self.terms) > 1:
-            raise ArgumentError("mask", str(self), "no other terms beside segments with a varlen layout")
+        object.__setattr__(
+            self, "others", tuple(sorted(given, key=lambda component: [*COMPONENTS].index(component.NAME)))
+        )
+        if self.varlen_layout is not None and len(self.components) > 1:
+            raise ArgumentError("mask", str(self), "no other components beside segments with a varlen layout")
 
     def __getattr__(self, name: str) -> Any:
-        if name in TERMS:
-            return self.terms.get(name)
+        if name in COMPONENTS:
+            return self.components.get(name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def varlen_layout(self) -> VarlenLayout | None:
         """The varlen layout of packed tokens; None if positions are the rows of the tensors."""
-        segments = self.terms.get("segments")
+        segments = self.components.get("segments")
         return segments.varlen_layout if isinstance(segments, Segments) else None
 
     @functools.cached_property  # every call asks
-    def terms(self) -> dict[str, Term]:
-        """The terms besides the band, by name, in the order of `TERMS`."""
-        return {term.NAME: term for term in self.others}
+    def components(self) -> dict[str, Component]:
+        """The components besides the band, by name, in the order of `COMPONENTS`."""
+        return {component.NAME: component for component in self.others}
 
     @property
     def by_query(self) -> bool:
-        """Whether a term reads a number per query, such as a segment id, so that queries see different keys."""
-        return any(term.RELATION.queries for term in self.others)
+        """Whether a component reads a number per query, such as a segment id, so that queries see different keys."""
+        return any(component.RELATION.queries for component in self.others)
 
     @functools.cached_property  # every call asks
     def operands(self) -> tuple[Operand, ...]:
-        """The tensors that the terms read, without duplicates."""
-        return tuple(dict.fromkeys(operand for term in self.terms.values() for operand in term.operands))
+        """The tensors that the components read, without duplicates."""
+        return tuple(dict.fromkeys(operand for component in self.components.values() for operand in component.operands))
 
     def __str__(self) -> str:
-        others = [*map(str, self.terms.values())]
+        others = [*map(str, self.components.values())]
         return " & ".join([*([] if self.band.is_full and others else [str(self.band)]), *others])
 
     @staticmethod
@@ -176,18 +187,18 @@ class Mask:
         """Parse the result of ``str(mask)``.
 
         Raises:
-            ArgumentError: an unknown term, or two terms of one kind.
+            ArgumentError: an unknown component, or two components of one kind.
         """
         bands: list[Band] = []
-        terms: dict[str, Term] = {}
+        components: dict[str, Component] = {}
         for part in text.split(" & "):
             name = part.partition("(")[0]
-            if name not in TERMS:
+            if name not in COMPONENTS:
                 bands.append(Band.parse(part))
                 continue
-            if name in terms:
+            if name in components:
                 raise ArgumentError("mask", text, f"at most one {name}(...)")
-            terms[name] = TERMS[name].parse(part)
+            components[name] = COMPONENTS[name].parse(part)
         if len(bands) > 1:
-            raise ArgumentError("mask", text, "at most one band; terms are joined by ' & '")
-        return Mask(bands[0] if bands else Band(), others=tuple(terms.values()))
+            raise ArgumentError("mask", text, "at most one band; components are joined by ' & '")
+        return Mask(bands[0] if bands else Band(), others=tuple(components.values()))

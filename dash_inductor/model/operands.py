@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 from ..errors import ArgumentError
+from .components import Operand
 from .dropout import Dropout
 from .relations import Axis
-from .terms import Operand
 
 
 class Part(Protocol):

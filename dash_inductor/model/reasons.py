@@ -170,7 +170,7 @@ class Reason(Enum):
     )
     MASK_VALUE_MISMATCH = (
         "mask_value_mismatch",
-        "The mask's values are not those of the terms that were read back.",
+        "The mask's values are not those of the components that were read back.",
         "Please report it: what was read of the mask failed the check against the mask's real values.",
     )
     MASK_UNSUPPORTED = (

@@ -1,10 +1,11 @@
-"""The relations: predicates by which mask terms decide whether a query sees a key.
+"""The relations: predicates by which mask components decide whether a query sees a key.
 
 Note [Relations]
-    A term names its relation (`model.terms`); code below the model layer only knows relations.  A relation declares
-    which numbers it reads per query, per key and per pair, and has a test of a pair.  The test is a plain function of
-    operators, so that the same source serves torch, Inductor and Triton (`kernels.portable.templates` pastes it).
-    Kernels that read tile schedules from tables use a device encoding of a relation, see `kernels.common.relations`.
+    A component names its relation (`model.components`); code below the model layer only knows relations.  A relation
+    declares which numbers it reads per query, per key and per pair, and has a test of a pair.  The test is a plain
+    function of operators, so that the same source serves torch, Inductor and Triton (`kernels.portable.templates`
+    pastes it).  Kernels that read tile schedules from tables use a device encoding of a relation, see
+    `kernels.common.relations`.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Relation:
         queries, keys, pairs: the roles of the numbers of a query, a key or a pair.
         truths: whether the numbers are booleans (zero or nonzero); otherwise they are integers of any dtype and value.
         segment_ids: whether the predicate can be encoded as equality of one segment id per query and one per key.
-        missing: for roles that a term may omit, a number that shows all pairs, or `POSITION` for the position of the
-            key.
+        missing: for roles that a component may omit, a number that shows all pairs, or `POSITION` for the position of
+            the key.
     """
 
     name: str

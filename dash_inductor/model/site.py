@@ -46,7 +46,7 @@ class Site:
 
     @property
     def mask(self) -> Mask:
-        """The attention mask of the site's call (`call.mask`), as terms, not as a tensor."""
+        """The attention mask of the site's call (`call.mask`), as components, not as a tensor."""
         return self.call.mask
 
     @property
@@ -75,5 +75,5 @@ class Site:
         """
         if not self.mask.operands:
             return None
-        unknown = any(term.RELATION in (PAIRS, BETWEEN) for term in self.mask.terms.values())
+        unknown = any(component.RELATION in (PAIRS, BETWEEN) for component in self.mask.components.values())
         return Band(0) if unknown and self.band.is_full else self.band

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from .components import COMPONENTS, Component
 from .mask import Band
 from .operands import OPERANDS
-from .terms import TERMS, Term
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,11 @@ class Traits:
 
     Attributes:
         has_lo, has_hi: the band of the mask has this bound.
-        terms: the names of the mask's terms besides the band, sorted, see `model.terms.TERMS`.
+        components: the names of the mask's components besides the band, sorted, see `model.components.COMPONENTS`.
         operands: the names of the optional operands, in the order of `model.operands.OPERANDS`.
         varlen: the mask is defined on rows of packed tokens, see `model.VarlenLayout`.
-        numbers: a term that can use the positions of the keys, such as an interval, reads a tensor of numbers instead.
+        numbers: a component that can use the positions of the keys, such as an interval, reads a tensor of numbers
+            instead.
         modifiers: the names of the score modifiers besides scale and bias, see `Call.modifiers`.
         low_scores: a bound keeps scores so close to zero that the softmax needs no maximum, see
             `model.call.LOW_SOFTCAP`.
@@ -31,7 +32,7 @@ class Traits:
 
     has_lo: bool = False
     has_hi: bool = False
-    terms: tuple[str, ...] = ()
+    components: tuple[str, ...] = ()
     operands: tuple[str, ...] = ()
     varlen: bool = False
     numbers: bool = False
@@ -39,9 +40,9 @@ class Traits:
     low_scores: bool = False
     logsumexp: bool = False
 
-    def has(self, term: str) -> bool:
-        """Return whether the mask has a term of this name."""
-        return term in self.terms
+    def has(self, component: str) -> bool:
+        """Return whether the mask has a component of this name."""
+        return component in self.components
 
     def reads(self, operand: str) -> bool:
         """Return whether the call has the optional operand of this name."""
@@ -57,13 +58,13 @@ class Traits:
         return [name for name in self.operands if OPERANDS[name].changes in what]
 
     @property
-    def kinds(self) -> tuple[type[Term], ...]:
-        """The classes of the mask's terms besides the band, in the order of `TERMS`."""
-        return tuple(kind for name, kind in TERMS.items() if name in self.terms)
+    def kinds(self) -> tuple[type[Component], ...]:
+        """The classes of the mask's components besides the band, in the order of `COMPONENTS`."""
+        return tuple(kind for name, kind in COMPONENTS.items() if name in self.components)
 
     @property
     def of_pairs(self) -> bool:
-        """Whether a term reads a tensor with an element per pair, as a dense mask does."""
+        """Whether a component reads a tensor with an element per pair, as a dense mask does."""
         return any(kind.RELATION.pairs for kind in self.kinds)
 
     @property
@@ -78,8 +79,8 @@ class Traits:
 
     @functools.cached_property  # every call asks
     def data(self) -> frozenset[str]:
-        """The names of `terms` and of the operands that change scores or probabilities."""
-        return frozenset((*self.terms, *self._that_change("scores", "probabilities")))
+        """The names of `components` and of the operands that change scores or probabilities."""
+        return frozenset((*self.components, *self._that_change("scores", "probabilities")))
 
     @functools.cached_property  # every call asks
     def asks(self) -> frozenset[str]:

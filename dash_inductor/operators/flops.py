@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
 from ..model.call import Call
+from ..model.components import Segments
 from ..model.mask import ROW_BLOCK
-from ..model.terms import Segments
 from ..upstream.dispatch import OpOverload
 from ..upstream.fake import is_fake
 

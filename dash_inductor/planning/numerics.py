@@ -28,13 +28,13 @@ def numerics_key(
     """
     tiles = [f"dkdv={_shape(candidate.dkdv)}"] + ([f"dq={_shape(candidate.dq)}"] if candidate.dq else [])
     dims = f"d{site.head_dim}" if site.value_dim == site.head_dim else f"d{site.head_dim}v{site.value_dim}"
-    facts = [site.dtype + ("+tf32" if tf32 else ""), dims, terms(site), f"group{site.group}", arch]
+    facts = [site.dtype + ("+tf32" if tf32 else ""), dims, components(site), f"group{site.group}", arch]
     facts += [] if site.dropout is None else [f"dropout={site.dropout}"]
     facts.append(f"forward={forward.name}:{_shape(forward.tiles)}")
     return "/".join([f"v{NUMERICS_VERSION}", kernel, name, *tiles, *facts])
 
 
-def terms(site: Site) -> str:
+def components(site: Site) -> str:
     """The mask and score modifiers as text, with a word for each operand of the forward and a returned log-sum-exp.
 
     Dropout is not among them, because it has a part of its own in the key.

@@ -28,7 +28,7 @@ from ..model.site import BITS, NOMINAL_LEN, Site
 from ..schedule.names import CO_RESIDENT, NAMES, check_name, supports
 from .forward import forward_of
 from .nominal import critical_path, launched_together, must_be_simulated, work
-from .numerics import numerics_key, terms
+from .numerics import components, numerics_key
 
 UPWARD = ("ascending", "spt", "two_pass")
 """The schedules for masks with segments or an interval.  All heads have the same tile schedules and ranks, and tile
@@ -77,7 +77,7 @@ def _why_not(site: Site, arch: str) -> Fallback:
         "" if site.value_dim == site.head_dim else f", of value {site.value_dim}"
     )
     if any(f.covers_dims(site, arch) for f in FAMILIES):
-        return Fallback(Reason.MASK_UNSUPPORTED, f"{terms(site)} at {dims}")
+        return Fallback(Reason.MASK_UNSUPPORTED, f"{components(site)} at {dims}")
     reason = Reason.HEAD_DIM if site.value_dim == site.head_dim else Reason.VALUE_DIM
     return Fallback(reason, f"{dims}; there are {head_dims_in_words(site, arch)}")
 
@@ -186,7 +186,7 @@ def _check(site: Site, arch: str, schedule: str | None) -> None:
         dims = site.head_dim, site.value_dim
         raise ArgumentError("head_dim, value_dim", dims, head_dims_in_words(site, known))
     if not any(f.covers(site, known) for f in FAMILIES):
-        raise ArgumentError("mask", terms(site), "a mask that kernels for these head dims read")
+        raise ArgumentError("mask", components(site), "a mask that kernels for these head dims read")
     for name, length in (("q_len", site.q_len), ("kv_len", site.kv_len)):
         if length is not None and length > MAX_LENGTH:
             raise ArgumentError(name, length, f"at most {MAX_LENGTH}")
@@ -216,8 +216,8 @@ def _choose(
         mask: the band of the mask.
         names: the schedules to choose from; if `named`, the one that must be used.
         named: whether the program names the schedule.
-        likely: the band for which kernels that read tile tables are planned, if the mask has terms besides its band;
-            else None.
+        likely: the band for which kernels that read tile tables are planned, if the mask has components besides its
+            band; else None.
     """
     able = [
         (index, name, kernel, candidate, scheduled_band(name, kernel, mask, likely))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ..errors import ArgumentError
 from ..model.architectures import WORKERS, tables_of
+from ..model.components import COMPONENTS
 from ..model.site import Site
-from ..model.terms import TERMS
 from ..planning.prediction import GPU
 from ..planning.ranking import Candidacy, chosen_of
 from . import measured
@@ -119,7 +119,7 @@ def in_words(site: Site) -> str:
     lengths = f"{site.q_len} tokens" if site.q_len == site.kv_len else f"{site.q_len} queries and {site.kv_len} keys"
     dims = f"head dim {site.head_dim}" + (f", of value {site.value_dim}" if site.value_dim != site.head_dim else "")
     words = {"keys": "valid keys", "segments": "documents", "interval": "intervals", "dense": "a dense mask"}
-    names = [name for name in dict.fromkeys([*words, *TERMS]) if site.mask.terms.get(name) is not None]
+    names = [name for name in dict.fromkeys([*words, *COMPONENTS]) if site.mask.components.get(name) is not None]
     facts = [
         f"{heads} of {lengths}",
         dims,

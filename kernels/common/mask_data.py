@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ...errors import ArgumentError
+from ...model.components import Component
 from ...model.mask import Band, Mask
 from ...model.relations import fit_tables
-from ...model.terms import Term
 
 _TRUTHS = (torch.bool, torch.uint8)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -20,15 +20,15 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 @dataclass(frozen=True)
 class MaskData:
-    """A mask that is data: a band, and the tensors of at least one other mask term.
+    """A mask that is data: a band, and the tensors of at least one other mask component.
 
     Args:
         band: the band, with any anchor.
         batch, q_heads, kv_heads, q_len, kv_len: sizes of the attention.
-        values: for each term, in the order of `model.terms.TERMS`, its kind and the tensors of its operands by field,
-            without absent operands.  The shape follows the axes of the operand; elementwise masks (operands of pairs)
-            may have size 1 where they broadcast.  Strides are arbitrary.  The dtype is an integer type, or for booleans
-            bool or, for operands of keys, uint8.
+        values: for each component, in the order of `model.components.COMPONENTS`, its kind and the tensors of its
+            operands by field, without absent operands.  The shape follows the axes of the operand; elementwise masks
+            (operands of pairs) may have size 1 where they broadcast.  Strides are arbitrary.  The dtype is an integer
+            type, or for booleans bool or, for operands of keys, uint8.
 
     Raises:
         ArgumentError: there is no data, or a tensor has another dtype, shape or device.
@@ -40,12 +40,12 @@ class MaskData:
     kv_heads: int
     q_len: int
     kv_len: int
-    values: tuple[tuple[type[Term], Mapping[str, Tensor]], ...]
+    values: tuple[tuple[type[Component], Mapping[str, Tensor]], ...]
 
     def __post_init__(self) -> None:
         found = [(kind, name, value) for kind, values in self.values for name, value in values.items()]
         if not found:
-            raise ArgumentError("values", self.values, "the tensors of at least one term")
+            raise ArgumentError("values", self.values, "the tensors of at least one component")
         sizes = {"b": self.batch, "h": self.q_heads, "q": self.q_len, "kv": self.kv_len}
         first, device = f"{found[0][0].NAME}.{found[0][1]}", self.device
         for kind, field, tensor in found:
@@ -68,7 +68,7 @@ class MaskData:
         """Returns the data of a call's mask.
 
         Args:
-            extras: the call's extra tensors, which the terms reference by index.
+            extras: the call's extra tensors, which the components reference by index.
             sizes: batch, q_heads, kv_heads, q_len, kv_len.
 
         Raises:
@@ -79,7 +79,8 @@ class MaskData:
             raise ArgumentError("extras", f"{len(extras)} tensors", f"more: the mask {mask} reads number {missing[0]}")
         batch, q_heads, kv_heads, q_len, kv_len = sizes
         values = tuple(
-            (type(term), {name: extras[operand.index] for name, operand in term.given.items()}) for term in mask.others
+            (type(component), {name: extras[operand.index] for name, operand in component.given.items()})
+            for component in mask.others
         )
         return MaskData(mask.band, batch, q_heads, kv_heads, q_len, kv_len, values)
 
@@ -109,7 +110,7 @@ class MaskData:
 
     @property
     def has_room(self) -> bool:
-        """Whether tables can hold this combination of terms."""
+        """Whether tables can hold this combination of components."""
         return fit_tables([kind.RELATION for kind, _ in self.values])
 
 

@@ -67,12 +67,12 @@ class Shape:
 
         Raises:
             ArgumentError: the plan has no forward of ours, or tables cannot hold its number of tiles or the mask's
-                terms.
+                components.
         """
         if not data.has_room:
             names = [kind.NAME for kind, _ in data.values]
             raise ArgumentError(
-                "terms", names, "one with bits of pairs, or several without: tables have no room for more"
+                "components", names, "one with bits of pairs, or several without: tables have no room for more"
             )
         sizes = data.batch, data.q_heads, data.q_len, data.kv_len
         return _shape(data.band, sizes, data.by_head, plan, ROW_BLOCK)

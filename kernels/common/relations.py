@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
+from ...model.components import Component
 from ...model.relations import EQUAL
-from ...model.terms import Term
 from ...model.traits import Traits
 from .device.relations import forms_of
 
@@ -64,12 +64,12 @@ def layout(traits: Traits) -> Layout:
     return Layout.of([form for form, _ in _forms(traits.kinds, traits.numbers)])
 
 
-def _forms(kinds: Sequence[type[Term]], numbers: bool) -> list[tuple[Form, type[Term] | None]]:
-    """Returns the forms of these kinds of terms, in their order but segment ids first.
+def _forms(kinds: Sequence[type[Component]], numbers: bool) -> list[tuple[Form, type[Component] | None]]:
+    """Returns the forms of these kinds of components, in their order but segment ids first.
 
     A form without a kind (None) is segment ids that encode key validity alone.
     """
-    found: list[tuple[Form, type[Term] | None]] = [
+    found: list[tuple[Form, type[Component] | None]] = [
         (forms_of(kind.RELATION)[kind.OPTIONAL and not numbers], kind) for kind in kinds if kind.RELATION.queries
     ]
     found.sort(key=lambda of: of[0] is not _segment_ids())

@@ -70,7 +70,7 @@ class Hopper(Family):
         )
 
     def covers(self, site: Site, arch: str) -> bool:
-        """Returns whether the kernels can run `site` on `arch` and the mask's tables can hold all of its terms
+        """Returns whether the kernels can run `site` on `arch` and the mask's tables can hold all of its components
         together.
         """
         return super().covers(site, arch) and _fits_tables(site)

@@ -78,7 +78,7 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
         site: the site; batch and lengths must be static.
         strides: strides of tensors that are not contiguous: (batch, head, row, column) of Q, K, V, DO, OUT, DV, DQ_OUT,
             DK_OUT; (batch, head, row) of LSE; (batch, head, key) of KEYS; of optional operands, by `OPERANDS`; and of
-            the operands of mask terms, by `templates.operand_names`.
+            the operands of mask components, by `templates.operand_names`.
     """
     if plan.kernel != FAMILY.name:
         raise ArgumentError("plan", str(plan), "a plan of the portable kernel")
@@ -204,7 +204,7 @@ def _tensors(site: Site) -> dict[str, tuple[Sequence[int], str]]:
         "DQ_OUT": (q_shape, dtype), "DK_OUT": (kv_shape, dtype),
         "KEYS": (keys, "*i32"),
         "DBIAS": ((*rows, kv_len), dtype), "SUMS": ((1,), fp32), "TOKEN_OFFSETS": ((q_len // ROW_BLOCK,), "*i32"),
-        "TOKEN_COUNTS": ((q_len // ROW_BLOCK,), "*i32"), **_of_operands(site), **_of_terms(site),
+        "TOKEN_COUNTS": ((q_len // ROW_BLOCK,), "*i32"), **_of_operands(site), **_of_components(site),
     }  # fmt: skip
 
 
@@ -222,8 +222,8 @@ def _axes(site: Site) -> dict[Axis, int]:
     return {"b": batch, "h": site.q_heads, "q": q_len, "kv": kv_len}
 
 
-def _of_terms(site: Site) -> dict[str, tuple[Sequence[int], str]]:
-    """Returns the same as `_tensors`, for the operands of mask terms."""
+def _of_components(site: Site) -> dict[str, tuple[Sequence[int], str]]:
+    """Returns the same as `_tensors`, for the operands of mask components."""
     sizes = _axes(site)
     kinds = [kind.RELATION for kind in site.call.traits.kinds if not kind.RELATION.is_of_keys]
     return {

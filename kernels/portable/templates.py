@@ -447,7 +447,9 @@ def _operands(traits: Traits) -> str:
 
 
 def operand_names(traits: Traits) -> list[list[tuple[str, str]]]:
-    """Returns, for each term other than a key validity vector, its tensors by argument and role, in argument order."""
+    """Returns, for each component other than a key validity vector, its tensors by argument and role, in argument
+    order.
+    """
     kinds = [kind for kind in traits.kinds if not kind.RELATION.is_of_keys]
     return [[(f"{kind.NAME}_{role}".upper(), role) for role in kind.RELATION.roles] for kind in kinds]
 
@@ -490,7 +492,7 @@ def _data(traits: Traits, *, sums_keys: bool = True) -> tuple[str, list[str]]:
     added = _tuple([_operand(name, traits) if traits.reads(name) else "()" for name in ADDED])
     seen = _OPERAND % {"name": "KEYS"} if has_keys else "Operand(LSE, (0, 0, 0))"
     data = _DATA % {"queries": queries, "keys": keys, "pairs": pairs, "added": added, "valid": seen}
-    names = [name for of_term in operands for name in of_term.values()]
+    names = [name for of_component in operands for name in of_component.values()]
     names += [*(["KEYS"] if has_keys else []), *of_pairs, *(["TOKEN_OFFSETS", "TOKEN_COUNTS"] if traits.varlen else [])]
     return (_DROP if traits.reads("dropout") else _NO_DROP) + data, names
 
@@ -590,7 +592,7 @@ def bias_gradient_tiles(plan: Plan, traits: Traits) -> Tiles:
     do not fit either.
     """
     tiles = plan.dq or plan.dkdv
-    stages = 1 if traits.terms else 2
+    stages = 1 if traits.components else 2
     return replace(tiles, num_stages=min(stages, tiles.num_stages, plan.dkdv.num_stages))
 
 

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...model.call import Call
+from ...model.components import Component
 from ...model.mask import Band
 from ...model.plan import Plan, Tiles
-from ...model.terms import Term
 from ...schedule.jobs import scheduled_query_heads, tables
 from ...schedule.tile_schedule import Problem, functions
 from ..common.score import derivative, score
@@ -124,20 +124,21 @@ def _grad_logsumexp(extras: Sequence[Tensor], call: Call, b: int) -> Tensor | No
 class ElementData:
     """The data of the mask and the scores of one batch element.
 
-    terms: of each term of the mask, the values of its operands with this element alone and, for dense masks, with all
+    components: of each component of the mask, the values of its operands with this element alone and, for dense masks,
+        with all
         query heads: [q_len], [kv_len] or [q heads, q_len, kv_len].
     bias: floats [q heads, q_len, kv_len], added to the scores, of a bias and slopes.  None if there is none.
     call: of which the scores are.
     """
 
-    terms: Sequence[tuple[Term, dict[str, Tensor]]]
+    components: Sequence[tuple[Component, dict[str, Tensor]]]
     bias: Tensor | None
     call: Call
     kv_len: int
 
     @staticmethod
     def of(extras: Sequence[Tensor], call: Call, b: int, plane: Sequence[int]) -> ElementData:
-        """Returns the data of batch element `b`: its mask terms, and its bias, taken from the operator's extra
+        """Returns the data of batch element `b`: its mask components, and its bias, taken from the operator's extra
         tensors.
 
         Args:
@@ -147,12 +148,15 @@ class ElementData:
             plane: the shape of the scores: [batch, q heads, q_len, kv_len].
         """
 
-        def value(term: Term, field: str) -> Tensor:
-            tensor = extras[term.given[field].index]
-            return (tensor.expand(plane) if "h" in term.AXES[field] else tensor)[b]
+        def value(component: Component, field: str) -> Tensor:
+            tensor = extras[component.given[field].index]
+            return (tensor.expand(plane) if "h" in component.AXES[field] else tensor)[b]
 
         return ElementData(
-            [(term, {field: value(term, field) for field in term.given}) for term in call.mask.terms.values()],
+            [
+                (component, {field: value(component, field) for field in component.given})
+                for component in call.mask.components.values()
+            ],
             _added(extras, call, b, plane),
             call,
             plane[3],
@@ -161,17 +165,17 @@ class ElementData:
     @property
     def hides(self) -> bool:
         """Whether it may leave a row without keys, by a mask or by a bias of minus infinity."""
-        return bool(self.terms) or self.bias is not None
+        return bool(self.components) or self.bias is not None
 
     @property
     def by_query(self) -> bool:
-        """Whether queries differ in the keys that the terms show."""
-        return any("q" in axes for term, _ in self.terms for axes in term.AXES.values())
+        """Whether queries differ in the keys that the components show."""
+        return any("q" in axes for component, _ in self.components for axes in component.AXES.values())
 
     @property
     def by_head(self) -> bool:
-        """Whether heads may differ in the keys that the terms show."""
-        return any("h" in axes for term, _ in self.terms for axes in term.AXES.values())
+        """Whether heads may differ in the keys that the components show."""
+        return any("h" in axes for component, _ in self.components for axes in component.AXES.values())
 
     def scores(self, query: Tensor, key: Tensor, scale: float, head: int, rows: slice, keys: slice) -> Tensor:
         """fp32 scores of the rows and keys of a query head, of which `query` and `key` hold only these."""
@@ -182,10 +186,10 @@ class ElementData:
         """Whether pairs of a query head may see each other: something that broadcasts to booleans [rows, keys]."""
         indices = {("b", "q"): (rows, None), ("b", "kv"): (None, keys), ("b", "h", "q", "kv"): (head, rows, keys)}
         shown: Tensor | bool = True
-        for term, values in self.terms:
-            parts = {field: value[indices[term.AXES[field]]] for field, value in values.items()}
+        for component, values in self.components:
+            parts = {field: value[indices[component.AXES[field]]] for field, value in values.items()}
             kv = torch.arange(self.kv_len, device=next(iter(values.values())).device)
-            shown = term.shows(parts, kv[None, keys]) & shown
+            shown = component.shows(parts, kv[None, keys]) & shown
         return shown
 
 
@@ -236,7 +240,7 @@ def looked_at(query: Tensor, key: Tensor, band: Band, data: ElementData) -> tupl
         (x >= first) & (x < end)
         for x, (first, end) in ((row, f.dash_seen_rows(*tail)), (place, f.dash_seen_keys(*tail)))
     )
-    if data.terms:
+    if data.components:
         keys = keys & torch.as_tensor(data.shows(0, slice(None), slice(None)))[0]
         below = F.pad(keys.cumsum(0), (1, 0))  # how many keys lie below each position
         lo, hi = everything.resolved.band.lo, everything.resolved.band.hi

@@ -38,14 +38,14 @@ def _shown(data: MaskData) -> Tensor:
     band = Problem(data.band, data.q_len, data.kv_len, data.q_len, data.kv_len).resolved.band
     rows, keys = (torch.arange(length, device=data.device) for length in (data.q_len, data.kv_len))
     shown = visible(band, rows, keys).expand(data.batch, 1, -1, -1)
-    for term, values in data.values:
-        parts = {field: _of_pairs(value, term.AXES[field]) for field, value in values.items()}
-        shown = shown & term.shows(parts, keys)
+    for component, values in data.values:
+        parts = {field: _of_pairs(value, component.AXES[field]) for field, value in values.items()}
+        shown = shown & component.shows(parts, keys)
     return shown
 
 
 def _of_pairs(value: Tensor, axes: tuple[Axis, ...]) -> Tensor:
-    """Returns an operand of a term in a shape that broadcasts to [batch, q_heads, q_len, kv_len]."""
+    """Returns an operand of a component in a shape that broadcasts to [batch, q_heads, q_len, kv_len]."""
     if "h" in axes:
         return value
     return value[:, None, :, None] if "q" in axes else value[:, None, None]

@@ -17,8 +17,8 @@ from dash_inductor.errors import FallbackError
 from dash_inductor.frontends import flash_attn as entry
 from dash_inductor.frontends.written import written
 from dash_inductor.graph.nodes import op_name
+from dash_inductor.model.components import Operand
 from dash_inductor.model.reasons import Reason
-from dash_inductor.model.terms import Operand
 from dash_inductor.records.records import FORWARD_ONLY, FULL, SiteRecord, sites
 
 from ..support.flash_attn import FA3, HUB, attention, extension, fa2, fa2_kvpacked, fa2_qkvpacked, fa2_varlen

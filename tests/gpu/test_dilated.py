@@ -16,7 +16,7 @@ from dash_inductor.planning import plan
 
 from ..support.repeats import differing_runs
 from ..support.table_words import dilation_of, same_tables, values_of
-from .test_another_term import BATCH, KV_HEADS, LENGTH, Q_HEADS, attend, exact
+from .test_another_component import BATCH, KV_HEADS, LENGTH, Q_HEADS, attend, exact
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,9 +13,9 @@ from dash_inductor.kernels.common import mask_tables
 from dash_inductor.kernels.common.launch_list import LaunchLists
 from dash_inductor.kernels.common.mask_data import MaskData, MaskTables
 from dash_inductor.kernels.reference import tables as reference_tables
+from dash_inductor.model.components import Segments
 from dash_inductor.model.mask import Band, Mask
 from dash_inductor.model.plan import Plan, Tiles
-from dash_inductor.model.terms import Segments
 from dash_inductor.operators.mask_tables import mask_tables as operator
 
 from ..support.table_words import data_of, interval_of, plan_of, same_tables, values_of, with_values

@@ -19,7 +19,7 @@ from dash_inductor.kernels.hopper.forward import build as forward
 from dash_inductor.kernels.hopper.forward.data import ForwardData
 from dash_inductor.kernels.reference import tables as reference_tables
 from dash_inductor.model import Band, Call, Mask, Operand, Site
-from dash_inductor.model.terms import Dilated
+from dash_inductor.model.components import Dilated
 
 from ..support import forward_tables
 from ..support.hopper_builds import TILES
@@ -28,7 +28,7 @@ from .hopper.forward.test_data_glue import BLOCK_KV, ROWS, Launch
 from .reference.test_scores import BATCH, DIM, KV, LENGTH, Q, check
 
 STEPS = (1, 2, 3, 64, 100, 1000)
-TERM = Dilated(Operand(0), Operand(1))
+COMPONENT = Dilated(Operand(0), Operand(1))
 
 
 def by_definition(number: Tensor, step: Tensor, kv_len: int) -> Tensor:
@@ -47,7 +47,7 @@ def test_the_reference_against_fp64(step: int, offset: int, band: Band) -> None:
     number = (torch.arange(LENGTH) + offset).expand(BATCH, -1)
     shown = ((Q + offset - KV) % step == 0).expand(BATCH, 1, -1, -1)
     shown = shown & (band.lo is None or band.lo <= Q - KV) & (band.hi is None or band.hi >= Q - KV)
-    call = Call(Mask(band, TERM), DIM**-0.5)
+    call = Call(Mask(band, COMPONENT), DIM**-0.5)
     check(call, [number, torch.full((BATCH, LENGTH), step, dtype=torch.int32)], shown)
 
 
@@ -184,7 +184,7 @@ class DilatedLaunch(Launch):
 
     def problem(self, listed: bool) -> forward.Specialisation:
         found = super().problem(listed)
-        return replace(found, traits=replace(found.traits, terms=("dilated",)))
+        return replace(found, traits=replace(found.traits, components=("dilated",)))
 
 
 LAUNCHES = [

@@ -111,9 +111,9 @@ def compiled() -> dict[str, Any]:
 @pytest.mark.parametrize("name", [name for name, *_ in CASES])
 def test_layers_share_the_tables(name: str, compiled: dict[str, Any]) -> None:
     case = compiled[name]
-    term = "segments(0,0)" if name == "packed" else "keys(0)"
+    component = "segments(0,0)" if name == "packed" else "keys(0)"
     assert [(status, mask, forward) for status, _, mask, forward in case["sites"]] == [
-        ("replaced", f"causal & {term}", "hopper")
+        ("replaced", f"causal & {component}", "hopper")
     ] * 2
     schedule = "spt" if name == "packed" else "bent_fold"
     assert all(plan.startswith(f"hopper/{schedule}/") for _, plan, *_ in case["sites"])

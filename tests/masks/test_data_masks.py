@@ -42,7 +42,7 @@ from ..support.graphs import (
     tensors,
     trace,
 )
-from ..support.mask_graphs import assert_terms_are_the_mask, read_graph, read_mask, trace_mask
+from ..support.mask_graphs import assert_components_are_the_mask, read_graph, read_mask, trace_mask
 from .test_recognition import columns, packed_sequence_chain, rows, window
 
 LOWEST = torch.finfo(torch.float32).min
@@ -260,12 +260,12 @@ def test_valid_keys(make, band, dynamic) -> None:
     module = trace_mask(make, data(), dynamic=dynamic)
     found = read_graph(module)
     assert (found.reason, found.detail) == (None, "")
-    assert found.terms is not None
-    assert (found.band, found.terms.keys is None) == (band, False)
+    assert found.components is not None
+    assert (found.band, found.components.keys is None) == (band, False)
     for batch, length in ((3, 20), (2, 33), (5, 7)) if dynamic else ((3, 20),):
         q = torch.zeros(batch, 2, length, 4)
         for seed in range(3):
-            assert_terms_are_the_mask(module, found.terms, q, q, data(batch, length, seed=seed))
+            assert_components_are_the_mask(module, found.components, q, q, data(batch, length, seed=seed))
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -274,12 +274,12 @@ def test_segments(make, mask, dynamic) -> None:
     module = trace_mask(make, data(), dynamic=dynamic)
     found = read_graph(module)
     assert (found.reason, found.detail) == (None, "")
-    assert str(found.terms) == mask
-    assert found.terms is not None
+    assert str(found.components) == mask
+    assert found.components is not None
     for batch, length in ((3, 20), (2, 33), (5, 7)) if dynamic else ((3, 20),):
         q = torch.zeros(batch, 2, length, 4)
         for seed in range(3):
-            assert_terms_are_the_mask(module, found.terms, q, q, data(batch, length, seed=seed))
+            assert_components_are_the_mask(module, found.components, q, q, data(batch, length, seed=seed))
 
 
 @pytest.mark.parametrize("make", [chunks, chunks_from_the_end, every_third])
@@ -287,11 +287,11 @@ def test_segments_of_different_lengths(make) -> None:
     """Numbers of positions alone, where there are more queries than keys, and fewer."""
     module = trace_mask(make, data(), q_len=20, kv_len=30, dynamic=True)
     found = read_graph(module)
-    assert found.terms is not None
-    assert found.terms.segments is not None
+    assert found.components is not None
+    assert found.components.segments is not None
     for q_len, kv_len in ((20, 30), (30, 20), (3, 41)):
         q, k = torch.zeros(3, 2, q_len, 4), torch.zeros(3, 2, kv_len, 4)
-        assert_terms_are_the_mask(module, found.terms, q, k, data(length=q_len))
+        assert_components_are_the_mask(module, found.components, q, k, data(length=q_len))
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
@@ -309,11 +309,11 @@ def test_types_and_predicates(spread, predicate, dtype) -> None:
 
     module, q = trace_mask(make, data(dtype=dtype)), torch.zeros(3, 2, 20, 4)
     found = read_graph(module)
-    if found.terms is None:  # no truth value is 2
+    if found.components is None:  # no truth value is 2
         assert (dtype, found.detail) == (torch.bool, "no query sees a key")
         assert not make(q, q, data(dtype=dtype)).any()
     else:
-        assert_terms_are_the_mask(module, found.terms, q, q, data(dtype=dtype))
+        assert_components_are_the_mask(module, found.components, q, q, data(dtype=dtype))
 
 
 @pytest.mark.parametrize(("q_len", "kv_len"), [(12, 20), (20, 12), (1, 20), (20, 1)])
@@ -324,10 +324,10 @@ def test_different_lengths(q_len, kv_len, dynamic) -> None:
 
     module = trace_mask(make, data(length=kv_len), q_len=q_len, kv_len=kv_len, dynamic=dynamic)
     found = read_graph(module)
-    assert found.terms is not None
-    assert found.terms.keys is not None
+    assert found.components is not None
+    assert found.components.keys is not None
     q, k = torch.zeros(3, 2, q_len, 4), torch.zeros(3, 2, kv_len, 4)
-    assert_terms_are_the_mask(module, found.terms, q, k, data(length=kv_len))
+    assert_components_are_the_mask(module, found.components, q, k, data(length=kv_len))
 
 
 # Positions of packed documents
@@ -371,12 +371,12 @@ def test_positions_in_one_document_are_places(options, band, batch, dynamic) -> 
     module = trace_mask(lambda q, k, p: packed(q, k, p, **options), positions(batch), batch=batch, dynamic=dynamic)
     found = read_graph(module)
     assert (found.reason, found.detail) == (None, "")
-    assert found.terms is not None
-    assert (str(found.terms), found.terms.segments is not None) == (f"{band} & segments", True)
+    assert found.components is not None
+    assert (str(found.components), found.components.segments is not None) == (f"{band} & segments", True)
     for length in (20, 33, 7) if dynamic else (20,):
         for seed in range(4):
             q = torch.zeros(batch, 2, length, 4)
-            assert_terms_are_the_mask(module, found.terms, q, q, positions(batch, length, seed))
+            assert_components_are_the_mask(module, found.components, q, q, positions(batch, length, seed))
 
 
 def any_step(p):
@@ -422,9 +422,9 @@ def test_other_counts_prove_nothing_of_positions(numbers, dynamic) -> None:
     """The comparison of positions is one of numbers, and not of places."""
     module = trace_mask(lambda q, k, p: packed(q, k, p, numbers=numbers), positions(), dynamic=dynamic)
     found = read_graph(module)
-    assert str(found.terms) == "segments & interval"
+    assert str(found.components) == "segments & interval"
     q = torch.zeros(3, 2, 20, 4)
-    assert_terms_are_the_mask(module, found.terms, q, q, positions())
+    assert_components_are_the_mask(module, found.components, q, q, positions())
 
 
 # Masks that data decide otherwise
@@ -518,14 +518,14 @@ def test_what_is_more_than_vectors_say_is_dense_or_not_replaced(make, dynamic) -
     module = trace_mask(make, data(), dynamic=dynamic)
     found = read_graph(module)
     if make is weights:  # no mask at all
-        assert (found.terms, found.reason, bool(found.detail)) == (None, "not_a_band", True)
+        assert (found.components, found.reason, bool(found.detail)) == (None, "not_a_band", True)
         return
-    assert found.terms is not None
-    assert found.terms.dense is not None
-    assert (found.terms.keys, found.terms.segments) == (None, None)
+    assert found.components is not None
+    assert found.components.dense is not None
+    assert (found.components.keys, found.components.segments) == (None, None)
     for seed in range(3):
         q = torch.zeros(3, 2, 20, 4)
-        assert_terms_are_the_mask(module, found.terms, q, q, data(seed=seed))
+        assert_components_are_the_mask(module, found.components, q, q, data(seed=seed))
 
 
 def document_starts(q, k, m):
@@ -575,7 +575,7 @@ def valid_starts(q, k, m):
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(
-    ("make", "terms"),
+    ("make", "components"),
     [
         (prefix, "interval"),
         (moving_start, "interval"),
@@ -593,13 +593,13 @@ def valid_starts(q, k, m):
     ],
     ids=lambda f: getattr(f, "__name__", ""),
 )
-def test_intervals(make, terms, dynamic) -> None:
+def test_intervals(make, components, dynamic) -> None:
     module = trace_mask(make, data(), dynamic=dynamic)
     found = read_graph(module)
-    assert str(found.terms) == terms, found
+    assert str(found.components) == components, found
     for seed in range(3):
         q = torch.zeros(3, 2, 20, 4)
-        assert_terms_are_the_mask(module, found.terms, q, q, data(seed=seed))
+        assert_components_are_the_mask(module, found.components, q, q, data(seed=seed))
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -618,7 +618,7 @@ def test_intervals(make, terms, dynamic) -> None:
 def test_finite_values_are_not_replaced(make, dynamic) -> None:
     """A query whose keys are all invalid would see all of them alike; and other data than 0 and 1 are no mask."""
     found = read_mask(make, data(), dynamic=dynamic)
-    assert found.terms is None
+    assert found.components is None
     assert found.reason in ("depends_on_input", "not_a_band")
 
 
@@ -628,7 +628,7 @@ def test_without_a_given_tensor_nothing_is_read_of_data(monkeypatch: pytest.Monk
     for make, _ in (*KEYED, *SEGMENTED):
         if make in (chunks, chunks_from_the_end, every_third):
             continue
-        assert read_mask(make, data()).terms is None, make.__name__
+        assert read_mask(make, data()).components is None, make.__name__
 
 
 @pytest.mark.parametrize(("op", "wrong"), [("le", "lt"), ("ge", "gt"), ("eq", "ge")])
@@ -640,7 +640,7 @@ def test_a_wrong_rule_is_caught(op, wrong, monkeypatch) -> None:
         return causal(q, k) & (wide >= 2) & (wide != 4) & ~(wide == 5)
 
     found = read_mask(make, data())
-    assert (found.terms, found.reason) == (None, "value_mismatch")
+    assert (found.components, found.reason) == (None, "value_mismatch")
 
 
 def test_layers_have_operands_of_their_own(monkeypatch) -> None:
@@ -657,9 +657,9 @@ def test_layers_have_operands_of_their_own(monkeypatch) -> None:
     module = trace_mask(layers, data())
     query, key, _ = (node for node in module.graph.nodes if node.op == "placeholder")
     ends = [node for node in module.graph.nodes if str(node.target) == "aten.where.self"]
-    found = [recognition.recognise(end, query=query, key=key).terms for end in ends]
+    found = [recognition.recognise(end, query=query, key=key).components for end in ends]
     assert len(calls) == 3
-    leaves = [[load.node for load in terms.loads] for terms in found if terms is not None]
+    leaves = [[load.node for load in components.loads] for components in found if components is not None]
     assert len({node for nodes in leaves for node in nodes}) == len(leaves) == 4
     for end, nodes in zip(ends, leaves, strict=True):
         assert all(node < end for node in nodes)
@@ -709,10 +709,10 @@ def test_planes_that_are_inputs(make, mask, shape, dynamic) -> None:
         pytest.skip("the sizes of the trace say that batch size and heads are equal")
     module = trace_mask(make, random(0), dynamic=dynamic)
     found, q = read_graph(module), torch.zeros(3, 2, 20, 4)
-    assert (str(found.terms), found.detail) == (mask, "")
-    assert found.terms is not None
+    assert (str(found.components), found.detail) == (mask, "")
+    assert found.components is not None
     for seed in range(3):
-        assert_terms_are_the_mask(module, found.terms, q, q, random(seed))
+        assert_components_are_the_mask(module, found.components, q, q, random(seed))
 
 
 def test_large_planes_are_not_copied() -> None:
@@ -721,7 +721,7 @@ def test_large_planes_are_not_copied() -> None:
         for make, mask in ((given_beside_a_band, "causal & dense"), (given, "dense"), (hidden_by, "dense")):
             plane = torch.zeros(1, 1, 1, 1, dtype=torch.bool).expand(3, 1, length, length)
             found = read_mask(make, plane, q_len=length, kv_len=length)
-            assert (str(found.terms), found.detail) == (mask, "")
+            assert (str(found.components), found.detail) == (mask, "")
 
 
 def test_a_wrong_rule_for_a_large_plane_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -729,9 +729,9 @@ def test_a_wrong_rule_for_a_large_plane_is_caught(monkeypatch: pytest.MonkeyPatc
         return additive(m <= 3)
 
     plane = torch.zeros(1, 1, 1, 1, dtype=torch.int64).expand(3, 1, 8192, 8192)
-    assert str(read_mask(make, plane, q_len=8192, kv_len=8192).terms) == "dense"
+    assert str(read_mask(make, plane, q_len=8192, kv_len=8192).components) == "dense"
     monkeypatch.setitem(recognition.RULES, "aten::le", recognition.RULES["aten::lt"])
-    assert read_mask(make, plane, q_len=8192, kv_len=8192).terms is None
+    assert read_mask(make, plane, q_len=8192, kv_len=8192).components is None
 
 
 @pytest.mark.usefixtures("deterministic")

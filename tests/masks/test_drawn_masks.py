@@ -28,7 +28,7 @@ from ..support.graphs import (
     tensors,
     trace,
 )
-from ..support.mask_graphs import assert_terms_are_the_mask, read_graph, trace_mask
+from ..support.mask_graphs import assert_components_are_the_mask, read_graph, trace_mask
 
 Make = Callable[[Tensor, Tensor], Tensor]
 
@@ -124,11 +124,11 @@ parametrize = pytest.mark.parametrize(("make", "mask"), DRAWN, ids=lambda x: get
 def test_what_is_drawn_is_data(make: Make, mask: str, dynamic: bool) -> None:
     module = trace_mask(make, dynamic=dynamic)
     found = read_graph(module)
-    assert (str(found.terms), found.reason) == (mask, None)
-    assert found.terms is not None
+    assert (str(found.components), found.reason) == (mask, None)
+    assert found.components is not None
     for length in (20, 33) if dynamic else (20,):
         q, k = (torch.randn(3, 2, length, 4) for _ in range(2))
-        assert_terms_are_the_mask(module, found.terms, q, k)
+        assert_components_are_the_mask(module, found.components, q, k)
 
 
 @parametrize
@@ -163,7 +163,7 @@ def test_an_operator_of_the_user_is_not_run(runs: list[int]) -> None:
         return causal(q, k) & same(number) & per_key(number > 0) & flag
 
     found = read_graph(trace_mask(make))
-    assert str(found.terms) == "causal & segments & keys"
+    assert str(found.components) == "causal & segments & keys"
     assert not runs
 
 

@@ -23,7 +23,7 @@ BOTTOM_RIGHT = Band(0, None, "bottom_right")
 
 def assert_no_band(found: MaskResult) -> None:
     """Nothing is said of positions: the graph's own truth values of all pairs are read."""
-    assert str(found.terms) == "dense"
+    assert str(found.components) == "dense"
 
 
 def compiled_mask(make, q_len=40, kv_len=96, dynamic=(), bounds=None, **inputs) -> str:
@@ -142,8 +142,8 @@ def test_products_that_overflow_are_not_compared(dtype, factor, longest) -> None
 
     assert read_mask(make, q_len=longest, kv_len=longest) == read_as(Band(0, None))
     for length in (longest + 1, longest + 30):
-        assert str(read_mask(make, q_len=length, kv_len=length).terms) == "dense"
-    assert str(read_mask(make, dynamic=True).terms) == "dense"
+        assert str(read_mask(make, q_len=length, kv_len=length).components) == "dense"
+    assert str(read_mask(make, dynamic=True).components) == "dense"
 
 
 @pytest.mark.parametrize("w", [2, 3, 5, -3])
@@ -262,13 +262,13 @@ def test_comparisons_of_bools(make, band, dynamic) -> None:
 )
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_division_of_negative_numbers(make, band, dynamic) -> None:
-    assert str(read_mask(lambda q, k: make(rows(q), columns(k)), dynamic=dynamic).terms) == str(band)
+    assert str(read_mask(lambda q, k: make(rows(q), columns(k)), dynamic=dynamic).components) == str(band)
 
 
 def test_bits_of_another_type_are_not_read() -> None:
     assert_no_band(read_mask(lambda q, k: columns(k) <= rows(q).float().view(torch.int32)))
     found = read_mask(lambda q, k: rows(q).float().view(torch.int32) - columns(k).int())
-    assert (found.terms, found.reason) == (None, "not_a_band")
+    assert (found.components, found.reason) == (None, "not_a_band")
 
 
 def test_empty_parts() -> None:
@@ -366,7 +366,7 @@ def test_reductions_of_ones(reduce, band, dynamic) -> None:
 
 def test_reductions_of_other_things_are_data() -> None:
     assert_no_band(read_mask(lambda q, k: (columns(k) <= rows(q)).sum(1, keepdim=True) > 3))
-    assert str(read_mask(lambda q, k: (columns(k) <= rows(q)).any(0, keepdim=True)).terms) == "keys"
+    assert str(read_mask(lambda q, k: (columns(k) <= rows(q)).any(0, keepdim=True)).components) == "keys"
 
 
 def test_masks_of_unknown_use_are_no_error() -> None:
@@ -387,4 +387,4 @@ def test_masks_of_unknown_use_are_no_error() -> None:
 def test_bounds_beyond_the_longest_sequence(farthest, band) -> None:
     """For lengths that are not known: the kernels take bounds as int32."""
     found = read_mask(lambda q, k: rows(q).long() - columns(k).long() >= farthest, dynamic=True)
-    assert str(found.terms) == str(band)
+    assert str(found.components) == str(band)

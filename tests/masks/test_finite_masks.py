@@ -48,7 +48,7 @@ def test_what_hides(dtype: torch.dtype, low: float, hides: bool, dynamic: bool) 
     if hides:
         assert found == read_as(Band(0, None))
     else:
-        assert (found.terms, found.reason) == (None, "not_a_band")
+        assert (found.components, found.reason) == (None, "not_a_band")
         assert "least number" in found.detail
 
 

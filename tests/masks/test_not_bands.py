@@ -16,7 +16,7 @@ from dash_inductor.masks import recognition
 from dash_inductor.masks.recognition import recognise
 from dash_inductor.model.mask import Band
 
-from ..support.mask_graphs import assert_terms_are_the_mask, read_as, read_graph, read_mask, trace_mask
+from ..support.mask_graphs import assert_components_are_the_mask, read_as, read_graph, read_mask, trace_mask
 
 LOWEST = torch.finfo(torch.float32).min
 
@@ -134,11 +134,11 @@ def test_what_positions_decide_otherwise_is_read_as_data(make, mask, dynamic) ->
     """As little of it as possible: the graph's own tensor of the keys, of numbers of tokens, or of all pairs."""
     module = trace_mask(make, dynamic=dynamic)
     found = read_graph(module)
-    assert (str(found.terms), found.reason) == (mask, None)
-    assert found.terms is not None
+    assert (str(found.components), found.reason) == (mask, None)
+    assert found.components is not None
     for batch, length in ((3, 20), (2, 33), (5, 9)) if dynamic else ((3, 20),):
         q = torch.zeros(batch, 2, length, 4)
-        assert_terms_are_the_mask(module, found.terms, q, q)
+        assert_components_are_the_mask(module, found.components, q, q)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -159,8 +159,8 @@ def test_rounded_positions_are_not_trusted() -> None:
         return columns(k).to(torch.bfloat16) <= rows(q).to(torch.bfloat16)
 
     assert read_mask(half_precision) == read_as(Band(0, None))  # up to 256 the type is exact
-    assert str(read_mask(half_precision, q_len=600, kv_len=600).terms) == "dense"
-    assert str(read_mask(half_precision, dynamic=True).terms) == "dense"
+    assert str(read_mask(half_precision, q_len=600, kv_len=600).components) == "dense"
+    assert str(read_mask(half_precision, dynamic=True).components) == "dense"
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

@@ -328,7 +328,7 @@ def test_long_masks_are_checked_in_parts() -> None:
         assert read_mask(make, q_len=30000, kv_len=30000, dynamic=True) == read_as(band)
 
 
-# The chain that transformers builds, with its packed-sequence term
+# The chain that transformers builds, with its packed-sequence component
 
 
 def packed_sequence_chain(q, k, *, window: int | None = None, offset: int = 0):
@@ -348,6 +348,6 @@ def packed_sequence_chain(q, k, *, window: int | None = None, offset: int = 0):
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(("window", "band"), [(None, Band(0, None)), (6, Band(0, 5))])
 @pytest.mark.parametrize("offset", [0, 100])
-def test_packed_sequence_term_is_proved_constant(window, band, offset, dynamic) -> None:
+def test_packed_sequence_component_is_proved_constant(window, band, offset, dynamic) -> None:
     found = read_mask(lambda q, k: packed_sequence_chain(q, k, window=window, offset=offset), dynamic=dynamic)
     assert found == read_as(band)

@@ -52,7 +52,7 @@ def test_intervals(interval: Interval, text: str) -> None:
         dict.fromkeys((9, *(operand.index for operand in interval.operands)))
     )
     traits = Call(mask, 1.0).traits
-    assert (traits.terms, traits.numbers) == (("interval", "keys"), interval.number is not None)
+    assert (traits.components, traits.numbers) == (("interval", "keys"), interval.number is not None)
 
 
 def test_intervals_without_a_bound() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dash_inductor.config import config
 from dash_inductor.model import Band, Call, Mask, Plan, Tiles
-from dash_inductor.model.terms import Operand, Segments, VarlenLayout
+from dash_inductor.model.components import Operand, Segments, VarlenLayout
 from dash_inductor.operators import attention, prepared
 from dash_inductor.operators.prepared import Prepared, Texts
 

@@ -8,10 +8,10 @@ from itertools import product
 import pytest
 
 from dash_inductor.model.call import Call
+from dash_inductor.model.components import Keys, Operand
 from dash_inductor.model.mask import Band, Mask
 from dash_inductor.model.plan import Plan
 from dash_inductor.model.site import Site
-from dash_inductor.model.terms import Keys, Operand
 from dash_inductor.planning.planner import decide, keeping, plan
 
 CAUSAL, BOTTOM, LOOK_AHEAD = Band(0), Band(0, None, "bottom_right"), Band(-50, 37, "bottom_right")
@@ -48,7 +48,7 @@ def test_table(arch: str, facts: Site, forward: str) -> None:
 
 
 @pytest.mark.parametrize(("arch", "facts", "forward"), TABLE)
-def test_nothing_but_dims_dtype_and_terms_decides(arch: str, facts: Site, forward: str) -> None:
+def test_nothing_but_dims_dtype_and_components_decides(arch: str, facts: Site, forward: str) -> None:
     """In particular no length, known or not, no anchor, and no scale, all of which ruled other libraries' out."""
     for q_len, kv_len in product((1, 2, 799, None), (1, 40, 4096, None)):
         for band, scale in product((Band(), CAUSAL, BOTTOM, LOOK_AHEAD, Band(448)), (0.2, 0.0, -0.5)):

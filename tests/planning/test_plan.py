@@ -15,11 +15,11 @@ from dash_inductor.kernels.portable.family import CANDIDATES as PORTABLE
 from dash_inductor.kernels.portable.family import LIMIT, LIMIT_OF_16_BITS
 from dash_inductor.model.architectures import WORKERS
 from dash_inductor.model.call import Call
+from dash_inductor.model.components import Dense, Operand
 from dash_inductor.model.mask import Band, Mask
 from dash_inductor.model.operands import Bias
 from dash_inductor.model.plan import Plan
 from dash_inductor.model.site import BITS, Site
-from dash_inductor.model.terms import Dense, Operand
 from dash_inductor.planning.nominal import critical_path
 from dash_inductor.planning.planner import plan
 from dash_inductor.schedule.schedules import LEAST, NAMES, supports

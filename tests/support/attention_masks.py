@@ -30,7 +30,7 @@ def masks_of(graph: Graph) -> Iterator[tuple[str, str]]:
             yield name, "no mask"
             continue
         result = recognise(mask, query=args["query"], key=args["key"])
-        yield name, str(result.terms) if result.terms else f"{result.reason}: {result.detail}"
+        yield name, str(result.components) if result.components else f"{result.reason}: {result.detail}"
 
 
 def masks_in_joint_graph(model: Callable[..., Any], *, breaks: bool = False, **inputs: Any) -> list[tuple[str, str]]:

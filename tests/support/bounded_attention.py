@@ -43,7 +43,7 @@ class Bounded:
         call: Call, dims: tuple[int, int], *, lengths: tuple[int, int] = (300, 421), batch: int = 2, kv_heads: int = 2,
         group: int = 2, dtype: torch.dtype = torch.bfloat16, device: str = "cuda", spread: float = 1.0, seed: int = 0,
     ) -> Bounded:  # fmt: skip
-        """The operands of the mask by the names of its terms; spread: of the scaled products."""
+        """The operands of the mask by the names of its components; spread: of the scaled products."""
         generator = torch.Generator().manual_seed(seed)
         q_len, kv_len = lengths
 
@@ -55,9 +55,9 @@ class Bounded:
         q = tensor(heads, q_len, dims[0], spread / (abs(call.scale) * dims[0] ** 0.5))
         k, v, do = tensor(kv_heads, kv_len, dims[0]), tensor(kv_heads, kv_len, dims[1]), tensor(heads, q_len, dims[1])
         made: dict[int, Tensor] = {}
-        for name, term in call.mask.terms.items():
-            for field, operand in term.given.items():
-                length = q_len if "q" in term.AXES[field] else kv_len
+        for name, component in call.mask.components.items():
+            for field, operand in component.given.items():
+                length = q_len if "q" in component.AXES[field] else kv_len
                 made[operand.index] = _operand(name, field, (batch, heads, q_len, kv_len), length, generator)
         if call.dropout is not None:
             made[call.dropout.seed.index] = torch.tensor([0x0123456789ABCDEF])
@@ -74,12 +74,12 @@ class Bounded:
         queries, keys = torch.arange(q_len, device=device), torch.arange(kv_len, device=device)
         keep = visible(self.call.mask.band.resolve(q_len, kv_len), queries, keys).expand(plane)
         shapes = {("b", "q"): (batch, 1, q_len, 1), ("b", "kv"): (batch, 1, 1, kv_len), ("b", "h", "q", "kv"): (-1,)}
-        for term in self.call.mask.terms.values():
+        for component in self.call.mask.components.values():
             parts = {}
-            for field, operand in term.given.items():
-                shape, value = shapes[term.AXES[field]], self.extras[operand.index]
+            for field, operand in component.given.items():
+                shape, value = shapes[component.AXES[field]], self.extras[operand.index]
                 parts[field] = value if shape == (-1,) else value.reshape(shape)
-            keep = keep & term.shows(parts, keys)
+            keep = keep & component.shows(parts, keys)
         return keep
 
     def exact(self) -> list[Tensor]:
@@ -155,7 +155,7 @@ def compile_backward(of: backward.Specialisation) -> None:
 
 
 def _operand(name: str, field: str, plane: Sequence[int], length: int, generator: torch.Generator) -> Tensor:
-    """An operand of a term: a few hidden keys, documents, intervals that end some keys later, or bools."""
+    """An operand of a component: a few hidden keys, documents, intervals that end some keys later, or bools."""
     batch, heads, q_len, kv_len = plane
     if name == "keys":
         return torch.rand(batch, length, generator=generator) < 0.9

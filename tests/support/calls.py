@@ -31,10 +31,11 @@ def traits_of(
     band: Band, segment_ids: bool = False, dense: bool = False, dropout: bool = False, varlen: bool = False,
     softcap: bool = False, low_scores: bool = False,
 ) -> Traits:  # fmt: skip
-    """The traits of a call with these terms beside the band, and dropout and a bound of scores or not."""
-    terms, modifiers = ["dense"] * dense + ["segments"] * segment_ids, ("softcap",) * softcap
+    """The traits of a call with these components beside the band, and dropout and a bound of scores or not."""
+    components, modifiers = ["dense"] * dense + ["segments"] * segment_ids, ("softcap",) * softcap
     return Traits(
-        band.lo is not None, band.hi is not None, tuple(terms), ("dropout",) * dropout, varlen, modifiers=modifiers,
+        band.lo is not None, band.hi is not None, tuple(components), ("dropout",) * dropout, varlen,
+        modifiers=modifiers,
         low_scores=low_scores,
     )  # fmt: skip
 

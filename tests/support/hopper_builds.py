@@ -63,7 +63,7 @@ class Case:
 
     def specialisation(self) -> build.Specialisation:
         traits = traits_of(self.mask, self.segment_ids, self.dense, self.dropout, self.varlen)
-        even = self.even_kv and not traits.terms
+        even = self.even_kv and not traits.components
         return build.Specialisation(
             self.dtype, *self.dims, self.group, self.schedule, traits, even, TILES[self.dims], self.stamped
         )

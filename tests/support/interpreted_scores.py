@@ -63,14 +63,16 @@ def shown(call: Call, given: list[Tensor]) -> Tensor:
     band = call.mask.band
     keep = torch.ones(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool)
     keep = keep & (band.lo is None or q - kv >= band.lo) & (band.hi is None or q - kv <= band.hi)
-    for term in call.mask.terms.values():
-        values = {field: _placed(given[operand.index], term.AXES[field]) for field, operand in term.given.items()}
-        keep = keep & term.shows(values, kv)
+    for component in call.mask.components.values():
+        values = {
+            field: _placed(given[operand.index], component.AXES[field]) for field, operand in component.given.items()
+        }
+        keep = keep & component.shows(values, kv)
     return keep
 
 
 def _placed(given: Tensor, axes: tuple[str, ...]) -> Tensor:
-    """An operand of a term with the dimensions of the scores."""
+    """An operand of a component with the dimensions of the scores."""
     if given.dim() == 4:
         return given
     return given[:, None, :, None] if "q" in axes else given[:, None, None]

@@ -23,8 +23,8 @@ from dash_inductor.kernels.common.launch_list import Notes
 from dash_inductor.kernels.common.mask_data import MaskData
 from dash_inductor.kernels.common.relations import vectors as vectors_of
 from dash_inductor.kernels.reference import tables as reference_tables
+from dash_inductor.model.components import Keys
 from dash_inductor.model.mask import Band
-from dash_inductor.model.terms import Keys
 from dash_inductor.schedule.schedules import LEAST
 
 from .table_words import data_of, dilation_of, interval_of, operand, plan_of, same_tables, with_values

@@ -14,10 +14,10 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dash_inductor.masks.nodes import as_expr
-from dash_inductor.masks.normal_form import Terms
+from dash_inductor.masks.normal_form import Components
 from dash_inductor.masks.recognition import MaskResult, recognise
+from dash_inductor.model.components import COMPONENTS
 from dash_inductor.model.mask import Band
-from dash_inductor.model.terms import TERMS
 
 MaskMaker = Callable[..., Tensor]
 """A function of query [B, H, q_len, D], key [B, H, kv_len, D] (and other inputs) that returns a mask."""
@@ -55,15 +55,15 @@ def read_graph(module: GraphModule) -> MaskResult:
 
 def read_as(band: Band) -> MaskResult:
     """The answer of `recognise` for a mask that is this band."""
-    return MaskResult(Terms(band))
+    return MaskResult(Components(band))
 
 
-def assert_terms_are_the_mask(module: GraphModule, terms: Terms, *inputs: Tensor) -> None:
-    """The terms, of what the graph computes from these inputs (query and key first), show what its output shows."""
+def assert_components_are_the_mask(module: GraphModule, components: Components, *inputs: Tensor) -> None:
+    """The components, of what the graph computes from these inputs (query and key first), show what it shows."""
     run = Interpreter(module, garbage_collect_values=False)
     mask = run.run(*inputs)
-    expected = visible_by(module, terms, inputs, lambda node: run.env[node])
-    assert_visible(mask, expected, f"{terms} is not the mask")
+    expected = visible_by(module, components, inputs, lambda node: run.env[node])
+    assert_visible(mask, expected, f"{components} is not the mask")
 
 
 def assert_visible(mask: Tensor, expected: Tensor, message: str) -> None:
@@ -79,7 +79,7 @@ def assert_visible(mask: Tensor, expected: Tensor, message: str) -> None:
 
 @dataclass(frozen=True)
 class _Tensors:
-    """Computes terms of a mask; see `dash_inductor.masks.token_vectors.Calculator`."""
+    """Computes components of a mask; see `dash_inductor.masks.token_vectors.Calculator`."""
 
     value: Callable[[Node], Tensor]
     lengths: dict[str, int]
@@ -99,29 +99,31 @@ class _Tensors:
         return self.sizes[symbol]
 
 
-def visible_by(module: GraphModule, terms: Terms, inputs: Sequence[Any], value: Callable[[Node], Tensor]) -> Tensor:
-    """Whether queries see keys by the terms, [B, H, q_len, kv_len], for these inputs and values of the graph."""
+def visible_by(
+    module: GraphModule, components: Components, inputs: Sequence[Any], value: Callable[[Node], Tensor]
+) -> Tensor:
+    """Whether queries see keys by the components, [B, H, q_len, kv_len], for these inputs and values of the graph."""
     (batch, heads, q_len, _), kv_len = inputs[0].shape, inputs[1].shape[2]
     places = [node for node in module.graph.nodes if node.op == "placeholder"]
     tensors = [(p.meta["val"], x) for p, x in zip(places, inputs, strict=True) if isinstance(x, Tensor)]
     sizes = {as_expr(n): size for fake, real in tensors for n, size in zip(fake.shape, real.shape, strict=True)}
     distance = torch.arange(q_len)[:, None] - torch.arange(kv_len)[None, :]
-    band = terms.band.resolve(q_len, kv_len)
+    band = components.band.resolve(q_len, kv_len)
     visible = torch.ones(batch, heads, q_len, kv_len, dtype=torch.bool)
     if band.lo is not None:
         visible &= distance >= band.lo
     if band.hi is not None:
         visible &= distance <= band.hi
     calculator = _Tensors(value, {"q": q_len, "kv": kv_len}, sizes)
-    for term in terms.others:
-        kind, given = TERMS[term.NAME], term.compute(calculator)
+    for component in components.others:
+        kind, given = COMPONENTS[component.NAME], component.compute(calculator)
         values = {
             name: value
             if "h" in kind.AXES[name]
             else value[:, None, :, None]
             if "q" in kind.AXES[name]
             else value[:, None, None]
-            for name, value in (given | {name: given[other] for name, other in term.same.items()}).items()
+            for name, value in (given | {name: given[other] for name, other in component.same.items()}).items()
         }
         visible &= kind.shows(values, torch.arange(kv_len))
     return visible

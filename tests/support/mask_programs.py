@@ -5,9 +5,10 @@ as Python source; `tests/masks/test_fuzz.py` runs a few hundred.
 
 A program is a function of query, key, a number and two vectors of data, written from what mask code is written from:
 positions (arange, cumsum, cat, slices, rolls, casts, arithmetic), comparisons, triangles, logic, and additive forms;
-some programs go on with predicates of the data.  Most steps keep what the terms of a mask need, some break it; some
-programs return a second mask that differs in one number.  It is traced, with static or with dynamic lengths, read, and
-then run eagerly at many lengths: the terms must be the mask at every one of them.
+some programs go on with predicates of the data.  Most steps keep what the components of a mask need, some break it;
+some programs return a second mask that differs in one number.  It is traced, with static or with dynamic lengths, read,
+and
+then run eagerly at many lengths: the components must be the mask at every one of them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from dash_inductor.masks import recognition as masks
 from dash_inductor.masks import verification
-from dash_inductor.masks.normal_form import Terms
+from dash_inductor.masks.normal_form import Components
 from dash_inductor.masks.recognition import MaskResult
 
 from .mask_graphs import assert_visible, trace_mask, visible_by
@@ -452,8 +453,8 @@ def outcome(program: Program) -> str:
     or cannot be traced.
 
     Raises:
-        AssertionError: terms are not their mask somewhere; the reader without its check of real values, and that check,
-        disagree.
+        AssertionError: components are not their mask somewhere; the reader without its check of real values, and that
+        check, disagree.
     """
     try:
         program.masks(program.q_len, program.kv_len, program.w)
@@ -464,21 +465,21 @@ def outcome(program: Program) -> str:
         return "invalid"
     with mock.patch.object(verification, "verify"):
         found = _read(module)
-    terms = [result.terms for result in found]
-    if not any(terms):
+    components = [result.components for result in found]
+    if not any(components):
         return "fallback"
     sizes = list(_sizes(program, module))
     if program.reads_data:
         sizes = [sizes[0], *random.Random(program.source).sample(sizes[1:], min(len(sizes) - 1, FEW_SIZES))]
     for chosen in sizes:
-        _check(program, module, terms, *chosen)
+        _check(program, module, components, *chosen)
     masks.forget(module.graph)
     for unverified, verified in zip(found, _read(module), strict=True):
         # A dense mask that cannot be evaluated is not replaced for the reason why it is nothing better.
-        failed = "cannot be evaluated" in verified.detail or (unverified.terms and unverified.terms.dense)
-        agreed = verified == unverified or (unverified.terms and verified.terms is None and failed)
+        failed = "cannot be evaluated" in verified.detail or (unverified.components and unverified.components.dense)
+        agreed = verified == unverified or (unverified.components and verified.components is None and failed)
         assert agreed, f"{unverified}, but with real values {verified}"
-    return "recognised with data" if any(t is not None and t.loads for t in terms) else "recognised"
+    return "recognised with data" if any(t is not None and t.loads for t in components) else "recognised"
 
 
 def _read(module: GraphModule) -> list[MaskResult]:
@@ -510,16 +511,18 @@ def _sizes(program: Program, module: GraphModule) -> Iterator[tuple[int, int, in
             yield sizes
 
 
-def _check(program: Program, module: GraphModule, terms: list[Terms | None], q_len: int, kv_len: int, w: int) -> None:
+def _check(
+    program: Program, module: GraphModule, components: list[Components | None], q_len: int, kv_len: int, w: int
+) -> None:
     try:
         computed = program.masks(q_len, kv_len, w)
     except Exception:
         return  # no mask, nothing to be wrong about
     inputs = *tokens(q_len, kv_len), w, *data(q_len, kv_len)
     run = Interpreter(module, garbage_collect_values=False)
-    if any(found is not None and found.loads for found in terms):
+    if any(found is not None and found.loads for found in components):
         run.run(*inputs)
-    for number, (mask, found) in enumerate(zip(computed, terms, strict=True)):
+    for number, (mask, found) in enumerate(zip(computed, components, strict=True)):
         if found is not None:
             expected = visible_by(module, found, inputs, lambda node: run.env[node])
             where = f"{found} is not mask {number} of {q_len} x {kv_len} with w={w}"

@@ -4,7 +4,7 @@
 
 A program is a function of single numbers, as FlexAttention calls them.  Its graph is made as PyTorch makes it, and
 written into a graph around it.  What is written there is run, and compared with the program for all pairs; masks are
-read as terms, and scores as their form, which must compute the same.
+read as components, and scores as their form, which must compute the same.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def outcome(program: Program) -> str:
             around.recompile()
             true = program.compute(*grid, *tensors).expand(size)
             assert torch.equal(value(node).expand(size), true), "written wrongly"
-            _check_terms(around, node, places, (query, key, *tensors), true, value)
+            _check_components(around, node, places, (query, key, *tensors), true, value)
             return "mask read"
         form = read_score(mod)
         parts = [(write(mod, part.node, True), part.sign) for part in form.added]
@@ -204,13 +204,15 @@ def outcome(program: Program) -> str:
     return "score read"
 
 
-def _check_terms(
+def _check_components(
     around: GraphModule, node: Node, places: list[Node], inputs: tuple[Tensor, ...], true: Tensor, value: Any
 ) -> None:
     result = recognition.recognise(node, query=places[0], key=places[1])
     recognition.forget(around.graph)
-    if result.terms is not None:
-        assert_visible(true, visible_by(around, result.terms, inputs, value), f"{result.terms} is not the mask")
+    if result.components is not None:
+        assert_visible(
+            true, visible_by(around, result.components, inputs, value), f"{result.components} is not the mask"
+        )
 
 
 def run(seed: int, count: int) -> tuple[Counter[str], list[tuple[Program, Exception]]]:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from dash_inductor.kernels.common.mask_data import MaskData, MaskTables
+from dash_inductor.model.components import Component, Dense, Dilated, Interval, Keys, Segments
 from dash_inductor.model.mask import Band
 from dash_inductor.model.plan import Plan, Tiles
-from dash_inductor.model.terms import Dense, Dilated, Interval, Keys, Segments, Term
 from dash_inductor.schedule.schedules import define, supports
 
 from .tile_pairs import PairMask
@@ -21,7 +21,7 @@ SCHEDULES = ("ascending", "descending", "spt", "bent_fold")
 """The schedules whose CTAs only wait for earlier ones."""
 
 
-Values = tuple[tuple[type[Term], dict[str, Tensor]], ...]
+Values = tuple[tuple[type[Component], dict[str, Tensor]], ...]
 
 
 def values_of(
@@ -31,8 +31,8 @@ def values_of(
     interval: tuple[Tensor | None, ...] | None = None,
     dilated: tuple[Tensor, Tensor] | None = None,
 ) -> Values:
-    """The values of a `MaskData` by the operands of its terms."""
-    operands: dict[type[Term], tuple[Tensor | None, ...] | None] = {
+    """The values of a `MaskData` by the operands of its components."""
+    operands: dict[type[Component], tuple[Tensor | None, ...] | None] = {
         Segments: segments, Keys: None if valid is None else (valid,), Dense: None if dense is None else (dense,),
         Interval: interval, Dilated: dilated,
     }  # fmt: skip
@@ -44,7 +44,7 @@ def values_of(
 
 
 def with_values(data: MaskData, **operands: Any) -> MaskData:
-    """The data with other operands of some terms, by the parameters of `values_of`."""
+    """The data with other operands of some components, by the parameters of `values_of`."""
     known = {kind: tuple(map(values.get, kind.ROLES)) for kind, values in data.values}
     found: dict[str, Any] = {
         "segments": known.get(Segments), "interval": known.get(Interval),
@@ -54,8 +54,8 @@ def with_values(data: MaskData, **operands: Any) -> MaskData:
     return replace(data, values=values_of(**found))
 
 
-def operand(data: MaskData, kind: type[Term], name: str) -> Tensor | None:
-    """An operand of a term; None where there is none."""
+def operand(data: MaskData, kind: type[Component], name: str) -> Tensor | None:
+    """An operand of a component; None where there is none."""
     return dict(data.values).get(kind, {}).get(name)
 
 

@@ -16,9 +16,9 @@ from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.hopper.calibration import CALIBRATIONS
 from dash_inductor.model.architectures import WORKERS
 from dash_inductor.model.call import Call
+from dash_inductor.model.components import Keys, Operand, Segments
 from dash_inductor.model.mask import Band, Mask
 from dash_inductor.model.site import Site
-from dash_inductor.model.terms import Keys, Operand, Segments
 from dash_inductor.planning import planner
 from dash_inductor.planning.ranking import chosen_of, rank
 from dash_inductor.schedule.jobs import jobs_of, tables

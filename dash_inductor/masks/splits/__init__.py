@@ -1,7 +1,7 @@
-"""Readers of terms that compare queries with keys, one module per kind of term, named after it.
+"""Readers of components that compare queries with keys, one module per kind of component, named after it.
 
-Each module has ``split(scores, visible, loads, of_data)``, which splits off the term from a mask's visibility: it
-returns the rest and the term, or None if there is no such term; of_data: whether the mask depends on data.
+Each module has ``split(scores, visible, loads, of_data)``, which splits off the component from a mask's visibility: it
+returns the rest and the component, or None if there is no such component; of_data: whether the mask depends on data.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import cast
 
-from ...model.terms import TERMS
+from ...model.components import COMPONENTS
 from ..bands import Scores
-from ..found import FoundTerm
+from ..found import FoundComponent
 from ..index_expr import Value
 from ..token_data import Loads
 
-Split = Callable[[Scores, Value, Loads, bool], tuple[Value, FoundTerm | None]]
+Split = Callable[[Scores, Value, Loads, bool], tuple[Value, FoundComponent | None]]
 
 _NAMES = {module.name for module in iter_modules(__path__)}
 
-SPLITS = [cast(Split, import_module(f"{__name__}.{name}").split) for name in TERMS if name in _NAMES]
-"""The readers in the order of `TERMS`."""
+SPLITS = [cast(Split, import_module(f"{__name__}.{name}").split) for name in COMPONENTS if name in _NAMES]
+"""The readers in the order of `COMPONENTS`."""

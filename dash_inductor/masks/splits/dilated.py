@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from ...upstream.symbolic import PythonMod
 from ..bands import Scores
-from ..found import FoundTerm
+from ..found import FoundComponent
 from ..index_expr import Value, conditions_of, conjuncts_of
 from ..token_data import Load, Loads
 from ..token_vectors import Calculator, Numbers, computable
@@ -24,7 +24,7 @@ MAX_STEP = 2**31
 
 
 @dataclass(frozen=True)
-class Congruent(FoundTerm):
+class Congruent(FoundComponent):
     """Dilation: a query sees a key only if `step` divides the difference of `number` and the key's position."""
 
     NAME = "dilated"
@@ -37,7 +37,7 @@ class Congruent(FoundTerm):
         return [load for _, load in self.number.loads]
 
     def renamed(self, node: Callable[[Node], Node]) -> Congruent:
-        """Return the same term with its nodes replaced by `node`."""
+        """Return the same component with its nodes replaced by `node`."""
         return replace(self, number=self.number.renamed(node))
 
     def compute(self, calculator: Calculator) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import torch
 from torch.fx import Node
 
 from ..bands import Scores
-from ..found import FoundTerm
+from ..found import FoundComponent
 from ..index_expr import Branch, NotRecognised, Value, conditions_of, conjuncts_of
 from ..token_data import Load, Loads
 from ..token_vectors import Calculator, Numbers, computable
@@ -81,7 +81,7 @@ AnyBound = Bound | Extreme
 
 
 @dataclass(frozen=True)
-class Between(FoundTerm):
+class Between(FoundComponent):
     """KV ranges: a query sees a key only if the key lies between the two bounds of the query, inclusive.
 
     Args:
@@ -119,7 +119,7 @@ class Between(FoundTerm):
         return self.number is not None and not both and isinstance(bound, Numbers) and bound.reads_as(self.number)
 
     def renamed(self, node: Callable[[Node], Node]) -> Between:
-        """Return the same term with its nodes replaced by `node`."""
+        """Return the same component with its nodes replaced by `node`."""
         lo, hi, number = (None if part is None else part.renamed(node) for part in (self.lo, self.hi, self.number))
         assert number is None or isinstance(number, Numbers)
         return Between(lo, hi, number)

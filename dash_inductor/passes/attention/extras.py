@@ -15,8 +15,8 @@ from ...graph.nodes import is_joint
 from ...graph.views import shows_input
 from ...masks.nodes import shape_of
 from ...masks.token_data import Axis
+from ...model.components import COMPONENTS
 from ...model.operands import OPERANDS
-from ...model.terms import TERMS
 from .match import Match
 from .saved import saved
 from .seeds import seed
@@ -32,14 +32,14 @@ def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
     of `OPERANDS`. Layers with the same mask share these nodes, except the seed, which is always a layer's
     own.
     """
-    terms, graph = match.terms, _Graph(emitter, match, before)
+    components, graph = match.components, _Graph(emitter, match, before)
     found: list[Node] = []
-    if terms.documents is not None:
+    if components.documents is not None:
         tokens = emitter.size(match.operands.query.node, 0, before=before, like=before)
-        found += terms.documents.varlen_layout(emitter, tokens, before)
-    for term in terms.in_order:
-        axes = TERMS[term.NAME].AXES
-        for name, value in term.compute(graph).items():
+        found += components.documents.varlen_layout(emitter, tokens, before)
+    for component in components.in_order:
+        axes = COMPONENTS[component.NAME].AXES
+        for name, value in component.compute(graph).items():
             if "h" in axes[name]:
                 found.append(graph.of_graph(value))
             else:

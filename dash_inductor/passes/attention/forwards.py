@@ -77,4 +77,4 @@ def _documents(inputs: Inputs) -> tuple[object, ...]:
 
 def _call(match: Match) -> tuple[object, ...]:
     tensors = None if match.bias is None else match.bias.tensor, *_added(match.attention.inputs)
-    return (str(match.site.call.of_forward), str(match.plan), match.operands.repeats, match.terms, tensors)
+    return (str(match.site.call.of_forward), str(match.plan), match.operands.repeats, match.components, tensors)

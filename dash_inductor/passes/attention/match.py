@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from ...frontends.attention import Attention
 from ...frontends.biases import FoundBias
-from ...masks.normal_form import Terms
+from ...masks.normal_form import Components
 from ...model.plan import Fallback, Plan
 from ...model.site import Site
 from ...records.records import Tensors
@@ -25,7 +25,7 @@ class Match:
         attention: the attention, as its frontend found it.
         site, plan: the facts that the planner was given, and its answer.
         operands: the query, key and value that the new operators read, and the layouts of the gradients.
-        terms: the mask, with the nodes from which the call's extra operands are computed.
+        components: the mask, with the nodes from which the call's extra operands are computed.
         bias: the bias that is added to the scores in addition to the mask; None for none.
         note: why a mask tensor is added as a bias instead of being read as a mask; "" if that is not the case.
     """
@@ -34,7 +34,7 @@ class Match:
     site: Site
     plan: Plan
     operands: Operands
-    terms: Terms
+    components: Components
     bias: FoundBias | None = None
     note: str = ""
 

@@ -1,4 +1,4 @@
-"""Recognises the mask of an attention (a conjunction of `Terms`), and finds the bias that is added to its scores."""
+"""Recognises the mask of an attention (a conjunction of `Components`), and finds the bias added to its scores."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ...frontends.biases import FoundBias, bias_of, find_bias, may_broadcast
 from ...graph import sizes as layout
 from ...graph.nodes import origin
 from ...masks.documents import Documents
-from ...masks.normal_form import Terms
+from ...masks.normal_form import Components
 from ...masks.recognition import recognise
+from ...model.components import COMPONENTS, Operand, Segments, VarlenLayout
 from ...model.mask import Band, Mask
 from ...model.plan import Fallback
 from ...model.reasons import Reason
-from ...model.terms import TERMS, Operand, Segments, VarlenLayout
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class MaskReading:
     """The result of reading a mask.
 
     Attributes:
-        terms: the recognised terms; for a mask tensor that was not recognised, those from the operator's arguments
-            (`is_causal`, windows) alone.
+        components: the recognised components; for a mask tensor that was not recognised, those from the operator's
+            arguments (`is_causal`, windows) alone.
         how: a text for the record: how the mask was recognised, or which tensor was not.
         cause: why the mask tensor was not recognised or must stay a bias; None if it was recognised or there is none.
     """
 
-    terms: Terms
+    components: Components
     how: str = ""
     cause: Fallback | None = None
 
@@ -46,10 +46,10 @@ def read_mask(attention: Attention) -> MaskReading:
     inputs = attention.inputs
     if inputs.documents is not None:
         how = "documents of packed tokens, whose offsets are arguments of the operator"
-        return MaskReading(Terms(inputs.band(), documents=Documents(origin(inputs.documents.value))), how)
+        return MaskReading(Components(inputs.band(), documents=Documents(origin(inputs.documents.value))), how)
     query, key = inputs.query, inputs.key
     lengths = layout.static(query.tensor.shape[2]), layout.static(key.tensor.shape[2])
-    told = Terms(intersect([inputs.band()], *lengths))
+    told = Components(intersect([inputs.band()], *lengths))
     if inputs.mask is None:
         return MaskReading(told)
     added = inputs.mask_as_floats or inputs.mask
@@ -57,10 +57,10 @@ def read_mask(attention: Attention) -> MaskReading:
     if inputs.bias is None and _bias_gradient(attention) is not None:
         return MaskReading(told, not_read, Fallback(Reason.BIAS_GRADIENT))
     result = recognise(inputs.mask.value, query=query.node, key=key.node, beside=inputs.sinks is not None)
-    if result.terms is None:
+    if result.components is None:
         return MaskReading(told, not_read, Fallback(Reason(f"mask_{result.reason}"), result.detail))
-    band = intersect([inputs.band(), result.terms.band], *lengths)
-    return MaskReading(replace(result.terms, band=band), result.how)
+    band = intersect([inputs.band(), result.components.band], *lengths)
+    return MaskReading(replace(result.components, band=band), result.how)
 
 
 def read_bias(attention: Attention, cause: Fallback | None) -> FoundBias | None:
@@ -117,23 +117,23 @@ def _why_no_bias(mask: Node, plane: Sequence[layout.Dim], cause: Fallback) -> tu
     return Reason.DYNAMIC_DIMS, f"{sizes}: whether these are the same is not known"
 
 
-def mask_of(terms: Terms) -> Mask:
-    """The `Mask` of these terms, with its operands numbered in the order in which `extras` builds them."""
+def mask_of(components: Components) -> Mask:
+    """The `Mask` of these components, with its operands numbered in the order in which `extras` builds them."""
     numbers = itertools.count()
 
     def operand() -> Operand:
         return Operand(next(numbers))
 
-    if terms.documents is not None:
-        return Mask(terms.band, segments=Segments(operand(), operand(), VarlenLayout(operand(), operand())))
+    if components.documents is not None:
+        return Mask(components.band, segments=Segments(operand(), operand(), VarlenLayout(operand(), operand())))
     found = []
-    for term in terms.in_order:
-        kind, given = TERMS[term.NAME], dict[str, Operand]()
+    for component in components.in_order:
+        kind, given = COMPONENTS[component.NAME], dict[str, Operand]()
         for name in kind.ROLES:
-            if name in term.fields:
-                given[name] = given[term.same[name]] if name in term.same else operand()
+            if name in component.fields:
+                given[name] = given[component.same[name]] if name in component.same else operand()
         found.append(kind(**dict.fromkeys(kind.ROLES) | given))
-    return Mask(terms.band, *found)
+    return Mask(components.band, *found)
 
 
 def intersect(bands: list[Band], q_len: int | None, kv_len: int | None) -> Band:

@@ -103,7 +103,7 @@ def _new_forward(
         return None, None
     logsumexp = emitter.call(operator.getitem, (node, 1), before=old, like=readers[0])
     if forward.logsumexp.index in forward.given({match.node for match in matches}):
-        own, query, documents = forward.logsumexp, inputs.operands[0], match.terms.documents
+        own, query, documents = forward.logsumexp, inputs.operands[0], match.components.documents
         assert isinstance(own, LogSumExp)  # `cause_of_results` looked at it
         public = own.made_of(emitter, logsumexp, call, query, documents, before=old)
         swaps += [(reader, public) for reader in readers]

@@ -17,15 +17,15 @@ from ...frontends.logsumexp import cause_of_results
 from ...graph import sizes as layout
 from ...graph.arguments import name_of
 from ...masks.nodes import inputs_of
-from ...masks.normal_form import Terms
+from ...masks.normal_form import Components
 from ...model.call import Call
+from ...model.components import Operand
 from ...model.dropout import Dropout
 from ...model.mask import Mask
 from ...model.operands import ADDED, OPERANDS, Bias
 from ...model.plan import Fallback
 from ...model.reasons import Reason
 from ...model.site import Site
-from ...model.terms import Operand
 from ...planning import decide
 from ...upstream import arch, configs, toolchain
 from .checks import DTYPES, check, check_gradient
@@ -47,9 +47,9 @@ def analyse(found: Found) -> Analysis:
         bias = read_bias(attention, mask.cause)
         if mask.cause is not None:
             facts = replace(facts, recognised=f"{mask.how}, which is added to the scores as it is")
-        facts = replace(facts, mask=_mask_text(attention.inputs, mask.terms, bias))
-        call, operands = _call(attention, mask.terms, bias), find_operands(attention)
-        facts = replace(facts, site=_site(attention, mask.terms, call, operands))
+        facts = replace(facts, mask=_mask_text(attention.inputs, mask.components, bias))
+        call, operands = _call(attention, mask.components, bias), find_operands(attention)
+        facts = replace(facts, site=_site(attention, mask.components, call, operands))
         facts = replace(facts, arch=arch.arch_of(device_of(attention.node)))
         return Analysis(facts, _plan(attention, facts, mask, bias, operands))
     except NotReadable as error:
@@ -70,7 +70,7 @@ def _look(found: Found) -> SiteFacts:
     return facts if inputs.flags is None else replace(facts, mask=str(inputs.flags))
 
 
-def _call(attention: Attention, terms: Terms, bias: FoundBias | None) -> Call:
+def _call(attention: Attention, components: Components, bias: FoundBias | None) -> Call:
     """The `Call` of an attention, with its operands numbered in the order in which `extras` builds them.
 
     Raises:
@@ -82,7 +82,7 @@ def _call(attention: Attention, terms: Terms, bias: FoundBias | None) -> Call:
     q_heads, kv_heads, head_dim, _ = map(_known, (query.shape[1], key.shape[1], query.shape[3], _value_dim(attention)))
     if not kv_heads or q_heads % kv_heads:
         raise NotReadable(Reason.SHAPE, f"{q_heads} heads of query, {kv_heads} of key")
-    call = _call_of_inputs(mask_of(terms), inputs, head_dim)
+    call = _call_of_inputs(mask_of(components), inputs, head_dim)
     for name, kind in OPERANDS.items():
         own = call.of_backward if kind.side == "backward" else call.of_forward
         part = _part(name, Operand(len(own.operands)), attention, bias)
@@ -96,10 +96,10 @@ def _call(attention: Attention, terms: Terms, bias: FoundBias | None) -> Call:
     return call
 
 
-def _mask_text(inputs: Inputs, terms: Terms, bias: FoundBias | None) -> str:
+def _mask_text(inputs: Inputs, components: Components, bias: FoundBias | None) -> str:
     """The mask and the names of the operands that are added to scores: "causal + bias"."""
     names = [name for name in ADDED if (bias if name == "bias" else getattr(inputs, name)) is not None]
-    return " + ".join((str(mask_of(terms)), *names))
+    return " + ".join((str(mask_of(components)), *names))
 
 
 def _part(name: str, operand: Operand, attention: Attention, bias: FoundBias | None) -> Any:
@@ -121,13 +121,13 @@ def _value_dim(attention: Attention) -> layout.Dim:
     return attention.inputs.value.tensor.shape[3]
 
 
-def _site(attention: Attention, terms: Terms, call: Call, operands: Operands) -> Site:
+def _site(attention: Attention, components: Components, call: Call, operands: Operands) -> Site:
     """The `Site` of an attention: the static facts on which its plan depends."""
     inputs, device = attention.inputs, device_of(attention.node)
     query, key = inputs.query.tensor, inputs.key.tensor
     lengths: list[layout.Dim] = [query.shape[2], key.shape[2]]
-    if terms.documents is not None:
-        lengths = [terms.documents.rows(length) for length in lengths]
+    if components.documents is not None:
+        lengths = [components.documents.rows(length) for length in lengths]
     q_len, kv_len = map(layout.static, lengths)
     dtype = DTYPES[query.dtype]
     return Site(
@@ -164,7 +164,7 @@ def _plan(
         raise NotReadable(true_cause.reason, true_cause.detail)
     if cause is not None:
         note = ": ".join(filter(None, ("the mask is added as a bias", cause.reason.value, cause.detail)))
-    return Match(attention, facts.site, decision, operands, mask.terms, bias, note)
+    return Match(attention, facts.site, decision, operands, mask.components, bias, note)
 
 
 def _reads_logsumexp(forward: Forward, backward: Backward | None) -> bool:

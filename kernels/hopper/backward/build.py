@@ -101,7 +101,7 @@ class Specialisation:
         """
         if dtype == "float32":
             raise ArgumentError("dtype", dtype, ("float16", "bfloat16"))
-        even = kv_len % plan.dkdv.block_kv == 0 and not traits.terms
+        even = kv_len % plan.dkdv.block_kv == 0 and not traits.components
         return Specialisation(dtype, *dims, group, plan.schedule, traits, even, plan.dkdv, stamped)
 
     @staticmethod
@@ -170,7 +170,7 @@ class Kernels:
     @property
     def _data(self) -> Group | None:
         """The argument group of a mask that is data, or None."""
-        return arguments.DATA if self.of.traits.terms else None
+        return arguments.DATA if self.of.traits.components else None
 
     @property
     def _schedule(self) -> arguments.Schedule:
@@ -202,7 +202,9 @@ class Kernels:
     @cached_property
     def prepare(self) -> Any:
         p, dtype = self.of, TYPES[self.of.dtype]
-        form = arguments.Prepare(p.tiles.block_q, p.value_dim, self.value_columns, bool(p.traits.terms), p.row_block)
+        form = arguments.Prepare(
+            p.tiles.block_q, p.value_dim, self.value_columns, bool(p.traits.components), p.row_block
+        )
         types: dict[str, Any] = {
             **dict.fromkeys(("out_ptr", "do_ptr"), f"*{dtype}"),
             **dict.fromkeys(("lse_ptr", "lse2_ptr", "delta_ptr"), "*fp32"), "counters_ptr": "*i32",
@@ -220,7 +222,7 @@ class Kernels:
         )
         types = {
             "accumulator": "*fp32", "semaphores": "*i32", "dq_ptr": f"*{TYPES[p.dtype]}", "scale": "fp32",
-            "dq_strides": arguments.OUT_STRIDES, "data": arguments.CONTRIBUTIONS if p.traits.terms else None,
+            "dq_strides": arguments.OUT_STRIDES, "data": arguments.CONTRIBUTIONS if p.traits.components else None,
             "varlen_layout": self._varlen_layout,
         }  # fmt: skip
         constants = {"KV_RANGE": self.functions.dash_kv_range, "FORM": form}

@@ -82,7 +82,7 @@ class BackwardData(NamedTuple):
         if len(given) != wanted:
             raise ArgumentError("extras", count, f"{operands} operands and {wanted} vectors and tables: {call}")
         of_vectors = [given.pop(0) if some else None for some in (vectors.QUERIES, vectors.KEYS)]
-        pairs = [o.index for term in mask.others if term.RELATION.pairs for o in term.operands]
+        pairs = [o.index for component in mask.others if component.RELATION.pairs for o in component.operands]
         (dense,) = pairs or (None,)
         varlen = mask.varlen_layout
         rows = (None, None) if varlen is None else (varlen.token_offset.index, varlen.token_count.index)

@@ -147,7 +147,7 @@ class Specialisation:
         """Whether the mask is a band and there is no dropout; half tiles and short configs were measured for this case
         only.
         """
-        return not (self.traits.terms or self.traits.reads("dropout"))
+        return not (self.traits.components or self.traits.reads("dropout"))
 
     @property
     def fixed_base(self) -> bool:
@@ -227,7 +227,7 @@ class Kernels:
     @property
     def _data(self) -> Group | None:
         """The argument group of a mask that is data, or None."""
-        return arguments.DATA if self.of.traits.terms else None
+        return arguments.DATA if self.of.traits.components else None
 
     @property
     def _schedule(self) -> arguments.Schedule:

@@ -379,7 +379,9 @@ def _check_given(
 ) -> None:
     """Raises ArgumentError unless data, dropout and sinks are given exactly if the call has them."""
     traits = call.traits
-    if (data is None) != (not traits.terms) or (data is not None and (data.token_offsets is None) == traits.varlen):
+    if (data is None) != (not traits.components) or (
+        data is not None and (data.token_offsets is None) == traits.varlen
+    ):
         raise ArgumentError("data", data, f"what the mask of {call} reads")
     if data is not None and (data.seen_bits is None) == traits.of_pairs:
         raise ArgumentError("data.seen_bits", data.seen_bits, f"bits if the mask has a dense one: {call}")

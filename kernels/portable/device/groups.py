@@ -9,8 +9,8 @@ Note [Argument groups]
     members.  So compile-time values have groups of their own, `Tile`, `Mask`, `score.Score` and `Build`, whose names
     are in capitals and which are assigned as `tl.constexpr`.
 
-    Kernels know the relations of a mask (`model.relations`), not its terms: `Data`, `OfQueries` and `OfKeys` have a
-    tuple for each relation, in the order of `Mask.RELATIONS`, and loops go over them.  What changes scores takes a
+    Kernels know the relations of a mask (`model.relations`), not its components:  `Data`, `OfQueries` and `OfKeys` have
+    a tuple for each relation, in the order of `Mask.RELATIONS`, and loops go over them.  What changes scores takes a
     member of `Score`.  No signature changes.
 
 Note [Data operands]

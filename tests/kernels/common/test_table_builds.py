@@ -30,7 +30,9 @@ MASKS = [
 def operands(mask: Mask) -> list[Tensor]:
     """Tensors for all that a mask reads."""
     shapes = {"keys": (BATCH, LENGTH), "dense": (BATCH, HEADS, LENGTH, LENGTH)}
-    names = {operand.index: term.NAME for term in mask.terms.values() for operand in term.given.values()}
+    names = {
+        operand.index: component.NAME for component in mask.components.values() for operand in component.given.values()
+    }
     return [
         torch.ones(shapes[name], dtype=torch.bool) if name in shapes else torch.zeros(BATCH, LENGTH, dtype=torch.int64)
         for _, name in sorted(names.items())

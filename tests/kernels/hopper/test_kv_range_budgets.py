@@ -12,11 +12,11 @@ from ...support.hopper_builds import TILES
 from ...support.sass import compile_with_report
 from .backward.test_budgets import SHARED_BYTES
 
-STARTS = Traits(has_lo=True, terms=("interval",))
-COMPARED = Traits(terms=("interval",), numbers=True)
-BOTH = Traits(has_lo=True, terms=("interval", "segments"))
-DILATED = Traits(has_lo=True, terms=("dilated",))
-THREE = Traits(terms=("segments", "interval", "dilated"))
+STARTS = Traits(has_lo=True, components=("interval",))
+COMPARED = Traits(components=("interval",), numbers=True)
+BOTH = Traits(has_lo=True, components=("interval", "segments"))
+DILATED = Traits(has_lo=True, components=("dilated",))
+THREE = Traits(components=("segments", "interval", "dilated"))
 CASES = [((64, 64), BOTH), ((128, 128), STARTS), ((192, 128), COMPARED), ((192, 128), BOTH), ((256, 256), STARTS)]
 CASES += [((64, 64), DILATED), ((128, 128), DILATED), ((192, 128), DILATED), ((192, 128), THREE)]
 SPILLED = {((192, 128), THREE): 520}

@@ -11,11 +11,11 @@ from unittest import mock
 from dash_inductor.kernels.portable import standalone
 from dash_inductor.model.architectures import SHARED_BYTES
 from dash_inductor.model.call import Call
+from dash_inductor.model.components import Dense, Operand, Segments
 from dash_inductor.model.mask import Band, Mask
 from dash_inductor.model.operands import Bias
 from dash_inductor.model.plan import Kept
 from dash_inductor.model.site import Site
-from dash_inductor.model.terms import Dense, Operand, Segments
 from dash_inductor.planning import decide
 
 from ...support.cases import some

@@ -105,7 +105,7 @@ def test_no_tile_is_larger() -> None:
 @pytest.mark.parametrize("arch", WORKERS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_segments_are_planned_alike_in_all_heads(arch: str, dtype: str) -> None:
-    """Also beside other terms, and in no other mask."""
+    """Also beside other components, and in no other mask."""
     for dim, band in ((d, b) for d in (32, 64, 96, 128, 256) for b in (*BANDS, Band(None, 40))):
         for others in ("segments(0,0)", "segments(0,1) & keys(2)", "segments(0,0) & dense(1)"):
             mask = Mask.parse(others if band.is_full else f"{band} & {others}")

@@ -13,7 +13,7 @@ from dash_inductor.model import Band, Bias, Call, Mask, Operand, Site
 from dash_inductor.model.operands import OPERANDS
 from dash_inductor.operators.attention import attention_backward, attention_forward
 from dash_inductor.planning import planner
-from dash_inductor.planning.numerics import terms
+from dash_inductor.planning.numerics import components
 
 from ...support.slopes import bias_of, exact
 
@@ -70,7 +70,7 @@ def test_texts() -> None:
     assert call.traits.biased
     assert len({call, replace(call, slopes=None), replace(call, slopes=Operand(3))}) == 3
     site = Site("cuda", "bfloat16", 2, 4, 4, 64, 64, 64, 64, call)
-    assert terms(site) == "causal + bias + slopes + sinks"
+    assert components(site) == "causal + bias + slopes + sinks"
     assert family("hopper").lacks(Call(Mask(), 0.5, slopes=Operand(0)).traits) == ["read slopes"]
     assert not family("portable").lacks(call.traits)
     with pytest.raises(ArgumentError, match="reads number 1"):

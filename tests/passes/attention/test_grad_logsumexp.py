@@ -23,8 +23,8 @@ def the_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def loss(out: Tensor, lse: Tensor, which: str) -> Tensor:
-    terms = {"out": out.sin().sum(), "lse": lse.cos().sum()}
-    return sum((term for name, term in terms.items() if name in which), torch.zeros(()))
+    components = {"out": out.sin().sum(), "lse": lse.cos().sum()}
+    return sum((component for name, component in components.items() if name in which), torch.zeros(()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

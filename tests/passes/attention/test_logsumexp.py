@@ -17,10 +17,10 @@ from dash_inductor.frontends.logsumexp import LogSumExp
 from dash_inductor.graph.emit import Emitter
 from dash_inductor.masks.documents import Documents
 from dash_inductor.model.call import Call
+from dash_inductor.model.components import Dense, Operand
 from dash_inductor.model.mask import Band, Mask
 from dash_inductor.model.operands import Bias
 from dash_inductor.model.reasons import Reason
-from dash_inductor.model.terms import Dense, Operand
 from dash_inductor.records.records import sites
 
 from ...support.graphs import CPU_FORWARD, FORWARD, Shape, capture, joint_graph, op_counts, rewritten, tensors, trace

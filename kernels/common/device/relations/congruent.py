@@ -12,7 +12,7 @@ Note [Progressions]
 
     The vectors are `start`, which is ``-first * inverse``, `inverse`, and `others`, all other bits: a query sees the
     keys for which ``(key * inverse + start) & others`` is 0.  These are exact for steps from 1 to ``2**30``.  Larger
-    steps count as ``2**30``: there is one key at most.  Neither the band nor other terms are in the vectors.
+    steps count as ``2**30``: there is one key at most.  Neither the band nor other components are in the vectors.
 """
 
 from typing import TYPE_CHECKING

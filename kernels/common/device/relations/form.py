@@ -25,7 +25,7 @@ class Vectors:
     """The tensors from which the vectors of a form are computed.
 
     Args:
-        values: the operands of a term by role, without absent ones.
+        values: the operands of a component by role, without absent ones.
         valid: for segment ids, [batch, kv_len]: nonzero for valid keys.
     """
 

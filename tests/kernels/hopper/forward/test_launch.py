@@ -21,7 +21,7 @@ from dash_inductor.kernels.hopper.forward.data import ForwardData
 from dash_inductor.kernels.hopper.forward.device import entry
 from dash_inductor.kernels.hopper.shared.tensors import DropoutArguments
 from dash_inductor.model import Band, Call, Dropout, Mask, Operand, Site
-from dash_inductor.model.terms import Segments
+from dash_inductor.model.components import Segments
 from dash_inductor.schedule import Problem
 from dash_inductor.upstream import compat
 

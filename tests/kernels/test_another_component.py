@@ -1,4 +1,4 @@
-"""A new term over a relation that there is: nothing but its class says anything about it."""
+"""A new component over a relation that there is: nothing but its class says anything about it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dash_inductor.kernels.hopper.forward import build as forward
 from dash_inductor.model import Band, Call, Mask, Operand, Segments, Site
 from dash_inductor.planning import plan
 
-from ..support.another_term import AtLeast, installed
+from ..support.another_component import AtLeast, installed
 from ..support.forks import interpreted_results
 from ..support.hopper_builds import TILES
 from .reference.test_scores import BATCH, DIM, KV, LENGTH, Q, check
 
 
 @pytest.fixture(autouse=True)
-def term() -> Iterator[None]:
+def component() -> Iterator[None]:
     with installed():
         yield
 
@@ -65,7 +65,7 @@ CASES = [
 
 
 def test_portable_kernels_and_tables_in_the_interpreter() -> None:
-    lines = interpreted_results("another_term", *CASES)
+    lines = interpreted_results("another_component", *CASES)
     assert [line.partition(" ")[0] for line in lines[:2]] == ["tables"] * 2
     for case, line in zip(CASES, lines[2:], strict=True):
         assert max(float(word) for word in line.removeprefix(case).split()) < 5e-5, line

@@ -1,6 +1,6 @@
-"""Another term of masks, over a relation that there is: a double of terms to come, to see what they need.
+"""Another component of masks, over a relation that there is: a double of components to come, to see what they need.
 
-    python -m tests.support.another_term CASE ...
+    python -m tests.support.another_component CASE ...
 
 runs cases of `interpreted_scores` with it, and compares tables that kernels build with their definition.
 """
@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dash_inductor.model.components import COMPONENTS, Component, Operand
 from dash_inductor.model.relations import BETWEEN
-from dash_inductor.model.terms import TERMS, Operand, Term
 
 
 @dataclass(frozen=True)
-class AtLeast(Term):
-    """A term of a mask: query i of batch element b sees key j only if ``kv[b, j] >= q[b, i]``.
+class AtLeast(Component):
+    """A component of a mask: query i of batch element b sees key j only if ``kv[b, j] >= q[b, i]``.
 
     Args:
         q, kv: integer tensors [batch, q_len] and [batch, kv_len], any strides, any values.
@@ -36,12 +36,12 @@ class AtLeast(Term):
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """The term is one of `TERMS` inside the block."""
-    TERMS[AtLeast.NAME] = AtLeast
+    """The component is one of `COMPONENTS` inside the block."""
+    COMPONENTS[AtLeast.NAME] = AtLeast
     try:
         yield
     finally:
-        del TERMS[AtLeast.NAME]
+        del COMPONENTS[AtLeast.NAME]
 
 
 def same_tables_in_the_interpreter() -> None:

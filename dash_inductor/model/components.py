@@ -1,4 +1,4 @@
-"""The terms of a mask besides its band: the tensors that each reads, and the relation that it applies to them."""
+"""The components of a mask besides its band: the tensors that each reads, and the relation that it applies to them."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Term:
-    """A term of a mask: a relation between queries and keys, given by tensors that are known at run time.
+class Component:
+    """A component of a mask: a relation between queries and keys, given by tensors that are known at run time.
 
-    Each subclass is one kind of term.  Its fields are operands; ``str`` gives their indices, for example ``keys(0)``.
+    Each subclass is one kind of component.  Its fields are operands; ``str`` gives their indices, for example
+    ``keys(0)``.
 
     Attributes:
         NAME: the kind's name in texts, and the attribute of `Mask`.
@@ -76,12 +77,12 @@ class Term:
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """The tensors that the term reads."""
+        """The tensors that the component reads."""
         return tuple(self.given.values())
 
     @property
     def has_key_numbers(self) -> bool:
-        """Whether the term reads a tensor of numbers for the keys, instead of their positions."""
+        """Whether the component reads a tensor of numbers for the keys, instead of their positions."""
         return any(self.ROLES[name] in self.RELATION.keys for name in self.given)
 
     @classmethod
@@ -100,11 +101,11 @@ class Term:
         return f"{self.NAME}({','.join('none' if o is None else str(o.index) for o in operands)})"
 
     @classmethod
-    def parse(cls, text: str) -> Term:
-        """Parse the result of ``str(term)``.
+    def parse(cls, text: str) -> Component:
+        """Parse the result of ``str(component)``.
 
         Raises:
-            ArgumentError: the text is not a term of this kind.
+            ArgumentError: the text is not a component of this kind.
         """
         match = _TEXT.fullmatch(text)
         operands = None if match is None or match[3] else _operands(match[2])
@@ -146,7 +147,7 @@ class VarlenLayout:
 
 
 @dataclass(frozen=True)
-class Segments(Term):
+class Segments(Component):
     """Segment ids: query i of batch element b sees key j only if ``q[b, i] == kv[b, j]``.
 
     Args:
@@ -178,7 +179,7 @@ class Segments(Term):
         """Parse the result of ``str(segments)``.
 
         Raises:
-            ArgumentError: the text is not a term of segments.
+            ArgumentError: the text is not a component of segments.
         """
         match = _TEXT.fullmatch(text)
         ids, places = (None if match is None or not match[i] else _operands(match[i]) for i in (2, 4))
@@ -191,7 +192,7 @@ class Segments(Term):
 
 
 @dataclass(frozen=True)
-class Keys(Term):
+class Keys(Component):
     """A key padding mask: key j of batch element b is hidden from every query unless ``valid[b, j]``.
 
     Args:
@@ -206,7 +207,7 @@ class Keys(Term):
 
 
 @dataclass(frozen=True)
-class Dense(Term):
+class Dense(Component):
     """A dense mask: query i of head h of batch element b sees key j only if ``mask[b, h, i, j]``.
 
     Args:
@@ -222,7 +223,7 @@ class Dense(Term):
 
 
 @dataclass(frozen=True)
-class Interval(Term):
+class Interval(Component):
     """KV ranges: query i of batch element b sees key j only if ``lo[b, i] <= number[b, j] <= hi[b, i]``.
 
     ``str`` gives for example ``interval(0,none,none)``, a document that begins at ``lo``, or ``interval(none,0,1)``.
@@ -251,7 +252,7 @@ class Interval(Term):
 
 
 @dataclass(frozen=True)
-class Dilated(Term):
+class Dilated(Component):
     """Dilation: query i of batch element b sees key j only if ``(number[b, i] - j) % step[b, i] == 0``.
 
     Args:
@@ -269,5 +270,7 @@ class Dilated(Term):
     step: Operand
 
 
-TERMS: dict[str, type[Term]] = {term.NAME: term for term in (Segments, Keys, Dense, Interval, Dilated)}
-"""The kinds of terms by name, in the order in which texts and operands list them."""
+COMPONENTS: dict[str, type[Component]] = {
+    component.NAME: component for component in (Segments, Keys, Dense, Interval, Dilated)
+}
+"""The kinds of components by name, in the order in which texts and operands list them."""

@@ -1,4 +1,4 @@
-"""A new term over a relation that there is, beside an interval and segments, on Hopper kernels: two kv ranges and
+"""A new component over a relation that there is, beside an interval and segments, on Hopper kernels: two kv ranges and
 segment ids.
 """
 
@@ -21,7 +21,7 @@ from dash_inductor.kernels.reference import tables as reference_tables
 from dash_inductor.model import Call, Mask, Plan, Site
 from dash_inductor.planning import plan
 
-from ..support.another_term import installed
+from ..support.another_component import installed
 from ..support.repeats import differing_runs
 from ..support.table_words import same_tables
 
@@ -38,7 +38,7 @@ ORDER = (0, 1, 2, 3)
 
 
 @pytest.fixture(autouse=True)
-def term() -> Iterator[None]:
+def component() -> Iterator[None]:
     with installed():
         yield
 
