@@ -40,7 +40,7 @@ class Candidate:
         dq: tiles of the dq kernel of two_pass; else None.
         matmul: cost of one matmul over a 128 x 128 tile pair.  The one-pass kernel does 5 per pair; the two kernels of
             two_pass do 4 and 3.
-        reduce: cost of adding a 128-row dq tile in its turn.
+        reduce: cost of adding a 128-row dq tile in semaphore order.
         handover: latency between two consecutive writers of one dq accumulator.
         depth: dq buffers of a separate writer warp; 0 where the adds block the CTA.
     """

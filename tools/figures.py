@@ -115,7 +115,7 @@ def tile_schedule() -> Any:
         ax.set_title(name, loc="left", weight="bold")
         ax.set_title(f"ends at {run.makespan:.4g}; {verdict}", loc="right", size=9, color=style.FAINT)
     axes[1, 1].set_xlabel("time", loc="right", color=style.FAINT)
-    words = {STEP: "computes a part of this dQ tile", ADD: "adds it", WAIT: "waits for its turn"}
+    words = {STEP: "computes a part of this dQ tile", ADD: "adds it", WAIT: "waits for its semaphore"}
     handles = [Patch(color=colour, label=text) for colour, text in words.items()]
     found.legend(handles=handles, loc="outside lower right", ncols=3, frameon=False)
     return found

@@ -80,8 +80,8 @@ class ProfileRun:
             ``{"unit": "ns", "spans": [...], "meta": {...}}``.  A span is one tile pair: ``sm``, ``work_id`` (the
             position of its tile schedule in launch order), ``head`` (query head, counted over all batch elements),
             ``kv`` and ``q`` (tile indices), and four times since the earliest start: the pair is computed from
-            ``start``, its dq tile waits for its turn from ``wait`` and is added from ``added``, and at ``end`` the next
-            one may add. Spans are sorted by start. ``meta`` is the attribute `meta` plus ``site``, ``number``,
+            ``start``, its dq tile waits for its semaphore from ``wait`` and is added from ``added``, and at ``end`` the
+            next one may add. Spans are sorted by start. ``meta`` is the attribute `meta` plus ``site``, ``number``,
             ``heads`` and ``tick``, the resolution of the GPU's clock in nanoseconds: all times are multiples of it.
         """
         if self._device.type == "cuda":

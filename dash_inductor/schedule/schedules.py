@@ -112,8 +112,8 @@ class Schedule:
         q_tile: (step, kv) -> q tile.
         rank: (q, kv) -> position of kv's contribution in the accumulation order of q's dq tile; only for visible pairs.
         visible: the pairs that the band shows, independent of the schedule.
-        shared_accumulator: whether CTAs add to a shared dq accumulator and wait for their turn.  If not, rank is the
-            order in which the owner of the q tile processes the kv tiles.
+        shared_accumulator: whether CTAs add to a shared dq accumulator and wait for its semaphores.  If not, rank is
+            the order in which the owner of the q tile processes the kv tiles.
         resident: None if every wait is for an earlier work id, so that any number of resident CTAs makes progress.
             Otherwise the least number of simultaneously resident CTAs for which the launch cannot hang; the bound is
             exact.

@@ -1,4 +1,4 @@
-"""Discrete-event simulation of the ordered accumulation: CTAs run on workers, and dq writers wait for their turn.
+"""Discrete-event simulation of the ordered accumulation: CTAs run on workers, and dq writers wait for semaphores.
 
 A job computes the tile pairs of its tile schedule one after the other and adds each partial dq tile to its accumulator,
 which admits contributors in order of rank.  The timing model is that of "DASH: deterministic attention scheduling"
@@ -8,10 +8,10 @@ which admits contributors in order of rank.  The timing model is that of "DASH: 
 * ``depth >= 1``: a separate writer drains `depth` buffers, so computing step k+1 overlaps waiting and adding of step k
   and stalls only when all buffers are taken.
 
-Every time is a maximum of sums of earlier times, so a job is advanced as far as known turns allow, and again when the
-turn that it waits for becomes known.  Only the assignment of work ids needs the clock: the next work id goes to the
-worker that is free first.  That is exact, because a job that is still blocked then depends on a work id that starts no
-earlier.
+Every time is a maximum of sums of earlier times, so a job is advanced as far as known releases of semaphores allow, and
+again when the release that it waits for becomes known.  Only the assignment of work ids needs the clock: the next work
+id goes to the worker that is free first.  That is exact, because a job that is still blocked then depends on a work id
+that starts no earlier.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def simulate(
     """
     rng = random.Random(seed)
     queues = [list(reversed(q)) for q in static] if static is not None else None
-    turns: dict[tuple[Accumulator, int], float] = {}
+    releases: dict[tuple[Accumulator, int], float] = {}
     waiting: dict[tuple[Accumulator, int], _Active] = {}
     free = [(0.0, w) for w in range(workers)]
     spans: list[Span] = []
@@ -132,28 +132,28 @@ def simulate(
         return base * noise * (speeds[a.worker] if speeds is not None else 1.0)
 
     def advance(a: _Active) -> list[_Active]:
-        """Run `a` until it blocks or ends; return the jobs whose turn has come."""
+        """Run `a` until it blocks or ends; return the jobs whose semaphore is released."""
         nonlocal makespan
         woken: list[_Active] = []
         while len(a.written) < len(a.steps):
             k = len(a.written)
             accumulator, kv, rank = a.steps[k]
-            turn = 0.0
+            released = 0.0
             if ordered and rank > 0:
-                if (accumulator, rank - 1) not in turns:
+                if (accumulator, rank - 1) not in releases:
                     waiting[accumulator, rank] = a
                     return woken
-                turn = turns[accumulator, rank - 1] + costs.handover
+                released = releases[accumulator, rank - 1] + costs.handover
             computed = a.ready + duration(a, costs.compute)
             buffered = computed  # when the tile is in its buffer
             if costs.depth and k >= costs.depth:
                 buffered = max(computed, a.written[k - costs.depth])
-            write = max(buffered, turn, a.written[-1] if a.written else 0.0)
+            write = max(buffered, released, a.written[-1] if a.written else 0.0)
             written = write + duration(a, costs.reduce)
             spans.append(Span(a.worker, a.work_id, accumulator, kv, rank, a.ready, computed, write, written))
             a.written.append(written)
             a.ready = buffered if costs.depth else written
-            turns[accumulator, rank] = written
+            releases[accumulator, rank] = written
             if (accumulator, rank + 1) in waiting:
                 woken.append(waiting.pop((accumulator, rank + 1)))
         end = max(a.ready + duration(a, costs.epilogue), a.written[-1] if a.written else 0.0)

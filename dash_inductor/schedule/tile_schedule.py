@@ -21,7 +21,7 @@ class TileSchedule(Protocol):
     Attributes:
         work_ids: number of CTAs of the launch; a CTA with a lower work id starts earlier.
         parts: maximum number of kv tiles that one CTA processes, one after the other.
-        shared_accumulator: whether CTAs add to one dq accumulator and wait for their turn.
+        shared_accumulator: whether CTAs add to one dq accumulator and wait for its semaphores.
         co_resident: whether some CTA waits for a later work id.  If not, any number of resident CTAs makes progress.
         resident: the least number of simultaneously resident CTAs with which the launch cannot hang.
     """

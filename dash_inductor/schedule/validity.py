@@ -45,7 +45,7 @@ def backward_wait(jobs: Sequence[Job]) -> tuple[int, int] | None:
     """Return a (waiting work id, awaited work id) whose awaited work id is not earlier; None if there is no such wait.
 
     None implies progress on any number of workers: work id 0 waits for no work id, and if all earlier work ids finish,
-    every turn that a work id waits for comes.  Within one job an earlier column counts as earlier.
+    every release that a work id waits for comes.  Within one job an earlier column counts as earlier.
     """
     at: dict[tuple[int, int, int], tuple[int, int]] = {}
     for job in jobs:

@@ -6,9 +6,9 @@ The file is one JSON object.  Times are in nanoseconds since the earliest start:
      "spans": [{"sm": 0, "work_id": 7, "head": 1, "kv": 3, "q": 5, "start": 0, "wait": 900, "added": 1000, "end":
      1150}]}
 
-A CTA computes a tile pair from `start` to `wait`, waits for its turn until `added`, and adds until `end`.  Query heads
-are counted over all batch elements.  Different warps record the times, so a time may precede the previous one by the
-clock's resolution; it then counts as equal.
+A CTA computes a tile pair from `start` to `wait`, waits for its semaphore until `added`, and adds until `end`.  Query
+heads are counted over all batch elements.  Different warps record the times, so a time may precede the previous one by
+the clock's resolution; it then counts as equal.
 
 A file has at most 256 MiB and 2^20 spans; `records.profiles` writes no larger ones.  Query heads are below 2^20, tiles,
 work ids and SMs below 2^31, and times below 2^63.
@@ -95,11 +95,11 @@ def of_spans(
     count = 1 + max((span["head"] for span in spans), default=-1)
     if heads and count > len(heads):
         raise ArgumentError("measured", f"a run of {count} heads", f"one of {len(heads)} heads, as the shape has them")
-    turns: dict[tuple[int, int], int] = {}
+    ranks: dict[tuple[int, int], int] = {}
     steps = []
     for span in sorted(spans, key=lambda s: (s["added"], s["end"])):
         key = span["head"], span["q"]
-        rank = turns[key] = turns.get(key, -1) + 1
+        rank = ranks[key] = ranks.get(key, -1) + 1
         times = accumulate((span[name] / 1000 for name in ("start", "wait", "added", "end")), max)
         steps.append(Step(lanes[span["sm"]], span["work_id"], span["head"], span["kv"], span["q"], rank, *times))
     end = max((step.written for step in steps), default=0.0)

@@ -36,7 +36,7 @@ class Step(NamedTuple):
         kv, q: the tile indices.
         rank: the position of its addition among those to the dq tile of (head, q).
         start, computed: the times at which its matrix products begin and end.
-        write, written: the times at which the addition of its dq tile begins and ends.  It waits for its turn from
+        write, written: the times at which the addition of its dq tile begins and ends.  It waits for its semaphore from
             `computed` to `write`.
     """
 

@@ -51,7 +51,7 @@ def ink_on(colour: str) -> str:
 
 MEANING: dict[Kind, str] = {
     "compute": "computes a tile pair",
-    "wait": "waits for its turn",
+    "wait": "waits for its semaphore",
     "add": "adds its dQ tile",
 }
 

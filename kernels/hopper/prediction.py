@@ -1,7 +1,7 @@
 """Predicted times of the Hopper kernels, in microseconds.
 
 A launch is modelled as a list of tile schedules, one per work id, which `WORKERS` CTAs take in launch order as they
-become free.  Each takes a constant plus a time per iteration (`calibration`).  Semaphore turns are not simulated:
+become free.  Each takes a constant plus a time per iteration (`calibration`).  Waits for semaphores are not simulated:
 schedules whose q tiles ascend hardly wait, and the waits of those that descend are part of their constant.  There is no
 prediction where waits matter: for `descending` and `ascending` under a causal mask, and for schedules whose CTAs must
 be co-resident.

@@ -355,7 +355,7 @@ class _Element:
         problem = self.problem(plan.dkdv, len(scheduled))
         dq = torch.zeros_like(self.q)
         dk, dv = (t.new_zeros(len(scheduled), *t.shape[1:]) for t in (self.k, self.v))
-        turns = _Turns(dq)
+        sums = _OrderedSums(dq)
         for job in tables(plan.schedule, problem):
             for column in job.columns:
                 keys = tile_of(column.kv, problem.block_kv, problem.kv_len)
@@ -370,8 +370,8 @@ class _Element:
                             dk[job.head, keys] += ds.T @ self.q[q_head, rows]
                             added = ds @ k
                         if plan.dq is None:
-                            turns.add(q_head, rows, rank, added)
-        turns.check()
+                            sums.add(q_head, rows, rank, added)
+        sums.check()
         return dq, self.by_kv_head(dk), self.by_kv_head(dv)
 
     def by_kv_head(self, sums: Tensor) -> Tensor:
@@ -401,8 +401,8 @@ def tile_of(tile: int, block: int, length: int) -> slice:
     return slice(tile * block, min((tile + 1) * block, length))
 
 
-class _Turns:
-    """Adds contributions to dq in rank order, holding back those that come before their turn."""
+class _OrderedSums:
+    """Adds contributions to dq in rank order, holding back those that come too early."""
 
     def __init__(self, dq: Tensor) -> None:
         self.dq = dq
@@ -412,11 +412,11 @@ class _Turns:
     def add(self, q_head: int, rows: slice, rank: int, contribution: Tensor) -> None:
         tile = q_head, rows.start
         self.early[tile, rank] = contribution
-        turn = self.next.get(tile, 0)
-        while (tile, turn) in self.early:
-            self.dq[q_head, rows] += self.early.pop((tile, turn))
-            turn += 1
-        self.next[tile] = turn
+        rank_of_next = self.next.get(tile, 0)
+        while (tile, rank_of_next) in self.early:
+            self.dq[q_head, rows] += self.early.pop((tile, rank_of_next))
+            rank_of_next += 1
+        self.next[tile] = rank_of_next
 
     def check(self) -> None:
         assert not self.early, f"ranks with holes: {sorted(self.early)}"

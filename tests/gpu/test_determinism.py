@@ -147,7 +147,7 @@ def test_static_and_dynamic_lengths_agree(schedule: str | None, length: int) -> 
 
 
 def launcher(problem: Attention, wait: bool) -> Callable[[], list[torch.Tensor]]:
-    """The portable ordered kernel launched directly, as it is or without waiting for its turn."""
+    """The portable ordered kernel launched directly, as it is or without waiting for its semaphore."""
     plan, site = problem.plan("sm_80", "ascending"), problem.site()  # on sm_90 the Hopper kernel is planned
     _, kernel = standalone.render(plan, site)  # delta comes from below
     if not wait:

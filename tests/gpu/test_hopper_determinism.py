@@ -211,7 +211,7 @@ def test_any_number_of_ctas(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_negative_control() -> None:
-    """A kernel whose adds wait for no turn fails the same harness, though its gradients are as good."""
+    """A kernel whose adds wait for no semaphore fails the same harness, though its gradients are as good."""
     shape = (64, 64, Band(), "ascending", 1, 2048, 2048)
     ordered = direct(shape, batch=4, kv_heads=8)
     expected = ordered()

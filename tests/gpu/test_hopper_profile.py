@@ -86,14 +86,14 @@ def check_profile(found: dict[str, Any], pairs: dict[tuple[int, int, int], tuple
     assert {place: span["work_id"] for place, span in spans.items()} == {place: t for place, (t, _) in pairs.items()}
     assert min(span["start"] for span in spans.values()) == 0
     sms: dict[int, set[int]] = {}
-    turns: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    additions: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for (head, kv, q), span in spans.items():
         assert span["start"] <= span["wait"] <= span["added"] <= span["end"]
         sms.setdefault(span["work_id"], set()).add(span["sm"])
-        turns.setdefault((head, q), []).append((pairs[head, kv, q][1], span["added"]))
+        additions.setdefault((head, q), []).append((pairs[head, kv, q][1], span["added"]))
     assert all(len(found) == 1 for found in sms.values())
     assert set().union(*sms.values()) <= set(range(torch.cuda.get_device_properties(0).multi_processor_count))
-    for times in turns.values():
+    for times in additions.values():
         added = [time for _, time in sorted(times)]
         assert added == sorted(added)
 

@@ -175,11 +175,11 @@ def test_members_of_a_group_are_launched_in_their_order(p: Problem, group: int, 
     """The Hopper kernel sums dk and dv over members, heads of the schedule one after the other: each waits for a lower
     work id, under every schedule, section and number of heads."""
     name = data.draw(st.sampled_from([n for n in names_for(p) if n != "two_pass"]))
-    turns: dict[tuple[int, int, int], list[int]] = {}
+    orders: dict[tuple[int, int, int], list[int]] = {}
     for job in tables(name, replace(p, heads=p.heads * group, group=1)):
         b, place = divmod(job.head, p.heads * group)
         member, head = divmod(place, p.heads)
         for column in job.columns:
-            turns.setdefault((b, head, column.kv), []).append(member)
-    assert len(turns) == p.batch * p.heads * p.n_kv
-    assert all(members == list(range(group)) for members in turns.values())
+            orders.setdefault((b, head, column.kv), []).append(member)
+    assert len(orders) == p.batch * p.heads * p.n_kv
+    assert all(members == list(range(group)) for members in orders.values())

@@ -438,7 +438,7 @@ class Simulation:
     pointer and warpgroup, `semaphores` the final counts by pointer, `stamps` the numbers that were written by pointer,
     and `cleared` of the tiles whose rows were cleared what they had, and what said which rows.  Each look at the clock
     finds it one later; the SM of a CTA is its number + 1000.  `taken` is which CTA took a work id, `passed` what the
-    clock showed when a semaphore was set after its turn of a rank, and `arrived` at which named barriers a warpgroup
+    clock showed when a semaphore was set after the wait for a rank, and `arrived` at which named barriers a warpgroup
     arrived when, by work id.
     """
 
@@ -747,13 +747,13 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         if other is not None:
             s.wait(lambda: other.met >= met, "the other warpgroup")
 
-    def wait_for_turn(semaphore: Pointer, rank: int) -> None:
-        s.wait(lambda: s.semaphores[semaphore] == rank, f"turn {rank} of {semaphore}")
+    def wait_semaphore(semaphore: Pointer, rank: int) -> None:
+        s.wait(lambda: s.semaphores[semaphore] == rank, f"rank {rank} of {semaphore}")
 
     def release(semaphore: Pointer, value: int, _before: str, _register: str) -> None:
         if current().half == 0:
             if s.semaphores[semaphore] != value - 1:
-                raise Fault(f"{semaphore} is passed on out of turn")
+                raise Fault(f"{semaphore} is released out of order")
             s.semaphores[semaphore] = value
             s.passed[semaphore, value - 1] = s.time
 
@@ -881,7 +881,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         "unseen_keys": unseen_keys, "within_band": within_band, "blind_queries": blind_queries, "clear": cleared,
         "TILE_BITS": TILE_BITS, "definition": definition, "here": same,
         "as_tiles": as_tiles, "as_longer": as_longer,
-        "_store_first": store_first, "wait_for_turn": wait_for_turn, "_release": release,
+        "_store_first": store_first, "wait_semaphore": wait_semaphore, "_release": release,
         "_begun": lambda s, slope: (s, None), "_powers_and_slopes": powers_and_slopes,
         "arrive_at": arrive_at, "meet_at": meet_at, "wait_for_own_stores": store_wait, "hold_back": same,
         "not_before": same,

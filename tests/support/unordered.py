@@ -1,4 +1,4 @@
-"""The Hopper kernel with a reducer that does not wait for its turn: what the tests of determinism must not pass."""
+"""The Hopper kernel with a reducer that waits for no semaphore: what the tests of determinism must not pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dash_inductor.kernels.hopper.backward.device import entry, reducer
 
 @gluon.jit
 def wait_for_first(semaphore, rank):  # type: ignore[no-untyped-def]  # a device function
-    """As `wait_for_turn`, but any order will do once rank 0 has stored: sums stay right up to rounding."""
+    """As `wait_semaphore`, but any order will do once rank 0 has stored: sums stay right up to rounding."""
     gl.inline_asm_elementwise(
         """{
         .reg .pred %waiting;
@@ -38,7 +38,7 @@ def wait_for_first(semaphore, rank):  # type: ignore[no-untyped-def]  # a device
 
 @gluon.jit
 def count(semaphore, rank):  # type: ignore[no-untyped-def]  # a device function
-    """As `pass_turn_on`, but the semaphore counts contributions, whichever they are."""
+    """As `release_semaphore`, but the semaphore counts contributions, whichever they are."""
     gl.inline_asm_elementwise(
         """{
         .reg .pred %first;
@@ -62,8 +62,8 @@ def count(semaphore, rank):  # type: ignore[no-untyped-def]  # a device function
 def unordered_adds() -> Iterator[None]:
     """Kernels built inside add to dq in any order; outside, what was built before is built anew."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reducer, "wait_for_turn", wait_for_first)
-        patch.setattr(reducer, "pass_turn_on", count)
+        patch.setattr(reducer, "wait_semaphore", wait_for_first)
+        patch.setattr(reducer, "release_semaphore", count)
         # device functions remember the functions that they call: new ones of the same source look again
         patch.setattr(entry, "reduce", gluon.jit(reducer.reduce.fn))
         patch.setattr(build, "hopper_backward", gluon.jit(entry.hopper_backward.fn))

@@ -133,7 +133,7 @@ def test_svg_is_the_same_every_time(tmp_path: Path) -> None:
     with matplotlib.rc_context({"svg.hashsalt": "other", "svg.fonttype": "path", "font.sans-serif": ["Arial"]}):
         assert image(names, "svg") == first
     texts = {text.text for text in ElementTree.fromstring(first).iter(f"{SVG}text")}
-    assert {"A <title> & $x^2$", "a subtitle", "a0", "waits for its turn"} <= texts
+    assert {"A <title> & $x^2$", "a subtitle", "a0", "waits for its semaphore"} <= texts
     assert b"<dc:date>" not in first
 
 

@@ -127,7 +127,7 @@ class GraphPage:
             files.write(self.folder / file, text)
         legend = (
             f'<p class="legend">{escape(picture.title)}. {escape(picture.subtitle)} A worker computes for the head of '
-            "the letter, waits for its turn (.), or adds its dQ tile (+). Perfetto opens the trace.</p>"
+            "the letter, waits for its semaphore (.), or adds its dQ tile (+). Perfetto opens the trace.</p>"
         )
         figure = _figure("workers over time, as text and as a trace", list(texts), next(iter(texts.values())))
         return html.details(f"the schedule {site.plan.schedule}", figure + legend)

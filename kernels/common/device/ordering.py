@@ -1,4 +1,4 @@
-"""Semaphore turns: waiting for a turn and passing it on, which makes dq accumulation follow the planned order.
+"""Semaphores: waiting for a rank and releasing the next one, which makes dq accumulation follow the planned order.
 
 Note [Ordered accumulation]
     Every (batch, query head, q tile) has a semaphore that counts the contributions already added to its fp32 dQ tile.
@@ -16,7 +16,7 @@ Note [Ordered accumulation]
     and 4 are inline assembly because a `while` loop or `tl.debug_barrier` in the loop switches the pipeliner off.
 
 Note [Forward progress]
-    A CTA takes a work id (work id) on entry, so the CTAs with all lower work ids are running or finished.  In a
+    A CTA takes a work id on entry, so the CTAs with all lower work ids are running or finished.  In a
     launch-ordered schedule every wait is for a lower work id; by induction over work ids every CTA finishes, on any
     number of SMs.  A schedule that also waits for higher work ids is launched cooperatively: all CTAs are resident or
     the launch fails.  Work ids and semaphores are zeroed by the call itself; an aborted launch cannot poison the next.
@@ -30,7 +30,7 @@ import triton.language as tl
 
 
 @triton.jit
-def wait_for_turn(semaphore, rank, INTERPRET: tl.constexpr):
+def wait_semaphore(semaphore, rank, INTERPRET: tl.constexpr):
     """Blocks until `semaphore` (int32) equals `rank`."""
     if INTERPRET:
         tl.assume(tl.load(semaphore) == rank)  # the interpreter asserts it, always; device_assert it ignores
@@ -52,7 +52,7 @@ def wait_for_turn(semaphore, rank, INTERPRET: tl.constexpr):
 
 
 @triton.jit
-def pass_turn_on(semaphore, INTERPRET: tl.constexpr):
+def release_semaphore(semaphore, INTERPRET: tl.constexpr):
     """Increments `semaphore`, after all adds of this CTA were performed."""
     if INTERPRET:
         tl.store(semaphore, tl.load(semaphore) + 1)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ...common.device.ordering import pass_turn_on, wait_for_turn
+from ...common.device.ordering import release_semaphore, wait_semaphore
 from ...common.device.score import rounded_product, through_bound
 from .dropout import dropout_kept, dropout_kept_transposed
 from .schedule_functions import dash_q_range, dash_q_tile, dash_rank, dash_seen_keys, dash_seen_rows, dash_visits
@@ -132,15 +132,15 @@ def dkdv_tile(
             if ORDERED:
                 dq = tl.dot(rows_of_queries(ds, BY_KEY), k, input_precision=BUILD.PRECISION)
                 semaphore = accumulator.SEM + row * n_q + q_tile
-                turn = dash_rank(q_tile, kv, tile_schedule, TILE.BLOCK_Q, TILE.BLOCK_KV)
-                wait_for_turn(semaphore, turn, BUILD.INTERPRET)
+                rank = dash_rank(q_tile, kv, tile_schedule, TILE.BLOCK_Q, TILE.BLOCK_KV)
+                wait_semaphore(semaphore, rank, BUILD.INTERPRET)
                 cols = tl.arange(0, TILE.BLOCK_D)
                 start = accumulator.DQ + row * data.varlen_layout.tokens * TILE.HEAD_DIM
                 dq_ptrs = start + queries.tokens[:, None] * TILE.HEAD_DIM + cols[None, :]
                 added = in_range(queries.exists, of_queries.vectors, kv_range, MASK)
                 inside = added[:, None] & (cols[None, :] < TILE.HEAD_DIM)
                 tl.atomic_add(dq_ptrs, dq, mask=inside, sem="relaxed")
-                pass_turn_on(semaphore, BUILD.INTERPRET)
+                release_semaphore(semaphore, BUILD.INTERPRET)
     if SCORE.ROUNDS:
         dv = dv * data.drop.rescale
     if MASK.HAS_KEYS:

@@ -106,7 +106,7 @@ def direct(p: Attention, kernel: str, schedule: str) -> Gradients:
     if schedule == "two_pass":
         added = of_q_tiles(p)
     for (q_head, _), tiles in added.items():
-        for _, tile in sorted(tiles, key=lambda turn: turn[0]):
+        for _, tile in sorted(tiles, key=lambda ranked: ranked[0]):
             dq[0, q_head, tile.rows] += tile.dq
     return dq * p.scale, dk * p.scale, dv
 

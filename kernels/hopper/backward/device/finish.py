@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
-from ....common.device.ordering import wait_for_turn
+from ....common.device.ordering import wait_semaphore
 from ....common.device.rows import tokens_of
 
 
@@ -39,7 +39,7 @@ def finish(
         count = end - first
         seen = first < end
     if seen:
-        wait_for_turn(semaphores + tile, count, False)
+        wait_semaphore(semaphores + tile, count, False)
     source = accumulator + tile.to(tl.int64) * (FORM.BLOCK_Q * (FORM.BLOCK_D + FORM.TAIL_D))
     rows = q * FORM.BLOCK_Q + local + tl.arange(0, FORM.ROWS)
     tokens, inside = rows, rows < q_len

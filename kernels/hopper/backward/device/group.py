@@ -1,7 +1,7 @@
 """Grouped heads: dk and dv of a kv head are sums over the query heads of its group, added in order of the heads.
 
 Every query head has its own CTAs, so that CTAs that run at the same time share a dq accumulator in the L2 cache.  At
-the end of its tile schedule the CTA of member m of a group waits for its semaphore turn, as a reducer does; the CTA of
+the end of its tile schedule the CTA of member m of a group waits for its semaphore, as a reducer does; the CTA of
 member m - 1 for the same kv tile has a lower work id.  The producer does the waiting, since it is idle during the last
 iterations, and signals the consumers through a barrier.  Member 0 stores, the others add, the last one keeps the sum.
 """
@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from ...shared.device.operations import consumers_pass_turn_on, wait_for_turn
+from ...shared.device.operations import consumers_release_semaphore, wait_semaphore
 from ...shared.device.steps import from_fragments, in_fragments
 
 
@@ -22,16 +22,16 @@ def _place(work, kv):
 
 
 @gluon.jit
-def wait_for_group(work, kv, semaphores, turn):
-    """Waits until the previous members have added their parts, then arrives at the barrier `turn`; for the producer."""
-    wait_for_turn(semaphores + _place(work, kv), work.member)
-    mbarrier.arrive(turn, count=1)
+def wait_for_group(work, kv, semaphores, group_barrier):
+    """Waits until the previous members have added their parts, then arrives at `group_barrier`; for the producer."""
+    wait_semaphore(semaphores + _place(work, kv), work.member)
+    mbarrier.arrive(group_barrier, count=1)
 
 
 @gluon.jit
 def add_to_group(work, kv, dk, dk_tail, dv, workspace, shared, phase):
     """Returns (dk, dk_tail, dv) plus the sums of the previous members, after phase `phase` of the barrier
-    `shared.turn`.
+    `shared.group_barrier`.
 
     workspace: see `arguments.WORKSPACE`; group_sums holds dv, dk and its tail in the order of `in_fragments`.
     """
@@ -40,12 +40,12 @@ def add_to_group(work, kv, dk, dk_tail, dv, workspace, shared, phase):
     D: gl.constexpr = dk.shape[1]
     tile = _place(work, kv)
     start = workspace.group_sums + tile.to(gl.int64) * (work.BLOCK_KV * (D + TAIL_D + DV))
-    mbarrier.wait(shared.turn.index(0), phase)
+    mbarrier.wait(shared.group_barrier.index(0), phase)
     dv = _add(work, dv, start)
     dk = _add(work, dk, start + work.BLOCK_KV * DV)
     if TAIL_D > 0:
         dk_tail = _add(work, dk_tail, start + work.BLOCK_KV * (DV + D))
-    consumers_pass_turn_on(workspace.group_semaphores + tile, work.member)
+    consumers_release_semaphore(workspace.group_semaphores + tile, work.member)
     return dk, dk_tail, dv
 
 

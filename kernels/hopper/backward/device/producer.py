@@ -174,8 +174,8 @@ def produce(
                 done += steps
                 n += 1
                 if work.GROUP > 1:
-                    wait_until_left(shared, n)  # the tile schedule before has had its turn
-                    wait_for_group(work, kv, workspace.group_semaphores, shared.turn.index(0))
+                    wait_until_left(shared, n)  # the tile schedule before has passed the group's barrier
+                    wait_for_group(work, kv, workspace.group_semaphores, shared.group_barrier.index(0))
         work_id = problem.work_ids  # of CTAs that need each other none may take two
         if not SCHEDULE.CO_RESIDENT:
             work_id = take_work_id(workspace.work_id_ptr)

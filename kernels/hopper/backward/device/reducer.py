@@ -9,8 +9,8 @@ from ...shared.device.operations import (
     as_blocks,
     async_reduce_add,
     begin_store,
-    pass_turn_on,
-    wait_for_turn,
+    release_semaphore,
+    wait_semaphore,
     wait_until_read,
 )
 from ...shared.device.step_signals import DQ_COMPLETE, wait_for_signal
@@ -51,7 +51,7 @@ def reduce(tile_schedules, stamps, shared, dq_desc, semaphores, share):
             tile = work.tile_index(tile_schedule.q_tile(word))
             slot = it % shared.DQ_STAGES
             row = tile * (ROWS + TAIL_ROWS)
-            wait_for_turn(semaphores + tile, rank)
+            wait_semaphore(semaphores + tile, rank)
             wait_for_signal(shared, DQ_COMPLETE, it, shared.CONSUMERS)
             _accumulate(dq_desc, row, shared.dq.index(slot), rank)
             if TAIL_ROWS > 0:
@@ -59,7 +59,7 @@ def reduce(tile_schedules, stamps, shared, dq_desc, semaphores, share):
             added = stamps.now()
             wait_until_read()
             mbarrier.arrive(shared.dq_empty.index(slot), count=1)
-            pass_turn_on(semaphores + tile, rank)
+            release_semaphore(semaphores + tile, rank)
             stamps.write(work, kv, 1 + tile_schedule.q_tile(word), 2, added, stamps.now())
         done += steps
         n += 1

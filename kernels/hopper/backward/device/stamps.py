@@ -10,9 +10,9 @@ Note [Stamps]
     frequency, as ``%clock64`` does, of which every SM has its own; how often it ticks depends on the GPU.
 
     * start: the consumers have left the step before it, and its dO, the last operand to be asked for, is there;
-    * wait: the consumers have left it, so its dq tile is complete and waits for its turn;
-    * added: the turn has come and the add to global memory has been issued;
-    * end: the add has been performed and the turn has been passed on.
+    * wait: the consumers have left it, so its dq tile is complete and waits for its semaphore;
+    * added: the semaphore is at its rank and the add to global memory has been issued;
+    * end: the add has been performed and the semaphore released.
 
     A barrier has two parities, so whoever waits for it must not fall two phases behind.  The producer therefore refills
     the place of a step only when the stamper has stamped it (`noted`): before that dO of the step STAGES later cannot

@@ -1,4 +1,4 @@
-"""Operations that Gluon lacks or spells differently between versions, and the two ends of a turn.
+"""Operations that Gluon lacks or spells differently between versions, and wait and release of a semaphore.
 
 Note [Ordered accumulation on Hopper]
     Every (batch element, query head, q tile) has a semaphore that counts the contributions already added to its fp32 dq
@@ -19,8 +19,8 @@ Note [Ordered accumulation on Hopper]
 
     dk and dv of grouped heads are summed in the same way (`group`), by the threads that hold them.  The producer spins
     for them, while the last steps run, and arrives at an mbarrier; having waited there, they have acquired what it has.
-    They add with ordinary reductions and meet at a barrier; then one thread passes the turn on.  Only one: a warp that
-    fell behind the others' release would set the semaphore back when later members have had their turns, and the next
+    They add with ordinary reductions and meet at a barrier; then one thread releases the semaphore.  Only one: a warp
+    that fell behind the others' release would set the semaphore back when later members have released it, and the next
     would wait for ever.
 
 Note [Forward progress on Hopper]
@@ -35,9 +35,9 @@ Note [Forward progress on Hopper]
     there a work id that waits behind another one could be what that one waits for.
 
     Inside a CTA producer, consumers and reducers wait for one another through mbarriers, and through named barriers at
-    which consumers only arrive, see Note [Signals of consumers] in `step_signals`; a reducer that waits for its turn
-    stops its consumers when all dq buffers are full or a tile schedule ends, never another CTA that is not behind it in
-    rank. Work id and semaphores are set by `prepare` in the same call.
+    which consumers only arrive, see Note [Signals of consumers] in `step_signals`; a reducer that waits for its
+    semaphore stops its consumers when all dq buffers are full or a tile schedule ends, never another CTA that is not
+    behind it in rank. Work id and semaphores are set by `prepare` in the same call.
 
     The three kernels of a call overlap (programmatic dependent launch).  A CTA of the main kernel first waits for the
     end of `prepare`, then lets `finish` start.  CTAs of `finish` may start when every CTA of the main kernel has done
@@ -264,7 +264,7 @@ def _at_named(HOW: gl.constexpr, number, THREADS: gl.constexpr):
 
 
 @gluon.jit
-def wait_for_turn(semaphore, rank):
+def wait_semaphore(semaphore, rank):
     """Blocks the warp until `semaphore` (int32) is `rank`."""
     gl.inline_asm_elementwise(
         """{
@@ -286,13 +286,13 @@ def wait_for_turn(semaphore, rank):
 
 
 @gluon.jit
-def pass_turn_on(semaphore, rank):
+def release_semaphore(semaphore, rank):
     """Wait until this warp's bulk operations are performed, then set `semaphore` to ``rank + 1``.  One warp only."""
     _release(semaphore, rank + 1, "cp.async.bulk.wait_group 0;\nbar.warp.sync 0xffffffff;", "%laneid")
 
 
 @gluon.jit
-def consumers_pass_turn_on(semaphore, rank):
+def consumers_release_semaphore(semaphore, rank):
     """Meet the other consumers, then let thread 0, which is one of them, set `semaphore` to ``rank + 1``."""
     role_barrier()
     _release(semaphore, rank + 1, "", "%tid.x")

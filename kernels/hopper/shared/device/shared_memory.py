@@ -37,7 +37,7 @@ class SharedMemory:
     PIECES]: rings of STAGES q tiles, each in PIECES pieces. ds, p: 16 bits [BLOCK_KV, BLOCK_Q]. dq: a ring of DQ_STAGES
     fp32 tiles in the order of `steps.in_fragments`, through which dk and dv leave with RESULTS_IN_DQ, otherwise through
     k and v. k_tail, q_tail, dq_tail: the TAIL_D columns past BLOCK_D, if TAIL_D > 0. tile schedules: a ring of ENTRIES
-    pairs of words, see `work_ids`; turn: the barrier of a CTA in its group, see `group`.
+    pairs of words, see `work_ids`; group_barrier: the barrier of a CTA in its group, see `group`.
 
     Barriers `*_full` are completed when a tile has arrived, `*_empty` when it has been read. If the kernel clears rows
     that take no part, see `clear`, k_full, v_full, q_full and do_full have one more barrier, the last, which is the
@@ -63,7 +63,7 @@ class SharedMemory:
     q_full: gl.shared_memory_descriptor
     do_full: gl.shared_memory_descriptor
     dq_empty: gl.shared_memory_descriptor
-    turn: gl.shared_memory_descriptor
+    group_barrier: gl.shared_memory_descriptor
     tile_schedules: gl.shared_memory_descriptor
     tile_schedule_full: gl.shared_memory_descriptor
     tile_schedule_empty: gl.shared_memory_descriptor
@@ -128,9 +128,9 @@ def allocate_shared(DTYPE: gl.constexpr, FORM, CLEARS: gl.constexpr, READERS: gl
         k_tail = _tiles(DTYPE, [BLOCK_KV, TAIL_D])
         q_tail = _tiles(DTYPE, [STAGES * PIECES, BLOCK_Q // PIECES, TAIL_D])
         dq_tail = _accumulators(DQ_STAGES, BLOCK_Q * TAIL_D)
-    turn = ds  # never read
+    group_barrier = ds  # never read
     if FORM.GROUP > 1:
-        turn = barriers(1)
+        group_barrier = barriers(1)
     return SharedMemory(
         k=k,
         k_tail=k_tail,
@@ -150,7 +150,7 @@ def allocate_shared(DTYPE: gl.constexpr, FORM, CLEARS: gl.constexpr, READERS: gl
         q_full=barriers(STAGES + OWN),
         do_full=barriers(STAGES + OWN),
         dq_empty=barriers(DQ_STAGES),
-        turn=turn,
+        group_barrier=group_barrier,
         tile_schedules=allocate_words(2 * ENTRIES),
         tile_schedule_full=barriers(ENTRIES),
         tile_schedule_empty=barriers(ENTRIES, READERS),

@@ -3,9 +3,9 @@
 Note [Words of steps]
     A step is known by its *word*: the q tile, and in bit `MASKED` whether the mask cuts the tile.  Consumers have no
     registers left to compute words, and one that loaded a word from global memory would wait for the L2 cache, since a
-    reducer that has seen its turn empties the first one.  So the producer, who is a step ahead, puts words into shared
-    memory before the dO of their steps is announced.  A band in closed form adds what the next step is, see Note [Split
-    loops] in `split_loops`.
+    reducer that has acquired its semaphore empties the first one.  So the producer, who is a step ahead, puts words
+    into shared memory before the dO of their steps is announced.  A band in closed form adds what the next step is, see
+    Note [Split loops] in `split_loops`.
 """
 
 from triton.experimental import gluon

@@ -86,7 +86,8 @@ GROUP_ORDER = ORDER | {
     "group": {"warps meet"},
     "warps meet": {"release"},
 }
-"""With the way of grouped heads' dk and dv: the producer sees their turn and arrives at a barrier; the consumers, who
+"""With the way of grouped heads' dk and dv: the producer waits for their semaphore and arrives at a barrier; the
+consumers, who
 wait there, load, store and add, meet at their own barrier, and release."""
 
 

@@ -139,8 +139,8 @@ def test_roles_agree_with_the_tables(launch: DataLaunch) -> None:
         simulation = launch.run(**way)
         check(launch, simulation, tile_schedules, expected)
         for b, q_head, q in itertools.product(range(2), range(launch.tables.heads), range(launch.tables.n_q)):
-            turns = simulation.semaphores[Pointer("semaphores", expected.tile_index(b, q_head, q))]
-            assert turns == launch.data.contributions[b, q], "what `finish` waits for"
+            released = simulation.semaphores[Pointer("semaphores", expected.tile_index(b, q_head, q))]
+            assert released == launch.data.contributions[b, q], "what `finish` waits for"
         check_cleared(launch, simulation, tile_schedules, expected)
 
 

@@ -300,10 +300,10 @@ def check_dk_dv(launch: Launch, simulation: Simulation, expected: Expected, tile
                 got = terms(store.parts)
                 assert [[t for t in got if query_head(t) == member] for member in members] == sums
                 assert len(got) == sum(map(len, sums))
-        turns = simulation.semaphores[
+        released = simulation.semaphores[
             Pointer("group_semaphores", (b * launch.kv_heads + kv_head) * launch.tables.n_kv + kv)
         ]
-        assert turns == (launch.group if launch.group > 1 else 0)
+        assert released == (launch.group if launch.group > 1 else 0)
     assert not [key for key in stored if key[-1] != "dq_desc"]
 
 
@@ -491,7 +491,7 @@ CONTROLS = {
         FLAGSHIP, HALF, "role_barrier()\n    store_tile(varlen_layout, targets.dk",
         "store_tile(varlen_layout, targets.dk",
     ),
-    "a turn passed on before the other warpgroup has added": (
+    "a semaphore released before the other warpgroup has added": (
         FLAGSHIP, "before it is written|^$", "    role_barrier()\n    _release", "    _release",
     ),
     "rank of another tile": (
@@ -503,13 +503,13 @@ CONTROLS = {
     "query heads in another order": (
         FLAGSHIP, WRONG, "self.head * self.GROUP + self.member", "self.member * self.GROUP + self.head",
     ),
-    "a member of a group out of turn": (
-        FLAGSHIP, "before it is written", "wait_for_turn(semaphores + _place(work, kv), work.member)", "pass",
+    "a member of a group out of order": (
+        FLAGSHIP, "before it is written", "wait_semaphore(semaphores + _place(work, kv), work.member)", "pass",
     ),
-    "a turn that is not waited for": (
-        FLAGSHIP, "before it is written", "mbarrier.wait(shared.turn.index(0), phase)", "pass",
+    "a semaphore that is not waited for": (
+        FLAGSHIP, "before it is written", "mbarrier.wait(shared.group_barrier.index(0), phase)", "pass",
     ),
-    "the turn of the tile schedule before": (
+    "the semaphore of the tile schedule before": (
         SHORT, WAITS, "wait_until_left(shared, n)  # the tile schedule before", "pass  # the tile schedule before",
     ),
     "a mask that is forgotten": (FLAGSHIP, WRONG, _MASKED, "cut = False"),

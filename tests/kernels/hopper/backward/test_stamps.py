@@ -112,7 +112,7 @@ ADD = """            _accumulate(dq_desc, row, shared.dq.index(slot), rank)
                 _accumulate(dq_desc, row + ROWS, shared.dq_tail.index(slot), rank)
 """
 ADDED = "            added = stamps.now()\n"
-PASSED = "            pass_turn_on(semaphores + tile, rank)\n"
+PASSED = "            release_semaphore(semaphores + tile, rank)\n"
 END = "            stamps.write(work, kv, 1 + tile_schedule.q_tile(word), 2, added, stamps.now())\n"
 DONE = "            wait_for_signal(shared, NOTED, it, shared.CONSUMERS)\n"
 WAIT = "            wait = stamps.now()\n"
@@ -124,7 +124,7 @@ CONTROLS = {
     "wait before listening": (WRONG, DONE + WAIT, WAIT + DONE),
     "one number for room and stamper": (AGAIN, "NOTED = gl.constexpr(12)", "NOTED = gl.constexpr(10)"),
     "added before the add": (WRONG, ADD + ADDED, ADDED + ADD),
-    "end before the turn is passed on": (WRONG, PASSED + END, END + PASSED),
+    "end before the semaphore is released": (WRONG, PASSED + END, END + PASSED),
     "times of another tile": ("stamped twice", "1 + tile_schedule.q_tile(word), 0, start, wait", "1, 0, start, wait"),
     "times of another head": (
         "stamped twice",
