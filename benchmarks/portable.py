@@ -109,8 +109,8 @@ def shapes() -> list[ForwardShape]:
 
 def plan_of(shape: ForwardShape, tiles: Tiles) -> Plan:
     """Returns a plan with the portable forward; its backward tiles do not matter."""
-    section = 1 if shape.mask == FULL else 4  # as the planner launches kernels that wait for nobody
-    return Plan("portable", "two_pass", "portable", tiles, tiles, section, forward_tiles=tiles)
+    head_chunk = 1 if shape.mask == FULL else 4  # as the planner launches kernels that wait for nobody
+    return Plan("portable", "two_pass", "portable", tiles, tiles, head_chunk, forward_tiles=tiles)
 
 
 def rendered(shape: ForwardShape, tiles: Tiles) -> standalone.Rendered:

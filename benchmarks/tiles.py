@@ -38,7 +38,7 @@ DQ = {
     64: ["128x64w8s2", "128x64w8s3", "128x128w8s2", "64x64w4s2", "64x64w4s3", "128x64w4s3", "64x128w4s2", "256x64w8s2"],
 }
 ONE_PASS = {True: ["bent_fold", "spt", "descending"], False: ["ascending"]}
-SECTIONS = (1, 4, 16)
+HEAD_CHUNKS = (1, 4, 16)
 
 
 def site_of(head_dim: int, causal: bool, length: int) -> Site:
@@ -66,18 +66,22 @@ def candidates(quick: bool) -> list[tuple[Site, Plan, int]]:
         for causal in (False, True):
             site = site_of(head_dim, causal, 4096)
             some_dq, some_dkdv = Tiles.parse(DQ[head_dim][0]), Tiles.parse(DKDV[head_dim][0])
-            sections = SECTIONS if causal else SECTIONS[:1]
-            for section in sections:
-                for tiles in DKDV[head_dim][: 2 if section > 1 else None]:
-                    jobs.append((site, Plan("portable", "two_pass", "flash", Tiles.parse(tiles), some_dq, section), 1))
-                for tiles in DQ[head_dim][: 2 if section > 1 else None]:
+            head_chunks = HEAD_CHUNKS if causal else HEAD_CHUNKS[:1]
+            for head_chunk in head_chunks:
+                for tiles in DKDV[head_dim][: 2 if head_chunk > 1 else None]:
                     jobs.append(
-                        (site, Plan("portable", "two_pass", "flash", some_dkdv, Tiles.parse(tiles), section), 0)
+                        (site, Plan("portable", "two_pass", "flash", Tiles.parse(tiles), some_dq, head_chunk), 1)
+                    )
+                for tiles in DQ[head_dim][: 2 if head_chunk > 1 else None]:
+                    jobs.append(
+                        (site, Plan("portable", "two_pass", "flash", some_dkdv, Tiles.parse(tiles), head_chunk), 0)
                     )
             for schedule in ONE_PASS[causal]:
-                for section in (1, 4):
+                for head_chunk in (1, 4):
                     for tiles in DKDV[head_dim][:1] if quick else DKDV[head_dim][:3]:
-                        jobs.append((site, Plan("portable", schedule, "flash", Tiles.parse(tiles), None, section), 1))
+                        jobs.append(
+                            (site, Plan("portable", schedule, "flash", Tiles.parse(tiles), None, head_chunk), 1)
+                        )
     return jobs
 
 
@@ -167,7 +171,7 @@ def main() -> None:
         row |= {
             "kernel": "one pass" if plan.dq is None else ("dq", "dkdv")[index],
             "tiles": str(kernel.tiles),
-            "section": plan.section,
+            "head_chunk": plan.head_chunk,
         }
         if failure:
             rows.append(

@@ -108,7 +108,7 @@ def _print(asked: Request, found: Plan | Fallback, ranking: Sequence[Candidacy],
         facts += [
             (
                 "backward",
-                f"{found.kernel} kernels, schedule {found.schedule}, {tiles}, {found.section} heads a section",
+                f"{found.kernel} kernels, schedule {found.schedule}, {tiles}, head chunks of {found.head_chunk}",
             ),
             ("forward", f"{found.forward} kernels, tiles {found.forward_tiles}"),
             ("predicted", "; ".join(known + ([f"backward unknown: {unknown}"] if unknown else []))),

@@ -171,4 +171,4 @@ def _runs(plan: Plan) -> str:
     forward = "PyTorch's own forward" if plan.forward == "keep" else f"forward {plan.forward} {plan.forward_tiles}"
     dq = f", dq {plan.dq}" if plan.dq else ""
     tf32 = ", tf32" if plan.tf32 else ""
-    return f"{plan.kernel} {plan.schedule}, tiles {plan.dkdv}{dq}, sections of {plan.section} heads, {forward}{tf32}"
+    return f"{plan.kernel} {plan.schedule}, tiles {plan.dkdv}{dq}, head chunks of {plan.head_chunk}, {forward}{tf32}"

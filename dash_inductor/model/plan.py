@@ -49,7 +49,7 @@ class Plan:
             forward.
         dkdv: the tiles of the dk/dv kernel, which in one-pass schedules also accumulates dq.
         dq: the tiles of the dq kernel; only for "two_pass".
-        section: how many heads are launched together; it changes speed, never bits.
+        head_chunk: how many heads are launched together; it changes speed, never bits.
         tf32: whether fp32 matmuls may use tf32.
         forward_tiles: the tiles of the forward; None if and only if `forward` is "keep".
         critical_path: predicted time in the schedule's DAG model, in units of the compute time of one tile; not part of
@@ -63,7 +63,7 @@ class Plan:
     forward: str
     dkdv: Tiles
     dq: Tiles | None = None
-    section: int = 1
+    head_chunk: int = 1
     tf32: bool = False
     forward_tiles: Tiles | None = None
     critical_path: float = 0.0
@@ -80,10 +80,8 @@ class Plan:
     def __str__(self) -> str:
         dq = f"/dq={self.dq}" if self.dq else ""
         tiles = f"/fwd={self.forward_tiles}" if self.forward_tiles else ""
-        text = (
-            f"{self.kernel}/{self.schedule}/dkdv={self.dkdv}{dq}/section={self.section}/forward={self.forward}{tiles}"
-        )
-        return text + ("/tf32" if self.tf32 else "")
+        text = f"{self.kernel}/{self.schedule}/dkdv={self.dkdv}{dq}/head_chunk={self.head_chunk}"
+        return f"{text}/forward={self.forward}{tiles}" + ("/tf32" if self.tf32 else "")
 
     @staticmethod
     @functools.lru_cache(maxsize=1024)
@@ -104,7 +102,7 @@ class Plan:
                 plan = replace(plan, dq=Tiles.parse(fields.pop("dq")))
             if "fwd" in fields:
                 plan = replace(plan, forward_tiles=Tiles.parse(fields.pop("fwd")))
-            plan = replace(plan, section=int(fields.pop("section")), tf32=flags[1:] == ["tf32"])
+            plan = replace(plan, head_chunk=int(fields.pop("head_chunk")), tf32=flags[1:] == ["tf32"])
         except (IndexError, KeyError, ValueError) as e:
             raise ArgumentError("plan", text, "a string made by str(Plan)") from e
         if fields or flags[1:] not in ([], ["tf32"]):

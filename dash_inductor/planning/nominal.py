@@ -148,9 +148,9 @@ def _kernel(
     name: str, candidate: Candidate, tiles: Tiles, band: Band, arch: str, matmuls: int
 ) -> tuple[Problem, Costs]:
     length = NOMINAL_LEN  # square, so the band's anchor does not matter
-    section = launched_together(name, band, arch, -(-length // tiles.block_kv))
+    head_chunk = launched_together(name, band, arch, -(-length // tiles.block_kv))
     problem = Problem(
-        band, length, length, tiles.block_q, tiles.block_kv, NOMINAL_BATCH, NOMINAL_HEADS, section=section
+        band, length, length, tiles.block_q, tiles.block_kv, NOMINAL_BATCH, NOMINAL_HEADS, head_chunk=head_chunk
     )
     compute = matmuls * candidate.matmul * tiles.block_q * tiles.block_kv / 128**2
     reduce = candidate.reduce * tiles.block_q / 128
@@ -175,7 +175,7 @@ def _makespan(name: str, problem: Problem, prices: Costs, arch: str) -> float:
 
 
 def launched_together(name: str, mask: Band, arch: str, kv_tiles: int) -> int:
-    """The number of heads per section (heads whose CTAs are launched together).
+    """The number of heads per head chunk (heads whose CTAs are launched together).
 
     One head for schedules that need co-resident CTAs.  For `two_pass`, whose CTAs do not wait, 4 heads balance the
     uneven tile schedules of a mask at the end of the launch.  Otherwise enough heads for about two waves of CTAs, at

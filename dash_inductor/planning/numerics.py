@@ -16,7 +16,7 @@ def numerics_key(
 ) -> str:
     """The numerics key: everything that can change a bit of a gradient.
 
-    Pipeline stages, section, batch size and lengths are not part of it, because they cannot change bits.
+    Pipeline stages, head chunk, batch size and lengths are not part of it, because they cannot change bits.
 
     Args:
         site, arch: the site and the architecture.

@@ -7,7 +7,7 @@ fixed nominal problem (`nominal`): the shortest critical path wins; of equal one
 for the site itself (`prediction`) do not influence the choice.  Schedules that need co-resident CTAs, and `descending`,
 run only if the program names them.  Masks with segments or an interval use only the schedules of `UPWARD`.
 
-Lengths influence only `section`, the launch grouping, which never changes bits.
+Lengths influence only `head_chunk`, the launch grouping, which never changes bits.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ schedules ascend: in
 descending tile schedules, all kv tiles of a document would begin at its last q tile, and wait there for one another."""
 
 SIDE_BY_SIDE = 4
-"""The least number of heads per section if the CTAs of a head use less of the L2 cache than `_fits_l2` counts: under
+"""The least number of heads per head chunk if the CTAs of a head use less of the L2 cache than `_fits_l2` counts: under
 `ascending`, where all start at the first q tile and advance together, and under windows, where the CTAs that run at the
 same time visit only a part of the head.  This changes only speed."""
 
 L2_BYTES = 20 << 20
-"""The bytes of an H100's L2 cache (50 MB) that the heads of one section may use; the next section already needs its
+"""The bytes of an H100's L2 cache (50 MB) that the heads of one head chunk may use; the next head chunk already needs
+its
 share when the last CTAs of this one finish."""
 
 SEGMENTS = 2
-"""The number of documents assumed per sequence when sections are sized for the L2 cache; this changes only speed."""
+"""The number of documents assumed per sequence when head chunks are sized for the L2 cache; this changes only speed."""
 
 
 def decide(site: Site, arch: str, schedule: str = "auto", *, compiler: str = "") -> Decision:
@@ -153,11 +154,11 @@ def made(site: Site, arch: str, choice: Choice, *, compiler: str = "") -> Plan:
     name, kernel, candidate = choice.schedule, choice.kernel, choice.candidate
     tf32 = site.allow_tf32 and site.dtype == "float32" and site.device == "cuda"
     forward = forward_of(site, known, kernel)
-    section = _section(name, site, known, kernel, candidate)
+    head_chunk = _head_chunk(name, site, known, kernel, candidate)
     key = numerics_key(site, arch, kernel, name, candidate, forward, tf32)
     key += f"/{compiler}" if compiler else ""
     return Plan(
-        kernel, name, forward.name, candidate.dkdv, candidate.dq, section, tf32, forward.tiles,
+        kernel, name, forward.name, candidate.dkdv, candidate.dq, head_chunk, tf32, forward.tiles,
         critical_path=choice.length, numerics_key=key,
     )  # fmt: skip
 
@@ -274,7 +275,7 @@ def objection(name: str, kernel: str, candidate: Candidate, mask: Band, likely: 
     return None
 
 
-def _section(name: str, site: Site, arch: str, kernel: str, candidate: Candidate) -> int:
+def _head_chunk(name: str, site: Site, arch: str, kernel: str, candidate: Candidate) -> int:
     length = NOMINAL_LEN if site.kv_len is None else site.kv_len
     if family(kernel).cta_per_query_head:
         longest = max(length, NOMINAL_LEN if site.q_len is None else site.q_len)

@@ -24,7 +24,7 @@ run-time values."""
 
 _TAIL = ("tile_schedule", "BLOCK_Q", "BLOCK_KV")
 SIGNATURES: dict[str, tuple[str, ...]] = {
-    "dash_launch": ("work_id", "heads", *_TAIL, "SECTION"),
+    "dash_launch": ("work_id", "heads", *_TAIL, "HEAD_CHUNK"),
     "dash_kv_tile": ("slot", "part", *_TAIL),
     "dash_visits": ("kv", *_TAIL),
     "dash_q_tile": ("kv", "step", *_TAIL),
@@ -41,7 +41,7 @@ is the number of heads of
 all batch elements.  The ranges, and which rows and keys are seen, depend on the band alone."""
 HOST_SIGNATURES: dict[str, tuple[str, ...]] = {
     "dash_slots": _TAIL,
-    "dash_resident": ("heads", *_TAIL, "SECTION"),
+    "dash_resident": ("heads", *_TAIL, "HEAD_CHUNK"),
 }
 
 

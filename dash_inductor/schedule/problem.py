@@ -19,7 +19,7 @@ class Problem:
         batch: number of batch elements.
         heads: heads of the schedule per batch element, see `jobs.scheduled_query_heads`.
         group: query heads that one CTA processes, in ascending order.
-        section: heads that are launched together.
+        head_chunk: heads that are launched together.
 
     Raises:
         ArgumentError: a number below 1, or a length or bound above `MAX_LENGTH` in magnitude.
@@ -33,7 +33,7 @@ class Problem:
     batch: int = 1
     heads: int = 1
     group: int = 1
-    section: int = 1
+    head_chunk: int = 1
 
     def __post_init__(self) -> None:
         for f in fields(self)[1:]:

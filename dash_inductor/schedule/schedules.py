@@ -4,7 +4,7 @@ A schedule defines, by sympy expressions in tile indices and lengths, which CTA 
 `q_tile`) and the order in which the partial dq tiles are added (`rank`).  Kernel code, simulator, checks, reference
 executor and pictures all evaluate these expressions.  Neither tile schedules nor ranks depend on the number of SMs, the
 batch,
-the heads or the section: the gradients of a head are a function of its own operands and mask, whatever else is
+the heads or the head chunk: the gradients of a head are a function of its own operands and mask, whatever else is
 launched.
 
 A *head* is a (batch element, kv head) pair, the unit whose kv tiles CTAs own.  With grouped-query attention a CTA of
@@ -33,11 +33,11 @@ from .names import PARTS as PARTS
 from .names import check_name as check_name
 from .names import supports as supports
 from .symbols import (
+    HEAD_CHUNK,
     HEADS,
     KV,
     LO,
     PART,
-    SECTION,
     SLOT,
     STEP,
     WORK_ID,
@@ -53,14 +53,14 @@ from .symbols import (
 )
 
 
-def _grouped(work_id: Expr, slots: Expr, heads: Expr, together: Expr = SECTION) -> tuple[Expr, Expr]:
+def _grouped(work_id: Expr, slots: Expr, heads: Expr, together: Expr = HEAD_CHUNK) -> tuple[Expr, Expr]:
     """Return (position of the head, slot) of a work id.
 
-    Work ids are ordered by sections of `together` heads, within a section by slot, and within a slot by head.
+    Work ids are ordered by head chunks of `together` heads, within a chunk by slot, and within a slot by head.
     """
-    section, within = FloorDiv(work_id, together * slots), Rem(work_id, together * slots)
-    size = Maximum(1, Minimum(together, heads - section * together))  # the last section may be smaller
-    return section * together + Rem(within, size), FloorDiv(within, size)
+    head_chunk, within = FloorDiv(work_id, together * slots), Rem(work_id, together * slots)
+    size = Maximum(1, Minimum(together, heads - head_chunk * together))  # the last head chunk may be smaller
+    return head_chunk * together + Rem(within, size), FloorDiv(within, size)
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ downward tile schedules cost.
 """
 
 LATER = 4
-"""Factor by which the sections of the second phase of a bent fold are larger than those of the first: all tile
+"""Factor by which the head chunks of the second phase of a bent fold are larger than those of the first: all tile
 schedules of a
 head begin there at the same q tile, and wait for one another unless those of other heads are launched in between."""
 
@@ -205,12 +205,12 @@ def _bent_fold(c: Visible, has_lo: bool) -> Schedule:
     bend = Where(bends, first_q(at_least_zero(long - 1)), N_Q)
     up = Where(long > KV, bend - c.q.first, 0)
     first_work_ids = HEADS * long
-    second = first_work_ids <= WORK_ID  # a section never mixes the two phases
+    second = first_work_ids <= WORK_ID  # a head chunk never mixes the two phases
     head, slot = _grouped(
         Where(second, at_least_zero(WORK_ID - first_work_ids), WORK_ID),
         Maximum(1, Where(second, N_KV - long, long)),
         HEADS,
-        Where(second, LATER * SECTION, SECTION),
+        Where(second, LATER * HEAD_CHUNK, HEAD_CHUNK),
     )
     return Schedule(
         "bent_fold",
@@ -245,11 +245,11 @@ def _ring_rank(member: Expr, tile: Expr, members: Expr, tiles: Expr) -> Expr:
 def _resident(contributing_slots: Expr) -> Expr:
     """Return the exact co-residency bound of a ring in which all wait for member ``contributing_slots - 1``.
 
-    In a section of g heads the last member of the first head has the work id ``(contributing_slots - 1) * g``.  If it
-    is resident, that head finishes and frees its workers for the next work ids.  With fewer workers no head ever gets
-    its last member.
+    In a head chunk of g heads the last member of the first head has the work id ``(contributing_slots - 1) * g``.  If
+    it is resident, that head finishes and frees its workers for the next work ids.  With fewer workers no head ever
+    gets its last member.
     """
-    return at_least_zero(contributing_slots - 1) * Minimum(SECTION, HEADS) + 1
+    return at_least_zero(contributing_slots - 1) * Minimum(HEAD_CHUNK, HEADS) + 1
 
 
 def _shift(c: Visible) -> Schedule:

@@ -27,7 +27,7 @@ def _size(name: str) -> Expr:
 
 WORK_ID, SLOT, PART, STEP, Q, KV = map(_index, ("work_id", "slot", "part", "step", "q", "kv"))
 HEADS, Q_LEN, KV_LEN = map(_size, ("heads", "q_len", "kv_len"))
-BLOCK_Q, BLOCK_KV, SECTION = map(_size, ("BLOCK_Q", "BLOCK_KV", "SECTION"))
+BLOCK_Q, BLOCK_KV, HEAD_CHUNK = map(_size, ("BLOCK_Q", "BLOCK_KV", "HEAD_CHUNK"))
 LO, HI = (sympy.Symbol(name, integer=True) for name in ("lo", "hi"))
 
 

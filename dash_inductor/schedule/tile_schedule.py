@@ -85,13 +85,13 @@ class ClosedForm:
         self.parts = schedule.parts
         self.shared_accumulator = schedule.shared_accumulator
         self.co_resident = schedule.resident is not None
-        self.resident = int(self._f.dash_resident(problem.batch * problem.heads, *self._tail, problem.section))
+        self.resident = int(self._f.dash_resident(problem.batch * problem.heads, *self._tail, problem.head_chunk))
         self.seen_rows: tuple[int, int] = self._f.dash_seen_rows(*self._tail)
         self.seen_keys: tuple[int, int] = self._f.dash_seen_keys(*self._tail)
 
     def launch(self, work_id: int) -> tuple[int, int]:
         p = self.problem
-        head, slot = self._f.dash_launch(work_id, p.batch * p.heads, *self._tail, p.section)
+        head, slot = self._f.dash_launch(work_id, p.batch * p.heads, *self._tail, p.head_chunk)
         return int(head), int(slot)
 
     def kv_tile(self, head: int, slot: int, part: int) -> int | None:

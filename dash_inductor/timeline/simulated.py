@@ -134,7 +134,7 @@ def _problem(site: Site, plan: Plan, example: Problem, *, of_dq: bool) -> Proble
         batch=site.batch,
         heads=heads,
         group=site.q_heads // heads,
-        section=plan.section,
+        head_chunk=plan.head_chunk,
     )
     if not of_dq:
         return found

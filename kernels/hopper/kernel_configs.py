@@ -100,7 +100,7 @@ class ForwardConfig:
         half_tiles: see Note [Half tiles] in `half_tile` and `Specialisation.half_tiles`.
         sums_by_matmul: when matmuls compute row sums, see Note [Sums] in `sums` and `Specialisation.sums_by_matmul`:
             always, where scores are bounded, or never, because the eight additional registers would cause spills.
-        section_mib: MiB of K and V that a head group reads, see `launch._sections`; less than the L2 cache of any
+        head_chunk_mib: MiB of K and V that a head chunk reads, see `launch._head_chunks`; less than the L2 cache of any
             Hopper GPU.
     """
 
@@ -115,7 +115,7 @@ class ForwardConfig:
     segment_ids_ahead: int = 1
     half_tiles: bool = False
     sums_by_matmul: Literal["always", "bounded", "never"] = "bounded"
-    section_mib: int = 16
+    head_chunk_mib: int = 16
 
     def __post_init__(self) -> None:
         if self.half_tiles and self.block_kv != 2 * ROW_BLOCK:
@@ -135,7 +135,7 @@ class ForwardConfig:
 FORWARD_CONFIGS: dict[Dims, ForwardConfig] = {
     (64, 64): ForwardConfig(
         128, 4, consumers=3, q_stages=2, registers=160, producer_registers=32, segment_ids_ahead=0, half_tiles=True,
-        sums_by_matmul="always", section_mib=32,
+        sums_by_matmul="always", head_chunk_mib=32,
     ),
     (128, 128): ForwardConfig(128, 2, q_stages=2, segment_ids_ahead=2),
     (192, 128): ForwardConfig(

@@ -85,7 +85,7 @@ def problem_of(plan: Plan, site: Site) -> Problem:
     batch, q_len, kv_len = _sizes(site)
     tiles = plan.dkdv
     return Problem(
-        _scheduled(site), q_len, kv_len, tiles.block_q, tiles.block_kv, batch, site.q_heads, section=plan.section
+        _scheduled(site), q_len, kv_len, tiles.block_q, tiles.block_kv, batch, site.q_heads, head_chunk=plan.head_chunk
     )  # fmt: skip
 
 

@@ -164,7 +164,7 @@ def render_forward(
     """Renders the portable forward, for static sizes.
 
     Args:
-        plan: a plan; only its forward tiles, section and tf32 are used.
+        plan: a plan; only its forward tiles, head chunk and tf32 are used.
         site: the site; batch and lengths must be static.
         strides: (batch, head, row, column) of Q, K, V, OUT where they are not contiguous, and of data as for `render`.
         interpret: whether the kernel is for Triton's interpreter.

@@ -90,12 +90,12 @@ _DKDV_HEAD = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "DV"%(argument
     # Q: [batch, q_heads, q_len, HEAD_DIM]; K and the output (dk): [batch, heads, kv_len, HEAD_DIM]
     # DO: [batch, q_heads, q_len, VALUE_DIM]; V, DV: [batch, heads, kv_len, VALUE_DIM]
     # LSE: [batch, q_heads, >= q_len] natural log; DELTA: [batch, q_heads, q_len] rowsum(out * do)
-    # lo <= q - kv <= hi is the mask (bounds exist where HAS_LO, HAS_HI); SECTION heads are launched together
+    # lo <= q - kv <= hi is the mask (bounds exist where HAS_LO, HAS_HI); HEAD_CHUNK heads are launched together
 """
 
 _DKDV_TAIL = """
     dv_operand = Operand(DV, ({{stride("DV")}},))
-    head, slot = dash_launch(work_id, batch * heads, tile_schedule, BLOCK_Q, BLOCK_KV, SECTION)
+    head, slot = dash_launch(work_id, batch * heads, tile_schedule, BLOCK_Q, BLOCK_KV, HEAD_CHUNK)
     b = head // heads
     h = head % heads
     for part in range(PARTS):
@@ -139,11 +139,11 @@ _NO_SUMS = """
 _Q_PROGRAM = """
     pid = tl.program_id(0)
     n_q = tl.cdiv(q_len, BLOCK_Q)
-    section = pid // (SECTION * n_q)
-    width = tl.minimum(SECTION, batch * q_heads - section * SECTION)
-    place = pid - section * SECTION * n_q
+    head_chunk = pid // (HEAD_CHUNK * n_q)
+    width = tl.minimum(HEAD_CHUNK, batch * q_heads - head_chunk * HEAD_CHUNK)
+    place = pid - head_chunk * HEAD_CHUNK * n_q
     q_tile = n_q - 1 - place // width
-    head = section * SECTION + place % width
+    head = head_chunk * HEAD_CHUNK + place % width
     b = head // q_heads
     hq = head % q_heads
 """
@@ -178,11 +178,11 @@ _PLANE_PROGRAM = """
         hq_turns = q_heads
     pid = tl.program_id(0)
     n_q = tl.cdiv(q_len, BLOCK_Q)
-    section = pid // (SECTION * n_q)
-    width = tl.minimum(SECTION, own_batch * own_heads - section * SECTION)
-    place = pid - section * SECTION * n_q
+    head_chunk = pid // (HEAD_CHUNK * n_q)
+    width = tl.minimum(HEAD_CHUNK, own_batch * own_heads - head_chunk * HEAD_CHUNK)
+    place = pid - head_chunk * HEAD_CHUNK * n_q
     q_tile = n_q - 1 - place // width
-    plane = section * SECTION + place % width
+    plane = head_chunk * HEAD_CHUNK + place % width
     b_first = plane // own_heads
     hq_first = plane % own_heads
 """
@@ -549,7 +549,7 @@ def compile_time_values(
         "BOTTOM_RIGHT": band.anchor == "bottom_right",
         "EVEN_Q": even[0] and every_row,
         "EVEN_KV": even[1] and every_key,
-        "SECTION": plan.section,
+        "HEAD_CHUNK": plan.head_chunk,
         "PRECISION": "'tf32'" if plan.tf32 else "'tf32x3'",
         "INTERPRET": interpret,
     }

@@ -67,7 +67,7 @@ def problem(
 def forward_plan(p: KeyedAttention) -> Plan:
     """The portable forward with its tiles for this architecture, which are not planned for 16 bits on sm_90."""
     tiles = forward_tiles(arch(), 8 * p.q.element_size(), p.q.shape[3], p.v.shape[3])
-    return Plan("portable", "two_pass", "portable", tiles, tiles, section=4, forward_tiles=tiles)
+    return Plan("portable", "two_pass", "portable", tiles, tiles, head_chunk=4, forward_tiles=tiles)
 
 
 def forwards(problems: Sequence[KeyedAttention], **how: Any) -> Together:

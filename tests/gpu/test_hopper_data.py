@@ -58,7 +58,7 @@ class Masked:
         text = BOTH if segment_ids is not None and dense is not None else DENSE if segment_ids is None else SEGMENT_IDS
         mask = dataclasses.replace(Mask.parse(text), band=p.mask)
         tiles = plan_of(p, schedule).dkdv
-        work = Problem(p.mask, q_len, kv_len, tiles.block_q, tiles.block_kv, batch, q_heads, section=4)
+        work = Problem(p.mask, q_len, kv_len, tiles.block_q, tiles.block_kv, batch, q_heads, head_chunk=4)
         data = data_of(ClosedForm(schedule, work), whole, segment_ids, dense)
         data = BackwardData(*(None if t is None else t.cuda() for t in data))
         whole = whole.cuda()

@@ -46,12 +46,12 @@ Shape = tuple[int, int, Band, str, int, int, int]
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
-def direct(shape: Shape, *, batch: int = 2, kv_heads: int = 4, section: int = 4) -> Direct:
+def direct(shape: Shape, *, batch: int = 2, kv_heads: int = 4, head_chunk: int = 4) -> Direct:
     head_dim, value_dim, mask, schedule, group, q_len, kv_len = shape
     p = Attention.random(
         q_len, kv_len, head_dim, mask, batch=batch, kv_heads=kv_heads, group=group, value_dim=value_dim
     )
-    return Direct(p, schedule, section=section)
+    return Direct(p, schedule, head_chunk=head_chunk)
 
 
 @pytest.mark.parametrize("load", [False, True], ids=["idle", "load"])
@@ -177,9 +177,9 @@ def test_batch_invariance(schedule: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["ascending", "descending", "spt", "bent_fold"])
-def test_section_does_not_change_bits(schedule: str) -> None:
+def test_head_chunk_does_not_change_bits(schedule: str) -> None:
     shape = (128, 128, Band(0), schedule, 2, 4200, 4200)
-    first, *others = (direct(shape, section=section)() for section in (1, 2, 3, 8, 64))
+    first, *others = (direct(shape, head_chunk=head_chunk)() for head_chunk in (1, 2, 3, 8, 64))
     assert all(all(map(torch.equal, first, other)) for other in others)
 
 

@@ -383,14 +383,14 @@ def test_short_settings_change_no_bit(dims: tuple[int, int], dtype: torch.dtype)
 
 
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128)], ids=str)
-def test_sections_change_no_bit(dims: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_chunks_change_no_bit(dims: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every head is computed once, wherever the list of tiles has it."""
     p = problem(dims, Band(0), 300, 300, batch=5, kv_heads=3, group=2)
     expected = forward(p)
-    for sections in ((1, 0), (1, 30), (7, 14), (7, 28), (30, 0), (30, 30)):
+    for head_chunks in ((1, 0), (1, 30), (7, 14), (7, 28), (30, 0), (30, 30)):
         launch._state.cache_clear()
-        monkeypatch.setattr(launch, "_sections", lambda *_, of=sections: of)
-        assert same(forward(p), expected), sections
+        monkeypatch.setattr(launch, "_head_chunks", lambda *_, of=head_chunks: of)
+        assert same(forward(p), expected), head_chunks
     launch._state.cache_clear()
 
 

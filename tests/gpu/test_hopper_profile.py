@@ -69,7 +69,7 @@ def expected_pairs(run: Direct) -> dict[tuple[int, int, int], tuple[int, int]]:
     """Work id and rank of every tile pair, by query head among all of the batch, kv tile and q tile."""
     p, tiles = run.problem, run.plan.dkdv
     (batch, heads, q_len, _), (_, kv_heads, kv_len, _) = p.q.shape, p.k.shape
-    work = Problem(p.mask, q_len, kv_len, tiles.block_q, tiles.block_kv, batch, heads, section=run.plan.section)
+    work = Problem(p.mask, q_len, kv_len, tiles.block_q, tiles.block_kv, batch, heads, head_chunk=run.plan.head_chunk)
     scheduled = scheduled_query_heads(True, heads, kv_heads)
     return {
         (job.head // heads * heads + scheduled[job.head % heads][0], column.kv, q): (job.work_id, rank)

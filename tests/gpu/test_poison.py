@@ -69,7 +69,7 @@ def through_inductor(p: Attention, plan: Plan) -> poison.Backward:
 
 def portable(schedule: str) -> Plan:
     dq = Tiles(64, 64, 4, 2) if schedule == "two_pass" else None
-    return Plan("portable", schedule, "keep", Tiles(64, 64, 4, 2), dq, section=4)
+    return Plan("portable", schedule, "keep", Tiles(64, 64, 4, 2), dq, head_chunk=4)
 
 
 class TestHopper:

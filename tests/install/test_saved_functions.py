@@ -58,7 +58,7 @@ def test_operators_are_defined_when_they_are_asked_for(env: dict[str, str]) -> N
         assert str(operator) == "dash_inductor.attention_backward.default"
         assert operator is sys.modules["dash_inductor.operators.attention"].attention_backward
         q = torch.randn(1, 2, 16, 8)
-        plan = "reference/two_pass/dkdv=64x64w1s1/dq=64x64w1s1/section=4/forward=reference/fwd=64x64w1s1"
+        plan = "reference/two_pass/dkdv=64x64w1s1/dq=64x64w1s1/head_chunk=4/forward=reference/fwd=64x64w1s1"
         out, lse = torch.ops.dash_inductor.attention_forward(q, q, q, [], "causal/scale=0.5/orders=0123", plan, "")
         expected = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True, scale=0.5)
         torch.testing.assert_close(out, expected)

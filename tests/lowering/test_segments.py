@@ -13,7 +13,7 @@ from .test_forward import PROGRAM as BASE
 from .test_forward import without_comments
 
 CALL = "causal & segments(0,0)/scale=0.125/orders=0213"
-PLAN = "Plan('portable', 'two_pass', 'portable', TILES, TILES, section=4, forward_tiles=TILES)"
+PLAN = "Plan('portable', 'two_pass', 'portable', TILES, TILES, head_chunk=4, forward_tiles=TILES)"
 PROGRAM = (
     BASE.replace("F.scaled_dot_product_attention(q, k, v, is_causal=True)", "attended(q, k, v, ids)[0]")
     .replace("def attend(x, w):", "def attend(x, w, ids):")

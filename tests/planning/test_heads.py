@@ -19,6 +19,7 @@ from dash_inductor.schedule.schedules import NAMES, Schedule, define, supports
 from dash_inductor.schedule.symbols import (
     BLOCK_KV,
     BLOCK_Q,
+    HEAD_CHUNK,
     HEADS,
     HI,
     KV,
@@ -26,7 +27,6 @@ from dash_inductor.schedule.symbols import (
     LO,
     PART,
     Q_LEN,
-    SECTION,
     SLOT,
     STEP,
     WORK_ID,
@@ -43,8 +43,8 @@ OWN: dict[str, set[Expr]] = {
     "q_tile": {KV, STEP},
     "rank": {Q, KV},
     "visible": {Q, KV},
-    "launch": {WORK_ID, HEADS, SECTION},
-    "resident": {HEADS, SECTION},  # how many CTAs a launch needs, which the host asks before
+    "launch": {WORK_ID, HEADS, HEAD_CHUNK},
+    "resident": {HEADS, HEAD_CHUNK},  # how many CTAs a launch needs, which the host asks before
 }
 """The symbols that each expression of a schedule may read beside the facts of a tile schedule."""
 BANDS = [Band(), Band(0), Band(0, None, "bottom_right"), Band(0, 9), Band(-3, 7), Band(None, 5), Band(-9), Band(40, 60)]
@@ -72,11 +72,11 @@ def test_expressions_of_tile_schedules_and_ranks_have_no_heads(name: str) -> Non
         if supports(name, band) is None:
             s = define(name, band)
             assert forbidden(s) == {}, band
-            assert {WORK_ID, HEADS, SECTION} <= symbols(s.launch)
+            assert {WORK_ID, HEADS, HEAD_CHUNK} <= symbols(s.launch)
 
 
 @pytest.mark.parametrize("field", ["slots", "kv_tile", "num_steps", "q_tile", "rank"])
-@pytest.mark.parametrize("symbol", [HEADS, WORK_ID, SECTION], ids=str)
+@pytest.mark.parametrize("symbol", [HEADS, WORK_ID, HEAD_CHUNK], ids=str)
 def test_a_schedule_that_knows_the_heads_is_noticed(symbol: Expr, field: str) -> None:
     s = define("bent_fold", Band(0))
     broken = replace(s, **{field: getattr(s, field) + Rem(symbol, 2)})
@@ -86,7 +86,7 @@ def test_a_schedule_that_knows_the_heads_is_noticed(symbol: Expr, field: str) ->
 
 
 def test_functions_of_tile_schedules_and_ranks_take_no_heads() -> None:
-    named = {"head", "heads", "batch", "work_id", "SECTION"}
+    named = {"head", "heads", "batch", "work_id", "HEAD_CHUNK"}
     assert not named & set(TILE_SCHEDULE)
     assert [name for name, parameters in SIGNATURES.items() if named & set(parameters)] == ["dash_launch"]
 
@@ -118,7 +118,7 @@ def deciding(site: Site, arch: str) -> tuple[object, ...]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("arch", [*WORKERS, *SAME_AS])
 def test_plans_do_not_know_how_many_heads_there_are(arch: str, dtype: str) -> None:
-    """1 to 64 heads, and groups of 1 to 8; sections alone differ, which change no bit."""
+    """1 to 64 heads, and groups of 1 to 8; head chunks alone differ, which change no bit."""
     dims = [(64, 64), (128, 128)] + [(192, 128), (256, 256)] * (arch == "sm_90" and dtype != "float32")
     for mask, each in itertools.product(MASKS, dims):
         expected = deciding(facts(mask, each, dtype, arch), arch)

@@ -87,83 +87,83 @@ class PinnedPlans(expecttest.TestCase):
             "\n".join(lines),
             """\
 Llama 3 8B
-  hopper/bent_fold/dkdv=64x128w8s2/section=2/forward=hopper/fwd=128x128w8s2
+  hopper/bent_fold/dkdv=64x128w8s2/head_chunk=2/forward=hopper/fwd=128x128w8s2
   v15/hopper/bent_fold/dkdv=64x128w8/bfloat16/d128/causal/group4/sm_90/forward=hopper:128x128w8
   critical path 164.5
 Llama 3 8B, dynamic
-  hopper/bent_fold/dkdv=64x128w8s2/section=8/forward=hopper/fwd=128x128w8s2
+  hopper/bent_fold/dkdv=64x128w8s2/head_chunk=8/forward=hopper/fwd=128x128w8s2
   v15/hopper/bent_fold/dkdv=64x128w8/bfloat16/d128/causal/group4/sm_90/forward=hopper:128x128w8
   critical path 164.5
 Llama 3 8B on A100
-  portable/two_pass/dkdv=64x64w4s2/dq=64x64w4s2/section=4/forward=portable/fwd=128x64w8s3
+  portable/two_pass/dkdv=64x64w4s2/dq=64x64w4s2/head_chunk=4/forward=portable/fwd=128x64w8s3
   v15/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d128/causal/group4/sm_80/forward=portable:128x64w8
   critical path 225.5
 Llama 3 8B on L4
-  portable/two_pass/dkdv=32x64w4s2/dq=64x32w4s2/section=4/forward=portable/fwd=128x64w8s2
+  portable/two_pass/dkdv=32x64w4s2/dq=64x32w4s2/head_chunk=4/forward=portable/fwd=128x64w8s2
   v15/portable/two_pass/dkdv=32x64w4/dq=64x32w4/bfloat16/d128/causal/group4/sm_89/forward=portable:128x64w8
   critical path 173.2
 Llama 3 8B on B200
-  portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s2/section=4/forward=portable/fwd=128x64w8s3
+  portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s2/head_chunk=4/forward=portable/fwd=128x64w8s3
   v15/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/causal/group4/sm_100/forward=portable:128x64w8
   critical path 171.8
 Llama 3.2 1B
-  hopper/bent_fold/dkdv=128x128w8s2/section=8/forward=hopper/fwd=192x128w12s4
+  hopper/bent_fold/dkdv=128x128w8s2/head_chunk=8/forward=hopper/fwd=192x128w12s4
   v15/hopper/bent_fold/dkdv=128x128w8/bfloat16/d64/causal/group4/sm_90/forward=hopper:192x128w12
   critical path 179.2
 Qwen 3 0.6B
-  hopper/bent_fold/dkdv=64x128w8s2/section=4/forward=hopper/fwd=128x128w8s2
+  hopper/bent_fold/dkdv=64x128w8s2/head_chunk=4/forward=hopper/fwd=128x128w8s2
   v15/hopper/bent_fold/dkdv=64x128w8/bfloat16/d128/causal/group2/sm_90/forward=hopper:128x128w8
   critical path 164.5
 Mistral 7B, window
-  hopper/spt/dkdv=64x128w8s2/section=4/forward=hopper/fwd=128x128w8s2
+  hopper/spt/dkdv=64x128w8s2/head_chunk=4/forward=hopper/fwd=128x128w8s2
   v15/hopper/spt/dkdv=64x128w8/bfloat16/d128/band(0,4095)/group4/sm_90/forward=hopper:128x128w8
   critical path 164.5
 Mistral 7B, window, dynamic
-  hopper/spt/dkdv=64x128w8s2/section=8/forward=hopper/fwd=128x128w8s2
+  hopper/spt/dkdv=64x128w8s2/head_chunk=8/forward=hopper/fwd=128x128w8s2
   v15/hopper/spt/dkdv=64x128w8/bfloat16/d128/band(0,4095)/group4/sm_90/forward=hopper:128x128w8
   critical path 164.5
 window of 1024
-  hopper/spt/dkdv=64x128w8s2/section=4/forward=hopper/fwd=128x128w8s2
+  hopper/spt/dkdv=64x128w8s2/head_chunk=4/forward=hopper/fwd=128x128w8s2
   v15/hopper/spt/dkdv=64x128w8/bfloat16/d128/band(0,1023)/group2/sm_90/forward=hopper:128x128w8
   critical path 128.13
 GPT-2
-  hopper/bent_fold/dkdv=128x128w8s2/section=16/forward=hopper/fwd=192x128w12s4
+  hopper/bent_fold/dkdv=128x128w8s2/head_chunk=16/forward=hopper/fwd=192x128w12s4
   v15/hopper/bent_fold/dkdv=128x128w8/bfloat16/d64/causal/group1/sm_90/forward=hopper:192x128w12
   critical path 179.2
 BERT base
-  hopper/ascending/dkdv=128x128w8s2/section=16/forward=hopper/fwd=192x128w12s4
+  hopper/ascending/dkdv=128x128w8s2/head_chunk=16/forward=hopper/fwd=192x128w12s4
   v15/hopper/ascending/dkdv=128x128w8/bfloat16/d64/full/group1/sm_90/forward=hopper:192x128w12
   critical path 326
 ViT-B/16
-  portable/two_pass/dkdv=64x128w8s2/dq=128x64w8s2/section=1/forward=portable/fwd=128x64w4s3
+  portable/two_pass/dkdv=64x128w8s2/dq=128x64w8s2/head_chunk=1/forward=portable/fwd=128x64w4s3
   v15/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d64/full/group1/sm_80/forward=portable:128x64w4
   critical path 425.6
 ViT-H
-  hopper/ascending/dkdv=64x128w8s2/section=32/forward=hopper/fwd=128x128w8s2
+  hopper/ascending/dkdv=64x128w8s2/head_chunk=32/forward=hopper/fwd=128x128w8s2
   v15/hopper/ascending/dkdv=64x128w8/bfloat16/d80/full/group1/sm_90/forward=hopper:128x128w8
   critical path 300.26
 ModernBERT, local layers
-  portable/two_pass/dkdv=64x64w4s3/dq=64x64w4s3/section=4/forward=hopper/fwd=192x128w12s4
+  portable/two_pass/dkdv=64x64w4s3/dq=64x64w4s3/head_chunk=4/forward=hopper/fwd=192x128w12s4
   v15/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d64/band(-64,64)/group1/sm_90/forward=hopper:192x128w12
   critical path 32.55
 DiT cross-attention
-  hopper/ascending/dkdv=128x128w8s2/section=8/forward=hopper/fwd=192x128w12s4
+  hopper/ascending/dkdv=128x128w8s2/head_chunk=8/forward=hopper/fwd=192x128w12s4
   v15/hopper/ascending/dkdv=128x128w8/bfloat16/d64/full/group1/sm_90/forward=hopper:192x128w12
   critical path 326
 chunked prefill
-  hopper/bent_fold/dkdv=64x128w8s2/section=2/forward=hopper/fwd=128x128w8s2
+  hopper/bent_fold/dkdv=64x128w8s2/head_chunk=2/forward=hopper/fwd=128x128w8s2
   v15/hopper/bent_fold/dkdv=64x128w8/bfloat16/d128/causal:bottom_right/group4/sm_90/forward=hopper:128x128w8
   critical path 164.5
 fp32 causal
-  portable/two_pass/dkdv=32x64w4s1/dq=64x32w4s1/section=4/forward=portable/fwd=64x64w4s2
+  portable/two_pass/dkdv=32x64w4s1/dq=64x32w4s1/head_chunk=4/forward=portable/fwd=64x64w4s2
   v15/portable/two_pass/dkdv=32x64w4/dq=64x32w4/float32/d64/causal/group1/sm_90/forward=portable:64x64w4
   critical path 185.95
 fp32 causal, tf32 allowed
-  portable/two_pass/dkdv=32x32w8s1/dq=32x32w8s1/section=4/forward=portable/fwd=32x32w8s1/tf32
+  portable/two_pass/dkdv=32x32w8s1/dq=32x32w8s1/head_chunk=4/forward=portable/fwd=32x32w8s1/tf32
   v15/portable/two_pass/dkdv=32x32w8/dq=32x32w8/float32+tf32/d32/causal/group1/sm_80/forward=portable:32x32w8
   critical path 218.588
 tiny Llama on a CPU
-  reference/two_pass/dkdv=64x64w1s1/dq=64x64w1s1/section=4/forward=reference/fwd=64x64w1s1
+  reference/two_pass/dkdv=64x64w1s1/dq=64x64w1s1/head_chunk=4/forward=reference/fwd=64x64w1s1
   v15/reference/two_pass/dkdv=64x64w1/dq=64x64w1/float32/d32/causal/group2/cpu/forward=reference:64x64w1
   critical path 23654.4""",
         )
@@ -174,10 +174,10 @@ def test_batch_and_lengths_never_change_bits(name: str) -> None:
     facts, arch = SHAPES[name]
     expected = plan(facts, arch)
     for batch in (None, 1, 7, 64):
-        assert replace(plan(replace(facts, batch=batch), arch), section=expected.section) == expected
+        assert replace(plan(replace(facts, batch=batch), arch), head_chunk=expected.head_chunk) == expected
     for q_len, kv_len in ((None, None), (1, 1), (17, 100_000), (100_000, 3)):
         other = plan(replace(facts, q_len=q_len, kv_len=kv_len), arch)
-        assert replace(other, section=expected.section) == expected
+        assert replace(other, head_chunk=expected.head_chunk) == expected
         assert other.numerics_key == expected.numerics_key
 
 
@@ -197,9 +197,9 @@ def test_same_plans_in_a_fresh_process() -> None:
     assert run_python(code, path=ROOT, PYTHONHASHSEED="77").stdout.strip() == str(here)
 
 
-def test_section_changes_with_length_but_not_the_key() -> None:
+def test_head_chunk_changes_with_length_but_not_the_key() -> None:
     short, long = (plan(site(32, 32, n, 128, CAUSAL), "sm_90", schedule="spt") for n in (512, 65536))
-    assert short.section > long.section >= 1
+    assert short.head_chunk > long.head_chunk >= 1
     assert short.numerics_key == long.numerics_key
 
 
@@ -302,7 +302,7 @@ def test_a_dense_mask_is_planned_as_a_causal_one(heads: str) -> None:
     assert schedule("dense(0)", "sm_80") == schedule("full", "sm_80")
     for n_q, name in itertools.product((LEAST - 1, LEAST, LEAST + 1, 2 * LEAST + 1), ("bent_fold", "spt")):
         n_kv = (n_q + 1) // 2
-        problem = Problem(Band(), n_q * 64, n_kv * 128, 64, 128, 2, 4, section=2)
+        problem = Problem(Band(), n_q * 64, n_kv * 128, 64, 128, 2, 4, head_chunk=2)
         shown = [[EMPTY if 128 * kv > 64 * q + 63 else FULL for kv in range(n_kv)] for q in range(n_q)]
         tables = Tables(name, problem, [shown] * (2 if heads == "1" else 8))
         causal = ClosedForm(name, replace(problem, band=Band(0)))

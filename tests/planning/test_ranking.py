@@ -165,7 +165,7 @@ def documents_us(lengths: tuple[int, ...], mask: str = "causal & segments(0,0)",
 
 
 def test_documents_take_the_time_of_what_they_see() -> None:
-    """More documents of as many tokens see less; one of all tokens sees what the band does, in larger sections."""
+    """More documents of as many tokens see less; one of all tokens sees what the band does, in larger head chunks."""
     times = [documents_us((16384 // n,) * n) for n in (1, 2, 4, 16)]
     assert times == sorted(times, reverse=True)
     assert times[0] > 3 * times[-1]
@@ -281,4 +281,4 @@ def test_sites_that_no_kernel_covers_have_reasons() -> None:
 )
 def test_heads_that_are_launched_together_at_least(mask: str, length: int, heads: int) -> None:
     """A minimum, if CTAs of a head keep less than the head in the L2 cache; if they keep all of it, as many as fit."""
-    assert plan(site(mask, batch=1, q_len=length, kv_len=length), "sm_90").section == heads
+    assert plan(site(mask, batch=1, q_len=length, kv_len=length), "sm_90").head_chunk == heads

@@ -136,7 +136,7 @@ def test_nodes_lead_to_the_model() -> None:
 @pytest.mark.parametrize("profiled", [True, False])
 def test_a_profile_names_the_site(profiled: bool) -> None:
     q = torch.ones(1, 2, 16, 8)
-    plan = "reference/two_pass/dkdv=64x64w1s1/dq=64x64w1s1/section=4/forward=reference/fwd=64x64w1s1"
+    plan = "reference/two_pass/dkdv=64x64w1s1/dq=64x64w1s1/head_chunk=4/forward=reference/fwd=64x64w1s1"
     with torch.profiler.profile() if profiled else contextlib.nullcontext() as profile:
         torch.ops.dash_inductor.attention_forward(
             q, q, q, [], "causal/scale=0.5/orders=0123", plan, "attend in layers.0"

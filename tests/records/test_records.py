@@ -57,7 +57,7 @@ def test_one_line_per_record() -> None:
     assert_expected_inline(
         f"{REPLACED}\n{FALLBACK}",
         """\
-flash_backward: replaced, mask causal, plan portable/descending/dkdv=64x128w8s2/section=1/forward=keep, forward hopper at model.py:12 in layers.0.attn
+flash_backward: replaced, mask causal, plan portable/descending/dkdv=64x128w8s2/head_chunk=1/forward=keep, forward hopper at model.py:12 in layers.0.attn
 flash_backward_1: not replaced, dropout: Dropout is replaced only together with its forward, by kernels that have it; the detail says what is missing. (dropout_p=0.1)""",  # noqa: E501  # one line each is the point
     )
 
@@ -66,10 +66,10 @@ def test_table_counts_equal_decisions_at_one_line() -> None:
     assert_expected_inline(
         format_table([REPLACED, replace(REPLACED, module="layers.1.attn"), FALLBACK, FALLBACK]),
         """\
-sites  status    shape                      mask    plan or reason                                              forward       source
------  --------  -------------------------  ------  ----------------------------------------------------------  ------------  ----------------------------
-2      replaced  2x16(4)x8192x128 bfloat16  causal  portable/descending/dkdv=64x128w8s2/section=1/forward=keep  hopper        model.py:12 in layers.*.attn
-2      fallback                                     dropout                                                     not replaced""",  # noqa: E501  # a table as it is printed
+sites  status    shape                      mask    plan or reason                                                 forward       source
+-----  --------  -------------------------  ------  -------------------------------------------------------------  ------------  ----------------------------
+2      replaced  2x16(4)x8192x128 bfloat16  causal  portable/descending/dkdv=64x128w8s2/head_chunk=1/forward=keep  hopper        model.py:12 in layers.*.attn
+2      fallback                                     dropout                                                        not replaced""",  # noqa: E501  # a table as it is printed
     )
 
 

@@ -38,7 +38,7 @@ def test_c_semantics_give_the_same_values(p: Problem, data: st.DataObject) -> No
 
     slots = here.dash_slots(*tail)
     for work_id in range(p.batch * p.heads * slots):
-        same("dash_launch", work_id, p.batch * p.heads, *tail, p.section)
+        same("dash_launch", work_id, p.batch * p.heads, *tail, p.head_chunk)
     for slot, part in product(range(slots), range(PARTS[name])):
         same("dash_kv_tile", slot, part, *tail)
         kv = here.dash_kv_tile(slot, part, *tail)
@@ -49,7 +49,7 @@ def test_c_semantics_give_the_same_values(p: Problem, data: st.DataObject) -> No
             same("dash_rank", here.dash_q_tile(kv, step, *tail), kv, *tail)
     for q in range(p.n_q):
         same("dash_kv_range", q, *tail)
-    same("dash_resident", p.batch * p.heads, *tail, p.section)
+    same("dash_resident", p.batch * p.heads, *tail, p.head_chunk)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -31,7 +31,7 @@ def within(problem: Problem, pairs: Pairs) -> list[list[int]]:
 
 
 def random_tables(seed: int, name: str, *, by_head: bool = False) -> Tables:
-    """Any tile pairs of any band that the schedule has, batch and heads and sections of any size.
+    """Any tile pairs of any band that the schedule has, batch and heads and head chunks of any size.
 
     Every other one under `bent_fold` is long enough for tile schedules to be bent.
     """
@@ -42,7 +42,7 @@ def random_tables(seed: int, name: str, *, by_head: bool = False) -> Tables:
     q_len, block_q = (rng.randint(LEAST, LEAST + 30), 1) if long else (rng.randint(1, 40), rng.choice((1, 4)))
     problem = Problem(
         rng.choice(able), q_len, rng.randint(1, q_len if long else 40), block_q, rng.choice((2, 4)),
-        batch=rng.randint(1, 3), heads=rng.randint(1, 5), section=rng.choice((1, 2, 5, 64)),
+        batch=rng.randint(1, 3), heads=rng.randint(1, 5), head_chunk=rng.choice((1, 2, 5, 64)),
     )  # fmt: skip
     number = problem.batch * (problem.heads if by_head else 1)
     return Tables(name, problem, [within(problem, random_pairs(rng, problem.n_q, problem.n_kv)) for _ in range(number)])

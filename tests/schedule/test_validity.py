@@ -43,7 +43,7 @@ def test_bent_tile_schedules_at_many_counts(band: Band) -> None:
     """Few and many kv tiles to the rows of q tiles, all of them long ones, or half of them."""
     for n_q in (LEAST, LEAST + 1, 2 * LEAST - 1):
         for n_kv in (1, 2, LEAST // 2 - 1, LEAST // 2, LEAST // 2 + 1, LEAST, n_q + 1):
-            assert check("bent_fold", Problem(band, n_q, n_kv, 1, 1, heads=2, section=3)) == []
+            assert check("bent_fold", Problem(band, n_q, n_kv, 1, 1, heads=2, head_chunk=3)) == []
 
 
 def columns(name: str, p: Problem) -> list[dict[int, Column]]:
@@ -59,9 +59,9 @@ def test_tile_schedules_below_the_least_are_those_of_spt(band: Band) -> None:
     """Launched in the same order too; one q tile more, and they are not."""
     longest = LEAST + (3 if band == Band(3) else 0)  # tile 0 is not seen by the first three
     for n_q in (1, 7, longest - 1):
-        p = Problem(band, n_q, n_q, 1, 1, batch=2, heads=3, section=2)
+        p = Problem(band, n_q, n_q, 1, 1, batch=2, heads=3, head_chunk=2)
         assert tables("bent_fold", p) == tables("spt", p)
-    p = Problem(band, longest, longest, 1, 1, batch=2, heads=3, section=2)
+    p = Problem(band, longest, longest, 1, 1, batch=2, heads=3, head_chunk=2)
     assert tables("bent_fold", p) != tables("spt", p)
     assert all(bent != straight for bent, straight in zip(columns("bent_fold", p), columns("spt", p), strict=True))
 
@@ -69,7 +69,7 @@ def test_tile_schedules_below_the_least_are_those_of_spt(band: Band) -> None:
 def test_bent_fold_launches_long_tile_schedules_first() -> None:
     """The long tile schedules of all heads come first, the shortest of them first; then the others, longest first."""
     n = LEAST
-    p = Problem(Band(0), n, n, 1, 1, batch=2, heads=3, section=2)
+    p = Problem(Band(0), n, n, 1, 1, batch=2, heads=3, head_chunk=2)
     jobs = tables("bent_fold", p)
     long, short = jobs[: len(jobs) // 2], jobs[len(jobs) // 2 :]
     for head in range(6):
@@ -97,12 +97,12 @@ def test_co_residency_bound_is_exact(p: Problem, name: str, causal: bool) -> Non
 def test_bound_of_the_usual_case_is_all_ctas_of_a_head() -> None:
     assert ClosedForm("shift", Problem(Band(), 8, 12, 1, 1, heads=4)).resident == 12
     assert ClosedForm("symmetric_shift", Problem(Band(0, None), 12, 12, 1, 1, heads=4)).resident == 6
-    assert ClosedForm("shift", Problem(Band(), 8, 12, 1, 1, heads=4, section=3)).resident == 11 * 3 + 1
+    assert ClosedForm("shift", Problem(Band(), 8, 12, 1, 1, heads=4, head_chunk=3)).resident == 11 * 3 + 1
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("shift", "symmetric_shift", "two_pass")])
 def test_launch_ordered_schedules_finish_on_one_worker(name: str) -> None:
-    p = Problem(Band(0, None), 11, 7, 1, 2, batch=2, heads=3, group=2, section=4)
+    p = Problem(Band(0, None), 11, 7, 1, 2, batch=2, heads=3, group=2, head_chunk=4)
     assert define(name, p.band).resident is None
     assert not simulate(tables(name, p), 1, group=2).unfinished
 
@@ -148,9 +148,9 @@ def test_tile_schedules_and_ranks_are_the_same_for_every_head(q_len: int, kv_len
     for name in NAMES:
         band = Band(0, None) if name != "shift" else Band()
         (alone,) = columns(name, Problem(band, q_len, kv_len, 2, 2))
-        for batch, heads, section in ((1, 2, 1), (1, 3, 3), (4, 1, 1), (2, 5, 7)):
-            p = Problem(band, q_len, kv_len, 2, 2, batch=batch, heads=heads, section=section)
-            assert columns(name, p) == [alone] * (batch * heads), (name, batch, heads, section)
+        for batch, heads, head_chunk in ((1, 2, 1), (1, 3, 3), (4, 1, 1), (2, 5, 7)):
+            p = Problem(band, q_len, kv_len, 2, 2, batch=batch, heads=heads, head_chunk=head_chunk)
+            assert columns(name, p) == [alone] * (batch * heads), (name, batch, heads, head_chunk)
         assert columns(name, Problem(band, q_len + 2, kv_len, 2, 2)) != [alone]
 
 
@@ -173,7 +173,7 @@ def test_unsupported_masks_are_named() -> None:
 @given(problems(), st.integers(2, 5), st.data())
 def test_members_of_a_group_are_launched_in_their_order(p: Problem, group: int, data: st.DataObject) -> None:
     """The Hopper kernel sums dk and dv over members, heads of the schedule one after the other: each waits for a lower
-    work id, under every schedule, section and number of heads."""
+    work id, under every schedule, head chunk and number of heads."""
     name = data.draw(st.sampled_from([n for n in names_for(p) if n != "two_pass"]))
     orders: dict[tuple[int, int, int], list[int]] = {}
     for job in tables(name, replace(p, heads=p.heads * group, group=1)):

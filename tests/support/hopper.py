@@ -20,10 +20,10 @@ _elsewhere = torch.cuda.is_available() and torch.cuda.get_device_capability() !=
 MARKS = [pytest.mark.gpu, pytest.mark.skipif(_elsewhere, reason="a kernel for sm_90")]
 
 
-def plan_of(problem: Attention, schedule: str, section: int = 4) -> Plan:
+def plan_of(problem: Attention, schedule: str, head_chunk: int = 4) -> Plan:
     """A plan of the Hopper kernel with the tiles of the problem's head dims."""
     tiles = TILES[problem.q.shape[3], problem.v.shape[3]]
-    return Plan("hopper", schedule, "keep", tiles, section=section)
+    return Plan("hopper", schedule, "keep", tiles, head_chunk=head_chunk)
 
 
 def any_forward(problem: Attention) -> tuple[Tensor, Tensor]:
@@ -40,11 +40,11 @@ class Direct:
     """
 
     def __init__(
-        self, problem: Attention, schedule: str, *, section: int = 4, orders: Sequence[Sequence[int]] = (BSHD,) * 3,
+        self, problem: Attention, schedule: str, *, head_chunk: int = 4, orders: Sequence[Sequence[int]] = (BSHD,) * 3,
         forward: tuple[Tensor, Tensor] | None = None,
     ) -> None:  # fmt: skip
         self.problem, self.orders = problem, orders
-        self.plan = plan_of(problem, schedule, section)
+        self.plan = plan_of(problem, schedule, head_chunk)
         self.forward = forward or problem.rounded_forward()
 
     def __call__(self) -> Gradients:

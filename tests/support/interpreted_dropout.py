@@ -35,7 +35,7 @@ FORWARD = Tiles(32, 16, 4, 1)
 def run(p: KeyedAttention, schedule: str, dropout: Dropout, seed: torch.Tensor, dynamic: bool) -> list[float]:
     torch._dynamo.reset()
     dq = Tiles(32, 16, 4, 1) if schedule == "two_pass" else None
-    plan = Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, section=3, forward_tiles=FORWARD)
+    plan = Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, head_chunk=3, forward_tiles=FORWARD)
     extras = [*(t.detach() for t in p.extras), seed]
     forward, backward = (str(replace(p.call(results), dropout=dropout)) for results in (1, 3))
     tensors = [p.q, p.k, p.v]

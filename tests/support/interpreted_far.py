@@ -96,7 +96,7 @@ def attention(rng: random.Random) -> None:
     order = (0, 1, 2, 3)
     calls = str(replace(call.of_forward, orders=(order,))), str(replace(call.of_backward, orders=(order,) * 3))
     dq = TILES if schedule == "two_pass" else None
-    plan = str(Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, section=3, forward_tiles=TILES))
+    plan = str(Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, head_chunk=3, forward_tiles=TILES))
     compiled = torch.compile(step, dynamic=False)
     near = compiled(*tensors, given, calls, plan, None)
     torch._dynamo.reset()

@@ -36,7 +36,7 @@ from .documents import among, of_document  # noqa: E402
 from .keyed import KeyedAttention  # noqa: E402
 
 TILES = Tiles(32, 16, 4, 1)
-FORWARD = Plan("portable", "two_pass", "portable", TILES, TILES, section=3, forward_tiles=TILES)
+FORWARD = Plan("portable", "two_pass", "portable", TILES, TILES, head_chunk=3, forward_tiles=TILES)
 
 
 def problem(words: Sequence[str]) -> KeyedAttention:
@@ -52,7 +52,7 @@ def problem(words: Sequence[str]) -> KeyedAttention:
     )  # fmt: skip
 
 
-def launched(p: KeyedAttention, *, section: int = 3, forget: bool = False) -> tuple[Tensor, Tensor]:
+def launched(p: KeyedAttention, *, head_chunk: int = 3, forget: bool = False) -> tuple[Tensor, Tensor]:
     """(out, log-sum-exp) by the kernel that `standalone` renders; `forget` takes back what it knows of lengths."""
     (batch, q_heads, q_len, _), value_dim = p.q.shape, p.v.shape[3]
     strides = {"Q": p.q.stride(), "K": p.k.stride(), "V": p.v.stride()}
@@ -63,7 +63,7 @@ def launched(p: KeyedAttention, *, section: int = 3, forget: bool = False) -> tu
     q_ids, kv_ids = p.segments or (None, None)
     if q_ids is not None and kv_ids is not None:
         strides |= {"SEGMENTS_Q": q_ids.stride(), "SEGMENTS_KV": kv_ids.stride()}
-    plan = replace(FORWARD, section=section)
+    plan = replace(FORWARD, head_chunk=head_chunk)
     kernel = standalone.render_forward(plan, p.site(), strides, interpret=True)
     if forget:
         text = re.sub(r"(EVEN_\w+: tl.constexpr = )True", r"\1False", kernel.text)
@@ -121,7 +121,7 @@ def poison(p: KeyedAttention) -> str:
 def bits(p: KeyedAttention) -> str:
     """The bits of a (batch, head) are its own business."""
     out, lse = expected = launched(p)
-    same(expected, launched(p, section=1), "other launch order")
+    same(expected, launched(p, head_chunk=1), "other launch order")
     for b in range(len(p.q)):
         at = slice(b, b + 1)
         alone = p.for_elements(operator.itemgetter(at))
@@ -206,7 +206,7 @@ def backward(p: KeyedAttention, schedule: str) -> str:
     schedule, _, lengths = schedule.partition(":")
     dynamic = lengths == "dynamic"
     dq = TILES if schedule == "two_pass" else None
-    plan = Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, section=3, forward_tiles=TILES)
+    plan = Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, head_chunk=3, forward_tiles=TILES)
     compiled = torch.compile(keyed.gradients, dynamic=False)
     keep = p.keep()
 
@@ -233,7 +233,7 @@ def backward(p: KeyedAttention, schedule: str) -> str:
 
 def documents(p: KeyedAttention) -> str:
     """A document has the bits of forward and backward that it has alone wherever it begins with a tile of 32."""
-    plan = Plan("portable", "two_pass", "portable", Tiles(16, 32, 4, 1), TILES, section=3, forward_tiles=TILES)
+    plan = Plan("portable", "two_pass", "portable", Tiles(16, 32, 4, 1), TILES, head_chunk=3, forward_tiles=TILES)
     length = p.q.shape[2]
 
     def run(p: KeyedAttention) -> list[Tensor]:

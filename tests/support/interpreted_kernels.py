@@ -34,7 +34,7 @@ def run(schedule: str, mask: Band, q_len: int, kv_len: int, group: int, dtype: t
         q_len, kv_len, 24, mask, batch=batch, kv_heads=1 if harm else 2, group=group, dtype=dtype, device="cpu"
     )
     dq = Tiles(32, 16, 4, 1) if schedule == "two_pass" else None
-    plan = Plan("portable", schedule, "keep", Tiles(16, 32, 4, 1), dq, section=3)
+    plan = Plan("portable", schedule, "keep", Tiles(16, 32, 4, 1), dq, head_chunk=3)
     backward = compiled_backward(mask, problem.scale, plan, dynamic=mode == "dynamic")
     if harm is not None:
 

@@ -56,7 +56,7 @@ def steps(
     torch._dynamo.reset()
     function = torch.compile(computed_step if computed else step, dynamic=False)
     dq = TILES if schedule == "two_pass" else None
-    plan = str(Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, section=3, forward_tiles=TILES))
+    plan = str(Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, head_chunk=3, forward_tiles=TILES))
     for p in problems:
         tensors = [t.clone(memory_format=torch.preserve_format) for t in (p.q, p.k, p.v, p.do)]
         extras = [t.clone(memory_format=torch.preserve_format) for t in p.extras]

@@ -18,7 +18,7 @@ from dash_inductor.model.mask import Band
 from dash_inductor.schedule.codegen import SIGNATURES, TILE_SCHEDULE, python_functions
 
 RESULTS = {"dash_launch": 2, "dash_q_range": 4, "dash_kv_range": 4, "dash_seen_rows": 2, "dash_seen_keys": 2}
-BLOCKS = {"BLOCK_Q": 4, "BLOCK_KV": 8, "SECTION": 3}
+BLOCKS = {"BLOCK_Q": 4, "BLOCK_KV": 8, "HEAD_CHUNK": 3}
 CASES = 128
 
 

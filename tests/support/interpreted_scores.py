@@ -120,7 +120,7 @@ def run(text: str, names: str, schedule: str, dtype: torch.dtype) -> str:
     of_backward = replace(call.of_backward, orders=(order,) * 3, delta=of_sinks)
     calls = str(replace(call.of_forward, orders=(order,))), str(of_backward)
     dq = TILES if schedule == "two_pass" else None
-    plan = str(Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, section=3, forward_tiles=TILES))
+    plan = str(Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, head_chunk=3, forward_tiles=TILES))
     compiled = torch.compile(step_with_delta if of_sinks else step, dynamic=False)
     found = compiled(*[t.clone() for t in tensors], [t.clone() for t in given], calls, plan)
     if of_sinks and call.sinks is not None:

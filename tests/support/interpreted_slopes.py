@@ -41,7 +41,7 @@ def run(mask: str, q_len: int, kv_len: int, slopes_batch: int, schedule: str) ->
     call, order = Call(Mask.parse(mask), 0.25, slopes=Operand(0)), (0, 1, 2, 3)
     calls = str(replace(call, orders=(order,))), str(replace(call, orders=(order,) * 3))
     dq = TILES if schedule == "two_pass" else None
-    plan = str(Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, section=3, forward_tiles=TILES))
+    plan = str(Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, head_chunk=3, forward_tiles=TILES))
     found = torch.compile(step, dynamic=False)(*[t.clone() for t in tensors], [slopes.clone()], calls, plan)
     right = exact(tensors, slopes, call.mask.band, 0.25)
     return " ".join(f"{float((a - b).abs().max()):.1e}" for a, b in zip(found, right, strict=True))

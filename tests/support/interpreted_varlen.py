@@ -72,7 +72,7 @@ def check(schedule: str, band: Band, group: int, dtype: torch.dtype, lengths: tu
     """Every document has the values of attention, and the bits that it has alone, beside whatever."""
     schedule, _, sizes = schedule.partition(":")
     dq = TILES if schedule == "two_pass" else None
-    plan = Plan("portable", schedule, "portable", replace(TILES, block_q=32, block_kv=64), dq, section=3,
+    plan = Plan("portable", schedule, "portable", replace(TILES, block_q=32, block_kv=64), dq, head_chunk=3,
                 forward_tiles=TILES)  # fmt: skip
     torch._dynamo.reset()
     compiled = torch.compile(attention, dynamic=False)

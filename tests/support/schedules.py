@@ -28,7 +28,7 @@ BANDS = (
 
 @st.composite
 def problems(draw: st.DrawFn, max_tiles: int = 40, max_heads: int = 3) -> Problem:
-    """Up to `max_tiles` x `max_tiles` tiles with ragged last ones, any band, heads, group and section.
+    """Up to `max_tiles` x `max_tiles` tiles with ragged last ones, any band, heads, group and head chunk.
 
     Or a few more than `LEAST` q tiles, so that tile schedules of `bent_fold` are bent.
     """
@@ -44,7 +44,7 @@ def problems(draw: st.DrawFn, max_tiles: int = 40, max_heads: int = 3) -> Proble
         batch=draw(st.integers(1, 2)),
         heads=draw(st.integers(1, max_heads)),
         group=draw(st.integers(1, 3)),
-        section=draw(st.integers(1, 5)),
+        head_chunk=draw(st.integers(1, 5)),
     )
 
 

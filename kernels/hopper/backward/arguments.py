@@ -20,13 +20,13 @@ semaphores: int32 [batch * q_heads * n_q]; work_id_ptr: int32 [1].  Where kv hea
 """
 
 PROBLEM = Group(
-    integers("work_ids", "batch", "q_heads", "q_len", "kv_len", "lo", "hi", "section")
+    integers("work_ids", "batch", "q_heads", "q_len", "kv_len", "lo", "hi", "head_chunk")
     | {"scale": "fp32", "scale_log2": "fp32"}
 )
 """Sizes, the bounds of the band (anchored top left), the scale, and scale_log2 (see `score.factor`).
 
-work_ids: the number of work ids, independent of the number of CTAs, see `device.work_ids`; section: the head group size
-of the launch order.
+work_ids: the number of work ids, independent of the number of CTAs, see `device.work_ids`; head_chunk: the size of a
+head chunk of the launch order.
 """
 
 _POINTERS = ("visits", "words", "q_vectors", "kv_vectors", "keys_seen", "dense")

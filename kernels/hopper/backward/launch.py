@@ -224,7 +224,7 @@ class _State:
         self.kernels = kernels(of, device)
         work = Problem(
             band, self.q_len, self.kv_len, tiles.block_q, tiles.block_kv, self.batch, self.q_heads,
-            section=plan.section,
+            head_chunk=plan.head_chunk,
         )  # fmt: skip
         tile_schedule = ClosedForm(plan.schedule, work)
         lo, hi = work.bounds
@@ -263,7 +263,7 @@ class _State:
         self.problem = arguments.PROBLEM.values(
             work_ids=tile_schedule.work_ids, batch=self.batch, q_heads=self.q_heads, q_len=self.q_len,
             kv_len=self.kv_len,
-            lo=lo, hi=hi, section=plan.section, scale=scale, scale_log2=score.factor(call),
+            lo=lo, hi=hi, head_chunk=plan.head_chunk, scale=scale, scale_log2=score.factor(call),
         )  # fmt: skip
         self.finish_sizes = (self.strides[0][:3], self.q_heads, self.q_len, self.kv_len, lo, hi, work.n_q, scale)
         self.dims = head_dim, value_dim

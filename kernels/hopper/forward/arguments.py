@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ...common.device.relations import form
 
 PROBLEM = Group(
-    integers("batch_heads", "q_heads", "group", "q_len", "kv_len", "lo", "hi", "section", "last_section")
+    integers("batch_heads", "q_heads", "group", "q_len", "kv_len", "lo", "hi", "head_chunk", "last_head_chunk")
     | {"scale_log2": "fp32"}
 )
 """Sizes, the bounds of the band (anchored top left), the work list (`device.tile_work`), and the factor of scores.

@@ -48,7 +48,7 @@ _FIXED = 8
 """Number of addresses that every call has (0 for absent tensors); those of `ForwardData` follow."""
 
 LAST_TILES = 512
-"""Least number of tiles of the last head group: enough for every CTA of any Hopper GPU."""
+"""Least number of tiles of the last head chunk: enough for every CTA of any Hopper GPU."""
 
 _COUNTER = (1,), (1,), torch.int32
 
@@ -295,12 +295,12 @@ class _State:
         if tiles >= 1 << 30:
             raise ArgumentError("query", tuple(q_shape), f"fewer than 2**30 tiles of {config.rows} rows")
         group = q_heads // kv_heads
-        keys_in_l2 = (config.section_mib << 20) // (2 * (head_dim + value_dim))
-        sections = _sections(work, keys_in_l2, group, of.has_dense)
-        section, last_section = sections
+        keys_in_l2 = (config.head_chunk_mib << 20) // (2 * (head_dim + value_dim))
+        head_chunks = _head_chunks(work, keys_in_l2, group, of.has_dense)
+        head_chunk, last_head_chunk = head_chunks
         self.problem = arguments.PROBLEM.values(
             batch_heads=batch * q_heads, q_heads=q_heads, group=group, q_len=q_len, kv_len=kv_len, lo=lo, hi=hi,
-            section=section, last_section=last_section, scale_log2=score.factor(call),
+            head_chunk=head_chunk, last_head_chunk=last_head_chunk, scale_log2=score.factor(call),
         )  # fmt: skip
         self.bound = score.bound_values(call)
         built = kernels(of, self.device.index)
@@ -472,8 +472,8 @@ def _check_sinks(
     return dict(zip(("b", "h", "row"), strides, strict=True))
 
 
-def _sections(work: Problem, keys_in_l2: int, group: int, has_dense: bool = False) -> tuple[int, int]:
-    """Returns (query heads per head group, first head of the last head group); the tiles of a group are launched
+def _head_chunks(work: Problem, keys_in_l2: int, group: int, has_dense: bool = False) -> tuple[int, int]:
+    """Returns (query heads per head chunk, first head of the last head chunk); the tiles of a group are launched
     together.
 
     This changes speed alone.  With a full mask all tiles cost the same: the tiles of one kv head follow one another and
@@ -492,6 +492,6 @@ def _sections(work: Problem, keys_in_l2: int, group: int, has_dense: bool = Fals
     in_use = work.kv_len
     if band.lo is not None and band.hi is not None:
         in_use = min(in_use, band.hi - band.lo + work.block_q)
-    section = min(max(1, keys_in_l2 // in_use) * group, heads)
-    last = max(section, -(-LAST_TILES // work.n_q))
-    return section, max(0, heads - last) // section * section
+    head_chunk = min(max(1, keys_in_l2 // in_use) * group, heads)
+    last = max(head_chunk, -(-LAST_TILES // work.n_q))
+    return head_chunk, max(0, heads - last) // head_chunk * head_chunk

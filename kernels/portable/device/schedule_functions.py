@@ -11,7 +11,7 @@ import triton
 
 
 @triton.jit
-def dash_launch(work_id, heads, tile_schedule, BLOCK_Q, BLOCK_KV, SECTION):
+def dash_launch(work_id, heads, tile_schedule, BLOCK_Q, BLOCK_KV, HEAD_CHUNK):
     """Returns (head, slot) of the CTA with this work id (work id), of `heads` heads of all batch elements."""
 
 

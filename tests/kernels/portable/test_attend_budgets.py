@@ -44,7 +44,7 @@ def rendered(
     call = Call(Mask(mask, Keys(Operand(0)) if has_keys else None), 0.125, bias=Bias(Operand(1)) if bias else None)
     site = Site("cuda", dtype, 2, 16, 4, length, length, *dims, call)  # type: ignore[arg-type]  # a name
     tiles = forward_tiles(arch, 32 if dtype == "float32" else 16, *dims)
-    facts = Plan("portable", "two_pass", "portable", tiles, tiles, section=4, forward_tiles=tiles)
+    facts = Plan("portable", "two_pass", "portable", tiles, tiles, head_chunk=4, forward_tiles=tiles)
     return standalone.render_forward(facts, site)
 
 
@@ -180,7 +180,7 @@ def of_segments(arch: str, dim: int, *, keys: bool = False) -> Site:
 def test_the_forward_with_segments_fits(arch: str, keys: bool) -> None:
     """It loads tiles ahead, keys and values, although a vector says which of them are read."""
     tiles = forward_tiles(arch, 16, 128, 128)
-    facts = Plan("portable", "two_pass", "portable", tiles, tiles, section=4, forward_tiles=tiles)
+    facts = Plan("portable", "two_pass", "portable", tiles, tiles, head_chunk=4, forward_tiles=tiles)
     kernel = standalone.render_forward(facts, of_segments(arch, 128, keys=keys))
     asm, used = compiled(kernel, arch)
     assert used.shared_memory <= SHARED_BYTES[arch], used
@@ -222,7 +222,7 @@ def test_a_tile_of_pairs_fits(arch: str, dim: int, kind: str) -> None:
         call = Call(Mask(Band()), 0.125, bias=Bias(Operand(0), gradient=True))
     facts = Site("cuda", "bfloat16", 2, 16, 4, 4001, 4001, dim, dim, call)
     tiles = forward_tiles(arch, 16, dim, dim)
-    forward = Plan("portable", "two_pass", "portable", tiles, tiles, section=4, forward_tiles=tiles)
+    forward = Plan("portable", "two_pass", "portable", tiles, tiles, head_chunk=4, forward_tiles=tiles)
     kernels = [*standalone.render(portable_plan(facts, arch), facts), standalone.render_forward(forward, facts)]
     assert len(kernels) == (3 if kind == "dense" else 4)
     for kernel in kernels:

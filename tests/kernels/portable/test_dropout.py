@@ -108,7 +108,7 @@ def test_masked_and_full_tiles_have_the_same_arithmetic(case: tuple[str, str, in
     """Note [Bits of the forward] with dropout: neither knowledge of lengths nor a vector of keys changes a bit."""
     arch, dtype, dim = case
     tiles = forward_tiles(arch, 16, dim, dim)
-    planned = Plan("portable", "two_pass", "portable", tiles, tiles, section=4, forward_tiles=tiles)
+    planned = Plan("portable", "two_pass", "portable", tiles, tiles, head_chunk=4, forward_tiles=tiles)
     even, keyed, causal = (
         standalone.render_forward(planned, site(dtype, dim, mask, 4096))
         for mask in (Mask(), Mask(Band(), Keys(Operand(0))), Mask(Band(0)))
@@ -126,7 +126,7 @@ def test_kernels_without_dropout_have_nothing_of_it() -> None:
     facts = site("bfloat16", 64, Mask(Band(0)), p=None)
     planned = portable_plan(facts, "sm_90", "two_pass")
     tiles = forward_tiles("sm_90", 16, 64, 64)
-    portable = Plan("portable", "two_pass", "portable", tiles, tiles, section=4, forward_tiles=tiles)
+    portable = Plan("portable", "two_pass", "portable", tiles, tiles, head_chunk=4, forward_tiles=tiles)
     for kernel in (standalone.render_forward(portable, facts), *standalone.render(planned, facts)):
         assert "SEED" not in kernel.names
         assert "philox" not in kernel.text

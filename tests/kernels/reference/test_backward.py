@@ -131,7 +131,7 @@ def test_a_plan_of_an_unknown_family_is_refused() -> None:
     q, call, dims = (
         torch.randn(1, 1, 8, 16),
         str(backward_call(Band(), 0.25)),
-        "spt/dkdv=16x32w1s1/section=1/forward=keep",
+        "spt/dkdv=16x32w1s1/head_chunk=1/forward=keep",
     )
     with pytest.raises(ArgumentError, match=r"plan\.kernel='wheel' is not allowed: expected one of 'reference'"):
         ops.attention_backward(q, q, q, q, q, q[..., 0], [], call, f"wheel/{dims}", "test")

@@ -98,7 +98,7 @@ def produce(
     work_id = take_work_id(workspace.work_id_ptr)
     while work_id < problem.work_ids:
         position, place_in_launch = SCHEDULE.LAUNCH(
-            work_id, problem.batch * tile_schedules.work.q_heads, facts, BLOCK_Q, BLOCK_KV, problem.section
+            work_id, problem.batch * tile_schedules.work.q_heads, facts, BLOCK_Q, BLOCK_KV, problem.head_chunk
         )
         tile_schedule = tile_schedules.at(position)
         work = tile_schedule.work

@@ -35,8 +35,8 @@ def hopper_forward(
     """
     work = TileWork(
         problem.batch_heads, problem.q_heads, problem.group, problem.q_len, problem.kv_len, problem.lo, problem.hi,
-        problem.section, problem.last_section, SCHEDULE.KV_RANGE, SCHEDULE.SEEN_ROWS, SCHEDULE.SEEN_KEYS, MASK.HAS_LO,
-        MASK.HAS_HI, MASK.FROM_THE_END, MASK.EVEN_KV, FORM.BLOCK_KV, FORM.CONSUMERS, MASK.HALF_TILES,
+        problem.head_chunk, problem.last_head_chunk, SCHEDULE.KV_RANGE, SCHEDULE.SEEN_ROWS, SCHEDULE.SEEN_KEYS,
+        MASK.HAS_LO, MASK.HAS_HI, MASK.FROM_THE_END, MASK.EVEN_KV, FORM.BLOCK_KV, FORM.CONSUMERS, MASK.HALF_TILES,
     )  # fmt: skip
     rest = ListedMask(data, MASK.HAS_DENSE, MASK.SEGMENT_IDS_AHEAD, data is not None, MASK)
     rows = VarlenLayout(varlen_layout, problem.q_len, MASK.VARLEN_ROWS)

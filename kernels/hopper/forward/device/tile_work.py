@@ -19,13 +19,14 @@ class TileWork:
     its own kv tiles, from `KV_RANGE`, so that its results do not depend on the others of its tile.
 
     batch_heads, q_heads: query heads of all batch elements, and of one; group: query heads per kv head; q_len, kv_len:
-    queries and keys; section, last_section: in heads, see below; all are int32 scalars. KV_RANGE, SEEN_ROWS, SEEN_KEYS:
-    the generated functions `dash_kv_range`, `dash_seen_rows` and `dash_seen_keys`. EVEN_KV: kv_len is a multiple of
-    BLOCK_KV. HALF_TILES: see Note [Half tiles] in `half_tile`.
+    queries and keys; head_chunk, last_head_chunk: in heads, see below; all are int32 scalars. KV_RANGE, SEEN_ROWS,
+    SEEN_KEYS: the generated functions `dash_kv_range`, `dash_seen_rows` and `dash_seen_keys`. EVEN_KV: kv_len is a
+    multiple of BLOCK_KV. HALF_TILES: see Note [Half tiles] in `half_tile`.
 
-    The list goes through the heads section by section; within a section by q tile, the longest tile schedule first as
-    far as the mask has one bound, and by head. A section has `section` heads, but all heads from `last_section` on, a
-    multiple of `section`, are in one. FROM_THE_END: the last q tiles come first, see `schedule.table_tile_schedule`.
+    The list goes through the heads head chunk by head chunk; within a head chunk by q tile, the longest tile schedule
+    first as far as the mask has one bound, and by head. A head chunk has `head_chunk` heads, but all heads from
+    `last_head_chunk` on, a multiple of `head_chunk`, are in one. FROM_THE_END: the last q tiles come first, see
+    `schedule.table_tile_schedule`.
     """
 
     batch_heads: gl.tensor
@@ -35,8 +36,8 @@ class TileWork:
     kv_len: gl.tensor
     lo: gl.tensor
     hi: gl.tensor
-    section: gl.tensor
-    last_section: gl.tensor
+    head_chunk: gl.tensor
+    last_head_chunk: gl.tensor
     KV_RANGE: gl.constexpr
     SEEN_ROWS: gl.constexpr
     SEEN_KEYS: gl.constexpr
@@ -72,9 +73,9 @@ class TileWork:
         the shortest: FROM_THE_END the last of the list, whose first row block is then negative.
         """
         q_tiles = self.q_tiles()
-        first = gl.minimum(place // (self.section * q_tiles) * self.section, self.last_section)
+        first = gl.minimum(place // (self.head_chunk * q_tiles) * self.head_chunk, self.last_head_chunk)
         within = place - first * q_tiles
-        heads = gl.where(first < self.last_section, self.section, self.batch_heads - self.last_section)
+        heads = gl.where(first < self.last_head_chunk, self.head_chunk, self.batch_heads - self.last_head_chunk)
         head = first + within % heads
         q_tile = within // heads
         first_block = q_tile * self.CONSUMERS

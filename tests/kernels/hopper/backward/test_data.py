@@ -26,7 +26,7 @@ FIELD = (1 << TILE_BITS) - 1
 
 
 def closed(name: str, band: Band, q_len: int, kv_len: int, batch: int = 1, heads: int = 6) -> ClosedForm:
-    return ClosedForm(name, Problem(band, q_len, kv_len, 8, 16, batch, heads, section=2))
+    return ClosedForm(name, Problem(band, q_len, kv_len, 8, 16, batch, heads, head_chunk=2))
 
 
 def random_dense(rng: random.Random, *shape: int) -> torch.Tensor:

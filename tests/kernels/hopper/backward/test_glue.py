@@ -75,7 +75,7 @@ class Launch:
     @property
     def tables(self) -> Problem:
         heads = self.kv_heads * self.group
-        return Problem(self.mask, self.q_len, self.kv_len, BLOCK_Q, BLOCK_KV, self.batch, heads, section=3)
+        return Problem(self.mask, self.q_len, self.kv_len, BLOCK_Q, BLOCK_KV, self.batch, heads, head_chunk=3)
 
     @property
     def co_resident(self) -> bool:
@@ -130,7 +130,8 @@ class Launch:
             "workspace": workspace | {"work_id_ptr": Pointer("work_id")},
             "problem": {
                 "work_ids": work_ids, "batch": self.batch, "q_heads": work.heads, "q_len": self.q_len,
-                "kv_len": self.kv_len, "lo": lo, "hi": hi, "section": work.section, "scale": 1.0, "scale_log2": 1.0,
+                "kv_len": self.kv_len, "lo": lo, "hi": hi, "head_chunk": work.head_chunk, "scale": 1.0,
+                "scale_log2": 1.0,
             },
         }  # fmt: skip
         if self.stamped:
@@ -351,7 +352,7 @@ def in_two_parts(launch: Launch) -> tuple[SimpleNamespace, TileSchedules]:
     work, tile_schedules = launch.tables, tile_schedules_of(launch)
     work_ids = {}
     for work_id in range(work.batch * work.heads * f.dash_slots(*work.tail())):
-        head, slot = f.dash_launch(work_id, work.batch * work.heads, *work.tail(), work.section)
+        head, slot = f.dash_launch(work_id, work.batch * work.heads, *work.tail(), work.head_chunk)
         for part in range(2):
             work_ids[head, f.dash_kv_tile(slot, part, *work.tail())] = work_id
     scheduled = scheduled_query_heads(True, work.heads, launch.kv_heads)

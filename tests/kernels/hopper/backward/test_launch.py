@@ -220,7 +220,7 @@ def test_descriptors_are_those_of_the_call(device: Device) -> None:
 
 @pytest.mark.parametrize(
     "other", [{"call": backward_call(Band(0), 0.25)}, {"call": backward_call(Band(), 0.125)},
-              {"plan": replace(PLAN, section=3)}, {"plan": replace(PLAN, schedule="ascending")}], ids=str
+              {"plan": replace(PLAN, head_chunk=3)}, {"plan": replace(PLAN, schedule="ascending")}], ids=str
 )  # fmt: skip
 def test_calls_and_plans_are_told_apart(device: Device, other: dict[str, Any]) -> None:
     given = tensors()

@@ -204,11 +204,11 @@ class Launch:
         out = Output(torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype))
         lse = Output(torch.empty(*q.shape[:3]))
         heads = self.batch * self.heads
-        section = how.pop("section", min(2 * self.group, heads))
+        head_chunk = how.pop("head_chunk", min(2 * self.group, heads))
         problem = {
             "batch_heads": heads, "q_heads": self.heads, "group": self.group, "q_len": self.q_len,
-            "kv_len": self.kv_len, "lo": lo, "hi": hi, "section": section, "last_section": heads // section * section,
-            "scale_log2": 0.3 * LOG2E,
+            "kv_len": self.kv_len, "lo": lo, "hi": hi, "head_chunk": head_chunk,
+            "last_head_chunk": heads // head_chunk * head_chunk, "scale_log2": 0.3 * LOG2E,
         }  # fmt: skip
         arguments = arguments_of(
             **dict(zip(("q_desc", "k_desc", "v_desc"), descriptors, strict=True)), out_desc=out, lse_ptr=Pointer(lse),
@@ -316,7 +316,7 @@ def test_segment_ids_that_hide_nothing_change_no_bit(band: tuple[Band, int, int]
 
 
 def test_bits_are_those_of_the_row_block() -> None:
-    """Other consumers, CTAs, sections, orders of events, batches and heads give the bits of the same launch."""
+    """Other consumers, CTAs, head chunks, orders of events, batches and heads give the bits of the same launch."""
     for segment_ids in ("holes", "repeated", "packed"):
         launch = Launch(segment_ids, Band(-3, None), 77, 60, kv_heads=2, batch=1, ctas=4)
         tensors = launch.tensors()
@@ -324,7 +324,7 @@ def test_bits_are_those_of_the_row_block() -> None:
         whole.check()
         of_program = replace(launch, logsumexp=True).run(tensors)
         for other, same in (({"ctas": 1}, whole), ({"ctas": 7}, whole), ({"columns": (128, 128)}, of_program)):
-            ran = replace(launch, **other).run(tensors, seed=3, section=1)  # type: ignore[arg-type]
+            ran = replace(launch, **other).run(tensors, seed=3, head_chunk=1)  # type: ignore[arg-type]
             assert torch.equal(ran.out.tensor, same.out.tensor), other
             assert torch.equal(ran.lse.tensor, same.lse.tensor), other
         twice = replace(launch, batch=2)

@@ -135,11 +135,11 @@ class Launch:
         lse = Output(torch.empty(*q.shape[:3]))
         heads = q.shape[1]
         all_heads = self.batch * heads
-        section = how.pop("section", min(2 * self.group, all_heads))
+        head_chunk = how.pop("head_chunk", min(2 * self.group, all_heads))
         problem = {
             "batch_heads": all_heads, "q_heads": heads, "group": self.group, "q_len": self.q_len,
-            "kv_len": self.kv_len, "lo": lo, "hi": hi, "section": section,
-            "last_section": how.pop("last_section", all_heads // section * section),
+            "kv_len": self.kv_len, "lo": lo, "hi": hi, "head_chunk": head_chunk,
+            "last_head_chunk": how.pop("last_head_chunk", all_heads // head_chunk * head_chunk),
             "scale_log2": score.factor(self.call),
         }  # fmt: skip
         sinks = self.scores_of_no_key
@@ -389,15 +389,15 @@ def test_all_configs(columns: tuple[int, int], scale: float) -> None:
 
 
 def test_bits_are_those_of_the_row_block() -> None:
-    """Other consumers, CTAs, sections, orders of events, batches and heads give the bits of the same launch."""
+    """Other consumers, CTAs, head chunks, orders of events, batches and heads give the bits of the same launch."""
     launch = Launch(Band(-3, 20), 77, 60, kv_heads=2, batch=3, ctas=4)
     tensors = launch.tensors()
     whole = launch.run(tensors)
     whole.check()
     of_program = replace(launch, logsumexp=True).run(tensors)
     for other, same in (({"ctas": 1}, whole), ({"ctas": 7}, whole), ({"columns": (128, 128)}, of_program)):
-        for section, last in ((1, 0), (1, 6), (2, 4), (3, 3)):
-            ran = replace(launch, **other).run(tensors, seed=3, section=section, last_section=last)
+        for head_chunk, last in ((1, 0), (1, 6), (2, 4), (3, 3)):
+            ran = replace(launch, **other).run(tensors, seed=3, head_chunk=head_chunk, last_head_chunk=last)
             ran.check()
             assert torch.equal(ran.out.tensor, same.out.tensor), other
             assert torch.equal(ran.lse.tensor, same.lse.tensor), other

@@ -466,29 +466,29 @@ def test_wrong_arguments_are_refused(launches: Launches) -> None:
         launch.forward(q[0], k, v, forward_call_of(Band(), 0.1))
 
 
-def test_sections() -> None:
+def test_head_chunks() -> None:
     """Query heads that stand together: whole groups, one with a full mask, and no more than there are."""
 
-    def section(band: Band, kv_len: int, group: int, heads: int = 64, *, dense: bool = False) -> int:
+    def head_chunk(band: Band, kv_len: int, group: int, heads: int = 64, *, dense: bool = False) -> int:
         problem = Problem(band, kv_len, kv_len, 128, 128, 1, heads)
-        found, last = launch._sections(problem, 1 << 15, group, dense)
+        found, last = launch._head_chunks(problem, 1 << 15, group, dense)
         assert last % found == 0 <= last <= heads
         if band.is_full and not dense:
             assert last == heads
-        else:  # enough tiles for every CTA, or one section, and less than a section more than that
+        else:  # enough tiles for every CTA, or one head chunk, and less than a head chunk more than that
             tiles = (heads - last) * problem.n_q
             assert tiles >= min(launch.LAST_TILES, heads * problem.n_q)
             assert tiles < max(launch.LAST_TILES + problem.n_q, found * problem.n_q) + found * problem.n_q
         return found
 
-    assert section(Band(), 4096, 1) == 1
-    assert section(Band(), 4096, 8) == 8
-    assert section(Band(0), 4096, 1) == section(Band(), 4096, 1, dense=True) == 8
-    assert section(Band(0), 4096, 4) == 32
-    assert section(Band(0), 1 << 20, 4) == 4
-    assert section(Band(0, 127), 1 << 20, 1) == 64
-    assert section(Band(0), 4096, 1, heads=3) == 3
-    assert section(Band(0), 128, 1, heads=5000) == 256
+    assert head_chunk(Band(), 4096, 1) == 1
+    assert head_chunk(Band(), 4096, 8) == 8
+    assert head_chunk(Band(0), 4096, 1) == head_chunk(Band(), 4096, 1, dense=True) == 8
+    assert head_chunk(Band(0), 4096, 4) == 32
+    assert head_chunk(Band(0), 1 << 20, 4) == 4
+    assert head_chunk(Band(0, 127), 1 << 20, 1) == 64
+    assert head_chunk(Band(0), 4096, 1, heads=3) == 3
+    assert head_chunk(Band(0), 128, 1, heads=5000) == 256
 
 
 def test_bounded_scores(launches: Launches) -> None:

@@ -99,10 +99,10 @@ class Launch:
         )  # fmt: skip
         out = Output(torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype))
         lse = Output(torch.empty(1, self.heads, length))
-        section = how.pop("section", min(2 * self.group, self.heads))
+        head_chunk = how.pop("head_chunk", min(2 * self.group, self.heads))
         sizes = {
             "batch_heads": self.heads, "q_heads": self.heads, "group": self.group, "q_len": length, "kv_len": length,
-            "lo": lo, "hi": hi, "section": section, "last_section": self.heads // section * section,
+            "lo": lo, "hi": hi, "head_chunk": head_chunk, "last_head_chunk": self.heads // head_chunk * head_chunk,
             "scale_log2": SCALE * LOG2E,
         }  # fmt: skip
         arguments = arguments_of(
