@@ -25,7 +25,7 @@ run-time values."""
 _TAIL = ("tile_schedule", "BLOCK_Q", "BLOCK_KV")
 SIGNATURES: dict[str, tuple[str, ...]] = {
     "dash_launch": ("work_id", "heads", *_TAIL, "HEAD_CHUNK"),
-    "dash_kv_tile": ("slot", "part", *_TAIL),
+    "dash_kv_tile": ("cta_index", "part", *_TAIL),
     "dash_visits": ("kv", *_TAIL),
     "dash_q_tile": ("kv", "step", *_TAIL),
     "dash_rank": ("q", "kv", *_TAIL),
@@ -40,7 +40,7 @@ The functions of a tile schedule are those of `tile_schedule.TileSchedule`, whic
 is the number of heads of
 all batch elements.  The ranges, and which rows and keys are seen, depend on the band alone."""
 HOST_SIGNATURES: dict[str, tuple[str, ...]] = {
-    "dash_slots": _TAIL,
+    "dash_ctas_per_head": _TAIL,
     "dash_resident": ("heads", *_TAIL, "HEAD_CHUNK"),
 }
 
@@ -58,7 +58,7 @@ def definitions(s: Schedule) -> dict[str, tuple[Expr, ...]]:
         "dash_kv_range": (kv.first, kv.full_first, kv.full_end, kv.end),
         "dash_seen_rows": s.visible.rows,
         "dash_seen_keys": s.visible.keys,
-        "dash_slots": (s.slots,),
+        "dash_ctas_per_head": (s.ctas_per_head,),
         "dash_resident": (s.resident if s.resident is not None else sympy.Integer(1),),
     }
 

@@ -53,17 +53,17 @@ def jobs_of(tile_schedule: TileSchedule) -> tuple[Job, ...]:
     seen: dict[tuple[int, int], tuple[Column, ...]] = {}
     jobs = []
     for work_id in range(tile_schedule.work_ids):
-        head, slot = tile_schedule.launch(work_id)
-        key = slot, tile_schedule.kind(head)
+        head, cta_index = tile_schedule.launch(work_id)
+        key = cta_index, tile_schedule.kind(head)
         if key not in seen:
-            seen[key] = tuple(_columns(tile_schedule, head, slot))
+            seen[key] = tuple(_columns(tile_schedule, head, cta_index))
         jobs.append(Job(work_id, head, seen[key]))
     return tuple(jobs)
 
 
-def _columns(tile_schedule: TileSchedule, head: int, slot: int) -> Iterator[Column]:
+def _columns(tile_schedule: TileSchedule, head: int, cta_index: int) -> Iterator[Column]:
     for part in range(tile_schedule.parts):
-        kv = tile_schedule.kv_tile(head, slot, part)
+        kv = tile_schedule.kv_tile(head, cta_index, part)
         if kv is not None:
             tiles = [tile_schedule.q_tile(head, kv, step) for step in range(tile_schedule.visits(head, kv))]
             yield Column(kv, tuple((q, tile_schedule.rank(head, q, kv)) for q in tiles))

@@ -33,12 +33,12 @@ from .names import PARTS as PARTS
 from .names import check_name as check_name
 from .names import supports as supports
 from .symbols import (
+    CTA_INDEX,
     HEAD_CHUNK,
     HEADS,
     KV,
     LO,
     PART,
-    SLOT,
     STEP,
     WORK_ID,
     Expr,
@@ -53,12 +53,12 @@ from .symbols import (
 )
 
 
-def _grouped(work_id: Expr, slots: Expr, heads: Expr, together: Expr = HEAD_CHUNK) -> tuple[Expr, Expr]:
-    """Return (position of the head, slot) of a work id.
+def _grouped(work_id: Expr, ctas_per_head: Expr, heads: Expr, together: Expr = HEAD_CHUNK) -> tuple[Expr, Expr]:
+    """Return (position of the head, CTA index) of a work id.
 
-    Work ids are ordered by head chunks of `together` heads, within a chunk by slot, and within a slot by head.
+    Work ids are ordered by head chunks of `together` heads, within a chunk by CTA index, and then by head.
     """
-    head_chunk, within = FloorDiv(work_id, together * slots), Rem(work_id, together * slots)
+    head_chunk, within = FloorDiv(work_id, together * ctas_per_head), Rem(work_id, together * ctas_per_head)
     size = Maximum(1, Minimum(together, heads - head_chunk * together))  # the last head chunk may be smaller
     return head_chunk * together + Rem(within, size), FloorDiv(within, size)
 
@@ -105,9 +105,9 @@ class Schedule:
     Args:
         name: the name used in plans.
         parts: the number of kv tiles that one CTA processes, one after the other.
-        slots: CTAs per head.
-        launch: (work id, heads) -> (head index ``b * heads + h``, slot), see `_grouped`.
-        kv_tile: (slot, part) -> kv tile, or the number of kv tiles for "no tile".
+        ctas_per_head: how many CTAs a head has.
+        launch: (work id, heads) -> (head index ``b * heads + h``, CTA index), see `_grouped`.
+        kv_tile: (CTA index, part) -> kv tile, or the number of kv tiles for "no tile".
         num_steps: kv -> number of q tiles in the tile schedule.
         q_tile: (step, kv) -> q tile.
         rank: (q, kv) -> position of kv's contribution in the accumulation order of q's dq tile; only for visible pairs.
@@ -121,7 +121,7 @@ class Schedule:
 
     name: str
     parts: int
-    slots: Expr
+    ctas_per_head: Expr
     launch: tuple[Expr, Expr]
     kv_tile: Expr
     num_steps: Expr
@@ -132,7 +132,7 @@ class Schedule:
     resident: Expr | None = None
 
 
-LAST_FIRST = N_KV - 1 - SLOT
+LAST_FIRST = N_KV - 1 - CTA_INDEX
 _LAUNCH = _grouped(WORK_ID, N_KV, HEADS)
 
 
@@ -141,11 +141,11 @@ def _column(name: str, c: Visible, kv_tile: Expr, q_tile: Expr, rank: Expr, *, s
 
 
 def _ascending(c: Visible) -> Schedule:
-    return _column("ascending", c, SLOT, c.up, c.rank_up)
+    return _column("ascending", c, CTA_INDEX, c.up, c.rank_up)
 
 
 def _descending(c: Visible) -> Schedule:
-    return _column("descending", c, SLOT, c.down, c.rank_up)
+    return _column("descending", c, CTA_INDEX, c.down, c.rank_up)
 
 
 def _spt(c: Visible) -> Schedule:
@@ -156,7 +156,7 @@ def _two_pass(c: Visible) -> Schedule:
     """Two passes: dk/dv CTAs go as in ascending; each CTA of the dq kernel owns q tiles and tile schedules
     up the kv tiles.
     """
-    return _column("two_pass", c, SLOT, c.up, c.rank_up, shared=False)
+    return _column("two_pass", c, CTA_INDEX, c.up, c.rank_up, shared=False)
 
 
 LEAST = 64
@@ -206,7 +206,7 @@ def _bent_fold(c: Visible, has_lo: bool) -> Schedule:
     up = Where(long > KV, bend - c.q.first, 0)
     first_work_ids = HEADS * long
     second = first_work_ids <= WORK_ID  # a head chunk never mixes the two phases
-    head, slot = _grouped(
+    head, cta_index = _grouped(
         Where(second, at_least_zero(WORK_ID - first_work_ids), WORK_ID),
         Maximum(1, Where(second, N_KV - long, long)),
         HEADS,
@@ -216,8 +216,8 @@ def _bent_fold(c: Visible, has_lo: bool) -> Schedule:
         "bent_fold",
         1,
         N_KV,
-        (head, slot + Where(second, long, 0)),
-        Where(long > SLOT, long - 1 - SLOT, SLOT),
+        (head, cta_index + Where(second, long, 0)),
+        Where(long > CTA_INDEX, long - 1 - CTA_INDEX, CTA_INDEX),
         c.steps,
         Where(up > STEP, c.up, c.down + up),
         Where(long > KV, Minimum(c.kv.end, long) - 1 - KV, KV),
@@ -242,14 +242,14 @@ def _ring_rank(member: Expr, tile: Expr, members: Expr, tiles: Expr) -> Expr:
     return Rem(ceil_div((tile + 1) * members, tiles) - 1 - member + members, members)
 
 
-def _resident(contributing_slots: Expr) -> Expr:
-    """Return the exact co-residency bound of a ring in which all wait for member ``contributing_slots - 1``.
+def _resident(contributing_ctas: Expr) -> Expr:
+    """Return the exact co-residency bound of a ring in which all wait for member ``contributing_ctas - 1``.
 
-    In a head chunk of g heads the last member of the first head has the work id ``(contributing_slots - 1) * g``.  If
-    it is resident, that head finishes and frees its workers for the next work ids.  With fewer workers no head ever
-    gets its last member.
+    In a head chunk of g heads the last member of the first head has the work id ``(contributing_ctas - 1) * g``.  If it
+    is resident, that head finishes and frees its workers for the next work ids.  With fewer workers no head ever gets
+    its last member.
     """
-    return at_least_zero(contributing_slots - 1) * Minimum(HEAD_CHUNK, HEADS) + 1
+    return at_least_zero(contributing_ctas - 1) * Minimum(HEAD_CHUNK, HEADS) + 1
 
 
 def _shift(c: Visible) -> Schedule:
@@ -259,7 +259,7 @@ def _shift(c: Visible) -> Schedule:
         1,
         N_KV,
         _LAUNCH,
-        SLOT,
+        CTA_INDEX,
         c.steps,
         Rem(_ring_start(KV, N_KV, N_Q) + STEP, N_Q),
         _ring_rank(KV, Q, N_KV, N_Q),
@@ -294,7 +294,7 @@ def _symmetric_shift(c: Visible, has_lo: bool) -> Schedule:
         2,
         pairs,
         _grouped(WORK_ID, pairs, HEADS),
-        Where(sympy.Eq(PART, 0), SLOT, Where(2 * SLOT + 1 < N_KV, N_KV - 1 - SLOT, N_KV)),
+        Where(sympy.Eq(PART, 0), CTA_INDEX, Where(2 * CTA_INDEX + 1 < N_KV, N_KV - 1 - CTA_INDEX, N_KV)),
         Where(N_KV > KV, c.steps, 0),
         Where(big, tile_schedule_big, N_Q - 1 - STEP),
         Where(big, rank_big, KV),

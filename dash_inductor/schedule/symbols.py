@@ -25,7 +25,7 @@ def _size(name: str) -> Expr:
     return sympy.Symbol(name, integer=True, positive=True)
 
 
-WORK_ID, SLOT, PART, STEP, Q, KV = map(_index, ("work_id", "slot", "part", "step", "q", "kv"))
+WORK_ID, CTA_INDEX, PART, STEP, Q, KV = map(_index, ("work_id", "cta_index", "part", "step", "q", "kv"))
 HEADS, Q_LEN, KV_LEN = map(_size, ("heads", "q_len", "kv_len"))
 BLOCK_Q, BLOCK_KV, HEAD_CHUNK = map(_size, ("BLOCK_Q", "BLOCK_KV", "HEAD_CHUNK"))
 LO, HI = (sympy.Symbol(name, integer=True) for name in ("lo", "hi"))

@@ -129,8 +129,8 @@ class Tables:
     def launch(self, work_id: int) -> tuple[int, int]:
         return self._closed.launch(work_id)
 
-    def kv_tile(self, head: int, slot: int, part: int) -> int | None:
-        return self._closed.kv_tile(head, slot, part)
+    def kv_tile(self, head: int, cta_index: int, part: int) -> int | None:
+        return self._closed.kv_tile(head, cta_index, part)
 
     def tile_schedule(self, head: int, kv: int) -> list[int]:
         """Return the q tiles of a kv tile, in the order of its steps."""

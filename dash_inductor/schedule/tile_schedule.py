@@ -38,9 +38,9 @@ class TileSchedule(Protocol):
     def resident(self) -> int: ...
 
     def launch(self, work_id: int) -> tuple[int, int]:
-        """Return the (head, slot) of the CTA that holds `work_id`."""
+        """Return the (head, CTA index) of the CTA that holds `work_id`."""
 
-    def kv_tile(self, head: int, slot: int, part: int) -> int | None:
+    def kv_tile(self, head: int, cta_index: int, part: int) -> int | None:
         """Return the kv tile that a CTA processes as its `part`-th (from 0); None if there is none."""
 
     def visits(self, head: int, kv: int) -> int:
@@ -81,7 +81,7 @@ class ClosedForm:
     def __init__(self, name: str, problem: Problem) -> None:
         schedule = define(name, problem.resolved.band)
         self.problem, self._f, self._tail = problem, functions(name, problem), problem.tail()
-        self.work_ids = problem.batch * problem.heads * int(self._f.dash_slots(*self._tail))
+        self.work_ids = problem.batch * problem.heads * int(self._f.dash_ctas_per_head(*self._tail))
         self.parts = schedule.parts
         self.shared_accumulator = schedule.shared_accumulator
         self.co_resident = schedule.resident is not None
@@ -91,11 +91,11 @@ class ClosedForm:
 
     def launch(self, work_id: int) -> tuple[int, int]:
         p = self.problem
-        head, slot = self._f.dash_launch(work_id, p.batch * p.heads, *self._tail, p.head_chunk)
-        return int(head), int(slot)
+        head, cta_index = self._f.dash_launch(work_id, p.batch * p.heads, *self._tail, p.head_chunk)
+        return int(head), int(cta_index)
 
-    def kv_tile(self, head: int, slot: int, part: int) -> int | None:
-        kv = int(self._f.dash_kv_tile(slot, part, *self._tail))
+    def kv_tile(self, head: int, cta_index: int, part: int) -> int | None:
+        kv = int(self._f.dash_kv_tile(cta_index, part, *self._tail))
         return kv if kv < self.problem.n_kv else None
 
     def visits(self, head: int, kv: int) -> int:

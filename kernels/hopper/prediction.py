@@ -143,10 +143,10 @@ def _tile_schedules(name: str, problem: Problem, documents: Documents | None) ->
     found: dict[tuple[int, int], tuple[int, int, bool]] = {}
     tile_schedules = []
     for work_id in range(tile_schedule.work_ids):
-        head, slot = tile_schedule.launch(work_id)
-        key = tile_schedule.kind(head), slot
+        head, cta_index = tile_schedule.launch(work_id)
+        key = tile_schedule.kind(head), cta_index
         if key not in found:
-            kv = tile_schedule.kv_tile(head, slot, 0)
+            kv = tile_schedule.kv_tile(head, cta_index, 0)
             assert kv is not None
             steps = tile_schedule.visits(head, kv)
             down = (

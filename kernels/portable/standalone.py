@@ -98,10 +98,10 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
         text = templates.delta_template(site.mask.varlen_layout is not None, site.call.traits.reads("grad_logsumexp"))
         kernels.append(_render(text, plan, plan.dkdv, site, strides or {}, "DELTA", programs, {}))
     kv_tiles = -(-kv_len // plan.dkdv.block_kv)
-    slots = -(-kv_tiles // schedule.parts)
+    ctas_per_head = -(-kv_tiles // schedule.parts)
     extra = {"ORDERED": plan.dq is None, "PARTS": schedule.parts}
     text = templates.dkdv_template(plan.schedule, site.call.traits)
-    programs = batch * site.kv_heads * slots
+    programs = batch * site.kv_heads * ctas_per_head
     kernels.append(_render(text, plan, plan.dkdv, site, strides or {}, "DK_OUT", programs, extra))
     if gradient:
         kernels.append(render_bias_gradient(plan, site, strides))

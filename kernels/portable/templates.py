@@ -95,11 +95,11 @@ _DKDV_HEAD = """{{def_kernel("Q", "K", "V", "LSE", "DELTA", "DO", "DV"%(argument
 
 _DKDV_TAIL = """
     dv_operand = Operand(DV, ({{stride("DV")}},))
-    head, slot = dash_launch(work_id, batch * heads, tile_schedule, BLOCK_Q, BLOCK_KV, HEAD_CHUNK)
+    head, cta_index = dash_launch(work_id, batch * heads, tile_schedule, BLOCK_Q, BLOCK_KV, HEAD_CHUNK)
     b = head // heads
     h = head % heads
     for part in range(PARTS):
-        kv = dash_kv_tile(slot, part, tile_schedule, BLOCK_Q, BLOCK_KV)
+        kv = dash_kv_tile(cta_index, part, tile_schedule, BLOCK_Q, BLOCK_KV)
         dk, dv = dkdv_tile(
             inputs, saved, accumulator, data, b, h, kv, tile_schedule, ORDERED, TILE, MASK, SCORE, BUILD
         )

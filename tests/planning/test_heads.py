@@ -19,6 +19,7 @@ from dash_inductor.schedule.schedules import NAMES, Schedule, define, supports
 from dash_inductor.schedule.symbols import (
     BLOCK_KV,
     BLOCK_Q,
+    CTA_INDEX,
     HEAD_CHUNK,
     HEADS,
     HI,
@@ -27,7 +28,6 @@ from dash_inductor.schedule.symbols import (
     LO,
     PART,
     Q_LEN,
-    SLOT,
     STEP,
     WORK_ID,
     Expr,
@@ -37,8 +37,8 @@ from dash_inductor.schedule.symbols import (
 
 FACTS = {Q_LEN, KV_LEN, LO, HI, BLOCK_Q, BLOCK_KV}
 OWN: dict[str, set[Expr]] = {
-    "slots": set(),
-    "kv_tile": {SLOT, PART},
+    "ctas_per_head": set(),
+    "kv_tile": {CTA_INDEX, PART},
     "num_steps": {KV},
     "q_tile": {KV, STEP},
     "rank": {Q, KV},
@@ -75,7 +75,7 @@ def test_expressions_of_tile_schedules_and_ranks_have_no_heads(name: str) -> Non
             assert {WORK_ID, HEADS, HEAD_CHUNK} <= symbols(s.launch)
 
 
-@pytest.mark.parametrize("field", ["slots", "kv_tile", "num_steps", "q_tile", "rank"])
+@pytest.mark.parametrize("field", ["ctas_per_head", "kv_tile", "num_steps", "q_tile", "rank"])
 @pytest.mark.parametrize("symbol", [HEADS, WORK_ID, HEAD_CHUNK], ids=str)
 def test_a_schedule_that_knows_the_heads_is_noticed(symbol: Expr, field: str) -> None:
     s = define("bent_fold", Band(0))

@@ -36,12 +36,12 @@ def test_c_semantics_give_the_same_values(p: Problem, data: st.DataObject) -> No
     def same(function: str, *args: int) -> None:
         assert getattr(here, function)(*args) == getattr(there, function)(*args)
 
-    slots = here.dash_slots(*tail)
-    for work_id in range(p.batch * p.heads * slots):
+    ctas_per_head = here.dash_ctas_per_head(*tail)
+    for work_id in range(p.batch * p.heads * ctas_per_head):
         same("dash_launch", work_id, p.batch * p.heads, *tail, p.head_chunk)
-    for slot, part in product(range(slots), range(PARTS[name])):
-        same("dash_kv_tile", slot, part, *tail)
-        kv = here.dash_kv_tile(slot, part, *tail)
+    for cta_index, part in product(range(ctas_per_head), range(PARTS[name])):
+        same("dash_kv_tile", cta_index, part, *tail)
+        kv = here.dash_kv_tile(cta_index, part, *tail)
         same("dash_visits", kv, *tail)
         same("dash_q_range", kv, *tail)
         for step in range(here.dash_visits(kv, *tail)):

@@ -511,7 +511,7 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         name = f"tile {shape} of {dtype.torch}"
         if len(shape) == 1:
             return Tile(s, name, shape, dtype)
-        return Ring([Tile(s, f"{name}, slot {i}", shape[1:], dtype) for i in range(shape[0])], shape, dtype)
+        return Ring([Tile(s, f"{name}, stage {i}", shape[1:], dtype) for i in range(shape[0])], shape, dtype)
 
     def init(barrier: Barrier, count: int) -> None:
         barrier.count = barrier.arrivals = count

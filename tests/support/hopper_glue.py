@@ -625,7 +625,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
             return Ring(ring, shape)
         name = f"{dtype.primitive_bitwidth}-bit tile {shape}"
         if len(shape) == 3 or layout == "rows":
-            return Ring([Tile(s, f"{name} slot {i}", shape[1:], dtype) for i in range(shape[0])], shape)
+            return Ring([Tile(s, f"{name} stage {i}", shape[1:], dtype) for i in range(shape[0])], shape)
         return Tile(s, name, shape, dtype)
 
     def init(barrier: Barrier, count: int) -> None:

@@ -66,9 +66,9 @@ def random_case(function: str, python: Any, module: ModuleType, rng: random.Rand
     lo = 0 if module.LO is None else rng.randint(-70, 20)
     hi = 0 if module.HI is None else max(lo, rng.randint(-20, 70))
     tail = ((q_len, kv_len, lo, hi), BLOCKS["BLOCK_Q"], BLOCKS["BLOCK_KV"])
-    slots = python.dash_slots(*tail)
+    ctas_per_head = python.dash_ctas_per_head(*tail)
     values = {"q_len": q_len, "kv_len": kv_len, "lo": lo, "hi": hi, "heads": heads}
-    values["work_id"], values["slot"] = rng.randrange(heads * slots), rng.randrange(slots)
+    values["work_id"], values["cta_index"] = rng.randrange(heads * ctas_per_head), rng.randrange(ctas_per_head)
     values["part"] = rng.randint(0, 1)
     values["kv"], values["q"] = rng.randrange(-(-kv_len // tail[2])), rng.randrange(-(-q_len // tail[1]))
     steps = python.dash_visits(values["kv"], *tail)

@@ -12,12 +12,12 @@ import triton
 
 @triton.jit
 def dash_launch(work_id, heads, tile_schedule, BLOCK_Q, BLOCK_KV, HEAD_CHUNK):
-    """Returns (head, slot) of the CTA with this work id (work id), of `heads` heads of all batch elements."""
+    """Returns (head, CTA index) of the CTA with this work id, of `heads` heads of all batch elements."""
 
 
 @triton.jit
-def dash_kv_tile(slot, part, tile_schedule, BLOCK_Q, BLOCK_KV):
-    """Returns the `part`-th kv tile of a slot."""
+def dash_kv_tile(cta_index, part, tile_schedule, BLOCK_Q, BLOCK_KV):
+    """Returns the `part`-th kv tile of the CTA with this index."""
 
 
 @triton.jit

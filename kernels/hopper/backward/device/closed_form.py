@@ -78,10 +78,10 @@ class ClosedFormTileSchedule:
         return ahead | (gl.where(after < steps, following >> MASKED, 2) << NEXT), following
 
     @gluon.jit
-    def put_word(self, word, slot, full):
-        """Passes the word of an iteration to the consumers, before this slot's dO barrier is armed."""
+    def put_word(self, word, stage, full):
+        """Passes the word of an iteration to the consumers, before this stage's dO barrier is armed."""
         if self.NEEDS_WORDS:
-            put_word(self.step_words, slot, word)
+            put_word(self.step_words, stage, word)
 
     @gluon.jit
     def mask(self, kv, LAYOUT: gl.constexpr):
@@ -101,15 +101,15 @@ class BandMask:
         return self.tile_schedule.q_tile(word)
 
     @gluon.jit
-    def read_word(self, slot):
-        """Reads the word of the iteration whose dO is in this slot of its ring; 0 if words are not used."""
+    def read_word(self, stage):
+        """Reads the word of the iteration whose dO is in this stage of its ring; 0 if words are not used."""
         word = 0
         if self.tile_schedule.NEEDS_WORDS:
-            word = read_word(self.tile_schedule.step_words, slot)
+            word = read_word(self.tile_schedule.step_words, stage)
         return word
 
     @gluon.jit
-    def applied(self, p, word, slot, PIECE: gl.constexpr, CUT: gl.constexpr):
+    def applied(self, p, word, stage, PIECE: gl.constexpr, CUT: gl.constexpr):
         """Returns `p`, the probabilities of a piece of an iteration's queries, with zeros where the mask hides.
 
         CUT: whether the mask cuts the tile; None if only the word says so.

@@ -62,8 +62,8 @@ def consume(
             k = shared.k.load(left_operand(layout_s))
         if AHEAD:
             if steps > 0:
-                slot = wait_for_q(shared, done)
-                s = wait_for_matmuls(0, deps=(scores(k, shared, slot * shared.PIECES, zero),))
+                stage = wait_for_q(shared, done)
+                s = wait_for_matmuls(0, deps=(scores(k, shared, stage * shared.PIECES, zero),))
         mbarrier.wait(shared.v_full.index(0), n & 1)
         if FORM.LEFT_IN_REGISTERS:
             v = shared.v.load(left_operand(layout_s))
@@ -125,7 +125,7 @@ def store_gradients(
     work, varlen_layout, drops, shared, it, kv, dk_desc, dv_desc, targets, dk, dk_tail, dv, scale,
     WARPS: gl.constexpr,
 ):  # fmt: skip
-    """Rounds dk and dv and starts to store them, through the slots of the dq ring for iterations `it` and after.
+    """Rounds dk and dv and starts to store them, through the stages of the dq ring for iterations `it` and after.
 
     If these are too small, it uses the tiles of K and V, which are no longer needed, and waits until they have been
     read.
@@ -137,7 +137,7 @@ def store_gradients(
     fence_async_shared()
     role_barrier()
     store_tile(varlen_layout, targets.dv, dv_desc, work.batch, work.head, row, dv_tile, WARPS)
-    # Meanwhile the slot of the last dq tile may have been emptied.
+    # Meanwhile the stage of the last dq tile may have been emptied.
     dk_tile = shared.result_tile(it, 1) if shared.RESULTS_IN_DQ else shared.k
     dk_tile.store((dk * scale).to(DTYPE))
     if shared.TAIL_D > 0:

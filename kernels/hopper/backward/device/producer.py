@@ -36,21 +36,21 @@ def _clear_keys(tile_schedule, shared, kv, landings):
 
 
 @gluon.jit
-def _clear_queries(shared, slot, landings):
-    """Completes Q and dO of an iteration, in this slot of their rings, with zeros for queries that see no key."""
+def _clear_queries(shared, stage, landings):
+    """Completes Q and dO of an iteration, in this stage of their rings, with zeros for queries that see no key."""
     mbarrier.wait(shared.q_full.index(shared.STAGES), landings & 1)
     for h in range(shared.PIECES):
-        piece = slot * shared.PIECES + h
+        piece = stage * shared.PIECES + h
         hidden = blind_queries(shared.lse.index(piece))
         clear(shared.q.index(piece), hidden)
         if shared.TAIL_D > 0:
             clear(shared.q_tail.index(piece), hidden)
-    complete(shared.q_full.index(slot))
+    complete(shared.q_full.index(stage))
     mbarrier.wait(shared.do_full.index(shared.STAGES), landings & 1)
     for h in range(shared.PIECES):
-        hidden = blind_queries(shared.lse.index(slot * shared.PIECES + h))
-        clear(shared.do.index(slot * shared.PIECES + h), hidden)
-    complete(shared.do_full.index(slot))
+        hidden = blind_queries(shared.lse.index(stage * shared.PIECES + h))
+        clear(shared.do.index(stage * shared.PIECES + h), hidden)
+    complete(shared.do_full.index(stage))
 
 
 @gluon.jit
@@ -131,25 +131,25 @@ def produce(
                     row = work.tile_index(q) * BLOCK_Q
                     it = done + step
                     wait_for_room(shared, stamps, it)
-                    slot = it % shared.STAGES
-                    full = shared.q_full.index(slot)
+                    stage = it % shared.STAGES
+                    full = shared.q_full.index(stage)
                     if tile_schedule.CLEARS:
-                        full = shared.q_full.index(gl.where(tile_schedule.has_blind(word), shared.STAGES, slot))
+                        full = shared.q_full.index(gl.where(tile_schedule.has_blind(word), shared.STAGES, stage))
                     mbarrier.expect(full, Q_BYTES)
                     for i in gl.static_range(LOADS):
-                        piece = slot * LOADS + i
+                        piece = stage * LOADS + i
                         load_rows(q_desc, b, q_head, q_row + i * ROWS, full, q_ring.index(piece))
                         if TAIL:
                             load_rows(q_desc, b, q_head, q_row + i * ROWS, full, shared.q_tail.index(piece), D)
-                    begin_load(lse_desc, [row], full, lse_ring.index(slot))
-                    full = shared.do_full.index(slot)
-                    tile_schedule.put_word(word, slot, full)
+                    begin_load(lse_desc, [row], full, lse_ring.index(stage))
+                    full = shared.do_full.index(stage)
+                    tile_schedule.put_word(word, stage, full)
                     if tile_schedule.CLEARS:
-                        full = shared.do_full.index(gl.where(tile_schedule.has_blind(word), shared.STAGES, slot))
+                        full = shared.do_full.index(gl.where(tile_schedule.has_blind(word), shared.STAGES, stage))
                     mbarrier.expect(full, DO_BYTES)
                     for i in gl.static_range(LOADS):
-                        load_rows(do_desc, b, q_head, q_row + i * ROWS, full, do_ring.index(slot * LOADS + i))
-                    begin_load(delta_desc, [row], full, delta_ring.index(slot))
+                        load_rows(do_desc, b, q_head, q_row + i * ROWS, full, do_ring.index(stage * LOADS + i))
+                    begin_load(delta_desc, [row], full, delta_ring.index(stage))
                     if step == 0:
                         mbarrier.wait(shared.kv_empty.index(0), (n & 1) ^ 1)
                         full = shared.k_full.index(unseen)
@@ -165,7 +165,7 @@ def produce(
                             _clear_keys(tile_schedule, shared, kv, key_landings)
                             key_landings += 1
                         if tile_schedule.has_blind(word):
-                            _clear_queries(shared, slot, query_landings)
+                            _clear_queries(shared, stage, query_landings)
                             query_landings += 1
                 if steps == 0:  # K and V are announced without data
                     mbarrier.wait(shared.kv_empty.index(0), (n & 1) ^ 1)

@@ -49,16 +49,16 @@ def reduce(tile_schedules, stamps, shared, dq_desc, semaphores, share):
             word, ahead = tile_schedule.following(ahead, step, step + WARPS, steps, kv)
             rank = tile_schedule.rank(word, kv)
             tile = work.tile_index(tile_schedule.q_tile(word))
-            slot = it % shared.DQ_STAGES
+            stage = it % shared.DQ_STAGES
             row = tile * (ROWS + TAIL_ROWS)
             wait_semaphore(semaphores + tile, rank)
             wait_for_signal(shared, DQ_COMPLETE, it, shared.CONSUMERS)
-            _accumulate(dq_desc, row, shared.dq.index(slot), rank)
+            _accumulate(dq_desc, row, shared.dq.index(stage), rank)
             if TAIL_ROWS > 0:
-                _accumulate(dq_desc, row + ROWS, shared.dq_tail.index(slot), rank)
+                _accumulate(dq_desc, row + ROWS, shared.dq_tail.index(stage), rank)
             added = stamps.now()
             wait_until_read()
-            mbarrier.arrive(shared.dq_empty.index(slot), count=1)
+            mbarrier.arrive(shared.dq_empty.index(stage), count=1)
             release_semaphore(semaphores + tile, rank)
             stamps.write(work, kv, 1 + tile_schedule.q_tile(word), 2, added, stamps.now())
         done += steps

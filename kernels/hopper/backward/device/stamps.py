@@ -103,12 +103,12 @@ def stamp_steps(tile_schedules, shared, stamps):
         for step in range(steps):
             word, ahead = tile_schedule.following(ahead, step, step + 1, steps, kv)
             it = done + step
-            slot = it % shared.STAGES
-            mbarrier.wait(shared.do_full.index(slot), (it // shared.STAGES) & 1)
+            stage = it % shared.STAGES
+            mbarrier.wait(shared.do_full.index(stage), (it // shared.STAGES) & 1)
             start = stamps.now()
             wait_for_signal(shared, NOTED, it, shared.CONSUMERS)
             wait = stamps.now()
-            mbarrier.arrive(stamps.noted.index(slot), count=1)
+            mbarrier.arrive(stamps.noted.index(stage), count=1)
             stamps.write(tile_schedule.work, kv, 1 + tile_schedule.q_tile(word), 0, start, wait)
         done += steps
         n += 1

@@ -109,8 +109,8 @@ class TableTileSchedule:
         return word < 0
 
     @gluon.jit
-    def put_word(self, word, slot, full):
-        """Passes word and query vectors to the consumers, before `full`, the barrier of this slot of dO, is armed."""
+    def put_word(self, word, stage, full):
+        """Passes word and query vectors to the consumers, before `full`, the barrier of this stage of dO, is armed."""
         work = self.work
         QUERIES: gl.constexpr = self.MASK.QUERIES
         if QUERIES > 0:
@@ -121,10 +121,10 @@ class TableTileSchedule:
                 positions = gl.minimum(rows + piece * ROWS, work.q_len - 1)  # past the end P is zero whatever they have
                 vectors = self.data.q_vectors + (QUERIES * work.batch * work.q_len + positions)
                 for i in gl.static_range(self.MASK.SHARED):
-                    own = self.step_vectors.index(self.MASK.SHARED * (slot * PIECES + piece) + i)
+                    own = self.step_vectors.index(self.MASK.SHARED * (stage * PIECES + piece) + i)
                     begin_copy(own, vectors + i * work.q_len)
             async_copy.mbarrier_arrive(full)
-        put_word(self.step_words, slot, word)
+        put_word(self.step_words, stage, word)
 
     @gluon.jit
     def mask(self, kv, LAYOUT: gl.constexpr):
@@ -170,12 +170,12 @@ class TableMask:
         return self.tile_schedule.q_tile(word)
 
     @gluon.jit
-    def read_word(self, slot):
-        """Reads the word of the iteration whose dO is in this slot of its ring."""
-        return read_word(self.tile_schedule.step_words, slot)
+    def read_word(self, stage):
+        """Reads the word of the iteration whose dO is in this stage of its ring."""
+        return read_word(self.tile_schedule.step_words, stage)
 
     @gluon.jit
-    def applied(self, p, word, slot, PIECE: gl.constexpr, CUT: gl.constexpr):
+    def applied(self, p, word, stage, PIECE: gl.constexpr, CUT: gl.constexpr):
         """Returns `p`, the probabilities of a piece of an iteration's queries, with zeros where the mask hides.
 
         CUT: None, because only the word says whether the mask cuts the tile.
@@ -188,7 +188,7 @@ class TableMask:
             q_row = self.tile_schedule.q_tile(word) * work.BLOCK_Q + PIECE * p.shape[1]
             queries = gl.arange(0, p.shape[1], columns)
             rows = here(self.kv) * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, keys)
-            piece = slot * (work.BLOCK_Q // p.shape[1]) + PIECE
+            piece = stage * (work.BLOCK_Q // p.shape[1]) + PIECE
             p = gl.where(self._sees(q_row, queries, rows, piece), p, 0.0)
             if self.tile_schedule.MASK.HAS_DENSE:
                 p = gl.where(self._dense(q_row, queries, rows) != 0, p, 0.0)

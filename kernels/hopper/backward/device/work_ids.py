@@ -48,9 +48,9 @@ def wait_for_tile_schedule(shared, n):
 
 @gluon.jit
 def leave_tile_schedule(shared, n):
-    """Releases the shared-memory slot that holds work item `n`, so that a later item can be written to it.
+    """Releases the shared-memory stage that holds work item `n`, so that a later item can be written to it.
 
-    All warps of the role must have read the slot (`wait_for_tile_schedule`) before.
+    All warps of the role must have read the stage (`wait_for_tile_schedule`) before.
     """
     mbarrier.arrive(shared.tile_schedule_empty.index(n % ENTRIES), count=1)
 

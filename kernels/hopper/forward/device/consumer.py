@@ -9,7 +9,7 @@ from ...shared.device.steps import accumulator_layout
 from ...shared.device.varlen_layout import store_tile
 from .half_tile import half_tile_step
 from .listed import FULL, PARTIAL, SKIP, kv_of, read_word, use_of
-from .shared_memory import fact_slots, fact_words
+from .shared_memory import fact_stages, fact_words
 from .sinks import load_sinks, with_sinks
 from .steps import LOWEST, as_left, first_step, last_product, log2, next_step, release, scaled, skip, wait_for
 from .sums import no_sums, sums_of
@@ -20,7 +20,7 @@ from .tile_work import ROWS, leaves_out
 def announced(work, shared, tiles, FACT: gl.constexpr):
     """Reads a fact about the CTA's tiles-th tile, whose q is there, see `producer.announce`."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    place = tiles % fact_slots(shared.Q_STAGES) * fact_words(work.CONSUMERS)
+    place = tiles % fact_stages(shared.Q_STAGES) * fact_words(work.CONSUMERS)
     return gl.max(shared.facts.index(place + FACT).load(layout), 0)
 
 
@@ -38,14 +38,14 @@ def consume(work, data, varlen_layout, drops, shared, out_desc, target, lse_ptr,
     seed = drops.seed()
     it = 0  # steps of the CTA so far
     tiles = 0
-    q_slot = wait_for(shared.q_full, 0, shared.Q_STAGES)
+    q_stage = wait_for(shared.q_full, 0, shared.Q_STAGES)
     count = announced(work, shared, tiles, 4)
     while count > 0:
         b = announced(work, shared, tiles, 0)
         head = announced(work, shared, tiles, 1)
         block = announced(work, shared, tiles, 2) + ME
         first = announced(work, shared, tiles, 3)
-        q_tile = q_slot * work.CONSUMERS + ME
+        q_tile = q_stage * work.CONSUMERS + ME
         exists = True
         if not data.GIVEN:
             bounds = tile_schedule_of(work, shared, tiles, ME)
@@ -70,11 +70,11 @@ def consume(work, data, varlen_layout, drops, shared, out_desc, target, lse_ptr,
                     work, data, drops, shared, score, zero, here, it, bounds, acc, m, total
                 )
             if not shared.OUT_IN_Q:
-                release(shared.q_empty.index(q_slot))
+                release(shared.q_empty.index(q_stage))
             if sinks is not None:
                 sink = load_sinks(sinks, b, head, rows, work.q_len)
             if not data.GIVEN:
-                slot, acc, total = last_product(work, drops, shared, score, here, bounds[0], it - 1, p, acc, total)
+                stage, acc, total = last_product(work, drops, shared, score, here, bounds[0], it - 1, p, acc, total)
             total = sums_of(score, total, row_layout)
             if sinks is not None:
                 m, total, shrink = with_sinks(sink, m, total)
@@ -86,7 +86,7 @@ def consume(work, data, varlen_layout, drops, shared, out_desc, target, lse_ptr,
                 share = share * drops.arguments.rescale
             if not data.GIVEN:
                 acc = warpgroup_mma_wait(0, deps=(acc,))
-                release(shared.v_empty.index(slot))
+                release(shared.v_empty.index(stage))
                 for _ in range(bounds[0] - first):
                     skip(shared, it)
                     it += 1
@@ -97,9 +97,9 @@ def consume(work, data, varlen_layout, drops, shared, out_desc, target, lse_ptr,
                 acc = gl.where(share == 0.0, 0.0, acc)
             store_out(varlen_layout, shared, out_desc, target, b, head, block * ROWS, acc, ME)
         else:
-            release(shared.q_empty.index(q_slot))
+            release(shared.q_empty.index(q_stage))
         tiles += 1
-        q_slot = wait_for(shared.q_full, tiles, shared.Q_STAGES)
+        q_stage = wait_for(shared.q_full, tiles, shared.Q_STAGES)
         count = announced(work, shared, tiles, 4)
     wait_until_read()
 
@@ -195,9 +195,9 @@ def tile_schedule_words(
                     kv = kv_of(word)
                     word = read_word(shared, it)
                     it += 1
-            slot, acc, total = last_product(work, drops, shared, score, here, kv, it - 1, p, acc, total)
+            stage, acc, total = last_product(work, drops, shared, score, here, kv, it - 1, p, acc, total)
             acc = warpgroup_mma_wait(0, deps=(acc,))
-            release(shared.v_empty.index(slot))
+            release(shared.v_empty.index(stage))
     return acc, m, total
 
 

@@ -135,7 +135,7 @@ def _of_keys(ptr, work, like, vector, kv):
 
 
 @gluon.constexpr_function
-def word_slots(stages):
+def word_stages(stages):
     """Returns the number of words that are kept.
 
     When the producer loads the K of iteration s it has loaded the V of iteration ``s - 2``, so all consumers have
@@ -148,7 +148,7 @@ def word_slots(stages):
 def put_word(shared, it, word):
     """Stores the word of the iteration after the it-th, before the K load of the it-th begins."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    shared.words.index(it % word_slots(shared.STAGES)).store(gl.full([1], 0, gl.int32, layout) + word)
+    shared.words.index(it % word_stages(shared.STAGES)).store(gl.full([1], 0, gl.int32, layout) + word)
     role_barrier()
 
 
@@ -156,4 +156,4 @@ def put_word(shared, it, word):
 def read_word(shared, it):
     """Reads the word of the iteration after the it-th, whose K has arrived and whose V has not been released."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    return gl.max(shared.words.index(it % word_slots(shared.STAGES)).load(layout), 0)
+    return gl.max(shared.words.index(it % word_stages(shared.STAGES)).load(layout), 0)

@@ -21,7 +21,7 @@ from triton.language.extra.cuda import gdc_wait
 from ...shared.device.clear import clear, complete, unseen_keys
 from ...shared.device.operations import load_rows, role_barrier
 from .listed import has_unseen, kv_of, put_word
-from .shared_memory import fact_slots, fact_words
+from .shared_memory import fact_stages, fact_words
 from .tile_work import ROWS
 
 
@@ -43,7 +43,7 @@ def announce(work, data, shared, tiles, b, head, first_block, first, count):
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     word = gl.full([1], 0, gl.int32, layout)
-    place = tiles % fact_slots(shared.Q_STAGES) * fact_words(work.CONSUMERS)
+    place = tiles % fact_stages(shared.Q_STAGES) * fact_words(work.CONSUMERS)
     shared.facts.index(place).store(word + b)
     shared.facts.index(place + 1).store(word + head)
     shared.facts.index(place + 2).store(word + first_block)
@@ -59,28 +59,28 @@ def announce(work, data, shared, tiles, b, head, first_block, first, count):
 
 @gluon.jit
 def wait_for_room(empty, it, STAGES: gl.constexpr):
-    """Waits until all consumers have released the slot of the it-th tile of a ring, and returns the slot."""
-    slot = it % STAGES
-    mbarrier.wait(empty.index(slot), ((it // STAGES) & 1) ^ 1)
-    return slot
+    """Waits until all consumers have released the stage of the it-th tile of a ring, and returns the stage."""
+    stage = it % STAGES
+    mbarrier.wait(empty.index(stage), ((it // STAGES) & 1) ^ 1)
+    return stage
 
 
 @gluon.jit
 def load_keys(shared, desc, b, head, row, it, BYTES: gl.constexpr):
-    slot = wait_for_room(shared.k_empty, it, shared.STAGES)
-    full = shared.k_full.index(slot)
+    stage = wait_for_room(shared.k_empty, it, shared.STAGES)
+    full = shared.k_full.index(stage)
     mbarrier.expect(full, BYTES)
-    load_rows(desc, b, head, row, full, shared.k.index(slot))
+    load_rows(desc, b, head, row, full, shared.k.index(stage))
     if shared.TAIL_D > 0:
-        load_rows(desc, b, head, row, full, shared.k_tail.index(slot), shared.k.shape[2])
+        load_rows(desc, b, head, row, full, shared.k_tail.index(stage), shared.k.shape[2])
 
 
 @gluon.jit
 def load_values(shared, desc, b, head, row, it, BYTES: gl.constexpr):
-    slot = wait_for_room(shared.v_empty, it, shared.STAGES)
-    full = shared.v_full.index(slot)
+    stage = wait_for_room(shared.v_empty, it, shared.STAGES)
+    full = shared.v_full.index(stage)
     mbarrier.expect(full, BYTES)
-    load_rows(desc, b, head, row, full, shared.v.index(slot))
+    load_rows(desc, b, head, row, full, shared.v.index(stage))
 
 
 @gluon.jit
@@ -89,25 +89,25 @@ def load_seen_values(work, data, shared, desc, b, head, word, row, it, landings,
 
     See Note [Rows that take no part] in `hopper.clear`.  head: the query head.
     """
-    slot = wait_for_room(shared.v_empty, it, shared.STAGES)
-    full = shared.v_full.index(gl.where(has_unseen(word), shared.STAGES, slot))
+    stage = wait_for_room(shared.v_empty, it, shared.STAGES)
+    full = shared.v_full.index(gl.where(has_unseen(word), shared.STAGES, stage))
     mbarrier.expect(full, BYTES)
-    load_rows(desc, b, head // work.group, row, full, shared.v.index(slot))
+    load_rows(desc, b, head // work.group, row, full, shared.v.index(stage))
     if has_unseen(word):
         hidden = unseen_keys(data.arguments.keys_seen_ptr, data.table(b, head), kv_of(word), work.kv_len, work.BLOCK_KV)
         mbarrier.wait(full, landings & 1)
-        clear(shared.v.index(slot), hidden)
-        complete(shared.v_full.index(slot))
+        clear(shared.v.index(stage), hidden)
+        complete(shared.v_full.index(stage))
         landings += 1
     return landings
 
 
 @gluon.jit
-def load_queries(work, varlen_layout, shared, desc, b, head, first_block, slot, BYTES: gl.constexpr):
-    full = shared.q_full.index(slot)
+def load_queries(work, varlen_layout, shared, desc, b, head, first_block, stage, BYTES: gl.constexpr):
+    full = shared.q_full.index(stage)
     mbarrier.expect(full, BYTES)
     for i in gl.static_range(work.CONSUMERS):
-        tile = slot * work.CONSUMERS + i
+        tile = stage * work.CONSUMERS + i
         row = (first_block + i) * ROWS
         row = varlen_layout.token(row) if varlen_layout.VARLEN_ROWS else row - work.first_row()
         load_rows(desc, b, head, row, full, shared.q.index(tile))
@@ -150,8 +150,8 @@ def produce(work, data, varlen_layout, shared, q_desc, k_desc, v_desc, counter_p
             load_keys(shared, k_desc, b, kv_head, last_row, done, K_BYTES)
             place = draw(counter_ptr)  # here, where the consumers have a step to go before there is room for Q
             announce(work, data, shared, tiles, b, head, first_block, first, end)
-        slot = wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)
-        load_queries(work, varlen_layout, shared, q_desc, b, head, first_block, slot, Q_BYTES)
+        stage = wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)
+        load_queries(work, varlen_layout, shared, q_desc, b, head, first_block, stage, Q_BYTES)
         if data.GIVEN:
             for step in range(1, steps):
                 before = word
@@ -178,8 +178,8 @@ def produce(work, data, varlen_layout, shared, q_desc, k_desc, v_desc, counter_p
             load_values(shared, v_desc, b, kv_head, last_row - (steps - 1) * work.BLOCK_KV, done - 1, V_BYTES)
         tiles += 1
     announce(work, data, shared, tiles, 0, 0, 0, 0, 0)
-    slot = wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)
-    mbarrier.arrive(shared.q_full.index(slot), count=1)
+    stage = wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)
+    mbarrier.arrive(shared.q_full.index(stage), count=1)
 
 
 @gluon.jit

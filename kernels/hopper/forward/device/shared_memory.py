@@ -5,7 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ....common.device.aggregates import aggregate
-from .listed import word_slots
+from .listed import word_stages
 from .sums import COLUMNS, fill_with_ones
 from .tile_work import ROWS
 
@@ -25,8 +25,8 @@ class SharedMemory:
     q: [Q_STAGES * consumers, ROWS, columns], 16 bits, a ring of Q_STAGES q tiles with one tile per consumer; k, v:
     [STAGES, BLOCK_KV, columns], 16 bits; out: one [ROWS, columns] tile per consumer, which overwrites q with OUT_IN_Q.
     q_tail, k_tail: the TAIL_D columns past the first ones, if TAIL_D > 0. ones: with SUMS_BY_MATMUL, see Note [Sums] in
-    `sums`. facts: a ring of `fact_slots` entries of int32 words about q tiles, see `producer.announce`. words: if
-    LISTED, a ring of `word_slots`, see Note [Words] in `listed`.
+    `sums`. facts: a ring of `fact_stages` entries of int32 words about q tiles, see `producer.announce`. words: if
+    LISTED, a ring of `word_stages`, see Note [Words] in `listed`.
 
     Barriers `*_full` are completed by the producer's copies, `*_empty` by an arrival of every consumer. If LISTED,
     v_full has one more barrier, which is the producer's own, see `hopper.clear`.
@@ -60,7 +60,7 @@ def fact_words(consumers):
 
 
 @gluon.constexpr_function
-def fact_slots(q_stages):
+def fact_stages(q_stages):
     """Tiles whose facts are kept: one more than there are Q tiles, so that the next tile's are there before its Q.
 
     When the producer brings the Q of a tile, all consumers have left the Q of the tile q_stages before it, and read its
@@ -109,10 +109,10 @@ def allocate_shared(DTYPE: gl.constexpr, FORM, LISTED: gl.constexpr):
     if FORM.SUMS_BY_MATMUL:
         ones = _tiles(DTYPE, 1, COLUMNS, BLOCK_KV).index(0)
         fill_with_ones(ones)
-    tile_facts = _words(fact_slots(Q_STAGES) * fact_words(CONSUMERS))
+    tile_facts = _words(fact_stages(Q_STAGES) * fact_words(CONSUMERS))
     words = tile_facts
     if LISTED:
-        words = _words(word_slots(STAGES))
+        words = _words(word_stages(STAGES))
     return SharedMemory(
         q=q,
         q_tail=q_tail,

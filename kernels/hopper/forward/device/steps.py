@@ -47,10 +47,10 @@ def log2(x):
 
 @gluon.jit
 def wait_for(full, it, STAGES: gl.constexpr):
-    """Waits until the it-th tile of a ring of STAGES slots has arrived, and returns its slot."""
-    slot = it % STAGES
-    mbarrier.wait(full.index(slot), (it // STAGES) & 1)
-    return slot
+    """Waits until the it-th tile of a ring of STAGES stages has arrived, and returns its stage."""
+    stage = it % STAGES
+    mbarrier.wait(full.index(stage), (it // STAGES) & 1)
+    return stage
 
 
 @gluon.jit
@@ -159,15 +159,15 @@ def as_left(p, DTYPE: gl.constexpr, COLUMNS: gl.constexpr):
 
 
 @gluon.jit
-def begin_scores(shared, q_tile, slot, zero):
-    """Begins S = Q K^T with this tile of the Q ring and the K tile in this slot.
+def begin_scores(shared, q_tile, stage, zero):
+    """Begins S = Q K^T with this tile of the Q ring and the K tile in this stage.
 
     zero: fp32, with a column for every key that is computed; the K tile may have more.
     """
-    k = first_keys(shared.k.index(slot), zero.shape[1]).permute((1, 0))
+    k = first_keys(shared.k.index(stage), zero.shape[1]).permute((1, 0))
     s = warpgroup_mma(shared.q.index(q_tile), k, zero, use_acc=False, is_async=True)
     if shared.TAIL_D > 0:
-        k_tail = first_keys(shared.k_tail.index(slot), zero.shape[1]).permute((1, 0))
+        k_tail = first_keys(shared.k_tail.index(stage), zero.shape[1]).permute((1, 0))
         s = warpgroup_mma(shared.q_tail.index(q_tile), k_tail, s, is_async=True)
     return s
 
@@ -200,10 +200,10 @@ def first_step(work, data, drops, shared, score, zero, here, kv, masks, it, m, t
         shown = ask(work, data, b, head, block, kv, masks)
     elif data.SEGMENT_IDS_AHEAD > 0:
         segment_ids = data.segment_ids(work, zero, b, rows, kv)
-    slot = wait_for(shared.k_full, it, shared.STAGES)
-    s = begin_scores(shared, q_tile, slot, zero)
+    stage = wait_for(shared.k_full, it, shared.STAGES)
+    s = begin_scores(shared, q_tile, stage, zero)
     s = warpgroup_mma_wait(0, deps=(s,))
-    release(shared.k_empty.index(slot))
+    release(shared.k_empty.index(stage))
     HIDES: gl.constexpr = work.HAS_LO or work.HAS_HI or not work.EVEN_KV or data.GIVEN
     s, far = score.begun(s, HIDES)
     if data.HAS_DENSE:
@@ -234,8 +234,8 @@ def next_step(work, data, drops, shared, score, zero, here, kv_before, kv, masks
         shown = ask(work, data, b, head, block, kv, True)
     elif masks and data.SEGMENT_IDS_AHEAD > 1:
         segment_ids = data.segment_ids(work, zero, b, rows, kv)
-    slot = wait_for(shared.k_full, it, shared.STAGES)
-    s = begin_scores(shared, q_tile, slot, zero)
+    stage = wait_for(shared.k_full, it, shared.STAGES)
+    s = begin_scores(shared, q_tile, stage, zero)
     if drops.GIVEN:
         wait_for(shared.k_full, it, shared.STAGES)  # it is full; what may branch keeps bits and matmuls apart
         p = drops.kept(p, drops.bits(seed, b, head, block, kv_before, work.BLOCK_KV))
@@ -246,7 +246,7 @@ def next_step(work, data, drops, shared, score, zero, here, kv_before, kv, masks
         s, total = warpgroup_mma_wait(1, deps=(s, total))
     else:
         s = warpgroup_mma_wait(1, deps=(s,))
-    release(shared.k_empty.index(slot))
+    release(shared.k_empty.index(stage))
     s, far = score.begun(s, masks)
     if data.HAS_DENSE and masks:
         s = hide(s, shown)
@@ -273,15 +273,15 @@ def scaled(acc, factor):
 
 @gluon.jit
 def last_product(work, drops, shared, score, here, kv, it, p, acc, total):
-    """Begin the product of P and V of the it-th kv tile `kv`, the last one of a tile schedule: (slot of V, acc,
+    """Begin the product of P and V of the it-th kv tile `kv`, the last one of a tile schedule: (stage of V, acc,
     total).
     """
     if drops.GIVEN:
         b, head, block, _rows, _q_tile, seed = here
         p = drops.kept(p, drops.bits(seed, b, head, block, kv, work.BLOCK_KV))
-    slot = wait_for(shared.v_full, it, shared.STAGES)
+    stage = wait_for(shared.v_full, it, shared.STAGES)
     total = begin_sums(score, shared, p, total)
-    acc = warpgroup_mma(p, shared.v.index(slot), acc, is_async=True)
+    acc = warpgroup_mma(p, shared.v.index(stage), acc, is_async=True)
     if score.SUMS_BY_MATMUL:
         total = warpgroup_mma_wait(1, deps=(total,))
-    return slot, acc, total
+    return stage, acc, total

@@ -71,21 +71,22 @@ class SharedMemory:
     DQ_STAGES: gl.constexpr
     TAIL_D: gl.constexpr
     PIECES: gl.constexpr
-    RESULTS_PER_SLOT: gl.constexpr
+    RESULTS_PER_STAGE: gl.constexpr
     RESULTS_IN_DQ: gl.constexpr
     STAMPED: gl.constexpr
     CONSUMERS: gl.constexpr
 
     @gluon.jit
     def result_tile(self, it, RESULT: gl.constexpr):
-        """The place of dv (RESULT 0) or dk (1) in slots of the dq ring, for steps `it` and after, once these are empty.
+        """The place of dv (RESULT 0) or dk (1) in stages of the dq ring, for steps `it` and after, once these are
+        empty.
 
         They stay empty to producer and reducers: whoever stores a result waits until it has been read.
         """
-        step = it + RESULT // self.RESULTS_PER_SLOT
-        slot = step % self.DQ_STAGES
-        mbarrier.wait(self.dq_empty.index(slot), ((step // self.DQ_STAGES) & 1) ^ 1)
-        return as_tiles(self.dq.index(slot), self.k, self.RESULTS_PER_SLOT).index(RESULT % self.RESULTS_PER_SLOT)
+        step = it + RESULT // self.RESULTS_PER_STAGE
+        stage = step % self.DQ_STAGES
+        mbarrier.wait(self.dq_empty.index(stage), ((step // self.DQ_STAGES) & 1) ^ 1)
+        return as_tiles(self.dq.index(stage), self.k, self.RESULTS_PER_STAGE).index(RESULT % self.RESULTS_PER_STAGE)
 
 
 @gluon.jit
@@ -113,7 +114,7 @@ def allocate_shared(DTYPE: gl.constexpr, FORM, CLEARS: gl.constexpr, READERS: gl
     OWN: gl.constexpr = 1 if CLEARS else 0
     row_layout: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
     PIECES: gl.constexpr = pieces(FORM.STEP)
-    PER_SLOT: gl.constexpr = 2 * BLOCK_Q // BLOCK_KV  # dq tiles have as many columns, of twice as many bits
+    PER_STAGE: gl.constexpr = 2 * BLOCK_Q // BLOCK_KV  # dq tiles have as many columns, of twice as many bits
     ds = _tiles(DTYPE, [BLOCK_KV, BLOCK_Q])
     p = ds
     if FORM.STEP == "shared":
@@ -158,8 +159,8 @@ def allocate_shared(DTYPE: gl.constexpr, FORM, CLEARS: gl.constexpr, READERS: gl
         DQ_STAGES=DQ_STAGES,
         TAIL_D=TAIL_D,
         PIECES=PIECES,
-        RESULTS_PER_SLOT=PER_SLOT,
-        RESULTS_IN_DQ=TAIL_D == 0 and BLOCK_D == FORM.BLOCK_DV and DQ_STAGES * PER_SLOT >= 2,
+        RESULTS_PER_STAGE=PER_STAGE,
+        RESULTS_IN_DQ=TAIL_D == 0 and BLOCK_D == FORM.BLOCK_DV and DQ_STAGES * PER_STAGE >= 2,
         STAMPED=STAMPED,
         CONSUMERS=gl.num_warps(),
     )

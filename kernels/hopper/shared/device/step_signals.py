@@ -10,7 +10,7 @@ Note [Signals of consumers]
     later, when the matmuls have read Q and dO of the step too.  With stamps, the stamper gets one with the producer.
 
     A number is used again STAGES steps later.  No consumer arrives there before the warp that listens has left it: a
-    reducer has emptied the slot of the dq tile by then, producer and stamper have made room for the later step.  No
+    reducer has emptied the stage of the dq tile by then, producer and stamper have made room for the later step.  No
     warpgroup is a whole step ahead of the other, because both wait for the whole dS of every step.
 
     After the last step of a tile schedule an S that nobody needs may still read its Q when there is room for another

@@ -27,17 +27,17 @@ def allocate_words(STAGES: gl.constexpr):
 
 
 @gluon.jit
-def put_word(words, slot, word):
-    """Stores a word to its slot, before this slot's dO barrier is armed; called by the producer."""
-    words.index(slot).store(gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + word)
+def put_word(words, stage, word):
+    """Stores a word to its stage, before this stage's dO barrier is armed; called by the producer."""
+    words.index(stage).store(gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + word)
     role_barrier()
 
 
 @gluon.jit
-def read_word(words, slot):
-    """Reads the word of the iteration whose dO is in this slot of the ring; called by consumers."""
+def read_word(words, stage):
+    """Reads the word of the iteration whose dO is in this stage of the ring; called by consumers."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    return gl.max(words.index(here(slot)).load(layout), 0)
+    return gl.max(words.index(here(stage)).load(layout), 0)
 
 
 @gluon.jit

@@ -34,7 +34,7 @@ def left_operand(layout):
 
 
 @gluon.jit
-def probabilities(mask, drops, score, s, lse, word, slot, PIECE: gl.constexpr, CUT: gl.constexpr = None):
+def probabilities(mask, drops, score, s, lse, word, stage, PIECE: gl.constexpr, CUT: gl.constexpr = None):
     """(P, slopes) of a piece of the queries of a step, from products; P is signed, see `dropout`.
 
     Slopes are for `Score.through`, any numbers where scores are not bounded.
@@ -46,7 +46,7 @@ def probabilities(mask, drops, score, s, lse, word, slot, PIECE: gl.constexpr, C
     else:
         p = gl.exp2(s * score.factor - gl.expand_dims(lse.load(columns), 0))
         slope = p
-    return drops.marked(mask.applied(p, word, slot, PIECE, CUT), mask.q_tile(word), mask.kv, PIECE), slope
+    return drops.marked(mask.applied(p, word, stage, PIECE, CUT), mask.q_tile(word), mask.kv, PIECE), slope
 
 
 @gluon.jit
@@ -74,17 +74,17 @@ def from_fragments(fragments, tile):
 
 @gluon.jit
 def wait_for_q(shared, it):
-    """Waits for the it-th Q tile and returns its slot."""
-    slot = it % shared.STAGES
-    mbarrier.wait(shared.q_full.index(slot), (it // shared.STAGES) & 1)
-    return slot
+    """Waits for the it-th Q tile and returns its stage."""
+    stage = it % shared.STAGES
+    mbarrier.wait(shared.q_full.index(stage), (it // shared.STAGES) & 1)
+    return stage
 
 
 @gluon.jit
 def wait_for_do(shared, it):
-    slot = it % shared.STAGES
-    mbarrier.wait(shared.do_full.index(slot), (it // shared.STAGES) & 1)
-    return slot
+    stage = it % shared.STAGES
+    mbarrier.wait(shared.do_full.index(stage), (it // shared.STAGES) & 1)
+    return stage
 
 
 @gluon.jit
@@ -159,17 +159,17 @@ def gradient_of_scores(shared, drops, p, dp, delta):
 
 @gluon.jit
 def wait_for_dq_room(shared, it):
-    """Waits until the slot for an iteration's dq tile is empty."""
+    """Waits until the stage for an iteration's dq tile is empty."""
     mbarrier.wait(shared.dq_empty.index(it % shared.DQ_STAGES), ((it // shared.DQ_STAGES) & 1) ^ 1)
 
 
 @gluon.jit
 def hand_over(shared, it, dq, dq_tail, WARPS: gl.constexpr):
-    """Stores a dq tile to its slot, which is empty, and signals the reducer."""
-    slot = it % shared.DQ_STAGES
-    shared.dq.index(slot).store(in_fragments(dq))
+    """Stores a dq tile to its stage, which is empty, and signals the reducer."""
+    stage = it % shared.DQ_STAGES
+    shared.dq.index(stage).store(in_fragments(dq))
     if shared.TAIL_D > 0:
-        shared.dq_tail.index(slot).store(in_fragments(dq_tail))
+        shared.dq_tail.index(stage).store(in_fragments(dq_tail))
     fence_async_shared()
     signal(shared, DQ_COMPLETE, it, WARPS)
 
@@ -195,20 +195,20 @@ def overlapped_step(shared, mask, drops, score, it, after, s, dk, dv, zero, WARP
     That is the next one, or this one again if it is the last, which computes an S that nobody needs.  There is room for
     the tiles of another step when dK is done; `step_signals` says why an S that nobody needs may read its Q after that.
     """
-    slot = wait_for_do(shared, it)
-    word = mask.read_word(slot)
-    do = shared.do.index(slot)
+    stage = wait_for_do(shared, it)
+    word = mask.read_word(stage)
+    do = shared.do.index(stage)
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     begin_drops(drops)
-    p, slope = probabilities(mask, drops, score, s, shared.lse.index(slot), word, slot, 0)
-    delta = deltas(shared, slot, p)
+    p, slope = probabilities(mask, drops, score, s, shared.lse.index(stage), word, stage, 0)
+    delta = deltas(shared, stage, p)
     dv = add_product(drops.rounded(p, do.dtype), do, dv, WARPS)
     p = score.through(p, slope)
     dp = wait_for_matmuls(1, deps=(dp,))
     ds = gradient_of_scores(shared, drops, p, dp, delta)
     share_ds(shared, ds, shared.RESULTS_IN_DQ)
     dq, dq_tail = matmul_dq(shared, WARPS)
-    dk = add_product(ds, shared.q.index(slot), dk, WARPS)
+    dk = add_product(ds, shared.q.index(stage), dk, WARPS)
     wait_for_dq_room(shared, it)
     dq, dv = wait_for_matmuls(1, deps=(dq, dv))
     hand_over(shared, it, dq, dq_tail, WARPS)
@@ -232,8 +232,8 @@ def halved_step(
     """
     TAIL: gl.constexpr = shared.TAIL_D > 0
     gl.static_assert(AHEAD != TAIL)
-    slot = it % shared.STAGES
-    tile = slot * 2
+    stage = it % shared.STAGES
+    tile = stage * 2
     do0 = shared.do.index(tile)
     do1 = shared.do.index(tile + 1)
     if AHEAD:
@@ -245,7 +245,7 @@ def halved_step(
         s0 = wait_for_matmuls(1, deps=(s0,))
     if AHEAD:
         begin_drops(drops)
-    p, slope = probabilities(mask, drops, score, s0, shared.lse.index(tile), word, slot, 0, CUT)
+    p, slope = probabilities(mask, drops, score, s0, shared.lse.index(tile), word, stage, 0, CUT)
     if AHEAD:
         delta = deltas(shared, tile, p)
     dv = add_product(drops.rounded(p, do0.dtype), do0, dv, WARPS)
@@ -264,7 +264,7 @@ def halved_step(
     s1 = wait_for_matmuls(3 if AHEAD else 1, deps=(s1,))
     if AHEAD:
         begin_drops(drops)
-    p, slope = probabilities(mask, drops, score, s1, shared.lse.index(tile + 1), word, slot, 1, CUT)
+    p, slope = probabilities(mask, drops, score, s1, shared.lse.index(tile + 1), word, stage, 1, CUT)
     if AHEAD:
         delta = deltas(shared, tile + 1, p)
     dv = add_product(drops.rounded(p, do1.dtype), do1, dv, WARPS)
@@ -296,14 +296,14 @@ def halved_step(
 @gluon.jit
 def shared_step(shared, mask, drops, score, it, dk, dv, zero, WARPS: gl.constexpr):
     """A step whose P and dS are left operands in shared memory."""
-    slot = wait_for_q(shared, it)
-    s = scores(shared.k, shared, slot, zero)
+    stage = wait_for_q(shared, it)
+    s = scores(shared.k, shared, stage, zero)
     wait_for_do(shared, it)
-    word = mask.read_word(slot)
-    do = shared.do.index(slot)
+    word = mask.read_word(stage)
+    do = shared.do.index(stage)
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     s = wait_for_matmuls(1, deps=(s,))
-    p, slope = probabilities(mask, drops, score, s, shared.lse.index(slot), word, slot, 0)
+    p, slope = probabilities(mask, drops, score, s, shared.lse.index(stage), word, stage, 0)
     role_barrier()  # all have read P and dS of the step before
     shared.p.store(drops.rounded(p, shared.k.dtype))
     p = score.through(p, slope)
@@ -311,12 +311,12 @@ def shared_step(shared, mask, drops, score, it, dk, dv, zero, WARPS: gl.constexp
     role_barrier()
     dv = warpgroup_mma(shared.p, do, dv, is_async=True)
     dp = wait_for_matmuls(1, deps=(dp,))
-    delta = deltas(shared, slot, p)
+    delta = deltas(shared, stage, p)
     shared.ds.store(gradient_of_scores(shared, drops, p, dp, delta))
     fence_async_shared()
     role_barrier()
     dq, dq_tail = matmul_dq(shared, WARPS)
-    dk = warpgroup_mma(shared.ds, shared.q.index(slot), dk, is_async=True)
+    dk = warpgroup_mma(shared.ds, shared.q.index(stage), dk, is_async=True)
     wait_for_dq_room(shared, it)
     dq, dv, dk = wait_for_matmuls(0, deps=(dq, dv, dk))
     hand_over(shared, it, dq, dq_tail, WARPS)

@@ -198,10 +198,10 @@ CONTROLS = {
     "keys of the first batch element": ("((self.MASK.KEYS * work.batch + i) * work.kv_len + keys)", "(keys)"),
     "queries of the first batch element": ("(QUERIES * work.batch * work.q_len + positions)", "(positions)"),
     "segment ids of the first half": ("gl.minimum(rows + piece * ROWS, ", "gl.minimum(rows, "),
-    "segment ids in the slot of the first half": ("(slot * PIECES + piece)", "(slot * PIECES)"),
+    "segment ids in the stage of the first half": ("(stage * PIECES + piece)", "(stage * PIECES)"),
     "segment ids that nobody waits for": ("async_copy.mbarrier_arrive(full)", "pass"),
-    "segment ids of another slot": ("piece = slot * (work", "piece = (slot + 1) % 2 * (work"),
-    "the word of another slot": ("words.index(here(slot))", "words.index(here((slot + 1) % 2))"),
+    "segment ids of another stage": ("piece = stage * (work", "piece = (stage + 1) % 2 * (work"),
+    "the word of another stage": ("words.index(here(stage))", "words.index(here((stage + 1) % 2))"),
     "the second word first": ("gl.minimum(step, n_q - 1)", "gl.minimum(step + 1, n_q - 1)"),
     "the word of the same step": ("gl.minimum(after, steps - 1)", "gl.minimum(step, steps - 1)"),
     "the word of the other reducer": ("step, step + WARPS, steps", "step, step + 1, steps"),
@@ -226,7 +226,7 @@ CONTROLS = {
     "seen keys of the first batch element": ("row = work.batch * self.data.table_b", "row = self.data.table_b"),
     "the half that is not": (
         "hidden = blind_queries(shared.lse.index(piece))",
-        "hidden = blind_queries(shared.lse.index(slot))",
+        "hidden = blind_queries(shared.lse.index(stage))",
     ),
 }
 

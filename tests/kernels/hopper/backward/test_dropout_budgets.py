@@ -31,7 +31,7 @@ CASES = [
 cases = pytest.mark.parametrize("case", CASES, ids=str)
 
 WORDS = 32
-"""Bytes of shared memory that the ring of words takes: 16 for each of its two slots."""
+"""Bytes of shared memory that the ring of words takes: 16 for each of its two stages."""
 
 
 @cases

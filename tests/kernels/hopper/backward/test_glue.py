@@ -124,7 +124,7 @@ class Launch:
         functions_of = python_functions(values["SCHEDULE"], f)
         values = changed(values, **(functions_of | (constants or {})))
         lo, hi = work.bounds
-        work_ids = self.batch * work.heads * f.dash_slots(*work.tail())
+        work_ids = self.batch * work.heads * f.dash_ctas_per_head(*work.tail())
         workspace = {name: Pointer(name) for name in ("semaphores", "group_sums", "group_semaphores")}
         groups = self.data_arguments() | {
             "workspace": workspace | {"work_id_ptr": Pointer("work_id")},
@@ -348,13 +348,17 @@ def in_two_parts(launch: Launch) -> tuple[SimpleNamespace, TileSchedules]:
     """The tile schedules of `launch`, with kv tiles p and n-1-p scheduled by one CTA."""
     pairs = functions("symmetric_shift", replace(launch.tables, band=Band()))
     f = SimpleNamespace(**vars(functions(launch.schedule, launch.tables)))
-    f.dash_launch, f.dash_slots, f.dash_kv_tile = pairs.dash_launch, pairs.dash_slots, pairs.dash_kv_tile
+    f.dash_launch, f.dash_ctas_per_head, f.dash_kv_tile = (
+        pairs.dash_launch,
+        pairs.dash_ctas_per_head,
+        pairs.dash_kv_tile,
+    )
     work, tile_schedules = launch.tables, tile_schedules_of(launch)
     work_ids = {}
-    for work_id in range(work.batch * work.heads * f.dash_slots(*work.tail())):
-        head, slot = f.dash_launch(work_id, work.batch * work.heads, *work.tail(), work.head_chunk)
+    for work_id in range(work.batch * work.heads * f.dash_ctas_per_head(*work.tail())):
+        head, cta_index = f.dash_launch(work_id, work.batch * work.heads, *work.tail(), work.head_chunk)
         for part in range(2):
-            work_ids[head, f.dash_kv_tile(slot, part, *work.tail())] = work_id
+            work_ids[head, f.dash_kv_tile(cta_index, part, *work.tail())] = work_id
     scheduled = scheduled_query_heads(True, work.heads, launch.kv_heads)
     heads = {(h // work.heads, scheduled[h % work.heads][0]): h for h in range(work.batch * work.heads)}
     return f, {key: (work_ids[heads[key[:2]], key[2]], column) for key, (_, column) in tile_schedules.items()}
@@ -411,7 +415,7 @@ CONTROLS = {
         TAILS, f"{EARLY}|{IN_USE}|{WAITS}", "        if shared.RESULTS_IN_DQ:\n            mbarrier",
         "        if True:\n            mbarrier",
     ),
-    "results over a dq tile": (FLAGSHIP, f"{IN_USE}|^$", "mbarrier.wait(self.dq_empty.index(slot), ", "max(0, "),
+    "results over a dq tile": (FLAGSHIP, f"{IN_USE}|^$", "mbarrier.wait(self.dq_empty.index(stage), ", "max(0, "),
     "a dq tile over results": (FLAGSHIP, IN_USE, "        wait_for_own_stores()", "        pass"),
     "a dq tile of a half over results": (NARROW, IN_USE, "wait_until_read()  # the results", "pass  # the results"),
     "results over those of the tile schedule before": (
@@ -429,15 +433,17 @@ CONTROLS = {
         FLAGSHIP, f"{AGAIN}|{IN_USE}|more arrivals", "            wait_for_room(shared, stamps, it)",
         "            pass",
     ),
-    "slots of Q from zero in every tile schedule": (
-        FLAGSHIP, f"{EARLY}|{IN_USE}|more arrivals", "slot = it % shared.STAGES\n                    full",
-        "slot = step % shared.STAGES\n                    full",
+    "stages of Q from zero in every tile schedule": (
+        FLAGSHIP, f"{EARLY}|{IN_USE}|more arrivals", "stage = it % shared.STAGES\n                    full",
+        "stage = step % shared.STAGES\n                    full",
     ),
-    "another slot of dO": (
-        FLAGSHIP, f"{EARLY}|{IN_USE}|more arrivals", f"slot = it % shared.STAGES\n{_DO_FULL}",
-        f"slot = (it + 1) % shared.STAGES\n{_DO_FULL}",
+    "another stage of dO": (
+        FLAGSHIP, f"{EARLY}|{IN_USE}|more arrivals", f"stage = it % shared.STAGES\n{_DO_FULL}",
+        f"stage = (it + 1) % shared.STAGES\n{_DO_FULL}",
     ),
-    "one slot of dq": (FLAGSHIP, WAITS, "slot = it % shared.DQ_STAGES\n            row", "slot = 0\n            row"),
+    "one stage of dq": (
+        FLAGSHIP, WAITS, "stage = it % shared.DQ_STAGES\n            row", "stage = 0\n            row",
+    ),
     "dq buffer not waited for": (
         FLAGSHIP, f"{AGAIN}|{IN_USE}", "    wait_for_dq_room(shared, it)\n    dq, dv = ", "    dq, dv = ",
     ),
@@ -461,8 +467,8 @@ CONTROLS = {
         FLAGSHIP, HALF, f"    fence_async_shared()\n    {_COMPLETE}", f"    {_COMPLETE}\n    fence_async_shared()",
     ),
     "half of a dq tile": (
-        FLAGSHIP, f"{HALF}|{AGAIN}", "    shared.dq.index(slot).store(in_fragments(dq))",
-        f"    {_COMPLETE}\n    shared.dq.index(slot).store(in_fragments(dq))",
+        FLAGSHIP, f"{HALF}|{AGAIN}", "    shared.dq.index(stage).store(in_fragments(dq))",
+        f"    {_COMPLETE}\n    shared.dq.index(stage).store(in_fragments(dq))",
     ),
     "room for Q that dK reads": (
         FLAGSHIP, IN_USE, f"    {_DK_WAIT}\n    {_END}", f"    {_END}\n    {_DK_WAIT}",
@@ -527,9 +533,9 @@ CONTROLS = {
     "S of a step that does not follow": (
         NARROW, WAITS, "after = it + 1 - (following >> 1)", "after = it + 1",
     ),
-    "a word in another slot": (
-        FLAGSHIP, "read before it is written|^$", "put_word(self.step_words, slot, word)",
-        "put_word(self.step_words, (slot + 1) % 2, word)",
+    "a word in another stage": (
+        FLAGSHIP, "read before it is written|^$", "put_word(self.step_words, stage, word)",
+        "put_word(self.step_words, (stage + 1) % 2, word)",
     ),
     "bytes of K without its tail": (
         PAIRS, "fewer bytes", "BLOCK_KV * (D + shared.TAIL_D) * WIDTH", "BLOCK_KV * D * WIDTH",
@@ -538,7 +544,7 @@ CONTROLS = {
     "the first piece of dO twice": (PAIRS, WRONG, "q_row + i * ROWS, full, do_ring", "q_row, full, do_ring"),
     "log-sum-exps of the next rows": (NARROW, WRONG, "begin_load(lse_desc, [row]", "begin_load(lse_desc, [row + 64]"),
     "deltas of another step": (
-        PAIRS, f"{EARLY}|{AGAIN}|{IN_USE}|uninitialised", "delta_ring.index(slot)", "delta_ring.index(1 - slot)",
+        PAIRS, f"{EARLY}|{AGAIN}|{IN_USE}|uninitialised", "delta_ring.index(stage)", "delta_ring.index(1 - stage)",
     ),
 }  # fmt: skip
 

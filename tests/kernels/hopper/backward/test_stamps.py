@@ -107,16 +107,16 @@ def test_heads_without_room_are_not_stamped(heads: int) -> None:
 
 
 WAITS, AGAIN, WRONG = "everybody waits", "again before the others", ""
-ADD = """            _accumulate(dq_desc, row, shared.dq.index(slot), rank)
+ADD = """            _accumulate(dq_desc, row, shared.dq.index(stage), rank)
             if TAIL_ROWS > 0:
-                _accumulate(dq_desc, row + ROWS, shared.dq_tail.index(slot), rank)
+                _accumulate(dq_desc, row + ROWS, shared.dq_tail.index(stage), rank)
 """
 ADDED = "            added = stamps.now()\n"
 PASSED = "            release_semaphore(semaphores + tile, rank)\n"
 END = "            stamps.write(work, kv, 1 + tile_schedule.q_tile(word), 2, added, stamps.now())\n"
 DONE = "            wait_for_signal(shared, NOTED, it, shared.CONSUMERS)\n"
 WAIT = "            wait = stamps.now()\n"
-NOTED = "mbarrier.arrive(stamps.noted.index(slot), count=1)"
+NOTED = "mbarrier.arrive(stamps.noted.index(stage), count=1)"
 CONTROLS = {
     "a step refilled before it is stamped": (AGAIN, "    stamps.wait_until_noted(it)", "    pass"),
     "the producer is not told": (WAITS, NOTED, "pass"),

@@ -389,7 +389,7 @@ CONTROLS = {
     "V kept over a skip": (
         REPEATED,
         f"{WAITS}|{IN_USE}|{EARLY}",
-        "            release(shared.v_empty.index(slot))\n    return acc, m, total",
+        "            release(shared.v_empty.index(stage))\n    return acc, m, total",
         "    return acc, m, total",
     ),
     "not scaled at a new run": (
@@ -453,7 +453,7 @@ CONTROLS = {
     "bits in another order": (DENSE_BY_HEAD, WRONG, "permute([0, 5, 1, 3, 4, 2, 6])", "permute([0, 1, 5, 3, 4, 2, 6])"),
     "consumers use the words of the first": (REPEATED, "", "(16 + 2 * CONSUMER)", "(16 + 0 * CONSUMER)"),
     "nothing hidden": (PACKED, WRONG, "s = data.hide(work, s, segment ids, b, rows, kv)", "pass"),
-    "values of unseen keys": (PADDED, WRONG, "        clear(shared.v.index(slot), hidden)\n", ""),
+    "values of unseen keys": (PADDED, WRONG, "        clear(shared.v.index(stage), hidden)\n", ""),
     "values cleared before they are there": (
         PADDED,
         EARLY,

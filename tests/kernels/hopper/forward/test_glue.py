@@ -458,21 +458,21 @@ ISSUED = """    before = wait_for(shared.v_full, it - 1, shared.STAGES)
     else:
         s = warpgroup_mma_wait(1, deps=(s,))
 """
-RELEASED = "    release(shared.k_empty.index(slot))\n"
+RELEASED = "    release(shared.k_empty.index(stage))\n"
 WAITED = "    s = warpgroup_mma_wait(0, deps=(s,))\n"
 OF_A_HALF = "    s, far = score.begun(s, True)\n    s = masked(work, data, s, None"
 CONTROLS = {
     "phase of K": (
         CAUSAL,
         f"{WAITS}|{EARLY}|{IN_USE}",
-        "mbarrier.wait(full.index(slot), (it // STAGES) & 1)",
-        "mbarrier.wait(full.index(slot), 0)",
+        "mbarrier.wait(full.index(stage), (it // STAGES) & 1)",
+        "mbarrier.wait(full.index(stage), 0)",
     ),
     "room a phase later": (CAUSAL, WAITS, "((it // STAGES) & 1) ^ 1)", "(it // STAGES) & 1)"),
     "room not waited for": (
         CAUSAL,
         f"{IN_USE}|more arrivals|{EARLY}|{WAITS}",
-        "mbarrier.wait(empty.index(slot), ((it // STAGES) & 1) ^ 1)",
+        "mbarrier.wait(empty.index(stage), ((it // STAGES) & 1) ^ 1)",
         "pass",
     ),
     "K left before its scores": (
@@ -528,14 +528,14 @@ CONTROLS = {
     "Q of the other stage": (
         CAUSAL,
         EARLY,
-        "tile = slot * work.CONSUMERS + i",
-        "tile = (1 - slot) * work.CONSUMERS + i",
+        "tile = stage * work.CONSUMERS + i",
+        "tile = (1 - stage) * work.CONSUMERS + i",
     ),
     "Q left before out was read": (
         IN_Q,
         "overwritten while a copy to it is under way",
-        "if not shared.OUT_IN_Q:\n                release(shared.q_empty.index(q_slot))",
-        "if True:\n                release(shared.q_empty.index(q_slot))",
+        "if not shared.OUT_IN_Q:\n                release(shared.q_empty.index(q_stage))",
+        "if True:\n                release(shared.q_empty.index(q_stage))",
     ),
     "out overwritten before it was read": (
         CAUSAL,
@@ -572,7 +572,7 @@ CONTROLS = {
     "last tile not announced": (
         CAUSAL,
         WAITS,
-        "    mbarrier.arrive(shared.q_full.index(slot), count=1)\n",
+        "    mbarrier.arrive(shared.q_full.index(stage), count=1)\n",
         "    pass\n",
     ),
     "kv head of another group": (
