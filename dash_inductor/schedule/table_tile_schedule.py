@@ -33,21 +33,21 @@ from .tile_schedule import ClosedForm, Problem
 from .visibility import EMPTY, FULL, Pairs
 
 TILE_BITS = 15
-"""Bits of a q tile, and of a rank, in the word of a step."""
+"""Bits of a q tile, and of a rank, in the packed tile id of a step."""
 FORWARD_TILE_BITS = 16
-"""Bits of a kv tile in a word of a forward's tile schedule; two bits for each of its row blocks follow."""
+"""Bits of a kv tile in a packed tile id of a forward's tile schedule; two bits for each of its row blocks follow."""
 FORWARD_UNSEEN = FORWARD_TILE_BITS + 2 * 3
 """The bit above those of three row blocks: the kv tile has keys that no query sees."""
 
 
-def step_word(q: int, rank: int, needs_mask: bool, has_blind: bool = False) -> int:
-    """Return one step of a tile schedule as the int32 word that kernels read.
+def packed_tile(q: int, rank: int, needs_mask: bool, has_blind: bool = False) -> int:
+    """Return one step of a tile schedule as the packed tile id that kernels read.
 
     Args:
         q: the q tile.
         rank: the rank of the step's contribution to dq.
         needs_mask: whether the tile pair is partially hidden.
-        has_blind: whether a query of the q tile sees no key at all; the word is then negative.  This requires
+        has_blind: whether a query of the q tile sees no key at all; the packed tile id is then negative.  This requires
             `needs_mask`.
     """
     return q | rank << TILE_BITS | needs_mask << 2 * TILE_BITS | -has_blind << 31
@@ -69,30 +69,30 @@ def seen_words(block_kv: int) -> int:
     return max(1, block_kv // 64)
 
 
-def forward_words(kinds: Sequence[Sequence[int]], partial: int, unseen: Collection[int] = ()) -> list[int]:
-    """Return the kv tiles that a forward visits for one tile of queries, last kv tile first, one int32 word
+def forward_packed_tiles(kinds: Sequence[Sequence[int]], partial: int, unseen: Collection[int] = ()) -> list[int]:
+    """Return the kv tiles that a forward visits for one tile of queries, last kv tile first, one packed tile id
     for each.
 
-    A word holds the index of the kv tile (`FORWARD_TILE_BITS` bits), then two bits for each row block
+    A packed tile id holds the index of the kv tile (`FORWARD_TILE_BITS` bits), then two bits for each row block
     (EMPTY, PARTIAL or FULL), and at bit `FORWARD_UNSEEN` whether the kv tile is in `unseen`.  Tiles that
-    are EMPTY for all row blocks are left out, but there is always at least one word.
+    are EMPTY for all row blocks are left out, but there is always at least one packed tile id.
 
     Args:
         kinds: for each row block of the q tile, EMPTY, PARTIAL or FULL for every kv tile; all EMPTY for a
             row block that does not exist.
-        partial: the value of PARTIAL.  A row block that sees nothing has it in the first word.
+        partial: the value of PARTIAL.  A row block that sees nothing has it in the first packed tile id.
         unseen: the kv tiles with keys that no query sees.
     """
     n_kv = len(kinds[0])
     listed = [kv for kv in reversed(range(n_kv)) if any(row[kv] != EMPTY for row in kinds)] or [n_kv - 1]
-    words = []
+    packed_tiles = []
     for i, kv in enumerate(listed):
-        word = kv | (kv in unseen) << FORWARD_UNSEEN
+        packed_tile = kv | (kv in unseen) << FORWARD_UNSEEN
         for c, row in enumerate(kinds):
             kind = partial if i == 0 and not any(row) else row[kv]
-            word |= kind << FORWARD_TILE_BITS + 2 * c
-        words.append(word)
-    return words
+            packed_tile |= kind << FORWARD_TILE_BITS + 2 * c
+        packed_tiles.append(packed_tile)
+    return packed_tiles
 
 
 class Tables:
@@ -107,7 +107,7 @@ class Tables:
 
     Raises:
         ArgumentError: a schedule whose CTAs wait for later ones, a wrong number of tile pairs, or more
-            tiles than a packed word of a step can index.
+            tiles than a packed tile id of a step can index.
     """
 
     parts, shared_accumulator, co_resident, resident = 1, True, False, 1
@@ -158,12 +158,12 @@ class Tables:
     def kind(self, head: int) -> int:
         return head  # no two heads are assumed equal: this class only serves checks of small problems
 
-    def words(self, head: int, kv: int, blind: Collection[int] = ()) -> list[int]:
+    def packed_tiles(self, head: int, kv: int, blind: Collection[int] = ()) -> list[int]:
         """Return the steps of a kv tile's tile schedule as kernels read them; `blind`: q tiles with queries that see no
         key.
         """
         steps = ((q, self.rank(head, q, kv), self.needs_mask(head, q, kv)) for q in self.tile_schedule(head, kv))
-        return [step_word(q, rank, needs_mask, q in blind) for q, rank, needs_mask in steps]
+        return [packed_tile(q, rank, needs_mask, q in blind) for q, rank, needs_mask in steps]
 
     def _pairs(self, head: int) -> Pairs:
         return self.pairs[head if self._by_head else head // self.problem.heads]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...model.plan import Plan
 from ...model.relations import Axis
-from ...schedule.table_tile_schedule import Tables, forward_words, from_the_end
+from ...schedule.table_tile_schedule import Tables, forward_packed_tiles, from_the_end
 from ...schedule.tile_schedule import Problem
 from ...schedule.visibility import EMPTY, FULL, PARTIAL
 from ..common.mask_data import MaskData, MaskTables
@@ -20,7 +20,7 @@ from .backward import visible
 
 
 def build(data: MaskData, plan: Plan) -> MaskTables:
-    """Builds tables as `mask_tables.build` does; words that no tile schedule uses are zero.
+    """Builds tables as `mask_tables.build` does; packed tile ids that no tile schedule uses are zero.
 
     Raises:
         ArgumentError: as `mask_tables.Shape.of`.
@@ -95,9 +95,9 @@ def _rows(shape: Shape, shown: Tensor, has_dense: bool) -> tuple[Tensor, Tensor]
     for (t, element), tile in itertools.product(enumerate(elements), range(shape.q_tiles)):
         first = problem.n_q - (tile + 1) * consumers if backwards else tile * consumers
         blocks = [element[i] if 0 <= i < problem.n_q else nothing for i in range(first, first + consumers)]
-        words = forward_words(blocks, PARTIAL, unseen[t])
-        counts[t, tile] = len(words)
-        steps[t, tile, : len(words)] = torch.tensor(words, dtype=torch.int32)
+        packed_tiles = forward_packed_tiles(blocks, PARTIAL, unseen[t])
+        counts[t, tile] = len(packed_tiles)
+        steps[t, tile, : len(packed_tiles)] = torch.tensor(packed_tiles, dtype=torch.int32)
     return counts.to(shown.device), steps.to(shown.device)
 
 
@@ -128,8 +128,8 @@ def _tile_schedules(data: MaskData, shape: Shape, plan: Plan, shown: Tensor) -> 
     contributions = torch.zeros(number, problem.n_q, dtype=torch.int32)
     for t in range(number):
         for kv in range(problem.n_kv):
-            words = tile_schedule.words(t, kv, blind[t])
-            visits[t, kv] = len(words)
-            steps[t, kv, : len(words)] = torch.tensor(words, dtype=torch.int32)
+            packed_tiles = tile_schedule.packed_tiles(t, kv, blind[t])
+            visits[t, kv] = len(packed_tiles)
+            steps[t, kv, : len(packed_tiles)] = torch.tensor(packed_tiles, dtype=torch.int32)
         contributions[t] = torch.tensor([len(tile_schedule.visible(t, q)) for q in range(problem.n_q)])
     return visits.to(data.device), steps.to(data.device), contributions.to(data.device)

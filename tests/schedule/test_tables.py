@@ -13,7 +13,7 @@ from dash_inductor.model.mask import Band
 from dash_inductor.schedule.jobs import jobs_of
 from dash_inductor.schedule.schedules import LEAST, supports
 from dash_inductor.schedule.simulator import simulate
-from dash_inductor.schedule.table_tile_schedule import Tables, forward_words, step_word
+from dash_inductor.schedule.table_tile_schedule import Tables, forward_packed_tiles, packed_tile
 from dash_inductor.schedule.tile_schedule import ClosedForm, Problem
 from dash_inductor.schedule.validity import backward_wait, check_tables
 from dash_inductor.schedule.visibility import EMPTY, FULL, PARTIAL, Pairs, tile_pairs
@@ -82,7 +82,9 @@ def test_a_batch_element_is_a_function_of_its_own_mask() -> None:
                 alone = Tables(name, replace(tile_schedule.problem, batch=1), [pairs])
                 for h in range(tile_schedule.problem.heads):
                     for kv in range(tile_schedule.problem.n_kv):
-                        assert tile_schedule.words(b * tile_schedule.problem.heads + h, kv) == alone.words(h, kv), (
+                        assert tile_schedule.packed_tiles(
+                            b * tile_schedule.problem.heads + h, kv
+                        ) == alone.packed_tiles(h, kv), (
                             name,
                             seed,
                         )
@@ -153,12 +155,12 @@ def test_pairs_of_a_mask() -> None:
         assert check_tables(Tables("spt", problem, pairs)) == []
 
 
-def test_words() -> None:
-    assert step_word(3, 5, False) == 3 | 5 << 15
-    assert step_word(3, 5, True) == 3 | 5 << 15 | 1 << 30
-    assert step_word(2**15 - 1, 2**15 - 1, True) < 2**31
-    assert step_word(3, 5, True, True) == step_word(3, 5, True) - 2**31
-    assert step_word(2**15 - 1, 2**15 - 1, True, True) == -1
+def test_packed_tiles() -> None:
+    assert packed_tile(3, 5, False) == 3 | 5 << 15
+    assert packed_tile(3, 5, True) == 3 | 5 << 15 | 1 << 30
+    assert packed_tile(2**15 - 1, 2**15 - 1, True) < 2**31
+    assert packed_tile(3, 5, True, True) == packed_tile(3, 5, True) - 2**31
+    assert packed_tile(2**15 - 1, 2**15 - 1, True, True) == -1
 
 
 FORWARD: list[tuple[list[list[int]], list[int]]] = [
@@ -168,13 +170,13 @@ FORWARD: list[tuple[list[list[int]], list[int]]] = [
 ]
 
 
-@pytest.mark.parametrize(("kinds", "words"), FORWARD)
-def test_words_of_a_forward(kinds: Sequence[Sequence[int]], words: list[int]) -> None:
+@pytest.mark.parametrize(("kinds", "packed_tiles"), FORWARD)
+def test_packed_tiles_of_a_forward(kinds: Sequence[Sequence[int]], packed_tiles: list[int]) -> None:
     """From the last kv tile to the first; a row block that sees nothing has one step."""
-    assert forward_words(kinds, PARTIAL) == words
+    assert forward_packed_tiles(kinds, PARTIAL) == packed_tiles
     for kv in range(len(kinds[0])):
-        flagged = [word | (word & 0xFFFF == kv) << 22 for word in words]
-        assert forward_words(kinds, PARTIAL, {kv}) == flagged
+        flagged = [packed_tile | (packed_tile & 0xFFFF == kv) << 22 for packed_tile in packed_tiles]
+        assert forward_packed_tiles(kinds, PARTIAL, {kv}) == flagged
 
 
 REFUSED = [

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dash_inductor.kernels.hopper.backward.data import BackwardData
 from dash_inductor.model import Band
-from dash_inductor.schedule.table_tile_schedule import step_word
+from dash_inductor.schedule.table_tile_schedule import packed_tile
 from dash_inductor.schedule.tile_schedule import ClosedForm
 from dash_inductor.schedule.visibility import EMPTY, FULL, PARTIAL, Pairs
 
@@ -44,10 +44,12 @@ class VisibleTileSchedule:
         kvs = [kv for kv in self.closed.visible(0, q) if self.pairs[q][kv] != EMPTY]
         return sorted(kvs, key=lambda kv: self.closed.rank(0, q, kv))
 
-    def words(self, kv: int) -> list[int]:
+    def packed_tiles(self, kv: int) -> list[int]:
         """The steps of kv tile `kv` as the kernel reads them."""
         tiles = self.q_tiles(kv)
-        return [step_word(q, self.contributors(q).index(kv), self.pairs[q][kv] != FULL, q in self.blind) for q in tiles]
+        return [
+            packed_tile(q, self.contributors(q).index(kv), self.pairs[q][kv] != FULL, q in self.blind) for q in tiles
+        ]
 
 
 def tables(tile_schedules: Sequence[VisibleTileSchedule]) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,9 +60,9 @@ def tables(tile_schedules: Sequence[VisibleTileSchedule]) -> tuple[Tensor, Tenso
     contributions = torch.zeros(len(tile_schedules), n_q, dtype=torch.int32)
     for table, tile_schedule in enumerate(tile_schedules):
         for kv in range(n_kv):
-            words = tile_schedule.words(kv)
-            visits[table, kv] = len(words)
-            steps[table, kv, : len(words)] = torch.tensor(words, dtype=torch.int32)
+            packed_tiles = tile_schedule.packed_tiles(kv)
+            visits[table, kv] = len(packed_tiles)
+            steps[table, kv, : len(packed_tiles)] = torch.tensor(packed_tiles, dtype=torch.int32)
         contributions[table] = torch.tensor([len(tile_schedule.contributors(q)) for q in range(n_q)])
     return visits, steps, contributions
 

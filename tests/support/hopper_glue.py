@@ -46,9 +46,9 @@ from dash_inductor.kernels.hopper.shared.device import (
     dropout,
     head_work,
     operations,
+    packed_tiles,
     shared_memory,
     step_signals,
-    step_words,
     steps,
     varlen_layout,
 )
@@ -552,7 +552,7 @@ class Simulation:
 
 
 _MODULES = (
-    score_gluon, operations, step_signals, clear, varlen_layout, head_work, step_words, shared_memory, work_ids,
+    score_gluon, operations, step_signals, clear, varlen_layout, head_work, packed_tiles, shared_memory, work_ids,
     closed_form, table_tile_schedule, dropout, steps, split_loops,
     group, stamps, producer, consumer, reducer, entry,
 )  # fmt: skip
@@ -580,7 +580,7 @@ def _kernel(stand_ins: dict[str, Any], edits: tuple[tuple[str, str], ...]) -> Ca
         for old in [old for old in left if old in text]:
             text = text.replace(old, left.pop(old))
         code, names = definitions(text, module.__file__ or "")
-        allowed = module in (score_gluon, operations, clear, varlen_layout, step_words) or not names & set(namespace)
+        allowed = module in (score_gluon, operations, clear, varlen_layout, packed_tiles) or not names & set(namespace)
         assert allowed, "two definitions of one name"
         exec(code, namespace)
         namespace.update(stand_ins)
@@ -830,7 +830,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
 
     def largest(value: Value, axis: int) -> int:
         if value.shape != [1] or value.first is None:
-            raise Fault("a word is read before it is written")
+            raise Fault("a packed tile id is read before it is written")
         return value.first
 
     def specialise(partitions: Any, warps: list[int], registers: list[int]) -> None:

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from dash_inductor.kernels.hopper.shared.device import step_words
+from dash_inductor.kernels.hopper.shared.device import packed_tiles
 
 from ..support.racecheck import races
 
@@ -14,8 +14,8 @@ SUMMARY = "========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
 
 
 def line_of(function: str) -> int:
-    """The last line of a function of `step_words`."""
-    lines, first = inspect.getsourcelines(getattr(step_words, function).fn)
+    """The last line of a function of `packed_tiles`."""
+    lines, first = inspect.getsourcelines(getattr(packed_tiles, function).fn)
     return first + len(lines) - 1
 
 
@@ -26,11 +26,11 @@ def reported(first: str, *others: str) -> list[str]:
 
 
 def test_functions_of_accesses() -> None:
-    put, read = (f"step_words.py:{line_of(name)}" for name in ("put_word", "read_word"))
-    pair = frozenset({"step_words.py put_word", "step_words.py read_word"})
+    put, read = (f"packed_tiles.py:{line_of(name)}" for name in ("put_int32", "read_int32"))
+    pair = frozenset({"packed_tiles.py put_int32", "packed_tiles.py read_int32"})
     assert races([*reported(put, read, read), *reported(read, put), "done", SUMMARY]) == {pair}
-    assert races([*reported(put, put), SUMMARY]) == {frozenset({"step_words.py put_word"})}
-    assert races([*reported(put, "core.py:7"), SUMMARY]) == {frozenset({"step_words.py put_word", "core.py 7"})}
+    assert races([*reported(put, put), SUMMARY]) == {frozenset({"packed_tiles.py put_int32"})}
+    assert races([*reported(put, "core.py:7"), SUMMARY]) == {frozenset({"packed_tiles.py put_int32", "core.py 7"})}
 
 
 def test_no_races() -> None:
@@ -41,13 +41,13 @@ def test_no_races() -> None:
     ("lines", "said"),
     [
         (["done"], "RACECHECK SUMMARY"),
-        ([*reported("step_words.py:40"), SUMMARY], "should come before it"),
+        ([*reported("packed_tiles.py:40"), SUMMARY], "should come before it"),
         (
-            [*reported("step_words.py:40"), *reported("step_words.py:40", "step_words.py:40"), SUMMARY],
+            [*reported("packed_tiles.py:40"), *reported("packed_tiles.py:40", "packed_tiles.py:40"), SUMMARY],
             "should come before it",
         ),
         (["========= Error: Race reported between accesses", SUMMARY], "name an access"),
-        (["=========     and Read access at f+0x20 in step_words.py:40 [12 hazards]", SUMMARY], "follows one"),
+        (["=========     and Read access at f+0x20 in packed_tiles.py:40 [12 hazards]", SUMMARY], "follows one"),
     ],
 )
 def test_other_forms_are_refused(lines: list[str], said: str) -> None:

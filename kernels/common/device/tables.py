@@ -14,10 +14,10 @@ from ....schedule import table_tile_schedule
 from .tile_pairs import EMPTY, PARTIAL
 
 TILE_BITS = tl.constexpr(table_tile_schedule.TILE_BITS)
-MASKED = tl.constexpr(table_tile_schedule.step_word(0, 0, True))
+MASKED = tl.constexpr(table_tile_schedule.packed_tile(0, 0, True))
 FORWARD_TILE_BITS = tl.constexpr(table_tile_schedule.FORWARD_TILE_BITS)
 FORWARD_UNSEEN = tl.constexpr(table_tile_schedule.FORWARD_UNSEEN)
-HAS_BLIND = tl.constexpr(table_tile_schedule.step_word(0, 0, False, True))
+HAS_BLIND = tl.constexpr(table_tile_schedule.packed_tile(0, 0, False, True))
 
 
 @triton.jit(do_not_specialize=["q_len", "kv_len", "lo", "hi", "n_q", "n_kv"])
@@ -72,7 +72,7 @@ def write_tile_schedules(
     """One program per (table, kv tile): the tile schedule of a kv tile, by Note [Tables], COLUMNS steps at a time.
 
     KINDS, RANKS: as `rank_contributors` has them; Q_FOUND: as `seen` writes it.  VISITS: int32 [tables, n_kv], steps of
-    a tile schedule.  STEPS: int32 [tables, n_kv, n_q], as `table_tile_schedule.step_word`; what no tile schedule uses
+    a tile schedule.  STEPS: int32 [tables, n_kv, n_q], as `table_tile_schedule.packed_tile`; what no tile schedule uses
     is not written.
     TILE_SCHEDULE_LENGTH, Q_TILE: functions of the schedule.
     """
@@ -93,9 +93,9 @@ def write_tile_schedules(
         rank = tl.load(RANKS + row * n_q + q, mask=visible, other=0)
         at = count + tl.cumsum(visible.to(tl.int32), 0) - 1
         masked = visible & (kind == PARTIAL)
-        word = q | (rank << TILE_BITS) | tl.where(masked, MASKED, 0)
-        word |= tl.where(_lacks_partners(found, q, masked, q_len, BLOCK_Q), HAS_BLIND, 0)
-        tl.store(STEPS + row * n_q + at, word, mask=visible)
+        packed_tile = q | (rank << TILE_BITS) | tl.where(masked, MASKED, 0)
+        packed_tile |= tl.where(_lacks_partners(found, q, masked, q_len, BLOCK_Q), HAS_BLIND, 0)
+        tl.store(STEPS + row * n_q + at, packed_tile, mask=visible)
         count += tl.sum(visible.to(tl.int32), 0)
     tl.store(VISITS + row, count)
 
@@ -113,7 +113,7 @@ def write_rows(
     FROM_THE_END: tl.constexpr, CONSUMERS: tl.constexpr, BLOCK_KV: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """One program per (table, q tile): the tile schedule of a tile of a forward, as
-    `table_tile_schedule.forward_words`.
+    `table_tile_schedule.forward_packed_tiles`.
 
     KINDS: int8 [tables, n_kv, blocks], of row blocks; KV_FOUND: as `seen` writes it.  A tile is CONSUMERS row blocks;
     FROM_THE_END: the last of them belong to the first tile.  COUNTS: int32 [tables, q_tiles], at least 1; STEPS: int32
@@ -126,7 +126,7 @@ def write_rows(
     first_block = q_tile * CONSUMERS
     if FROM_THE_END:
         first_block = blocks - (q_tile + 1) * CONSUMERS
-    blind = 0  # what the first word gives to row blocks that see nothing
+    blind = 0  # what the first packed tile id gives to row blocks that see nothing
     for c in tl.static_range(CONSUMERS):
         most = 0
         for first in range(0, n_kv, COLUMNS):
@@ -137,14 +137,14 @@ def write_rows(
     count = 0
     for first in range(0, n_kv, COLUMNS):
         kv = n_kv - 1 - first - tl.arange(0, COLUMNS)
-        word = tl.zeros([COLUMNS], tl.int32)
+        packed_tile = tl.zeros([COLUMNS], tl.int32)
         for c in tl.static_range(CONSUMERS):
-            word |= _kinds_of(kinds, first_block + c, kv, blocks, n_kv) << (FORWARD_TILE_BITS + 2 * c)
-        listed = word != 0
+            packed_tile |= _kinds_of(kinds, first_block + c, kv, blocks, n_kv) << (FORWARD_TILE_BITS + 2 * c)
+        listed = packed_tile != 0
         at = count + tl.cumsum(listed.to(tl.int32), 0) - 1
         unseen = _lacks_partners(found, kv, listed, kv_len, BLOCK_KV).to(tl.int32)
-        word = word | kv | (unseen << FORWARD_UNSEEN) | tl.where(at == 0, blind, 0)
-        tl.store(steps + at, word, mask=listed)
+        packed_tile = packed_tile | kv | (unseen << FORWARD_UNSEEN) | tl.where(at == 0, blind, 0)
+        tl.store(steps + at, packed_tile, mask=listed)
         count += tl.sum(listed.to(tl.int32), 0)
     if count == 0:
         last = n_kv - 1 + tl.arange(0, 1)

@@ -29,7 +29,7 @@ work_ids: the number of work ids, independent of the number of CTAs, see `device
 head chunk of the launch order.
 """
 
-_POINTERS = ("visits", "words", "q_vectors", "kv_vectors", "keys_seen", "dense")
+_POINTERS = ("visits", "packed_tiles", "q_vectors", "kv_vectors", "keys_seen", "dense")
 _TABLES = integers("table_b", "table_h")
 DATA = Group(
     dict.fromkeys(_POINTERS, "*i32")

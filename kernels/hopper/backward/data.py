@@ -163,8 +163,8 @@ class Arguments(NamedTuple):
         """
         q_vectors, kv_vectors, keys_seen, visits, steps, contributions, dense, *_of_rows = addresses
         main = arguments.DATA.values(
-            visits=visits, words=steps, q_vectors=q_vectors, kv_vectors=kv_vectors, keys_seen=keys_seen, dense=dense,
-            **self.tables, **self.dense,
+            visits=visits, packed_tiles=steps, q_vectors=q_vectors, kv_vectors=kv_vectors, keys_seen=keys_seen,
+            dense=dense, **self.tables, **self.dense,
         )  # fmt: skip
         return main, arguments.CONTRIBUTIONS.values(contributions=contributions, **self.tables)
 

@@ -26,7 +26,8 @@ class ForwardData(NamedTuple):
         keys_seen: bool [batch, tables of a batch element, kv_len], contiguous: the keys that a query sees.  Rows of v
             that are false here may hold anything.
         counts: int32 [tables, tiles of a head], contiguous: how many kv tiles the producer brings for a tile, >= 1.
-        steps: int32 [tables, tiles of a head, kv tiles], contiguous: their words in the order of the tile schedule.
+        steps: int32 [tables, tiles of a head, kv tiles], contiguous: their packed tile ids in the order of the tile
+            schedule.
         seen_bits: int32 [tables, row blocks, kv tiles, threads, words], contiguous, under a dense mask: all that the
             mask says, see Note [Seen bits] in `schedule.table_tile_schedule`.
         token_offsets, token_counts: token offset and token count of each row block of a varlen layout, see

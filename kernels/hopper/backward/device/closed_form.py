@@ -1,9 +1,9 @@
 """A band in closed form: the tile schedule of a kv tile (`ClosedFormTileSchedule`), and who sees whom in it
 (`BandMask`).
 
-`table_tile_schedule` has the same for masks that are data.  The roles ask either, and know a step by its *word* alone,
-one number that says which q tile is visited, whether the mask cuts it and, together with the kv tile, whatever else
-there is to know.
+`table_tile_schedule` has the same for masks that are data.  The roles ask either, and know a step by its *packed tile
+id* alone, one number that says which q tile is visited, whether the mask cuts it and, together with the kv tile,
+whatever else there is to know.
 """
 
 from triton.experimental import gluon
@@ -12,25 +12,26 @@ from triton.experimental.gluon import language as gl
 from ....common.device.aggregates import aggregate, replace
 from ...shared.device.head_work import HeadWork
 from ...shared.device.operations import here
-from ...shared.device.step_words import MASKED, NEXT, put_word, read_word, within_band
+from ...shared.device.packed_tiles import MASKED, NEXT, put_int32, read_int32, within_band
 
 
 @aggregate
 class ClosedFormTileSchedule:
     """Tile schedules that the schedule's generated functions give.
 
-    step_words: a ring of words for consumers, see Note [Words of steps] in `step_words`.  SCHEDULE, MASK: see
-    `arguments.Schedule` and `arguments.MaskKind`.  NEEDS_WORDS: consumers need words.  SPLITS_LOOPS: the band or the
-    end of the keys cuts tiles, and words say what the next step is, see Note [Split loops] in `split_loops`.  Not
+    packed_tiles: a ring of packed tile ids for consumers, see Note [Packed tiles of steps] in `packed_tiles`.
+    SCHEDULE, MASK: see `arguments.Schedule` and `arguments.MaskKind`.  NEEDS_PACKED_TILES: consumers need packed tile
+    ids.  SPLITS_LOOPS: the band or the end of the keys cuts tiles, and packed tile ids say what the next step is, see
+    Note [Split loops] in `split_loops`.  Not
     CLEARS: rows that take no part are outside of the descriptors.
     """
 
     work: HeadWork
-    step_words: gl.shared_memory_descriptor
+    packed_tiles: gl.shared_memory_descriptor
     SCHEDULE: gl.tuple
     MASK: gl.tuple
     SPLITS_LOOPS: gl.constexpr
-    NEEDS_WORDS: gl.constexpr
+    NEEDS_PACKED_TILES: gl.constexpr
     CLEARS: gl.constexpr = False
 
     @gluon.jit
@@ -46,7 +47,7 @@ class ClosedFormTileSchedule:
         return gl.where(kv * work.BLOCK_KV < work.kv_len, steps, 0)
 
     @gluon.jit
-    def word(self, step, kv):
+    def packed_tile(self, step, kv):
         work = self.work
         q = self.SCHEDULE.Q_TILE(kv, step, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
         if self.SPLITS_LOOPS:
@@ -55,33 +56,34 @@ class ClosedFormTileSchedule:
         return q
 
     @gluon.jit
-    def q_tile(self, word):
-        return word & ((1 << NEXT) - 1)
+    def q_tile(self, packed_tile):
+        return packed_tile & ((1 << NEXT) - 1)
 
     @gluon.jit
-    def rank(self, word, kv):
+    def rank(self, packed_tile, kv):
         work = self.work
-        return self.SCHEDULE.RANK(self.q_tile(word), kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
+        return self.SCHEDULE.RANK(self.q_tile(packed_tile), kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
 
     @gluon.jit
     def begin(self, step, kv):
-        """Returns the word of a role's first iteration of kv tile `kv`."""
-        return self.word(step, kv)
+        """Returns the packed tile id of a role's first iteration of kv tile `kv`."""
+        return self.packed_tile(step, kv)
 
     @gluon.jit
     def following(self, ahead, step, after, steps, kv):
-        """Returns (word of an iteration, word of the role's next one, `after`); the first comes from `begin`.
+        """Returns (packed tile id of an iteration, packed tile id of the role's next one, `after`); the first comes
+        from `begin`.
 
-        A word is computed one iteration ahead; otherwise the producer's loads would wait for it.
+        A packed tile id is computed one iteration ahead; otherwise the producer's loads would wait for it.
         """
-        following = self.word(after, kv)
+        following = self.packed_tile(after, kv)
         return ahead | (gl.where(after < steps, following >> MASKED, 2) << NEXT), following
 
     @gluon.jit
-    def put_word(self, word, stage, full):
-        """Passes the word of an iteration to the consumers, before this stage's dO barrier is armed."""
-        if self.NEEDS_WORDS:
-            put_word(self.step_words, stage, word)
+    def put_packed_tile(self, packed_tile, stage, full):
+        """Passes the packed tile id of an iteration to the consumers, before this stage's dO barrier is armed."""
+        if self.NEEDS_PACKED_TILES:
+            put_int32(self.packed_tiles, stage, packed_tile)
 
     @gluon.jit
     def mask(self, kv, LAYOUT: gl.constexpr):
@@ -97,31 +99,33 @@ class BandMask:
     kv: gl.tensor
 
     @gluon.jit
-    def q_tile(self, word):
-        return self.tile_schedule.q_tile(word)
+    def q_tile(self, packed_tile):
+        return self.tile_schedule.q_tile(packed_tile)
 
     @gluon.jit
-    def read_word(self, stage):
-        """Reads the word of the iteration whose dO is in this stage of its ring; 0 if words are not used."""
-        word = 0
-        if self.tile_schedule.NEEDS_WORDS:
-            word = read_word(self.tile_schedule.step_words, stage)
-        return word
+    def read_packed_tile(self, stage):
+        """Reads the packed tile id of the iteration whose dO is in this stage of its ring; 0 if packed tile ids are not
+        used.
+        """
+        packed_tile = 0
+        if self.tile_schedule.NEEDS_PACKED_TILES:
+            packed_tile = read_int32(self.tile_schedule.packed_tiles, stage)
+        return packed_tile
 
     @gluon.jit
-    def applied(self, p, word, stage, PIECE: gl.constexpr, CUT: gl.constexpr):
+    def applied(self, p, packed_tile, stage, PIECE: gl.constexpr, CUT: gl.constexpr):
         """Returns `p`, the probabilities of a piece of an iteration's queries, with zeros where the mask hides.
 
-        CUT: whether the mask cuts the tile; None if only the word says so.
+        CUT: whether the mask cuts the tile; None if only the packed tile id says so.
         """
         tile_schedule = self.tile_schedule
         if tile_schedule.SPLITS_LOOPS:
-            cut = word >> MASKED != 0 if CUT is None else CUT
+            cut = packed_tile >> MASKED != 0 if CUT is None else CUT
             if cut:
                 work = tile_schedule.work
                 columns: gl.constexpr = gl.SliceLayout(0, p.type.layout)
                 keys: gl.constexpr = gl.SliceLayout(1, p.type.layout)
-                q_row = tile_schedule.q_tile(word) * work.BLOCK_Q + PIECE * p.shape[1]
+                q_row = tile_schedule.q_tile(packed_tile) * work.BLOCK_Q + PIECE * p.shape[1]
                 rows = here(self.kv) * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, keys)
                 keep = gl.expand_dims(rows, 1) < work.kv_len
                 if tile_schedule.MASK.EVEN_KV:  # which the compiler cannot know

@@ -86,10 +86,10 @@ def consume(
                 elif STEP == "halved":
                     if not AHEAD:
                         wait_for_q(shared, it)
-                    word = mask.read_word(wait_for_do(shared, it))
+                    packed_tile = mask.read_packed_tile(wait_for_do(shared, it))
                     s, dk, dk_tail, dv = halved_step(
-                        shared, mask, drops, score, it, after, word, s, k, v, dk, dk_tail, dv, zero, WARPS, AHEAD,
-                        None,
+                        shared, mask, drops, score, it, after, packed_tile, s, k, v, dk, dk_tail, dv, zero, WARPS,
+                        AHEAD, None,
                     )  # fmt: skip
                 else:
                     dk, dv = shared_step(shared, mask, drops, score, it, dk, dv, zero, WARPS)

@@ -7,15 +7,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ...shared.device.dropout import DropoutSigns, NoDropout
 from ...shared.device.head_work import HeadWork
+from ...shared.device.packed_tiles import allocate_int32
 from ...shared.device.shared_memory import allocate_shared, barriers
-from ...shared.device.step_words import allocate_words
 from ...shared.device.varlen_layout import VarlenLayout
 from .closed_form import ClosedFormTileSchedule
 from .consumer import consume
 from .producer import produce
 from .reducer import Share, reduce
 from .stamps import NoStamps, Stamps, stamp_steps
-from .table_tile_schedule import TableTileSchedule, allocate_words_and_vectors
+from .table_tile_schedule import TableTileSchedule, allocate_packed_tiles_and_vectors
 
 
 @gluon.jit
@@ -47,12 +47,12 @@ def hopper_backward(
         SCHEDULE.SEEN_ROWS, SCHEDULE.SEEN_KEYS, FORM.GROUP, FORM.BLOCK_Q, FORM.BLOCK_KV,
     )  # fmt: skip
     if data is not None:
-        step_words, step_vectors = allocate_words_and_vectors(FORM, MASK)
-        tile_schedules = TableTileSchedule(work, data, step_words, step_vectors, MASK)
+        packed_tiles, step_vectors = allocate_packed_tiles_and_vectors(FORM, MASK)
+        tile_schedules = TableTileSchedule(work, data, packed_tiles, step_vectors, MASK)
     else:
         CUTS: gl.constexpr = MASK.HAS_LO or MASK.HAS_HI or not MASK.EVEN_KV
         tile_schedules = ClosedFormTileSchedule(
-            work, allocate_words(FORM.STAGES), SCHEDULE, MASK, CUTS, CUTS or dropout is not None
+            work, allocate_int32(FORM.STAGES), SCHEDULE, MASK, CUTS, CUTS or dropout is not None
         )
     drops = DropoutSigns(work, dropout) if dropout is not None else NoDropout()
     STAMPED: gl.constexpr = stamped is not None

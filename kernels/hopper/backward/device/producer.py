@@ -122,8 +122,8 @@ def produce(
                 if steps > 0:
                     stamps.begin(work, kv, work_id)
                 for step in range(steps):
-                    word, ahead = tile_schedule.following(ahead, step, step + 1, steps, kv)
-                    q = tile_schedule.q_tile(word)
+                    packed_tile, ahead = tile_schedule.following(ahead, step, step + 1, steps, kv)
+                    q = tile_schedule.q_tile(packed_tile)
                     q_row = q * BLOCK_Q - work.first_row()
                     if varlen_layout.VARLEN_ROWS:  # asked for in the step before
                         q_row = q_token
@@ -134,7 +134,7 @@ def produce(
                     stage = it % shared.STAGES
                     full = shared.q_full.index(stage)
                     if tile_schedule.CLEARS:
-                        full = shared.q_full.index(gl.where(tile_schedule.has_blind(word), shared.STAGES, stage))
+                        full = shared.q_full.index(gl.where(tile_schedule.has_blind(packed_tile), shared.STAGES, stage))
                     mbarrier.expect(full, Q_BYTES)
                     for i in gl.static_range(LOADS):
                         piece = stage * LOADS + i
@@ -143,9 +143,11 @@ def produce(
                             load_rows(q_desc, b, q_head, q_row + i * ROWS, full, shared.q_tail.index(piece), D)
                     begin_load(lse_desc, [row], full, lse_ring.index(stage))
                     full = shared.do_full.index(stage)
-                    tile_schedule.put_word(word, stage, full)
+                    tile_schedule.put_packed_tile(packed_tile, stage, full)
                     if tile_schedule.CLEARS:
-                        full = shared.do_full.index(gl.where(tile_schedule.has_blind(word), shared.STAGES, stage))
+                        full = shared.do_full.index(
+                            gl.where(tile_schedule.has_blind(packed_tile), shared.STAGES, stage)
+                        )
                     mbarrier.expect(full, DO_BYTES)
                     for i in gl.static_range(LOADS):
                         load_rows(do_desc, b, q_head, q_row + i * ROWS, full, do_ring.index(stage * LOADS + i))
@@ -164,7 +166,7 @@ def produce(
                         if (step == 0) & (unseen != 0):
                             _clear_keys(tile_schedule, shared, kv, key_landings)
                             key_landings += 1
-                        if tile_schedule.has_blind(word):
+                        if tile_schedule.has_blind(packed_tile):
                             _clear_queries(shared, stage, query_landings)
                             query_landings += 1
                 if steps == 0:  # K and V are announced without data

@@ -46,9 +46,9 @@ def reduce(tile_schedules, stamps, shared, dq_desc, semaphores, share):
         ahead = tile_schedule.begin(first - done, kv)
         for it in range(first, done + steps, WARPS):
             step = it - done
-            word, ahead = tile_schedule.following(ahead, step, step + WARPS, steps, kv)
-            rank = tile_schedule.rank(word, kv)
-            tile = work.tile_index(tile_schedule.q_tile(word))
+            packed_tile, ahead = tile_schedule.following(ahead, step, step + WARPS, steps, kv)
+            rank = tile_schedule.rank(packed_tile, kv)
+            tile = work.tile_index(tile_schedule.q_tile(packed_tile))
             stage = it % shared.DQ_STAGES
             row = tile * (ROWS + TAIL_ROWS)
             wait_semaphore(semaphores + tile, rank)
@@ -60,7 +60,7 @@ def reduce(tile_schedules, stamps, shared, dq_desc, semaphores, share):
             wait_until_read()
             mbarrier.arrive(shared.dq_empty.index(stage), count=1)
             release_semaphore(semaphores + tile, rank)
-            stamps.write(work, kv, 1 + tile_schedule.q_tile(word), 2, added, stamps.now())
+            stamps.write(work, kv, 1 + tile_schedule.q_tile(packed_tile), 2, added, stamps.now())
         done += steps
         n += 1
         position, kv = next_tile_schedule(shared, n)

@@ -8,14 +8,14 @@ Note [Split loops]
     There must be two loops, not two ways through one: ptxas (of CUDA 12.8) shares the address of the second half of dO
     between two ways, and computes it in one of them only.
 
-    A loop has to know what the next step is before the word of that step is there.  So the word of a step says so, see
-    `step_words`.
+    A loop has to know what the next step is before the packed tile id of that step is there.  So the packed tile id of
+    a step says so, see `packed_tiles`.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...shared.device.step_words import MASKED, NEXT
+from ...shared.device.packed_tiles import MASKED, NEXT
 from ...shared.device.steps import halved_step, wait_for_do
 
 
@@ -28,7 +28,7 @@ def first_of_tile_schedule(shared, mask, done, steps):
     """
     first = 2
     if steps > 0:
-        first = mask.read_word(wait_for_do(shared, done)) >> MASKED
+        first = mask.read_packed_tile(wait_for_do(shared, done)) >> MASKED
     return first
 
 
@@ -61,10 +61,10 @@ def _step(
 ):  # fmt: skip
     """Returns (S of the iteration after `it`, dk, dk_tail, dv, kind of that iteration)."""
     it = it & 0x7FFFFFFF  # not negative: the signs of / and % need no correction
-    word = mask.read_word(wait_for_do(shared, it))
-    following = (word >> NEXT) & 3
+    packed_tile = mask.read_packed_tile(wait_for_do(shared, it))
+    following = (packed_tile >> NEXT) & 3
     after = it + 1 - (following >> 1)
     s, dk, dk_tail, dv = halved_step(
-        shared, mask, drops, score, it, after, word, s, k, v, dk, dk_tail, dv, zero, WARPS, True, CUT
+        shared, mask, drops, score, it, after, packed_tile, s, k, v, dk, dk_tail, dv, zero, WARPS, True, CUT
     )
     return s, dk, dk_tail, dv, following

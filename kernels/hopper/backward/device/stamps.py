@@ -101,7 +101,7 @@ def stamp_steps(tile_schedules, shared, stamps):
         steps = tile_schedule.steps(kv)
         ahead = tile_schedule.begin(0, kv)
         for step in range(steps):
-            word, ahead = tile_schedule.following(ahead, step, step + 1, steps, kv)
+            packed_tile, ahead = tile_schedule.following(ahead, step, step + 1, steps, kv)
             it = done + step
             stage = it % shared.STAGES
             mbarrier.wait(shared.do_full.index(stage), (it // shared.STAGES) & 1)
@@ -109,7 +109,7 @@ def stamp_steps(tile_schedules, shared, stamps):
             wait_for_signal(shared, NOTED, it, shared.CONSUMERS)
             wait = stamps.now()
             mbarrier.arrive(stamps.noted.index(stage), count=1)
-            stamps.write(tile_schedule.work, kv, 1 + tile_schedule.q_tile(word), 0, start, wait)
+            stamps.write(tile_schedule.work, kv, 1 + tile_schedule.q_tile(packed_tile), 0, start, wait)
         done += steps
         n += 1
         position, kv = next_tile_schedule(shared, n)

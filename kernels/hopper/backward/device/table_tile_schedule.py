@@ -6,13 +6,13 @@ element, or of
 some of its heads, where heads differ:
 
 * `visits` [tables, n_kv]: the steps of the tile schedule of a kv tile;
-* `words` [tables, n_kv, n_q]: of every tile schedule its words, as `schedule.table_tile_schedule.step_word` makes them,
-  in the order of its steps; what follows them is never read.
+* `packed_tiles` [tables, n_kv, n_q]: of every tile schedule its packed tile ids, as
+  `schedule.table_tile_schedule.packed_tile` makes them, in the order of its steps; what follows them is never read.
 
-Vectors of the queries go to shared memory beside the words of Note [Words of steps] in `step_words`, by asynchronous
-copies that arrive with the dO; consumers keep the vectors of their keys in registers.  Producer and reducers load every
-word a step of theirs before they need it.  Bytes of a dense mask, and vectors of queries that have no room in shared
-memory, are read where they are needed.
+Vectors of the queries go to shared memory beside the packed tile ids of Note [Packed tiles of steps] in `packed_tiles`,
+by asynchronous copies that arrive with the dO; consumers keep the vectors of their keys in registers.  Producer and
+reducers load every packed tile id a step of theirs before they need it.  Bytes of a dense mask, and vectors of queries
+that have no room in shared memory, are read where they are needed.
 """
 
 from triton.experimental import gluon
@@ -25,11 +25,13 @@ from ....common.device.relations.form import read_by
 from ...shared.device.clear import unseen_keys
 from ...shared.device.head_work import HeadWork
 from ...shared.device.operations import begin_copy, here
+from ...shared.device.packed_tiles import MASKED, allocate_int32, put_int32, read_int32, within_band
 from ...shared.device.shared_memory import pieces
-from ...shared.device.step_words import MASKED, allocate_words, put_word, read_word, within_band
 
-WORD_BITS = gl.constexpr(TILE_BITS)
-"""Bits of the q tile and of the rank in a word; the bit above both is `MASKED`, and the sign asks for `clear`."""
+PACKED_TILE_BITS = gl.constexpr(TILE_BITS)
+"""Bits of the q tile and of the rank in a packed tile id; the bit above both is `MASKED`, and the sign asks for
+`clear`.
+"""
 
 
 @aggregate
@@ -41,14 +43,14 @@ class TableTileSchedule:
     keys_seen: bytes [tables, kv_len]; 0 for keys that no query sees.  With HAS_DENSE, dense: bytes [batch, q_heads,
     q_len, kv_len], strides dense_b, dense_h, dense_i and dense_j; 0 hides.
 
-    In shared memory, for the steps whose dO is there: step_words, a ring of words; step_vectors, a ring of the first
-    MASK.SHARED vectors of their queries: in pieces as dO, and of every piece one vector after the other.  MASK: see
-    `arguments.MaskKind`.  Not SPLITS_LOOPS: the mask may cut any step.
+    In shared memory, for the steps whose dO is there: packed_tiles, a ring of packed tile ids; step_vectors, a ring of
+    the first MASK.SHARED vectors of their queries: in pieces as dO, and of every piece one vector after the other.
+    MASK: see `arguments.MaskKind`.  Not SPLITS_LOOPS: the mask may cut any step.
     """
 
     work: HeadWork
     data: gl.tuple
-    step_words: gl.shared_memory_descriptor
+    packed_tiles: gl.shared_memory_descriptor
     step_vectors: gl.shared_memory_descriptor
     MASK: gl.tuple
     SPLITS_LOOPS: gl.constexpr = False
@@ -66,33 +68,35 @@ class TableTileSchedule:
         return gl.where(kv * self.work.BLOCK_KV < self.work.kv_len, steps, 0)
 
     @gluon.jit
-    def word(self, step, kv):
-        return gl.load(self.data.words + (self._row(kv) * self.work.n_q + step))
+    def packed_tile(self, step, kv):
+        return gl.load(self.data.packed_tiles + (self._row(kv) * self.work.n_q + step))
 
     @gluon.jit
-    def q_tile(self, word):
-        return word & ((1 << WORD_BITS) - 1)
+    def q_tile(self, packed_tile):
+        return packed_tile & ((1 << PACKED_TILE_BITS) - 1)
 
     @gluon.jit
-    def rank(self, word, kv):
-        return (word >> WORD_BITS) & ((1 << WORD_BITS) - 1)
+    def rank(self, packed_tile, kv):
+        return (packed_tile >> PACKED_TILE_BITS) & ((1 << PACKED_TILE_BITS) - 1)
 
     @gluon.jit
     def begin(self, step, kv):
-        """Returns the word of a role's first iteration of kv tile `kv`, undefined if there is none.
+        """Returns the packed tile id of a role's first iteration of kv tile `kv`, undefined if there is none.
 
         The load is volatile: the compiler would delay another load until the number of iterations, also loaded, is
         there.
         """
         n_q = self.work.n_q
         return gl.load(
-            self.data.words + (self._row(self._existing(kv)) * n_q + gl.minimum(step, n_q - 1)), volatile=True
+            self.data.packed_tiles + (self._row(self._existing(kv)) * n_q + gl.minimum(step, n_q - 1)), volatile=True
         )
 
     @gluon.jit
     def following(self, ahead, step, after, steps, kv):
-        """Returns (word of an iteration, word of the role's next one, `after`); the first comes from `begin`."""
-        return ahead, self.word(gl.minimum(after, steps - 1), kv)
+        """Returns (packed tile id of an iteration, packed tile id of the role's next one, `after`); the first comes
+        from `begin`.
+        """
+        return ahead, self.packed_tile(gl.minimum(after, steps - 1), kv)
 
     @gluon.jit
     def hidden_keys(self, kv):
@@ -102,21 +106,23 @@ class TableTileSchedule:
         return unseen_keys(self.data.keys_seen, row, self._existing(kv), work.kv_len, work.BLOCK_KV)
 
     @gluon.jit
-    def has_blind(self, word):
+    def has_blind(self, packed_tile):
         """Returns whether some query of the q tile of this step sees no key at all: the sign bit of the step's
-        `word`.
+        `packed_tile`.
         """
-        return word < 0
+        return packed_tile < 0
 
     @gluon.jit
-    def put_word(self, word, stage, full):
-        """Passes word and query vectors to the consumers, before `full`, the barrier of this stage of dO, is armed."""
+    def put_packed_tile(self, packed_tile, stage, full):
+        """Passes packed tile id and query vectors to the consumers, before `full`, the barrier of this stage of dO, is
+        armed.
+        """
         work = self.work
         QUERIES: gl.constexpr = self.MASK.QUERIES
         if QUERIES > 0:
             ROWS: gl.constexpr = self.step_vectors.shape[1]
             PIECES: gl.constexpr = work.BLOCK_Q // ROWS
-            rows = self.q_tile(word) * work.BLOCK_Q + gl.arange(0, ROWS, gl.BlockedLayout([1], [32], [1], [0]))
+            rows = self.q_tile(packed_tile) * work.BLOCK_Q + gl.arange(0, ROWS, gl.BlockedLayout([1], [32], [1], [0]))
             for piece in gl.static_range(PIECES):
                 positions = gl.minimum(rows + piece * ROWS, work.q_len - 1)  # past the end P is zero whatever they have
                 vectors = self.data.q_vectors + (QUERIES * work.batch * work.q_len + positions)
@@ -124,7 +130,7 @@ class TableTileSchedule:
                     own = self.step_vectors.index(self.MASK.SHARED * (stage * PIECES + piece) + i)
                     begin_copy(own, vectors + i * work.q_len)
             async_copy.mbarrier_arrive(full)
-        put_word(self.step_words, stage, word)
+        put_int32(self.packed_tiles, stage, packed_tile)
 
     @gluon.jit
     def mask(self, kv, LAYOUT: gl.constexpr):
@@ -166,26 +172,26 @@ class TableMask:
     of_keys: gl.tuple
 
     @gluon.jit
-    def q_tile(self, word):
-        return self.tile_schedule.q_tile(word)
+    def q_tile(self, packed_tile):
+        return self.tile_schedule.q_tile(packed_tile)
 
     @gluon.jit
-    def read_word(self, stage):
-        """Reads the word of the iteration whose dO is in this stage of its ring."""
-        return read_word(self.tile_schedule.step_words, stage)
+    def read_packed_tile(self, stage):
+        """Reads the packed tile id of the iteration whose dO is in this stage of its ring."""
+        return read_int32(self.tile_schedule.packed_tiles, stage)
 
     @gluon.jit
-    def applied(self, p, word, stage, PIECE: gl.constexpr, CUT: gl.constexpr):
+    def applied(self, p, packed_tile, stage, PIECE: gl.constexpr, CUT: gl.constexpr):
         """Returns `p`, the probabilities of a piece of an iteration's queries, with zeros where the mask hides.
 
-        CUT: None, because only the word says whether the mask cuts the tile.
+        CUT: None, because only the packed tile id says whether the mask cuts the tile.
         """
         gl.static_assert(CUT is None)
-        if word >> MASKED != 0:
+        if packed_tile >> MASKED != 0:
             work = self.tile_schedule.work
             columns: gl.constexpr = gl.SliceLayout(0, p.type.layout)
             keys: gl.constexpr = gl.SliceLayout(1, p.type.layout)
-            q_row = self.tile_schedule.q_tile(word) * work.BLOCK_Q + PIECE * p.shape[1]
+            q_row = self.tile_schedule.q_tile(packed_tile) * work.BLOCK_Q + PIECE * p.shape[1]
             queries = gl.arange(0, p.shape[1], columns)
             rows = here(self.kv) * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, keys)
             piece = stage * (work.BLOCK_Q // p.shape[1]) + PIECE
@@ -259,15 +265,15 @@ class TableMask:
 
 
 @gluon.jit
-def allocate_words_and_vectors(FORM, MASK):
-    """Allocates (step_words, step_vectors) of a `TableTileSchedule`; if there are no vectors the first stands for the
+def allocate_packed_tiles_and_vectors(FORM, MASK):
+    """Allocates (packed_tiles, step_vectors) of a `TableTileSchedule`; if there are no vectors the first stands for the
     second.
     """
     PIECES: gl.constexpr = pieces(FORM.STEP)
     layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    words = allocate_words(FORM.STAGES)
-    vectors = words
+    packed_tiles = allocate_int32(FORM.STAGES)
+    vectors = packed_tiles
     if MASK.QUERIES > 0:
         shape: gl.constexpr = [MASK.SHARED * FORM.STAGES * PIECES, FORM.BLOCK_Q // PIECES]
         vectors = gl.allocate_shared_memory(gl.int32, shape, layout)
-    return words, vectors
+    return packed_tiles, vectors

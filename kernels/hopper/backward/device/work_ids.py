@@ -11,8 +11,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ...shared.device.operations import role_barrier
+from ...shared.device.packed_tiles import put_int32, read_int32
 from ...shared.device.shared_memory import ENTRIES
-from ...shared.device.step_words import put_word, read_word
 
 
 @gluon.jit
@@ -33,8 +33,8 @@ def announce(shared, n, position, kv):
     """
     entry = n % ENTRIES
     wait_until_left(shared, n)
-    put_word(shared.tile_schedules, entry * 2, position)
-    put_word(shared.tile_schedules, entry * 2 + 1, kv)
+    put_int32(shared.tile_schedules, entry * 2, position)
+    put_int32(shared.tile_schedules, entry * 2 + 1, kv)
     mbarrier.arrive(shared.tile_schedule_full.index(entry), count=1)
 
 
@@ -43,7 +43,7 @@ def wait_for_tile_schedule(shared, n):
     """Returns (position, kv tile) of work item `n`; all warps of a role must meet before it releases the entry."""
     entry = n % ENTRIES
     mbarrier.wait(shared.tile_schedule_full.index(entry), (n // ENTRIES) & 1)
-    return read_word(shared.tile_schedules, entry * 2), read_word(shared.tile_schedules, entry * 2 + 1)
+    return read_int32(shared.tile_schedules, entry * 2), read_int32(shared.tile_schedules, entry * 2 + 1)
 
 
 @gluon.jit

@@ -8,7 +8,7 @@ from ...shared.device.operations import role_barrier, wait_until_read
 from ...shared.device.steps import accumulator_layout
 from ...shared.device.varlen_layout import store_tile
 from .half_tile import half_tile_step
-from .listed import FULL, PARTIAL, SKIP, kv_of, read_word, use_of
+from .listed import FULL, PARTIAL, SKIP, kv_of, read_packed_tile, use_of
 from .shared_memory import fact_stages, fact_words
 from .sinks import load_sinks, with_sinks
 from .steps import LOWEST, as_left, first_step, last_product, log2, next_step, release, scaled, skip, wait_for
@@ -61,7 +61,7 @@ def consume(work, data, varlen_layout, drops, shared, out_desc, target, lse_ptr,
             acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, accumulator_layout(ROWS, BLOCK_DV, 4))
             here = (b, head, block, rows, q_tile, seed)
             if data.GIVEN:
-                acc, m, total = tile_schedule_words(
+                acc, m, total = visit_packed_tiles(
                     work, data, drops, shared, score, zero, here, it, first, count, acc, m, total, ME
                 )
                 it += count
@@ -151,10 +151,11 @@ def tile_schedule_band(work, data, drops, shared, score, zero, here, it, bounds,
 
 
 @gluon.jit
-def tile_schedule_words(
-    work, data, drops, shared, score, zero, here, it, word, count, acc, m, total, ME: gl.constexpr
+def visit_packed_tiles(
+    work, data, drops, shared, score, zero, here, it, packed_tile, count, acc, m, total, ME: gl.constexpr
 ):  # fmt: skip
-    """(acc, m, total) after a tile of `count` words, of which `word` is the first; see Note [Words] in `listed`.
+    """(acc, m, total) after a tile of `count` packed tile ids, of which `packed_tile` is the first; see Note [Packed
+    tiles] in `listed`.
 
     Kv tiles that follow one another without one to skip are a run, and run as the tile schedule of a band does.  The
     product of P and V of the last one of a run is not left to a next step, because V must be given back before later
@@ -162,38 +163,52 @@ def tile_schedule_words(
     """
     end = it + count
     while it < end:
-        if use_of(word, ME) == SKIP:
+        if use_of(packed_tile, ME) == SKIP:
             wait_for(shared.k_full, it, shared.STAGES)
-            word = read_word(shared, it)
+            packed_tile = read_packed_tile(shared, it)
             skip(shared, it)
             it += 1
         else:
-            masks = use_of(word, ME) == PARTIAL
+            masks = use_of(packed_tile, ME) == PARTIAL
             p, m, total, shrink = first_step(
-                work, data, drops, shared, score, zero, here, kv_of(word), masks, it, m, total
+                work, data, drops, shared, score, zero, here, kv_of(packed_tile), masks, it, m, total
             )
             p = as_left(p, shared.k.dtype, shared.v.shape[2])
             if not score.FIXED_BASE:
                 acc = scaled(acc, shrink)
                 if score.SUMS_BY_MATMUL:
                     total = scaled(total, shrink)
-            kv = kv_of(word)
-            word = read_word(shared, it)
+            kv = kv_of(packed_tile)
+            packed_tile = read_packed_tile(shared, it)
             it += 1
-            while use_of(word, ME) != SKIP:
-                while use_of(word, ME) == PARTIAL:
+            while use_of(packed_tile, ME) != SKIP:
+                while use_of(packed_tile, ME) == PARTIAL:
                     p, acc, m, total = next_step(
-                        work, data, drops, shared, score, zero, here, kv, kv_of(word), True, it, p, acc, m, total
+                        work, data, drops, shared, score, zero, here, kv, kv_of(packed_tile), True, it, p, acc, m, total
                     )
-                    kv = kv_of(word)
-                    word = read_word(shared, it)
+                    kv = kv_of(packed_tile)
+                    packed_tile = read_packed_tile(shared, it)
                     it += 1
-                while use_of(word, ME) == FULL:
+                while use_of(packed_tile, ME) == FULL:
                     p, acc, m, total = next_step(
-                        work, data, drops, shared, score, zero, here, kv, kv_of(word), False, it, p, acc, m, total
+                        work,
+                        data,
+                        drops,
+                        shared,
+                        score,
+                        zero,
+                        here,
+                        kv,
+                        kv_of(packed_tile),
+                        False,
+                        it,
+                        p,
+                        acc,
+                        m,
+                        total,
                     )
-                    kv = kv_of(word)
-                    word = read_word(shared, it)
+                    kv = kv_of(packed_tile)
+                    packed_tile = read_packed_tile(shared, it)
                     it += 1
             stage, acc, total = last_product(work, drops, shared, score, here, kv, it - 1, p, acc, total)
             acc = warpgroup_mma_wait(0, deps=(acc,))

@@ -1,15 +1,17 @@
-"""Masks that are data: `ListedMask` lists the kv tiles of a tile as words, and says which scores of a kv tile count.
+"""Masks that are data: `ListedMask` lists the kv tiles of a tile as packed tile ids, and says which scores of a kv tile
+count.
 
-Note [Words]
-    A tile of the list has a row of words, one for each kv tile that one of its row blocks sees, from the last kv tile
+Note [Packed tiles]
+    A tile of the list has a row of packed tile ids, one for each kv tile that one of its row blocks sees, from the last
+    kv tile
     to the first: ``kv | k0 << 16 | k1 << 18 | k2 << 20 | unseen << 22``, where k_c says what consumer c does with the
     kv tile (SKIP, PARTIAL or FULL), and `unseen` whether it has keys that no query sees.  A row block that sees no key,
-    or that does not exist, has one PARTIAL word.
+    or that does not exist, has one PARTIAL packed tile id.
 
-    Consumers learn the first word of a tile with its facts, and every other one with the kv tile before it: the
-    producer puts the word of step ``s + 1`` into shared memory before the K of step s is full (`put_word`), and
-    consumers read it before they leave the V of step s (`read_word`).  So a word is there when its step begins, and
-    nobody waits for it.
+    Consumers learn the first packed tile id of a tile with its facts, and every other one with the kv tile before it:
+    the producer puts the packed tile id of step ``s + 1`` into shared memory before the K of step s is full
+    (`put_packed_tile`), and consumers read it before they leave the V of step s (`read_packed_tile`).  So a packed tile
+    id is there when its step begins, and nobody waits for it.
 """
 
 from triton.experimental import gluon
@@ -26,24 +28,24 @@ UNSEEN = gl.constexpr(FORWARD_UNSEEN)
 
 
 @gluon.jit
-def kv_of(word):
-    """Returns the index of the kv tile of a word, int32; see Note [Words]."""
-    return word & 0xFFFF
+def kv_of(packed_tile):
+    """Returns the index of the kv tile of a packed tile id, int32; see Note [Packed tiles]."""
+    return packed_tile & 0xFFFF
 
 
 @gluon.jit
-def use_of(word, CONSUMER: gl.constexpr):
-    """Returns how a consumer uses the kv tile of a word (Note [Words]): SKIP, PARTIAL or FULL."""
-    return (word >> (16 + 2 * CONSUMER)) & 3
+def use_of(packed_tile, CONSUMER: gl.constexpr):
+    """Returns how a consumer uses the kv tile of a packed tile id (Note [Packed tiles]): SKIP, PARTIAL or FULL."""
+    return (packed_tile >> (16 + 2 * CONSUMER)) & 3
 
 
 @gluon.jit
-def has_unseen(word):
-    """Returns a bool: whether the kv tile of a word has keys that no query sees, see Note [Words].
+def has_unseen(packed_tile):
+    """Returns a bool: whether the kv tile of a packed tile id has keys that no query sees, see Note [Packed tiles].
 
     Rows of V at such keys may hold NaN, so the producer replaces them by zeros.
     """
-    return (word & (1 << UNSEEN)) != 0
+    return (packed_tile & (1 << UNSEEN)) != 0
 
 
 @aggregate
@@ -69,10 +71,11 @@ class ListedMask:
         return b * self.arguments.tables + head % self.arguments.tables
 
     @gluon.jit
-    def words_of(self, work, b, head, q_tile):
-        """Returns (pointer to the first word, number of words) of the q_tile-th q tile of a head in the list.
+    def packed_tiles_of(self, work, b, head, q_tile):
+        """Returns (pointer to the first packed tile id, number of packed tile ids) of the q_tile-th q tile of a head in
+        the list.
 
-        Words are int32, see Note [Words].
+        Packed tile ids are int32, see Note [Packed tiles].
         """
         row = self.table(b, head).to(gl.int64) * work.q_tiles() + q_tile
         kv_tiles = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
@@ -135,25 +138,27 @@ def _of_keys(ptr, work, like, vector, kv):
 
 
 @gluon.constexpr_function
-def word_stages(stages):
-    """Returns the number of words that are kept.
+def packed_tile_stages(stages):
+    """Returns the number of packed tile ids that are kept.
 
     When the producer loads the K of iteration s it has loaded the V of iteration ``s - 2``, so all consumers have
-    released the V of iteration ``s - 2 - stages``, and read the word there.
+    released the V of iteration ``s - 2 - stages``, and read the packed tile id there.
     """
     return stages + 2
 
 
 @gluon.jit
-def put_word(shared, it, word):
-    """Stores the word of the iteration after the it-th, before the K load of the it-th begins."""
+def put_packed_tile(shared, it, packed_tile):
+    """Stores the packed tile id of the iteration after the it-th, before the K load of the it-th begins."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    shared.words.index(it % word_stages(shared.STAGES)).store(gl.full([1], 0, gl.int32, layout) + word)
+    shared.packed_tiles.index(it % packed_tile_stages(shared.STAGES)).store(
+        gl.full([1], 0, gl.int32, layout) + packed_tile
+    )
     role_barrier()
 
 
 @gluon.jit
-def read_word(shared, it):
-    """Reads the word of the iteration after the it-th, whose K has arrived and whose V has not been released."""
+def read_packed_tile(shared, it):
+    """Reads the packed tile id of the one after the it-th, whose K has arrived and whose V has not been released."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    return gl.max(shared.words.index(it % word_stages(shared.STAGES)).load(layout), 0)
+    return gl.max(shared.packed_tiles.index(it % packed_tile_stages(shared.STAGES)).load(layout), 0)

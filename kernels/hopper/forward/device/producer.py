@@ -20,7 +20,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from ...shared.device.clear import clear, complete, unseen_keys
 from ...shared.device.operations import load_rows, role_barrier
-from .listed import has_unseen, kv_of, put_word
+from .listed import has_unseen, kv_of, put_packed_tile
 from .shared_memory import fact_stages, fact_words
 from .tile_work import ROWS
 
@@ -37,23 +37,23 @@ def announce(work, data, shared, tiles, b, head, first_block, first, count):
     """Put what the consumers need to know of a tile, the CTA's tiles-th, where they find it once its q is full.
 
     b, head: batch element and query head; first_block: its first row block; first: its first kv tile, or where the
-    mask is data the first word; count: one more than its last kv tile, or how many words there are, 0 after the last
-    tile.  With a band there follow the four bounds of every consumer's tile schedule.  The producer has the time that
-    these take to compute, before there is room for q.
+    mask is data the first packed tile id; count: one more than its last kv tile, or how many packed tile ids there are,
+    0 after the last tile.  With a band there follow the four bounds of every consumer's tile schedule.  The producer
+    has the time that these take to compute, before there is room for q.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    word = gl.full([1], 0, gl.int32, layout)
+    zero = gl.full([1], 0, gl.int32, layout)
     place = tiles % fact_stages(shared.Q_STAGES) * fact_words(work.CONSUMERS)
-    shared.facts.index(place).store(word + b)
-    shared.facts.index(place + 1).store(word + head)
-    shared.facts.index(place + 2).store(word + first_block)
-    shared.facts.index(place + 3).store(word + first)
-    shared.facts.index(place + 4).store(word + count)
+    shared.facts.index(place).store(zero + b)
+    shared.facts.index(place + 1).store(zero + head)
+    shared.facts.index(place + 2).store(zero + first_block)
+    shared.facts.index(place + 3).store(zero + first)
+    shared.facts.index(place + 4).store(zero + count)
     if not data.GIVEN:
         for i in gl.static_range(work.CONSUMERS):
             tile_schedule = work.tile_schedule(first_block + i, first, count)
             for j in gl.static_range(4):
-                shared.facts.index(place + 5 + 4 * i + j).store(word + tile_schedule[j])
+                shared.facts.index(place + 5 + 4 * i + j).store(zero + tile_schedule[j])
     role_barrier()
 
 
@@ -84,17 +84,20 @@ def load_values(shared, desc, b, head, row, it, BYTES: gl.constexpr):
 
 
 @gluon.jit
-def load_seen_values(work, data, shared, desc, b, head, word, row, it, landings, BYTES: gl.constexpr):
-    """V of the kv tile of a word, from `row` on, with zeros for keys that no query sees; `landings`, counted on.
+def load_seen_values(work, data, shared, desc, b, head, packed_tile, row, it, landings, BYTES: gl.constexpr):
+    """V of the kv tile of a packed tile id, from `row` on, with zeros for keys that no query sees; `landings`, counted
+    on.
 
     See Note [Rows that take no part] in `hopper.clear`.  head: the query head.
     """
     stage = wait_for_room(shared.v_empty, it, shared.STAGES)
-    full = shared.v_full.index(gl.where(has_unseen(word), shared.STAGES, stage))
+    full = shared.v_full.index(gl.where(has_unseen(packed_tile), shared.STAGES, stage))
     mbarrier.expect(full, BYTES)
     load_rows(desc, b, head // work.group, row, full, shared.v.index(stage))
-    if has_unseen(word):
-        hidden = unseen_keys(data.arguments.keys_seen_ptr, data.table(b, head), kv_of(word), work.kv_len, work.BLOCK_KV)
+    if has_unseen(packed_tile):
+        hidden = unseen_keys(
+            data.arguments.keys_seen_ptr, data.table(b, head), kv_of(packed_tile), work.kv_len, work.BLOCK_KV
+        )
         mbarrier.wait(full, landings & 1)
         clear(shared.v.index(stage), hidden)
         complete(shared.v_full.index(stage))
@@ -131,18 +134,18 @@ def produce(work, data, varlen_layout, shared, q_desc, k_desc, v_desc, counter_p
     tiles = 0
     landings = 0
     place = gl.program_id(0)
-    words_ptr, steps, word, second = first_words(work, data, place)
+    packed_tiles_ptr, steps, packed_tile, second = first_packed_tiles(work, data, place)
     while place < work.count():
         b, head, _q_tile, first_block = work.tile(place)
         kv_head = head // work.group
         if data.GIVEN:
             ahead = gl.where(steps > 1, second, 0)
-            row = first_row_of(work, varlen_layout, word)
-            put_word(shared, done, ahead)
+            row = first_row_of(work, varlen_layout, packed_tile)
+            put_packed_tile(shared, done, ahead)
             load_keys(shared, k_desc, b, kv_head, row, done, K_BYTES)
             later_row = first_row_of(work, varlen_layout, ahead)
             place = draw(counter_ptr)
-            announce(work, data, shared, tiles, b, head, first_block, word, steps)
+            announce(work, data, shared, tiles, b, head, first_block, packed_tile, steps)
         else:
             first, end = work.kv_tiles(first_block)
             last_row = (end - 1) * work.BLOCK_KV - work.first_key()  # of the kv tile that is scheduled first
@@ -154,20 +157,22 @@ def produce(work, data, varlen_layout, shared, q_desc, k_desc, v_desc, counter_p
         load_queries(work, varlen_layout, shared, q_desc, b, head, first_block, stage, Q_BYTES)
         if data.GIVEN:
             for step in range(1, steps):
-                before = word
+                before = packed_tile
                 v_row = row
-                word = ahead
+                packed_tile = ahead
                 row = later_row  # asked for in the step before
-                ahead = gl.load(words_ptr + (step + 1), mask=step + 1 < steps, other=0)
-                put_word(shared, done + step, ahead)
+                ahead = gl.load(packed_tiles_ptr + (step + 1), mask=step + 1 < steps, other=0)
+                put_packed_tile(shared, done + step, ahead)
                 later_row = first_row_of(work, varlen_layout, ahead)
                 load_keys(shared, k_desc, b, kv_head, row, done + step, K_BYTES)
                 landings = load_seen_values(
                     work, data, shared, v_desc, b, head, before, v_row, done + step - 1, landings, V_BYTES
                 )
             done += steps
-            last = word
-            words_ptr, steps, word, second = first_words(work, data, place)  # they come while there is no room for V
+            last = packed_tile
+            packed_tiles_ptr, steps, packed_tile, second = first_packed_tiles(
+                work, data, place
+            )  # they come while there is no room for V
             landings = load_seen_values(work, data, shared, v_desc, b, head, last, row, done - 1, landings, V_BYTES)
         else:
             for step in range(1, steps):
@@ -183,24 +188,26 @@ def produce(work, data, varlen_layout, shared, q_desc, k_desc, v_desc, counter_p
 
 
 @gluon.jit
-def first_words(work, data, place):
-    """Returns (pointer, number of words, first word, second word) of the q tile at `place` in the work list.
+def first_packed_tiles(work, data, place):
+    """Returns (pointer, number of packed tile ids, first packed tile id, second packed tile id) of the q tile at
+    `place` in the work list.
 
-    A word encodes one kv tile that the q tile visits (see `forward_words` of `schedule/table_tile_schedule.py`).  If
-    all keys fit in one kv tile, the first word is returned twice.  A `place` past the end gives the last tile.  If
-    `data.GIVEN` is false, all four values are `place`, and nothing may read them.
+    A packed tile id encodes one kv tile that the q tile visits (see `forward_packed_tiles` of
+    `schedule/table_tile_schedule.py`).  If all keys fit in one kv tile, the first packed tile id is returned twice.  A
+    `place` past the end gives the last tile.  If `data.GIVEN` is false, all four values are `place`, and nothing may
+    read them.
     """
     if data.GIVEN:
         b, head, q_tile, _first_block = work.tile(gl.minimum(place, work.count() - 1))
-        words_ptr, steps = data.words_of(work, b, head, q_tile)
+        packed_tiles_ptr, steps = data.packed_tiles_of(work, b, head, q_tile)
         more = gl.where(work.kv_len > work.BLOCK_KV, 1, 0)
-        return words_ptr, steps, gl.load(words_ptr), gl.load(words_ptr + more)
+        return packed_tiles_ptr, steps, gl.load(packed_tiles_ptr), gl.load(packed_tiles_ptr + more)
     else:
         return place, place, place, place
 
 
 @gluon.jit
-def first_row_of(work, varlen_layout, word):
-    """The first row of a word's kv tile, in the descriptors of K and V."""
-    row = kv_of(word) * work.BLOCK_KV
+def first_row_of(work, varlen_layout, packed_tile):
+    """The first row of a packed tile id's kv tile, in the descriptors of K and V."""
+    row = kv_of(packed_tile) * work.BLOCK_KV
     return varlen_layout.token(row) if varlen_layout.VARLEN_ROWS else row - work.first_key()

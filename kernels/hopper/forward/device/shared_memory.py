@@ -5,7 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ....common.device.aggregates import aggregate
-from .listed import word_stages
+from .listed import packed_tile_stages
 from .sums import COLUMNS, fill_with_ones
 from .tile_work import ROWS
 
@@ -25,8 +25,8 @@ class SharedMemory:
     q: [Q_STAGES * consumers, ROWS, columns], 16 bits, a ring of Q_STAGES q tiles with one tile per consumer; k, v:
     [STAGES, BLOCK_KV, columns], 16 bits; out: one [ROWS, columns] tile per consumer, which overwrites q with OUT_IN_Q.
     q_tail, k_tail: the TAIL_D columns past the first ones, if TAIL_D > 0. ones: with SUMS_BY_MATMUL, see Note [Sums] in
-    `sums`. facts: a ring of `fact_stages` entries of int32 words about q tiles, see `producer.announce`. words: if
-    LISTED, a ring of `word_stages`, see Note [Words] in `listed`.
+    `sums`. facts: a ring of `fact_stages` entries of int32 values about q tiles, see `producer.announce`. packed tile
+    ids: if LISTED, a ring of `packed_tile_stages`, see Note [Packed tiles] in `listed`.
 
     Barriers `*_full` are completed by the producer's copies, `*_empty` by an arrival of every consumer. If LISTED,
     v_full has one more barrier, which is the producer's own, see `hopper.clear`.
@@ -40,7 +40,7 @@ class SharedMemory:
     out: gl.shared_memory_descriptor
     ones: gl.shared_memory_descriptor
     facts: gl.shared_memory_descriptor
-    words: gl.shared_memory_descriptor
+    packed_tiles: gl.shared_memory_descriptor
     q_full: gl.shared_memory_descriptor
     q_empty: gl.shared_memory_descriptor
     k_full: gl.shared_memory_descriptor
@@ -55,7 +55,7 @@ class SharedMemory:
 
 @gluon.constexpr_function
 def fact_words(consumers):
-    """Returns the number of int32 words about a tile: five, and four for each consumer."""
+    """Returns the number of int32 values about a tile: five, and four for each consumer."""
     return 5 + 4 * consumers
 
 
@@ -77,8 +77,8 @@ def _tiles(DTYPE: gl.constexpr, COUNT: gl.constexpr, HEIGHT: gl.constexpr, WIDTH
 
 
 @gluon.jit
-def _words(COUNT: gl.constexpr):
-    """Allocates COUNT int32 words."""
+def _int32(COUNT: gl.constexpr):
+    """Allocates COUNT int32 values."""
     return gl.allocate_shared_memory(gl.int32, [COUNT, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
@@ -109,10 +109,10 @@ def allocate_shared(DTYPE: gl.constexpr, FORM, LISTED: gl.constexpr):
     if FORM.SUMS_BY_MATMUL:
         ones = _tiles(DTYPE, 1, COLUMNS, BLOCK_KV).index(0)
         fill_with_ones(ones)
-    tile_facts = _words(fact_stages(Q_STAGES) * fact_words(CONSUMERS))
-    words = tile_facts
+    tile_facts = _int32(fact_stages(Q_STAGES) * fact_words(CONSUMERS))
+    packed_tiles = tile_facts
     if LISTED:
-        words = _words(word_stages(STAGES))
+        packed_tiles = _int32(packed_tile_stages(STAGES))
     return SharedMemory(
         q=q,
         q_tail=q_tail,
@@ -122,7 +122,7 @@ def allocate_shared(DTYPE: gl.constexpr, FORM, LISTED: gl.constexpr):
         out=out,
         ones=ones,
         facts=tile_facts,
-        words=words,
+        packed_tiles=packed_tiles,
         q_full=_barriers(Q_STAGES, 1),
         q_empty=_barriers(Q_STAGES, CONSUMERS),
         k_full=_barriers(STAGES, 1),

@@ -6,7 +6,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ....common.device.aggregates import aggregate
 from .operations import DQ_LAYOUT, DQ_ROW, as_tiles
-from .step_words import allocate_words
+from .packed_tiles import allocate_int32
 
 
 @gluon.constexpr_function
@@ -37,7 +37,7 @@ class SharedMemory:
     PIECES]: rings of STAGES q tiles, each in PIECES pieces. ds, p: 16 bits [BLOCK_KV, BLOCK_Q]. dq: a ring of DQ_STAGES
     fp32 tiles in the order of `steps.in_fragments`, through which dk and dv leave with RESULTS_IN_DQ, otherwise through
     k and v. k_tail, q_tail, dq_tail: the TAIL_D columns past BLOCK_D, if TAIL_D > 0. tile schedules: a ring of ENTRIES
-    pairs of words, see `work_ids`; group_barrier: the barrier of a CTA in its group, see `group`.
+    pairs of int32, see `work_ids`; group_barrier: the barrier of a CTA in its group, see `group`.
 
     Barriers `*_full` are completed when a tile has arrived, `*_empty` when it has been read. If the kernel clears rows
     that take no part, see `clear`, k_full, v_full, q_full and do_full have one more barrier, the last, which is the
@@ -152,7 +152,7 @@ def allocate_shared(DTYPE: gl.constexpr, FORM, CLEARS: gl.constexpr, READERS: gl
         do_full=barriers(STAGES + OWN),
         dq_empty=barriers(DQ_STAGES),
         group_barrier=group_barrier,
-        tile_schedules=allocate_words(2 * ENTRIES),
+        tile_schedules=allocate_int32(2 * ENTRIES),
         tile_schedule_full=barriers(ENTRIES),
         tile_schedule_empty=barriers(ENTRIES, READERS),
         STAGES=STAGES,

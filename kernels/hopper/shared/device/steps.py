@@ -34,7 +34,7 @@ def left_operand(layout):
 
 
 @gluon.jit
-def probabilities(mask, drops, score, s, lse, word, stage, PIECE: gl.constexpr, CUT: gl.constexpr = None):
+def probabilities(mask, drops, score, s, lse, packed_tile, stage, PIECE: gl.constexpr, CUT: gl.constexpr = None):
     """(P, slopes) of a piece of the queries of a step, from products; P is signed, see `dropout`.
 
     Slopes are for `Score.through`, any numbers where scores are not bounded.
@@ -46,7 +46,9 @@ def probabilities(mask, drops, score, s, lse, word, stage, PIECE: gl.constexpr, 
     else:
         p = gl.exp2(s * score.factor - gl.expand_dims(lse.load(columns), 0))
         slope = p
-    return drops.marked(mask.applied(p, word, stage, PIECE, CUT), mask.q_tile(word), mask.kv, PIECE), slope
+    return drops.marked(
+        mask.applied(p, packed_tile, stage, PIECE, CUT), mask.q_tile(packed_tile), mask.kv, PIECE
+    ), slope
 
 
 @gluon.jit
@@ -196,11 +198,11 @@ def overlapped_step(shared, mask, drops, score, it, after, s, dk, dv, zero, WARP
     the tiles of another step when dK is done; `step_signals` says why an S that nobody needs may read its Q after that.
     """
     stage = wait_for_do(shared, it)
-    word = mask.read_word(stage)
+    packed_tile = mask.read_packed_tile(stage)
     do = shared.do.index(stage)
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     begin_drops(drops)
-    p, slope = probabilities(mask, drops, score, s, shared.lse.index(stage), word, stage, 0)
+    p, slope = probabilities(mask, drops, score, s, shared.lse.index(stage), packed_tile, stage, 0)
     delta = deltas(shared, stage, p)
     dv = add_product(drops.rounded(p, do.dtype), do, dv, WARPS)
     p = score.through(p, slope)
@@ -221,7 +223,7 @@ def overlapped_step(shared, mask, drops, score, it, after, s, dk, dv, zero, WARP
 
 @gluon.jit
 def halved_step(
-    shared, mask, drops, score, it, after, word, s0, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr,
+    shared, mask, drops, score, it, after, packed_tile, s0, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr,
     AHEAD: gl.constexpr, CUT: gl.constexpr,
 ):  # fmt: skip
     """A step in two halves of the q tile, k and v in registers or shared memory.
@@ -245,7 +247,7 @@ def halved_step(
         s0 = wait_for_matmuls(1, deps=(s0,))
     if AHEAD:
         begin_drops(drops)
-    p, slope = probabilities(mask, drops, score, s0, shared.lse.index(tile), word, stage, 0, CUT)
+    p, slope = probabilities(mask, drops, score, s0, shared.lse.index(tile), packed_tile, stage, 0, CUT)
     if AHEAD:
         delta = deltas(shared, tile, p)
     dv = add_product(drops.rounded(p, do0.dtype), do0, dv, WARPS)
@@ -264,7 +266,7 @@ def halved_step(
     s1 = wait_for_matmuls(3 if AHEAD else 1, deps=(s1,))
     if AHEAD:
         begin_drops(drops)
-    p, slope = probabilities(mask, drops, score, s1, shared.lse.index(tile + 1), word, stage, 1, CUT)
+    p, slope = probabilities(mask, drops, score, s1, shared.lse.index(tile + 1), packed_tile, stage, 1, CUT)
     if AHEAD:
         delta = deltas(shared, tile + 1, p)
     dv = add_product(drops.rounded(p, do1.dtype), do1, dv, WARPS)
@@ -299,11 +301,11 @@ def shared_step(shared, mask, drops, score, it, dk, dv, zero, WARPS: gl.constexp
     stage = wait_for_q(shared, it)
     s = scores(shared.k, shared, stage, zero)
     wait_for_do(shared, it)
-    word = mask.read_word(stage)
+    packed_tile = mask.read_packed_tile(stage)
     do = shared.do.index(stage)
     dp = warpgroup_mma(shared.v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     s = wait_for_matmuls(1, deps=(s,))
-    p, slope = probabilities(mask, drops, score, s, shared.lse.index(stage), word, stage, 0)
+    p, slope = probabilities(mask, drops, score, s, shared.lse.index(stage), packed_tile, stage, 0)
     role_barrier()  # all have read P and dS of the step before
     shared.p.store(drops.rounded(p, shared.k.dtype))
     p = score.through(p, slope)

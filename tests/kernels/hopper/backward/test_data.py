@@ -62,13 +62,15 @@ def test_tables_tile_schedule_what_is_seen(name: str, band: Band, q_len: int, kv
             pairs = found[place_of_mask]
             adds: dict[int, list[tuple[int, int]]] = {q: [] for q in range(tile_schedule.problem.n_q)}
             for kv in range(tile_schedule.problem.n_kv):
-                words = data.steps[table, kv, : data.visits[table, kv]].tolist()
-                tiles = [word & FIELD for word in words]
+                packed_tiles = data.steps[table, kv, : data.visits[table, kv]].tolist()
+                tiles = [packed_tile & FIELD for packed_tile in packed_tiles]
                 full = [tile_schedule.q_tile(q_head, kv, step) for step in range(tile_schedule.visits(q_head, kv))]
                 assert tiles == [q for q in full if pairs[q][kv] != EMPTY]
-                assert [word >> 2 * TILE_BITS & 1 for word in words] == [pairs[q][kv] == PARTIAL for q in tiles]
-                for q, word in zip(tiles, words, strict=True):
-                    adds[q].append((word >> TILE_BITS & FIELD, tile_schedule.rank(q_head, q, kv)))
+                assert [packed_tile >> 2 * TILE_BITS & 1 for packed_tile in packed_tiles] == [
+                    pairs[q][kv] == PARTIAL for q in tiles
+                ]
+                for q, packed_tile in zip(tiles, packed_tiles, strict=True):
+                    adds[q].append((packed_tile >> TILE_BITS & FIELD, tile_schedule.rank(q_head, q, kv)))
             for q, ranks in adds.items():
                 assert data.contributions[table, q] == len(ranks)
                 assert [r for r, _ in sorted(ranks)] == list(range(len(ranks)))
@@ -89,8 +91,11 @@ def test_a_mask_that_hides_nothing_has_the_tile_schedules_of_the_band(
         for kv in range(tile_schedule.problem.n_kv):
             steps = [tile_schedule.q_tile(head, kv, step) for step in range(tile_schedule.visits(head, kv))]
             assert visible.q_tiles(kv) == steps
-            words = [(tile_schedule.rank(head, q, kv), pairs[q][kv] != FULL) for q in steps]
-            assert [(word >> TILE_BITS & FIELD, word >> 2 * TILE_BITS & 1) for word in visible.words(kv)] == words
+            packed_tiles = [(tile_schedule.rank(head, q, kv), pairs[q][kv] != FULL) for q in steps]
+            assert [
+                (packed_tile >> TILE_BITS & FIELD, packed_tile >> 2 * TILE_BITS & 1)
+                for packed_tile in visible.packed_tiles(kv)
+            ] == packed_tiles
 
 
 MASKS = {"segment_ids": Mask.parse("causal & keys(0)"), "dense": Mask.parse("dense(0)")}
@@ -125,7 +130,7 @@ def test_arguments(name: str, schedule: str) -> None:
         assert {n: main[n] for n in ("visits", "q_vectors", "kv_vectors", "keys_seen", "dense")} == {
             n: pointers[n] for n in ("visits", "q_vectors", "kv_vectors", "keys_seen", "dense")
         }
-        assert (main["words"], finish["contributions"]) == (pointers["steps"], pointers["contributions"])
+        assert (main["packed_tiles"], finish["contributions"]) == (pointers["steps"], pointers["contributions"])
         strides = main["dense_b"], main["dense_h"], main["dense_i"], main["dense_j"]
         assert strides == ((0, 0, 0, 0) if data.dense is None else (0, 800 * by_head, 40, 1))
 

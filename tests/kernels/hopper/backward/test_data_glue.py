@@ -66,12 +66,12 @@ class DataLaunch(Launch):
         return replace(super().specialisation(), even_kv=False, traits=traits_of(self.mask, segment_ids=True))
 
     def data_arguments(self) -> dict[str, dict[str, Any]]:
-        names = "visits", "words", "q_vectors", "kv_vectors", "keys_seen", "dense"
+        names = "visits", "packed_tiles", "q_vectors", "kv_vectors", "keys_seen", "dense"
         strides = dict.fromkeys(("dense_b", "dense_h", "dense_i", "dense_j"), 0)
         return {"data": {name: Pointer(name) for name in names} | strides | {"table_b": 1, "table_h": 0}}
 
     def run(self, *args: Any, **how: Any) -> Any:
-        tensors = {"visits": self.data.visits, "words": self.data.steps, "keys_seen": self.data.keys_seen}
+        tensors = {"visits": self.data.visits, "packed_tiles": self.data.steps, "keys_seen": self.data.keys_seen}
         memory = {name: tensor.flatten().tolist() for name, tensor in tensors.items()}
         return super().run(*args, memory=memory, **how)
 
@@ -187,24 +187,27 @@ def check_cleared(
 
 
 FLAGSHIP = DataLaunch((128, 128), 2, "bent_fold", Band(0), 200, 100, group=2, batch=2, kinds=("packed", "left padding"))
-_MASKED = "if word >> MASKED != 0:\n            work = self.tile_schedule.work"
+_MASKED = "if packed_tile >> MASKED != 0:\n            work = self.tile_schedule.work"
 CONTROLS = {
-    "rank and flag together": ("(word >> WORD_BITS) & ((1 << WORD_BITS) - 1)", "word >> WORD_BITS"),
-    "q tile and rank together": ("word & ((1 << WORD_BITS) - 1)", "word"),
-    "the mask is forgotten": (_MASKED, _MASKED.replace("word >> MASKED != 0", "False")),
-    "the mask of full tiles": (_MASKED, _MASKED.replace("word >> MASKED != 0", "True")),
+    "rank and flag together": (
+        "(packed_tile >> PACKED_TILE_BITS) & ((1 << PACKED_TILE_BITS) - 1)",
+        "packed_tile >> PACKED_TILE_BITS",
+    ),
+    "q tile and rank together": ("packed_tile & ((1 << PACKED_TILE_BITS) - 1)", "packed_tile"),
+    "the mask is forgotten": (_MASKED, _MASKED.replace("packed_tile >> MASKED != 0", "False")),
+    "the mask of full tiles": (_MASKED, _MASKED.replace("packed_tile >> MASKED != 0", "True")),
     "the table of the first batch element": ("table = work.batch * self.data.table_b", "table = self.data.table_b"),
-    "the next word": ("(self._row(kv) * self.work.n_q + step)", "(self._row(kv) * self.work.n_q + step + 1)"),
+    "the next packed tile id": ("(self._row(kv) * self.work.n_q + step)", "(self._row(kv) * self.work.n_q + step + 1)"),
     "keys of the first batch element": ("((self.MASK.KEYS * work.batch + i) * work.kv_len + keys)", "(keys)"),
     "queries of the first batch element": ("(QUERIES * work.batch * work.q_len + positions)", "(positions)"),
     "segment ids of the first half": ("gl.minimum(rows + piece * ROWS, ", "gl.minimum(rows, "),
     "segment ids in the stage of the first half": ("(stage * PIECES + piece)", "(stage * PIECES)"),
     "segment ids that nobody waits for": ("async_copy.mbarrier_arrive(full)", "pass"),
     "segment ids of another stage": ("piece = stage * (work", "piece = (stage + 1) % 2 * (work"),
-    "the word of another stage": ("words.index(here(stage))", "words.index(here((stage + 1) % 2))"),
-    "the second word first": ("gl.minimum(step, n_q - 1)", "gl.minimum(step + 1, n_q - 1)"),
-    "the word of the same step": ("gl.minimum(after, steps - 1)", "gl.minimum(step, steps - 1)"),
-    "the word of the other reducer": ("step, step + WARPS, steps", "step, step + 1, steps"),
+    "the packed tile id of another stage": ("ring.index(here(stage))", "ring.index(here((stage + 1) % 2))"),
+    "the second packed tile id first": ("gl.minimum(step, n_q - 1)", "gl.minimum(step + 1, n_q - 1)"),
+    "the packed tile id of the same step": ("gl.minimum(after, steps - 1)", "gl.minimum(step, steps - 1)"),
+    "the packed tile id of the other reducer": ("step, step + WARPS, steps", "step, step + 1, steps"),
     "keys that take no part": ("(step == 0) & (unseen != 0)", "False"),
     "keys cleared in every step": ("(step == 0) & (unseen != 0)", "unseen != 0"),
     "keys cleared before they are there": ("    mbarrier.wait(shared.k_full.index(1), landings & 1)\n", ""),

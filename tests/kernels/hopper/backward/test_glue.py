@@ -399,7 +399,7 @@ _DK_WAIT, _HALVES_WAIT = (
     "dq, dv, dk = wait_for_matmuls(1, deps=(dq, dv, dk))",
 )
 _NUMBER, _DO_FULL = "FIRST + it % shared.STAGES", "    mbarrier.wait(shared.do_full"
-_MASKED = "cut = word >> MASKED != 0 if CUT is None else CUT"
+_MASKED = "cut = packed_tile >> MASKED != 0 if CUT is None else CUT"
 _NEXT = "gl.where(after < steps, following >> MASKED, 2) << NEXT"
 WRONG = ""  # the launch ends, with other results than the tables want
 CONTROLS = {
@@ -422,7 +422,7 @@ CONTROLS = {
         EMPTY_KEYS, IN_USE, 'if STEP != "overlapped" or steps == 0:', 'if STEP != "overlapped":',
     ),
     "an entry that nobody has left": (
-        EMPTY_LAST, f"{WAITS}|^$", "wait_until_left(shared, n)\n    put_word", "put_word",
+        EMPTY_LAST, f"{WAITS}|^$", "wait_until_left(shared, n)\n    put_packed_tile", "put_packed_tile",
     ),
     "an entry that is never left": (SHORT, WAITS, "leave_tile_schedule(shared, n)\n        n += 1", "n += 1"),
     "two work ids of a CTA that others wait for": (PAIRS, WRONG, "if not SCHEDULE.CO_RESIDENT:", "if True:"),
@@ -502,7 +502,7 @@ CONTROLS = {
         FLAGSHIP, "before it is written|^$", "    role_barrier()\n    _release", "    _release",
     ),
     "rank of another tile": (
-        FLAGSHIP, WAITS, "rank = tile_schedule.rank(word, kv)", "rank = tile_schedule.rank(word, kv) + 1",
+        FLAGSHIP, WAITS, "rank = tile_schedule.rank(packed_tile, kv)", "rank = tile_schedule.rank(packed_tile, kv) + 1",
     ),
     "row of the tensor": (
         replace(FLAGSHIP, mask=Band(30)), WRONG, "q * BLOCK_Q - work.first_row()", "q * BLOCK_Q",
@@ -528,14 +528,14 @@ CONTROLS = {
         NARROW, f"{WAITS}|{LEFT}", _NEXT, "gl.where(after < 2, following >> MASKED, 2) << NEXT",
     ),
     "a first step that is taken for a whole one": (
-        NARROW, WRONG, "first = mask.read_word(wait_for_do(shared, done)) >> MASKED", "first = 0",
+        NARROW, WRONG, "first = mask.read_packed_tile(wait_for_do(shared, done)) >> MASKED", "first = 0",
     ),
     "S of a step that does not follow": (
         NARROW, WAITS, "after = it + 1 - (following >> 1)", "after = it + 1",
     ),
-    "a word in another stage": (
-        FLAGSHIP, "read before it is written|^$", "put_word(self.step_words, stage, word)",
-        "put_word(self.step_words, (stage + 1) % 2, word)",
+    "a packed tile id in another stage": (
+        FLAGSHIP, "read before it is written|^$", "put_int32(self.packed_tiles, stage, packed_tile)",
+        "put_int32(self.packed_tiles, (stage + 1) % 2, packed_tile)",
     ),
     "bytes of K without its tail": (
         PAIRS, "fewer bytes", "BLOCK_KV * (D + shared.TAIL_D) * WIDTH", "BLOCK_KV * D * WIDTH",

@@ -113,7 +113,7 @@ ADD = """            _accumulate(dq_desc, row, shared.dq.index(stage), rank)
 """
 ADDED = "            added = stamps.now()\n"
 PASSED = "            release_semaphore(semaphores + tile, rank)\n"
-END = "            stamps.write(work, kv, 1 + tile_schedule.q_tile(word), 2, added, stamps.now())\n"
+END = "            stamps.write(work, kv, 1 + tile_schedule.q_tile(packed_tile), 2, added, stamps.now())\n"
 DONE = "            wait_for_signal(shared, NOTED, it, shared.CONSUMERS)\n"
 WAIT = "            wait = stamps.now()\n"
 NOTED = "mbarrier.arrive(stamps.noted.index(stage), count=1)"
@@ -125,7 +125,11 @@ CONTROLS = {
     "one number for room and stamper": (AGAIN, "NOTED = gl.constexpr(12)", "NOTED = gl.constexpr(10)"),
     "added before the add": (WRONG, ADD + ADDED, ADDED + ADD),
     "end before the semaphore is released": (WRONG, PASSED + END, END + PASSED),
-    "times of another tile": ("stamped twice", "1 + tile_schedule.q_tile(word), 0, start, wait", "1, 0, start, wait"),
+    "times of another tile": (
+        "stamped twice",
+        "1 + tile_schedule.q_tile(packed_tile), 0, start, wait",
+        "1, 0, start, wait",
+    ),
     "times of another head": (
         "stamped twice",
         "work.batch * work.q_heads + work.q_head()\n        n_kv",

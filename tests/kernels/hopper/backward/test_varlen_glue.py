@@ -58,7 +58,7 @@ class VarlenLaunch(DataLaunch):
 
     def run(self, *args: Any, **how: Any) -> Any:
         *_, place, count = self.rows.operands()
-        tensors = {"visits": self.data.visits, "words": self.data.steps, "keys_seen": self.data.keys_seen}
+        tensors = {"visits": self.data.visits, "packed_tiles": self.data.steps, "keys_seen": self.data.keys_seen}
         tensors |= {"token_offset_ptr": place, "token_count_ptr": count}
         memory = {name: tensor.flatten().tolist() for name, tensor in tensors.items()}
         with pytest.MonkeyPatch.context() as patch:

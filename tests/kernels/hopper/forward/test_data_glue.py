@@ -350,8 +350,8 @@ def test_bits_of_whole_tiles(block_kv: int) -> None:
     """Every score of the tiles that run meets its own bit."""
     device = ForwardSimulation(DENSE_BY_HEAD.constants(True), {}, 1, rows=64).kernel.__globals__
     keep, s = torch.rand(64, block_kv) < 0.5, torch.randn(64, block_kv)
-    words = forward_tables.seen_bits(keep[None], block_kv).view(32, 4, seen_words(block_kv))
-    assert torch.equal(device["hide"](Value(s), Value(words)).read(), s.masked_fill(~keep, -torch.inf))
+    packed_tiles = forward_tables.seen_bits(keep[None], block_kv).view(32, 4, seen_words(block_kv))
+    assert torch.equal(device["hide"](Value(s), Value(packed_tiles)).read(), s.masked_fill(~keep, -torch.inf))
 
 
 @pytest.mark.parametrize("shape", [(32, 64), (64, 192), (128, 128)])
@@ -374,16 +374,16 @@ PADDED = Launch("left", Band(), 60, 150, (128, 128), dims=(16, 72), kv_heads=2, 
 WAITS, EARLY, IN_USE = "everybody waits", "read before it is full", "overwritten while it is in use"
 WRONG = ""  # the launch ends, with other results than attention
 CONTROLS = {
-    "words overwritten": (
+    "packed tile ids overwritten": (
         HOLES,
         f"{WAITS}|{EARLY}|{IN_USE}|more arrivals|left in the middle|",
         "return stages + 2",
         "return 1",
     ),
-    "words told late": (
+    "packed tile ids told late": (
         HOLES,
         f"{WAITS}|{EARLY}|{IN_USE}|more arrivals|left in the middle|",
-        "                put_word(shared, done + step, ahead)\n",
+        "                put_packed_tile(shared, done + step, ahead)\n",
         "",
     ),
     "V kept over a skip": (
@@ -451,7 +451,7 @@ CONTROLS = {
         "exists =",
     ),
     "bits in another order": (DENSE_BY_HEAD, WRONG, "permute([0, 5, 1, 3, 4, 2, 6])", "permute([0, 1, 5, 3, 4, 2, 6])"),
-    "consumers use the words of the first": (REPEATED, "", "(16 + 2 * CONSUMER)", "(16 + 0 * CONSUMER)"),
+    "consumers use the packed tile ids of the first": (REPEATED, "", "(16 + 2 * CONSUMER)", "(16 + 0 * CONSUMER)"),
     "nothing hidden": (PACKED, WRONG, "s = data.hide(work, s, segment ids, b, rows, kv)", "pass"),
     "values of unseen keys": (PADDED, WRONG, "        clear(shared.v.index(stage), hidden)\n", ""),
     "values cleared before they are there": (
