@@ -6,7 +6,7 @@ Forward and backward of one `scaled_dot_product_attention` in bf16 at head dimen
 deterministic algorithms, "torch" the same with dash_inductor switched off, "flex" FlexAttention with a block mask,
 "varlen" FlashAttention-2 on packed documents (flash_attn if it is installed, else torch.nn.attention.varlen),
 "operator" dash on `torch.nn.attention.varlen.varlen_attn`, and "closed form" dash on the plain mask of the same shape.
-TFLOP/s over visible pairs, medians; all calls of a row take turns. A site that dash_inductor keeps is not timed: the
+TFLOP/s over visible pairs, medians; all calls of a row take turns. A site that is not replaced is not timed: the
 reason is printed instead. "torch" of rows with dropout draws other numbers. Results: benchmarks/results/masks.json.
 """
 

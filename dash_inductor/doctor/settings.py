@@ -233,7 +233,7 @@ def attention_function() -> Iterator[Seen]:
         yield WARNING, what, "Remove the patch: dash_inductor replaces PyTorch's own function only."
     current = getattr(torch.nn.attention, "current_flash_attention_impl", lambda: None)()
     if current is not None:
-        what = f"PyTorch's flash attention is {current}, which runs wherever dash_inductor keeps a forward"
+        what = f"PyTorch's flash attention is {current}, which runs wherever dash_inductor does not replace a forward"
         yield NOTE, what, "torch.nn.attention.restore_flash_attention_impl() brings PyTorch's own back."
     on = torch.backends.cuda
     if not (on.flash_sdp_enabled() or on.mem_efficient_sdp_enabled() or on.cudnn_sdp_enabled()):

@@ -140,7 +140,7 @@ class _Sites:
 
         Args:
             asked: the call.
-            found: the plan, or the reason to keep it.
+            found: the plan, or the reason why it is not replaced.
             trains: whether it has a backward.
 
         Raises:

@@ -319,7 +319,7 @@ class Attention:
         forward: None if the forward is in another graph.  Several backwards may share one forward.
         backward: None if the graph has no backward of this forward.
         forward_op: the name of the forward operator.
-        refusal: called before anything else is read; returns why the frontend keeps this call, or None.  It may add a
+        refusal: called before anything else is read; returns why this call is not replaced, or None.  It may add a
             guard on a number.
         note: a note of the frontend for the record.
         one_operator: whether forward or backward is a call of one operator; if not, `forward_op` describes the nodes.

@@ -83,7 +83,7 @@ def _refusal(forward: _Call | None, backward: _Call | None) -> Fallback | None:
 
 
 def _results_used(forward: _Call | None, backward: _Call | None) -> str:
-    """Return why the used results keep a call; "" if the program uses at most the output and the log-sum-exp."""
+    """Return why the used results exclude a replacement; "" if the program uses at most output and log-sum-exp."""
     if backward is not None and not isinstance(backward.args["grad_out"], Node):
         return "its output has no gradient"
     if forward is not None:

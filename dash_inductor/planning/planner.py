@@ -1,4 +1,4 @@
-"""The planner: `decide` returns a plan for a site, or the reason to keep it; `plan` raises instead of keeping.
+"""The planner: `decide` returns a plan for a site, or the reason for a fallback; `plan` raises instead.
 
 Both are pure functions.  Bits may depend on dtype, head dim, heads, mask and architecture, but not on batch size or on
 which lengths are static: a graph with dynamic lengths and one with static lengths must agree.  The kernel family is the

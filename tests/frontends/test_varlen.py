@@ -468,7 +468,7 @@ def test_a_call_without_documents_is_not_replaced() -> None:
 
 @pytest.mark.parametrize("result", [1, 2])
 def test_results_that_are_used(result: int) -> None:
-    """The program gets a log-sum-exp of ours; a random state keeps the call."""
+    """The program gets a log-sum-exp of ours; with a random state the call is not replaced."""
     module = varlen()
     (forward,) = (node for node in module.graph.nodes if op_name(node) == "torch_attn::_varlen_attn")
     (found,) = (user for user in forward.users if user.args[1] == result)
@@ -485,7 +485,7 @@ def test_results_that_are_used(result: int) -> None:
     assert (record.reason, record.detail) == (Reason.FORWARD_FALLBACK, cause)
 
 
-def test_a_fallback_forward_keeps_the_call() -> None:
+def test_a_fallback_forward_leaves_the_call() -> None:
     with config.patch(forward="keep"):
         _, record = rewritten(varlen())
     assert (record.reason, record.detail) == (Reason.FORWARD_FALLBACK, "by the setting forward='keep'")

@@ -1,4 +1,4 @@
-"""A kernel that does not compile keeps its site, before the graph is touched; the program goes on."""
+"""If a kernel does not compile, its site is not replaced, before the graph is touched; the program goes on."""
 
 from __future__ import annotations
 

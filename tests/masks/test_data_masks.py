@@ -943,7 +943,7 @@ def test_compiled_code(checkpointed, dynamic) -> None:
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_a_fallback_forward_keeps_the_site() -> None:
+def test_a_fallback_forward_leaves_the_site() -> None:
     """Its log-sum-exp for a query without keys is not what the backward needs; without data all is known."""
     inputs = tensors(*[(3, 2, 40, 16)] * 3)
     for make, reason in ((transformers_chain, Reason.FORWARD_FALLBACK), (lambda q, k, m: causal(q, k), None)):

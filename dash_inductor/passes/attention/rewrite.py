@@ -179,7 +179,7 @@ class _Reading:
             self.fall_back(Reason.COMPILE_FAILED, f"{type(error).__name__}: {text}")
 
     def needs_our_forward(self, cause: str) -> bool:
-        """Whether the backward needs our forward although `cause` leaves it to PyTorch; if so, keeps the site."""
+        """Whether the backward needs our forward although `cause` leaves it to PyTorch; if so, the site falls back."""
         if self.match is None or not self.match.needs_our_forward:
             return False
         self.fall_back(Reason.FORWARD_FALLBACK if self.match.site.dropout is None else Reason.DROPOUT, cause)

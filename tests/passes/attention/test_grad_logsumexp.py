@@ -78,7 +78,7 @@ def test_a_graph_on_an_h100(dtype: torch.dtype) -> None:
     assert gradient.meta["val"].dtype == torch.float32
 
 
-def test_a_gradient_of_another_size_keeps_the_call() -> None:
+def test_a_call_with_a_gradient_of_another_size_is_not_replaced() -> None:
     _, record = rewritten(joint((2, 8, 128, 1)))
     assert (record.reason, record.detail) == (
         Reason.LAYOUT,

@@ -1,4 +1,4 @@
-"""Every reason to keep a site, what `strict` makes of it, and what happens when our own code fails."""
+"""Every reason for a fallback, what `strict` makes of it, and what happens when our own code fails."""
 
 from __future__ import annotations
 
