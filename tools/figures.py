@@ -46,7 +46,7 @@ def small(title: str, band: Band, *names: str) -> Picture:
 
 def large() -> Picture:
     """Simulates eight heads of 4096 tokens on 132 workers with separate writers, as on an H100."""
-    problem = Problem(CAUSAL, 4096, 4096, 64, 128, heads=8, section=4)
+    problem = Problem(CAUSAL, 4096, 4096, 64, 128, heads=8, head_chunk=4)
     prices = Costs(1.0, 0.3, 0.3, epilogue=3.0, depth=2)
     runs = tuple(timeline(name, problem, 132, prices) for name in ("bent_fold", "spt", "descending", "ascending"))
     subtitle = "8 heads of 4096 tokens, tiles of 64 queries and 128 keys, 132 workers with writers of their own"

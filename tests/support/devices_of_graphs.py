@@ -37,7 +37,7 @@ def traced(program: Program) -> GraphModule:
 def kept() -> Callable[[Tensor], Tensor]:
     """An operator of a program, of which nobody knows what it does."""
     library.define("kept(Tensor x) -> Tensor")
-    library.impl("fallback", torch.empty_like, "Meta")
+    library.impl("kept", torch.empty_like, "Meta")
     return torch.ops.of_a_program.kept
 
 
