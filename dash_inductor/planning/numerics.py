@@ -28,7 +28,8 @@ def numerics_key(
     """
     tiles = [f"dkdv={_shape(candidate.dkdv)}"] + ([f"dq={_shape(candidate.dq)}"] if candidate.dq else [])
     dims = f"d{site.head_dim}" if site.value_dim == site.head_dim else f"d{site.head_dim}v{site.value_dim}"
-    facts = [site.dtype + ("+tf32" if tf32 else ""), dims, components(site), f"group{site.group}", arch]
+    mask = components(site).replace(":varlen(", ":placed(")  # keys have the text that they have always had
+    facts = [site.dtype + ("+tf32" if tf32 else ""), dims, mask, f"group{site.group}", arch]
     facts += [] if site.dropout is None else [f"dropout={site.dropout}"]
     facts.append(f"forward={forward.name}:{_shape(forward.tiles)}")
     return "/".join([f"v{NUMERICS_VERSION}", kernel, name, *tiles, *facts])
@@ -41,8 +42,7 @@ def components(site: Site) -> str:
     """
     modifiers = [f"{name} {value!r}" for name, value in site.call.modifiers.items()]
     operands = [name for name in site.call.of_forward.given if name != "dropout"]
-    mask = str(site.mask).replace(":varlen(", ":placed(")  # the text of earlier keys
-    return " + ".join([mask, *modifiers, *operands, *(["logsumexp"] if site.call.logsumexp else [])])
+    return " + ".join([str(site.mask), *modifiers, *operands, *(["logsumexp"] if site.call.logsumexp else [])])
 
 
 def _shape(tiles: Tiles) -> str:
