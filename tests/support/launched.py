@@ -138,7 +138,7 @@ def main() -> None:
             "blocks": len(calls._free),
         }
 
-    backward = build.kernels(Case((64, 64), Band(0), "spt", codes=True, dropout=True).specialisation(), 0)
+    backward = build.kernels(Case((64, 64), Band(0), "spt", segment_ids=True, dropout=True).specialisation(), 0)
     resident = build.kernels(Case((64, 64), Band(), "shift").specialisation(), 0)
     forward = forward_build.kernels(forward_build.Specialisation("bfloat16", 64, 64, traits_of(Band(0)), True), 0)
     kernels = {

@@ -66,6 +66,8 @@ def check(call: Call, extras: Sequence[Tensor], sizes: tuple[int, int, int, int]
     """
     of_axes = dict(zip(("b", "h", "q", "kv"), sizes, strict=True))
     for name, part in call.given.items():
+        if part.operand.index >= len(extras):
+            raise ArgumentError(name, None, f"a tensor, the extra of index {part.operand.index}, for {call}")
         kind, tensor = OPERANDS[name], extras[part.operand.index]
         wanted = tuple(of_axes[axis] for axis in kind.axes) or (1,)
         shape = tuple(tensor.shape)

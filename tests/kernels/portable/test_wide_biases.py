@@ -14,7 +14,7 @@ from dash_inductor.model.call import Call
 from dash_inductor.model.components import Dense, Operand, Segments
 from dash_inductor.model.mask import Band, Mask
 from dash_inductor.model.operands import Bias
-from dash_inductor.model.plan import Kept
+from dash_inductor.model.plan import Fallback
 from dash_inductor.model.site import Site
 from dash_inductor.planning import decide
 
@@ -49,7 +49,7 @@ def test_they_fit(case: tuple[str, str, tuple[int, int]]) -> None:
         value_dim=dims[1], call=call, allow_tf32=False,
     )  # fmt: skip
     plan = decide(site, arch, "auto")
-    assert not isinstance(plan, Kept)
+    assert not isinstance(plan, Fallback)
     with mock.patch.object(standalone, "_tensors", _with_wide_biases):
         kernels = [standalone.render_forward(plan, site), *standalone.render(plan, site)]
         used = [built(kernel, arch)[1].shared_memory for kernel in kernels]

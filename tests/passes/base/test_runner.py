@@ -96,7 +96,7 @@ def test_strict(asked_for: bool) -> None:
         assert rewrite_graph(graph, [Sines(asked_for=True)])
     else:
         with pytest.raises(
-            FallbackError, match="these sites cannot be replaced:\ntan: sines, not replaced, unsupported_op"
+            FallbackError, match="these sites cannot be replaced:\ntan: sines, fallback, unsupported_op"
         ):
             rewrite_graph(graph, [Sines()])
     assert [record.status for record in all_records()] == ["replaced", "fallback"]

@@ -417,12 +417,14 @@ CONTROLS = {
     ),
     "results over a dq tile": (FLAGSHIP, f"{IN_USE}|^$", "mbarrier.wait(self.dq_empty.index(stage), ", "max(0, "),
     "a dq tile over results": (FLAGSHIP, IN_USE, "        wait_for_own_stores()", "        pass"),
-    "a dq tile of a half over results": (NARROW, IN_USE, "wait_until_read()  # the results", "pass  # the results"),
+    "a dq tile of a half over results": (
+        NARROW, IN_USE, "before it is written\n            wait_until_read()", "before it is written\n            pass",
+    ),
     "results over those of the tile schedule before": (
         EMPTY_KEYS, IN_USE, 'if STEP != "overlapped" or steps == 0:', 'if STEP != "overlapped":',
     ),
     "an entry that nobody has left": (
-        EMPTY_LAST, f"{WAITS}|^$", "wait_until_left(shared, n)\n    put_packed_tile", "put_packed_tile",
+        EMPTY_LAST, f"{WAITS}|^$", "wait_until_left(shared, n)\n    put_int32", "put_int32",
     ),
     "an entry that is never left": (SHORT, WAITS, "leave_tile_schedule(shared, n)\n        n += 1", "n += 1"),
     "two work ids of a CTA that others wait for": (PAIRS, WRONG, "if not SCHEDULE.CO_RESIDENT:", "if True:"),

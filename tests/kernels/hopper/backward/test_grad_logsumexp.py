@@ -10,13 +10,13 @@ import torch
 
 from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.common.arguments import flat
-from dash_inductor.kernels.hopper.backward import build
+from dash_inductor.kernels.hopper.backward import build, launch
 from dash_inductor.model import Band, Operand
 
 from ....support import sass
 from ....support.hopper_builds import Case
 from ....support.kernel_code import digest
-from .test_launch import CALL, Device, device, run, tensors  # noqa: F401  # a fixture
+from .test_launch import CALL, PLAN, Device, device, run, tensors  # noqa: F401  # a fixture
 
 WITH_GRADIENT = replace(CALL, grad_logsumexp=Operand(0))
 
@@ -60,10 +60,8 @@ def test_what_prepare_is_given(device: Device) -> None:  # noqa: F811
 
 def test_gradients_that_are_not_the_calls(device: Device) -> None:  # noqa: F811
     given, gradient = tensors(), torch.zeros(2, 4, 300)
-    with pytest.raises(ArgumentError, match="given if the call has one"):
-        run(given, grad_logsumexp=gradient)
-    with pytest.raises(ArgumentError, match="given if the call has one"):
-        run(given, WITH_GRADIENT)
+    with pytest.raises(ArgumentError, match="grad_logsumexp=None is not allowed: expected a tensor"):
+        launch.prepare([*given.values()], (), WITH_GRADIENT, PLAN, "")
     for wrong in (gradient[:, :, 1:], gradient.double(), gradient[..., None]):
         with pytest.raises(ArgumentError, match=r"float32 \(2, 4, 300\) on cpu"):
             run(given, WITH_GRADIENT, grad_logsumexp=wrong)
