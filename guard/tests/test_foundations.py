@@ -16,6 +16,7 @@ from dash_guard.process.rank import Rank
 from dash_guard.report.findings import Finding, from_json, read
 from dash_guard.transport.channel import Local
 from dash_guard.transport.messages import SIZE, Message, decode
+from dash_guard.upstream import collectives
 from dash_inductor.errors import ArgumentError
 from dash_inductor.untrusted import Refused
 
@@ -108,3 +109,30 @@ def test_a_folder_without_findings(tmp_path: Path) -> None:
     assert read(tmp_path) == []
     with pytest.raises(ArgumentError, match="severity"):
         Finding("bits", "sure", "x")  # type: ignore[arg-type]
+
+
+def test_the_flight_recorder_of_every_backend_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From torch 2.15 on, each backend has one, and "nccl" is a backend whose name is another."""
+    asked = []
+
+    def dump(collectives: bool, active: bool, backend: str = "gloo") -> str:
+        """(..., backend: str = 'gloo') -> bytes"""
+        asked.append(backend)
+        entry = {"process_group": [backend, ""], "op_id": 1, "time_created_ns": len(asked)}
+        return json.dumps({"entries": [entry]} if backend != "gloo" else {})
+
+    class Backend:
+        def name(self) -> str:
+            return "nccl2"
+
+    class ProcessGroup:
+        _device_types = ("cuda",)
+
+        def _get_backend(self, device: str) -> Backend:
+            return Backend()
+
+    monkeypatch.setattr(collectives, "is_up", lambda: True)
+    monkeypatch.setattr(collectives.compat, "resolve", lambda module, name: dump)
+    monkeypatch.setattr(type(collectives.dist.distributed_c10d._world), "pg_map", {ProcessGroup(): None})
+    assert [entry["process_group"] for entry in collectives.entries()] == [["nccl2", ""]] * 2
+    assert asked == ["gloo", "nccl2"] * 2  # both names of the function

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -29,23 +30,44 @@ def is_up() -> bool:
 def entries() -> list[dict[str, Any]]:
     """The collectives that were entered lately, in order of entry, as the flight recorders of PyTorch have them.
 
-    In torch 2.11, NCCL has a flight recorder of its own. That of gloo has no completion times, but marks completed
+    In torch 2.11 to 2.14, NCCL has a flight recorder of its own. From 2.15 on, each backend has one, which is read by
+    the backend's name; that of "nccl" is "nccl2" by default. That of gloo has no completion times, but marks completed
     collectives (``retired``). The pickled form is not read.
     """
     if not is_up():
         return []
     found: dict[tuple[Any, ...], dict[str, Any]] = {}  # a version may have an entry in both
-    for name in _NAMES:
-        try:
-            dump = compat.resolve(_MODULE, name)
-        except AttributeError:  # a build without it
-            continue
-        for entry in json.loads(dump(True, False)).get("entries", []):
+    for dump in _dumps():
+        for entry in json.loads(dump).get("entries", []):
             if entry.get("process_group", [""])[0] == "":
                 entry["process_group"] = [OWN, ""]
             group = tuple(entry["process_group"])
             found[group, entry.get("op_id"), entry.get("time_created_ns"), entry.get("profiling_name")] = entry
     return sorted(found.values(), key=lambda entry: int(entry.get("time_created_ns", 0)))
+
+
+def _dumps() -> Iterator[bytes]:
+    """The content of every flight recorder of this process, as JSON."""
+    for name in _NAMES:
+        try:
+            dump = compat.resolve(_MODULE, name)
+        except AttributeError:  # a build without it
+            continue
+        if "backend" in (dump.__doc__ or ""):
+            for backend in sorted(_backends()):
+                yield dump(True, False, backend)
+        else:
+            yield dump(True, False)
+
+
+def _backends() -> set[str]:
+    """The names of the backends of all process groups, and gloo, which the guard's own group uses."""
+    found = {"gloo"}
+    for group in tuple(dist.distributed_c10d._world.pg_map):
+        for device in getattr(group, "_device_types", ()):
+            with contextlib.suppress(Exception):  # a backend without a name
+                found.add(group._get_backend(device).name())
+    return found
 
 
 def groups() -> dict[str, list[int]]:
