@@ -22,7 +22,7 @@ def of_backward(graph: Graph) -> Set[Node]:
 
 
 def has_backward(nodes: Iterable[Node], backward: Set[Node]) -> bool:
-    """Return whether the backward reads one of these nodes, or a result of them before the next matrix products.
+    """Return whether the backward reads one of these nodes, or a node computed from them without a matrix product.
 
     Args:
         nodes: nodes of the forward, such as the probabilities of an attention.

@@ -123,10 +123,10 @@ RELATIONS = frozenset({EQUAL, BETWEEN, CONGRUENT, TRUTH, PAIRS})
 
 
 def fit_tables(relations: Sequence[Relation]) -> bool:
-    """Return whether schedule tables can encode a mask of these relations.
+    """Return whether tile schedules in tables can encode a mask that consists of these relations.
 
-    Without a relation of pairs they always can.  Otherwise they hold the bits of one, and all others must have
-    `segment_ids`.
+    Without a relation that reads a number per pair they always can.  The tables can hold the bits of one relation of
+    this kind; all others must then have `segment_ids`.
     """
     of_pairs = [relation for relation in relations if relation.pairs]
     return not of_pairs or (len(of_pairs) == 1 and all(of.segment_ids or of.pairs for of in relations))

@@ -55,7 +55,7 @@ class Reach:
 
 
 def farthest(tiles: Tiles) -> Reach:
-    """The reach of the full mask on the nominal problem: the largest one for these tiles."""
+    """The reach of the full mask on the nominal problem, which is the largest that a band can have with these tiles."""
     rest = (NOMINAL_LEN - tiles.block_kv) // tiles.block_q
     return Reach(rest, rest)
 
