@@ -34,7 +34,7 @@ MAX_LEAVES = 20_000
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """A decision: `then` if ``cond >= 0``, else `other`."""
+    """An inner node of a decision tree: its value is `then` if ``cond >= 0``, else `other`."""
 
     cond: sympy.Expr
     then: Value
@@ -64,9 +64,9 @@ def is_number(value: Value) -> bool:
 
 
 class Algebra:
-    """The ranges of the symbols, and the operations on values that need them.
+    """The ranges of the symbols in a mask's elements, and the operations on values that need these ranges.
 
-    A size is an int64 within the range that the shape environment knows, or below its `limit`.
+    A size is an int64 within the range that the shape environment knows, and at most its `limit` if it has one.
     """
 
     def __init__(self, shape_env: ShapeEnv | None) -> None:
@@ -104,15 +104,17 @@ class Algebra:
         return symbol
 
     def tell_apart(self, first: sympy.Expr, second: sympy.Expr) -> None:
-        """Make `equal_zero` represent equalities between values of two index symbols by data symbols: see
-        `equality`.
+        """Make `equal_zero` represent the equality of a value of each of these two index symbols by a data symbol.
+
+        `equality` returns the two values for which a data symbol stands.
         """
         self._apart = first, second
 
     def equality(self, symbol: sympy.Basic) -> tuple[sympy.Expr, sympy.Expr] | None:
-        """Return the two values, one of each of the two index symbols, for whose equality a data symbol stands.
+        """Return the two values for whose equality a data symbol of `equal_zero` stands; None for other symbols.
 
-        The symbol is 1 where they are equal and 0 elsewhere.  Return None for other symbols.
+        Each depends on one of the two index symbols of `tell_apart`.  The data symbol is 1 where they are equal and 0
+        elsewhere.
         """
         return self._equalities.get(symbol)
 
@@ -272,7 +274,10 @@ class Algebra:
     # Conditions and trees
 
     def at_least_zero(self, expr: sympy.Expr, strict: bool = False) -> Value:
-        """Return the truth of ``expr >= 0`` (``> 0`` if `strict`) for an integer-valued expression plus a constant."""
+        """Return ``expr >= 0`` (``> 0`` if `strict`) as a bool if it is proved, else as a `Branch`.
+
+        `expr` must be an integer-valued expression plus a constant.
+        """
         if expr.is_number:
             if not expr.is_comparable:
                 raise NotRecognised("not_a_band", f"comparison with {expr}")
@@ -294,7 +299,7 @@ class Algebra:
         return Branch(expr, True, False)
 
     def equal_zero(self, expr: sympy.Expr) -> Value:
-        """Return the truth of ``expr == 0``."""
+        """Return ``expr == 0`` as a bool if it is proved, else as a decision tree; see also `tell_apart`."""
         if expr.is_number:
             return bool(expr == 0)
         above, below = self.at_least_zero(expr), self.at_least_zero(-expr)
@@ -330,7 +335,7 @@ class Algebra:
         return symbol
 
     def branch(self, cond: sympy.Expr, then: Value, other: Value) -> Value:
-        """Return a `Branch`, or one of its sides if both agree wherever they apply."""
+        """Return ``Branch(cond, then, other)``, or only one of its sides if that has the same value everywhere."""
         if same(then, other):
             return then
         for condition, inside, outside in ((cond, then, other), (-cond - 1, other, then)):
@@ -412,7 +417,7 @@ def rejoined(expr: sympy.Expr) -> sympy.Expr:
 
 
 def assume(value: Value, cond: sympy.Expr, truth: bool) -> Value:
-    """Return `value` where ``cond >= 0`` is known to be `truth`, without the branches that this decides."""
+    """Return `value` without the branches that are decided if the truth of ``cond >= 0`` is known to be `truth`."""
     if not isinstance(value, Branch):
         return value
     known = cond if truth else -cond - 1
@@ -450,9 +455,10 @@ def conditions_of(value: Value) -> list[sympy.Expr]:
 
 
 def conjuncts_of(visible: Value, conditions: Sequence[sympy.Expr]) -> tuple[list[sympy.Expr], Value]:
-    """Return those of the conditions, or of their negations, that hold wherever `visible` does.
+    """Split off conditions whose conjunction with the rest is `visible`; return them and the rest.
 
-    Return them as expressions ``>= 0``, and `visible` under all of them.
+    They are those of `conditions`, or of their negations, that hold wherever `visible` does, each as an expression
+    that is ``>= 0``.  The rest is `visible`, simplified under all of them.
     """
     found = []
     for cond in conditions:

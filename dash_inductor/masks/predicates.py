@@ -1,4 +1,4 @@
-"""Predicates on data of a mask, which decide which keys are valid, or which pairs see each other."""
+"""Predicates on the data that a mask reads: they decide which keys are valid, or which queries see which keys."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Predicate = bool | Conditional
 
 
 def predicate(tree: Value, comparison: Callable[[sympy.Expr], LoadComparison]) -> Predicate:
-    """Convert a decision tree with boolean leaves, whose conditions are comparisons of loads, to a predicate."""
+    """Convert a decision tree with boolean leaves to a predicate; `comparison` converts each of its conditions."""
     if isinstance(tree, Branch):
         return Conditional(comparison(tree.cond), predicate(tree.then, comparison), predicate(tree.other, comparison))
     assert isinstance(tree, bool)
@@ -66,7 +66,7 @@ def comparisons(found: Predicate) -> Iterator[LoadComparison]:
 
 
 def of_loads(found: Conditional, change: Callable[[Load], Load]) -> Conditional:
-    """Return the same predicate with its loads replaced by `change`."""
+    """Return the predicate `found` with each of its loads replaced by ``change(load)``."""
 
     def part(found: Predicate) -> Predicate:
         return found if isinstance(found, bool) else of_loads(found, change)
@@ -76,7 +76,7 @@ def of_loads(found: Conditional, change: Callable[[Load], Load]) -> Conditional:
 
 
 def compute(found: Conditional, axes: Sequence[Axis], calculator: Calculator) -> Any:
-    """Return the predicate as a bool tensor in these dimensions, of size 1 where it does not vary."""
+    """Return the values of a predicate: a bool tensor or node with the dimensions `axes`, of size 1 where constant."""
     call, here = calculator.call, _compared(found.comparison, axes, calculator)
     then, other = (
         part if isinstance(part, bool) else compute(part, axes, calculator) for part in (found.then, found.other)

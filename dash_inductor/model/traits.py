@@ -84,7 +84,7 @@ class Traits:
 
     @functools.cached_property  # every call asks
     def asks(self) -> frozenset[str]:
-        """The names of all optional features that a kernel family must support: those in `data` and `modifiers`."""
+        """The names in `data` and `modifiers`: all that affects probabilities besides the band, the scale and sinks."""
         return self.data.union(self.modifiers)
 
     @functools.cached_property  # every call asks

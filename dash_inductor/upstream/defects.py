@@ -79,7 +79,7 @@ def lost_sums(node1: Any, node2: Any) -> list[str]:
 
 
 def sums_along_columns_elsewhere(node: Any) -> list[str]:
-    """The same as `lost_sums` for a node that joins an already fused kernel."""
+    """The names of buffers whose values `MIXED_ORDER` would lose if a scheduler node joined an already fused kernel."""
     from torch._inductor.scheduler import FusedMixOrderReductions, MixOrderReduction
 
     if isinstance(node, FusedMixOrderReductions) or MixOrderReduction.is_contiguous_node(node):
