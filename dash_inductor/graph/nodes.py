@@ -24,7 +24,7 @@ _FUNCTIONALIZED = ("auto_functionalized", "auto_functionalized_v2")
 
 
 def called(node: Node) -> OpOverload | None:
-    """Return the operator that a node calls, directly or functionalized; None for other nodes."""
+    """Return the operator that a node calls, directly or through `auto_functionalized`; None for other nodes."""
     if node.op != "call_function":
         return None
     if isinstance(node.target, OpOverload):
@@ -52,7 +52,7 @@ def op_name(node: Node) -> str:
 
 
 def origin(node: Node) -> Node:
-    """Return the node of which this one is an alias, directly or through other aliases; the node itself if of none."""
+    """Return the node that this one is an alias of, directly or through other aliases; the node itself if of none."""
     while op_name(node) in _ALIASES:
         source = node.args[0]
         assert isinstance(source, Node)

@@ -42,7 +42,7 @@ class Branch:
 
 
 class NotRecognised(Exception):
-    """A mask cannot be interpreted: `reason` is one of `masks.MaskReason`, `detail` names the operator or node."""
+    """Raised if a mask cannot be interpreted; `reason` is a `recognition.MaskReason`, `detail` describes the cause."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -50,7 +50,10 @@ class NotRecognised(Exception):
 
 
 def same(a: Value, b: Value) -> bool:
-    """Return whether two values are structurally equal (True and 1 are not)."""
+    """Return whether two values (bools, sympy expressions or decision trees) are structurally equal.
+
+    True and 1 are not equal.
+    """
     if isinstance(a, Branch) and isinstance(b, Branch):
         return a.cond == b.cond and same(a.then, b.then) and same(a.other, b.other)
     if isinstance(a, (bool, Branch)) or isinstance(b, (bool, Branch)):
@@ -59,7 +62,7 @@ def same(a: Value, b: Value) -> bool:
 
 
 def is_number(value: Value) -> bool:
-    """Return whether a value is a constant number."""
+    """Return whether a value is a constant number, not a bool, an expression in symbols, or a decision tree."""
     return isinstance(value, sympy.Expr) and value.is_number
 
 
@@ -85,7 +88,7 @@ class Algebra:
     # Symbols and their ranges
 
     def index(self, name: str, extent: sympy.Expr) -> sympy.Expr:
-        """Return the index symbol of this name; the constant 0 if the extent is 1."""
+        """Return a symbol of this name for an index ``0 <= i < extent``; the constant 0 if the extent is 1."""
         if extent == 1:
             return sympy.S.Zero
         symbol = sympy.Symbol(name, integer=True, nonnegative=True)
@@ -93,7 +96,7 @@ class Algebra:
         return symbol
 
     def is_index(self, symbol: sympy.Basic) -> bool:
-        """Return whether a symbol is an index symbol."""
+        """Return whether a symbol is an index symbol, a position along a dimension (see `index`)."""
         return symbol in self._extent
 
     def data(self, low: int, high: int, moved_by: frozenset[sympy.Basic]) -> sympy.Symbol:
@@ -119,11 +122,11 @@ class Algebra:
         return self._equalities.get(symbol)
 
     def is_data(self, symbol: sympy.Basic) -> bool:
-        """Return whether a symbol is a data symbol."""
+        """Return whether a symbol is a data symbol, an integer that is known at run time only (see `data`)."""
         return symbol in self._data
 
     def has_data(self, expr: sympy.Expr) -> bool:
-        """Return whether `expr` contains a data symbol."""
+        """Return whether `expr` contains a data symbol, an integer that is known at run time only (see `data`)."""
         return not self._data.keys().isdisjoint(expr.free_symbols)
 
     def moved_by(self, expr: sympy.Expr) -> frozenset[sympy.Basic]:
@@ -370,7 +373,7 @@ class Algebra:
         return leaf_op(*values)
 
     def choose(self, condition: Value, then: Value, other: Value) -> Value:
-        """Return `then` where the boolean tree `condition` holds, else `other`."""
+        """Return a value that is `then` where `condition`, a bool or decision tree of bools, holds, else `other`."""
         if isinstance(condition, Branch):
             cond = condition.cond
             return self.branch(
@@ -441,14 +444,14 @@ def _at(value: Value, point: dict[Any, Any]) -> Value:
 
 
 def leaves(value: Value) -> Sequence[Leaf]:
-    """Return the leaves of a value, from left to right."""
+    """Return the leaves of a value, which may be a decision tree, from left to right."""
     if isinstance(value, Branch):
         return [*leaves(value.then), *leaves(value.other)]
     return [value]
 
 
 def conditions_of(value: Value) -> list[sympy.Expr]:
-    """Return the conditions of a tree, each once, from the outermost on."""
+    """Return the conditions of a decision tree (expressions tested for ``>= 0``), each once, from the outermost on."""
     if not isinstance(value, Branch):
         return []
     return list(dict.fromkeys([value.cond, *conditions_of(value.then), *conditions_of(value.other)]))

@@ -84,7 +84,7 @@ class Components:
 
     @property
     def comparisons(self) -> list[LoadComparison]:
-        """The comparisons of data with numbers in all components."""
+        """The comparisons of data with constants in all components."""
         return [found for component in self.others for found in component.comparisons]
 
     @property

@@ -19,7 +19,10 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class LoadComparison:
-    """The condition ``load <= bound``, or ``load >= bound`` if `at_least`; a boolean load counts as 0 or 1."""
+    """The condition ``load <= bound`` (``load >= bound`` if `at_least`) on a load, an element of a tensor in the graph.
+
+    A boolean load counts as 0 or 1.
+    """
 
     load: Load
     bound: int

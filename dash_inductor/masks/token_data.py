@@ -77,7 +77,7 @@ class Load:
     indices: tuple[LoadIndex, ...]
 
     def along(self, axis: Axis) -> Load:
-        """Return a load of the same tensor that is indexed by `axis`, "q" or "kv", where this is indexed by the other."""
+        """Return a load of the same tensor, indexed by `axis` ("q" or "kv") where this one is indexed by the other."""
         other = {"q": "kv", "kv": "q"}.get(axis)
         return replace(self, indices=tuple(replace(p, axis=axis) if p.axis == other else p for p in self.indices))
 
@@ -124,7 +124,7 @@ class Loads:
         self._symbols: dict[Load, sympy.Symbol] = {}
 
     def named_in(self, expr: sympy.Expr) -> tuple[tuple[sympy.Symbol, Load], ...]:
-        """Return the data symbols in an expression and their loads, in the order in which they were found."""
+        """Return (data symbol, load) for each data symbol in an expression, in the order in which they were created."""
         return tuple((symbol, load) for load, symbol in self._symbols.items() if symbol in expr.free_symbols)
 
     def find(self, node: Node, position: Position) -> Load | None:
@@ -145,7 +145,7 @@ class Loads:
         return Load(node, known)
 
     def symbol(self, load: Load) -> sympy.Symbol:
-        """Return the data symbol of a load."""
+        """Return the data symbol that stands for a load, a new one if the load has none yet."""
         if load not in self._symbols:
             moved_by = frozenset(symbol for symbol, (axis, _) in self._axes.items() if axis in load.axes)
             self._symbols[load] = self._algebra.data(*_range(load.node), moved_by)

@@ -45,7 +45,10 @@ PLANE: tuple[Axis, ...] = ("b", "h", "q", "kv")
 
 
 def values_of(load: Load, axes: Sequence[Axis], calculator: Calculator) -> Any:
-    """Return all elements that a load reads, with the dimensions `axes`, of size 1 where the load does not depend."""
+    """Return all elements that a load reads, a tensor or node with the dimensions `axes`.
+
+    Dimensions on which the load does not depend have size 1.
+    """
     values, found = calculator.tensor(load.node), list[Axis]()
     for d, index in reversed(list(enumerate(load.indices))):
         if index.axis is None:

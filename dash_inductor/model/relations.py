@@ -51,7 +51,7 @@ class Relation:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """All roles: those of queries, then keys, then pairs."""
+        """The names of all numbers that the predicate reads: those of the query, then of the key, then of the pair."""
         return *self.queries, *self.keys, *self.pairs
 
     @property
@@ -60,7 +60,7 @@ class Relation:
         return not self.queries and not self.pairs
 
     def axes(self, role: str) -> tuple[Axis, ...]:
-        """Return the dimensions of the tensor that has this role."""
+        """Return the dimensions of the tensor with the numbers of this role, for example ("b", "q")."""
         if role in self.pairs:
             return "b", "h", "q", "kv"
         return ("b", "q") if role in self.queries else ("b", "kv")

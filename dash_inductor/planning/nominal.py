@@ -50,7 +50,7 @@ class Reach:
         return Reach(min(below, most.below), min(above, most.above)) if below >= 0 and above >= 0 else None
 
     def band(self, tiles: Tiles) -> Band:
-        """Returns a band with this reach."""
+        """Returns a band that reaches this many q tiles of the given shape below and above the diagonal."""
         return Band(-self.below * tiles.block_q, self.above * tiles.block_q)
 
 

@@ -170,7 +170,7 @@ def keeping(plan: Plan, operator: str) -> Plan:
 
 
 def check_kind(site: Site, arch: str) -> None:
-    """Raises ArgumentError unless the site's dtype is supported and the architecture fits its device."""
+    """Raises ArgumentError unless the site's dtype is supported and `arch` is "cpu" exactly for sites on the CPU."""
     if (arch == "cpu") != (site.device == "cpu"):
         raise ArgumentError("arch", arch, "'cpu' exactly for sites on the cpu")
     if site.dtype not in BITS:

@@ -39,7 +39,10 @@ class Seam:
 
     @property
     def probed(self) -> tuple[str, str, str]:
-        """The row for the probe: module, name, purpose.  For a constructor, the name is that of its class."""
+        """The row (module, name, purpose) with which `probe` checks that the function or table exists.
+
+        For a constructor, the name is that of its class.
+        """
         return self.module, self.attribute.removesuffix(".__init__"), self.purpose
 
     def value(self) -> Any:
