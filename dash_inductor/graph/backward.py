@@ -1,4 +1,4 @@
-"""Which nodes of a joint graph belong to the backward, and whether it reads given nodes of the forward."""
+"""Functions that find the nodes of the backward in a joint graph, and whether it reads given nodes of the forward."""
 
 from __future__ import annotations
 

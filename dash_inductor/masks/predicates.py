@@ -30,9 +30,9 @@ class LoadComparison:
 
     @staticmethod
     def of(cond: sympy.Expr, symbol: sympy.Symbol, load: Load) -> LoadComparison | None:
-        """Return the condition ``cond >= 0`` on the symbol of a load.
+        """Return the condition ``cond >= 0`` as a comparison of a load, for which `symbol` stands, with a constant.
 
-        Return None if it does not compare the load with a number.
+        Return None if it is not one.
         """
         constant, rest = cond.as_coeff_Add()
         if rest not in (symbol, -symbol) or not constant.is_Integer:

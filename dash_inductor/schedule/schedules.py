@@ -1,4 +1,4 @@
-"""The definitions of all schedules.
+"""The definitions of all schedules of the backward, as sympy expressions.
 
 A schedule defines, by sympy expressions in tile indices and lengths, which CTA computes what and when (`kv_tile`,
 `q_tile`) and the order in which the partial dq tiles are added (`rank`).  Kernel code, simulator, checks, reference

@@ -11,7 +11,7 @@ from .tile_schedule import ClosedForm, Problem, TileSchedule
 
 
 def coverage_faults(tile_schedule: TileSchedule, heads: int, n_q: int, n_kv: int, jobs: Sequence[Job]) -> list[str]:
-    """Return the faults in coverage: each kv tile is owned once, each visible pair computed once, ranks are 0 .. n-1.
+    """Return, in words, where jobs break these rules: one CTA per kv tile, one step per visible pair, ranks 0 .. n-1.
 
     Args:
         tile_schedule: says which kv tiles are visible to each q tile.
@@ -60,7 +60,7 @@ def backward_wait(jobs: Sequence[Job]) -> tuple[int, int] | None:
 
 
 def progress_faults(tile_schedule: TileSchedule, jobs: Sequence[Job], group: int = 1) -> list[str]:
-    """Return the faults in waiting, given what the tile schedule declares about itself.
+    """Return, in words, how CTAs may wait for one another forever; empty if they cannot.
 
     Launch-ordered schedules may only wait for earlier work ids.  Other schedules must finish with the number of workers
     that they declare to need, in a simulation in which jobs are delayed only by the waits of the model.

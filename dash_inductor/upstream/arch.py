@@ -1,4 +1,4 @@
-"""The facts about the machine on which planning depends: device support, architecture and TF32."""
+"""The properties of the machine on which plans depend: whether a device is supported, its architecture, and TF32."""
 
 from __future__ import annotations
 

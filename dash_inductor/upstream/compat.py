@@ -149,7 +149,7 @@ def make_template(*, name: str, grid: Callable[..., Any], source: str) -> Any:
 
 
 def autotune_select(name: str, choices: Sequence[Any], inputs: Sequence[Any], layout: Any) -> Any:
-    """Returns the output of the only choice of a template.
+    """Returns the output of a kernel generated from a Triton template, given its only choice; nothing is timed.
 
     Raises:
         ValueError: there is not exactly one choice.  Several would be timed, so that the result would depend on timing.

@@ -1,4 +1,4 @@
-"""Known defects of PyTorch's compiler that give wrong results silently, by version, and where they are.
+"""Known defects by which PyTorch's compiler gives wrong results silently: their versions, and where they apply.
 
 The table has three users: `install.defects` and `install.barriers` avoid the faulty parts, records name the defect that
 a graph would have met, and the doctor prints the defects of the installed version.

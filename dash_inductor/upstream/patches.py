@@ -1,4 +1,4 @@
-"""Temporary replacement of attributes."""
+"""A context manager that replaces attributes of modules and classes."""
 
 from __future__ import annotations
 

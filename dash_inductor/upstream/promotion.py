@@ -1,4 +1,4 @@
-"""PyTorch's type promotion."""
+"""PyTorch's type promotion for elementwise operators."""
 
 from __future__ import annotations
 
