@@ -1,4 +1,4 @@
-"""Which nodes of a joint graph belong to the backward, and whether it reads given nodes of the forward."""
+"""Functions that find the nodes of the backward in a joint graph, and whether it reads given nodes of the forward."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def of_backward(graph: Graph) -> Set[Node]:
 
 
 def has_backward(nodes: Iterable[Node], backward: Set[Node]) -> bool:
-    """Return whether the backward reads one of these nodes, or a result of them before the next matrix products.
+    """Return whether the backward reads one of these nodes, or a node computed from them without a matrix product.
 
     Args:
         nodes: nodes of the forward, such as the probabilities of an attention.

@@ -102,9 +102,9 @@ class Emitter:
         return self.call(target, args, kwargs, before=self.behind(max(sources)), like=like)
 
     def laid_out(self, result: Node, *, like: Node) -> Node:
-        """Return `result` with the strides of `like`, added before `like`, if `like` is contiguous or channels-last.
+        """Return a copy of `result` with the strides of `like`, added before `like`.
 
-        Return `result` itself if the strides are equal, or `like` has another layout.
+        Return `result` itself if its strides are equal already, or if `like` is neither contiguous nor channels-last.
         """
         wanted, value = like.meta["val"], result.meta["val"]
         if sizes.same_all(wanted.stride(), value.stride()):
@@ -119,7 +119,9 @@ class Emitter:
         return result
 
     def copied(self, node: Node, *, before: Node, like: Node) -> Node:
-        """Return a copy of a node before `before`, with the strides and the metadata of `like`, a dense tensor.
+        """Add nodes before `before` that copy the tensor `node`, and return the copy.
+
+        It has the strides and the metadata of `like`, whose tensor must be dense.
 
         Inductor preserves the dimension order of contiguous tensors only; and it treats a clone with the strides of its
         argument as a no-op and may return the argument.

@@ -32,10 +32,9 @@ def model_line(nodes: Iterable[Node]) -> tuple[str, str]:
 
 
 def site_text(node: Node) -> str:
-    """Return the text by which the operators that replace an attention name it: "node", or "node in
-    module.path".
+    """Return the name of an attention's site in graphs and profiles: "node in module.path".
 
-    The module's path is left out if it is not known.
+    The text is an argument of the operators that replace the attention.  It is "node" if the module is not known.
     """
     module = model_line([node, *node.users])[1]
     return f"{node.name} in {module}" if module else str(node.name)

@@ -24,7 +24,7 @@ _FUNCTIONALIZED = ("auto_functionalized", "auto_functionalized_v2")
 
 
 def called(node: Node) -> OpOverload | None:
-    """Return the operator that a node calls, directly or functionalized; None for other nodes."""
+    """Return the operator that a node calls, directly or through `auto_functionalized`; None for other nodes."""
     if node.op != "call_function":
         return None
     if isinstance(node.target, OpOverload):
@@ -52,7 +52,7 @@ def op_name(node: Node) -> str:
 
 
 def origin(node: Node) -> Node:
-    """Return the node whose value this one has, through aliases."""
+    """Return the node that this one is an alias of, directly or through other aliases; the node itself if of none."""
     while op_name(node) in _ALIASES:
         source = node.args[0]
         assert isinstance(source, Node)
@@ -61,8 +61,9 @@ def origin(node: Node) -> Node:
 
 
 def untouched(node: Node) -> Node:
-    """Return the node whose value this one has, through aliases, casts to the same dtype, and unsqueeze-squeeze
-    pairs.
+    """Return the node with the same value from which this one is made by aliases and other operators without effect.
+
+    These are casts to the dtype that a tensor already has, and an unsqueeze that a squeeze undoes.
     """
     while True:
         node = origin(node)
@@ -113,8 +114,8 @@ def is_tangent(node: Node) -> bool:
 def bind(node: Node) -> dict[str, Any]:
     """Return the node's arguments by their names in the operator's schema, including defaults: nodes or Python values.
 
-    For a functionalized call, tensors that the operator writes to are missing or None if they are not passed as they
-    are.  For a higher-order operator, the names are those of its Python function.
+    For a call through `auto_functionalized`, tensors that the operator writes to are missing or None if they are
+    passed in another form.  For a higher-order operator, the names are those of its Python function.
 
     Raises:
         TypeError: the arguments of a higher-order operator do not match its function.
@@ -148,5 +149,5 @@ class Argument:
 
     @property
     def value(self) -> Any:
-        """The node or Python value of the argument now."""
+        """The current value of the argument: a node or a Python value."""
         return bind(self.reader)[self.place] if isinstance(self.place, str) else self.reader.args[self.place]

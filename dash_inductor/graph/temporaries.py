@@ -1,4 +1,4 @@
-"""Adds temporary nodes to a graph while it is read; those that nothing uses in the end are erased."""
+"""Adds temporary nodes to a graph while attention is searched in it; in the end, those that nothing uses are erased."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OF_A_REGION = ("recompute", "ac_graph_id")
 
 
 class Temporaries:
-    """Adds temporary nodes to a graph while it is read; `erase` removes those that nothing uses.
+    """Adds temporary nodes to a graph while attention is searched in it; `erase` removes those that nothing uses.
 
     Equal calls of an operator share one node.  It is placed directly after its arguments, so that all later nodes can
     use it.

@@ -1,4 +1,4 @@
-"""Undoes changes of an FX graph."""
+"""Snapshots of FX graphs, by which changes are undone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.fx.node import map_arg
 
 
 class Undo:
-    """A snapshot of a graph; taking it costs about a microsecond per node.
+    """A snapshot of a graph, to which `restore` returns the graph; taking it costs about a microsecond per node.
 
     Values and other objects in the nodes' metadata are not copied: code that changes a graph must replace these
     objects, not modify them.

@@ -26,7 +26,7 @@ def viewed(node: Node) -> Node | None:
 
 
 def chain(node: Node) -> Iterator[Node]:
-    """Yield the node, the nodes that it is a view of in turn, and last the node that owns the memory."""
+    """Yield the node, then the node that it is a view of, and so on; the last one owns the memory."""
     yield node
     while (source := viewed(node)) is not None:
         yield (node := source)

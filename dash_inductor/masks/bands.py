@@ -18,7 +18,7 @@ class Scores:
     """The scores of one attention: their lengths, and the index symbols of a query and a key.
 
     Args:
-        algebra: knows the symbols.
+        algebra: the algebra that knows the ranges of the symbols.
         q_len, kv_len: the lengths.
         q, kv: the index symbols; 0 for a length of 1.
         sizes: the size symbols that are lengths or the batch size.
@@ -54,9 +54,9 @@ the lowest of float32.  Every other finite number is added to the scores as it i
 
 
 def visibility(scores: Scores, value: Value, dtype: torch.dtype) -> tuple[Value, bool]:
-    """Return (visible, infinite) for the elements `value` of a mask of this dtype.
+    """Return (visible, infinite) for a mask of this dtype whose element at a symbolic position is `value`.
 
-    Visible is `value` as a condition: whether the mask lets a query see the key.  Infinite says whether
+    Visible is the condition, a decision tree, under which the mask lets the query see the key.  Infinite says whether
     every hidden key is hidden by -inf, or by False for a bool mask, rather than by a large negative number.
 
     Raises:
@@ -80,7 +80,7 @@ def visibility(scores: Scores, value: Value, dtype: torch.dtype) -> tuple[Value,
 
 
 def to_band(scores: Scores, visible: Value) -> Band | None:
-    """Return the band that `visible` describes; None if no query sees a key.
+    """Return the band that the visibility of a pair, a decision tree over positions, describes; None if it is empty.
 
     Raises:
         NotRecognised: "not_a_band" if it is not a band.
@@ -117,7 +117,7 @@ def to_band(scores: Scores, visible: Value) -> Band | None:
 
 
 def hides_a_row(scores: Scores, band: Band) -> bool:
-    """Return whether some query may see no key, as far as the lengths are known."""
+    """Return whether some query may see no key under the band, that is, unless the ranges of lengths rule it out."""
     offset = scores.offset if band.anchor == "bottom_right" else sympy.S.Zero
     gaps = []
     if band.lo is not None:

@@ -55,8 +55,7 @@ class Documents:
         return found
 
     def varlen_layout(self, emitter: Emitter, tokens: int | Node, before: Node) -> PackedOperands:
-        """Return the segment ids of the rows, and the tokens that they hold; layers with the same starts share the
-        nodes.
+        """Return the rows' segment ids and which tokens they hold, as nodes that layers with the same starts share.
 
         Args:
             emitter: adds nodes.
@@ -123,7 +122,7 @@ class Documents:
 
 
 class PackedOperands(NamedTuple):
-    """The operands of the segments of documents, in their order.
+    """The nodes of the operands of `model.Segments` for packed documents, in the order of its operands.
 
     Attributes:
         queries, keys: [1, rows], in the dtype of the starts: segment ids, equal only for tokens of the same document.

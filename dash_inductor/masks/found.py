@@ -1,4 +1,4 @@
-"""Mask components as they are read from a graph, with the computation of their operands from nodes of the graph."""
+"""Mask components as they are read from a graph; each knows how its operands are computed from the graph's nodes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from .token_vectors import PLANE, Calculator
 
 
 class FoundComponent:
-    """A component of `model.components`, with the nodes from which its operands are computed.
+    """A mask component that was read from a graph, with the nodes from which its operands are computed.
 
     Attributes:
-        NAME: the name of the component.
-        fields: the operands that are present.
-        same: operands that are the same tensor as another operand, which is named; only the latter is computed.
+        NAME: the name of the component's kind in `model.components.COMPONENTS`.
     """
 
     NAME: ClassVar[str]
@@ -32,31 +30,31 @@ class FoundComponent:
 
     @property
     def same(self) -> Mapping[str, str]:
-        """Operands that are the same tensor as another operand, by name."""
+        """For each operand that is the same tensor as another one, the name of the other, which alone is computed."""
         return {}
 
     @property
     def comparisons(self) -> list[LoadComparison]:
-        """The comparisons of data with numbers."""
+        """The comparisons of data with constants by which the component is defined; empty for most components."""
         return []
 
     @property
     def loads(self) -> list[Load]:
-        """The loads of data that the component reads."""
+        """The loads (elements of the graph's tensors, by position) that the component reads."""
         raise NotImplementedError
 
     def renamed(self, node: Callable[[Node], Node]) -> FoundComponent:
-        """Return the same component with its nodes replaced by `node`."""
+        """Return this component with each node n that it reads replaced by ``node(n)``."""
         raise NotImplementedError
 
     def compute(self, calculator: Calculator) -> dict[str, Any]:
-        """Return the operands by field, except those that are the `same` as another."""
+        """Return the operands by field, as tensors or nodes of the calculator; those in `same` are left out."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Where(FoundComponent):
-    """The keys, or the pairs, for which a predicate of data is true.
+    """A component that shows the keys, or the pairs, for which a predicate on data is true.
 
     Args:
         choice: the predicate.
@@ -84,7 +82,7 @@ class Where(FoundComponent):
 
 @dataclass(frozen=True)
 class ValidKeys(Where):
-    """A key padding mask: the valid keys."""
+    """A key padding mask that was read from a graph: a predicate says which keys of each batch element are valid."""
 
     NAME = "keys"
 
@@ -93,12 +91,12 @@ class ValidKeys(Where):
 
 @dataclass(frozen=True)
 class ShownPairs(Where):
-    """A dense mask: the visible pairs of each batch element and head."""
+    """A dense mask that was read from a graph: a predicate says which queries see which keys, per batch and head."""
 
     NAME = "dense"
 
     axes: tuple[Axis, ...] = PLANE
 
     def within(self, window: Mapping[Axis, tuple[int, int]]) -> ShownPairs:
-        """Return the same component restricted to a window of the scores."""
+        """Return the dense mask restricted to a window of the scores, given as (start, stop) for each axis."""
         return replace(self, choice=of_loads(self.choice, lambda load: load.within(window)))

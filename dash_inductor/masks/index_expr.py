@@ -34,7 +34,7 @@ MAX_LEAVES = 20_000
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """A decision: `then` if ``cond >= 0``, else `other`."""
+    """An inner node of a decision tree: its value is `then` if ``cond >= 0``, else `other`."""
 
     cond: sympy.Expr
     then: Value
@@ -42,7 +42,7 @@ class Branch:
 
 
 class NotRecognised(Exception):
-    """A mask cannot be interpreted: `reason` is one of `masks.MaskReason`, `detail` names the operator or node."""
+    """Raised if a mask cannot be interpreted; `reason` is a `recognition.MaskReason`, `detail` describes the cause."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -50,7 +50,10 @@ class NotRecognised(Exception):
 
 
 def same(a: Value, b: Value) -> bool:
-    """Return whether two values are structurally equal (True and 1 are not)."""
+    """Return whether two values (bools, sympy expressions or decision trees) are structurally equal.
+
+    True and 1 are not equal.
+    """
     if isinstance(a, Branch) and isinstance(b, Branch):
         return a.cond == b.cond and same(a.then, b.then) and same(a.other, b.other)
     if isinstance(a, (bool, Branch)) or isinstance(b, (bool, Branch)):
@@ -59,14 +62,14 @@ def same(a: Value, b: Value) -> bool:
 
 
 def is_number(value: Value) -> bool:
-    """Return whether a value is a constant number."""
+    """Return whether a value is a constant number, not a bool, an expression in symbols, or a decision tree."""
     return isinstance(value, sympy.Expr) and value.is_number
 
 
 class Algebra:
-    """The ranges of the symbols, and the operations on values that need them.
+    """The ranges of the symbols in a mask's elements, and the operations on values that need these ranges.
 
-    A size is an int64 within the range that the shape environment knows, or below its `limit`.
+    A size is an int64 within the range that the shape environment knows, and at most its `limit` if it has one.
     """
 
     def __init__(self, shape_env: ShapeEnv | None) -> None:
@@ -85,7 +88,7 @@ class Algebra:
     # Symbols and their ranges
 
     def index(self, name: str, extent: sympy.Expr) -> sympy.Expr:
-        """Return the index symbol of this name; the constant 0 if the extent is 1."""
+        """Return a symbol of this name for an index ``0 <= i < extent``; the constant 0 if the extent is 1."""
         if extent == 1:
             return sympy.S.Zero
         symbol = sympy.Symbol(name, integer=True, nonnegative=True)
@@ -93,7 +96,7 @@ class Algebra:
         return symbol
 
     def is_index(self, symbol: sympy.Basic) -> bool:
-        """Return whether a symbol is an index symbol."""
+        """Return whether a symbol is an index symbol, a position along a dimension (see `index`)."""
         return symbol in self._extent
 
     def data(self, low: int, high: int, moved_by: frozenset[sympy.Basic]) -> sympy.Symbol:
@@ -104,24 +107,26 @@ class Algebra:
         return symbol
 
     def tell_apart(self, first: sympy.Expr, second: sympy.Expr) -> None:
-        """Make `equal_zero` represent equalities between values of two index symbols by data symbols: see
-        `equality`.
+        """Make `equal_zero` represent the equality of a value of each of these two index symbols by a data symbol.
+
+        `equality` returns the two values for which a data symbol stands.
         """
         self._apart = first, second
 
     def equality(self, symbol: sympy.Basic) -> tuple[sympy.Expr, sympy.Expr] | None:
-        """Return the two values, one of each of the two index symbols, for whose equality a data symbol stands.
+        """Return the two values for whose equality a data symbol of `equal_zero` stands; None for other symbols.
 
-        The symbol is 1 where they are equal and 0 elsewhere.  Return None for other symbols.
+        Each depends on one of the two index symbols of `tell_apart`.  The data symbol is 1 where they are equal and 0
+        elsewhere.
         """
         return self._equalities.get(symbol)
 
     def is_data(self, symbol: sympy.Basic) -> bool:
-        """Return whether a symbol is a data symbol."""
+        """Return whether a symbol is a data symbol, an integer that is known at run time only (see `data`)."""
         return symbol in self._data
 
     def has_data(self, expr: sympy.Expr) -> bool:
-        """Return whether `expr` contains a data symbol."""
+        """Return whether `expr` contains a data symbol, an integer that is known at run time only (see `data`)."""
         return not self._data.keys().isdisjoint(expr.free_symbols)
 
     def moved_by(self, expr: sympy.Expr) -> frozenset[sympy.Basic]:
@@ -272,7 +277,10 @@ class Algebra:
     # Conditions and trees
 
     def at_least_zero(self, expr: sympy.Expr, strict: bool = False) -> Value:
-        """Return the truth of ``expr >= 0`` (``> 0`` if `strict`) for an integer-valued expression plus a constant."""
+        """Return ``expr >= 0`` (``> 0`` if `strict`) as a bool if it is proved, else as a `Branch`.
+
+        `expr` must be an integer-valued expression plus a constant.
+        """
         if expr.is_number:
             if not expr.is_comparable:
                 raise NotRecognised("not_a_band", f"comparison with {expr}")
@@ -294,7 +302,7 @@ class Algebra:
         return Branch(expr, True, False)
 
     def equal_zero(self, expr: sympy.Expr) -> Value:
-        """Return the truth of ``expr == 0``."""
+        """Return ``expr == 0`` as a bool if it is proved, else as a decision tree; see also `tell_apart`."""
         if expr.is_number:
             return bool(expr == 0)
         above, below = self.at_least_zero(expr), self.at_least_zero(-expr)
@@ -330,7 +338,7 @@ class Algebra:
         return symbol
 
     def branch(self, cond: sympy.Expr, then: Value, other: Value) -> Value:
-        """Return a `Branch`, or one of its sides if both agree wherever they apply."""
+        """Return ``Branch(cond, then, other)``, or only one of its sides if that has the same value everywhere."""
         if same(then, other):
             return then
         for condition, inside, outside in ((cond, then, other), (-cond - 1, other, then)):
@@ -365,7 +373,7 @@ class Algebra:
         return leaf_op(*values)
 
     def choose(self, condition: Value, then: Value, other: Value) -> Value:
-        """Return `then` where the boolean tree `condition` holds, else `other`."""
+        """Return a value that is `then` where `condition`, a bool or decision tree of bools, holds, else `other`."""
         if isinstance(condition, Branch):
             cond = condition.cond
             return self.branch(
@@ -412,7 +420,7 @@ def rejoined(expr: sympy.Expr) -> sympy.Expr:
 
 
 def assume(value: Value, cond: sympy.Expr, truth: bool) -> Value:
-    """Return `value` where ``cond >= 0`` is known to be `truth`, without the branches that this decides."""
+    """Return `value` without the branches that are decided if the truth of ``cond >= 0`` is known to be `truth`."""
     if not isinstance(value, Branch):
         return value
     known = cond if truth else -cond - 1
@@ -436,23 +444,24 @@ def _at(value: Value, point: dict[Any, Any]) -> Value:
 
 
 def leaves(value: Value) -> Sequence[Leaf]:
-    """Return the leaves of a value, from left to right."""
+    """Return the leaves of a value, which may be a decision tree, from left to right."""
     if isinstance(value, Branch):
         return [*leaves(value.then), *leaves(value.other)]
     return [value]
 
 
 def conditions_of(value: Value) -> list[sympy.Expr]:
-    """Return the conditions of a tree, each once, from the outermost on."""
+    """Return the conditions of a decision tree (expressions tested for ``>= 0``), each once, from the outermost on."""
     if not isinstance(value, Branch):
         return []
     return list(dict.fromkeys([value.cond, *conditions_of(value.then), *conditions_of(value.other)]))
 
 
 def conjuncts_of(visible: Value, conditions: Sequence[sympy.Expr]) -> tuple[list[sympy.Expr], Value]:
-    """Return those of the conditions, or of their negations, that hold wherever `visible` does.
+    """Split off conditions whose conjunction with the rest is `visible`; return them and the rest.
 
-    Return them as expressions ``>= 0``, and `visible` under all of them.
+    They are those of `conditions`, or of their negations, that hold wherever `visible` does, each as an expression
+    that is ``>= 0``.  The rest is `visible`, simplified under all of them.
     """
     found = []
     for cond in conditions:

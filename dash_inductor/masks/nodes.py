@@ -97,7 +97,10 @@ def is_unknown(node: Node, readable: Container[str]) -> bool:
 
 
 def is_data(node: Node, readable: Container[str], known: dict[Node, bool]) -> bool:
-    """Return whether `node` depends on values of tensors that `is_unknown`; `known` caches the answers."""
+    """Return whether `node` depends on values that are unknown at compile time, see `is_unknown`.
+
+    `known` caches the answers.
+    """
     stack = [node]
     while stack:
         current = stack[-1]

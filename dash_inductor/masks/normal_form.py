@@ -30,8 +30,8 @@ class SameSegment(FoundComponent):
     """Segment ids: a query sees a key only if a number of the query equals one of the key.
 
     Args:
-        q, kv: the numbers.
-        is_one_vector: whether queries and keys have the same numbers.
+        q, kv: the numbers (segment ids) of the queries and of the keys.
+        is_one_vector: whether query i and key i always have the same number, so that one tensor suffices.
     """
 
     NAME = "segments"
@@ -64,7 +64,7 @@ class Components:
         band: the band mask on positions.
         others: the components besides the band; each is also the attribute of its name, None if absent.
         positions: the positions from which segment ids are counted, if the band depends on it (see `restarts`).
-        documents: those of a varlen operator, in place of `others`.
+        documents: the packed documents of a varlen operator, in place of `others`; None for other operators.
     """
 
     band: Band
@@ -84,7 +84,7 @@ class Components:
 
     @property
     def comparisons(self) -> list[LoadComparison]:
-        """The comparisons of data with numbers in all components."""
+        """The comparisons of data with constants in all components."""
         return [found for component in self.others for found in component.comparisons]
 
     @property
@@ -93,7 +93,7 @@ class Components:
         return list(dict.fromkeys(load for component in self.others for load in component.loads))
 
     def renamed(self, node: Callable[[Node], Node]) -> Components:
-        """Return the same components with their nodes replaced by `node`."""
+        """Return these components with each node n that they read replaced by ``node(n)``."""
         positions = None if self.positions is None else replace(self.positions, node=node(self.positions.node))
         return replace(self, others=tuple(component.renamed(node) for component in self.others), positions=positions)
 
@@ -113,8 +113,8 @@ def components(scores: Scores, visible: Value, loads: Loads, restarts: Restarts 
     Args:
         scores: the symbols of the scores.
         visible: the visibility of a pair.
-        loads: the data that the mask reads.
-        restarts: relates positions and ids of packed documents; None to read a dense mask.
+        loads: the loads of data for which the data symbols stand.
+        restarts: relates position ids and document ids of packed documents; None to read a dense mask.
         of_data: whether the mask depends on data.
 
     Raises:
@@ -267,9 +267,9 @@ def _of_numbers(cond: sympy.Expr, loads: Loads) -> LoadComparison:
 
 
 def require_visible_keys(scores: Scores, found: Components) -> None:
-    """Raise NotRecognised unless every query provably sees a key.
+    """Raise NotRecognised unless every query provably sees a key; for masks that hide keys by finite values.
 
-    A row of equal finite values is a uniform softmax, not an empty row.
+    If a finite value hides all keys of a query, its softmax is uniform, while kernels treat the row as empty.
     """
     if found.loads:
         names = ", ".join(sorted({load.node.name for load in found.loads}))

@@ -1,4 +1,4 @@
-"""Predicates on data of a mask, which decide which keys are valid, or which pairs see each other."""
+"""Predicates on the data that a mask reads: they decide which keys are valid, or which queries see which keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class LoadComparison:
-    """The condition ``load <= bound``, or ``load >= bound`` if `at_least`; a boolean load counts as 0 or 1."""
+    """The condition ``load <= bound`` (``load >= bound`` if `at_least`) on a load, an element of a tensor in the graph.
+
+    A boolean load counts as 0 or 1.
+    """
 
     load: Load
     bound: int
@@ -27,9 +30,9 @@ class LoadComparison:
 
     @staticmethod
     def of(cond: sympy.Expr, symbol: sympy.Symbol, load: Load) -> LoadComparison | None:
-        """Return the condition ``cond >= 0`` on the symbol of a load.
+        """Return the condition ``cond >= 0`` as a comparison of a load, for which `symbol` stands, with a constant.
 
-        Return None if it does not compare the load with a number.
+        Return None if it is not one.
         """
         constant, rest = cond.as_coeff_Add()
         if rest not in (symbol, -symbol) or not constant.is_Integer:
@@ -50,7 +53,7 @@ Predicate = bool | Conditional
 
 
 def predicate(tree: Value, comparison: Callable[[sympy.Expr], LoadComparison]) -> Predicate:
-    """Convert a decision tree with boolean leaves, whose conditions are comparisons of loads, to a predicate."""
+    """Convert a decision tree with boolean leaves to a predicate; `comparison` converts each of its conditions."""
     if isinstance(tree, Branch):
         return Conditional(comparison(tree.cond), predicate(tree.then, comparison), predicate(tree.other, comparison))
     assert isinstance(tree, bool)
@@ -66,7 +69,7 @@ def comparisons(found: Predicate) -> Iterator[LoadComparison]:
 
 
 def of_loads(found: Conditional, change: Callable[[Load], Load]) -> Conditional:
-    """Return the same predicate with its loads replaced by `change`."""
+    """Return the predicate `found` with each of its loads replaced by ``change(load)``."""
 
     def part(found: Predicate) -> Predicate:
         return found if isinstance(found, bool) else of_loads(found, change)
@@ -76,7 +79,7 @@ def of_loads(found: Conditional, change: Callable[[Load], Load]) -> Conditional:
 
 
 def compute(found: Conditional, axes: Sequence[Axis], calculator: Calculator) -> Any:
-    """Return the predicate as a bool tensor in these dimensions, of size 1 where it does not vary."""
+    """Return the values of a predicate: a bool tensor or node with the dimensions `axes`, of size 1 where constant."""
     call, here = calculator.call, _compared(found.comparison, axes, calculator)
     then, other = (
         part if isinstance(part, bool) else compute(part, axes, calculator) for part in (found.then, found.other)

@@ -41,13 +41,15 @@ _EXACT_BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bf
 class Way:
     """A strategy for reading a mask: which tensors are read as data, although a rule could interpret them.
 
-    Booleans per key that depend on data are read as data unless `intervals` is set: the graph already computes them.
+    "Read as data" means that the mask is expressed by the values of the tensor, however the graph computes them.
+    Booleans per key that depend on data are read in this way unless `intervals` is set.
 
     Args:
         words: a description, for the log.
-        vectors: read as data numbers and booleans per token that are not a single expression in their positions.
-        planes: read as data booleans per pair that depend on data.
-        all_planes: read as data all booleans per pair.
+        vectors: whether numbers and booleans per token are read as data if they are not a single expression in their
+            positions.
+        planes: whether booleans per pair that depend on data are read as data.
+        all_planes: whether all booleans per pair are read as data.
         dense: whether loads may depend on pairs and on heads.
         intervals: whether booleans per key are interpreted by their rules, as comparisons with positions.
     """
@@ -61,13 +63,13 @@ class Way:
 
 
 class MaskReader:
-    """Returns elements of the nodes of one producer chain by symbolic position.
+    """Returns elements of a mask, and of the nodes from which it is computed, as functions of a symbolic position.
 
     Args:
         rules: the rules, by operator name.
-        algebra: knows the symbols in positions.
+        algebra: the algebra that knows the ranges of the symbols in positions.
         loads: collects the data that are read.
-        way: which tensors are read as data.
+        way: the strategy, which says which tensors are read as data.
     """
 
     def __init__(self, rules: dict[str, Rule], algebra: Algebra, loads: Loads, way: Way) -> None:
@@ -140,7 +142,7 @@ class MaskReader:
         return self.load(value, tuple(sympy.S.Zero if n == 1 else i for n, i in zip(shape, tail, strict=True)))
 
     def choose(self, condition: Value, then: Callable[[], Value], other: Callable[[], Value]) -> Value:
-        """Return `then` where the condition holds, else `other`; a side that no element takes is not read."""
+        """Return ``then()`` where the condition holds, else ``other()``; a side that no element takes is not called."""
         if isinstance(condition, bool):
             return then() if condition else other()
         return self.algebra.choose(condition, then(), other())

@@ -61,7 +61,7 @@ class RealValues:
         self._given[node] = tensor
 
     def size(self, value: Any) -> Any:
-        """Return a size, SymInt or number-valued node as a Python number; other values unchanged.
+        """Return a size, SymInt or number-valued node as a Python number for the given sizes; other values unchanged.
 
         Raises:
             NotRecognised: "value_mismatch" if it depends on symbols without a value.

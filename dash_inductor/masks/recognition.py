@@ -84,7 +84,7 @@ class MaskResult:
 
     @staticmethod
     def refused(cause: NotRecognised) -> MaskResult:
-        """Return the result for a mask that is not recognised."""
+        """Return the result for a mask that is not recognised, with the reason and the detail of `cause`."""
         return MaskResult(None, cast(MaskReason, cause.reason), cause.detail)
 
     @property
@@ -145,7 +145,7 @@ def recognise(node: Node, *, query: Node, key: Node, beside: bool = False) -> Ma
 
 
 def forget(graph: Graph) -> None:
-    """Drop everything known of a graph, after all of its masks have been read."""
+    """Drop the cached results of reading a graph's masks, which keep the graph alive; call it after the last mask."""
     _known.pop(graph, None)
 
 

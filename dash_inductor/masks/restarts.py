@@ -29,7 +29,7 @@ LARGEST = 2**61
 
 
 class Restarts:
-    """Determines how far apart two loads are within a document.
+    """Proves by how much position ids of a query and of a key in the same packed document differ.
 
     Args:
         rules: the rules of the mask reader.
@@ -41,9 +41,10 @@ class Restarts:
         self._shape_env = shape_env
 
     def difference(self, number: Load, of_query: Load, of_key: Load) -> tuple[int, Load] | None:
-        """Return c with ``of_query[i] - of_key[j] == i - j + c`` for all tokens i, j with equal `number`.
+        """Return c with ``of_query[i] - of_key[j] == i - j + c`` for all tokens i, j of one document, and position ids.
 
-        Return also the positions from which `number` is counted.  Return None if no c is proved.
+        Tokens belong to one document if `number`, the document id, is equal.  The position ids are those from which
+        `number` is counted.  Return None if no c is proved.
         """
         for position in (of_key, of_query):
             try:

@@ -68,18 +68,21 @@ class LoadIndex:
 
 @dataclass(frozen=True)
 class Load:
-    """An element of the tensor `node` for every batch element and token; `indices` has one entry per dimension."""
+    """An element of the tensor `node` as a function of a position in the scores, such as a batch element and a key.
+
+    `indices` has one entry per dimension of the tensor.
+    """
 
     node: Node
     indices: tuple[LoadIndex, ...]
 
     def along(self, axis: Axis) -> Load:
-        """Return the same load, following the tokens of this axis instead of the other one."""
+        """Return a load of the same tensor, indexed by `axis` ("q" or "kv") where this one is indexed by the other."""
         other = {"q": "kv", "kv": "q"}.get(axis)
         return replace(self, indices=tuple(replace(p, axis=axis) if p.axis == other else p for p in self.indices))
 
     def within(self, window: Mapping[Axis, tuple[int, int]]) -> Load:
-        """Return the load restricted to a window of the scores, given as (start, stop) for each axis."""
+        """Return this load restricted to a window of the scores, given as (start, stop) for each axis."""
 
         def cut(index: LoadIndex) -> LoadIndex:
             if index.axis is None:
@@ -91,7 +94,7 @@ class Load:
 
     @property
     def axes(self) -> frozenset[Axis]:
-        """The axes of the scores on which the load depends."""
+        """The axes of the scores ("b", "h", "q", "kv") on which the load depends."""
         return frozenset(index.axis for index in self.indices if index.axis is not None)
 
     @property
@@ -104,7 +107,7 @@ class Loads:
     """The loads of one mask, each with the data symbol that stands for it.
 
     Args:
-        algebra: makes the data symbols.
+        algebra: the algebra that creates the data symbols.
         plane: the shape of the scores, [B, H, q_len, kv_len].
         position: the index symbols of the scores.
         dense: whether loads may depend on pairs and heads.
@@ -121,13 +124,14 @@ class Loads:
         self._symbols: dict[Load, sympy.Symbol] = {}
 
     def named_in(self, expr: sympy.Expr) -> tuple[tuple[sympy.Symbol, Load], ...]:
-        """Return the data symbols in an expression and their loads, in the order in which they were found."""
+        """Return (data symbol, load) for each data symbol in an expression, in the order in which they were created."""
         return tuple((symbol, load) for load, symbol in self._symbols.items() if symbol in expr.free_symbols)
 
     def find(self, node: Node, position: Position) -> Load | None:
-        """Return `node` at `position` as a load.
+        """Return the element of `node` at `position` as a load.
 
-        Return None if its dtype is not supported, or it is not read token by token.
+        Return None if its dtype is not supported, or if a dimension is read neither at a constant index nor at
+        consecutive ones that follow an axis of the scores.  Only a dense mask may be read along both "q" and "kv".
         """
         if meta_of(node).dtype not in RANGES:
             return None
@@ -141,7 +145,7 @@ class Loads:
         return Load(node, known)
 
     def symbol(self, load: Load) -> sympy.Symbol:
-        """Return the data symbol of a load."""
+        """Return the data symbol that stands for a load, a new one if the load has none yet."""
         if load not in self._symbols:
             moved_by = frozenset(symbol for symbol, (axis, _) in self._axes.items() if axis in load.axes)
             self._symbols[load] = self._algebra.data(*_range(load.node), moved_by)

@@ -22,19 +22,22 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 class Calculator(Protocol):
-    """Computes on tensors, or adds nodes that compute to a graph; values are tensors or nodes."""
+    """The interface by which operands of masks are computed, on real tensors or by adding nodes to a graph.
+
+    Values are tensors in the first case, and nodes in the second.
+    """
 
     def call(self, operator: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of an operator."""
+        """Return the result of a call of an ATen or prims operator, a tensor or a new node."""
 
     def tensor(self, node: Node) -> Any:
-        """Return the value of a node of the mask."""
+        """Return what stands for a graph node that the mask reads: its real tensor, or the node itself."""
 
     def positions(self, axis: Axis) -> Any:
         """Return 0, 1, ... for all queries or all keys, int64 [1, tokens]."""
 
     def size(self, symbol: sympy.Symbol) -> Any:
-        """Return the value of a size symbol."""
+        """Return the value of a size symbol, such as a dynamic length: a number or a node."""
 
 
 PLANE: tuple[Axis, ...] = ("b", "h", "q", "kv")
@@ -42,7 +45,10 @@ PLANE: tuple[Axis, ...] = ("b", "h", "q", "kv")
 
 
 def values_of(load: Load, axes: Sequence[Axis], calculator: Calculator) -> Any:
-    """Return the elements that a load reads, in these dimensions."""
+    """Return all elements that a load reads, a tensor or node with the dimensions `axes`.
+
+    Dimensions on which the load does not depend have size 1.
+    """
     values, found = calculator.tensor(load.node), list[Axis]()
     for d, index in reversed(list(enumerate(load.indices))):
         if index.axis is None:
@@ -62,7 +68,7 @@ def values_of(load: Load, axes: Sequence[Axis], calculator: Calculator) -> Any:
 
 @dataclass(frozen=True)
 class Numbers:
-    """An integer for every token of an axis, as an expression.
+    """An integer for every query or every key, as an expression in its position and in data.
 
     Args:
         expr: an expression in data symbols, `position` and size symbols.
@@ -77,7 +83,7 @@ class Numbers:
     loads: tuple[tuple[sympy.Symbol, Load], ...]
 
     def renamed(self, node: Callable[[Node], Node]) -> Numbers:
-        """Return the same numbers with their nodes replaced by `node`."""
+        """Return these numbers with each node n that they read replaced by ``node(n)``."""
         return replace(self, loads=tuple((s, replace(load, node=node(load.node))) for s, load in self.loads))
 
     def reads_as(self, other: Numbers) -> bool:
@@ -87,7 +93,7 @@ class Numbers:
         return None not in names.values() and self.expr.xreplace(names) == other.expr
 
     def compute(self, calculator: Calculator) -> Any:
-        """Return the vector, int64."""
+        """Return the numbers as an int64 vector, [batch or 1, tokens or 1]."""
         if self._is_number(self.expr):
             nothing = calculator.call(aten.mul.Tensor, calculator.positions(self.axis), 0)
             return self._plus(nothing, sympy.Add.make_args(self.expr), calculator)

@@ -58,7 +58,7 @@ def verify(
     shape_env: ShapeEnv | None,
     readable: Container[str],
 ) -> str:
-    """Compare the mask with `components`; return a description of what was compared.
+    """Compare the mask's real values with the recognised components; return a text that says what was compared.
 
     Args:
         node: the mask.

@@ -15,7 +15,7 @@ SHARED_BYTES = {"sm_80": 163 * 1024, "sm_89": 99 * 1024, "sm_90": 227 * 1024, "s
 
 
 def tables_of(arch: str) -> str:
-    """Return the architecture whose tables `arch` uses.
+    """Return the architecture whose tuning tables `arch` uses: itself, or the one to which `SAME_AS` maps it.
 
     Raises:
         ArgumentError: `arch` is unknown.

@@ -129,13 +129,13 @@ class Call:
 
     @property
     def modifiers(self) -> dict[str, float]:
-        """The modifiers in use and their values, by their names in `MODIFIERS`."""
+        """The score modifiers that the call uses, such as softcap, and their values, by their names in `MODIFIERS`."""
         values = zip(MODIFIERS, (self.softcap,), strict=True)
         return {name: value for name, value in values if value is not None}
 
     @functools.cached_property  # every call asks
     def traits(self) -> Traits:
-        """The properties for which kernels are specialized."""
+        """The compile-time properties of the call: kernels are compiled for each combination of them."""
         band, mask = self.mask.band, self.mask
         components = tuple(sorted(mask.components))
         numbers = any(component.OPTIONAL and component.has_key_numbers for component in mask.others)

@@ -16,7 +16,7 @@ _TEXT = re.compile(r"(\w+)\(([^()]*)\)(?::(\w+)\(([^()]*)\))?")
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor that a call reads, by its index in the operator's argument `extras`.
+    """A reference to a tensor that a call reads: its index in the operator's argument `extras`.
 
     Raises:
         ArgumentError: a negative index.
@@ -33,7 +33,7 @@ class Operand:
 
     @property
     def operand(self) -> Operand:
-        """The operand itself."""
+        """The operand itself, because a plain operand is also a `model.operands.Part`."""
         return self
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class Component:
 
     @functools.cached_property
     def given(self) -> dict[str, Operand]:
-        """The operands that are not None, by field, in the order of the fields."""
+        """The operands that are not None, by the names of their fields, in the order of the fields."""
         found = {field: getattr(self, field) for field in self.AXES}
         return {field: operand for field, operand in found.items() if operand is not None}
 

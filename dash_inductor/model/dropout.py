@@ -44,7 +44,7 @@ class Dropout:
 
     @property
     def operand(self) -> Operand:
-        """The seed."""
+        """The reference to the tensor of the seed."""
         return self.seed
 
     @property

@@ -59,7 +59,10 @@ class Band:
         return self.lo is not None and self.hi is not None
 
     def resolve(self, q_len: int, kv_len: int) -> Band:
-        """Return the same mask anchored at the top left for these lengths; bounds that exclude nothing become None."""
+        """Return the band anchored top left that shows the same pairs at these lengths.
+
+        A bound that excludes nothing becomes None.
+        """
         offset = kv_len - q_len if self.anchor == "bottom_right" else 0
         lo = None if self.lo is None else self.lo - offset
         hi = None if self.hi is None else self.hi - offset

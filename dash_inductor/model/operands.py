@@ -12,7 +12,9 @@ from .relations import Axis
 
 
 class Part(Protocol):
-    """What a call says about an operand: which tensor it is, and numbers that belong to it.
+    """The value of an attribute of `Call` for an optional operand, such as the bias or the dropout.
+
+    It refers to a tensor, and may have parameters of its own, such as the probability of dropout.
 
     Attributes:
         TEXT: a regular expression for ``str(part)``, without groups.
@@ -22,7 +24,7 @@ class Part(Protocol):
 
     @property
     def operand(self) -> Operand:
-        """The tensor."""
+        """The reference to the tensor."""
 
     @staticmethod
     def parse(text: str) -> Part:
@@ -62,7 +64,7 @@ class Bias:
 
 @dataclass(frozen=True)
 class OperandKind:
-    """An optional operand of calls.
+    """A row of `OPERANDS`: the properties of one optional operand of calls.
 
     Attributes:
         name: the attribute of `Call`, and the word in texts of calls and in names of kernels.
@@ -74,7 +76,7 @@ class OperandKind:
             of pairs, or "rows", what the softmax or its backward computes for each query.
         argument: the name of the tensor among the arguments of kernels.
         broadcasts: whether the tensor has size 1 along dimensions that do not matter.
-        numbers: the attributes of the `part` that kernels take beside the tensor.
+        numbers: the names of the attributes of the `part` that kernels take as further arguments.
     """
 
     name: str

@@ -51,7 +51,7 @@ class Relation:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """All roles: those of queries, then keys, then pairs."""
+        """The names of all numbers that the predicate reads: those of the query, then of the key, then of the pair."""
         return *self.queries, *self.keys, *self.pairs
 
     @property
@@ -60,7 +60,7 @@ class Relation:
         return not self.queries and not self.pairs
 
     def axes(self, role: str) -> tuple[Axis, ...]:
-        """Return the dimensions of the tensor that has this role."""
+        """Return the dimensions of the tensor with the numbers of this role, for example ("b", "q")."""
         if role in self.pairs:
             return "b", "h", "q", "kv"
         return ("b", "q") if role in self.queries else ("b", "kv")
@@ -123,10 +123,10 @@ RELATIONS = frozenset({EQUAL, BETWEEN, CONGRUENT, TRUTH, PAIRS})
 
 
 def fit_tables(relations: Sequence[Relation]) -> bool:
-    """Return whether schedule tables can encode a mask of these relations.
+    """Return whether tile schedules in tables can encode a mask that consists of these relations.
 
-    Without a relation of pairs they always can.  Otherwise they hold the bits of one, and all others must have
-    `segment_ids`.
+    Without a relation that reads a number per pair they always can.  The tables can hold the bits of one relation of
+    this kind; all others must then have `segment_ids`.
     """
     of_pairs = [relation for relation in relations if relation.pairs]
     return not of_pairs or (len(of_pairs) == 1 and all(of.segment_ids or of.pairs for of in relations))

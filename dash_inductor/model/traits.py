@@ -79,17 +79,17 @@ class Traits:
 
     @functools.cached_property  # every call asks
     def data(self) -> frozenset[str]:
-        """The names of `components` and of the operands that change scores or probabilities."""
+        """The names of the mask's `components`, and of the operands that change scores or probabilities."""
         return frozenset((*self.components, *self._that_change("scores", "probabilities")))
 
     @functools.cached_property  # every call asks
     def asks(self) -> frozenset[str]:
-        """All that the call has besides a band: `data` and `modifiers`."""
+        """The names in `data` and `modifiers`: all that affects probabilities besides the band, the scale and sinks."""
         return self.data.union(self.modifiers)
 
     @functools.cached_property  # every call asks
     def scores(self) -> frozenset[str]:
-        """The names of all that changes scores and probabilities: operands and the `modifiers`."""
+        """The names of the operands and `modifiers` that change scores or probabilities."""
         return frozenset((*self._that_change("scores", "probabilities"), *self.modifiers))
 
     def __str__(self) -> str:

@@ -118,7 +118,10 @@ def _fake_backward(
 
 
 def bias_gradient_size(query: Sequence[Any], kv_len: Any, summed: Sequence[int]) -> list[Any]:
-    """The shape of a bias's gradient, of which `Bias.summed` is summed; sizes are integers or symbols."""
+    """The shape of a bias's gradient: [batch, heads, q_len, kv_len], with size 1 along the dimensions in `summed`.
+
+    `query` is the shape of the query; sizes are integers or symbols.
+    """
     return [1 if dim in summed else size for dim, size in enumerate((*query[:3], kv_len))]
 
 
@@ -142,7 +145,12 @@ def _parsed(text: str, extras: Sequence[Tensor], results: int) -> Call:
 
 
 def prepare_forward(tensors: Sequence[Tensor], extras: Sequence[Tensor], texts: Texts) -> Run:
-    """Returns the function that runs forwards with tensors of these layouts, on the device and outside of Inductor.
+    """Returns the function that runs forwards on tensors with the layouts of the given ones, outside of Inductor.
+
+    Args:
+        tensors: query, key and value.
+        extras: the other tensors to which the call refers.
+        texts: the call, the plan and the site's name.
 
     Raises:
         ArgumentError: the kernels of the plan do not cover the call, or the tensors do not fit it.
@@ -153,7 +161,16 @@ def prepare_forward(tensors: Sequence[Tensor], extras: Sequence[Tensor], texts: 
 
 
 def prepare_backward(tensors: Sequence[Tensor], extras: Sequence[Tensor], texts: Texts) -> Run:
-    """The counterpart of `prepare_forward` for backwards."""
+    """Returns the function that runs backwards on tensors with the layouts of the given ones, outside of Inductor.
+
+    Args:
+        tensors: the tensors named in `BACKWARD`.
+        extras: the other tensors to which the call refers.
+        texts: the call, the plan and the site's name.
+
+    Raises:
+        ArgumentError: the kernels of the plan do not cover the call, or the tensors do not fit it.
+    """
     from ..kernels.registry import backward
 
     return backward(tensors, extras, _parsed(texts[0], extras, results=3), Plan.parse(texts[1]), texts[2])

@@ -23,7 +23,7 @@ from ..upstream.fake import is_fake
 
 
 def register(forward: OpOverload, backward: OpOverload) -> None:
-    """Registers the FLOP formulas of our operators."""
+    """Registers PyTorch FLOP formulas for our operators of attention's forward and backward."""
     register_flop_formula(forward.overloadpacket, get_raw=True)(_forward)
     register_flop_formula(backward.overloadpacket, get_raw=True)(_backward)
 

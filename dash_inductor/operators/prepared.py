@@ -1,8 +1,8 @@
-"""The memo between an operator and the kernels that it launches.
+"""A cache, for each operator, of the launchers that run its kernels.
 
-Which kernels a call runs, and with which arguments, depends only on its texts and on dtypes, shapes and strides of its
-tensors; between calls usually only addresses change.  So the first call with a layout prepares a function that runs
-such calls, and later calls look it up, which takes less host time than deriving everything again.
+Which kernels a call runs, and with which arguments, depends only on its text arguments and on the dtypes, shapes and
+strides of its tensors; between calls usually only addresses change.  So the first call with a combination of layouts
+builds a launcher, and later calls look it up, which takes less host time than deriving everything again.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ _KEPT = 1024
 
 
 def prepared(prepare: Prepare, tensors: int) -> Callable[..., Any]:
-    """Returns an operator's implementation, (*tensors, extras, *texts) -> results, which prepares each layout once.
+    """Returns an operator's implementation that builds a launcher for each combination of tensor layouts and caches it.
 
-    It accepts one more text, the layouts of all tensors, to save computing them.
+    The implementation is called as (*tensors, extras, call, plan, site name) -> results.  The caller may append one
+    text that identifies the layouts of all tensors; then they are not computed again.
 
     Args:
-        prepare: prepares the calls of one layout.
-        tensors: the number of tensors before the extras.
+        prepare: returns the function that runs calls with given layouts.
+        tensors: the number of tensors before `extras`.
     """
     known: dict[Any, Run] = {}
     layouts = tensors + 4  # behind the extras and three texts

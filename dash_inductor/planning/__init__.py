@@ -1,4 +1,4 @@
-"""Plans a site from its static facts: kernel candidates, their costs, and the decision for one or for a fallback.
+"""Plans a site from its static properties: compares kernel candidates by cost, and chooses one, or a fallback.
 
 The package needs only the standard library; simulations and predictions also need sympy.
 """

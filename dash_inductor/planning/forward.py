@@ -20,7 +20,7 @@ from ..model.site import Site
 
 @dataclass(frozen=True)
 class Forward:
-    """The forward kernel of a site.
+    """The forward kernel that runs at a site: its family and its tiles.
 
     Args:
         name: the kernel family, as in `Plan.forward`.

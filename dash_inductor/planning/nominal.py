@@ -50,12 +50,12 @@ class Reach:
         return Reach(min(below, most.below), min(above, most.above)) if below >= 0 and above >= 0 else None
 
     def band(self, tiles: Tiles) -> Band:
-        """Returns a band with this reach."""
+        """Returns a band that reaches this many q tiles of the given shape below and above the diagonal."""
         return Band(-self.below * tiles.block_q, self.above * tiles.block_q)
 
 
 def farthest(tiles: Tiles) -> Reach:
-    """The reach of the full mask on the nominal problem: the largest one for these tiles."""
+    """The reach of the full mask on the nominal problem, which is the largest that a band can have with these tiles."""
     rest = (NOMINAL_LEN - tiles.block_kv) // tiles.block_q
     return Reach(rest, rest)
 

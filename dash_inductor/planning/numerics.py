@@ -14,7 +14,7 @@ NUMERICS_VERSION = 15
 def numerics_key(
     site: Site, arch: str, kernel: str, name: str, candidate: Candidate, forward: Forward, tf32: bool
 ) -> str:
-    """The numerics key: everything that can change a bit of a gradient.
+    """The numerics key of a plan: a text with everything that can change a bit of a gradient.
 
     Pipeline stages, head chunk, batch size and lengths are not part of it, because they cannot change bits.
 
@@ -36,9 +36,10 @@ def numerics_key(
 
 
 def components(site: Site) -> str:
-    """The mask and score modifiers as text, with a word for each operand of the forward and a returned log-sum-exp.
+    """The mask, the score modifiers and the names of the forward's operands as text, joined by " + ".
 
-    Dropout is not among them, because it has a part of its own in the key.
+    "logsumexp" is added if the program reads the log-sum-exp.  Dropout is left out, because it has a part of its own in
+    the key.
     """
     modifiers = [f"{name} {value!r}" for name, value in site.call.modifiers.items()]
     operands = [name for name in site.call.of_forward.given if name != "dropout"]

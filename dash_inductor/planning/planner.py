@@ -53,7 +53,7 @@ def decide(site: Site, arch: str, schedule: str = "auto", *, compiler: str = "")
     """Returns the plan of a site, or the reason why no kernel can run it (`Fallback`).
 
     Args:
-        site: the static facts of the site.
+        site: the static properties of the site.
         arch, compiler: as for `plan`.
         schedule: the schedule to use, or "auto".  If the site does not support it, the planner chooses another one,
             and `schedule_note` of the plan says why.
@@ -84,14 +84,14 @@ def _why_not(site: Site, arch: str) -> Fallback:
 
 
 def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = "") -> Plan:
-    """The plan for a site.
+    """Returns the plan for a site: kernel families, schedule and tiles of the forward and the backward.
 
     Args:
-        site: the static facts of the site.
+        site: the static properties of the site.
         arch: the architecture, "sm_80", "sm_89", "sm_90", "sm_100" or "cpu".  An architecture of `SAME_AS` gets the
             plan of the one it maps to, under a numerics key of its own.
         schedule: the schedule to use, which must support the mask; None lets the planner choose.
-        compiler: the facts about the compiler that may change bits (`toolchain.numerics`), for the numerics key.
+        compiler: the compiler settings that may change bits, as text (`toolchain.numerics`), for the numerics key.
 
     Raises:
         ArgumentError: `site` is not a `Site`, the architecture or schedule is unknown, the schedule does not support
@@ -104,7 +104,7 @@ def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = 
 
 @dataclass(frozen=True)
 class Choice:
-    """The planner's choice for a site.
+    """The planner's choice of a schedule, a kernel family and tiles for a site.
 
     Args:
         schedule: the name of the schedule.
@@ -170,7 +170,7 @@ def keeping(plan: Plan, operator: str) -> Plan:
 
 
 def check_kind(site: Site, arch: str) -> None:
-    """Raises ArgumentError unless the site's dtype is supported and the architecture fits its device."""
+    """Raises ArgumentError unless the site's dtype is supported and `arch` is "cpu" exactly for sites on the CPU."""
     if (arch == "cpu") != (site.device == "cpu"):
         raise ArgumentError("arch", arch, "'cpu' exactly for sites on the cpu")
     if site.dtype not in BITS:

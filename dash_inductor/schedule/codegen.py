@@ -67,7 +67,7 @@ class PythonPrinter:
     """Prints an expression as Python; subclasses override the syntax of single operations."""
 
     def where(self, condition: str, a: str, b: str) -> str:
-        """Return the source of a choice of `a` or `b`."""
+        """Return the source of the expression ``a if condition else b``."""
         return f"({a} if {condition} else {b})"
 
     def extremum(self, name: str, a: str, b: str) -> str:
@@ -75,11 +75,11 @@ class PythonPrinter:
         return f"{name}({a}, {b})"
 
     def divide(self, a: str, b: str) -> str:
-        """Return the source of an integer division."""
+        """Return the source of the integer division of `a` by `b`."""
         return f"({a} // {b})"
 
     def remainder(self, a: str, b: str) -> str:
-        """Return the source of a remainder."""
+        """Return the source of the remainder of `a` divided by `b`."""
         return f"({a} % {b})"
 
     def print(self, e: Expr) -> str:

@@ -71,7 +71,7 @@ def _columns(tile_schedule: TileSchedule, head: int, cta_index: int) -> Iterator
 
 @lru_cache(maxsize=64)
 def tables(name: str, problem: Problem) -> tuple[Job, ...]:
-    """Return all jobs of a schedule in launch order.
+    """Return all jobs of the schedule `name` for a problem, in launch order.
 
     Raises:
         ArgumentError: an unknown schedule or an unsupported mask.

@@ -65,9 +65,7 @@ class Problem:
         return replace(self, band=Band(lo, hi))
 
     def tail(self) -> tuple[tuple[int, ...], int, int]:
-        """Return the last arguments of most generated functions: `codegen.TILE_SCHEDULE` as a tuple, and the tile
-        shape.
-        """
+        """Return the last arguments of most generated functions: (q_len, kv_len, lo, hi), block_q and block_kv."""
         return (self.q_len, self.kv_len, *self.bounds), self.block_q, self.block_kv
 
     def steps(self, kv: int) -> int:

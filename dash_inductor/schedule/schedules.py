@@ -1,4 +1,4 @@
-"""The definitions of all schedules.
+"""The definitions of all schedules of the backward, as sympy expressions.
 
 A schedule defines, by sympy expressions in tile indices and lengths, which CTA computes what and when (`kv_tile`,
 `q_tile`) and the order in which the partial dq tiles are added (`rank`).  Kernel code, simulator, checks, reference
@@ -74,27 +74,27 @@ class Visible:
 
     @property
     def steps(self) -> Expr:
-        """The number of visible q tiles of a kv tile."""
+        """The number of visible q tiles of kv tile KV, as an expression."""
         return self.q.end - self.q.first
 
     @property
     def up(self) -> Expr:
-        """The q tile of a step in ascending order."""
+        """The q tile that kv tile KV visits in step STEP if it visits its q tiles in ascending order."""
         return self.q.first + STEP
 
     @property
     def down(self) -> Expr:
-        """The q tile of a step in descending order."""
+        """The q tile that kv tile KV visits in step STEP if it visits its q tiles in descending order."""
         return self.q.end - 1 - STEP
 
     @property
     def rank_up(self) -> Expr:
-        """The rank of a kv tile if kv tiles contribute in ascending order."""
+        """The rank of kv tile KV at q tile Q if kv tiles contribute to it in ascending order."""
         return KV - self.kv.first
 
     @property
     def rank_down(self) -> Expr:
-        """The rank of a kv tile if kv tiles contribute in descending order."""
+        """The rank of kv tile KV at q tile Q if kv tiles contribute to it in descending order."""
         return self.kv.end - 1 - KV
 
 

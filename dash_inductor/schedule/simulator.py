@@ -31,7 +31,7 @@ Accumulator = tuple[int, int, int]  # head, query head within the group, q tile
 
 @dataclass(frozen=True)
 class Costs:
-    """Durations, in an arbitrary common unit.
+    """The durations of a CTA's operations in a simulation, in an arbitrary common unit.
 
     Args:
         compute: computing one tile pair.
@@ -49,7 +49,10 @@ class Costs:
 
 
 class Span(NamedTuple):
-    """One tile pair: computed during ``start .. computed``, added to its accumulator during ``write .. written``."""
+    """One tile pair in a simulated run, with the worker (a slot for one CTA) and the work id that computed it.
+
+    It is computed during ``start .. computed``, and added to its accumulator during ``write .. written``.
+    """
 
     worker: int
     work_id: int
@@ -71,7 +74,7 @@ class Run:
     unfinished: tuple[int, ...]
 
     def accumulation_order(self) -> dict[Accumulator, tuple[int, ...]]:
-        """Return the kv tiles of each accumulator in the order in which they were added."""
+        """Return, for each accumulator (head, query head within the group, q tile), its kv tiles in order of adding."""
         order: dict[Accumulator, list[int]] = {}
         for span in sorted(self.spans, key=lambda s: (s.write, s.written, s.worker)):
             order.setdefault(span.accumulator, []).append(span.kv)

@@ -59,16 +59,16 @@ class TileSchedule(Protocol):
         """Return whether some element of a visible tile pair is hidden."""
 
     def kind(self, head: int) -> int:
-        """Return the kind of a head: heads of one kind have the same tile schedules and ranks."""
+        """Return a number that identifies heads with the same tile schedules and ranks."""
 
 
 def functions(name: str, problem: Problem) -> SimpleNamespace:
-    """Return the Python functions of the schedule for the problem's mask."""
+    """Return the generated functions of a schedule (see `codegen.SIGNATURES`) for the problem's mask, in Python."""
     return python_functions(name, problem.resolved.band)
 
 
 class ClosedForm:
-    """The tile schedule of a schedule over a band.
+    """The `TileSchedule` of the schedule `name` for a band mask, computed by the expressions that define the schedule.
 
     Attributes:
         seen_rows, seen_keys: (first, end) of the rows that see a key, and of the keys that a row sees; ``end <= first``

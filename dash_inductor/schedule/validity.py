@@ -11,10 +11,10 @@ from .tile_schedule import ClosedForm, Problem, TileSchedule
 
 
 def coverage_faults(tile_schedule: TileSchedule, heads: int, n_q: int, n_kv: int, jobs: Sequence[Job]) -> list[str]:
-    """Return the faults in coverage: each kv tile is owned once, each visible pair computed once, ranks are 0 .. n-1.
+    """Return, in words, where jobs break these rules: one CTA per kv tile, one step per visible pair, ranks 0 .. n-1.
 
     Args:
-        tile_schedule: the tile schedule of the schedule.
+        tile_schedule: says which kv tiles are visible to each q tile.
         heads: the number of heads of the whole launch.
         n_q, n_kv: the numbers of tiles.
         jobs: the tables to check.
@@ -60,7 +60,7 @@ def backward_wait(jobs: Sequence[Job]) -> tuple[int, int] | None:
 
 
 def progress_faults(tile_schedule: TileSchedule, jobs: Sequence[Job], group: int = 1) -> list[str]:
-    """Return the faults in waiting, given what the tile schedule declares about itself.
+    """Return, in words, how CTAs may wait for one another forever; empty if they cannot.
 
     Launch-ordered schedules may only wait for earlier work ids.  Other schedules must finish with the number of workers
     that they declare to need, in a simulation in which jobs are delayed only by the waits of the model.
@@ -93,7 +93,10 @@ def check(name: str, problem: Problem, jobs: Sequence[Job] | None = None) -> lis
 
 
 def check_tables(tile_schedule: Tables, jobs: Sequence[Job] | None = None) -> list[str]:
-    """Return every fault of the tile schedule of a data-dependent mask, as `check` does."""
+    """Return every fault of the tile schedule of a data-dependent mask, in words; empty if it is correct.
+
+    `jobs` are checked instead of the tile schedule's own, if given.
+    """
     jobs = jobs_of(tile_schedule) if jobs is None else jobs
     p = tile_schedule.problem
     return coverage_faults(tile_schedule, p.batch * p.heads, p.n_q, p.n_kv, jobs) + progress_faults(tile_schedule, jobs)

@@ -56,7 +56,10 @@ def sees(
 def tile_pairs(
     seen: Callable[[int, int], bool], q_len: int, kv_len: int, block_q: int, block_kv: int
 ) -> list[list[int]]:
-    """Return the tile pairs of a batch element in which query i sees key j iff ``seen(i, j)``."""
+    """Return the kinds of all tile pairs, [q tiles][kv tiles], EMPTY, PARTIAL or FULL, of one batch element.
+
+    Query i sees key j iff ``seen(i, j)``.
+    """
 
     def kind(q: int, kv: int) -> int:
         rows = range(q * block_q, min((q + 1) * block_q, q_len))

@@ -1,4 +1,4 @@
-"""The facts about the machine on which planning depends: device support, architecture and TF32."""
+"""The properties of the machine on which plans depend: whether a device is supported, its architecture, and TF32."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ _asked: ContextVar[str | None] = ContextVar("dash_inductor_arch", default=None)
 
 @contextmanager
 def asked_about(arch: str) -> Iterator[None]:
-    """Makes CUDA devices report this architecture inside the block, in which no kernels are compiled (see
-    `is_there`).
+    """A context manager inside which `arch_of` returns this architecture for CUDA devices; they need not exist.
+
+    No kernels are compiled inside it (see `is_there`).
     """
     token = _asked.set(arch)
     try:

@@ -1,4 +1,4 @@
-"""Inductor as a backend of `torch.compile`, with the program's mode and options."""
+"""The class of `torch.compile`'s Inductor backend, whose objects hold the mode and the options of a program."""
 
 from torch import _TorchCompileInductorWrapper as InductorBackend
 

@@ -1,4 +1,4 @@
-"""Reads and changes Triton kernels that Inductor generates: facts for choosing blocks, fixed blocks, and barriers.
+"""Reads and changes Triton kernels while Inductor generates them: their properties, block sizes and barriers.
 
 For code that runs while Inductor compiles: importing this module imports Inductor's code generation.
 """
@@ -18,12 +18,12 @@ KINDS = ("pointwise", "reduction", "persistent_reduction")
 
 
 def facts_of(kernel: Any) -> dict[str, Any] | None:
-    """The facts about a kernel for `install.blocks.choose`.
+    """The properties of a generated Triton kernel from which `install.blocks.choose` derives its block sizes.
 
     Returns:
         ``kind``, one of `KINDS`; ``sizes``, the numbers of elements along the kept dimensions "x", "y", "z" and the
         summed ones "r0_", "r1_"; ``hint``, Inductor's `ReductionHint`: "INNER", "OUTER", "OUTER_TINY" or "DEFAULT";
-        ``scores``, the number of coalesced accesses along each of these; ``loads``, ``stores`` and ``reductions``, the
+        ``scores``, the number of coalesced accesses by dimension; ``loads``, ``stores`` and ``reductions``, the
         numbers of these operations.  None for other kinds of kernels, symbolic sizes and kernels with fixed blocks, and
         if the program asked for autotuning, as with ``max_autotune_pointwise``.
     """
@@ -57,9 +57,9 @@ BARRIER = "tl.debug_barrier()"
 
 
 def wait_for_stores(kernel: Any, name: str) -> None:
-    """Writes a barrier before the loop that is being generated, if an earlier loop of the kernel has stored a buffer.
+    """Adds a barrier to a kernel, before the loop being generated, if an earlier loop has stored the buffer `name`.
 
-    Nothing is written if Inductor does so itself, as in torch 2.15.
+    Nothing is added if Inductor does so itself, as in torch 2.15.
     """
     is_read_back = name in kernel.cse.invalidated_stores
     if is_read_back and not _has_barriers(kernel.__class__) and not _ends_with_barrier(kernel.body):

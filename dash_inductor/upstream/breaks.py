@@ -1,4 +1,4 @@
-"""Where Dynamo's graphs broke, for the doctor.  Imports Dynamo."""
+"""Graph breaks of Dynamo, for the checks of `dash_inductor.doctor`.  Imports Dynamo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The caches of Inductor and AOTAutograd: folders, generated code, details of keys.  Imports Inductor."""
+"""The caches of Inductor and AOTAutograd: their folder, generated code, and key details.  Imports Inductor."""
 
 from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCacheDetails
 from torch._inductor.codecache import PyCodeCache

@@ -70,7 +70,7 @@ def arrivals_meet() -> bool:
 
 @functools.cache
 def scans_stay_whole() -> bool:
-    """Whether Inductor itself does not split scans under deterministic algorithms (pytorch 191714): 2.14.1 and 2.15."""
+    """Whether Inductor keeps scans unsplit under deterministic algorithms (pytorch 191714), as 2.14.1 and 2.15 do."""
     scan = resolve("torch._inductor.ir", "Scan")
     return "are_deterministic_algorithms_enabled" in inspect.getsource(scan.create)
 
@@ -97,7 +97,7 @@ def joint_passes() -> list[Any]:
 
 
 def settings_that_stop_passes() -> list[str]:
-    """The names of Inductor's settings that are off and without which it does not run joint-graph passes."""
+    """The names of those settings that are off although Inductor runs joint-graph passes only if they are on."""
     from torch._inductor import config
 
     return [name for name in ("pattern_matcher", "use_joint_graph_passes") if not getattr(config, name)]
@@ -111,7 +111,7 @@ def times_products() -> bool:
 
 
 def without_autotuning(shape_padding: bool) -> AbstractContextManager[Any]:
-    """Switches autotuning off: inside the block Inductor generates pointwise kernels in one configuration.
+    """A context manager that switches autotuning off: Inductor then generates pointwise kernels in one configuration.
 
     `torch.use_deterministic_algorithms` switches Inductor's deterministic mode on only for the thread that calls it
     (2.13 and later), and `torch.set_deterministic_debug_mode` never does, so both settings are made here for every
@@ -131,7 +131,10 @@ def without_autotuning(shape_padding: bool) -> AbstractContextManager[Any]:
 
 
 def of_order(autotuner: Any) -> dict[Any, float]:
-    """A fake time for each launcher of an Inductor autotuner: its position among those whose configuration fits."""
+    """Fake times for the launchers of an Inductor autotuner, so that the first configuration that fits is chosen.
+
+    Each launcher has its position in the list as its time.
+    """
     return {launcher: float(place) for place, launcher in enumerate(autotuner.launchers)}
 
 
@@ -146,7 +149,7 @@ def make_template(*, name: str, grid: Callable[..., Any], source: str) -> Any:
 
 
 def autotune_select(name: str, choices: Sequence[Any], inputs: Sequence[Any], layout: Any) -> Any:
-    """Returns the output of the only choice of a template.
+    """Returns the output of a kernel generated from a Triton template, given its only choice; nothing is timed.
 
     Raises:
         ValueError: there is not exactly one choice.  Several would be timed, so that the result would depend on timing.

@@ -1,4 +1,4 @@
-"""The current compile: its id, its context, Dynamo's counters and the structured trace.  Imports Dynamo."""
+"""PyTorch's objects for the compile in progress: its id, contexts, counters and structured trace.  Imports Dynamo."""
 
 from torch._dynamo.utils import counters
 from torch._guards import CompileContext, TracingContext

@@ -1,4 +1,4 @@
-"""The settings of PyTorch's compilers; `patch` of each changes settings inside a block.  Imports Dynamo."""
+"""The settings modules of Dynamo, AOTAutograd and Inductor, each with a context manager `patch`.  Imports Dynamo."""
 
 from torch._dynamo import config as dynamo
 from torch._functorch import config as functorch

@@ -1,4 +1,4 @@
-"""Fast access to the current CUDA device and stream for launches, and more without a public name in torch.cuda."""
+"""Private functions of PyTorch for CUDA: fast access to the current device and stream, and a query for TunableOp."""
 
 from __future__ import annotations
 

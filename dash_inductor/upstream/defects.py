@@ -1,4 +1,4 @@
-"""Known defects of PyTorch's compiler that give wrong results silently, by version, and where they are.
+"""Known defects by which PyTorch's compiler gives wrong results silently: their versions, and where they apply.
 
 The table has three users: `install.defects` and `install.barriers` avoid the faulty parts, records name the defect that
 a graph would have met, and the doctor prints the defects of the installed version.
@@ -79,7 +79,7 @@ def lost_sums(node1: Any, node2: Any) -> list[str]:
 
 
 def sums_along_columns_elsewhere(node: Any) -> list[str]:
-    """The same as `lost_sums` for a node that joins an already fused kernel."""
+    """The names of buffers whose values `MIXED_ORDER` would lose if a scheduler node joined an already fused kernel."""
     from torch._inductor.scheduler import FusedMixOrderReductions, MixOrderReduction
 
     if isinstance(node, FusedMixOrderReductions) or MixOrderReduction.is_contiguous_node(node):

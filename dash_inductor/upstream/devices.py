@@ -1,4 +1,6 @@
-"""Parts of PyTorch that depend on the device while it traces: patterns, shape formulas, attention.  Imports Inductor.
+"""Modules of PyTorch that query the device while a program is traced: patterns, meta functions, attention.
+
+Importing this module imports Inductor.
 
 `explanations.elsewhere` patches these modules temporarily, so they are exported as modules.
 """

@@ -1,4 +1,4 @@
-"""Operators as graph nodes call them, PyTorch's dispatcher, dispatch modes and tensor subclasses."""
+"""PyTorch's classes of the operators that graph nodes call, its dispatch modes, and tensor subclasses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dynamo: its frames and errors, the sizes that it has seen, and its queries of GPU properties.  Imports Dynamo."""
+"""Internals of Dynamo: frames, errors, profiles of the sizes seen (pgo), queries of GPU properties.  Imports Dynamo."""
 
 from __future__ import annotations
 

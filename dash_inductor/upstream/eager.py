@@ -1,4 +1,7 @@
-"""Names that need no import of Dynamo: code that stays out of graphs, compiled modules, PyTorch's flags, backwards."""
+"""Internals of PyTorch for eager code, used without importing Dynamo.
+
+They exclude functions from compilation, find compiled modules, set flags, and query the running backward.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +97,7 @@ def backward_sequence_number() -> int | None:
 
 @contextmanager
 def without_accumulation_hooks(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Disables post-accumulate-grad hooks of these parameters inside the block."""
+    """A context manager that disables the post-accumulate-grad hooks of these parameters."""
     found: list[dict[int, Any]] = [
         hooks for p in parameters if (hooks := getattr(p, "_post_accumulate_grad_hooks", None))
     ]

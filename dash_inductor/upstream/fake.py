@@ -1,4 +1,4 @@
-"""Fake tensors, which have sizes and no values, and the mode that makes them."""
+"""PyTorch's fake tensors, which have shapes, dtypes and devices but no values, and the mode that makes them."""
 
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import (

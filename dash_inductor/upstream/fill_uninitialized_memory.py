@@ -1,4 +1,7 @@
-"""Switches PyTorch's fill of uninitialized memory off during calls; the flag is global to the process."""
+"""Switches off, during calls, PyTorch's filling of uninitialized memory (with NaN, under deterministic algorithms).
+
+The flag is `torch.utils.deterministic.fill_uninitialized_memory`, which is global to the process.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ os.register_at_fork(after_in_child=_OFF.in_child)
 
 
 def without_fill(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wraps `call` to run without the fill; other threads that allocate meanwhile get no fill, either."""
+    """Wraps `call` so that PyTorch does not fill uninitialized memory while it runs, nor on other threads meanwhile."""
 
     def run(inputs: Any) -> Any:
         if not _OFF.begin():

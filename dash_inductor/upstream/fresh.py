@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def every_graph_compiled() -> Iterator[None]:
-    """Disables FxGraphCache and AOTAutogradCache inside the block; caches of compiled source text stay in use."""
+    """A context manager that disables FxGraphCache and AOTAutogradCache; caches of compiled sources stay in use."""
     import torch._functorch.config as functorch
     from torch._inductor import config as inductor
 

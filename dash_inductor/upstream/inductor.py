@@ -1,4 +1,4 @@
-"""What lowerings need: Inductor's IR, its tables of lowerings, templates and workspaces.  Imports Inductor."""
+"""The parts of Inductor that lowerings use: its IR, tables of lowerings, templates, workspaces.  Imports Inductor."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The entries of Dynamo's precompile cache.  Imports Dynamo."""
+"""`SystemInfo`, which entries of Dynamo's precompile cache store and check when they are loaded.  Imports Dynamo."""
 
 from torch._dynamo.package import SystemInfo
 

@@ -1,4 +1,4 @@
-"""Temporary replacement of attributes."""
+"""A context manager that replaces attributes of modules and classes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ _NONE = object()
 
 @contextmanager
 def replaced(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
-    """Sets attributes of a module or class inside the block; afterwards restores them, or deletes those that
-    were new.
-    """
+    """A context manager that sets attributes of a module or class; on exit it restores them, or deletes new ones."""
     before = {name: vars(owner).get(name, _NONE) for name in values}
     try:
         for name, value in values.items():

@@ -1,4 +1,4 @@
-"""PyTorch's type promotion."""
+"""PyTorch's type promotion for elementwise operators."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dty
 
 
 def elementwise_dtype(*operands: Any) -> torch.dtype:
-    """The result dtype of an elementwise operator for these tensors and numbers."""
+    """The dtype to which PyTorch promotes these tensors and Python numbers in an elementwise operator."""
     found: torch.dtype = elementwise_dtypes(*operands, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)[1]
     return found

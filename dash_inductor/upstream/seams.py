@@ -39,11 +39,14 @@ class Seam:
 
     @property
     def probed(self) -> tuple[str, str, str]:
-        """The row for the probe: module, name, purpose.  For a constructor, the name is that of its class."""
+        """The row (module, name, purpose) with which `probe` checks that the function or table exists.
+
+        For a constructor, the name is that of its class.
+        """
         return self.module, self.attribute.removesuffix(".__init__"), self.purpose
 
     def value(self) -> Any:
-        """The current function or table."""
+        """Returns the function or table that PyTorch has at this place now, wrapped or not."""
         return getattr(*self._place())
 
     def wrap(self, around: Around, *, let_through: type[Exception] | tuple[()] = ()) -> None:
@@ -60,7 +63,7 @@ class Seam:
         setattr(owner, name, _like(inspect.getattr_static(owner, name), guarded))
 
     def wrapped(self, around: Around) -> AbstractContextManager[None]:
-        """Replaces the function by `around(function)` inside a block."""
+        """Returns a context manager that replaces the function by `around(function)`."""
         owner, name = self._place()
         return replaced(owner, {name: _like(inspect.getattr_static(owner, name), around(getattr(owner, name)))})
 

@@ -18,7 +18,7 @@ from .fill_uninitialized_memory import without_fill
 
 
 def supply_zeros(compiled: Callable[..., Any], only_reads: Callable[[Any], bool]) -> None:
-    """Makes the backward of a compiled graph create these zeros, without the fill, instead of autograd.
+    """Makes a compiled graph's backward create the zeros for missing gradients itself, without autograd's NaN fill.
 
     Nothing changes unless `compiled` is the ``apply`` of the autograd function that AOTAutograd made for a graph
     without tensor subclasses.

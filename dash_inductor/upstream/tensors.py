@@ -1,4 +1,4 @@
-"""Facts about tensors that PyTorch knows only in C++."""
+"""Properties and constructors of tensors that PyTorch has only in C++ or under private names."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def is_functorch_wrapped(tensor: Tensor) -> bool:
 def tensor_without_data(
     of: type[Tensor], shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> Any:
-    """Makes a wrapper subclass tensor without data, whose `__torch_dispatch__` computes elements on demand."""
+    """Makes a tensor without data of the wrapper subclass `of`, whose `__torch_dispatch__` computes its elements."""
     return Tensor._make_wrapper_subclass(of, shape, strides=strides, dtype=dtype, device=device)

@@ -20,7 +20,7 @@ def is_launch(node: Node) -> bool:
 
 
 def name_of(node: Node) -> str:
-    """The name of the kernel's Python function."""
+    """The name of the Python function of the Triton kernel that a node launches."""
     kernel = _kernel(node)
     while hasattr(kernel, "fn") and not isinstance(getattr(kernel, "__name__", None), str):
         kernel = kernel.fn
@@ -28,7 +28,7 @@ def name_of(node: Node) -> str:
 
 
 def configurations(node: Node) -> list[str]:
-    """The configurations of a kernel with ``@triton.autotune``, as text; empty for other kernels."""
+    """The ``@triton.autotune`` configurations of the kernel that a node launches, as text; empty without autotuning."""
     return [str(config) for config in getattr(_kernel(node), "configs", [])]
 
 

@@ -26,7 +26,7 @@ class Page(Protocol):
     """A physical page of zeros in the memory of one device."""
 
     def mapped(self, size: int) -> tuple[int, int]:
-        """Maps the page, read-only, to a new address range of at least `size` bytes.
+        """Maps the page repeatedly, read-only, so that it fills a new address range of at least `size` bytes.
 
         Returns:
             The first address, and the size of the range in bytes.
@@ -121,7 +121,10 @@ _RANGES: list[tuple[int, int]] = []
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor | None:
-    """Read-only contiguous zeros of this shape; None if ordinary memory is needed for them."""
+    """Returns a read-only contiguous tensor of zeros without memory of its own.
+
+    Returns None if it would have less than `LEAST` bytes, or if the device does not support this now.
+    """
     size = math.prod(shape) * dtype.itemsize
     if size < LEAST or device.type not in PAGES:
         return None
@@ -130,7 +133,7 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
 
 
 def is_read_only(tensor: Tensor) -> bool:
-    """Whether a tensor is part of such zeros."""
+    """Whether a tensor lies in the read-only memory of the zeros that `zeros` returns."""
     if tensor.layout is not torch.strided:  # has no address
         return False
     address = tensor.data_ptr()

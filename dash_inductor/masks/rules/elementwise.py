@@ -72,7 +72,7 @@ def elementwise(
     """Return the rule of an elementwise operator on numbers.
 
     Args:
-        names: the names of its operands in the schema.
+        names: the names of its operands in the schema, separated by spaces.
         compute: computes the exact result from operands that are exact in the dtype to which they are promoted.
         truth: the operation on bool tensors; None if it is not supported there.
         meet: returns the dtype to which the operands are promoted.

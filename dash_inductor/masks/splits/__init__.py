@@ -1,7 +1,8 @@
 """Readers of components that compare queries with keys, one module per kind of component, named after it.
 
 Each module has ``split(scores, visible, loads, of_data)``, which splits off the component from a mask's visibility: it
-returns the rest and the component, or None if there is no such component; of_data: whether the mask depends on data.
+returns the rest of the visibility, and the component or None if there is none.  `of_data` says whether the mask depends
+on data.
 """
 
 from __future__ import annotations

@@ -37,17 +37,20 @@ class Congruent(FoundComponent):
         return [load for _, load in self.number.loads]
 
     def renamed(self, node: Callable[[Node], Node]) -> Congruent:
-        """Return the same component with its nodes replaced by `node`."""
+        """Return this dilation with each node n that it reads replaced by ``node(n)``."""
         return replace(self, number=self.number.renamed(node))
 
     def compute(self, calculator: Calculator) -> dict[str, Any]:
-        """Return the operands by field, int64."""
+        """Return the operands "number" and "step" of the dilation, int64 vectors with a value per query."""
         step = replace(self.number, expr=sympy.Integer(self.step), loads=())
         return {"number": self.number.compute(calculator), "step": step.compute(calculator)}
 
 
 def split(scores: Scores, visible: Value, loads: Loads, _of_data: bool) -> tuple[Value, Congruent | None]:
-    """Split `visible` into a conjunction of the remaining visibility and a dilation; None if no dilation is found."""
+    """Split the visibility of a mask into a conjunction of the rest and a dilation; return both.
+
+    Return `visible` itself and None if no dilation is found.
+    """
     for remainder in _remainders(visible):
         base, divisor = remainder.args
         sign = base.coeff(scores.kv)

@@ -46,18 +46,18 @@ class Bound:
         return [load for _, load in self.numbers.loads]
 
     def renamed(self, node: Callable[[Node], Node]) -> Bound:
-        """Return the same bound with its nodes replaced by `node`."""
+        """Return this bound with each node n that it reads replaced by ``node(n)``."""
         return replace(self, numbers=self.numbers.renamed(node))
 
     def compute(self, calculator: Calculator) -> Any:
-        """Return the vector, int64; numbers beyond +-`FAR` are clamped."""
+        """Return the bound of each query, an int64 vector; `numbers` beyond +-`FAR` are clamped."""
         near = _clamped(self.numbers.compute(calculator), -FAR, FAR, calculator)
         return calculator.call(aten.add.Tensor, near, self.more) if self.more else near
 
 
 @dataclass(frozen=True)
 class Extreme:
-    """The larger or the smaller of two bounds."""
+    """A bound for each query that is the larger or the smaller of two other bounds."""
 
     of: Literal["larger", "smaller"]
     first: AnyBound
@@ -68,11 +68,11 @@ class Extreme:
         return [*self.first.loads, *self.second.loads]
 
     def renamed(self, node: Callable[[Node], Node]) -> Extreme:
-        """Return the same bound with its nodes replaced by `node`."""
+        """Return this bound with each node n that it reads replaced by ``node(n)``."""
         return replace(self, first=self.first.renamed(node), second=self.second.renamed(node))
 
     def compute(self, calculator: Calculator) -> Any:
-        """Return the vector, int64."""
+        """Return the bound of each query, an int64 vector."""
         operator = aten.maximum.default if self.of == "larger" else aten.minimum.default
         return calculator.call(operator, self.first.compute(calculator), self.second.compute(calculator))
 
@@ -113,19 +113,25 @@ class Between(FoundComponent):
 
     @property
     def is_one_vector(self) -> bool:
-        """Whether the only bound of a query is the number of the key at the same position."""
+        """Whether each query has one bound, which equals the number of the key at the same position.
+
+        The operands of bound and number are then one tensor.
+        """
         bound = self.lo if self.hi is None else self.hi
         both = self.lo is not None and self.hi is not None
         return self.number is not None and not both and isinstance(bound, Numbers) and bound.reads_as(self.number)
 
     def renamed(self, node: Callable[[Node], Node]) -> Between:
-        """Return the same component with its nodes replaced by `node`."""
+        """Return this interval with each node n that it reads replaced by ``node(n)``."""
         lo, hi, number = (None if part is None else part.renamed(node) for part in (self.lo, self.hi, self.number))
         assert number is None or isinstance(number, Numbers)
         return Between(lo, hi, number)
 
     def compute(self, calculator: Calculator) -> dict[str, Any]:
-        """Return the operands by field: bounds on positions are int32; if keys have numbers, all operands are int64."""
+        """Return the interval's operands by field ("lo", "hi", "number"), except those in `same`.
+
+        Bounds on positions are int32; if keys have numbers, all operands are int64.
+        """
         bounds = {"lo": self.lo, "hi": self.hi}
         found = {name: bound.compute(calculator) for name, bound in bounds.items() if bound is not None}
         if self.number is None:
@@ -144,7 +150,10 @@ def _clamped(vector: Any, least: int, greatest: int, calculator: Calculator) -> 
 
 
 def split(scores: Scores, visible: Value, loads: Loads, of_data: bool) -> tuple[Value, Between | None]:
-    """Split `visible` into a conjunction of the remaining visibility and an interval; None if no interval is found."""
+    """Split the visibility of a mask into a conjunction of the rest and an interval; return both.
+
+    Return `visible` itself and None if no interval is found, and always if the mask does not depend on data.
+    """
     if not of_data:
         return visible, None
     conditions = conditions_of(visible)
