@@ -342,6 +342,17 @@ def test_equal_data_is_named_where_each_rank_has_its_own() -> None:
     assert read(SameData(Job(4)), "aabc", []) == [(0, 1)]
 
 
+def test_a_batch_that_is_fixed_is_a_note() -> None:
+    """It becomes a suspicion if the inputs change later and are still the same on both ranks."""
+    detector, found = SameData(Job(2)), []
+    for step in range(1, 3 * STEPS):
+        digest = f"{max(step, 2 * STEPS)}"
+        for rank in range(2):
+            detector.take(Message("data", rank, step, {"digest": digest, "peers": [0, 1]}), float(step))
+        found += [(finding.severity, finding.ranks, finding.step) for finding in detector.detect(step + 0.1)]
+    assert found == [("note", (), STEPS), ("suspect", (0, 1), 2 * STEPS + 1)]
+
+
 def test_entries_of_the_flight_recorder() -> None:
     def entry(number: int, at: int, done: bool = True, **more: Any) -> dict[str, Any]:
         base = {"process_group": ["0", "default"], "collective_seq_id": number, "profiling_name": "gloo:all_reduce"}

@@ -20,7 +20,8 @@ class SameData(Detector):
     """Compares the digests of the inputs of all ranks.
 
     Ranks of a tensor- or context-parallel group share their inputs. So equal inputs are a finding only where the model
-    says which ranks are data-parallel (DDP), or where some ranks share inputs and others do not.
+    says which ranks are data-parallel (DDP), or where some ranks share inputs and others do not. Inputs that do not
+    change from step to step are a batch that is fixed on purpose, as for tests of speed: that is a note.
     """
 
     kinds = frozenset({"data", "joined"})
@@ -30,12 +31,14 @@ class SameData(Detector):
         self._steps: dict[int, dict[int, tuple[str, tuple[int, ...]]]] = {}
         self._since: dict[int, float] = {}
         self._runs: dict[tuple[int, ...], int] = {}
-        self._reported: set[tuple[int, ...]] = set()
+        self._first: dict[tuple[int, ...], str | None] = {}  # the digest at the start of a run; None once it changed
+        self._reported: set[tuple[tuple[int, ...], bool]] = set()
 
     def take(self, message: Message, now: float) -> None:
         """Take a message."""
         if message.kind == "joined":
             self._runs.clear()
+            self._first.clear()
             return
         peers = tuple(int(rank) for rank in message.body["peers"])
         self._steps.setdefault(message.step, {})[message.rank] = str(message.body["digest"]), peers
@@ -67,21 +70,41 @@ class SameData(Detector):
         alike = len({len(ranks) for peers, ranks in sets if not peers}) == 1  # as tensor parallelism shares them
         shared = [ranks for peers, ranks in sets if len(ranks) > 1 and (peers or not alike)]
         self._runs = {ranks: self._runs.get(ranks, 0) + 1 for ranks in shared}
+        now = {ranks: digests[ranks[0]][0] for ranks in shared}
+        self._first = {
+            ranks: now[ranks] if self._first.get(ranks, now[ranks]) == now[ranks] else None for ranks in shared
+        }
         found = []
         for ranks, times in self._runs.items():
-            if times >= STEPS and ranks not in self._reported:
-                self._reported.add(ranks)
-                found.append(
-                    Finding(
-                        "data",
-                        "suspect",
-                        f"{wording.ranks(ranks)} read the same inputs, in each of the last {times} steps",
-                        "give each data-parallel rank its own part: DistributedSampler, or another seed",
-                        ranks=ranks,
-                        step=step,
-                        stage="input",
-                        cause="program",
-                        evidence={"steps": times},
-                    )
-                )
+            fixed = self._first[ranks] is not None
+            if times >= STEPS and (ranks, fixed) not in self._reported:
+                self._reported.add((ranks, fixed))
+                found.append(_fixed(ranks, step, times) if fixed else _shared(ranks, step, times))
         return found
+
+
+def _shared(ranks: tuple[int, ...], step: int, times: int) -> Finding:
+    return Finding(
+        "data",
+        "suspect",
+        f"{wording.ranks(ranks)} read the same inputs, in each of the last {times} steps",
+        "give each data-parallel rank its own part: DistributedSampler, or another seed",
+        ranks=ranks,
+        step=step,
+        stage="input",
+        cause="program",
+        evidence={"steps": times},
+    )
+
+
+def _fixed(ranks: tuple[int, ...], step: int, times: int) -> Finding:
+    return Finding(
+        "data",
+        "note",
+        f"{wording.ranks(ranks)} read the same inputs, and these have not changed in the last {times} steps",
+        "nothing, if the batch is fixed on purpose",
+        step=step,
+        stage="input",
+        cause="program",
+        evidence={"steps": times, "ranks": list(ranks)},
+    )
