@@ -204,7 +204,11 @@ class Config:
 
     @contextmanager
     def patch(self, **changes: bool | str | Collection[str]) -> Iterator[Config]:
-        """Changes settings inside a block; all are checked before the first is changed, and restored at the end."""
+        """A context manager that changes settings inside its block and restores them at the end.
+
+        Raises:
+            ArgumentError: a value is not allowed; then no setting stays changed.
+        """
         before = {name: getattr(self, name) for name in SETTINGS}
         try:
             for name, value in changes.items():
@@ -219,8 +223,9 @@ class Config:
         return self.rewrites != (ATTENTION,)
 
     def cache_key(self) -> tuple[tuple[str, Value], ...]:
-        """The settings for cache keys.  `strict` is one of them, because a cached graph could otherwise hide a site
-        that is not replaced.
+        """The (name, value) pairs of all settings that are part of the keys of Inductor's caches.
+
+        `strict` is one of them, because a cached graph could otherwise hide a site that is not replaced.
         """
         return tuple((name, getattr(self, name)) for name, setting in SETTINGS.items() if setting.of_code)
 

@@ -1,4 +1,4 @@
-"""``dash-inductor dump script.py [arguments]``: writes pages about every graph that a script compiles to a folder."""
+"""``dash-inductor dump script.py [arguments]``: writes a folder of pages about every graph that a script compiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch's flag for deterministic algorithms: its values, and a block that restores it."""
+"""PyTorch's flag for deterministic algorithms: its three states, and a context manager that restores it."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ class Flag(enum.Enum):
         return cls.WARN_ONLY if torch.is_deterministic_algorithms_warn_only_enabled() else cls.ON
 
     def put(self) -> None:
-        """Makes this the current value, without changing Inductor's settings."""
+        """Sets PyTorch's flag to this state, without changing Inductor's settings."""
         if Flag.now() is not self:
             set_deterministic_algorithms(self is not Flag.OFF, warn_only=self is Flag.WARN_ONLY)
 
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Restores the flag, and Inductor's setting that `use_deterministic_algorithms` changes, at the end of the
-    block.
+    """A context manager that restores the determinism flag at its end.
+
+    It also restores Inductor's setting that `use_deterministic_algorithms` changes.
     """
     from ..upstream.configs import inductor
 

@@ -1,4 +1,4 @@
-"""Checks that other libraries' attention is called deterministically; none of it reads PyTorch's flag when it runs."""
+"""Checks that other libraries' attention is called deterministically; it does not read PyTorch's flag when it runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Foreign:
             self.told(f"{function.__module__}.{function.__name__}", place, value)
 
     def told(self, name: str, place: Place, value: bool) -> None:
-        """Records the value of the argument `deterministic` of a function or operator."""
+        """Records the value of the argument `deterministic` in a call of a function or operator."""
         self._told.setdefault((name, place), set()).add(value)
 
     def made(self, layer: nn.Module, line: str) -> None:
@@ -68,8 +68,8 @@ class Foreign:
     def flag_at_attention(self) -> Iterator[Seen]:
         """Yields a finding for each attention call of other libraries: whether it was given deterministic=True.
 
-        It also yields a finding for each module that settles the question when it is made, and warns if it was
-        made while deterministic algorithms were off.
+        For layers that read the flag only when they are made, it warns about those that were made while deterministic
+        algorithms were off.
         """
         functions = {(place, *values) for (name, place), values in self._told.items() if "::" not in name}
         for (name, place), values in self._told.items():

@@ -31,10 +31,10 @@ class _Set:
 
 
 class Heard:
-    """Follows the determinism flag of a program.
+    """Records when a program sets PyTorch's determinism flag; the doctor's `checks` say whether it was in time.
 
     Args:
-        reading: the operators that have run.
+        reading: the dispatch mode that records the operators that the program runs.
     """
 
     def __init__(self, reading: Reading) -> None:
@@ -46,7 +46,7 @@ class Heard:
         self.checks: tuple[Check, ...] = (self.flag, self.flag_at_operators)
 
     def happened(self, what: str) -> None:
-        """Records an event before which the flag should have been set, in words that follow "after"."""
+        """Records an event before which the flag should have been set, in words that can follow "after"."""
         if self._set is None:
             self._before.setdefault(what)
 
@@ -97,7 +97,7 @@ class Heard:
             yield OK, f"no operator that PyTorch lists as nondeterministic was seen in the first step{seen}", ""
 
     def at(self, module: str) -> list[str]:
-        """The listed operators that have run in a module or inside it, with the value of the flag, in words."""
+        """Describes the listed operators that ran in a module or inside it, each with the value of the flag."""
         return [
             f"{ran.operator.listed} at {ran.place.line} (the flag was {ran.flag.value})"
             for ran in self._reading.ran

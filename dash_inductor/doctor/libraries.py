@@ -1,4 +1,4 @@
-"""Libraries with their own attention, which appears in graphs only if a compiled function calls their operators."""
+"""A list of libraries with their own attention; graphs contain it only if a compiled function calls its operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SDPA = (
 
 @dataclass(frozen=True)
 class Library:
-    """A library, and what is known of its attention when it runs outside of graphs.
+    """A library with its own attention, and what is known of that attention when it runs outside of graphs.
 
     Attributes:
         module: a regular expression that matches the beginning of its modules' names.
@@ -79,7 +79,7 @@ _ATTENTION = re.compile("attn|attention|mha$", re.IGNORECASE)
 
 @functools.cache
 def library_of(module: str) -> Library | None:
-    """The library to which a module belongs, by the module's name; None for any other module."""
+    """The library to which a Python module belongs, given the module's name; None if it belongs to none of them."""
     return next((library for library in LIBRARIES if re.match(library.module, module)), None)
 
 

@@ -41,7 +41,7 @@ class Place:
         return f"at {self.line}, in {self.module}" if self.module else f"at {self.line}"
 
     def inside(self, module: str) -> bool:
-        """Whether it is in a module, given by its name from `frames.name_of`, or in one inside it."""
+        """Whether this place is in a module, given by its name from `frames.name_of`, or in one of its submodules."""
         here, there = self.module.split(" (")[0], module.split(" (")[0]
         return bool(here) and (here == there or here.startswith(f"{there}."))
 
@@ -57,7 +57,7 @@ class Ran:
 
 
 class Reading(DispatchMode):
-    """A dispatch mode that records operators.
+    """A dispatch mode that records the operators of PyTorch's list of nondeterministic ones that a program runs.
 
     Attributes:
         ran: the number of times that each listed operator has run; compiled ones count once per graph.
@@ -98,7 +98,7 @@ class Reading(DispatchMode):
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Records nothing inside the block, on any thread: what runs there is not part of the program."""
+        """A context manager in which nothing is recorded, on any thread, for work that is not part of the program."""
         self._quiet += 1
         try:
             yield
@@ -140,12 +140,12 @@ class Reading(DispatchMode):
         return func(*args, **(kwargs or {}))
 
     def function(self, place: Place) -> None:
-        """Records the place of an autograd function, for which autograd makes the next node."""
+        """Records where an autograd function is called; autograd makes its node next."""
         if self.seen <= LIMIT:
             self._forwards[next_sequence_number()] = place
 
     def look(self, operator: OpOverload, args: Any, kwargs: Any) -> None:
-        """Records an operator that is about to run."""
+        """Records an operator that is about to run, if PyTorch lists it."""
         if DETERMINISTIC.switched_on:
             return  # inside our attention, during which the flag is on
         self.seen += 1
@@ -182,7 +182,7 @@ class Reading(DispatchMode):
 
 
 def looked_at(reading: Reading, operator: OpOverload, args: Any, kwargs: Any) -> None:
-    """Calls `Reading.look`; its frame marks the boundary between program and doctor (`frames.LOOKING`)."""
+    """Calls `Reading.look`; its stack frame separates the program's frames from the doctor's (`frames.LOOKING`)."""
     reading.look(operator, args, kwargs)
 
 

@@ -28,11 +28,11 @@ OK, NOTE, WARNING, ERROR = Severity
 
 @dataclass(frozen=True)
 class Timed:
-    """A setting of `torch._inductor.config` that makes a choice by timing.
+    """A setting of `torch._inductor.config` that lets Inductor choose by timing.
 
     Args:
         name: its name in the config.
-        what: what it chooses.
+        what: what is chosen.
         stopped: whether `torch._inductor.config.deterministic` disables it.
     """
 
@@ -156,7 +156,7 @@ def cudnn_benchmark() -> Iterator[Seen]:
 
 
 def cublas() -> Iterator[Seen]:
-    """Checks whether matmuls run under deterministic algorithms, and the workspace setting of cuBLAS."""
+    """Checks whether cuBLAS matmuls are deterministic: the flag, and cuBLAS's workspace setting."""
     name = "CUBLAS_WORKSPACE_CONFIG"
     value = os.environ.get(name, "")
     advice = f"export {name}=:4096:8 before the program starts, for all processes alike."
@@ -180,7 +180,7 @@ def cublas() -> Iterator[Seen]:
 
 
 def tf32() -> Iterator[Seen]:
-    """Reports fp32 matmuls in TF32, which are deterministic but have other bits."""
+    """Reports fp32 matmuls that run in TF32: they are deterministic, but give other bits than in fp32."""
     if allow_tf32(torch.device("cuda")):
         what = "matmuls of float32 round their inputs to TF32: deterministic, with other bits than without"
         yield NOTE, what, 'Set it alike everywhere; torch.set_float32_matmul_precision("highest") switches it off.'
@@ -209,7 +209,7 @@ def nccl() -> Iterator[Seen]:
 
 
 def allows_nvls(algorithms: str) -> bool:
-    """Whether this value of NCCL_ALGO allows NVLS or NVLSTree; a list after ``^`` excludes algorithms."""
+    """Whether a value of NCCL_ALGO allows the algorithms NVLS or NVLSTree; a list after ``^`` excludes algorithms."""
     named = "nvls" in algorithms.lower()
     return not named if algorithms.startswith("^") else named
 

@@ -38,7 +38,12 @@ class Explanation(Explained):
     def of(
         graphs: Iterable[GraphRecord], arch: str | None = None, notes: Sequence[str] = (), unknown: str = ""
     ) -> Explanation:
-        """The explanation of these graphs on `arch`, by default the architecture for which they were compiled.
+        """Makes the explanation of graphs on `arch`, by default the architecture for which they were compiled.
+
+        Args:
+            graphs: the records of the graphs.
+            arch: the architecture.
+            notes, unknown: as in `Explained`.
 
         Raises:
             ArgumentError: an unknown architecture, or "cpu" for graphs of a GPU.

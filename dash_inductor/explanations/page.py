@@ -14,7 +14,7 @@ Extra = Callable[[int], str]
 
 
 def page(explanation: Explained) -> str:
-    """The explanation as a complete HTML page."""
+    """Returns an explanation as a complete HTML page."""
     return html.page(words.headline(explanation), body(explanation))
 
 

@@ -32,16 +32,16 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def state_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """The state tensors of an optimizer for a parameter, sorted by name.
+    """The state tensors that an optimizer keeps for a parameter, by name and sorted; for example `exp_avg` of Adam.
 
-    Everywhere, they are named by the path of the parameter followed by their own name.
+    Recordings name them by the path of the parameter followed by this name.
     """
     state = optimizer.state.get(parameter) or {}
     return {str(key): state[key] for key in sorted(state, key=str) if isinstance(state[key], Tensor)}
 
 
 class Names:
-    """Paths of modules and parameters, starting from root modules.
+    """Names modules and parameters by their paths from root modules (models).
 
     Paths within the first root that has parameters have no prefix; those within other roots begin with the class of the
     root.

@@ -44,7 +44,7 @@ class Call:
 
 
 def choose(call: Call, arch: str) -> str:
-    """The implementation that PyTorch chooses for a call on an architecture: FLASH, EFFICIENT or MATH.
+    """Returns the implementation that PyTorch chooses for a call on an architecture: FLASH, EFFICIENT or MATH.
 
     Raises:
         Untraceable: the choice depends on something that is not known here.
@@ -223,7 +223,10 @@ def _first_columns(tensor: Tensor, size: int) -> Tensor:
 
 @contextmanager
 def chosen_for(arch: str) -> Iterator[None]:
-    """Makes calls that are traced inside the block choose as on `arch`, for tensors on a GPU or on its stand-in."""
+    """A context manager in which traced `scaled_dot_product_attention` calls choose their implementation as on `arch`.
+
+    This applies to tensors on a GPU or on its stand-in.
+    """
     operator: Any = torch.ops.aten.scaled_dot_product_attention.default
     key = devices.DispatchKey.CompositeImplicitAutograd
 
