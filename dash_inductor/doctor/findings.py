@@ -10,7 +10,7 @@ from ..errors import DashError
 
 
 class Severity(enum.IntEnum):
-    """The severity of a finding, from a mere fact to an error."""
+    """The severity of a finding, from a mere fact (OK) to an error."""
 
     OK = 0
     """A fact that needs no action."""

@@ -22,7 +22,7 @@ VARIABLE = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
 
 
 class Foreign:
-    """Records the `deterministic` arguments of calls of other libraries' attention."""
+    """Records calls of other libraries' attention: the argument `deterministic`, or the flag when a layer was made."""
 
     def __init__(self) -> None:
         self._told: dict[tuple[str, Place], set[bool]] = {}
@@ -32,7 +32,7 @@ class Foreign:
         self.checks: tuple[Check, ...] = (self.flag_at_attention,)
 
     def function(self, function: type[torch.autograd.Function], args: Any, kwargs: Any, place: Place) -> None:
-        """Records that an autograd function of attention is about to run."""
+        """Records the argument `deterministic` of an autograd function for attention that is about to run."""
         value = argument(function, args, kwargs)
         if value is not None:
             self.told(f"{function.__module__}.{function.__name__}", place, value)
@@ -58,7 +58,7 @@ class Foreign:
             self._deaf[name, line, made] = None
 
     def at(self, module: str) -> list[str]:
-        """The attention that has run in a module, with its `deterministic` arguments, in words."""
+        """Describes the calls of other libraries' attention in a module, each with its argument `deterministic`."""
         return [
             f"{name} at {place.line} ({' and '.join(f'deterministic={value}' for value in sorted(values))})"
             for (name, place), values in self._told.items()
@@ -68,8 +68,7 @@ class Foreign:
     def flag_at_attention(self) -> Iterator[Seen]:
         """Yields a finding for each attention call of other libraries: whether it was given deterministic=True.
 
-        For layers that read the flag only when they are made, it warns about those that were made while deterministic
-        algorithms were off.
+        For layers that read the determinism flag only when they are made, the finding says whether it was set then.
         """
         functions = {(place, *values) for (name, place), values in self._told.items() if "::" not in name}
         for (name, place), values in self._told.items():

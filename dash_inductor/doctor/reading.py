@@ -106,9 +106,7 @@ class Reading(DispatchMode):
             self._quiet -= 1
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Ends the recording when an optimizer is about to step for the second time: the first step is then
-        complete.
-        """
+        """Called before an optimizer steps; ends the recording before the second step of an optimizer."""
         if id(optimizer) in self._stepped:
             self.end()
         self._stepped.add(id(optimizer))
@@ -145,7 +143,7 @@ class Reading(DispatchMode):
             self._forwards[next_sequence_number()] = place
 
     def look(self, operator: OpOverload, args: Any, kwargs: Any) -> None:
-        """Records an operator that is about to run, if PyTorch lists it."""
+        """Records an operator that is about to run, if PyTorch lists it or it has an argument `deterministic`."""
         if DETERMINISTIC.switched_on:
             return  # inside our attention, during which the flag is on
         self.seen += 1

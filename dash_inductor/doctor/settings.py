@@ -156,7 +156,7 @@ def cudnn_benchmark() -> Iterator[Seen]:
 
 
 def cublas() -> Iterator[Seen]:
-    """Checks whether cuBLAS matmuls are deterministic: the flag, and cuBLAS's workspace setting."""
+    """Checks whether matmuls run under deterministic algorithms, and the value of CUBLAS_WORKSPACE_CONFIG."""
     name = "CUBLAS_WORKSPACE_CONFIG"
     value = os.environ.get(name, "")
     advice = f"export {name}=:4096:8 before the program starts, for all processes alike."

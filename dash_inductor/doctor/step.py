@@ -80,7 +80,7 @@ class Step(Observer):
             self.repeats = before
 
     def not_looking(self) -> AbstractContextManager[None]:
-        """A context for what is not part of the program, such as a compile."""
+        """A context manager in which no operator is recorded, for work outside of the program, such as a compile."""
         return self.reading.quiet()
 
     def compiled(self, graph: Graph) -> None:

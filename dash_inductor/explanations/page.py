@@ -19,7 +19,12 @@ def page(explanation: Explained) -> str:
 
 
 def body(explanation: Explained, extra: Extra = lambda number: "") -> Iterator[str]:
-    """Yields the parts of the page: notes, graphs, the table and the cards."""
+    """Yields the HTML parts of an explanation's page: notes, graphs, the table of sites, a card for each group.
+
+    Args:
+        explanation: the explanation.
+        extra: returns more HTML for the card of a group, given the number of its first site.
+    """
     if explanation.unknown:
         yield f'<p class="note">Unknown: {html.words(explanation.unknown)}</p>'
     yield from (f'<p class="note">{html.words(note)}</p>' for note in explanation.notes)

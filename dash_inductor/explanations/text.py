@@ -93,7 +93,7 @@ def module(group: Group) -> str:
 
 
 def microseconds(predicted: float | None) -> str:
-    """Formats a predicted time in microseconds with three significant digits; "" for None, without a prediction."""
+    """Formats a predicted time in microseconds with at least three significant digits; "" if there is none."""
     return "" if predicted is None else f"{predicted:.3g}" if predicted < 1000 else f"{predicted:.0f}"
 
 

@@ -24,7 +24,7 @@ ONE_DEVICE = "dash_inductor_one_device"
 
 
 def install(active: Callable[[], bool]) -> None:
-    """Runs graphs that are compiled while `active()` is true without the fill, if they write all memory they read."""
+    """Makes graphs compiled while `active()` is true run without the fill, if they write all memory they read."""
     seams.GENERATE.wrap(lambda plain: _reading(plain, active))
     seams.FINISH_GRAPH.wrap(_running)
     seams.FINISH_FUNCTION.wrap(lambda plain: _supplying(plain, active))

@@ -92,8 +92,8 @@ class Names:
     def of_parameters(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
         """All parameters of an optimizer with their paths.
 
-        Parameters of models that have not been added are searched for in all live modules; a parameter of no module is
-        named by its position in the optimizer.
+        If a parameter's model has not been added, all live modules are searched for it; a parameter that belongs to no
+        module is named by its position in the optimizer.
         """
         groups = [group["params"] for group in optimizer.param_groups]
         unknown = {id(parameter) for group in groups for parameter in group if parameter not in self._parameters}

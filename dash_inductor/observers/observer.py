@@ -33,12 +33,13 @@ class Seen:
 class Observer:
     """Gets the events of a training run while it is in `active.observers`; by default, each event does nothing.
 
-    Modules and optimizers send events in eager code only (`hooks`).  A recording sends its steps to the other
-    observers.
+    Modules and optimizers send events in eager code only (`hooks`).  A recording, an observer that hashes the tensors
+    of each step, sends the events `seen`, `step_ended` and `check` to the other observers.
 
     Attributes:
         watches_graphs: whether graphs compiled meanwhile pass their attention gradients to it (`in_graphs`).
-        phases: the phases of a recorded step, of those of parameters, that a recording passes to `seen`.
+        phases: the phases of a recorded step for which a recording calls `seen`; only phases of parameters can be
+            named.
     """
 
     watches_graphs = False
@@ -60,7 +61,7 @@ class Observer:
         """Called when a `GradScaler` ends a step; if no optimizer has stepped in it, gradients have overflowed."""
 
     def prepare(self, device: torch.device) -> None:
-        """A graph that passes gradients on this device to observers is being compiled; memory may be allocated."""
+        """Called when a graph that passes gradients on `device` to observers is compiled; may allocate memory."""
 
     def attention_gradients(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
         """Called when a compiled graph has computed the gradients of one attention, given by name.

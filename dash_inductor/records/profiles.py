@@ -45,7 +45,7 @@ log = logging.getLogger("dash_inductor")
 
 
 class ProfileRun:
-    """One recorded call.
+    """The recording of one call of the Hopper backward.
 
     Attributes:
         site: the site's name; "" for a call of the operator outside of a compiled graph.
@@ -62,7 +62,10 @@ class ProfileRun:
 
     @property
     def table(self) -> Tensor:
-        """The raw times, int64 [heads, n_kv, 1 + n_q, 4]; on the call's device until `end`.  See Note [Stamps]."""
+        """The recorded timestamps, int64 [heads, n_kv, 1 + n_q, 4], see Note [Stamps].
+
+        The tensor is on the call's device until `end`, then on the CPU.
+        """
         return self._table
 
     @property

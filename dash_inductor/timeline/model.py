@@ -14,7 +14,7 @@ Kind = Literal["compute", "wait", "add"]
 
 
 class Unit(NamedTuple):
-    """The unit of times: its symbol after a number, and the label of an axis."""
+    """The unit of a timeline's times: its symbol after a number, and the label of the time axis."""
 
     symbol: str
     axis: str
@@ -53,13 +53,13 @@ class Step(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """What a lane does during an interval of time.
+    """What a lane does during an interval of time, as one bar of a picture.
 
     Args:
         step: the index in `Timeline.steps`; while a CTA waits for a buffer, that of the next step.
         track: 0 for the lane itself, 1 for its writer (see `Timeline.writer`).
-        kind: "compute", "wait" or "add".
-        begin, end: the interval.
+        kind: "compute", "wait" (for a semaphore or a buffer) or "add" (of dQ).
+        begin, end: the interval, in the unit of the timeline.
     """
 
     step: int
@@ -71,12 +71,12 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """A run of one schedule.
+    """When each worker of one run of a schedule computed, waited and added.
 
     Args:
         name: the name of the schedule or of the recording.
         unit: the unit of all times.
-        lanes, heads: the names of lanes and heads.
+        lanes, heads: the names of the lanes (workers, or SMs if recorded) and of the query heads.
         steps: the steps, in any order.
         end: the end of the run, not before the end of any step.
         writer: whether lanes have a second track, for a writer that waits and adds while the next tile pair is
@@ -99,7 +99,7 @@ class Timeline:
 
     @cached_property
     def bars(self) -> tuple[Bar, ...]:
-        """The bars to draw, by lane and time; empty ones are left out.
+        """The bars to draw, sorted by lane and time; bars of no duration are left out.
 
         Bars of a track do not overlap: of two simultaneous additions, the second is drawn after the first has ended.
         """

@@ -55,7 +55,10 @@ class Snapshot:
         return Snapshot({node.name: _item(node) for node in graph.nodes if node.op != "output" and not _is_part(node)})
 
     def of_site(self, name: str) -> list[str]:
-        """The nodes of a site: our operators with its name or, if there are none, the node of this name."""
+        """Returns the names of the nodes of a site.
+
+        These nodes call dash_inductor's operators for the site; if there are none, it is the node with the site's name.
+        """
         ours = [item.name for item in self.items.values() if item.site == name]
         return ours or ([name] if name in self.items else [])
 
