@@ -421,7 +421,7 @@ def graphs_here() -> tuple[GraphRecord, ...]:
 
 
 def sites() -> tuple[SiteRecord, ...]:
-    """The records of all attentions in `graphs()`, with or without a backward, in the order of each graph's forward.
+    """The records of all attentions in `graphs()`, with or without a backward, in the order in which forwards run them.
 
     Graphs from a cache include their records; if a cache entry has none, `GraphRecord.missing` of its graph is set.
     """
