@@ -1,4 +1,4 @@
-"""Files that a command writes in addition to its output."""
+"""Checks and writes the files that a command produces in addition to its output on stdout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command line arguments that describe a site."""
+"""The command line arguments that describe a site (one attention), such as its shape and mask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings of checks, and their severities."""
+"""What checks report: findings, their severities, and the exit status that follows from them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from ..upstream.eager import set_deterministic_algorithms
 
 
 class Flag(enum.Enum):
-    """The state set by `torch.use_deterministic_algorithms`."""
+    """A state of PyTorch's determinism flag: off, on, or on with warnings instead of errors."""
 
     OFF = "off"
     WARN_ONLY = "on with warn_only=True"
@@ -20,7 +20,7 @@ class Flag(enum.Enum):
 
     @classmethod
     def now(cls) -> Flag:
-        """Returns the current state of `torch.use_deterministic_algorithms`."""
+        """Returns the current state of PyTorch's determinism flag."""
         if not torch.are_deterministic_algorithms_enabled():
             return cls.OFF
         return cls.WARN_ONLY if torch.is_deterministic_algorithms_warn_only_enabled() else cls.ON

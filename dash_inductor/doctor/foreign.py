@@ -42,12 +42,15 @@ class Foreign:
         self._told.setdefault((name, place), set()).add(value)
 
     def made(self, layer: nn.Module, line: str) -> None:
-        """Records that a TransformerEngine layer is about to be made; it reads the flag at that time."""
+        """Records that a TransformerEngine layer is about to be made, and whether determinism is requested now.
+
+        Later changes of the determinism flag do not affect the layer.
+        """
         told = Flag.now() is not Flag.OFF or os.environ.get(VARIABLE) == "0"
         self._made.setdefault(layer, (line, told))
 
     def ran(self, layer: nn.Module, line: str) -> None:
-        """Records that an outermost TransformerEngine layer is about to run."""
+        """Records that a TransformerEngine layer that no other one contains is about to run."""
         made, told = self._made.get(layer, ("", True))
         if not made:
             return
@@ -91,7 +94,7 @@ class Foreign:
 
 
 def argument(function: type[torch.autograd.Function], args: Any, kwargs: Any) -> bool | None:
-    """The value of the argument `deterministic` of an autograd function; None if it has none."""
+    """The value of the argument `deterministic` in a call of an autograd function; None if it has no such one."""
     try:
         parameters = dict(inspect.signature(function.forward).parameters)
     except (TypeError, ValueError):

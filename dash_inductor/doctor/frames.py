@@ -48,7 +48,7 @@ def arguments(module: nn.Module) -> tuple[tuple[object, ...], dict[str, object]]
 
 
 def called_by_pytorch() -> bool:
-    """Whether PyTorch itself calls the wrapped function, for example to restore a setting."""
+    """Whether PyTorch itself, and not the program, calls the wrapped function, for example to restore a setting."""
     return next(frames()).f_code.co_filename.startswith(_LIBRARIES)
 
 
@@ -67,7 +67,7 @@ def in_a_layer() -> bool:
 
 
 def compiled_around() -> str:
-    """Why a call runs in eager mode although a compiled function is around it, in words; "" if there is none."""
+    """Why a call runs in eager mode although a compiled function encloses it, in words; "" if none does."""
     for frame in frames():
         if frame.f_code.co_filename != eval_frame.__file__:
             continue

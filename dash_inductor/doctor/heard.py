@@ -51,11 +51,11 @@ class Heard:
             self._before.setdefault(what)
 
     def trained(self) -> None:
-        """Records that a backward has run."""
+        """Records that a backward of the program has run."""
         self._trained = True
 
     def switched(self, line: str, on: bool) -> None:
-        """Records that the program has called a function that sets the flag."""
+        """Records that the program has called a function that sets the determinism flag, at a line, to a value."""
         if on and self._set is None:
             if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
                 self.happened("a process group was made")
@@ -71,9 +71,7 @@ class Heard:
             yield WARNING, f"the program trains and never sets deterministic algorithms{_cudnn()}", f"{_SET}."
 
     def flag_at_operators(self) -> Iterator[Seen]:
-        """Checks whether the flag was on, and has an effect, for each operator that PyTorch lists as
-        nondeterministic.
-        """
+        """Checks whether the flag affected each operator that ran and is in PyTorch's list of nondeterministic ones."""
         reading = self._reading
         if reading.failed:
             yield NOTE, f"whether operators have heard the flag is unknown: {reading.failed}", "Please report it."

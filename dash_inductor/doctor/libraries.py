@@ -84,7 +84,7 @@ def library_of(module: str) -> Library | None:
 
 
 def is_attention(function: type) -> bool:
-    """Whether the name of a `torch.autograd.Function` class says that it computes attention."""
+    """Whether a `torch.autograd.Function` class computes attention, judged by its name."""
     return bool(_ATTENTION.search(function.__name__))
 
 
@@ -95,7 +95,7 @@ def is_layer(layer: type) -> bool:
 
 
 def attention_libraries() -> Iterator[Seen]:
-    """Lists the installed libraries with their own attention."""
+    """Reports which libraries with their own attention are installed."""
     found = [name for name in dict.fromkeys(PACKAGES) if find_spec(name) is not None]
     if not found:
         yield Severity.OK, "no library with attention of its own is installed", ""

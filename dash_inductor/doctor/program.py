@@ -78,7 +78,7 @@ def attention() -> Iterator[Seen]:
 
 
 def packed_twice() -> Iterator[Seen]:
-    """Checks for graph breaks at packed attention because the same offsets were passed for queries and keys."""
+    """Checks for graph breaks at packed attention, caused by one offsets tensor for both queries and keys."""
     from ..upstream.breaks import twice_in_one_call
 
     for line in twice_in_one_call():

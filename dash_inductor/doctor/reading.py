@@ -1,4 +1,4 @@
-"""Records which operators of PyTorch's list a program runs, and the value of the flag when they are dispatched.
+"""Records which operators of PyTorch's list of nondeterministic ones a program runs, and the flag at each dispatch.
 
 The dispatch mode sees the eager code of the first step, including its backward; graphs are read when they are compiled.
 """
@@ -83,7 +83,7 @@ class Reading(DispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Returns True, so that programs are compiled as without this mode."""
+        """Returns True, so that `torch.compile` compiles programs as if this mode was not active."""
         return True
 
     def __enter__(self) -> Reading:
@@ -185,12 +185,12 @@ def looked_at(reading: Reading, operator: OpOverload, args: Any, kwargs: Any) ->
 
 
 def foreign_modes() -> bool:
-    """Whether dispatch modes other than the doctor's are active, as when a program is traced."""
+    """Whether dispatch modes other than the doctor's are active, as while a program is traced."""
     return any(not isinstance(mode, Reading) for mode in mode_stack())
 
 
 def here() -> Place:
-    """The current place of the program; called inside a wrapped function (`frames.LOOKING`)."""
+    """The program's current place; must be called inside a wrapped function (see `frames.LOOKING`)."""
     around = frames.modules()
     return Place(frames.line()[0], frames.name_of(around[0], around[-1]) if around else "")
 

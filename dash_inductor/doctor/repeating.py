@@ -25,11 +25,11 @@ class Repeating(Observer, ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """Called when no more backwards follow."""
+        """Called when no more backwards will follow."""
 
     @abstractmethod
     def shown(self, ran_in: Callable[[str], list[str]]) -> Iterator[Seen]:
-        """Yields the findings of the repetitions.
+        """Yields the findings of the repetitions: whether each call gave equal bits.
 
         Args:
             ran_in: returns, for a module's name, the possibly nondeterministic operators that ran in it, in words.

@@ -128,7 +128,7 @@ def autotuning() -> Iterator[Seen]:
 
 
 def padding() -> Iterator[Seen]:
-    """Checks `shape_padding`: for unaligned matmuls, Inductor times whether padding is faster."""
+    """Checks whether `shape_padding` is on: Inductor then times whether padding unaligned matmuls is faster."""
     from ..upstream.configs import inductor
 
     if machine.gpus() and inductor.shape_padding and not _inductor_is_deterministic():
@@ -141,7 +141,7 @@ def padding() -> Iterator[Seen]:
 
 
 def tunable_op() -> Iterator[Seen]:
-    """Checks for PyTorch's TunableOp, which chooses matmul kernels by timing at run time."""
+    """Checks whether PyTorch's TunableOp is on, which chooses matmul kernels by timing at run time."""
     on = os.environ.get("PYTORCH_TUNABLEOP_ENABLED") == "1"
     if on or (has_tunable_op() and torch.cuda.tunable.is_enabled()):
         what = "TunableOp is on: it chooses matmul kernels by timing while the program runs"
@@ -149,7 +149,7 @@ def tunable_op() -> Iterator[Seen]:
 
 
 def cudnn_benchmark() -> Iterator[Seen]:
-    """Checks for cuDNN's choice of convolutions by timing."""
+    """Checks whether cuDNN chooses convolution kernels by timing (`torch.backends.cudnn.benchmark`)."""
     if torch.backends.cudnn.benchmark:
         what = "torch.backends.cudnn.benchmark is on: cuDNN chooses convolutions by timing"
         yield WARNING, what, "torch.backends.cudnn.benchmark = False"
@@ -242,7 +242,7 @@ def attention_function() -> Iterator[Seen]:
 
 
 def disabled_caches() -> Iterator[Seen]:
-    """Reports disabled caches, with which every process compiles anew."""
+    """Reports disabled compile caches, without which every process compiles anew."""
     from ..upstream.configs import inductor
 
     if inductor.force_disable_caches:

@@ -84,7 +84,7 @@ class Step(Observer):
         return self.reading.quiet()
 
     def compiled(self, graph: Graph) -> None:
-        """Records a graph that Inductor is about to compile."""
+        """Records the operators of a graph that Inductor is about to compile."""
         self.heard.happened("a graph was compiled")
         self.reading.compiled(graph)
 

@@ -134,7 +134,7 @@ class _Sites:
         self._lock = threading.Lock()
 
     def name_of(self, asked: Asked) -> str:
-        """The name of the record for a call."""
+        """The name of the record for a call; calls with equal shapes and arguments have the same name."""
         with self._lock:
             return self._names.setdefault(_about(asked), f"flash_attention_{len(self._names)}")
 

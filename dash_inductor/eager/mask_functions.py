@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class MaskFunction(Protocol):
-    """A mask function: returns whether pairs are visible, as a bool tensor.
+    """A mask function as transformers writes it: returns which (query, key) pairs are visible, as a bool tensor.
 
     The result has the shape to which the four index tensors broadcast, or one that broadcasts to it.
     """
@@ -51,10 +51,10 @@ class Made:
 
 @dataclass(frozen=True, eq=False)
 class MaskProgram:
-    """A mask as a function of the tensors that it reads; equal programs are the same object.
+    """How to rebuild a mask from the tensors that it reads; equal programs are the same object.
 
     Attributes:
-        rule: how the mask function is made.
+        rule: how the mask function is made: a `Made` or a module-level function.
         from_the_end: whether the last query aligns with the last key; else the first query aligns with the first key.
     """
 

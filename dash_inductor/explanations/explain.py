@@ -96,7 +96,7 @@ def explained(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], arch: str | None,
     *, gradients: bool = True, dump: str = "",
 ) -> Outcome:  # fmt: skip
-    """Compiles a call for an architecture as `explain` does, and returns its records.
+    """Compiles a call for an architecture as `explain` does, and returns the records of its graphs, with notes.
 
     Args:
         fn, args, kwargs, arch: as for `explain`.

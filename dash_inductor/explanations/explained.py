@@ -71,7 +71,7 @@ class SiteExplanation:
 
 @dataclass(frozen=True)
 class Explained:
-    """The outcome of every attention in some compiled graphs, as data.
+    """The data of an explanation: the outcome of every attention in some compiled graphs.
 
     Attributes:
         graphs: the records of the graphs, oldest first.

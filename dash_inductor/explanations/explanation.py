@@ -53,7 +53,7 @@ class Explanation(Explained):
         return Explanation(graphs, sites, tuple(notes), unknown)
 
     def to_html(self) -> str:
-        """A self-contained HTML page, which loads no other file and does not access the network."""
+        """The explanation as a self-contained HTML page, which loads no other file and does not access the network."""
         return page.page(self)
 
     def __str__(self) -> str:

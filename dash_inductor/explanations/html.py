@@ -1,4 +1,4 @@
-"""The frame of all HTML pages: self-contained, light or dark as the reader's system, without network access."""
+"""Builds the parts of HTML pages, which are self-contained: light or dark as the system, no network access."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def facts(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], marked: Iterable[int] = ()) -> str:
-    """An HTML table.
+    """Returns an HTML table.
 
     Args:
         header: the column names; a name that begins with ``>`` marks a column of numbers, aligned right.

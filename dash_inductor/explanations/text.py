@@ -76,7 +76,7 @@ def grouped(explanation: Explained) -> list[Group]:
 
 
 def numbers(group: Group) -> str:
-    """The numbers of a group's sites, for example ``1-5, 7``."""
+    """The numbers of a group's sites as a text of ranges, for example ``1-5, 7``."""
     runs: list[list[int]] = []
     for number, _ in group:
         if runs and runs[-1][-1] == number - 1:

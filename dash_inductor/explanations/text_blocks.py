@@ -11,7 +11,7 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Heading:
-    """A heading with an empty line before it; with an empty text, only the empty line."""
+    """A heading in a text, after an empty line; with an empty text, only the empty line."""
 
     text: str
 

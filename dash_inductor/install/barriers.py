@@ -15,7 +15,7 @@ from ..upstream import seams
 
 
 def install(active: Callable[[], bool]) -> None:
-    """Adds barriers to kernels whose code is generated while `active()` is true."""
+    """Makes Inductor generate the missing barriers in kernels whose code is generated while `active()` is true."""
     seams.READ_BUFFER.wrap(lambda plain: _waiting(plain, active))
 
 

@@ -89,7 +89,7 @@ def _dumped(graph: torch.fx.Graph) -> AbstractContextManager[None]:
 
 @functools.cache
 def install() -> None:
-    """Installs dash_inductor into Inductor; only the first call has an effect.
+    """Installs dash_inductor's pass and hooks into Inductor; only the first call has an effect.
 
     Raises:
         UnsupportedVersionError: this torch or triton lacks something that dash_inductor relies on; nothing was changed.

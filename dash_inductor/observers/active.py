@@ -1,4 +1,4 @@
-"""The active observers of the training run in this process.
+"""The list of observers that get the events of the training run in this process.
 
 dash_inductor calls packages that observe training, such as dash_guard, only through this module.  It imports nothing,
 because every compile reads it.

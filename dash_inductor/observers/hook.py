@@ -1,4 +1,4 @@
-"""A module hook that is not copied with the module."""
+"""A hook on a module that copies of the module do not have."""
 
 from __future__ import annotations
 

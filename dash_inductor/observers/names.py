@@ -54,7 +54,7 @@ class Names:
         self._nowhere: set[int] = set()  # ids of parameters that were searched for in vain
 
     def add(self, root: nn.Module) -> None:
-        """Adds a model: names those of its modules and parameters that have no name yet."""
+        """Adds a model: names those of its modules and parameters that have no name yet, by their paths in it."""
         root = unwrapped(root)
         if root in self._modules:
             return
@@ -74,7 +74,7 @@ class Names:
         return kind if self._roots[kind] == 1 else f"{kind}({self._roots[kind]})"
 
     def of_module(self, module: nn.Module) -> str:
-        """The path of a module, or the name of its class if it belongs to no root."""
+        """The path of a module, or its class name if it belongs to no model that was added."""
         return self._modules.get(unwrapped(module)) or type(unwrapped(module)).__name__
 
     def of_buffer(self, module: nn.Module, name: str) -> str:

@@ -73,7 +73,7 @@ class ProfileRun:
         return self._table.numel() * self._table.element_size()
 
     def end(self) -> None:
-        """Enqueues a copy of the times to the host on the current stream, without waiting for it."""
+        """Ends the recording: enqueues a copy of the timestamps to the host on the current stream, without waiting."""
         self._table = self._table.to("cpu", non_blocking=True)
 
     def to_dict(self) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class Tensors:
 
     @staticmethod
     def from_dict(given: Mapping[str, Any]) -> Tensors:
-        """Makes the object from the result of `as_dict`."""
+        """Makes a `Tensors` from the result of `as_dict`."""
         query, key, value = (tuple(given[name]) for name in ("query", "key", "value"))
         return Tensors(query, key, value, given["dtype"], given["device"])
 
@@ -329,7 +329,7 @@ class GraphRecord:
         return GraphRecord(given["compile_id"], given["kind"], given["origin"], sites, given["missing"], others)
 
     def to_json(self) -> str:
-        """The result of `as_dict` as JSON text."""
+        """The record as JSON text; `from_json` is the inverse."""
         return json.dumps(self.as_dict())
 
     @staticmethod
@@ -359,7 +359,7 @@ _lock = threading.Lock()  # graphs may be compiled on several threads
 
 
 def add(graph: GraphRecord) -> None:
-    """Appends the record of a graph."""
+    """Appends the record of a graph to those of this process, or of the enclosing block of `aside`."""
     with _lock:
         _here().append(graph)
 
@@ -439,7 +439,7 @@ def all_records() -> tuple[AnyRecord, ...]:
 
 
 def clear_sites() -> None:
-    """Deletes all records."""
+    """Deletes all records of this process."""
     with _lock:
         _graphs.clear()
 
@@ -462,7 +462,7 @@ def shape_text(site: Site | None) -> str:
 
 
 def format_table(records: Sequence[SiteRecord]) -> str:
-    """Formats records as a text table.
+    """Formats records of attention as a text table.
 
     Sites with the same decision and source line share a row with a count; layer numbers that differ between their
     module paths are shown as ``*``.

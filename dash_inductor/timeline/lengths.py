@@ -28,7 +28,7 @@ class Lengths:
     valid: tuple[int, ...] | None = None
 
     def check(self, batch: int, q_len: int, kv_len: int) -> None:
-        """Raises ArgumentError unless the lengths fit tensors of these sizes."""
+        """Raises ArgumentError unless the lengths fit a batch of this many elements, queries and keys."""
         if self.documents is not None:
             if any(length < 1 for length in self.documents):
                 raise ArgumentError("documents", self.documents, "lengths >= 1")

@@ -27,7 +27,9 @@ TIMES = ("start", "computed", "write", "written")
 
 
 class Step(NamedTuple):
-    """The processing of one tile pair; ``start <= computed <= write <= written``, in the unit of the timeline.
+    """The processing of one (q tile, kv tile) pair by a worker.
+
+    Times are in the unit of the timeline, with ``start <= computed <= write <= written``.
 
     Args:
         lane: the index in `Timeline.lanes`.
@@ -123,10 +125,9 @@ class Timeline:
 
     @cached_property
     def shares(self) -> dict[Kind, float]:
-        """The fraction of the total time of all lanes, from 0 to 1, that each kind of bar takes on the lanes' own
-        tracks.
+        """The fraction of the lanes' total time, from 0 to 1, for each kind of bar; the rest is idle time.
 
-        The rest is idle time.  With a writer, a lane waits while all of its buffers are in use.
+        Only the lanes' own tracks count, not those of writers.  With a writer, a lane waits while no buffer is free.
         """
         total = self.end * len(self.lanes)
         kinds: dict[Kind, float] = {"compute": 0.0, "wait": 0.0, "add": 0.0}
@@ -136,7 +137,7 @@ class Timeline:
         return {kind: time / total if total else 0.0 for kind, time in kinds.items()}
 
     def in_unit(self, unit: Unit, factor: float) -> Timeline:
-        """Returns the same run with another unit and all times multiplied by `factor`."""
+        """Returns the same timeline with another unit and all times multiplied by `factor`."""
         steps = (s._replace(**{name: getattr(s, name) * factor for name in TIMES}) for s in self.steps)
         return replace(self, unit=unit, end=self.end * factor, steps=tuple(steps))
 
@@ -165,7 +166,7 @@ class Picture:
 
     @property
     def end(self) -> float:
-        """The time at which the last run ends."""
+        """The time at which the last of the timelines ends."""
         return max((t.end for t in self.timelines), default=0.0)
 
     @property

@@ -1,4 +1,4 @@
-"""Draws the candidates of a site, and optionally a run that was recorded there."""
+"""Draws the timelines of a site's candidates, and optionally a recorded run."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ MOST_TILE_PAIRS = 1 << 18
 
 
 def timeline(name: str, problem: Problem, workers: int, costs: Costs) -> Timeline:
-    """Simulates a schedule on a problem.
+    """Simulates a schedule on a problem and returns its timeline.
 
     Args:
         name: the schedule.

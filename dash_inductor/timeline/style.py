@@ -70,7 +70,7 @@ class Colours(NamedTuple):
 
     @staticmethod
     def of(picture: Picture) -> Colours:
-        """The colours of a picture: they stand for q tiles if there are enough hues, else for kv tiles."""
+        """The colours for a picture: they stand for q tiles if there are enough hues, else for kv tiles."""
         q_tiles = 1 + max((step.q for t in picture.timelines for step in t.steps), default=0)
         kv_tiles = 1 + max((step.kv for t in picture.timelines for step in t.steps), default=0)
         return Colours(HUES, q_tiles, kv_tiles) if q_tiles <= len(HUES) else Colours(RAMP, 0, kv_tiles)
@@ -132,7 +132,7 @@ class Drawn(NamedTuple):
 
 
 def rectangles(timeline: Timeline, colours: Colours, columns: int, writer: bool) -> Iterator[Drawn]:
-    """Yields the rectangles of a static picture.
+    """Yields the rectangles that draw a timeline in a static picture.
 
     A few bars are drawn individually.  If there are more than `MOST_BARS`, each column of a lane shows what takes most
     of its time, and equal neighbours are merged.

@@ -85,7 +85,7 @@ def _be_certain(call: Call, arch: str) -> None:
 
 
 def can_use_flash(call: Call, arch: str) -> bool:
-    """Whether FlashAttention supports a call."""
+    """Whether PyTorch's FlashAttention supports a call on the architecture `arch`."""
     query, key, value = call.query, call.key, call.value
     sm = _number(arch)
     return bool(
@@ -103,7 +103,7 @@ def can_use_flash(call: Call, arch: str) -> bool:
 
 
 def can_use_efficient(call: Call, arch: str) -> bool:
-    """Whether the memory-efficient kernel supports a call."""
+    """Whether PyTorch's memory-efficient attention supports a call on the architecture `arch`."""
     query, key, value = call.query, call.key, call.value
     sm, half = _number(arch), query.dtype in HALF
     tensor_cores = sm >= 80 or (sm >= 70 and half)

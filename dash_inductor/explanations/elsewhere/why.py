@@ -1,4 +1,4 @@
-"""Explains why the outcome on a GPU that is not present is unknown, as ends of sentences."""
+"""Words the reasons why the outcome on a GPU that is not present is unknown, as ends of sentences."""
 
 from __future__ import annotations
 
