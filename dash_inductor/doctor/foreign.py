@@ -94,7 +94,7 @@ class Foreign:
 
 
 def argument(function: type[torch.autograd.Function], args: Any, kwargs: Any) -> bool | None:
-    """The value of the argument `deterministic` in a call of an autograd function; None if it has no such one."""
+    """The value of the argument `deterministic` in a call of an autograd function; None if the function lacks it."""
     try:
         parameters = dict(inspect.signature(function.forward).parameters)
     except (TypeError, ValueError):

@@ -55,7 +55,7 @@ _HERE: ContextVar[_Compile | None] = ContextVar("dash_inductor_defects", default
 
 
 def install(active: Callable[[], bool]) -> None:
-    """Installs workarounds for the defects of the installed torch, for compiles while `active()` is true."""
+    """Installs workarounds for known defects of the installed torch; they act in compiles while `active()` is true."""
     if defects.MIXED_ORDER.applies:
         seams.GENERATE.wrap(lambda plain: _recording(plain, active, _kind_of_part))
         seams.FUSE_MIXED_ORDER.wrap(lambda plain: _keeping_sums(plain, active, defects.lost_sums))

@@ -172,7 +172,7 @@ def attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False, arch: str,
 ) -> Tensor:  # fmt: skip
-    """Computes `scaled_dot_product_attention` with the operators that PyTorch calls on `arch`."""
+    """Computes `scaled_dot_product_attention` in a trace with the ATen operators that PyTorch calls on `arch`."""
     _check(query, key, value, attn_mask)
     chosen = choose(Call(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa), arch)
     if chosen == FLASH:
