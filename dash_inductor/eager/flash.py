@@ -42,7 +42,7 @@ _TENSORS = 6
 
 
 def no_more(query: Tensor, key: Tensor) -> tuple[Any, ...]:
-    """Returns an empty tuple: the default of `Pair.more`, for forwards that return only out and logsumexp."""
+    """Returns an empty tuple, for forwards that return only out and logsumexp: the default of `Pair.more`."""
     return ()
 
 

@@ -1,4 +1,4 @@
-"""A hook on a module that copies of the module do not have."""
+"""A module hook that does nothing in copies of the module."""
 
 from __future__ import annotations
 
