@@ -1,4 +1,4 @@
-"""The switch of dash_inductor in code.  Standard library only.
+"""Switches dash_inductor on and off in code.  Uses the standard library only.
 
 The switch is read when a graph is compiled; graphs that are compiled already do not change.
 """
@@ -40,14 +40,17 @@ def is_enabled() -> bool:
 
 @contextmanager
 def disabled() -> Iterator[None]:
-    """Switches dash_inductor off inside the block, for this thread or task."""
+    """A context manager that switches dash_inductor off inside its block, for this thread or task."""
     with override(False):
         yield
 
 
 @contextmanager
 def override(value: bool) -> Iterator[None]:
-    """Switches dash_inductor on or off inside the block, for this thread or task; overrides `enable` and `disable`."""
+    """A context manager that switches dash_inductor on or off for this thread or task.
+
+    It overrides `enable` and `disable`.
+    """
     token = _here.set(value)
     try:
         yield
@@ -69,6 +72,9 @@ def off_for_good() -> str | None:
 
 
 def is_off_in_code() -> bool:
-    """Whether code has switched dash_inductor off for this thread or task.  Every eager attention call asks."""
+    """Whether code, and not the environment, has switched dash_inductor off for this thread or task.
+
+    Every eager attention call checks this.
+    """
     here = _here.get()
     return not (_on if here is None else here)

@@ -1,4 +1,4 @@
-"""Checks of the arguments of public functions.
+"""Checks of the arguments of public functions: each function takes the argument's name and its value.
 
 Raises, in all functions here:
     ArgumentError: the value is not allowed for this argument.
@@ -13,7 +13,7 @@ from .errors import ArgumentError
 
 
 def path(name: str, value: object) -> Path:
-    """Returns the path given by an argument, a non-empty text or `os.PathLike`."""
+    """Returns the value of an argument as a path; the value must be a nonempty string or an `os.PathLike`."""
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(text, str) or not text or "\0" in text:
         raise ArgumentError(name, value, "a path, as a text or an os.PathLike of one")

@@ -71,7 +71,7 @@ class Setting:
     of_code: bool = True
 
     def value_of(self, given: object) -> Value | None:
-        """Returns the value for `given`, which is a value or its spelling in the environment; None if not allowed.
+        """Returns the setting's value for `given`, a value or its spelling in the environment; None if not allowed.
 
         A boolean may also be 0 or 1, or one of the spellings of `BOOLEANS` in any case; a text may also be a path.  A
         set of names may be a set, a list or a tuple of them, or a text in which commas separate them.
@@ -99,7 +99,11 @@ class Setting:
         return tuple(sorted(found))
 
     def expected(self, spelled: bool) -> str | list[Value]:
-        """Returns the allowed values for an error message, spelled as in the environment or as values in code."""
+        """Returns the allowed values of the setting as text for an error message.
+
+        Args:
+            spelled: whether to spell them as in the environment; else as values in code.
+        """
         if self.allowed is None:
             return "a text" if spelled else "a path"
         if isinstance(self.default, tuple):
@@ -204,7 +208,11 @@ class Config:
 
     @contextmanager
     def patch(self, **changes: bool | str | Collection[str]) -> Iterator[Config]:
-        """Changes settings inside a block; all are checked before the first is changed, and restored at the end."""
+        """A context manager that changes settings inside its block and restores them at the end.
+
+        Raises:
+            ArgumentError: a value is not allowed; then no setting stays changed.
+        """
         before = {name: getattr(self, name) for name in SETTINGS}
         try:
             for name, value in changes.items():
@@ -215,12 +223,13 @@ class Config:
                 setattr(self, name, value)
 
     def rewrites_more(self) -> bool:
-        """Returns whether any pass other than attention is on."""
+        """Returns whether any pass other than the attention pass is on."""
         return self.rewrites != (ATTENTION,)
 
     def cache_key(self) -> tuple[tuple[str, Value], ...]:
-        """The settings for cache keys.  `strict` is one of them, because a cached graph could otherwise hide a site
-        that is not replaced.
+        """The (name, value) pairs of all settings that are part of the keys of Inductor's caches.
+
+        `strict` is one of them, because a cached graph could otherwise hide a site that is not replaced.
         """
         return tuple((name, getattr(self, name)) for name, setting in SETTINGS.items() if setting.of_code)
 

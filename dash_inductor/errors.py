@@ -26,7 +26,7 @@ class ArgumentError(DashError, ValueError):
 
 
 class MissingPackageError(DashError, ImportError):
-    """An optional package is not installed.
+    """Raised if an optional package is not installed.
 
     Args:
         package: the name of the package for pip.
@@ -40,15 +40,15 @@ class MissingPackageError(DashError, ImportError):
 
 
 class LaunchError(DashError, RuntimeError):
-    """The CUDA driver rejected the launch of a kernel."""
+    """Raised if the CUDA driver rejects the launch of a kernel."""
 
 
 class UnsupportedVersionError(DashError, RuntimeError):
-    """This torch or triton lacks something that dash_inductor relies on."""
+    """Raised if the installed torch or triton lacks something that dash_inductor relies on."""
 
 
 class FallbackError(DashError, RuntimeError):
-    """An attention could not be replaced; raised at compile time if `strict` is set."""
+    """Raised at compile time, if `config.strict` is set, when an attention could not be replaced."""
 
 
 def described(error: Exception) -> str:

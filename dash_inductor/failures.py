@@ -20,7 +20,7 @@ recorders: list[Callable[[str, str], None]] = []
 
 
 def is_strict() -> bool:
-    """Whether unexpected errors are raised instead."""
+    """Whether unexpected errors of dash_inductor are raised instead of recorded."""
     from .config import config  # raises if a variable is invalid, which the doctor reports
 
     return config.strict or _state.strict_by_environment()

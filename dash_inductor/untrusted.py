@@ -30,14 +30,14 @@ _SHORT.maxstring = 80
 
 
 class Refused(ValueError):
-    """Raised for a file that is not as required; its message has to be prefixed with the name of the file."""
+    """Raised for a file that is not of the required kind, size or content; the caller adds the file's name."""
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Opens a regular file, or a symbolic link to one; never blocks on other kinds of files.
+    """Opens a regular file, or a symbolic link to one, for reading; never blocks on other kinds of files.
 
     Returns:
-        The file, unbuffered.
+        The file, binary and unbuffered.
 
     Raises:
         Refused: it is a FIFO, a device or a directory, or the name is not valid for a file.
@@ -55,10 +55,10 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
-    """The content of a regular file of at most `most` bytes.
+    """Reads a regular file of at most `most` bytes and returns its content.
 
     Raises:
-        Refused: the file is longer, or for the reasons of `open_regular`.
+        Refused: the file is longer, or `open_regular` rejects it.
         OSError: it cannot be opened or read.
     """
     with open_regular(path) as file:

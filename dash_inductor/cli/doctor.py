@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the findings; returns the exit status of `doctor.exit_code`."""
+    """Prints the doctor's findings; returns 0 for facts and notes alone, 1 with warnings, 2 with errors."""
     from .. import doctor
     from ..doctor.report import format_report, summary
 

@@ -1,4 +1,4 @@
-"""``dash-inductor dump script.py [arguments]``: writes pages about every graph that a script compiles to a folder."""
+"""``dash-inductor dump script.py [arguments]``: writes a folder of pages about every graph that a script compiles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the script and writes its pages; returns the exit status."""
+    """Runs the script and writes its pages; returns 0 if it ended without an error and has attention, else 1."""
     from ..doctor import diagnose
     from ..doctor.report import format_report
     from ..explanations.dump import writer

@@ -1,4 +1,4 @@
-"""Files that a command writes in addition to its output."""
+"""Checks and writes the files that a command produces in addition to its output on stdout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..errors import ArgumentError, DashError
 
 
 def check(name: str, path: Path | None) -> None:
-    """Raises ArgumentError unless a file can be written at this path; called before the work that produces it."""
+    """Raises ArgumentError if no file can be written at a path, before the work that produces the file; None passes."""
     if path is None:
         return
     parent = path.parent
@@ -18,7 +18,7 @@ def check(name: str, path: Path | None) -> None:
 
 
 def write(path: Path | None, text: str) -> None:
-    """Writes a file, unless the path is None.
+    """Writes a text file at a path; does nothing if the path is None.
 
     Raises:
         DashError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""``dash-inductor plan``: prints the plan of a shape and a mask, and all candidates; draws their timelines."""
+"""``dash-inductor plan``: prints the plan for a shape and a mask, with all candidates, and draws their timelines."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the plan and the ranking, and writes the requested timelines.
+    """Prints the plan and the ranking of candidates, and writes the requested timelines to files.
 
     Returns:
         The exit status: 1 if no kernel covers the site, else 0.

@@ -1,4 +1,4 @@
-"""Command line arguments that describe a site."""
+"""The command line arguments that describe a site (one attention), such as its shape and mask."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _DATA = re.compile(r"(keys|documents)(?::(\d+(?:,\d+)*))?")
 
 @dataclass(frozen=True)
 class Request:
-    """A site on an architecture.
+    """A site (one attention) to be planned, with the architecture to plan it for.
 
     Args:
         site: the site.
-        arch: the architecture.
+        arch: the architecture, for example "sm_90".
         gpu: the GPU for predicted times, one of `prediction.gpus`.
-        data: the lengths that a data-dependent mask hides or shows; None if they were not given.
+        data: the document lengths or numbers of valid keys that define a data-dependent mask; None if not given.
     """
 
     site: Site
@@ -54,12 +54,12 @@ class Request:
 
     @property
     def documents(self) -> tuple[int, ...] | None:
-        """The document lengths, if they were given."""
+        """The lengths of the packed documents, if they were given."""
         return None if self.data is None else self.data.documents
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments that `request` reads."""
+    """Adds the command line arguments that describe a site, as the function `request` reads them."""
     parser.formatter_class = argparse.RawTextHelpFormatter
     parser.add_argument(
         "--shape", required=True, metavar="B,Hq,Hkv,Sq,Skv,D[,Dv]",
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def request(arguments: argparse.Namespace) -> Request:
-    """Makes the request that the arguments describe.
+    """Builds the `Request` that parsed command line arguments describe.
 
     Raises:
         ArgumentError: an argument is invalid; the message names it, its value and what is allowed.

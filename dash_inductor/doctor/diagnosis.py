@@ -1,4 +1,4 @@
-"""Runs all checks, for a machine or while a program runs."""
+"""The entry points of the doctor: run all checks of the machine, or of a program while it runs."""
 
 from __future__ import annotations
 

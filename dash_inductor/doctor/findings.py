@@ -1,4 +1,4 @@
-"""Findings of checks, and their severities."""
+"""What checks report: findings, their severities, and the exit status that follows from them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import DashError
 
 
 class Severity(enum.IntEnum):
-    """The severity of a finding, in increasing order."""
+    """The severity of a finding, from a mere fact (OK) to an error."""
 
     OK = 0
     """A fact that needs no action."""
@@ -72,5 +72,5 @@ def run(checks: Iterable[Check]) -> Iterator[Finding]:
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """The exit status: 0 if there are only facts and notes, 1 with warnings, 2 with errors."""
+    """The exit status of the doctor for these findings: 0 for facts and notes alone, 1 with warnings, 2 with errors."""
     return max(0, max((finding.severity for finding in findings), default=Severity.OK) - Severity.NOTE)

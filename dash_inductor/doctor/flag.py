@@ -1,4 +1,4 @@
-"""PyTorch's flag for deterministic algorithms: its values, and a block that restores it."""
+"""PyTorch's flag for deterministic algorithms: its three states, and a context manager that restores it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..upstream.eager import set_deterministic_algorithms
 
 
 class Flag(enum.Enum):
-    """The state set by `torch.use_deterministic_algorithms`."""
+    """A state of PyTorch's determinism flag: off, on, or on with warnings instead of errors."""
 
     OFF = "off"
     WARN_ONLY = "on with warn_only=True"
@@ -20,21 +20,22 @@ class Flag(enum.Enum):
 
     @classmethod
     def now(cls) -> Flag:
-        """Returns the current state of `torch.use_deterministic_algorithms`."""
+        """Returns the current state of PyTorch's determinism flag."""
         if not torch.are_deterministic_algorithms_enabled():
             return cls.OFF
         return cls.WARN_ONLY if torch.is_deterministic_algorithms_warn_only_enabled() else cls.ON
 
     def put(self) -> None:
-        """Makes this the current value, without changing Inductor's settings."""
+        """Sets PyTorch's flag to this state, without changing Inductor's settings."""
         if Flag.now() is not self:
             set_deterministic_algorithms(self is not Flag.OFF, warn_only=self is Flag.WARN_ONLY)
 
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Restores the flag, and Inductor's setting that `use_deterministic_algorithms` changes, at the end of the
-    block.
+    """A context manager that restores the determinism flag at its end.
+
+    It also restores Inductor's setting that `use_deterministic_algorithms` changes.
     """
     from ..upstream.configs import inductor
 

@@ -1,4 +1,4 @@
-"""Checks that other libraries' attention is called deterministically; none of it reads PyTorch's flag when it runs."""
+"""Checks that other libraries' attention is called deterministically; it does not read PyTorch's flag when it runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VARIABLE = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
 
 
 class Foreign:
-    """Records the `deterministic` arguments of calls of other libraries' attention."""
+    """Records calls of other libraries' attention: the argument `deterministic`, or the flag when a layer was made."""
 
     def __init__(self) -> None:
         self._told: dict[tuple[str, Place], set[bool]] = {}
@@ -32,22 +32,25 @@ class Foreign:
         self.checks: tuple[Check, ...] = (self.flag_at_attention,)
 
     def function(self, function: type[torch.autograd.Function], args: Any, kwargs: Any, place: Place) -> None:
-        """Records that an autograd function of attention is about to run."""
+        """Records the argument `deterministic` of an autograd function for attention that is about to run."""
         value = argument(function, args, kwargs)
         if value is not None:
             self.told(f"{function.__module__}.{function.__name__}", place, value)
 
     def told(self, name: str, place: Place, value: bool) -> None:
-        """Records the value of the argument `deterministic` of a function or operator."""
+        """Records the value of the argument `deterministic` in a call of a function or operator."""
         self._told.setdefault((name, place), set()).add(value)
 
     def made(self, layer: nn.Module, line: str) -> None:
-        """Records that a TransformerEngine layer is about to be made; it reads the flag at that time."""
+        """Records that a TransformerEngine layer is about to be made, and whether determinism is requested now.
+
+        Later changes of the determinism flag do not affect the layer.
+        """
         told = Flag.now() is not Flag.OFF or os.environ.get(VARIABLE) == "0"
         self._made.setdefault(layer, (line, told))
 
     def ran(self, layer: nn.Module, line: str) -> None:
-        """Records that an outermost TransformerEngine layer is about to run."""
+        """Records that a TransformerEngine layer that no other one contains is about to run."""
         made, told = self._made.get(layer, ("", True))
         if not made:
             return
@@ -58,7 +61,7 @@ class Foreign:
             self._deaf[name, line, made] = None
 
     def at(self, module: str) -> list[str]:
-        """The attention that has run in a module, with its `deterministic` arguments, in words."""
+        """Describes the calls of other libraries' attention in a module, each with its argument `deterministic`."""
         return [
             f"{name} at {place.line} ({' and '.join(f'deterministic={value}' for value in sorted(values))})"
             for (name, place), values in self._told.items()
@@ -68,8 +71,7 @@ class Foreign:
     def flag_at_attention(self) -> Iterator[Seen]:
         """Yields a finding for each attention call of other libraries: whether it was given deterministic=True.
 
-        It also yields a finding for each module that settles the question when it is made, and warns if it was
-        made while deterministic algorithms were off.
+        For layers that read the determinism flag only when they are made, the finding says whether it was set then.
         """
         functions = {(place, *values) for (name, place), values in self._told.items() if "::" not in name}
         for (name, place), values in self._told.items():
@@ -92,7 +94,7 @@ class Foreign:
 
 
 def argument(function: type[torch.autograd.Function], args: Any, kwargs: Any) -> bool | None:
-    """The value of the argument `deterministic` of an autograd function; None if it has none."""
+    """The value of the argument `deterministic` in a call of an autograd function; None if the function lacks it."""
     try:
         parameters = dict(inspect.signature(function.forward).parameters)
     except (TypeError, ValueError):

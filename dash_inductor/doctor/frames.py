@@ -1,4 +1,4 @@
-"""Locates a program: the line that calls a function, the compiled code around it, and the module whose forward runs."""
+"""Inspects the Python stack: the program's line, the compiled code around it, and the module whose forward runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOOKING = "looked_at"
 
 
 def frames() -> Iterator[types.FrameType]:
-    """The Python frames from the caller of a wrapped function outwards, without those of the doctor."""
+    """Yields the Python frames from the caller of a wrapped function outwards, without those of the doctor."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != LOOKING:
         frame = frame.f_back
@@ -33,7 +33,7 @@ def frames() -> Iterator[types.FrameType]:
 
 
 def arguments(module: nn.Module) -> tuple[tuple[object, ...], dict[str, object]] | None:
-    """The arguments of a module that is being called, before its hooks change them; None if they are not visible.
+    """The (args, kwargs) of a module call whose hooks now run, before hooks change them; None if they are not visible.
 
     Global module hooks, which call this function, do not get keyword arguments.
     """
@@ -48,12 +48,12 @@ def arguments(module: nn.Module) -> tuple[tuple[object, ...], dict[str, object]]
 
 
 def called_by_pytorch() -> bool:
-    """Whether PyTorch itself calls the wrapped function, for example to restore a setting."""
+    """Whether PyTorch itself, and not the program, calls the wrapped function, for example to restore a setting."""
     return next(frames()).f_code.co_filename.startswith(_LIBRARIES)
 
 
 def line() -> tuple[str, str]:
-    """The ``file:line`` and text of the calling line, outside of PyTorch and of libraries with attention."""
+    """The ``file:line`` and source text of the innermost frame outside of PyTorch and of libraries with attention."""
     for frame in frames():
         file = frame.f_code.co_filename
         if not file.startswith(("<", *_LIBRARIES)) and _library(frame) is None:
@@ -62,12 +62,12 @@ def line() -> tuple[str, str]:
 
 
 def in_a_layer() -> bool:
-    """Whether a layer with attention of another library is running."""
+    """Whether a layer of another library that contains attention is running."""
     return any(library is not None and library.layers for library in map(_library, frames()))
 
 
 def compiled_around() -> str:
-    """Why a call runs in eager mode although a compiled function is around it, in words; "" if there is none."""
+    """Why a call runs in eager mode although a compiled function encloses it, in words; "" if none does."""
     for frame in frames():
         if frame.f_code.co_filename != eval_frame.__file__:
             continue
@@ -88,7 +88,7 @@ def modules() -> list[nn.Module]:
 
 
 def name_of(module: nn.Module, root: nn.Module) -> str:
-    """The name of a module: the class of the outermost module, and the path from there."""
+    """The name of a module: the class of the outermost module `root`, then the path from there."""
     path = next((name for name, found in root.named_modules() if found is module), "")
     inside = f".{path} ({type(module).__name__})" if path else ""
     return type(root).__name__ + inside

@@ -31,10 +31,10 @@ class _Set:
 
 
 class Heard:
-    """Follows the determinism flag of a program.
+    """Records when a program sets PyTorch's determinism flag; the doctor's `checks` say whether it was in time.
 
     Args:
-        reading: the operators that have run.
+        reading: the dispatch mode that records the operators that the program runs.
     """
 
     def __init__(self, reading: Reading) -> None:
@@ -46,16 +46,16 @@ class Heard:
         self.checks: tuple[Check, ...] = (self.flag, self.flag_at_operators)
 
     def happened(self, what: str) -> None:
-        """Records an event before which the flag should have been set, in words that follow "after"."""
+        """Records an event before which the flag should have been set, in words that can follow "after"."""
         if self._set is None:
             self._before.setdefault(what)
 
     def trained(self) -> None:
-        """Records that a backward has run."""
+        """Records that a backward of the program has run."""
         self._trained = True
 
     def switched(self, line: str, on: bool) -> None:
-        """Records that the program has called a function that sets the flag."""
+        """Records that the program has called a function that sets the determinism flag, at a line, to a value."""
         if on and self._set is None:
             if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
                 self.happened("a process group was made")
@@ -71,9 +71,7 @@ class Heard:
             yield WARNING, f"the program trains and never sets deterministic algorithms{_cudnn()}", f"{_SET}."
 
     def flag_at_operators(self) -> Iterator[Seen]:
-        """Checks whether the flag was on, and has an effect, for each operator that PyTorch lists as
-        nondeterministic.
-        """
+        """Checks whether the flag affected each operator that ran and is in PyTorch's list of nondeterministic ones."""
         reading = self._reading
         if reading.failed:
             yield NOTE, f"whether operators have heard the flag is unknown: {reading.failed}", "Please report it."
@@ -97,7 +95,7 @@ class Heard:
             yield OK, f"no operator that PyTorch lists as nondeterministic was seen in the first step{seen}", ""
 
     def at(self, module: str) -> list[str]:
-        """The listed operators that have run in a module or inside it, with the value of the flag, in words."""
+        """Describes the listed operators that ran in a module or inside it, each with the value of the flag."""
         return [
             f"{ran.operator.listed} at {ran.place.line} (the flag was {ran.flag.value})"
             for ran in self._reading.ran

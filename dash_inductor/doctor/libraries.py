@@ -1,4 +1,4 @@
-"""Libraries with their own attention, which appears in graphs only if a compiled function calls their operators."""
+"""A list of libraries with their own attention; graphs contain it only if a compiled function calls its operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SDPA = (
 
 @dataclass(frozen=True)
 class Library:
-    """A library, and what is known of its attention when it runs outside of graphs.
+    """A library with its own attention, and what is known of that attention when it runs outside of graphs.
 
     Attributes:
         module: a regular expression that matches the beginning of its modules' names.
@@ -79,12 +79,12 @@ _ATTENTION = re.compile("attn|attention|mha$", re.IGNORECASE)
 
 @functools.cache
 def library_of(module: str) -> Library | None:
-    """The library to which a module belongs, by the module's name; None for any other module."""
+    """The library to which a Python module belongs, given the module's name; None if it belongs to none of them."""
     return next((library for library in LIBRARIES if re.match(library.module, module)), None)
 
 
 def is_attention(function: type) -> bool:
-    """Whether the name of a `torch.autograd.Function` class says that it computes attention."""
+    """Whether a `torch.autograd.Function` class computes attention, judged by its name."""
     return bool(_ATTENTION.search(function.__name__))
 
 
@@ -95,7 +95,7 @@ def is_layer(layer: type) -> bool:
 
 
 def attention_libraries() -> Iterator[Seen]:
-    """Lists the installed libraries with their own attention."""
+    """Reports which libraries with their own attention are installed."""
     found = [name for name in dict.fromkeys(PACKAGES) if find_spec(name) is not None]
     if not found:
         yield Severity.OK, "no library with attention of its own is installed", ""

@@ -14,7 +14,7 @@ import torch
 
 
 class Under(enum.Enum):
-    """What an operator does while the flag is on."""
+    """What a listed operator does while the determinism flag is on."""
 
     VARIANT = "it has a deterministic kernel"
     """This includes ``warn_only``."""
@@ -29,7 +29,7 @@ Arguments = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Operator:
-    """A listed operator.
+    """An operator in PyTorch's list of nondeterministic operators.
 
     Attributes:
         names: the names of its dispatcher operators, without namespace, overload and the underscore of in-place
@@ -38,8 +38,8 @@ class Operator:
         under: what it does while the flag is on.
         devices: the device types for which it is listed; () for all.
         when: whether it is listed for these arguments.
-        in_graphs: whether it is listed only in compiled graphs, for which Inductor generates other code than PyTorch
-            has.
+        in_graphs: whether it is listed only in compiled graphs, because Inductor generates code other than PyTorch's
+            kernel.
     """
 
     names: tuple[str, ...]
@@ -170,7 +170,7 @@ for _operator in OPERATORS:
 def listed(
     operator: Any, args: Iterable[Any], kwargs: Arguments, device: Callable[[Any], str], in_graph: bool = False
 ) -> Operator | None:
-    """The entry for a call of an operator; None if it is not listed.
+    """Returns the entry of PyTorch's list for a call of an operator; None if the call is not listed.
 
     Args:
         operator: an `OpOverload`.
@@ -193,7 +193,7 @@ def listed(
 
 
 def named(operator: Any, args: Iterable[Any], kwargs: Arguments) -> dict[str, Any]:
-    """The arguments of an operator call by name; omitted ones are missing."""
+    """Returns the arguments of an operator call by name, without those that the call omits."""
     names = (argument.name for argument in operator._schema.arguments)
     return dict(zip(names, args, strict=False)) | dict(kwargs)
 

@@ -19,12 +19,12 @@ _LOOKS = "_dash_inductor_looks_at"
 
 
 def original(function: Any) -> Any:
-    """The original of a function that may be wrapped by `looking`."""
+    """The function that `looking` has wrapped; a function that is not wrapped is returned itself."""
     return getattr(function, _LOOKS, function)
 
 
 def looking(function: Callable[..., Any], look: Callable[..., None]) -> Callable[..., Any]:
-    """Wraps a function so that `look` is called before each eager call; in compiled code the wrapper has no effect."""
+    """Wraps a function so that `look` gets its arguments before each eager call; compiled code ignores the wrapper."""
     look = torch.compiler.disable(look)  # after a graph break, Dynamo sees the calls
 
     @functools.wraps(function)
@@ -41,7 +41,10 @@ def looking(function: Callable[..., Any], look: Callable[..., None]) -> Callable
 
 
 def functions_looked_at(look: Callable[..., None]) -> AbstractContextManager[None]:
-    """Wraps the `apply` of all autograd functions, including those defined inside the block."""
+    """A context manager in which `look` is called before the `apply` of every autograd function.
+
+    Autograd functions that are defined inside the block are included.
+    """
     of_class = inspect.getattr_static(torch.autograd.Function, "apply")  # in C from torch 2.15 on
 
     def apply(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
@@ -52,7 +55,13 @@ def functions_looked_at(look: Callable[..., None]) -> AbstractContextManager[Non
 
 @contextmanager
 def layers_looked_at(looks: dict[str, Callable[..., None]]) -> Iterator[None]:
-    """Wraps methods of library layers (see `is_layer`), including those of classes defined inside the block."""
+    """A context manager that wraps methods of other libraries' attention layers (see `is_layer`).
+
+    Classes that are defined inside the block are included.
+
+    Args:
+        looks: for the name of each method, the function that is called before it.
+    """
     with ExitStack() as stack:
 
         def look_at(layer: type) -> None:

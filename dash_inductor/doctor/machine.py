@@ -105,7 +105,7 @@ def triton_version() -> Iterator[Seen]:
 
 
 def probes() -> Iterator[Seen]:
-    """Checks for things that the package relies on and this torch or triton lacks."""
+    """Checks for features of torch and triton that dash_inductor relies on and the installed versions lack."""
     missing = probe.probe()
     if missing:
         tested = ", ".join(compat.TESTED)
@@ -128,7 +128,7 @@ def entry_point() -> Iterator[Seen]:
 
 
 def hook() -> Iterator[Seen]:
-    """Checks whether dash_inductor is installed into Inductor, and its passes and lowerings can be loaded."""
+    """Checks whether dash_inductor is installed in Inductor, and its passes and lowerings can be loaded."""
     if state.off_by_environment():
         value = os.environ["DASH_INDUCTOR"]
         yield WARNING, f"dash_inductor is off: DASH_INDUCTOR={value} is set", "Unset the variable to use it."

@@ -1,4 +1,4 @@
-"""Checks inside a program: whether deterministic algorithms were on when it compiled, and its attention's outcome."""
+"""Checks that run inside a program: whether it compiled deterministically, and what became of its attention."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def switch() -> Iterator[Seen]:
 
 
 def attention() -> Iterator[Seen]:
-    """Reports the outcomes of all attentions, and whether dash_inductor overrides PyTorch's FlashAttention."""
+    """Reports whether each attention was replaced, and whether dash_inductor overrides PyTorch's FlashAttention."""
     if NAME in list_flash_attention_impls():
         active = "and active" if current_flash_attention_impl() == NAME else "and not active"
         yield OK, f"attention of programs that are not compiled: registered {active} for PyTorch's FlashAttention", ""
@@ -78,7 +78,7 @@ def attention() -> Iterator[Seen]:
 
 
 def packed_twice() -> Iterator[Seen]:
-    """Checks for graph breaks at packed attention because the same offsets were passed for queries and keys."""
+    """Checks for graph breaks at packed attention, caused by one offsets tensor for both queries and keys."""
     from ..upstream.breaks import twice_in_one_call
 
     for line in twice_in_one_call():
@@ -100,12 +100,12 @@ AFTERWARDS: tuple[Check, ...] = (attention, packed_twice)
 
 @contextmanager
 def watching(found: dict[Finding, None], running: Running) -> Iterator[None]:
-    """Runs the checks of `COMPILING` whenever a graph is compiled inside the block, and adds their findings to `found`.
+    """A context manager that runs the checks of `COMPILING` for each graph that is compiled inside its block.
 
     No graph is loaded from a cache meanwhile, because it would not be compiled.
 
     Args:
-        found: the findings, as keys of a dict.
+        found: a dict used as an ordered set, to which the findings are added.
         running: receives the graphs, and the lines at which graphs switch the flag.
     """
 
@@ -139,7 +139,7 @@ def _after(
 
 
 def switches(graph: Graph) -> Iterator[tuple[str, bool]]:
-    """Yields the lines at which a Dynamo graph switches deterministic algorithms, with the new values.
+    """Yields where a Dynamo graph switches deterministic algorithms: (source line, whether they are then on).
 
     Dynamo does not record the line of the switch; the line of the next operation is used instead.
     """
@@ -151,7 +151,7 @@ def switches(graph: Graph) -> Iterator[tuple[str, bool]]:
 
 
 def draws_in(backward: Graph) -> Check:
-    """Makes a check of a backward graph."""
+    """Returns a check for a backward graph: whether it draws random numbers again instead of using the forward's."""
 
     def drawn_again() -> Iterator[Seen]:
         """Checks whether the backward recomputes random numbers because of `activation_memory_budget`."""

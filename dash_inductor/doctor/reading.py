@@ -1,4 +1,4 @@
-"""Records which operators of PyTorch's list a program runs, and the value of the flag when they are dispatched.
+"""Records which operators of PyTorch's list of nondeterministic ones a program runs, and the flag at each dispatch.
 
 The dispatch mode sees the eager code of the first step, including its backward; graphs are read when they are compiled.
 """
@@ -41,7 +41,7 @@ class Place:
         return f"at {self.line}, in {self.module}" if self.module else f"at {self.line}"
 
     def inside(self, module: str) -> bool:
-        """Whether it is in a module, given by its name from `frames.name_of`, or in one inside it."""
+        """Whether this place is in a module, given by its name from `frames.name_of`, or in one of its submodules."""
         here, there = self.module.split(" (")[0], module.split(" (")[0]
         return bool(here) and (here == there or here.startswith(f"{there}."))
 
@@ -57,7 +57,7 @@ class Ran:
 
 
 class Reading(DispatchMode):
-    """A dispatch mode that records operators.
+    """A dispatch mode that records the operators of PyTorch's list of nondeterministic ones that a program runs.
 
     Attributes:
         ran: the number of times that each listed operator has run; compiled ones count once per graph.
@@ -83,7 +83,7 @@ class Reading(DispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Returns True, so that programs are compiled as without this mode."""
+        """Returns True, so that `torch.compile` compiles programs as if this mode was not active."""
         return True
 
     def __enter__(self) -> Reading:
@@ -98,7 +98,7 @@ class Reading(DispatchMode):
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Records nothing inside the block, on any thread: what runs there is not part of the program."""
+        """A context manager in which nothing is recorded, on any thread, for work that is not part of the program."""
         self._quiet += 1
         try:
             yield
@@ -106,9 +106,7 @@ class Reading(DispatchMode):
             self._quiet -= 1
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Ends the recording when an optimizer is about to step for the second time: the first step is then
-        complete.
-        """
+        """Called before an optimizer steps; ends the recording before the second step of an optimizer."""
         if id(optimizer) in self._stepped:
             self.end()
         self._stepped.add(id(optimizer))
@@ -140,12 +138,12 @@ class Reading(DispatchMode):
         return func(*args, **(kwargs or {}))
 
     def function(self, place: Place) -> None:
-        """Records the place of an autograd function, for which autograd makes the next node."""
+        """Records where an autograd function is called; autograd makes its node next."""
         if self.seen <= LIMIT:
             self._forwards[next_sequence_number()] = place
 
     def look(self, operator: OpOverload, args: Any, kwargs: Any) -> None:
-        """Records an operator that is about to run."""
+        """Records an operator that is about to run, if PyTorch lists it or it has an argument `deterministic`."""
         if DETERMINISTIC.switched_on:
             return  # inside our attention, during which the flag is on
         self.seen += 1
@@ -182,17 +180,17 @@ class Reading(DispatchMode):
 
 
 def looked_at(reading: Reading, operator: OpOverload, args: Any, kwargs: Any) -> None:
-    """Calls `Reading.look`; its frame marks the boundary between program and doctor (`frames.LOOKING`)."""
+    """Calls `Reading.look`; its stack frame separates the program's frames from the doctor's (`frames.LOOKING`)."""
     reading.look(operator, args, kwargs)
 
 
 def foreign_modes() -> bool:
-    """Whether dispatch modes other than the doctor's are active, as when a program is traced."""
+    """Whether dispatch modes other than the doctor's are active, as while a program is traced."""
     return any(not isinstance(mode, Reading) for mode in mode_stack())
 
 
 def here() -> Place:
-    """The current place of the program; called inside a wrapped function (`frames.LOOKING`)."""
+    """The program's current place; must be called inside a wrapped function (see `frames.LOOKING`)."""
     around = frames.modules()
     return Place(frames.line()[0], frames.name_of(around[0], around[-1]) if around else "")
 

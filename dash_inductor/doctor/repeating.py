@@ -21,15 +21,15 @@ class Repeating(Observer, ABC):
 
     @abstractmethod
     def backward_ended(self) -> None:
-        """Called when a backward has ended."""
+        """Called when a backward of the program has ended."""
 
     @abstractmethod
     def end(self) -> None:
-        """Called when no more backwards follow."""
+        """Called when no more backwards will follow."""
 
     @abstractmethod
     def shown(self, ran_in: Callable[[str], list[str]]) -> Iterator[Seen]:
-        """Yields the findings of the repetitions.
+        """Yields the findings of the repetitions: whether each call gave equal bits.
 
         Args:
             ran_in: returns, for a module's name, the possibly nondeterministic operators that ran in it, in words.
@@ -37,14 +37,14 @@ class Repeating(Observer, ABC):
 
 
 def repeating(quiet: Callable[[], AbstractContextManager[None]]) -> Repeating | None:
-    """Makes an instance of the installed class; None if there is none.
+    """Makes an instance of the `Repeating` class that another package provides; None if no package does.
 
     Args:
-        quiet: returns a context in which the doctor records nothing.
+        quiet: returns a context manager in which the doctor records nothing.
 
     Raises:
         Exception: the class cannot be imported or made.
-        TypeError: it is no `Repeating`.
+        TypeError: it is not a subclass of `Repeating`.
     """
     for point in entry_points(group=GROUP, name="repeat"):
         made = point.load()(quiet)

@@ -1,4 +1,4 @@
-"""Watches a program while it runs, for what compiles do not show: eager attention, switches of the flag, seeds."""
+"""Observes a running program, for what its compiles do not show: eager attention, switches of the flag, seeds."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class _Told:
 
 
 class Running:
-    """Watches a program that runs inside `watched`; `checks` then yield the findings.
+    """Observes a program that runs inside the context `watched`; afterwards, its `checks` yield the findings.
 
     Args:
         name: the name of the program, for example its file.
         repeat: whether to run the first step again.
 
     Attributes:
-        step: watches the first step.
+        step: observes the first step.
     """
 
     def __init__(self, name: str, repeat: bool = True) -> None:
@@ -73,7 +73,7 @@ class Running:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Watches what runs in the block, in this process."""
+        """A context manager that observes the program that runs in its block, in this process."""
         functions: dict[Any, dict[str, Callable[..., None]]] = {
             F: {"scaled_dot_product_attention": self._attention},
             varlen: {"varlen_attn": self._attention},
@@ -166,8 +166,12 @@ class Running:
         self._seeded = self._seeded or not frames.called_by_pytorch()
 
     def toggled(self, line: str, module: str, value: bool) -> None:
-        """Records a switch of the flag in the forward of a module, or, for module "", in a compiled function
-        before a line.
+        """Records that the forward of a module switches the determinism flag.
+
+        Args:
+            line: the line of the switch.
+            module: the class of the module; "" for a compiled function, which makes the switch before `line`.
+            value: whether the flag is on afterwards.
         """
         self._toggled[line, module, value] = None
 
@@ -199,7 +203,7 @@ class Running:
             yield WARNING, what, advice
 
     def seed(self) -> Iterator[Seen]:
-        """Checks whether the program seeds the random generators from which it draws."""
+        """Checks whether a program that draws random numbers has seeded the generators."""
         if self._drawn and not self._seeded:
             what = f"{self._name} draws random numbers and seeds no generator: they are others in every run"
             yield WARNING, what, "Call torch.manual_seed(0) before the model is made and the data are read."

@@ -28,11 +28,11 @@ OK, NOTE, WARNING, ERROR = Severity
 
 @dataclass(frozen=True)
 class Timed:
-    """A setting of `torch._inductor.config` that makes a choice by timing.
+    """A setting of `torch._inductor.config` that lets Inductor choose by timing.
 
     Args:
         name: its name in the config.
-        what: what it chooses.
+        what: what is chosen.
         stopped: whether `torch._inductor.config.deterministic` disables it.
     """
 
@@ -128,7 +128,7 @@ def autotuning() -> Iterator[Seen]:
 
 
 def padding() -> Iterator[Seen]:
-    """Checks `shape_padding`: for unaligned matmuls, Inductor times whether padding is faster."""
+    """Checks whether `shape_padding` is on: Inductor then times whether padding unaligned matmuls is faster."""
     from ..upstream.configs import inductor
 
     if machine.gpus() and inductor.shape_padding and not _inductor_is_deterministic():
@@ -141,7 +141,7 @@ def padding() -> Iterator[Seen]:
 
 
 def tunable_op() -> Iterator[Seen]:
-    """Checks for PyTorch's TunableOp, which chooses matmul kernels by timing at run time."""
+    """Checks whether PyTorch's TunableOp is on, which chooses matmul kernels by timing at run time."""
     on = os.environ.get("PYTORCH_TUNABLEOP_ENABLED") == "1"
     if on or (has_tunable_op() and torch.cuda.tunable.is_enabled()):
         what = "TunableOp is on: it chooses matmul kernels by timing while the program runs"
@@ -149,14 +149,14 @@ def tunable_op() -> Iterator[Seen]:
 
 
 def cudnn_benchmark() -> Iterator[Seen]:
-    """Checks for cuDNN's choice of convolutions by timing."""
+    """Checks whether cuDNN chooses convolution kernels by timing (`torch.backends.cudnn.benchmark`)."""
     if torch.backends.cudnn.benchmark:
         what = "torch.backends.cudnn.benchmark is on: cuDNN chooses convolutions by timing"
         yield WARNING, what, "torch.backends.cudnn.benchmark = False"
 
 
 def cublas() -> Iterator[Seen]:
-    """Checks whether matmuls run under deterministic algorithms, and the workspace setting of cuBLAS."""
+    """Checks whether matmuls run under deterministic algorithms, and the value of CUBLAS_WORKSPACE_CONFIG."""
     name = "CUBLAS_WORKSPACE_CONFIG"
     value = os.environ.get(name, "")
     advice = f"export {name}=:4096:8 before the program starts, for all processes alike."
@@ -180,7 +180,7 @@ def cublas() -> Iterator[Seen]:
 
 
 def tf32() -> Iterator[Seen]:
-    """Reports fp32 matmuls in TF32, which are deterministic but have other bits."""
+    """Reports fp32 matmuls that run in TF32: they are deterministic, but give other bits than in fp32."""
     if allow_tf32(torch.device("cuda")):
         what = "matmuls of float32 round their inputs to TF32: deterministic, with other bits than without"
         yield NOTE, what, 'Set it alike everywhere; torch.set_float32_matmul_precision("highest") switches it off.'
@@ -209,7 +209,7 @@ def nccl() -> Iterator[Seen]:
 
 
 def allows_nvls(algorithms: str) -> bool:
-    """Whether this value of NCCL_ALGO allows NVLS or NVLSTree; a list after ``^`` excludes algorithms."""
+    """Whether a value of NCCL_ALGO allows the algorithms NVLS or NVLSTree; a list after ``^`` excludes algorithms."""
     named = "nvls" in algorithms.lower()
     return not named if algorithms.startswith("^") else named
 
@@ -242,7 +242,7 @@ def attention_function() -> Iterator[Seen]:
 
 
 def disabled_caches() -> Iterator[Seen]:
-    """Reports disabled caches, with which every process compiles anew."""
+    """Reports disabled compile caches, without which every process compiles anew."""
     from ..upstream.configs import inductor
 
     if inductor.force_disable_caches:

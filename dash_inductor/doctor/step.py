@@ -1,4 +1,4 @@
-"""Watches the first step of a program: which operators respect the flag, and whether a repetition gives equal bits."""
+"""Observes the first step of a program: which operators respect the flag, and whether a second run gives equal bits."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _OK, NOTE, _WARNING, _ERROR = Severity
 
 
 class Step(Observer):
-    """Watches the first step of a program, inside `watched`.
+    """Observes the first training step of a program, inside the context `watched`.
 
     Args:
         repeat: whether to run its forwards and backwards again.
 
     Attributes:
-        repeats: whether a repetition is running.
+        repeats: whether a forward or backward is being repeated now.
     """
 
     def __init__(self, repeat: bool = True) -> None:
@@ -56,7 +56,7 @@ class Step(Observer):
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Watches what runs in the block."""
+        """A context manager that observes the program that runs in its block."""
         hooks.install()
         observers: list[Observer] = [self] if self._repeat is None else [self, self._repeat]
         active.observers += observers
@@ -80,16 +80,16 @@ class Step(Observer):
             self.repeats = before
 
     def not_looking(self) -> AbstractContextManager[None]:
-        """A context for what is not part of the program, such as a compile."""
+        """A context manager in which no operator is recorded, for work outside of the program, such as a compile."""
         return self.reading.quiet()
 
     def compiled(self, graph: Graph) -> None:
-        """Records a graph that Inductor is about to compile."""
+        """Records the operators of a graph that Inductor is about to compile."""
         self.heard.happened("a graph was compiled")
         self.reading.compiled(graph)
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Ends the backward when an optimizer is about to step, because all gradients have been computed."""
+        """Called before an optimizer steps: the backward has ended, because all gradients have been computed."""
         self._ended()
         self.reading.before_step(optimizer)
 
@@ -132,7 +132,7 @@ class Step(Observer):
             self._repeat.backward_ended()
 
     def two_runs(self) -> Iterator[Seen]:
-        """Checks whether the modules of the first step compute equal bits when run again."""
+        """Checks whether the modules of the first step gave equal bits when they were run again."""
         if not self._wanted or not self._trained:
             return
         if self._repeat is None:

@@ -22,8 +22,9 @@ from .mask_functions import MaskProgram
 
 
 class Kind(NamedTuple):
-    """The facts on which the compiled code of a call depends; batch size and lengths may be dynamic and are not
-    included.
+    """The properties of an attention call on which its compiled code depends; calls with equal `Kind` share the code.
+
+    Batch size and lengths may be dynamic and are not included.
 
     Attributes:
         program: computes the mask from positions; None if the mask is a tensor, or there is none.

@@ -1,4 +1,4 @@
-"""Switches PyTorch's flag for deterministic algorithms on during a call."""
+"""A context manager that switches PyTorch's determinism flag on for the duration of a call."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _TENSORS = 6
 
 
 def no_more(query: Tensor, key: Tensor) -> tuple[Any, ...]:
-    """Returns no further results."""
+    """Returns an empty tuple, for forwards that return only out and logsumexp: the default of `Pair.more`."""
     return ()
 
 
@@ -59,12 +59,12 @@ def _unread(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, T
 
 @dataclass(frozen=True)
 class Pair:
-    """A forward and a backward operator whose kernels are overridden.
+    """A forward and a backward attention operator of PyTorch whose kernels are overridden.
 
     Attributes:
         forward: (query, key, value, dropout_p, is_causal, ...) -> (out, logsumexp, ...).
         backward: (grad_out, query, key, value, out, logsumexp, ..., dropout_p, is_causal, ...) -> (dq, dk, dv).
-        more: makes the results that follow out and logsumexp in a forward without dropout, from query and key.
+        more: returns, for a query and key, the results that follow out and logsumexp in a forward without dropout.
     """
 
     forward: OpOverload
@@ -80,28 +80,31 @@ CUDA = Pair(
 
 
 class Handle:
-    """Keeps the overrides in place until `remove` is called."""
+    """Keeps the overrides of PyTorch's attention kernels in place until `remove` is called."""
 
     def __init__(self, library: Library) -> None:
         self._library: Library | None = library
 
     def remove(self) -> None:
-        """Restores PyTorch's kernels."""
+        """Removes the overrides, so that PyTorch's own kernels run again."""
         self._library = None
 
 
 def activate() -> Handle:
-    """Overrides PyTorch's CUDA kernels."""
+    """Overrides PyTorch's CUDA kernels for FlashAttention and packed attention; the returned handle undoes it."""
     return in_front("CUDA", CUDA, packed=True)
 
 
 def in_front(device: str, pair: Pair, *, packed: bool = False) -> Handle:
-    """Overrides the kernels of two operators for a device; does nothing if DASH_INDUCTOR=0 is set.
+    """Overrides PyTorch's kernels for a forward and backward on a device; does nothing if DASH_INDUCTOR=0 is set.
 
     Args:
-        device: "CUDA" or "CPU".
-        pair: the operators.
-        packed: whether calls of packed (varlen) attention are recorded, too.
+        device: the dispatch key, "CUDA" or "CPU".
+        pair: the two operators.
+        packed: whether to override packed (varlen) attention, too, in order to record its calls.
+
+    Returns:
+        The handle whose `remove` restores PyTorch's kernels.
     """
     library = Library("aten", "IMPL", device)
     if _switch.off_for_good() is not None:
@@ -131,7 +134,7 @@ class _Sites:
         self._lock = threading.Lock()
 
     def name_of(self, asked: Asked) -> str:
-        """The name of the record for a call."""
+        """The name of the record for a call; calls with equal shapes and arguments have the same name."""
         with self._lock:
             return self._names.setdefault(_about(asked), f"flash_attention_{len(self._names)}")
 

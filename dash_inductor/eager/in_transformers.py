@@ -16,7 +16,7 @@ from .mask_functions import Made, Operand, program, taken_apart
 
 
 def register(name: str) -> None:
-    """Registers the attention and its masks with transformers under a name."""
+    """Registers dash_inductor's attention and its masks with transformers, under `name`."""
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, mask)
 
@@ -35,7 +35,7 @@ def attention_forward(
     position_bias: Tensor | None = None,
     **ignored: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function of transformers' interface: like its "sdpa", and also with a softcap and sinks.
+    """The attention function in transformers' interface: like its "sdpa", but with a softcap and sinks, too.
 
     Args:
         module: the layer, whose `is_causal` applies if there is no mask.
@@ -88,11 +88,11 @@ def mask(
     device: torch.device | str = "cpu",
     **more: Any,
 ) -> Tensor | None:
-    """The mask of a model, bool [batch, 1, queries, keys], without elements (`LazyMask`).
+    """Makes the mask of a transformers model, bool [batch, 1, queries, keys], as a `LazyMask` without elements.
 
     The arguments are those of `transformers.masking_utils.sdpa_mask`.  The result is None if the attention needs no
     mask: all pairs are visible, or the mask is causal with as many queries as keys.  Nothing is read from the GPU.  A
-    mask that is not a function of positions and a few tensors is a tensor with elements.
+    mask that is not a function of positions and a few tensors is an ordinary tensor.
     """
     is_known = allow_is_bidirectional_skip or (allow_is_causal_skip and q_length in (1, kv_length))
     if is_known and attention_mask is None and (local_size is None or kv_length < local_size):

@@ -51,7 +51,7 @@ class LazyMask(Tensor):
         return mask
 
     def dense(self) -> Tensor:
-        """The mask as an ordinary tensor."""
+        """Computes the mask as an ordinary bool tensor."""
         return self.program(self.operands, self.shape, self.device)
 
     def __repr__(self) -> str:  # type: ignore[override]  # Tensor's has arguments for the elements

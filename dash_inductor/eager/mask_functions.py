@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class MaskFunction(Protocol):
-    """A mask function: returns whether pairs are visible, as a bool tensor.
+    """A mask function as transformers writes it: returns which (query, key) pairs are visible, as a bool tensor.
 
     The result has the shape to which the four index tensors broadcast, or one that broadcasts to it.
     """
@@ -27,7 +27,7 @@ class MaskFunction(Protocol):
 
 @dataclass(frozen=True)
 class Operand:
-    """The index of a tensor among the operands of a program."""
+    """A placeholder for a tensor in the rule of a mask function: its index in the list of operands."""
 
     number: int
 
@@ -37,7 +37,10 @@ class Operand:
 
 @dataclass(frozen=True)
 class Made:
-    """A function made by a factory: the factory and its arguments, each an `Operand`, another `Made`, or a constant."""
+    """A function that a factory returned: the factory and its arguments.
+
+    Each argument is an `Operand`, another `Made`, or a constant.
+    """
 
     factory: Callable[..., Any]
     arguments: tuple[Hashable, ...]
@@ -48,10 +51,10 @@ class Made:
 
 @dataclass(frozen=True, eq=False)
 class MaskProgram:
-    """A mask as a function of the tensors that it reads; equal programs are the same object.
+    """How to rebuild a mask from the tensors that it reads; equal programs are the same object.
 
     Attributes:
-        rule: how the mask function is made.
+        rule: how the mask function is made: a `Made` or a module-level function.
         from_the_end: whether the last query aligns with the last key; else the first query aligns with the first key.
     """
 
@@ -92,12 +95,15 @@ _PROGRAMS: dict[tuple[Hashable, bool], MaskProgram] = {}
 
 
 def program(rule: Hashable, from_the_end: bool) -> MaskProgram:
-    """The unique `MaskProgram` of a rule, so that programs can be compared by identity."""
+    """Returns the unique `MaskProgram` for a rule and an alignment, so that programs can be compared by identity."""
     return _PROGRAMS.setdefault((rule, from_the_end), MaskProgram(rule, from_the_end))
 
 
 def made_of(rule: Any, operands: Sequence[Tensor]) -> Any:
-    """Evaluates a rule to a mask function, or to an argument of one."""
+    """Rebuilds a mask function from its rule, inserting the tensors in `operands`.
+
+    A rule may also describe an argument of a mask function's factory: a tensor (`Operand`) or a constant.
+    """
     if isinstance(rule, Operand):
         return operands[rule.number]
     if isinstance(rule, Made):
@@ -106,10 +112,10 @@ def made_of(rule: Any, operands: Sequence[Tensor]) -> Any:
 
 
 def taken_apart(function: object, operands: list[Tensor]) -> Hashable | None:
-    """The rule of a mask function, with its tensors appended to `operands`; None if its factory cannot be determined.
+    """Finds the rule from which `made_of` can rebuild a mask function, and appends its tensors to `operands`.
 
-    A factory is a module-level function that returns an inner function, whose closure contains only parameters of the
-    factory.
+    Returns None if the function's factory cannot be determined.  A factory is a module-level function that returns an
+    inner function, whose closure contains only parameters of the factory.
     """
     if not isinstance(function, FunctionType):
         return None

@@ -1,8 +1,8 @@
 """Records packed (varlen) attention in eager programs; it is not replaced but runs PyTorch's kernels.
 
 `varlen_attn` and other packed attention call two operators of PyTorch.  The overrides of their kernels run these under
-deterministic algorithms, and publish one record for each class of calls.  The numbers of tokens and documents, which
-change in every step, do not distinguish classes.
+deterministic algorithms, and publish one record for each class of calls: calls that differ at most in the numbers of
+tokens and documents, which change in every step.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _DETAIL = (
 
 
 class Packed:
-    """The override of the kernel of one of `OPERATORS`.
+    """Overrides the kernel of a packed attention operator: records calls, and runs PyTorch's kernel deterministically.
 
     Args:
-        op: the operator.
+        op: the operator, one of `OPERATORS`.
         original: PyTorch's kernel.
         classes: the classes of calls that have been recorded; shared by both operators.
     """
@@ -61,14 +61,14 @@ class Packed:
 
 
 class Classes:
-    """The classes of packed calls that have been recorded."""
+    """The classes of packed attention calls that have a record; calls that differ in lengths alone are of one class."""
 
     def __init__(self) -> None:
         self._told: set[Hashable] = set()
         self._lock = threading.Lock()
 
     def tell(self, tensors: tuple[Tensor, ...], causal: bool, window: tuple[int | None, ...], trains: bool) -> None:
-        """Publishes the record of a class of calls, unless it has one.
+        """Publishes a record for a packed call, unless its class has one.
 
         Args:
             tensors: query, key and value, [tokens, heads, head dim].

@@ -52,7 +52,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Planned:
-    """The site, plan and architecture of an attention, as for a compiled graph.
+    """An eager attention call that will be replaced: its site, plan and architecture, as for a compiled graph.
 
     The site's call has no `orders` (layouts of results), because these depend on the tensors of each call.
     """
@@ -63,7 +63,7 @@ class Planned:
 
 
 def planned(asked: Asked) -> Planned | Fallback:
-    """Plans an attention; returns `Fallback` if PyTorch's own kernel has to run."""
+    """Plans an attention call; returns a `Fallback` with the reason if PyTorch's own kernel has to run."""
     query, key, value = asked.query, asked.key, asked.value
     device, tensors = query.device, (query, key, value)
     if device.type == "cpu" and config.cpu == "off":
@@ -110,7 +110,7 @@ def planned(asked: Asked) -> Planned | Fallback:
 
 
 def forward_of(found: Planned, tensors: tuple[Tensor, Tensor, Tensor], site: str) -> RunForward:
-    """The function that runs the forward for tensors with these layouts.
+    """Returns the function that launches the forward of a planned attention for tensors with the layouts of these.
 
     Args:
         found: the plan.
@@ -122,7 +122,13 @@ def forward_of(found: Planned, tensors: tuple[Tensor, Tensor, Tensor], site: str
 
 
 def backward_of(found: Planned, tensors: Tensors, site: str) -> RunBackward:
-    """The function that runs the backward for tensors with these layouts; arguments as for `forward_of`."""
+    """Returns the function that launches the backward of a planned attention for tensors with the layouts of these.
+
+    Args:
+        found: the plan.
+        tensors: grad_out, query, key, value, out and logsumexp.
+        site: the name of the record.
+    """
     call = replace(found.site.call, orders=_orders(tensors[1:4]))
     return _named(prepare_backward(tensors, (), (str(call), str(found.plan), site)), site)
 

@@ -22,7 +22,7 @@ class CompiledCalls:
 
     Attributes:
         graphs: the records of the graphs, oldest first.
-        unknown: why the outcome of some attention is not known; "" if all are known.
+        unknown: why the outcome on `arch` is not known for some attention; "" if all outcomes are known.
     """
 
     def __init__(self, arch: str, dump: str) -> None:
@@ -33,7 +33,7 @@ class CompiledCalls:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Explains every call in the block that compiles something under deterministic algorithms."""
+        """A context manager that explains each call that compiles something under deterministic algorithms."""
         self._known += records.graphs()
         with replaced(torch, {"compile": self._watched_compile()}):
             yield

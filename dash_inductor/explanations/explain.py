@@ -1,4 +1,7 @@
-"""`explain`: compiles a function, without running it, up to the pass that replaces attention, and explains that."""
+"""Defines `explain`, which compiles a function, without running it, up to the pass that replaces attention.
+
+It then explains what that pass did with each attention.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,13 @@ def explain(fn: Callable[..., Any], *args: Any, arch: str | None = None, **kwarg
 
 @dataclass(frozen=True)
 class Outcome:
-    """The graph records of a call, with notes for the reader; see `Explanation`."""
+    """The result of compiling one call in order to explain it.
+
+    Attributes:
+        graphs: the records of the compiled graphs.
+        notes: notes for the reader, in sentences.
+        unknown: why the outcome of some attention is not known; "" if all outcomes are known.
+    """
 
     graphs: list[GraphRecord]
     notes: list[str]
@@ -87,7 +96,7 @@ def explained(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], arch: str | None,
     *, gradients: bool = True, dump: str = "",
 ) -> Outcome:  # fmt: skip
-    """Compiles a call for an architecture as `explain` does, and returns its records.
+    """Compiles a call for an architecture as `explain` does, and returns the records of its graphs, with notes.
 
     Args:
         fn, args, kwargs, arch: as for `explain`.

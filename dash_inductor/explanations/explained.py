@@ -1,4 +1,4 @@
-"""Data about the outcome of every attention of a program and all of its candidates."""
+"""The classes that hold an explanation as data: the outcome of every attention of a program, and its candidates."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class SiteExplanation:
 
 @dataclass(frozen=True)
 class Explained:
-    """The outcome of every attention in some compiled graphs, as data.
+    """The data of an explanation: the outcome of every attention in some compiled graphs.
 
     Attributes:
         graphs: the records of the graphs, oldest first.
@@ -88,12 +88,12 @@ class Explained:
 
     @property
     def graph_of(self) -> tuple[GraphRecord, ...]:
-        """The graph of each of `sites`."""
+        """The record of the graph that contains each of `sites`, in the same order."""
         return tuple(graph for graph in self.graphs for _ in graph.sites)
 
     @property
     def all_replaced(self) -> bool:
-        """Whether there are attention sites, all are known, and all are replaced."""
+        """Whether every attention is replaced; False if there is none, or if the outcome of some is unknown."""
         return not self.unknown and bool(self.sites) and all(site.fallback is None for site in self.sites)
 
     def to_dict(self) -> dict[str, Any]:

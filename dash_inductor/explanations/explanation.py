@@ -38,7 +38,12 @@ class Explanation(Explained):
     def of(
         graphs: Iterable[GraphRecord], arch: str | None = None, notes: Sequence[str] = (), unknown: str = ""
     ) -> Explanation:
-        """The explanation of these graphs on `arch`, by default the architecture for which they were compiled.
+        """Makes the explanation of graphs on `arch`, by default the architecture for which they were compiled.
+
+        Args:
+            graphs: the records of the graphs.
+            arch: the architecture.
+            notes, unknown: as in `Explained`.
 
         Raises:
             ArgumentError: an unknown architecture, or "cpu" for graphs of a GPU.
@@ -48,7 +53,7 @@ class Explanation(Explained):
         return Explanation(graphs, sites, tuple(notes), unknown)
 
     def to_html(self) -> str:
-        """A self-contained HTML page, which loads no other file and does not access the network."""
+        """The explanation as a self-contained HTML page, which loads no other file and does not access the network."""
         return page.page(self)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The frame of all HTML pages: self-contained, light or dark as the reader's system, without network access."""
+"""Builds the parts of HTML pages, which are self-contained: light or dark as the system, no network access."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ figure { margin: 10px 0 } figcaption { color: var(--soft); font-size: 13px; marg
 
 
 def page(title: str, body: Iterable[str], trail: str = "") -> str:
-    """A complete HTML page.
+    """Returns a complete HTML page.
 
     Args:
-        title: plain text, the page's name and first line.
-        body: HTML.
-        trail: HTML above the title, links to the pages above this one.
+        title: plain text, the page's title and heading.
+        body: the parts of the page, HTML.
+        trail: HTML above the heading, for links to the parent pages.
     """
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -76,13 +76,13 @@ def words(text: str) -> str:
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
-    """A list of labels and texts (HTML); pairs without a text are left out."""
+    """Returns an HTML list of labels, each with its text (HTML); pairs without a text are left out."""
     rows = "".join(f"<dt>{escape(label)}</dt><dd>{text}</dd>" for label, text in pairs if text)
     return f"<dl>{rows}</dl>" if rows else ""
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], marked: Iterable[int] = ()) -> str:
-    """An HTML table.
+    """Returns an HTML table.
 
     Args:
         header: the column names; a name that begins with ``>`` marks a column of numbers, aligned right.
@@ -100,12 +100,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], marked: Iterable
 
 
 def details(summary: str, content: str, *, opened: bool = False) -> str:
-    """Collapsible content (HTML) under a summary."""
+    """Returns an HTML `details` element: a summary that unfolds to show `content` (HTML)."""
     return f"<details{' open' if opened else ''}><summary>{escape(summary)}</summary>{content}</details>"
 
 
 def diff(text: str) -> str:
-    """A unified diff with colored lines."""
+    """Returns a unified diff as HTML with coloured lines."""
     kinds = {"+": "add", "-": "del", "@": "at"}
     lines = (
         f'<span class="{kinds[line[0]]}">{escape(line)}</span>' if line[:1] in kinds else escape(line)

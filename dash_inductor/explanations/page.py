@@ -14,12 +14,17 @@ Extra = Callable[[int], str]
 
 
 def page(explanation: Explained) -> str:
-    """The explanation as a complete HTML page."""
+    """Returns an explanation as a complete HTML page."""
     return html.page(words.headline(explanation), body(explanation))
 
 
 def body(explanation: Explained, extra: Extra = lambda number: "") -> Iterator[str]:
-    """Yields the parts of the page: notes, graphs, the table and the cards."""
+    """Yields the HTML parts of an explanation's page: notes, graphs, the table of sites, a card for each group.
+
+    Args:
+        explanation: the explanation.
+        extra: returns more HTML for the card of a group, given the number of its first site.
+    """
     if explanation.unknown:
         yield f'<p class="note">Unknown: {html.words(explanation.unknown)}</p>'
     yield from (f'<p class="note">{html.words(note)}</p>' for note in explanation.notes)

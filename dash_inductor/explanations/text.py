@@ -22,12 +22,12 @@ Group = list[tuple[int, SiteExplanation]]
 
 
 def text(explanation: Explained) -> str:
-    """The explanation as text of at most `text_blocks.WIDTH` columns."""
+    """Returns an explanation as text with lines of at most `text_blocks.WIDTH` columns."""
     return text_blocks.text(list(blocks(explanation)))
 
 
 def blocks(explanation: Explained) -> Iterator[Block]:
-    """Yields the blocks of the text: headings, fields and tables."""
+    """Yields the blocks of an explanation's text: headings, fields and tables."""
     yield Heading(headline(explanation))
     yield Fields(tuple(("unknown", reason) for reason in (explanation.unknown,) if reason))
     yield Fields(tuple(("note", note) for note in explanation.notes))
@@ -45,7 +45,7 @@ def blocks(explanation: Explained) -> Iterator[Block]:
 
 
 def beside(explanation: Explained) -> Iterator[tuple[str, str]]:
-    """The results of passes other than attention: the name of the pass, and a text about each node."""
+    """Yields the results of passes other than attention: the pass's name, and a text, for each node on record."""
     for record in (record for graph in explanation.graphs for record in graph.others):
         where = f", at {record.line}" + (f" in {record.module}" if record.module else "") if record.line else ""
         fallback = f", {record.reason.value}: {record.reason.explanation}" if record.reason is not None else ""
@@ -53,7 +53,7 @@ def beside(explanation: Explained) -> Iterator[tuple[str, str]]:
 
 
 def headline(explanation: Explained) -> str:
-    """A summary, for example ``5 of 6 attention sites are replaced on sm_90, 1 is not replaced``."""
+    """Returns a one-line summary, for example ``5 of 6 attention sites replaced on sm_90, 1 not replaced``."""
     if explanation.unknown:
         return "what becomes of every attention is unknown"
     fallback = sum(site.fallback is not None for site in explanation.sites)
@@ -66,7 +66,7 @@ def headline(explanation: Explained) -> str:
 
 
 def grouped(explanation: Explained) -> list[Group]:
-    """The sites with their numbers, counted from 1, grouped by equal outcomes."""
+    """Numbers the sites of an explanation from 1, and groups those with equal outcomes."""
     groups: dict[object, Group] = {}
     for number, (graph, site) in enumerate(zip(explanation.graph_of, explanation.sites, strict=True), start=1):
         record = site.record
@@ -76,7 +76,7 @@ def grouped(explanation: Explained) -> list[Group]:
 
 
 def numbers(group: Group) -> str:
-    """The numbers of a group's sites, for example ``1-5, 7``."""
+    """The numbers of a group's sites as a text of ranges, for example ``1-5, 7``."""
     runs: list[list[int]] = []
     for number, _ in group:
         if runs and runs[-1][-1] == number - 1:
@@ -87,23 +87,23 @@ def numbers(group: Group) -> str:
 
 
 def module(group: Group) -> str:
-    """The module path of a group; layer numbers in which the paths differ are ``*``."""
+    """The module path of the sites of a group; layer numbers are ``*`` if the paths differ."""
     paths = [site.record.module for _, site in group]
     return paths[0] if len(set(paths)) == 1 else re.sub(r"\.\d+(?=\.|$)", ".*", paths[0])
 
 
 def microseconds(predicted: float | None) -> str:
-    """A time with three significant digits; "" if there is no prediction."""
+    """Formats a predicted time in microseconds with at least three significant digits; "" if there is none."""
     return "" if predicted is None else f"{predicted:.3g}" if predicted < 1000 else f"{predicted:.0f}"
 
 
 def tiles(candidate: Candidacy) -> str:
-    """The tiles of a candidate, for example ``64x64w4s2 dq 128x64w8s3``."""
+    """The tile shapes of a candidate with warps and stages, for example ``64x64w4s2 dq 128x64w8s3``."""
     return f"{candidate.dkdv or ''}" + (f" dq {candidate.dq}" if candidate.dq else "")
 
 
 def facts(group: Group) -> list[tuple[str, str]]:
-    """The facts about the sites of a group, as pairs of a label and a text."""
+    """The facts about the sites of a group as pairs of a label and a text; texts that do not apply are ""."""
     site = group[0][1]
     record, plan, fallback = site.record, site.plan, site.fallback
     inputs = f"read from {', '.join(record.inputs)}" if record.inputs else ""
@@ -124,7 +124,7 @@ def facts(group: Group) -> list[tuple[str, str]]:
 
 
 def candidates(site: SiteExplanation) -> tuple[Sequence[Candidacy], str]:
-    """The candidates that can run, and a text about those that cannot."""
+    """Returns a site's candidates that can run, and a text that says why the others cannot."""
     able = [candidate for candidate in site.candidates if candidate.plan is not None]
     not_able = [candidate for candidate in site.candidates if candidate.plan is None]
     return able, "; ".join(f"{' '.join(filter(None, (c.kernel, c.schedule)))}: {c.why}" for c in not_able)

@@ -11,26 +11,26 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Heading:
-    """A heading with an empty line before it; with an empty text, only the empty line."""
+    """A heading in a text, after an empty line; with an empty text, only the empty line."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Fields:
-    """Labels and their texts; pairs without a text are left out."""
+    """A block of labels with their texts; pairs without a text are left out."""
 
     pairs: tuple[tuple[str, str], ...]
 
     @property
     def known(self) -> list[tuple[str, str]]:
-        """The pairs that have a text."""
+        """The pairs of a label and a text whose text is not empty."""
         return [(label, text) for label, text in self.pairs if text]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table in a text.
 
     Args:
         header: the column names; a name that begins with ``>`` marks a column of numbers, aligned right.
@@ -46,12 +46,12 @@ class Table:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The header, with a column for marks if rows can be marked."""
+        """The column names, with an additional column for marks if rows can be highlighted."""
         return self.header if self.marked is None else ("", *self.header)
 
     @property
     def cells(self) -> list[tuple[str, ...]]:
-        """The rows, with a cell for marks if rows can be marked."""
+        """The cells of the rows, with an additional cell for the mark if rows can be highlighted."""
         if self.marked is None:
             return list(self.rows)
         return [(">" if number in self.marked else "", *row) for number, row in enumerate(self.rows)]
@@ -61,7 +61,7 @@ Block = Heading | Fields | Table
 
 
 def text(blocks: Sequence[Block], width: int = WIDTH) -> str:
-    """The blocks as text with lines of at most `width` columns."""
+    """Formats blocks as text with lines of at most `width` columns."""
     return "\n".join(line.rstrip() for line in _lines(blocks, width)).strip("\n")
 
 

@@ -19,7 +19,7 @@ _SORTS = "sorted_values"  # the pass that replaces the operators of SORTED
 
 
 def install(active: Callable[[], bool]) -> None:
-    """Lets these operators be traced without an error in graphs that are compiled while `active()` is true."""
+    """Suppresses the error for operators that run in a fixed order, in graphs traced while `active()` is true."""
     seams.ALERT.wrap(lambda plain: _passing(plain, active))
 
 

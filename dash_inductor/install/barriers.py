@@ -15,7 +15,7 @@ from ..upstream import seams
 
 
 def install(active: Callable[[], bool]) -> None:
-    """Adds barriers to kernels whose code is generated while `active()` is true."""
+    """Adds barriers to kernels that read back what they have written, if generated while `active()` is true."""
     seams.READ_BUFFER.wrap(lambda plain: _waiting(plain, active))
 
 

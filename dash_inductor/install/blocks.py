@@ -33,7 +33,7 @@ _NAMING = "\n# in the place of @triton_heuristics.{}\n"
 
 @dataclass(frozen=True)
 class Kernel:
-    """The facts about a generated Triton kernel on which the choice of its blocks depends.
+    """The properties of a generated Triton kernel on which the choice of its block sizes depends.
 
     Attributes:
         kind: "pointwise", "reduction" (a loop over the summed elements) or "persistent_reduction" (no loop).
@@ -53,7 +53,7 @@ class Kernel:
 
 
 def install(active: Callable[[], bool]) -> None:
-    """Chooses the blocks of kernels whose code is generated while `active()` is true."""
+    """Makes Inductor use the block sizes of `choose` for kernels that are generated while `active()` is true."""
     seams.GENERATE_KERNEL.wrap(lambda plain: _choosing(plain, active))
 
 
@@ -75,7 +75,7 @@ def _choosing(generate: Callable[..., str], active: Callable[[], bool]) -> Calla
 
 
 def choose(kernel: Kernel) -> dict[str, int] | None:
-    """The block sizes, num_warps and num_stages of a kernel; None if Inductor's own choice is as good."""
+    """Returns a kernel's block sizes, num_warps and num_stages; None if Inductor's own choice is as good."""
     sizes = kernel.sizes
     x, r = sizes["x"], sizes.get("r0_", 1)
     if kernel.kind == "pointwise":

@@ -34,8 +34,9 @@ _SUFFIXES = (".py", ".json", ".jinja")
 
 
 def entry() -> str:
-    """Our part of a cache key: version, digest of the package's sources, all its settings and those of the compiler.
+    """Returns dash_inductor's part of a cache key, as text.
 
+    It has the version, a digest of the sources, the settings that change what is compiled, and those of the compiler.
     While an observer watches graphs, its package inserts operators into them; its name and digest are then added.
     """
     settings = f"{config.cache_key()!r} {toolchain.settings()}".rstrip()
@@ -97,10 +98,10 @@ def _on_gpu(gm: torch.nn.Module | None) -> bool:
 
 
 def install(looked_at: Callable[[], bool]) -> None:
-    """Adds our entry to the details that both caches hash.
+    """Adds dash_inductor's entry to the details that AOTAutogradCache and FxGraphCache hash.
 
     Args:
-        looked_at: returns whether passes look at a graph that is compiled now.
+        looked_at: returns whether dash_inductor's passes look at graphs that are compiled now.
     """
     from ..upstream.caches import AOTAutogradCacheDetails
 

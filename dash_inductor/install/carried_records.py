@@ -19,10 +19,10 @@ no records or was compiled while dash_inductor was off; a missing attribute mean
 
 
 def install(active: Callable[[], bool]) -> None:
-    """Adds records to results that are stored, and publishes the records of results that are loaded.
+    """Makes AOTAutograd store each graph's records in its cache entry, and publishes them when an entry is loaded.
 
     Args:
-        active: returns whether passes look at a graph that is compiled now.
+        active: returns whether dash_inductor's passes look at graphs that are compiled now.
     """
     seams.FINISH_GRAPH.wrap(lambda plain: _noting(plain, active))
     seams.MAKE_ENTRY.wrap(_carrying)

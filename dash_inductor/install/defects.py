@@ -35,14 +35,18 @@ class _Compile:
         self.open: Any = None
 
     def close(self) -> None:
-        """Records the last match if the full comparison rejected it: its numbers differ from the pattern's."""
+        """Records the open match, if there is one, as rejected: its numbers differ from the pattern's."""
         match, self.open = self.open, None
         if match is not None:
             node = match.output_nodes()[0]
             self.met[defects.UNCHECKED_ATTENTION, node.name] = str(node.target), ""
 
     def accept(self, match: Any) -> None:
-        """Accepts the last match, and drops what an earlier pattern recorded for the same node."""
+        """Notes that a match passed the full comparison, and deletes its node's record of a match rejected before.
+
+        Args:
+            match: the match; an earlier pattern of `fuse_attention` may have been rejected at the same node.
+        """
         self.open = None
         self.met.pop((defects.UNCHECKED_ATTENTION, match.output_nodes()[0].name), None)
 
@@ -51,7 +55,7 @@ _HERE: ContextVar[_Compile | None] = ContextVar("dash_inductor_defects", default
 
 
 def install(active: Callable[[], bool]) -> None:
-    """Installs workarounds for the defects of the installed torch, for compiles while `active()` is true."""
+    """Installs workarounds for known defects of the installed torch; they act in compiles while `active()` is true."""
     if defects.MIXED_ORDER.applies:
         seams.GENERATE.wrap(lambda plain: _recording(plain, active, _kind_of_part))
         seams.FUSE_MIXED_ORDER.wrap(lambda plain: _keeping_sums(plain, active, defects.lost_sums))

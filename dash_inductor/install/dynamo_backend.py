@@ -18,7 +18,7 @@ def dash(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compiles with Inductor and dash_inductor, even if `disable()` was called.
+    """Compiles a graph with Inductor and dash_inductor, even if `disable()` was called.
 
     With DASH_INDUCTOR=0, or without deterministic algorithms, this is plain Inductor.
 

@@ -18,7 +18,7 @@ READERS = frozenset({"embeddings", "tied_embeddings"})
 
 
 def install(is_active: Callable[[], bool]) -> None:
-    """Disables the decomposition on CUDA in graphs that are traced while `is_active()` is true.
+    """Disables the decomposition of `embedding_dense_backward` on CUDA in graphs traced while `is_active()` is true.
 
     The wrapped decomposition returns NotImplemented, as PyTorch's own does on XPU; Inductor then keeps the operator.
     """

@@ -24,7 +24,10 @@ ONE_DEVICE = "dash_inductor_one_device"
 
 
 def install(active: Callable[[], bool]) -> None:
-    """Runs graphs that are compiled while `active()` is true without the fill, if they write all memory they read."""
+    """Makes graphs compiled while `active()` is true run without PyTorch's fill of uninitialized memory.
+
+    Graphs that may read memory that they have not written keep the fill.
+    """
     seams.GENERATE.wrap(lambda plain: _reading(plain, active))
     seams.FINISH_GRAPH.wrap(_running)
     seams.FINISH_FUNCTION.wrap(lambda plain: _supplying(plain, active))

@@ -45,7 +45,7 @@ _recorded: weakref.WeakKeyDictionary[object, set[tuple[str, str]]] = weakref.Wea
 
 
 class JointPass:
-    """The pass in Inductor's list of joint-graph passes.
+    """The pass that dash_inductor adds to Inductor's list of joint-graph passes.
 
     It runs after all of Inductor's own patterns, on every joint and inference graph, and on every graph nested in one.
     """
@@ -53,7 +53,7 @@ class JointPass:
     pass_name = "dash_inductor"
 
     def apply(self, graph: torch.fx.Graph) -> int:
-        """Rewrites the graph in place.
+        """Rewrites a joint or inference graph in place.
 
         Returns:
             1 if the graph changed, so that Inductor sorts and recompiles it; else 0.
@@ -89,7 +89,7 @@ def _dumped(graph: torch.fx.Graph) -> AbstractContextManager[None]:
 
 @functools.cache
 def install() -> None:
-    """Installs dash_inductor into Inductor; only the first call has an effect.
+    """Installs dash_inductor's pass and hooks into Inductor; only the first call has an effect.
 
     Raises:
         UnsupportedVersionError: this torch or triton lacks something that dash_inductor relies on; nothing was changed.
@@ -141,7 +141,10 @@ def _record(what: str, error: str) -> None:
 
 
 def lower_operators() -> None:
-    """Registers the lowerings of our operators, which a saved graph may contain in a process without any rewrite."""
+    """Registers the Inductor lowerings of dash_inductor's operators.
+
+    A process that loads a saved graph needs them even if it rewrites no graph.
+    """
     _loaded()
 
 
@@ -228,13 +231,13 @@ def _warn_that_nothing_runs() -> None:
 
 
 def rewriter() -> ModuleType | None:
-    """The module `passes.all` if graphs compiled now, on this thread, are rewritten; else None.
+    """Returns the module `passes.all` if graphs compiled now, on this thread, are rewritten; else None.
 
     The result is None while dash_inductor is switched off, without deterministic algorithms, and, after one warning,
-    if our code cannot be loaded.
+    if dash_inductor's code cannot be loaded.
 
     Raises:
-        Exception: the error of loading our code, if `strict` is set.
+        Exception: the error of loading the code, if `strict` is set.
     """
     if _switch.off_reason() is not None or not torch.are_deterministic_algorithms_enabled():
         return None

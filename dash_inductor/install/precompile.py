@@ -28,24 +28,24 @@ OFF = "off"
 
 
 def state() -> str:
-    """The current state on which compiles under deterministic algorithms depend: `cache_key.entry()`, or `OFF`."""
+    """Returns a text of all that compiles under deterministic algorithms depend on: `cache_key.entry()`, or `OFF`."""
     on = _switch.off_reason() is None and not compat.settings_that_stop_passes()
     return cache_key.entry() if on else OFF
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledUnder(SystemInfo):
-    """A `SystemInfo` with dash_inductor's states at compile time.
+    """PyTorch's `SystemInfo` of a precompiled entry, with the states of dash_inductor under which it was compiled.
 
     Attributes:
-        states: every `state()` under which a graph of the entry was compiled with deterministic algorithms.  Graphs
-            compiled without them do not depend on dash_inductor, and Dynamo guards the flag.
+        states: the value of `state()` for each graph of the entry that was compiled with deterministic algorithms.
+            Other graphs do not depend on dash_inductor, and Dynamo guards on the flag itself.
     """
 
     states: frozenset[str] = frozenset()
 
     def check_compatibility(self, other: SystemInfo, device_type: str = "cpu") -> None:
-        """Checks PyTorch's own conditions and dash_inductor's state.
+        """Checks PyTorch's own conditions for loading an entry, and that dash_inductor's state is that of its compile.
 
         Raises:
             RuntimeError: the systems differ, or the entry was compiled under a state other than the current one.
@@ -57,7 +57,7 @@ class CompiledUnder(SystemInfo):
 
 
 def install() -> None:
-    """Makes entries store the states under which they were compiled, and checks these when an entry is loaded."""
+    """Makes precompiled entries store the states of their compile, and checks these when an entry is loaded."""
     # every load goes through this function, in which an error counts as a miss,
     seams.LOAD_PACKAGE.wrap(_checking, let_through=Exception)
     seams.STORE_PACKAGE.wrap(_noting, let_through=Exception)  # and every store through this one

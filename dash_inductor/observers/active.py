@@ -1,4 +1,4 @@
-"""The active observers of the training run in this process.
+"""The list of observers that get the events of the training run in this process.
 
 dash_inductor calls packages that observe training, such as dash_guard, only through this module.  It imports nothing,
 because every compile reads it.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Graphs:
-    """How a package passes tensors of compiled graphs to observers.
+    """The functions with which a package passes tensors of compiled graphs to observers.
 
     Attributes:
         package: the package's name and the namespace of its operators; its sources become part of cache keys.
@@ -39,7 +39,7 @@ graphs: Graphs | None = None
 
 
 def watching_graphs() -> list[Observer]:
-    """The active observers that receive gradients from compiled graphs."""
+    """The active observers that receive attention gradients from compiled graphs (`Observer.watches_graphs`)."""
     return [observer for observer in observers if observer.watches_graphs]
 
 
@@ -50,7 +50,7 @@ def is_on(observer: object) -> bool:
 
 @contextmanager
 def instead(others: list[Observer]) -> Iterator[None]:
-    """Replaces the active observers inside a block, for work that is not part of training.
+    """A context manager that replaces the active observers by `others`, for work that is not part of training.
 
     The previous observers get no events meanwhile; hooks that they have put on modules or tensors must check `is_on`.
     """

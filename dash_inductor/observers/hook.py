@@ -1,4 +1,4 @@
-"""A module hook that is not copied with the module."""
+"""A module hook that does nothing in copies of the module."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from . import active
 
 
 def install() -> None:
-    """Registers the global hooks for all active observers.
+    """Registers global hooks on modules and optimizers, which send events to all active observers.
 
     Graphs that were compiled with these hooks have guards on them and would be recompiled without them.  So the hooks
     are never removed.

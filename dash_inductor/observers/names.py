@@ -32,16 +32,16 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def state_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """The state tensors of an optimizer for a parameter, sorted by name.
+    """The state tensors that an optimizer keeps for a parameter, by name and sorted; for example `exp_avg` of Adam.
 
-    Everywhere, they are named by the path of the parameter followed by their own name.
+    Recordings name them by the path of the parameter followed by this name.
     """
     state = optimizer.state.get(parameter) or {}
     return {str(key): state[key] for key in sorted(state, key=str) if isinstance(state[key], Tensor)}
 
 
 class Names:
-    """Paths of modules and parameters, starting from root modules.
+    """Names modules and parameters by their paths from root modules (models).
 
     Paths within the first root that has parameters have no prefix; those within other roots begin with the class of the
     root.
@@ -54,7 +54,7 @@ class Names:
         self._nowhere: set[int] = set()  # ids of parameters that were searched for in vain
 
     def add(self, root: nn.Module) -> None:
-        """Adds a model: names those of its modules and parameters that have no name yet."""
+        """Adds a model: names those of its modules and parameters that have no name yet, by their paths in it."""
         root = unwrapped(root)
         if root in self._modules:
             return
@@ -74,7 +74,7 @@ class Names:
         return kind if self._roots[kind] == 1 else f"{kind}({self._roots[kind]})"
 
     def of_module(self, module: nn.Module) -> str:
-        """The path of a module, or the name of its class if it belongs to no root."""
+        """The path of a module, or its class name if it belongs to no model that was added."""
         return self._modules.get(unwrapped(module)) or type(unwrapped(module)).__name__
 
     def of_buffer(self, module: nn.Module, name: str) -> str:
@@ -92,8 +92,8 @@ class Names:
     def of_parameters(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
         """All parameters of an optimizer with their paths.
 
-        Parameters of models that have not been added are searched for in all live modules; a parameter of no module is
-        named by its position in the optimizer.
+        If a parameter's model has not been added, all live modules are searched for it; a parameter that belongs to no
+        module is named by its position in the optimizer.
         """
         groups = [group["params"] for group in optimizer.param_groups]
         unknown = {id(parameter) for group in groups for parameter in group if parameter not in self._parameters}

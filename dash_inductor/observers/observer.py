@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Seen:
-    """The tensors that a recording has hashed in one phase of a step, for other observers.
+    """An event: a recording has hashed the tensors of one phase of a step; other observers may use the hashes.
 
     Attributes:
         phase: one of `phases.STAGES`.
         parameters: the parameters of the phase, by name.
-        lanes: pairs of names and their hashes (lanes), int64 [names, 2] on the device, for those tensors that could be
-            hashed.
+        lanes: pairs of tensor names and their hashes (two 64-bit lanes each), int64 [names, 2] on the device, for those
+            tensors that could be hashed.
         failed: whether this rank can contribute nothing more although other ranks wait for it.
     """
 
@@ -33,12 +33,13 @@ class Seen:
 class Observer:
     """Gets the events of a training run while it is in `active.observers`; by default, each event does nothing.
 
-    Modules and optimizers send events in eager code only (`hooks`).  A recording sends its steps to the other
-    observers.
+    Modules and optimizers send events in eager code only (`hooks`).  A recording, an observer that hashes the tensors
+    of each step, sends the events `seen`, `step_ended` and `check` to the other observers.
 
     Attributes:
         watches_graphs: whether graphs compiled meanwhile pass their attention gradients to it (`in_graphs`).
-        phases: the phases of a recorded step, of those of parameters, that a recording passes to `seen`.
+        phases: the phases of a recorded step for which a recording calls `seen`; only phases of parameters can be
+            named.
     """
 
     watches_graphs = False
@@ -57,33 +58,36 @@ class Observer:
         """Called after an optimizer has stepped."""
 
     def scaler_updated(self) -> None:
-        """A `GradScaler` ends a step; if no optimizer has stepped in it, gradients have overflowed."""
+        """Called when a `GradScaler` ends a step; if no optimizer has stepped in it, gradients have overflowed."""
 
     def prepare(self, device: torch.device) -> None:
-        """A graph that passes gradients on this device to observers is being compiled; memory may be allocated."""
+        """Called when a graph that passes gradients on `device` to observers is compiled; may allocate memory."""
 
     def attention_gradients(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
-        """A compiled graph has computed the gradients of one attention, given by name; they are valid only during the
-        call.
+        """Called when a compiled graph has computed the gradients of one attention, given by name.
 
-        A CUDA graph cannot call this method: the hashes of its gradients are in `in_graphs.journals`.
+        The gradients are valid only during the call.  A CUDA graph cannot call this method: the hashes of its gradients
+        are in `in_graphs.journals`.
         """
 
     def replicated(self, model: DistributedDataParallel) -> None:
-        """The forward of a DDP model begins, whose parameters are equal on all ranks of its process group."""
+        """Called when the forward of a DDP model begins.
+
+        The model's parameters are equal on all ranks of its process group.
+        """
 
     def seen(self, event: Seen) -> None:
-        """A recording has hashed a phase that is in `phases`."""
+        """Called when a recording has hashed the tensors of a phase that is in the attribute `phases`."""
 
     def step_ended(self, step: int) -> None:
-        """An optimizer has stepped in a recorded step, and all phases of the step have been hashed."""
+        """Called when an optimizer has stepped in a recorded step, and all phases of the step have been hashed."""
 
     def check(self) -> None:
-        """A recorded optimizer step is about to begin, or a recording is about to end.
+        """Called before a recorded optimizer step, and before a recording ends.
 
         Raises:
             Exception: an error that must end the training run.
         """
 
     def close(self) -> None:
-        """The observer is closed and gets no more events."""
+        """Called when the observer is closed; it gets no more events."""

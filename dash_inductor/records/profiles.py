@@ -45,7 +45,7 @@ log = logging.getLogger("dash_inductor")
 
 
 class ProfileRun:
-    """One recorded call.
+    """The recording of one call of the Hopper backward.
 
     Attributes:
         site: the site's name; "" for a call of the operator outside of a compiled graph.
@@ -62,7 +62,10 @@ class ProfileRun:
 
     @property
     def table(self) -> Tensor:
-        """The raw times, int64 [heads, n_kv, 1 + n_q, 4]; on the call's device until `end`.  See Note [Stamps]."""
+        """The recorded timestamps, int64 [heads, n_kv, 1 + n_q, 4], see Note [Stamps].
+
+        The tensor is on the call's device until `end`, then on the CPU.
+        """
         return self._table
 
     @property
@@ -70,7 +73,7 @@ class ProfileRun:
         return self._table.numel() * self._table.element_size()
 
     def end(self) -> None:
-        """Enqueues a copy of the times to the host on the current stream, without waiting for it."""
+        """Ends the recording: enqueues a copy of the timestamps to the host on the current stream, without waiting."""
         self._table = self._table.to("cpu", non_blocking=True)
 
     def to_dict(self) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def publish(records: Sequence[AnyRecord], kind: Literal["joint", "inference", ""
 
 
 def finish() -> str:
-    """Closes the record of the graph whose forward has just been compiled, and returns it as JSON; "" if it has none.
+    """Ends the record of the graph whose forward has just been compiled, and returns it as JSON; "" if it has none.
 
     Records published afterwards belong to another graph.
     """
@@ -94,7 +94,7 @@ def current_compile_id() -> str:
 
 
 def graph_text(graph: Graph) -> str:
-    """A graph as readable Python, for `trace_text`; "" if PyTorch's structured trace is off."""
+    """Returns an FX graph as readable Python, for `trace_text`; "" if PyTorch's structured trace is off."""
     if not trace_log.handlers:
         return ""
     module = graph.owning_module

@@ -77,7 +77,7 @@ class Tensors:
 
     @staticmethod
     def from_dict(given: Mapping[str, Any]) -> Tensors:
-        """Makes the object from the result of `as_dict`."""
+        """Makes a `Tensors` from the result of `as_dict`."""
         query, key, value = (tuple(given[name]) for name in ("query", "key", "value"))
         return Tensors(query, key, value, given["dtype"], given["device"])
 
@@ -139,7 +139,7 @@ class SiteRecord:
 
     @property
     def shape(self) -> str:
-        """The shape and dtype as `shape_text`, or as `Tensors` prints them if no `Site` could be established."""
+        """The shape and dtype as `shape_text` formats them, or as `Tensors` prints them if no `Site` is known."""
         if self.site is None and self.tensors is not None:
             return str(self.tensors)
         return shape_text(self.site)
@@ -237,11 +237,11 @@ class Record:
 
     @staticmethod
     def of_attempt(error: str, **facts: Any) -> Record:
-        """The record of a node that a pass has replaced, or not after an error.
+        """Returns the record of a node that a pass has replaced, or has not replaced because of an error.
 
         Args:
             error: the error message, which becomes the detail; "" if the node was replaced.
-            facts: the other attributes; `detail` describes the replacement.
+            facts: the attributes of the record except `status` and `reason`; `detail` describes the replacement.
         """
         if error:
             return Record(**{**facts, "detail": error}, status="fallback", reason=Reason.INTERNAL_ERROR)
@@ -298,11 +298,11 @@ class GraphRecord:
 
     @property
     def records(self) -> tuple[AnyRecord, ...]:
-        """All records of the graph, those of attention first."""
+        """All records of the graph, those of attention before those of other passes."""
         return (*self.sites, *self.others)
 
     def joined(self, later: GraphRecord) -> GraphRecord:
-        """`later` with the records of this graph, which is nested in it, before its own."""
+        """Returns the record `later` of an enclosing graph, with the records of this nested graph before its own."""
         sites, others = (*self.sites, *later.sites), (*self.others, *later.others)
         return dataclasses.replace(later, kind=later.kind or self.kind, sites=sites, others=others)
 
@@ -329,7 +329,7 @@ class GraphRecord:
         return GraphRecord(given["compile_id"], given["kind"], given["origin"], sites, given["missing"], others)
 
     def to_json(self) -> str:
-        """The result of `as_dict` as JSON text."""
+        """The record as JSON text; `from_json` is the inverse."""
         return json.dumps(self.as_dict())
 
     @staticmethod
@@ -359,7 +359,7 @@ _lock = threading.Lock()  # graphs may be compiled on several threads
 
 
 def add(graph: GraphRecord) -> None:
-    """Appends the record of a graph."""
+    """Appends the record of a graph to those of this process, or of the enclosing block of `aside`."""
     with _lock:
         _here().append(graph)
 
@@ -377,10 +377,12 @@ def replace_graph(old: GraphRecord, new: GraphRecord) -> None:
 
 @contextmanager
 def aside() -> Iterator[list[GraphRecord]]:
-    """Collects the records of graphs compiled in the block on this thread, apart from the program's own records.
+    """A context manager that collects the records of graphs compiled inside it, on this thread, in a separate list.
+
+    These records do not enter the records of the program that `graphs` returns.
 
     Yields:
-        The list to which these records are appended.
+        The list to which the records are appended.
     """
     found: list[GraphRecord] = []
     token = _aside.set(found)
@@ -405,20 +407,21 @@ def graphs() -> tuple[GraphRecord, ...]:
 
 
 def with_attention(graphs: Sequence[GraphRecord]) -> tuple[GraphRecord, ...]:
-    """The graphs that have attention, and those from cache entries without records."""
+    """Filters records of graphs: those with attention, and those of cache entries without records."""
     return tuple(graph for graph in graphs if graph.sites or graph.missing)
 
 
 def graphs_here() -> tuple[GraphRecord, ...]:
-    """Returns the records of all graphs; inside a block of the context manager `aside`, only those compiled
-    there.
+    """Returns the records of all graphs, with or without attention.
+
+    Inside a block of the context manager `aside`, these are only the graphs compiled there.
     """
     with _lock:
         return tuple(_here())
 
 
 def sites() -> tuple[SiteRecord, ...]:
-    """The records of all attentions in `graphs()`, with or without a backward, in the order of each graph's forward.
+    """The records of all attentions in `graphs()`, with or without a backward, in the order in which forwards run them.
 
     Graphs from a cache include their records; if a cache entry has none, `GraphRecord.missing` of its graph is set.
     """
@@ -436,7 +439,7 @@ def all_records() -> tuple[AnyRecord, ...]:
 
 
 def clear_sites() -> None:
-    """Deletes all records."""
+    """Deletes all records of this process."""
     with _lock:
         _graphs.clear()
 
@@ -446,7 +449,10 @@ def _by(shape: Sequence[int | None]) -> str:
 
 
 def shape_text(site: Site | None) -> str:
-    """A text like ``2x16(4)x8192x128 bfloat16``: batch, query (kv) heads, length, head dim; ``?`` is dynamic."""
+    """A site's shape and dtype as text, such as ``2x16(4)x8192x128 bfloat16``.
+
+    The numbers are batch, query heads (kv heads), length and head dim; ``?`` is a dynamic size.
+    """
     if site is None:
         return ""
     batch, q_len, kv_len = ("?" if n is None else str(n) for n in (site.batch, site.q_len, site.kv_len))
@@ -456,7 +462,7 @@ def shape_text(site: Site | None) -> str:
 
 
 def format_table(records: Sequence[SiteRecord]) -> str:
-    """Formats records as a text table.
+    """Formats records of attention as a text table.
 
     Sites with the same decision and source line share a row with a count; layer numbers that differ between their
     module paths are shown as ``*``.

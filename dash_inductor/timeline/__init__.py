@@ -1,7 +1,7 @@
-"""Timelines of simulated or recorded runs: which worker computes, waits and adds when; and pictures of them.
+"""Timelines of simulated or recorded kernel runs, which say when each worker computes, waits and adds; and pictures.
 
-The package needs only the standard library and sympy; SVG and PNG pictures need matplotlib.  Names are loaded on first
-use.
+A worker is a CTA, or an SM in a recorded run.  The package needs only the standard library and sympy; SVG and PNG
+pictures need matplotlib.  Names are loaded on first use.
 """
 
 from __future__ import annotations

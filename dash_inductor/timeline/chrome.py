@@ -15,7 +15,7 @@ from .style import summary
 
 
 def chrome(picture: Picture) -> dict[str, Any]:
-    """The trace as an object for `json.dumps`."""
+    """Returns a picture as a trace event object, for `json.dumps`."""
     events = [e for process, t in enumerate(picture.timelines, start=1) for e in _events(process, t)]
     return {
         "traceEvents": events,

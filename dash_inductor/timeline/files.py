@@ -1,4 +1,4 @@
-"""Writes pictures to files; the suffix selects the format."""
+"""Writes pictures of timelines to files; the suffix selects the format."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ SETTINGS: Any = {
 
 
 def image(picture: Picture, kind: Literal["svg", "png"]) -> bytes:
-    """The picture as the content of an image file; the same version of matplotlib always produces the same bytes.
+    """Returns a picture as the bytes of an image file; the same version of matplotlib always produces the same bytes.
 
     Raises:
         MissingPackageError: matplotlib is not installed.
@@ -48,8 +48,9 @@ def image(picture: Picture, kind: Literal["svg", "png"]) -> bytes:
 
 
 def figure(picture: Picture) -> Any:
-    """The picture as a matplotlib figure with axes for each timeline, one below the other; matplotlib must be
-    installed.
+    """Returns a picture as a matplotlib figure, with one pair of axes for each timeline, from top to bottom.
+
+    matplotlib must be installed.
     """
     from matplotlib.figure import Figure
 

@@ -28,7 +28,7 @@ class Lengths:
     valid: tuple[int, ...] | None = None
 
     def check(self, batch: int, q_len: int, kv_len: int) -> None:
-        """Raises ArgumentError unless the lengths fit tensors of these sizes."""
+        """Raises ArgumentError unless the lengths fit a batch of this many elements, queries and keys."""
         if self.documents is not None:
             if any(length < 1 for length in self.documents):
                 raise ArgumentError("documents", self.documents, "lengths >= 1")
@@ -41,7 +41,7 @@ class Lengths:
             raise ArgumentError("keys", self.valid, f"{batch} numbers from 0 to {kv_len}, one for each batch element")
 
     def seen(self, problem: Problem) -> tuple[Seen, ...]:
-        """The visible tile pairs of each batch element."""
+        """Returns which tile pairs are visible in each batch element, as bools [q tile][kv tile]."""
         self.check(problem.batch, problem.q_len, problem.kv_len)
         counts = self.valid if self.valid is not None else (problem.kv_len,) * problem.batch
         found = {count: self._seen(problem, count) for count in set(counts)}
@@ -75,12 +75,13 @@ def _meets(band: Band, rows: tuple[int, int], keys: tuple[int, int]) -> bool:
 
 
 def restricted(jobs: Sequence[Job], seen: Sequence[Seen], heads: int) -> tuple[Job, ...]:
-    """The jobs of a band's schedule without the tile pairs that the mask hides: Note [Tables] in
-    `schedule.table_tile_schedule`.
+    """Removes the tile pairs that a mask hides from the jobs of a band's schedule, and renumbers the other ranks.
+
+    This follows Note [Tables] in `schedule.table_tile_schedule`.
 
     Args:
-        jobs: the jobs for all tile pairs of the band.
-        seen: the visible tile pairs of each batch element.
+        jobs: the jobs for all tile pairs of the band; a job is what one CTA executes for one work id.
+        seen: the visible tile pairs of each batch element, as `Lengths.seen` returns them.
         heads: the number of heads of the schedule per batch element.
     """
     contributors: dict[tuple[int, int], list[int]] = {}

@@ -14,7 +14,7 @@ Kind = Literal["compute", "wait", "add"]
 
 
 class Unit(NamedTuple):
-    """The unit of times: its symbol after a number, and the label of an axis."""
+    """The unit of a timeline's times: its symbol after a number, and the label of the time axis."""
 
     symbol: str
     axis: str
@@ -27,7 +27,9 @@ TIMES = ("start", "computed", "write", "written")
 
 
 class Step(NamedTuple):
-    """The processing of one tile pair; ``start <= computed <= write <= written``, in the unit of the timeline.
+    """The processing of one (q tile, kv tile) pair by a worker.
+
+    Times are in the unit of the timeline, with ``start <= computed <= write <= written``.
 
     Args:
         lane: the index in `Timeline.lanes`.
@@ -53,13 +55,13 @@ class Step(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """What a lane does during an interval of time.
+    """What a lane does during an interval of time, as one bar of a picture.
 
     Args:
         step: the index in `Timeline.steps`; while a CTA waits for a buffer, that of the next step.
         track: 0 for the lane itself, 1 for its writer (see `Timeline.writer`).
-        kind: "compute", "wait" or "add".
-        begin, end: the interval.
+        kind: "compute", "wait" (for a semaphore or a buffer) or "add" (of dQ).
+        begin, end: the interval, in the unit of the timeline.
     """
 
     step: int
@@ -71,12 +73,12 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """A run of one schedule.
+    """When each worker of one run of a schedule computed, waited and added.
 
     Args:
         name: the name of the schedule or of the recording.
         unit: the unit of all times.
-        lanes, heads: the names of lanes and heads.
+        lanes, heads: the names of the lanes (workers, or SMs if recorded) and of the query heads.
         steps: the steps, in any order.
         end: the end of the run, not before the end of any step.
         writer: whether lanes have a second track, for a writer that waits and adds while the next tile pair is
@@ -99,7 +101,7 @@ class Timeline:
 
     @cached_property
     def bars(self) -> tuple[Bar, ...]:
-        """The bars to draw, by lane and time; empty ones are left out.
+        """The bars to draw, sorted by lane and time; bars of no duration are left out.
 
         Bars of a track do not overlap: of two simultaneous additions, the second is drawn after the first has ended.
         """
@@ -123,10 +125,9 @@ class Timeline:
 
     @cached_property
     def shares(self) -> dict[Kind, float]:
-        """The fraction of the total time of all lanes, from 0 to 1, that each kind of bar takes on the lanes' own
-        tracks.
+        """The fraction of the lanes' total time, from 0 to 1, for each kind of bar; the rest is idle time.
 
-        The rest is idle time.  With a writer, a lane waits while all of its buffers are in use.
+        Only the lanes' own tracks count, not those of writers.  With a writer, a lane waits while no buffer is free.
         """
         total = self.end * len(self.lanes)
         kinds: dict[Kind, float] = {"compute": 0.0, "wait": 0.0, "add": 0.0}
@@ -136,7 +137,7 @@ class Timeline:
         return {kind: time / total if total else 0.0 for kind, time in kinds.items()}
 
     def in_unit(self, unit: Unit, factor: float) -> Timeline:
-        """Returns the same run with another unit and all times multiplied by `factor`."""
+        """Returns the same timeline with another unit and all times multiplied by `factor`."""
         steps = (s._replace(**{name: getattr(s, name) * factor for name in TIMES}) for s in self.steps)
         return replace(self, unit=unit, end=self.end * factor, steps=tuple(steps))
 
@@ -165,7 +166,7 @@ class Picture:
 
     @property
     def end(self) -> float:
-        """The time at which the last run ends."""
+        """The time at which the last of the timelines ends."""
         return max((t.end for t in self.timelines), default=0.0)
 
     @property

@@ -1,4 +1,4 @@
-"""Draws the candidates of a site, and optionally a run that was recorded there."""
+"""Draws the timelines of a site's candidates, and optionally a recorded run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def picture(
     workers: int | None = None,
     recorded: Path | None = None,
 ) -> Picture:
-    """The timelines of a site's candidates that can run, best first, after the recorded run if there is one.
+    """Simulates a site's candidates that can run; returns their timelines, best first, after a recorded run if given.
 
     If the chosen candidate has a prediction, times are in microseconds: each run is scaled to its predicted time, and
     runs without a prediction get the scale of the chosen one.  If it has none but there is a recorded run, the chosen
@@ -106,7 +106,7 @@ def _scaled(run: Timeline, predicted: float | None, scale: float, chosen: str) -
 
 
 def row(candidacy: Candidacy) -> tuple[str, ...]:
-    """The table cells of a candidate, see `HEAD`; a star marks the chosen one."""
+    """Returns a candidate's cells in the table with the columns `HEAD`; a star marks the chosen candidate."""
     c = candidacy
     tiles = " + ".join(f"{t.block_q}x{t.block_kv}" for t in (c.dkdv, c.dq) if t is not None)
     predicted = "" if c.plan is None else "unknown" if c.predicted_us is None else f"{c.predicted_us:,.0f} µs"
@@ -114,7 +114,7 @@ def row(candidacy: Candidacy) -> tuple[str, ...]:
 
 
 def in_words(site: Site) -> str:
-    """The facts of a site in words: "2 x 16 heads of 4096 tokens, head dim 128, causal, bfloat16"."""
+    """Describes a site's shape and mask, for example "2 x 16 heads of 4096 tokens, head dim 128, causal, bfloat16"."""
     heads = f"{site.batch} x {site.q_heads} heads" + (f" on {site.kv_heads}" if site.group > 1 else "")
     lengths = f"{site.q_len} tokens" if site.q_len == site.kv_len else f"{site.q_len} queries and {site.kv_len} keys"
     dims = f"head dim {site.head_dim}" + (f", of value {site.value_dim}" if site.value_dim != site.head_dim else "")

@@ -29,7 +29,7 @@ MOST_TILE_PAIRS = 1 << 18
 
 
 def timeline(name: str, problem: Problem, workers: int, costs: Costs) -> Timeline:
-    """Simulates a schedule on a problem.
+    """Simulates a schedule on a problem and returns its timeline.
 
     Args:
         name: the schedule.
@@ -155,7 +155,7 @@ def _one_after_the_other(first: Timeline, second: Timeline) -> Timeline:
 
 
 def query_heads(batch: int, heads: int) -> tuple[str, ...]:
-    """The names of the query heads of all batch elements."""
+    """The names of the query heads of all batch elements, batch element by batch element."""
     names = [f"head {head}" for head in range(heads)]
     return tuple(names if batch == 1 else (f"batch element {b}, {name}" for b in range(batch) for name in names))
 
@@ -163,13 +163,13 @@ def query_heads(batch: int, heads: int) -> tuple[str, ...]:
 def of_run(
     name: str, run: Run, workers: int, heads: Sequence[str], costs: Costs, group: int = 1, unit: Unit = MODEL_UNIT
 ) -> Timeline:
-    """The timeline of a simulated run.
+    """Makes the timeline of a simulated run.
 
     Args:
         name: the schedule.
         run: the result of `simulate` for these workers, costs and group.
         workers: the number of workers.
-        heads: the names of the `group` query heads of each head of the schedule, consecutively.
+        heads: the names of all query heads; each head of the schedule has `group` consecutive ones.
         costs: the costs of a tile pair.
         group: the number of query heads per head of the schedule.
         unit: the unit of `costs`.

@@ -9,9 +9,7 @@ from .model import Kind, Picture, Step, Timeline
 
 
 class Hue(NamedTuple):
-    """The two colours of a tile pair: of the bar for its computation, and of the bar for the addition of its
-    dQ tile.
-    """
+    """The two colours for a tile pair: for the bar of its computation, and for the bar of its addition to dQ."""
 
     compute: str
     add: str
@@ -44,7 +42,7 @@ INK, FAINT, GRID, PAGE, WAIT = "#1f2328", "#6a737d", "#e3e6ea", "#ffffff", "#9aa
 
 
 def ink_on(colour: str) -> str:
-    """The text colour on a bar of this colour."""
+    """The text colour that is readable on a bar of this colour, given as ``#rrggbb``."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return INK if 0.3 * red + 0.59 * green + 0.11 * blue > 125 else "#ffffff"
 
@@ -57,7 +55,7 @@ MEANING: dict[Kind, str] = {
 
 
 class Colours(NamedTuple):
-    """The assignment of a picture's colours to q tiles, or to kv tiles if there are more q tiles than colours.
+    """The colours of a picture: each stands for a q tile, or for a range of kv tiles if there are too many q tiles.
 
     Args:
         hues: the colours.
@@ -72,7 +70,7 @@ class Colours(NamedTuple):
 
     @staticmethod
     def of(picture: Picture) -> Colours:
-        """The colours of a picture: they stand for q tiles if there are enough hues, else for kv tiles."""
+        """The colours for a picture: they stand for q tiles if there are enough hues, else for kv tiles."""
         q_tiles = 1 + max((step.q for t in picture.timelines for step in t.steps), default=0)
         kv_tiles = 1 + max((step.kv for t in picture.timelines for step in t.steps), default=0)
         return Colours(HUES, q_tiles, kv_tiles) if q_tiles <= len(HUES) else Colours(RAMP, 0, kv_tiles)
@@ -83,24 +81,24 @@ class Colours(NamedTuple):
 
     @property
     def used(self) -> int:
-        """The number of `hues` that occur."""
+        """The number of colours of `hues` that the picture uses."""
         return self.q_tiles or min(len(self.hues), self.kv_tiles)
 
     @property
     def meaning(self) -> str:
-        """The meaning of the colours, in words."""
+        """What the colours stand for, in words: "q tile 0 to 7" or "kv tile 0 to 31"."""
         if self.q_tiles:
             return f"q tile 0 to {self.q_tiles - 1}"
         return f"kv tile 0 to {self.kv_tiles - 1}"
 
 
 def label(timeline: Timeline, step: Step) -> str:
-    """The label in a bar: the q tile, after a letter for the head if there are several."""
+    """The text in a step's bar: the q tile, after a letter for the head if there are several heads."""
     return f"{'abcdefghijklmnopqrstuvwxyz'[step.head % 26] if len(timeline.heads) > 1 else ''}{step.q}"
 
 
 def summary(timeline: Timeline) -> str:
-    """The duration of the run and the activities of its lanes, in words."""
+    """A line about a run: its duration, and the shares of time for computing, adding and waiting."""
     if "hangs" in timeline.note:
         return timeline.note
     shares = timeline.shares
@@ -112,7 +110,7 @@ def summary(timeline: Timeline) -> str:
 
 
 def shown(panels: Iterable[tuple[Timeline, bool]]) -> list[tuple[Kind, str]]:
-    """The kinds of bars in a picture, with their meanings.
+    """The kinds of bars that occur in a picture, each with its meaning, for a legend.
 
     Args:
         panels: timelines, each with whether its writers are drawn.
@@ -122,7 +120,7 @@ def shown(panels: Iterable[tuple[Timeline, bool]]) -> list[tuple[Kind, str]]:
 
 
 class Drawn(NamedTuple):
-    """A rectangle; `step` is the index of its step, or -1 if it stands for several."""
+    """A rectangle to draw: one bar, or several that are merged; `step` is the index of its step, -1 for several."""
 
     lane: int
     track: int
@@ -134,7 +132,7 @@ class Drawn(NamedTuple):
 
 
 def rectangles(timeline: Timeline, colours: Colours, columns: int, writer: bool) -> Iterator[Drawn]:
-    """Yields the rectangles of a static picture.
+    """Yields the rectangles that draw a timeline in a static picture.
 
     A few bars are drawn individually.  If there are more than `MOST_BARS`, each column of a lane shows what takes most
     of its time, and equal neighbours are merged.

@@ -9,9 +9,10 @@ _HEADS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def text(timeline: Timeline, width: int = 90) -> str:
-    """One line per lane: a letter per head while computing, ``+`` while adding dq, ``.`` while waiting, else blank.
+    """Returns a timeline as text: a summary line, then one line per lane.
 
-    If a writer adds while the next tile pair is computed, only the activities of the lane itself are shown.
+    A letter per head stands for computing, ``+`` for adding dq, ``.`` for waiting, and a blank for idle time.  If a
+    writer adds while the next tile pair is computed, only the activities of the lane itself are shown.
 
     Args:
         timeline: the run.

@@ -10,7 +10,7 @@ COLOURS: dict[Kind, str] = {"input": "#e8f0fb", "attention": "#fde9d9", "ours": 
 
 
 def dot(whole: Snapshot, shown: Snapshot, centres: Sequence[str], title: str) -> str:
-    """The nodes of `shown` and their edges as a DOT digraph.
+    """Returns a DOT digraph with the nodes of `shown` and the edges between them.
 
     Args:
         whole: the whole graph; a node with inputs that are not shown has a dashed border.

@@ -1,4 +1,4 @@
-"""Folders and files of a dump: unique folder names, and atomic writes."""
+"""Writes the files and folders of a dump: unique folder names, and atomic writes."""
 
 from __future__ import annotations
 

@@ -25,11 +25,11 @@ DIFF_LINES = 400
 
 @dataclass
 class GraphPage:
-    """The page of one graph, and all that it shows.
+    """The HTML page about one compiled graph, and the files that it links to.
 
     Args:
         folder: the folder of the graph.
-        record: the records of its sites.
+        record: the records of the graph's sites.
         arch: the architecture for which sites are explained; None for that of the tensors' device.
         texts: texts by file name: the graph before and after the pass, and their difference.
         before, after: the graph before and after the pass.
@@ -49,7 +49,7 @@ class GraphPage:
         self.extras: dict[int, str] = {}
 
     def write(self) -> None:
-        """Writes all files."""
+        """Writes the page and all files of its graph to the folder."""
         for name, text in self.texts.items():
             files.write(self.folder / name, text)
         files.write(self.folder / "sites.json", json.dumps(self.explanation.to_dict(), indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""Compiles the kernels of a plan, with their texts and resource usage; no GPU is needed."""
+"""Compiles the kernels of a plan to show their source, IR, PTX and resource usage; no GPU is needed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ TEXTS = {"source": "py", "ttgir": "ttgir", "ptx": "ptx"}
 
 @dataclass(frozen=True)
 class BuiltKernel:
-    """A compiled kernel.
+    """A compiled kernel, for display.
 
     Args:
-        name: the name of its function.
+        name: the name of the kernel function.
         of: "forward" or "backward".
         resources: registers and spilled bytes per thread, bytes of shared memory per CTA.
         warps: the number of warps per CTA.
@@ -39,9 +39,10 @@ class BuiltKernel:
 
 @functools.lru_cache(maxsize=64)
 def built(site: Site, plan: Plan, arch: str) -> tuple[BuiltKernel, ...]:
-    """Compiles the kernels of a plan for `arch`; empty for the reference, which calls PyTorch operators.
+    """Compiles the kernels of a plan for `arch`, those of the backward first.
 
-    Dynamic sizes are replaced by the planner's nominal ones.
+    The reference plan, which calls PyTorch operators, has none: the result is empty.  Dynamic sizes are replaced by the
+    planner's nominal ones.
 
     Raises:
         Exception: an error of the compiler.
@@ -55,7 +56,7 @@ def built(site: Site, plan: Plan, arch: str) -> tuple[BuiltKernel, ...]:
 
 
 def is_rendered(name: str) -> bool:
-    """Whether the kernels of a family, given by `Plan.kernel` or `Plan.forward`, are rendered from templates."""
+    """Whether a kernel family, named by `Plan.kernel` or `Plan.forward`, renders its kernels from source templates."""
     return registry.has_templates(name)
 
 

@@ -11,7 +11,7 @@ from .graph_page import GraphPage
 
 
 def graphs(run: str, pages: Sequence[GraphPage]) -> str:
-    """The page that lists the graphs of a run."""
+    """Returns the HTML page that lists the graphs of one run (process)."""
     rows = []
     for page in pages:
         sites = page.explanation.sites
@@ -30,7 +30,7 @@ def graphs(run: str, pages: Sequence[GraphPage]) -> str:
 
 
 def runs(folder: Path) -> str:
-    """The page that lists all runs."""
+    """Returns the HTML page that lists all runs in a dump folder."""
     found = sorted(path.parent for path in folder.glob("*/index.html"))
     rows = [
         (f'<a href="{run.name}/index.html">{escape(run.name)}</a>', str(len(list(run.glob("*/index.html")))))

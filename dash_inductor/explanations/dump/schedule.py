@@ -1,4 +1,4 @@
-"""A small timeline of a plan's schedule."""
+"""Simulates a plan's tile schedule on a small problem, for a timeline in the dump."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TILES, HEADS, WORKERS = 8, 4, 8
 
 
 def picture(site: Site, arch: str, plan: Plan) -> Picture:
-    """Simulates workers over time, for a few heads and tiles with the proportions of the site.
+    """Simulates the timeline of a plan, for a few heads and tiles with the proportions of the site.
 
     Raises:
         ArgumentError: an unknown architecture.

@@ -22,16 +22,16 @@ UP, DOWN, MOST = 6, 2, 36
 
 @dataclass(frozen=True)
 class Item:
-    """A node as a dump shows it.
+    """A node of an FX graph as a dump shows it.
 
     Args:
         name: the name of the node.
-        label: the operator, or the model's name of an input.
-        note: the dtype and shape of its value; "" if it has none.
+        label: the operator or, for an input, the model's name for it.
+        note: the dtype and shape of the node's value; "" if it has none.
         line: the whole node, as printed by FX.
-        kind: which colour it gets.
+        kind: the kind of node, which selects its colour.
         inputs: the names of the nodes that it reads.
-        site: for our operators, the name of their site; else "".
+        site: the name of the site if the node calls an operator of dash_inductor; else "".
     """
 
     name: str
@@ -51,16 +51,19 @@ class Snapshot:
 
     @staticmethod
     def of(graph: Graph) -> Snapshot:
-        """A snapshot of the current graph, which does not change with it."""
+        """Returns a snapshot of an FX graph, which later changes of the graph do not affect."""
         return Snapshot({node.name: _item(node) for node in graph.nodes if node.op != "output" and not _is_part(node)})
 
     def of_site(self, name: str) -> list[str]:
-        """The nodes of a site: our operators with its name or, if there are none, the node of this name."""
+        """Returns the names of the nodes of a site.
+
+        These nodes call dash_inductor's operators for the site; if there are none, it is the node with the site's name.
+        """
         ours = [item.name for item in self.items.values() if item.site == name]
         return ours or ([name] if name in self.items else [])
 
     def around(self, centres: Iterable[str]) -> Snapshot:
-        """The neighbourhood of some nodes: the nearest nodes first, at most `MOST`."""
+        """Returns the part of the snapshot around some nodes: the nearest nodes, at most `MOST`."""
         readers: dict[str, list[str]] = {}
         for item in self.items.values():
             for name in item.inputs:

@@ -39,10 +39,10 @@ class _Run:
 
 @contextmanager
 def dumping(folder: str, arch: str | None = None) -> Iterator[None]:
-    """Dumps what is compiled inside the block.
+    """A context manager that dumps what is compiled inside its block.
 
     Args:
-        folder: as `config.dump`.
+        folder: the folder to write to, as `config.dump`.
         arch: explain sites, and compile their kernels, for this architecture instead of that of the tensors' device.
     """
     token = _arch.set(arch)
@@ -55,7 +55,10 @@ def dumping(folder: str, arch: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def joint_graph(graph: torch.fx.Graph) -> Iterator[None]:
-    """Dumps a joint or inference graph before and after the pass that runs in the block, also if that raises."""
+    """A context manager that dumps a joint or inference graph before and after the pass that runs in its block.
+
+    The dump is also written if the pass raises.
+    """
     before = _safely(lambda: (_readable(graph), Snapshot.of(graph), records.graphs_here()))
     try:
         yield
@@ -82,7 +85,7 @@ def generated_code(compiled: Any, kind: str) -> None:
 
 
 def index() -> Path | None:
-    """The path of this process's page in `config.dump`; None if no graph was dumped."""
+    """The path of the HTML page in `config.dump` that lists this process's graphs; None if no graph was dumped."""
     run = _runs.get((config.dump, os.getpid()))
     return run.folder / "index.html" if run is not None and run.pages else None
 

@@ -29,7 +29,7 @@ class Properties:
 
 @contextmanager
 def pretended(arch: str) -> Iterator[FakeTensorMode]:
-    """Pretends that there is a GPU of an architecture inside the block.
+    """A context manager in which ``torch.cuda`` reports one GPU of the architecture `arch`.
 
     Yields:
         The mode to which the fake tensors on that GPU belong.

@@ -22,7 +22,7 @@ from . import Untraceable
 def moved(
     mode: FakeTensorMode, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Yields a call's arguments with every tensor on ``cuda``, and moves the function's own tensors inside the block.
+    """A context manager that moves a call's arguments, which it yields, and the function's own tensors to ``cuda``.
 
     Tensors on the CPU or on ``meta`` are moved, also in nested containers: the arguments; closure and global variables
     used by `fn` and by other functions of its module; the attributes of the object if `fn` is a method; and the

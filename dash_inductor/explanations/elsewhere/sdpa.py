@@ -44,7 +44,7 @@ class Call:
 
 
 def choose(call: Call, arch: str) -> str:
-    """The implementation that PyTorch chooses for a call on an architecture: FLASH, EFFICIENT or MATH.
+    """Returns the implementation that PyTorch chooses for a call on an architecture: FLASH, EFFICIENT or MATH.
 
     Raises:
         Untraceable: the choice depends on something that is not known here.
@@ -85,7 +85,7 @@ def _be_certain(call: Call, arch: str) -> None:
 
 
 def can_use_flash(call: Call, arch: str) -> bool:
-    """Whether FlashAttention supports a call."""
+    """Whether PyTorch's FlashAttention supports a call on the architecture `arch`."""
     query, key, value = call.query, call.key, call.value
     sm = _number(arch)
     return bool(
@@ -103,7 +103,7 @@ def can_use_flash(call: Call, arch: str) -> bool:
 
 
 def can_use_efficient(call: Call, arch: str) -> bool:
-    """Whether the memory-efficient kernel supports a call."""
+    """Whether PyTorch's memory-efficient attention supports a call on the architecture `arch`."""
     query, key, value = call.query, call.key, call.value
     sm, half = _number(arch), query.dtype in HALF
     tensor_cores = sm >= 80 or (sm >= 70 and half)
@@ -172,7 +172,7 @@ def attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False, arch: str,
 ) -> Tensor:  # fmt: skip
-    """Computes `scaled_dot_product_attention` with the operators that PyTorch calls on `arch`."""
+    """Computes `scaled_dot_product_attention` in a trace with the ATen operators that PyTorch calls on `arch`."""
     _check(query, key, value, attn_mask)
     chosen = choose(Call(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa), arch)
     if chosen == FLASH:
@@ -223,7 +223,10 @@ def _first_columns(tensor: Tensor, size: int) -> Tensor:
 
 @contextmanager
 def chosen_for(arch: str) -> Iterator[None]:
-    """Makes calls that are traced inside the block choose as on `arch`, for tensors on a GPU or on its stand-in."""
+    """A context manager in which traced `scaled_dot_product_attention` calls choose their implementation as on `arch`.
+
+    This applies to tensors on a GPU or on its stand-in.
+    """
     operator: Any = torch.ops.aten.scaled_dot_product_attention.default
     key = devices.DispatchKey.CompositeImplicitAutograd
 

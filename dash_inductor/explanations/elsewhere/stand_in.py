@@ -42,10 +42,9 @@ def _back(device: torch.device) -> torch.device:
 
 @contextmanager
 def standing_in(graph: GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
-    """Prepares a Dynamo graph and its `inputs` to be compiled on the stand-in inside the block; joint graphs are for
-    CUDA.
+    """A context manager in which a Dynamo graph and its `inputs` are compiled on the device that stands in for a GPU.
 
-    The Dynamo graph is not moved back, because nothing else reads it.
+    Joint graphs are moved back to CUDA.  The Dynamo graph is not, because nothing else reads it.
     """
     for module in graph.modules():
         if isinstance(module, GraphModule):
@@ -65,7 +64,7 @@ def standing_in(graph: GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
 
 @contextmanager
 def flex_attention_there() -> Iterator[None]:
-    """Makes FlexAttention trace its gradient graph on the stand-in inside the block."""
+    """A context manager in which FlexAttention traces its gradient graph on the stand-in."""
     flex_attention = devices.flex_attention()
     create = flex_attention.create_fw_bw_graph
 

@@ -1,4 +1,4 @@
-"""Explains why the outcome on a GPU that is not present is unknown, as ends of sentences."""
+"""Words the reasons why the outcome on a GPU that is not present is unknown, as ends of sentences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, 
 
 
 def unknown(error: BaseException) -> str:
-    """The reason, as the end of a sentence, from the error that ended the tracing."""
+    """Returns why the outcome is unknown, as the end of a sentence, given the error that ended the tracing."""
     chain = [error]
     while (behind := _behind(chain[-1])) is not None:
         chain.append(behind)
@@ -53,7 +53,7 @@ def _behind(error: BaseException) -> BaseException | None:
 
 
 def left_on_the_cpu(graphs: Sequence[GraphRecord]) -> str:
-    """The reason if the program computes attention on the CPU; "" if it does not."""
+    """Returns why the outcome is unknown if the program computes attention on the CPU; "" if it does not."""
     for site in (site for graph in graphs for site in graph.sites):
         if site.tensors is not None and not site.tensors.device.startswith("cuda"):
             return f"the attention at {site.line or site.name} runs on {site.tensors.device}, not on a GPU"
