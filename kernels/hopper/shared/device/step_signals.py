@@ -1,4 +1,4 @@
-"""Signals of consumers at the end of a step, without waits for each other: dq tile complete, room for a step.
+"""Signals that consumers give at the end of a step, without waiting for each other: dq tile complete, stage free.
 
 Note [Signals of consumers]
     Consumers speak through named barriers of the hardware: all their threads and the warp that listens meet at one, but
@@ -34,7 +34,12 @@ MOST_STAGES = 2
 
 @gluon.jit
 def signal(shared, FIRST: gl.constexpr, it, WARPS: gl.constexpr):
-    """Arrive at the barrier of step `it`; for all WARPS consumers, after the work that it stands for."""
+    """Arrives at the named barrier of step `it`, without waiting; called by all consumers after the work that it
+    signals.
+
+    FIRST: the number of the first of `shared.STAGES` named barriers, which steps use in turn.  WARPS: the number of
+    consumer warps.
+    """
     arrive_at(FIRST + it % shared.STAGES, 32 * (WARPS + 1))
 
 
