@@ -49,9 +49,8 @@ class MaskKind(NamedTuple):
     HAS_LO, HAS_HI: whether its band has the bound; EVEN_KV: no kv tile is ragged; FROM_THE_END: the last q tiles come
     first, see `schedule.table_tile_schedule`; HAS_DENSE: there are mask bits, see `data.ForwardData`;
     SEGMENT_IDS_AHEAD: see `device.listed.ListedMask`; VARLEN_ROWS: padded rows per row block of a varlen layout, 0
-    where tokens are rows;
-    HALF_TILES: see Note [Half tiles] in `device.half_tile`; HAS_RANGES: a form `is_range`; READS_POSITIONS: a form
-    reads the positions of the keys; the others: as in `common.relations.Layout`.
+    where tokens are rows; HALF_TILES: see Note [Half tiles] in `device.half_tile`; HAS_RANGES: a form `is_range`;
+    READS_POSITIONS: a form reads the positions of the keys; the others: as in `common.relations.Layout`.
     """
 
     HAS_LO: bool

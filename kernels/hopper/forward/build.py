@@ -166,8 +166,8 @@ class Specialisation:
 def nominal_q_lens(site: Site, usual: int) -> tuple[int, ...]:
     """Returns one representative q_len for each kernel configuration that an attention may need at run time.
 
-    There is a configuration for short q_len and one for others.  If q_len is fixed, the result is one
-    value; if it is dynamic and the short configuration exists, it is (short, `usual`).
+    There is a configuration for short q_len and one for others.  If q_len is fixed, the result is one value; if it is
+    dynamic and the short configuration exists, it is (short, `usual`).
 
     Args:
         site: the attention; its q_len is None if dynamic.

@@ -1,6 +1,4 @@
-"""Split-KV forward for few queries and many keys: kernels and launches, see Note [Parts of the keys] in
-`device.few`.
-"""
+"""Split-KV forward for few queries and many keys: kernels and launches, see Note [Parts of the keys] in `device.few`."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def target(dtype: str) -> Group:
 
 
 def target_values(address: Address, strides: Sequence[int], dim: int) -> tuple[Any, ...]:
-    """Returns the values for the argument group `target`, for a result with this address, strides in elements and dim."""
+    """Returns the values of the argument group `target` for a result with this address, strides in elements and dim."""
     return target("i8").values(ptr=address, head_stride=strides[1], row_stride=strides[2], dim=dim)
 
 

@@ -23,17 +23,19 @@ def _place(work, kv):
 
 @gluon.jit
 def wait_for_group(work, kv, semaphores, group_barrier):
-    """Waits until the previous members have added their parts, then arrives at `group_barrier`; for the producer."""
+    """Waits until the previous members of the group have added their dk and dv, then arrives at `group_barrier`; for
+    the producer.
+    """
     wait_semaphore(semaphores + _place(work, kv), work.member)
     mbarrier.arrive(group_barrier, count=1)
 
 
 @gluon.jit
 def add_to_group(work, kv, dk, dk_tail, dv, workspace, shared, phase):
-    """Returns (dk, dk_tail, dv) plus the sums of the previous members, after phase `phase` of the barrier
-    `shared.group_barrier`.
+    """Adds dk, dk_tail and dv to the sums of the previous members of the group, and returns the sums.
 
-    workspace: see `arguments.WORKSPACE`; group_sums holds dv, dk and its tail in the order of `in_fragments`.
+    Only the last member's result is the complete sum.  workspace: the group `arguments.WORKSPACE`; its group_sums hold
+    dv, dk and dk_tail in the order of `in_fragments`.  phase: the parity of `shared.group_barrier` for which to wait.
     """
     TAIL_D: gl.constexpr = shared.TAIL_D
     DV: gl.constexpr = dv.shape[1]

@@ -228,8 +228,8 @@ def store_logsumexp(work, lse_ptr, b, head, rows, m, total):
 def store_out(varlen_layout, shared, out_desc, target, b, head, row, acc, ME: gl.constexpr):
     """Round and store by way of shared memory; TMA drops rows and columns past the end of the tensor.
 
-    A row block before the first one is not stored: a TMA store that begins at a negative row is an illegal
-    instruction, where a load of such rows gives zeros.
+    A row block before the first one is not stored: a TMA store that begins at a negative row is an illegal instruction,
+    where a load of such rows gives zeros.
 
     Where out takes the place of q, q is left only when the store has read it; else the store is waited for before the
     next one.

@@ -7,8 +7,6 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 @triton.jit
 def prepare(counter_ptr):
-    """Zeroes counter_ptr, int32 [1]; one program.  The main kernel may start at once, because it waits before it
-    draws.
-    """
+    """Zeroes counter_ptr, int32 [1]; one program.  The main kernel may start at once, because it waits before it draws."""
     gdc_launch_dependents()
     tl.store(counter_ptr, 0)

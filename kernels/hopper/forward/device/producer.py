@@ -36,10 +36,10 @@ def draw(counter_ptr):
 def announce(work, data, shared, tiles, b, head, first_block, first, count):
     """Put what the consumers need to know of a tile, the CTA's tiles-th, where they find it once its q is full.
 
-    b, head: batch element and query head; first_block: its first row block; first: its first kv tile, or where the
-    mask is data the first packed tile id; count: one more than its last kv tile, or how many packed tile ids there are,
-    0 after the last tile.  With a band there follow the four bounds of every consumer's tile schedule.  The producer
-    has the time that these take to compute, before there is room for q.
+    b, head: batch element and query head; first_block: its first row block; first: its first kv tile, or where the mask
+    is data the first packed tile id; count: one more than its last kv tile, or how many packed tile ids there are, 0
+    after the last tile.  With a band there follow the four bounds of every consumer's tile schedule.  The producer has
+    the time that these take to compute, before there is room for q.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     zero = gl.full([1], 0, gl.int32, layout)

@@ -69,8 +69,7 @@ class TileWork:
         """(batch element, query head, place among the tiles of the head, first row block) of a tile of the list.
 
         Where the row blocks of a head do not divide by CONSUMERS, the tile with fewer of them is the one whose tile
-        schedule is
-        the shortest: FROM_THE_END the last of the list, whose first row block is then negative.
+        schedule is the shortest: FROM_THE_END the last of the list, whose first row block is then negative.
         """
         q_tiles = self.q_tiles()
         first = gl.minimum(place // (self.head_chunk * q_tiles) * self.head_chunk, self.last_head_chunk)
@@ -95,11 +94,10 @@ class TileWork:
 
     @gluon.jit
     def tile_schedule(self, block, tile_first, tile_end):
-        """(first, full_first, full_end, end): the kv tiles that a row block visits, and those that need no mask
-        there.
+        """(first, full_first, full_end, end): the kv tiles that a row block visits, and those that need no mask there.
 
-        A row block that sees no key visits one kv tile, the last one of its tile, with a mask, and so does one
-        that does not exist, unless `leaves_out` says that it visits none.
+        A row block that sees no key visits one kv tile, the last one of its tile, with a mask, and so does one that
+        does not exist, unless `leaves_out` says that it visits none.
         """
         inside = gl.minimum(gl.maximum(block, 0), self.row_blocks() - 1)
         first, full_first, full_end, end = self._kv_range(inside)

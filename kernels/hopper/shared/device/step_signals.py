@@ -14,9 +14,8 @@ Note [Signals of consumers]
     warpgroup is a whole step ahead of the other, because both wait for the whole dS of every step.
 
     After the last step of a tile schedule an S that nobody needs may still read its Q when there is room for another
-    one.  With
-    two stages that is the Q of the second step of the next tile schedule: before it the producer asks for K of that
-    tile schedule, for which there is room when all matmuls of this one are done.
+    one.  With two stages that is the Q of the second step of the next tile schedule: before it the producer asks for K
+    of that tile schedule, for which there is room when all matmuls of this one are done.
 """
 
 from triton.experimental import gluon
@@ -47,7 +46,7 @@ def signal(shared, FIRST: gl.constexpr, it, WARPS: gl.constexpr):
 def wait_for_signal(shared, FIRST: gl.constexpr, it, WARPS: gl.constexpr):
     """Wait until all consumer warps have signalled the end of step `it`; called by a role of one warp.
 
-    FIRST: the number of the first of `shared.STAGES` named barriers, which steps use in turn.  WARPS: the
-    number of consumer warps; the waiting warp and they meet at the barrier.
+    FIRST: the number of the first of `shared.STAGES` named barriers, which steps use in turn.  WARPS: the number of
+    consumer warps; the waiting warp and they meet at the barrier.
     """
     meet_at(FIRST + it % shared.STAGES, 32 * (WARPS + 1))

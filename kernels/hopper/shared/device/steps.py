@@ -214,11 +214,8 @@ def end_step(shared, it, WARPS: gl.constexpr):
 def overlapped_step(shared, mask, drops, score, it, after, s, dk, dv, zero, WARPS: gl.constexpr):
     """Computes step `it` of the backward from its S, and ends with the S of step `after`; returns (that S, dk, dv).
 
-        queued                              meanwhile
-        dP                                  softmax
-        dV                                  dS
-        dQ, dK                              dq tile to its buffer
-        S of the step after
+        queued                              meanwhile dP                                  softmax dV
+        dS dQ, dK                              dq tile to its buffer S of the step after
 
     That is the next one, or this one again if it is the last, which computes an S that nobody needs.  There is room for
     the tiles of another step when dK is done; `step_signals` says why an S that nobody needs may read its Q after that.
@@ -324,7 +321,7 @@ def halved_step(
 
 @gluon.jit
 def shared_step(shared, mask, drops, score, it, dk, dv, zero, WARPS: gl.constexpr):
-    """Computes step `it` of the backward, with P and dS in shared memory as left operands of matmuls; returns (dk, dv)."""
+    """Computes step `it` of the backward, with P and dS as left operands in shared memory; returns (dk, dv)."""
     stage = wait_for_q(shared, it)
     s = scores(shared.k, shared, stage, zero)
     wait_for_do(shared, it)
