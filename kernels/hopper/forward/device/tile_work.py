@@ -1,4 +1,4 @@
-"""The work of a CTA: the work list of q tiles, and the tile schedule of each (`TileWork`)."""
+"""The work of a CTA of the forward (`TileWork`): the work list of q tiles, and the kv tiles that each visits."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -66,10 +66,12 @@ class TileWork:
 
     @gluon.jit
     def tile(self, place):
-        """(batch element, query head, place among the tiles of the head, first row block) of a tile of the list.
+        """Returns (batch element, query head, index among the head's tiles, first row block) of tile `place` of the
+        work list.
 
-        Where the row blocks of a head do not divide by CONSUMERS, the tile with fewer of them is the one whose tile
-        schedule is the shortest: FROM_THE_END the last of the list, whose first row block is then negative.
+        If the number of a head's row blocks is not a multiple of CONSUMERS, the tile with fewer of them is the one with
+        the shortest tile schedule.  With FROM_THE_END that is the last of the list, whose first row block is then
+        negative.
         """
         q_tiles = self.q_tiles()
         first = gl.minimum(place // (self.head_chunk * q_tiles) * self.head_chunk, self.last_head_chunk)
@@ -84,7 +86,10 @@ class TileWork:
 
     @gluon.jit
     def kv_tiles(self, first_block):
-        """(first, end) of the kv tiles that one of a tile's row blocks visits; at least one kv tile."""
+        """Returns (first, end) of the kv tiles that any row block of a q tile visits; there is at least one.
+
+        first_block: the q tile's first row block.
+        """
         lowest = gl.maximum(first_block, 0)
         highest = gl.minimum(first_block + self.CONSUMERS, self.row_blocks()) - 1
         first, _full_first, _full_end, _end = self._kv_range(lowest)
@@ -94,10 +99,11 @@ class TileWork:
 
     @gluon.jit
     def tile_schedule(self, block, tile_first, tile_end):
-        """(first, full_first, full_end, end): the kv tiles that a row block visits, and those that need no mask there.
+        """Returns (first, full_first, full_end, end) of the kv tiles that a row block visits.
 
-        A row block that sees no key visits one kv tile, the last one of its tile, with a mask, and so does one that
-        does not exist, unless `leaves_out` says that it visits none.
+        The row block sees all of full_first .. full_end - 1; the others need an elementwise mask.  A row block that
+        sees no key visits one kv tile, the last one of its q tile, with a mask, and so does one that does not exist,
+        unless `leaves_out` says that it visits none.  tile_first, tile_end: the result of `kv_tiles`.
         """
         inside = gl.minimum(gl.maximum(block, 0), self.row_blocks() - 1)
         first, full_first, full_end, end = self._kv_range(inside)
@@ -114,10 +120,11 @@ class TileWork:
 
     @gluon.jit
     def hides_half(self, block, kv):
-        """Whether no query of a row block sees more of a kv tile than its first ROWS keys; the mask has a lower bound.
+        """Returns whether no query of a row block sees more of kv tile `kv` than its first ROWS keys; for a mask with a
+        lower bound.
 
-        The last query of the row block sees most: the keys up to ``block * ROWS + ROWS - 1 - lo``.  Written with the
-        first query, the comparison is the same, and ptxas puts loops in an order that suits long tile schedules: see
+        The last query of the row block sees most: the keys up to ``block * ROWS + ROWS - 1 - lo``.  The comparison is
+        written with the first query, because ptxas then orders loops in a way that suits long tile schedules: see
         docs/what-we-know.md.
         """
         return kv * self.BLOCK_KV > block * ROWS - self.lo - 1
@@ -150,7 +157,7 @@ class TileWork:
 
 @gluon.constexpr_function
 def leaves_out(consumers):
-    """Returns whether row blocks that do not exist are skipped.
+    """Returns whether row blocks that do not exist are skipped, given the number of consumers of a CTA.
 
     With two consumers they occur only with few queries or an odd number of row blocks, and the branch costs 0.3 %.
     """

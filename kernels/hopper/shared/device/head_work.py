@@ -33,7 +33,9 @@ class HeadWork:
 
     @gluon.jit
     def at(self, position):
-        """Returns a copy for the head at `position` of the launch order, which counts the heads of all batch elements."""
+        """Returns a copy for the head at `position` of the launch order, which goes through the batch elements one by
+        one.
+        """
         heads = self.q_heads // self.GROUP
         place = position % self.q_heads
         return replace(self, batch=position // self.q_heads, head=place % heads, member=place // heads)
