@@ -3,7 +3,7 @@
 Note [Parts of the keys]
     The main kernel has a CTA for a tile of queries of a head, so that few queries of few heads leave most of the GPU
     without work.  Here the keys of a kv head are cut into parts (splits), whose length depends only on the number of
-    keys (`few`), and a program attends to one part with all queries of the group at once: K and V are read once for
+    keys (`part_of`), and a program attends to one part with all queries of the group at once: K and V are read once for
     them.  Each part writes the maximum (base 2) of each row, its sum and its unnormalized output, all in fp32.
     `combine` reduces the parts of a row in one fixed tree, in which missing parts have weight zero.
 

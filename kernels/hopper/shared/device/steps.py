@@ -214,8 +214,11 @@ def end_step(shared, it, WARPS: gl.constexpr):
 def overlapped_step(shared, mask, drops, score, it, after, s, dk, dv, zero, WARPS: gl.constexpr):
     """Computes step `it` of the backward from its S, and ends with the S of step `after`; returns (that S, dk, dv).
 
-        queued                              meanwhile dP                                  softmax dV dS dQ, dK
-        dq tile to its buffer S of the step after
+        queued                              meanwhile
+        dP                                  softmax
+        dV                                  dS
+        dQ, dK                              dq tile to its buffer
+        S of the step after
 
     That is the next one, or this one again if it is the last, which computes an S that nobody needs.  There is room for
     the tiles of another step when dK is done; `step_signals` says why an S that nobody needs may read its Q after that.
