@@ -35,7 +35,7 @@ def _fits_tables(site: Site) -> bool:
 
 
 class Hopper(Family):
-    """The warp-specialised Gluon kernels for sm_90."""
+    """The kernel family of the warp-specialised Gluon kernels for sm_90 (H100, H200)."""
 
     name = "hopper"
     head_dims = "equal ones from 40 to 256, and 136 to 192 beside 72 to 128 of value"

@@ -128,7 +128,7 @@ class ForwardConfig:
 
     @property
     def rows(self) -> int:
-        """The query rows of a tile."""
+        """The number of query rows of a q tile, over all consumers."""
         return ROW_BLOCK * self.consumers
 
     @property
@@ -169,10 +169,10 @@ PART, MOST_PARTS = 512, 64
 
 
 def has_few(traits: Traits, q_len: int, group: int) -> bool:
-    """Returns whether a call has few enough queries for the split-KV kernels.
+    """Returns whether a call has few enough queries for the split-KV kernels, and needs nothing that they lack.
 
     Args:
-        traits: traits of the call; under a mask, with dropout, sinks or a score modifier, the main kernel runs.
+        traits: traits of the call; with a mask, dropout, sinks or a score modifier, the main kernel runs.
         group: query heads per kv head.
     """
     plain = not (traits.has_lo or traits.has_hi or traits.asks or traits.varlen or traits.reads("sinks"))

@@ -107,7 +107,11 @@ def _all_at_once(problem: Problem) -> bool:
 
 
 def backward_us(plan: Plan, site: Site, calibration: Calibration, documents: Documents | None = None) -> float:
-    """Predicts the time of the backward of a calibrated site, in microseconds."""
+    """Predicts the time of the backward of a site, in microseconds; `unpredicted` must have returned None for it.
+
+    Args:
+        documents: the lengths of packed documents in tokens, if the mask depends on them.
+    """
     dims = dims_of_tile(site.head_dim, site.value_dim)
     assert dims is not None
     problem, rates = problem_of(plan, site), calibration.backward[dims]
@@ -203,7 +207,11 @@ def _handed_out(times: Iterable[float]) -> float:
 
 
 def forward_us(plan: Plan, site: Site, rates: Forward) -> float:
-    """Predicts the time of the forward of a calibrated site, in microseconds."""
+    """Predicts the time of the forward of a site, in microseconds.
+
+    Args:
+        rates: the calibrated times, as `rates_of_forward` returns them.
+    """
     batch, _, _ = _sizes(site)
     heads = batch * site.q_heads
     tile_schedules = _forward_tile_schedules(plan, site)

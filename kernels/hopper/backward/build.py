@@ -43,7 +43,7 @@ FINISH_ROWS, FINISH_WARPS = 32, 4
 
 
 def tile_dims(head_dim: int, value_dim: int) -> tuple[int, int]:
-    """Returns the tile dims for these head dims, a key of `BACKWARD_CONFIGS`.
+    """Returns the tile dims (of q and k, of v) for these head dims, a key of `BACKWARD_CONFIGS`.
 
     Raises:
         ArgumentError: no config fits the head dims.

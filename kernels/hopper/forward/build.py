@@ -137,8 +137,8 @@ class Specialisation:
 
     @property
     def plain(self) -> bool:
-        """Whether the mask is a band and there is no dropout; half tiles and short configs were measured for this case
-        only.
+        """Whether the mask is a band and there is no dropout: the only case in which half tiles and short configs are
+        used.
         """
         return not (self.traits.components or self.traits.reads("dropout"))
 
@@ -163,13 +163,16 @@ class Specialisation:
 
     @property
     def exact_sums(self) -> bool:
-        """Whether row sums must be those of P in fp32: the program uses the log-sum-exp, or there is dropout."""
+        """Whether row sums must be those of the unrounded P in fp32, because the program uses the log-sum-exp or there
+        is dropout.
+        """
         return self.traits.logsumexp or self.traits.reads("dropout")
 
     @property
     def half_tiles(self) -> bool:
-        """Whether hidden halves of first kv tiles are skipped, see Note [Half tiles]: needs a config with them and a
-        lower bound.
+        """Whether hidden halves of first kv tiles are skipped, see Note [Half tiles] in `device.half_tile`.
+
+        The config must allow it, and the mask must be a band with a lower bound.
         """
         return self.config.half_tiles and self.traits.has_lo and self.plain
 

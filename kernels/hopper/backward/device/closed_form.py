@@ -98,7 +98,9 @@ class ClosedFormTileSchedule:
 
 @aggregate
 class BandMask:
-    """The elementwise mask of kv tile `kv`: ``lo <= q - kv <= hi`` and ``kv < kv_len``."""
+    """The elementwise mask of kv tile `kv` under a band: query q sees a key if ``lo <= q - key <= hi`` and ``key <
+    kv_len``.
+    """
 
     tile_schedule: ClosedFormTileSchedule
     kv: gl.tensor

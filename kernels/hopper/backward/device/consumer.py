@@ -1,4 +1,4 @@
-"""The consumers: two warpgroups that compute the matmuls of every iteration and keep dk and dv in registers."""
+"""The consumer role: two warpgroups that compute the matmuls of every iteration and keep dk and dv in registers."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

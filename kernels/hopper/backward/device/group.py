@@ -1,9 +1,10 @@
-"""Grouped heads: dk and dv of a kv head are sums over the query heads of its group, added in order of the heads.
+"""Grouped-query attention: sums dk and dv of a kv head over the query heads of its group, in the order of the heads.
 
 Every query head has its own CTAs, so that CTAs that run at the same time share a dq accumulator in the L2 cache.  At
-the end of its tile schedule the CTA of member m of a group waits for its semaphore, as a reducer does; the CTA of
-member m - 1 for the same kv tile has a lower work id.  The producer does the waiting, since it is idle during the last
-iterations, and signals the consumers through a barrier.  Member 0 stores, the others add, the last one keeps the sum.
+the end of its tile schedule the CTA of member m of a group waits for the group's semaphore, as a reducer waits for that
+of a q tile; the CTA of member m - 1 for the same kv tile has a lower work id.  The producer does the waiting, since it
+is idle during the last iterations, and signals the consumers through a barrier.  Member 0 stores, the others add, the
+last one keeps the sum.
 """
 
 from triton.experimental import gluon

@@ -1,4 +1,4 @@
-"""The producer: one warp that loads K and V once per kv tile, and Q, lse, dO and delta once per iteration, by TMA."""
+"""The producer role: one warp that loads K and V per kv tile, and Q, lse, dO and delta per iteration, by TMA."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

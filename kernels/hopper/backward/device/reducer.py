@@ -1,4 +1,6 @@
-"""The reducers: warps that add dq tiles to the accumulator in rank order, so that no matmul waits for global memory."""
+"""The reducer role: warps that add dq tiles to the accumulator in rank order, so that no matmul waits for global
+memory.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -53,9 +53,9 @@ def wait_for_tile_schedule(shared, n):
 
 @gluon.jit
 def leave_tile_schedule(shared, n):
-    """Releases the shared-memory stage that holds work item `n`, so that a later item can be written to it.
+    """Releases the ring entry of work item `n`, so that the producer may write a later item to it; for the other roles.
 
-    All warps of the role must have read the stage (`wait_for_tile_schedule`) before.
+    All warps of the role must have read the entry (`wait_for_tile_schedule`) before.
     """
     mbarrier.arrive(shared.tile_schedule_empty.index(n % ENTRIES), count=1)
 

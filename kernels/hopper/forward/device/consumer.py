@@ -110,7 +110,10 @@ def consume(work, data, varlen_layout, drops, shared, out_desc, target, lse_ptr,
 
 @gluon.jit
 def tile_schedule_of(work, shared, tiles, ME: gl.constexpr):
-    """Returns the four bounds of `TileWork.tile_schedule` for a consumer's row block of the CTA's tiles-th tile."""
+    """Reads (first, full_first, full_end, end) of the kv tiles of the ME-th row block of the CTA's tiles-th q tile.
+
+    The producer has announced them; `TileWork.tile_schedule` defines them.
+    """
     first = announced(work, shared, tiles, 5 + 4 * ME)
     full_first = announced(work, shared, tiles, 6 + 4 * ME)
     full_end = announced(work, shared, tiles, 7 + 4 * ME)

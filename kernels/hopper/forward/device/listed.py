@@ -65,7 +65,10 @@ class ListedMask:
 
     @gluon.jit
     def table(self, b, head):
-        """Returns the index of the table that a query head of a batch element uses, int32."""
+        """Returns the index (int32) of the table of packed tile ids for a batch element `b` and query head.
+
+        Without a dense mask that differs between heads, all heads of a batch element use one table.
+        """
         return b * self.arguments.tables + head % self.arguments.tables
 
     @gluon.jit

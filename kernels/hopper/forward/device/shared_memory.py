@@ -24,9 +24,9 @@ class SharedMemory:
 
     q: [Q_STAGES * consumers, ROWS, columns], 16 bits, a ring of Q_STAGES q tiles with one tile per consumer; k, v:
     [STAGES, BLOCK_KV, columns], 16 bits; out: one [ROWS, columns] tile per consumer, which overwrites q with OUT_IN_Q.
-    q_tail, k_tail: the TAIL_D columns past the first ones, if TAIL_D > 0. ones: with SUMS_BY_MATMUL, see Note [Sums] in
-    `sums`. facts: a ring of `fact_stages` entries of int32 values about q tiles, see `producer.announce`. packed tile
-    ids: if LISTED, a ring of `packed_tile_stages`, see Note [Packed tiles] in `listed`.
+    q_tail, k_tail: the TAIL_D columns past the first ones, if TAIL_D > 0. ones: with SUMS_BY_MATMUL, the ones of Note
+    [Sums] in `sums`. facts: a ring of `fact_stages` entries of int32 values about q tiles, see `producer.announce`.
+    packed_tiles: if LISTED (the mask is data), a ring of `packed_tile_stages`, see Note [Packed tiles] in `listed`.
 
     Barriers `*_full` are completed by the producer's copies, `*_empty` by an arrival of every consumer. If LISTED,
     v_full has one more barrier, which is the producer's own, see `hopper.clear`.

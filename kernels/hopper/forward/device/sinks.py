@@ -1,4 +1,4 @@
-"""Attention sinks: extra scores without a key, which take part in the softmax of a row and have no value."""
+"""Attention sinks: one more score per row, which takes part in its softmax but has no key and no value."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -15,7 +15,7 @@ Note [Softmax]
     ends of the range of fp32 and bf16, see `model.call.LOW_SOFTCAP`, not of that of fp16.
 
     ``max(score) * scale`` is the largest ``score * scale`` only for a positive scale; the host sees to that, see
-    `launch.forward`.
+    `launch.prepare`.
 """
 
 from triton.experimental import gluon
@@ -47,7 +47,10 @@ def log2(x):
 
 @gluon.jit
 def wait_for(full, it, STAGES: gl.constexpr):
-    """Waits until the it-th tile of a ring of STAGES stages has arrived, and returns its stage."""
+    """Waits until the it-th tile of a ring of STAGES stages has arrived, and returns its stage.
+
+    full: the ring's mbarriers.
+    """
     stage = it % STAGES
     mbarrier.wait(full.index(stage), (it // STAGES) & 1)
     return stage
@@ -55,7 +58,9 @@ def wait_for(full, it, STAGES: gl.constexpr):
 
 @gluon.jit
 def release(empty):
-    """Arrives at the barrier `empty`: all warps of this consumer have read a tile, which may be overwritten."""
+    """Arrives at the mbarrier `empty`, once all warps of this consumer have read the tile, which may then be
+    overwritten.
+    """
     if not ARRIVALS_MEET:
         role_barrier()
     mbarrier.arrive(empty, count=1)
@@ -184,7 +189,7 @@ def first_keys(tile, COUNT: gl.constexpr):
 
 @gluon.jit
 def skip(shared, it):
-    """Releases K and V of the it-th kv tile of the producer without reading them."""
+    """Waits for K and V of the CTA's it-th kv tile and releases them unread."""
     release(shared.k_empty.index(wait_for(shared.k_full, it, shared.STAGES)))
     release(shared.v_empty.index(wait_for(shared.v_full, it, shared.STAGES)))
 

@@ -11,7 +11,7 @@ ROWS = gl.constexpr(64)
 
 @aggregate
 class TileWork:
-    """The work of a forward: its list of q tiles, and the kv tiles that each of them visits.
+    """The work list of a forward: the order of its q tiles, and the kv tiles that each of them visits.
 
     The mask is the band ``lo <= q - kv <= hi``, anchored top left, for the bounds that exist (HAS_LO, HAS_HI). The
     queries of a head are cut into *row blocks* of ROWS; a q tile is CONSUMERS neighbouring row blocks of a head, one
@@ -19,13 +19,15 @@ class TileWork:
     its own kv tiles, from `KV_RANGE`, so that its results do not depend on the others of its tile.
 
     batch_heads, q_heads: query heads of all batch elements, and of one; group: query heads per kv head; q_len, kv_len:
-    queries and keys; head_chunk, last_head_chunk: in heads, see below; all are int32 scalars. KV_RANGE, SEEN_ROWS,
-    SEEN_KEYS: the generated functions `dash_kv_range`, `dash_seen_rows` and `dash_seen_keys`. EVEN_KV: kv_len is a
-    multiple of BLOCK_KV. HALF_TILES: see Note [Half tiles] in `half_tile`.
+    queries and keys; head_chunk, last_head_chunk: the heads of a head chunk, and the first head of the last one, see
+    below; all are int32 scalars. KV_RANGE, SEEN_ROWS, SEEN_KEYS: the generated functions `dash_kv_range`,
+    `dash_seen_rows` and `dash_seen_keys`. EVEN_KV: kv_len is a multiple of BLOCK_KV. HALF_TILES: see Note [Half tiles]
+    in `half_tile`.
 
-    The list goes through the heads head chunk by head chunk; within a head chunk by q tile, the longest tile schedule
-    first as far as the mask has one bound, and by head. A head chunk has `head_chunk` heads, but all heads from
-    `last_head_chunk` on, a multiple of `head_chunk`, are in one. FROM_THE_END: the last q tiles come first, see
+    The list goes through the head chunks; within a head chunk it goes through the q tiles, and for each of them through
+    the heads. If the mask has one bound, q tiles with the longest tile schedules come first. A head chunk has
+    `head_chunk` heads, except for the last one, which has all heads from `last_head_chunk` on, a multiple of
+    `head_chunk`. FROM_THE_END: the last q tiles come first, see
     `schedule.table_tile_schedule`.
     """
 

@@ -1,11 +1,11 @@
-"""Dropout in the consumers: which probabilities are kept, as the sign of P.
+"""Dropout in the consumers of the backward: the sign of P says which probabilities are dropped.
 
-`DropoutSigns` draws the bits that Note [Random bits of dropout] in `reference_dropout` defines, `NoDropout` is for
-calls without dropout.  The steps ask either.
+`DropoutSigns` draws the bits that Note [Random bits of dropout] in `reference_dropout` defines, and `NoDropout`
+replaces it in calls without dropout.
 
 Note [Signs of probabilities]
     A step needs to know twice what was dropped: where it rounds P, and, a matmul later, where it computes dS.  Until
-    then 32 truths for every thread would take registers that there are not.  A probability is not negative, so its sign
+    then 32 flags per thread would take registers that are not available.  A probability is not negative, so its sign
     says it: P is negative where it was dropped.  Rounding with a floor of zero, one instruction like rounding without,
     makes of that the left operand of dV.
 

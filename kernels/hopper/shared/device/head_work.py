@@ -42,13 +42,17 @@ class HeadWork:
 
     @gluon.jit
     def first_row(self):
-        """Returns the first query that sees a key of the band: row 0 of the descriptors of Q and dO."""
+        """Returns the index of the first query that sees a key under the band, which is row 0 of the descriptors of Q
+        and dO.
+        """
         first, _end = self.SEEN_ROWS(self.facts(), self.BLOCK_Q, self.BLOCK_KV)
         return first
 
     @gluon.jit
     def first_key(self):
-        """Returns the first key of the band that a query sees: row 0 of the descriptors of K and V."""
+        """Returns the index of the first key that a query sees under the band, which is row 0 of the descriptors of K
+        and V.
+        """
         first, _end = self.SEEN_KEYS(self.facts(), self.BLOCK_Q, self.BLOCK_KV)
         return first
 

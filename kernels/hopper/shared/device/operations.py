@@ -113,7 +113,11 @@ def wait_for_own_stores():
 
 @builtin
 def async_reduce_add(tensor_desc, coord, src, _semantic=None):
-    """Add a tile to global memory: ``cp.reduce.async.bulk.tensor .add`` and commit.  Triton 3.8 has a name for it."""
+    """Starts to add the tile `src` in shared memory to global memory at `coord`: ``cp.reduce.async.bulk.tensor .add``
+    and commit.
+
+    Triton 3.8 has a function of its own for it.
+    """
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle)
 

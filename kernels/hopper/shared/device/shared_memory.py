@@ -36,10 +36,11 @@ class SharedMemory:
 
     k: [BLOCK_KV, BLOCK_D] and v: [BLOCK_KV, BLOCK_DV], 16 bits, of the CTA's kv tile. q: [STAGES * PIECES, BLOCK_Q /
     PIECES, BLOCK_D] and do: the same with BLOCK_DV columns, 16 bits; lse, delta: fp32 [STAGES * PIECES, BLOCK_Q /
-    PIECES]: rings of STAGES q tiles, each in PIECES pieces. ds, p: 16 bits [BLOCK_KV, BLOCK_Q]. dq: a ring of DQ_STAGES
-    fp32 tiles in the order of `steps.in_fragments`, through which dk and dv leave with RESULTS_IN_DQ, otherwise through
-    k and v. k_tail, q_tail, dq_tail: the TAIL_D columns past BLOCK_D, if TAIL_D > 0. tile schedules: a ring of ENTRIES
-    pairs of int32, see `work_ids`; group_barrier: the barrier of a CTA in its group, see `group`.
+    PIECES]: rings of STAGES q tiles, each in PIECES pieces. ds, p: dS and P, 16 bits [BLOCK_KV, BLOCK_Q]. dq: a ring of
+    DQ_STAGES fp32 tiles in the order of `steps.in_fragments`, through which dk and dv leave with RESULTS_IN_DQ,
+    otherwise through k and v. k_tail, q_tail, dq_tail: the TAIL_D columns past BLOCK_D, if TAIL_D > 0. tile_schedules:
+    a ring of ENTRIES work items, pairs of int32, see `work_ids`; group_barrier: the barrier of a CTA in its group, see
+    `group`.
 
     Barriers `*_full` are completed when a tile has arrived, `*_empty` when it has been read. If the kernel clears rows
     that take no part, see `clear`, k_full, v_full, q_full and do_full have one more barrier, the last, which is the

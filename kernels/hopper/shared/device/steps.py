@@ -1,8 +1,8 @@
-"""One step of the consumers' tile schedule: five matmuls, in the order that registers and shared memory of a head dim
-allow.
+"""One step of the backward's consumers: five matmuls, in an order that depends on the head dim.
 
 Scores are computed transposed, S = K Q^T of [BLOCK_KV, BLOCK_Q].  A step adds to dk and dv, which stay in registers,
-and hands its dq tile over to the reducers.  There are three forms:
+and hands its dq tile over to the reducers.  There are three forms, for the registers and shared memory that head dims
+leave:
 
 * `overlapped_step` has dK in flight while it stores its dq tile, and queues S of the next step before dK is done;
 * `halved_step` does the two halves of a q tile one after the other, where S and dP of a whole one would not fit the
