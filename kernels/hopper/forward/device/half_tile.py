@@ -25,8 +25,8 @@ def half_tile_step(work, data, shared, score, here, kv, it, m, total):
     """Computes the first iteration of a row block that sees at most the first half of the kv tile; returns (P, m,
     total).
 
-    P: fp32 [ROWS, BLOCK_KV], zero in the second half; m, total: the running row maximum and row sum, fp32 [ROWS].  here:
-    see `first_step`.
+    P: fp32 [ROWS, BLOCK_KV], zero in the second half; m, total: the running row maximum and row sum, fp32 [ROWS].
+    here: see `first_step`.
     """
     b, _head, _block, rows, q_tile, _seed = here
     layout: gl.constexpr = accumulator_layout(ROWS, ROWS, 4)

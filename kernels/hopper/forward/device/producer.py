@@ -87,7 +87,7 @@ def load_values(shared, desc, b, head, row, it, BYTES: gl.constexpr):
 def load_seen_values(work, data, shared, desc, b, head, packed_tile, row, it, landings, BYTES: gl.constexpr):
     """Loads V of a packed tile id's kv tile, from `row` on, with zeros for keys that no query sees.
 
-    See Note [Rows that take no part] in `hopper.clear`.  head: the query head; it: the number of the kv tile in the
+    See Note [Rows that take no part] in `shared.device.clear`.  head: the query head; it: the number of the kv tile in the
     CTA; landings: how many V tiles have been cleared so far.  Returns the new value of `landings`.
     """
     stage = wait_for_room(shared.v_empty, it, shared.STAGES)

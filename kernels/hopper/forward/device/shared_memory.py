@@ -29,7 +29,7 @@ class SharedMemory:
     packed_tiles: if LISTED (the mask is data), a ring of `packed_tile_stages`, see Note [Packed tiles] in `listed`.
 
     Barriers `*_full` are completed by the producer's copies, `*_empty` by an arrival of every consumer. If LISTED,
-    v_full has one more barrier, which is the producer's own, see `hopper.clear`.
+    v_full has one more barrier, which is the producer's own, see `shared.device.clear`.
     """
 
     q: gl.shared_memory_descriptor
