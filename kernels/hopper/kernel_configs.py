@@ -133,7 +133,7 @@ class ForwardConfig:
 
     @property
     def tiles(self) -> Tiles:
-        """The tile sizes, warps and stages, in the form in which a plan stores them."""
+        """The tile sizes, number of warps and number of stages, as the `Tiles` that a plan stores."""
         return Tiles(self.rows, self.block_kv, CONSUMER_WARPS * self.consumers, self.stages)
 
 

@@ -1,4 +1,6 @@
-"""The tensors of a mask that is data, checked and turned into argument groups of the Hopper forward."""
+"""Checks the tensors of a mask that is data (not just a band), and makes argument groups of the forward kernel from
+them.
+"""
 
 from __future__ import annotations
 

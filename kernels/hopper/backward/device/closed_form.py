@@ -35,7 +35,7 @@ class ClosedFormTileSchedule:
 
     @gluon.jit
     def at(self, position):
-        """Returns a copy for the head at `position` of the launch order."""
+        """Returns a copy of these tile schedules for the head at `position` of the launch order."""
         return replace(self, work=self.work.at(position))
 
     @gluon.jit
@@ -65,7 +65,10 @@ class ClosedFormTileSchedule:
 
     @gluon.jit
     def begin(self, step, kv):
-        """Returns the packed tile id of iteration `step` of kv tile `kv`, the first that a role computes."""
+        """Returns the packed tile id (q tile, and whether the mask cuts it) of iteration `step` of kv tile `kv`.
+
+        A role calls this for its first iteration, and `following` for the others.
+        """
         return self.packed_tile(step, kv)
 
     @gluon.jit
@@ -81,7 +84,7 @@ class ClosedFormTileSchedule:
 
     @gluon.jit
     def put_packed_tile(self, packed_tile, stage, full):
-        """Passes the packed tile id of an iteration to the consumers, if they need it; for the producer.
+        """Passes the packed tile id of an iteration to the consumers, if they need it; called by the producer.
 
         It must be called before the dO barrier of `stage` is armed; `full` is that barrier, unused here.
         """
@@ -111,8 +114,10 @@ class BandMask:
 
     @gluon.jit
     def read_packed_tile(self, stage):
-        """Reads the packed tile id of the iteration whose dO is in this stage of its ring; 0 if consumers need no
-        packed tile ids.
+        """Reads the packed tile id (q tile, and whether the mask cuts it) of the iteration whose dO is in stage `stage`
+        of its ring.
+
+        Returns 0 if consumers need no packed tile ids.
         """
         packed_tile = 0
         if self.tile_schedule.NEEDS_PACKED_TILES:

@@ -24,8 +24,8 @@ def _place(work, kv):
 
 @gluon.jit
 def wait_for_group(work, kv, semaphores, group_barrier):
-    """Waits until the previous members of the group have added their dk and dv, then arrives at `group_barrier`; for
-    the producer.
+    """Waits until the previous members of the group have added their dk and dv, then arrives at `group_barrier`; called
+    by the producer.
     """
     wait_semaphore(semaphores + _place(work, kv), work.member)
     mbarrier.arrive(group_barrier, count=1)

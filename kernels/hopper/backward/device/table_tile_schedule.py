@@ -59,7 +59,7 @@ class TableTileSchedule:
 
     @gluon.jit
     def at(self, position):
-        """Returns a copy for the head at `position` of the launch order."""
+        """Returns a copy of these tile schedules for the head at `position` of the launch order."""
         return replace(self, work=self.work.at(position))
 
     @gluon.jit
@@ -82,11 +82,12 @@ class TableTileSchedule:
 
     @gluon.jit
     def begin(self, step, kv):
-        """Returns the packed tile id of iteration `step` of kv tile `kv`, the first of a role; undefined if there is
-        none.
+        """Returns the packed tile id (q tile, rank, and whether the mask cuts the tile) of iteration `step` of kv tile
+        `kv`.
 
-        The load is volatile: the compiler would delay another load until the number of iterations, also loaded, is
-        there.
+        A role calls this for its first iteration, and `following` for the others; if it has none, the result is
+        undefined.  The load is volatile: the compiler would delay another load until the number of iterations, also
+        loaded, is there.
         """
         n_q = self.work.n_q
         return gl.load(
@@ -104,7 +105,7 @@ class TableTileSchedule:
 
     @gluon.jit
     def hidden_keys(self, kv):
-        """Returns int32 [BLOCK_KV]: 1 for keys of kv tile `kv` that no query sees; for the producer."""
+        """Returns int32 [BLOCK_KV]: 1 for keys of kv tile `kv` that no query sees; called by the producer."""
         work = self.work
         row = work.batch * self.data.table_b + work.q_head() * self.data.table_h
         return unseen_keys(self.data.keys_seen, row, self._existing(kv), work.kv_len, work.BLOCK_KV)
@@ -116,7 +117,7 @@ class TableTileSchedule:
 
     @gluon.jit
     def put_packed_tile(self, packed_tile, stage, full):
-        """Passes the packed tile id and the query vectors of an iteration to the consumers; for the producer.
+        """Passes the packed tile id and the query vectors of an iteration to the consumers; called by the producer.
 
         full: the dO barrier of this stage, at which the copies of the vectors arrive; it must not have been armed yet.
         """
@@ -180,7 +181,9 @@ class TableMask:
 
     @gluon.jit
     def read_packed_tile(self, stage):
-        """Reads the packed tile id of the iteration whose dO is in this stage of its ring."""
+        """Reads the packed tile id (q tile, and whether the mask cuts it) of the iteration whose dO is in stage `stage`
+        of its ring.
+        """
         return read_int32(self.tile_schedule.packed_tiles, stage)
 
     @gluon.jit

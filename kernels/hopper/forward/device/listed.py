@@ -28,13 +28,18 @@ UNSEEN = gl.constexpr(FORWARD_UNSEEN)
 
 @gluon.jit
 def kv_of(packed_tile):
-    """Returns the index of the kv tile of a packed tile id, int32; see Note [Packed tiles]."""
+    """Returns the kv tile's index (int32) in a packed tile id, which says how each consumer uses a kv tile; see Note
+    [Packed tiles].
+    """
     return packed_tile & 0xFFFF
 
 
 @gluon.jit
 def use_of(packed_tile, CONSUMER: gl.constexpr):
-    """Returns how a consumer uses the kv tile of a packed tile id (Note [Packed tiles]): SKIP, PARTIAL or FULL."""
+    """Returns how consumer CONSUMER uses the kv tile of a packed tile id (Note [Packed tiles]): SKIP, PARTIAL or FULL.
+
+    It releases the tile unread, applies the elementwise mask, or needs no mask.
+    """
     return (packed_tile >> (16 + 2 * CONSUMER)) & 3
 
 

@@ -27,7 +27,9 @@ from .tile_work import ROWS
 
 @gluon.jit
 def draw(counter_ptr):
-    """Returns the index of the CTA's next q tile in the work list; past its end if no tile is left."""
+    """Returns the index of the CTA's next q tile in the work list, from an atomic counter; past its end if no tile is
+    left.
+    """
     gdc_wait()  # for `prepare`
     return gl.atomic_add(counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
 
@@ -87,8 +89,8 @@ def load_values(shared, desc, b, head, row, it, BYTES: gl.constexpr):
 def load_seen_values(work, data, shared, desc, b, head, packed_tile, row, it, landings, BYTES: gl.constexpr):
     """Loads V of a packed tile id's kv tile, from `row` on, with zeros for keys that no query sees.
 
-    See Note [Rows that take no part] in `shared.device.clear`.  head: the query head; it: the number of the kv tile in the
-    CTA; landings: how many V tiles have been cleared so far.  Returns the new value of `landings`.
+    See Note [Rows that take no part] in `shared.device.clear`.  head: the query head; it: the number of the kv tile in
+    the CTA; landings: how many V tiles have been cleared so far.  Returns the new value of `landings`.
     """
     stage = wait_for_room(shared.v_empty, it, shared.STAGES)
     full = shared.v_full.index(gl.where(has_unseen(packed_tile), shared.STAGES, stage))

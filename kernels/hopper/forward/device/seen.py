@@ -16,7 +16,8 @@ words_of = gluon.constexpr_function(seen_words)
 
 @gluon.jit
 def ask(work, data, b, head, block, kv, wanted):
-    """Loads the mask bits of a row block and a kv tile: int32 [ROWS / 2, 4, words], zeros where `wanted` is false.
+    """Loads a dense mask's bits of a row block and a kv tile: int32 [ROWS / 2, 4, words], zeros where `wanted` is
+    false.
 
     The order of the words is that of Note [Seen bits] in schedule/table_tile_schedule.py.  A row block that does not
     exist gets zeros, so that its queries see no key.

@@ -65,7 +65,7 @@ class DropoutSigns:
 
     @gluon.jit
     def at(self, work):
-        """Returns a copy for the head of `work`."""
+        """Returns a copy of this object for the query head of `work`, a `HeadWork`."""
         return replace(self, work=work)
 
     @gluon.jit

@@ -33,8 +33,8 @@ class HeadWork:
 
     @gluon.jit
     def at(self, position):
-        """Returns a copy for the head at `position` of the launch order, which goes through the batch elements one by
-        one.
+        """Returns a copy of this object for the head at `position` of the launch order, which goes through the batch
+        elements one by one.
         """
         heads = self.q_heads // self.GROUP
         place = position % self.q_heads
