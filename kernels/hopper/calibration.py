@@ -16,11 +16,12 @@ class Backward:
     """Times of the main kernel of the backward, in microseconds.
 
     Args:
-        step: time of one tile pair.
+        step: time of one tile pair, a q tile and a kv tile.
         masked: additional time of a tile pair that needs an elementwise mask.
         tile_schedule: fixed time of a tile schedule: loading k and v, storing dk and dv, taking the next work id.
         group: additional fixed time where query heads share a kv head, so that dk and dv are summed over them.
-        down: additional fixed time of a tile schedule that begins at the last q tile, as the others of its head do.
+        down: additional fixed time of a tile schedule that begins at the last q tile, at which other tile schedules of
+            its head begin, too.
     """
 
     step: float
@@ -32,7 +33,7 @@ class Backward:
 
 @dataclass(frozen=True)
 class Forward:
-    """Times of the forward, in microseconds.
+    """Times of the forward kernel, in microseconds.
 
     Args:
         step: time of one kv tile of a q tile.
@@ -49,17 +50,17 @@ class Forward:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The measured times of one kind of GPU.
+    """The measured times of the kernels on one GPU model, in microseconds.
 
     Args:
-        before: time in microseconds of `prepare`, the kernel before the main kernel of the backward, for 2**25 elements
-            of q; it is bound by memory.
-        after: as `before`, of `finish`, the kernel after the main kernel, which begins on SMs that have run out of
-            work.
-        launch: the remaining time of a backward, in microseconds.
-        backward: times by the head dims of a tile; head dims that were not measured are missing.
-        forward: times by the head dims of a tile and whether the mask is a sliding window, for which neighbouring q
-            tiles share keys.
+        before: time of `prepare`, the kernel before the main kernel of the backward, for 2**25 elements of q; it is
+            bound by memory bandwidth.
+        after: time of `finish`, the kernel after the main kernel, for 2**25 elements of q; it begins on SMs that have
+            run out of work.
+        launch: fixed time of a backward, for all that the other numbers do not cover.
+        backward: times of the main kernel by the head dims of a tile; head dims that were not measured are missing.
+        forward: times by (head dim of q and k, head dim of v, whether the mask is a sliding window); under a window
+            neighbouring q tiles share keys.
     """
 
     before: float

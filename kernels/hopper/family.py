@@ -35,7 +35,7 @@ def _fits_tables(site: Site) -> bool:
 
 
 class Hopper(Family):
-    """The warp-specialised Gluon kernels for sm_90."""
+    """The kernel family of the warp-specialised Gluon kernels for sm_90 (H100, H200)."""
 
     name = "hopper"
     head_dims = "equal ones from 40 to 256, and 136 to 192 beside 72 to 128 of value"
@@ -59,9 +59,10 @@ class Hopper(Family):
         return () if dims is None else (CANDIDATES[dims],)
 
     def forward_tiles(self, site: Site, arch: str, backward: str) -> Tiles | None:
-        """Returns the tiles of the forward for a site, or None.
+        """Returns the tiles of the forward for a site, or None if these kernels cannot run its forward.
 
-        Where the mask is data the forward runs only with this family's backward, because the tables are built for both.
+        If the mask is data, the forward runs only with this family's backward, because the mask's tables are built for
+        both.
         """
         dims = dims_of_tile(site.head_dim, site.value_dim)
         able = not self.lacks(site.call.traits) and (not site.call.traits.data or backward == self.name)
@@ -70,8 +71,8 @@ class Hopper(Family):
         )
 
     def covers(self, site: Site, arch: str) -> bool:
-        """Returns whether the kernels can run `site` on `arch` and the mask's tables can hold all of its components
-        together.
+        """Returns whether the kernels can run `site` on `arch`, and the tables of the mask have room for all of its
+        components together.
         """
         return super().covers(site, arch) and _fits_tables(site)
 

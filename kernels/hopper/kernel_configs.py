@@ -1,7 +1,8 @@
-"""Configs of the Hopper kernels, by the head dims of a tile: (columns of q and k, columns of v).
+"""Tile sizes, pipeline depths and register counts of the Hopper kernels, for each pair of tile head dims.
 
-TMA fills a tile with zeros where head dims are smaller.  A config changes speed and resources; only the tile sizes (and
-`ForwardConfig.sums_by_matmul`) change bits.  Configs are internal; user settings are in `dash_inductor.config`.
+The keys are (columns of a tile of q and k, columns of a tile of v); TMA fills a tile with zeros where head dims are
+smaller.  A config changes speed and resources; only the tile sizes (and `ForwardConfig.sums_by_matmul`) change the bits
+of results.  Configs are internal; user settings are in `dash_inductor.config`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ hide the cost of adding to dq."""
 
 
 def dims_of_tile(head_dim: int, value_dim: int) -> Dims | None:
-    """Returns the dims of the smallest tile that holds these head dims, or None if they are too large."""
+    """Returns the dims (of q and k, of v) of the smallest tile that holds these head dims, or None if they are too
+    large.
+    """
     for dims in CANDIDATES:
         if head_dim <= dims[0] and value_dim <= dims[1]:
             return dims
@@ -45,17 +48,17 @@ def dims_of_tile(head_dim: int, value_dim: int) -> Dims | None:
 
 @dataclass(frozen=True)
 class BackwardConfig:
-    """How the main kernel of the backward is built; it affects speed and resources, never bits.
+    """How the main kernel of the backward is built; it affects speed and resources, never the bits of results.
 
     Args:
-        step: the order of matmuls in an iteration, see `shared.device.steps`.
-        ahead: whether an iteration ends with the S matmul of the next one; always true where iterations overlap.
-        left_in_registers: whether K and V are left operands in registers.
-        tail: columns of q and k that are stored in tiles of their own, so that the remaining columns are a power of
-            two.
-        one_dq: whether there is one dq tile in shared memory, where one per stage does not fit.
+        step: the order of the matmuls in an iteration, see `shared.device.steps`.
+        ahead: whether an iteration ends with the matmul S = K Q^T of the next one; always true for "overlapped".
+        left_in_registers: whether K and V are read from registers as left operands of matmuls.
+        tail: number of last columns of q and k that are stored in separate tiles, so that the number of the others is a
+            power of two.
+        one_dq: whether shared memory has a single dq tile, because one per stage does not fit.
         registers: registers per thread of the producer and the reducers.
-        shared_vectors: the most vectors of a mask's queries that have room in shared memory; others are read from
+        shared_vectors: the most per-query vectors of a mask that are kept in shared memory; any others are read from
             global memory.
     """
 
@@ -84,22 +87,24 @@ BACKWARD_CONFIGS: dict[Dims, BackwardConfig] = {
 
 @dataclass(frozen=True)
 class ForwardConfig:
-    """How the main kernel of the forward is built; only block_kv and sums_by_matmul change bits.
+    """How the main kernel of the forward is built; only block_kv and sums_by_matmul change the bits of results.
 
     Args:
         block_kv: keys of a kv tile.
         stages: tiles in each of the shared memory rings of K and V.
         consumers: number of consumer warpgroups, 2 or 3; each computes one row block.
         q_stages: Q tiles in shared memory; with 2 the next one is loaded while a tile is computed.
-        tail: columns of q and k that are stored in tiles of their own, so that the remaining columns are a power of
-            two.
-        out_in_q: whether out overwrites q in shared memory, where both do not fit.
+        tail: number of last columns of q and k that are stored in separate tiles, so that the number of the others is a
+            power of two.
+        out_in_q: whether out overwrites q in shared memory, because there is no room for both.
         registers: registers per thread of the consumers (the first one gets what is left).
         producer_registers: registers per thread of the producer.
-        segment_ids_ahead: see `listed.ListedMask` and `Specialisation.segment_ids_ahead`.
-        half_tiles: see Note [Half tiles] in `half_tile` and `Specialisation.half_tiles`.
-        sums_by_matmul: when matmuls compute row sums, see Note [Sums] in `sums` and `Specialisation.sums_by_matmul`:
-            always, where scores are bounded, or never, because the eight additional registers would cause spills.
+        segment_ids_ahead: in which iterations the mask's vectors are loaded before the matmul, see `listed.ListedMask`
+            and `Specialisation.segment_ids_ahead`.
+        half_tiles: whether hidden halves of first kv tiles are skipped, see Note [Half tiles] in `half_tile` and
+            `Specialisation.half_tiles`.
+        sums_by_matmul: when matmuls compute the row sums of P (Note [Sums] in `sums`, `Specialisation.sums_by_matmul`):
+            always; only where scores are bounded; or never, because the eight additional registers would cause spills.
         head_chunk_mib: MiB of K and V that a head chunk reads, see `launch._head_chunks`; less than the L2 cache of any
             Hopper GPU.
     """
@@ -123,12 +128,12 @@ class ForwardConfig:
 
     @property
     def rows(self) -> int:
-        """The query rows of a tile."""
+        """The number of query rows of a q tile, over all consumers."""
         return ROW_BLOCK * self.consumers
 
     @property
     def tiles(self) -> Tiles:
-        """The tiles as a plan stores them."""
+        """The tile sizes, number of warps and number of stages, as the `Tiles` that a plan stores."""
         return Tiles(self.rows, self.block_kv, CONSUMER_WARPS * self.consumers, self.stages)
 
 
@@ -164,10 +169,10 @@ PART, MOST_PARTS = 512, 64
 
 
 def has_few(traits: Traits, q_len: int, group: int) -> bool:
-    """Returns whether a call has few enough queries for the split-KV kernels.
+    """Returns whether a call has few enough queries for the split-KV kernels, and needs nothing that they lack.
 
     Args:
-        traits: traits of the call; under a mask, with dropout, sinks or a score modifier, the main kernel runs.
+        traits: traits of the call; with a mask, dropout, sinks or a score modifier, the main kernel runs.
         group: query heads per kv head.
     """
     plain = not (traits.has_lo or traits.has_hi or traits.asks or traits.varlen or traits.reads("sinks"))
@@ -175,15 +180,19 @@ def has_few(traits: Traits, q_len: int, group: int) -> bool:
 
 
 def suits_parts(traits: Traits, q_len: int, kv_len: int, group: int) -> bool:
-    """Returns whether the keys of a call are split into parts: few queries and many keys; arguments as for
-    `has_few`.
+    """Returns whether the split-KV kernels run a call, because it has few queries and many keys.
+
+    Args:
+        traits: traits of the call.
+        group: query heads per kv head.
     """
     return has_few(traits, q_len, group) and kv_len > 2 * PART
 
 
 def part_of(kv_len: int) -> int:
-    """Returns the keys of a part: PART times a power of two.  It depends on kv_len alone, and so do the results'
-    bits.
+    """Returns the number of keys of a part (split) for split-KV: PART times a power of two.
+
+    It depends on kv_len alone, and so do the bits of the results.
     """
     length = PART
     while -(-kv_len // length) > MOST_PARTS:

@@ -1,10 +1,10 @@
 """Predicted times of the Hopper kernels, in microseconds.
 
 A launch is modelled as a list of tile schedules, one per work id, which `WORKERS` CTAs take in launch order as they
-become free.  Each takes a constant plus a time per iteration (`calibration`).  Waits for semaphores are not simulated:
-schedules whose q tiles ascend hardly wait, and the waits of those that descend are part of their constant.  There is no
-prediction where waits matter: for `descending` and `ascending` under a causal mask, and for schedules whose CTAs must
-be co-resident.
+become free.  Each tile schedule takes a constant plus a time per iteration (`calibration`).  Waits for semaphores are
+not simulated: schedules whose q tiles ascend hardly wait, and the waits of those that descend are part of their
+constant.  There is no prediction where waits matter: for `descending` and `ascending` under a causal mask, and for
+schedules whose CTAs must be co-resident.
 """
 
 from __future__ import annotations
@@ -36,7 +36,12 @@ of the others is added."""
 def unpredicted(
     plan: Plan, site: Site, arch: str, gpu: str, rates: Calibration, documents: Documents | None
 ) -> str | None:
-    """Returns why a backward is not predicted, as `Family.unpredicted`, given the times that were measured on `gpu`."""
+    """Returns the reason, in words, why the time of a backward is not predicted; None if it is.
+
+    Args:
+        rates: the times that were measured on `gpu`.
+        documents: the lengths of packed documents in tokens; None if they are unknown or there are none.
+    """
     dims = dims_of_tile(site.head_dim, site.value_dim)
     if arch != ARCH:
         return f"{arch} is not calibrated"
@@ -61,7 +66,7 @@ def unpredicted(
 
 
 def rates_of_forward(site: Site, arch: str, rates: Calibration) -> Forward | None:
-    """Returns the calibrated times for the forward of a site, or None if similar forwards were not measured."""
+    """Returns the calibrated times for the forward of a site, or None if no forward like it was measured."""
     dims = dims_of_tile(site.head_dim, site.value_dim)
     found = None if dims is None else rates.forward.get((*dims, site.band.is_window))
     _, q_len, kv_len = _sizes(site)
@@ -81,7 +86,7 @@ def _is_calibrated(band: Band) -> bool:
 
 
 def problem_of(plan: Plan, site: Site) -> Problem:
-    """Returns the backward of a site as the input of the schedules of the Hopper kernels."""
+    """Returns the sizes, tiles and band of a site's backward as the `Problem` from which schedules are computed."""
     batch, q_len, kv_len = _sizes(site)
     tiles = plan.dkdv
     return Problem(
@@ -102,7 +107,11 @@ def _all_at_once(problem: Problem) -> bool:
 
 
 def backward_us(plan: Plan, site: Site, calibration: Calibration, documents: Documents | None = None) -> float:
-    """Predicts the time of the backward of a calibrated site, in microseconds."""
+    """Predicts the time of the backward of a site, in microseconds; `unpredicted` must have returned None for it.
+
+    Args:
+        documents: the lengths of packed documents in tokens, if the mask depends on them.
+    """
     dims = dims_of_tile(site.head_dim, site.value_dim)
     assert dims is not None
     problem, rates = problem_of(plan, site), calibration.backward[dims]
@@ -198,7 +207,11 @@ def _handed_out(times: Iterable[float]) -> float:
 
 
 def forward_us(plan: Plan, site: Site, rates: Forward) -> float:
-    """Predicts the time of the forward of a calibrated site, in microseconds."""
+    """Predicts the time of the forward of a site, in microseconds.
+
+    Args:
+        rates: the calibrated times, as `rates_of_forward` returns them.
+    """
     batch, _, _ = _sizes(site)
     heads = batch * site.q_heads
     tile_schedules = _forward_tile_schedules(plan, site)

@@ -1,4 +1,4 @@
-"""Argument groups and compile-time constants of the backward kernels."""
+"""The argument groups of the backward kernels, and their compile-time constants as named tuples."""
 
 from __future__ import annotations
 
@@ -63,9 +63,10 @@ CONTRIBUTIONS = Group({"contributions": "*i32"} | _TABLES, {"contributions": ANY
 
 
 class Schedule(NamedTuple):
-    """The generated functions of a schedule, and two facts about it, as compile-time constants.
+    """The functions generated for a schedule, and two of its properties, as compile-time constants.
 
-    PARTS: kv tiles per work id; CO_RESIDENT: CTAs wait in both directions, so there is one CTA per work id.
+    PARTS: kv tiles per work id; CO_RESIDENT: CTAs wait for each other in both directions, so there is one CTA per work
+    id, and all run at once.
     """
 
     LAUNCH: Any
@@ -83,9 +84,10 @@ class Schedule(NamedTuple):
 class MaskKind(NamedTuple):
     """The kind of a mask, as compile-time constants.
 
-    HAS_LO, HAS_HI: whether its band has the bound; EVEN_KV: no kv tile is ragged; HAS_DENSE: as in `DATA`; VARLEN_ROWS:
-    padded rows per row block of a varlen layout, 0 where tokens are rows; HAS_RANGES: a form `is_range`; SHARED: how
-    many vectors of queries are in shared memory, the first ones; the others: as in `common.relations.Layout`.
+    HAS_LO, HAS_HI: whether the band has this bound; EVEN_KV: every kv tile is full, without a ragged last one;
+    HAS_DENSE: there is a dense mask, see `DATA`; VARLEN_ROWS: padded rows per row block of a varlen layout, 0 without
+    one; HAS_RANGES: some form `is_range`; SHARED: how many of the mask's per-query vectors are in shared memory, from
+    the first; FORMS, Q_ROWS, KV_ROWS, QUERIES, KEYS: see `common.relations.Layout`.
     """
 
     HAS_LO: bool
@@ -103,12 +105,13 @@ class MaskKind(NamedTuple):
 
 
 class Form(NamedTuple):
-    """The tiles and the iteration of the main kernel, as compile-time constants.
+    """The tile sizes and the order of matmuls of the main kernel, as compile-time constants.
 
-    GROUP: query heads per kv head; BLOCK_D + TAIL_D: columns of q and k; BLOCK_DV: columns of v; STAGES, DQ_STAGES:
-    sizes of the rings of q and do, and of dq; STEP: see `device.steps`; AHEAD: an iteration ends with (a half of) the S
-    matmul of the next, so a tile schedule begins with one of its own; LEFT_IN_REGISTERS: K and V stay in registers as
-    left operands; ROLE_REGISTERS: registers per thread of roles other than consumers.
+    GROUP: query heads per kv head; BLOCK_D + TAIL_D: columns of tiles of q and k; BLOCK_DV: columns of tiles of v;
+    STAGES, DQ_STAGES: sizes of the rings of q and do, and of dq; STEP: "overlapped", "halved" or "shared", see
+    `device.steps`; AHEAD: an iteration ends with (a half of) the matmul S = K Q^T of the next one, so a tile schedule
+    begins with one; LEFT_IN_REGISTERS: K and V stay in registers as left operands; ROLE_REGISTERS: registers per thread
+    of roles other than consumers.
     """
 
     GROUP: int
@@ -126,10 +129,10 @@ class Form(NamedTuple):
 
 
 class Prepare(NamedTuple):
-    """The tiles of `prepare`, as compile-time constants.
+    """The sizes for which `prepare` is compiled, as compile-time constants.
 
-    DIM: columns of out and its gradient; BLOCK_DV: columns of their tiles; HAS_DATA: the mask is data; VARLEN_ROWS: as
-    in `MaskKind`.
+    DIM: columns of out and its gradient; BLOCK_DV: columns of their tiles; HAS_DATA: the mask is data; VARLEN_ROWS:
+    padded rows per row block of a varlen layout, 0 without one.
     """
 
     BLOCK_Q: int
@@ -140,10 +143,10 @@ class Prepare(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """The tiles of `finish`, as compile-time constants.
+    """The sizes for which `finish` is compiled, as compile-time constants.
 
-    DIM: columns of dq; BLOCK_D + TAIL_D: columns of its accumulator; ROWS: rows per program; VARLEN_ROWS: as in
-        `MaskKind`.
+    DIM: columns of dq; BLOCK_D + TAIL_D: columns of its accumulator; ROWS: rows per program; VARLEN_ROWS: padded rows
+    per row block of a varlen layout, 0 without one.
     """
 
     BLOCK_Q: int

@@ -1,4 +1,4 @@
-"""Compiles the kernels of the backward: a `Specialisation` (dtype, head dims, group, mask, tiles) gives `Kernels`.
+"""Compiles the kernels of the backward, `Kernels`, for a `Specialisation` (dtype, head dims, group, mask, tiles).
 
 Compiling needs neither driver nor GPU.  Lengths, batch and strides are run-time arguments, so one build serves all.
 """
@@ -43,7 +43,7 @@ FINISH_ROWS, FINISH_WARPS = 32, 4
 
 
 def tile_dims(head_dim: int, value_dim: int) -> tuple[int, int]:
-    """Returns the tile dims for these head dims, a key of `BACKWARD_CONFIGS`.
+    """Returns the tile dims (of q and k, of v) for these head dims, a key of `BACKWARD_CONFIGS`.
 
     Raises:
         ArgumentError: no config fits the head dims.
@@ -56,7 +56,7 @@ def tile_dims(head_dim: int, value_dim: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Specialisation:
-    """The specialisation key of the backward kernels.
+    """What the backward kernels are compiled for; kernels are cached by it.
 
     Args:
         head_dim, value_dim: head dims of q and k, and of v.
@@ -87,7 +87,7 @@ class Specialisation:
 
     @staticmethod
     def of_site(site: Site, plan: Plan, stamped: bool = False) -> Specialisation:
-        """Returns the specialisation of the kernels of a site's plan, or of a call, see `tensors.site_of`.
+        """Returns the specialisation for an attention site under a plan; `tensors.site_of` gives the site of a call.
 
         Args:
             stamped: whether the main kernel records timestamps.
@@ -108,12 +108,12 @@ class Specialisation:
 
     @property
     def row_block(self) -> int:
-        """The padded rows per row block of a varlen layout, 0 where tokens are rows."""
+        """The padded rows per row block of a varlen layout; 0 without one, where every row is a token."""
         return ROW_BLOCK if self.traits.varlen else 0
 
 
 class Kernels:
-    """prepare, main and finish of a `Specialisation`, compiled on first use."""
+    """The kernels prepare, main and finish of a `Specialisation`; each is compiled when it is first accessed."""
 
     def __init__(self, of: Specialisation) -> None:
         self.of = of
@@ -126,10 +126,10 @@ class Kernels:
 
     @property
     def rows_of_a_load(self) -> int:
-        """The rows of q and do that one TMA load brings: a q tile's, or a piece's if the piece has several column
-        blocks.
+        """The number of rows of q and do that one TMA load brings: those of a whole q tile, or of one of its pieces.
 
-        A piece of one column block directly precedes the next piece in memory, as the rows of a whole tile do.
+        A piece whose columns fit one block of 64 directly precedes the next piece in memory, as the rows of a whole
+        tile do; so one load brings the whole tile.  Wider pieces are loaded separately.
         """
         one_block = self.columns == self.value_columns == COLUMNS
         return self.of.tiles.block_q // (1 if one_block else self.config.pieces)
@@ -223,7 +223,8 @@ class Kernels:
 
 @cache
 def kernels(of: Specialisation, device: int) -> Kernels:
-    """Returns the kernels of a specialisation for a device; each device needs its own, since kernels are loaded into
-    one.
+    """Returns the compiled `Kernels` of a specialisation for a device index, from a cache.
+
+    Each device has its own, since a kernel is loaded into one device.
     """
     return Kernels(of)

@@ -1,6 +1,4 @@
-"""Host side of profiling: allocates the buffer for the timestamps of a launch, and describes the call in its
-profile.
-"""
+"""The host side of profiling a backward: allocates the buffer for a launch's timestamps, and describes the call."""
 
 from __future__ import annotations
 
@@ -19,12 +17,12 @@ NOTHING: tuple[int, int] = 0, 0
 
 
 class CallProfiles(NamedTuple):
-    """Profiles of the calls that `launch.prepare` prepares.
+    """Begins profiles of calls for which `launch.prepare` has built a launcher.
 
     Attributes:
         key: distinguishes sites with the same name.
-        heads: query heads of all batch elements.
-        kv_tiles, q_tiles: tiles of a head.
+        heads: number of query heads of all batch elements.
+        kv_tiles, q_tiles: number of tiles of a head.
         meta: description of the call that a profile stores.
     """
 
@@ -36,10 +34,10 @@ class CallProfiles(NamedTuple):
 
     @staticmethod
     def of(call: Call, plan: Plan, site: Site, tile_schedule: ClosedForm, device: torch.device) -> CallProfiles:
-        """Returns the profiles of calls with these facts.
+        """Returns a `CallProfiles` for calls with this call description, plan, site and device.
 
         Args:
-            site: the site of the call.
+            site: the attention site of the call.
             tile_schedule: the tile schedule, over query heads.
         """
         p, properties = tile_schedule.problem, torch.cuda.get_device_properties(device)
@@ -61,5 +59,10 @@ class CallProfiles(NamedTuple):
         return CallProfiles((call, plan, sizes), p.batch * p.heads, p.n_kv, p.n_q, meta)
 
     def begin(self, site: str, device: torch.device) -> profiles.ProfileRun | None:
-        """Begins a profile of a call at `site`, see `profiles.begin`; None if it is not profiled."""
+        """Begins the profile of one call; returns None if this call is not profiled.
+
+        Args:
+            site: the name of the site, see `profiles.begin`.
+            device: the device on which the kernels run.
+        """
         return profiles.begin(site, self.key, self.heads, self.kv_tiles, self.q_tiles, device, self.meta)

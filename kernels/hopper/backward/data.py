@@ -1,4 +1,6 @@
-"""Arguments of a backward launch whose mask is data."""
+"""Checks the tensors of a mask that is data (not just a band), and makes argument groups of the backward kernels from
+them.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,17 @@ class BackwardData(NamedTuple):
     """The tensors that the mask reads, and its tables; `table_tile_schedule` describes how the kernels use them.
 
     Attributes:
-        q_vectors, kv_vectors: int32 [batch, vectors, q_len] and [batch, vectors, kv_len], contiguous, as in
-            `MaskTables`; None if there are none.
+        q_vectors, kv_vectors: int32 [batch, vectors, q_len] and [batch, vectors, kv_len], contiguous, such as segment
+            ids, see `MaskTables`; None if there are none.
         keys_seen: bool [batch, 1 or q_heads, kv_len], contiguous: whether some query sees the key.  It has q_heads
             entries if the dense mask differs between heads.
-        visits, steps, contributions: int32 [tables, n_kv], [tables, n_kv, n_q] and [tables, n_q], contiguous.
-        dense: bool [batch, q_heads, q_len, kv_len], with size 1 in dimensions that broadcast.
-        token_offsets, token_counts: token offset and token count of each row block of a varlen layout, see
-            `model.VarlenLayout`; lengths are then those of the padded rows.
+        visits: int32 [tables, n_kv], contiguous: the number of q tiles that each kv tile visits.
+        steps: int32 [tables, n_kv, n_q], contiguous: their packed tile ids.
+        contributions: int32 [tables, n_q], contiguous: the number of kv tiles that add to each q tile.
+        dense: bool [batch, q_heads, q_len, kv_len], with size 1 in dimensions that broadcast; None without a dense
+            mask.
+        token_offsets, token_counts: int32 [row blocks], token offset and token count of each row block of a varlen
+            layout, see `model.VarlenLayout`; lengths are then those of the padded rows.  None without a varlen layout.
     """
 
     q_vectors: Tensor | None
@@ -46,7 +51,7 @@ class BackwardData(NamedTuple):
 
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> BackwardData | None:
-        """Takes the tensors from the operator's extras, see `places`; returns None for a band alone.
+        """Returns the tensors of the mask from the operator's extras, or None if the mask is a band alone.
 
         Raises:
             ArgumentError: the number of extras is wrong.
@@ -57,9 +62,13 @@ class BackwardData(NamedTuple):
     @staticmethod
     @functools.lru_cache(maxsize=1024)
     def places(call: Call, count: int) -> Places | None:
-        """Returns, for each tensor, its index in the operator's extras.
+        """Returns, for each field, its tensor's index in the operator's extras, None for absent tensors.
 
-        The extras are the operands of the call, then the mask's vectors, if any, then its tables.
+        The result is None if the mask is a band alone.  The extras are the operands of the call, then the mask's
+        vectors, if any, then its tables.
+
+        Args:
+            count: the number of extras.
 
         Raises:
             ArgumentError: the number of extras is wrong.
@@ -80,11 +89,11 @@ class BackwardData(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """The arguments of a mask that is data, other than addresses.
+    """The strides, in elements or tables, with which the kernels read a mask that is data.
 
     Attributes:
-        tables: strides of tables, by argument name.
-        dense: strides of the dense mask, by argument name.
+        tables: for each argument name, the number of tables between batch elements or query heads.
+        dense: for each argument name, a stride of the dense mask in elements.
     """
 
     tables: dict[str, int]
@@ -92,7 +101,7 @@ class Arguments(NamedTuple):
 
     @staticmethod
     def of(call: Call, data: BackwardData, tile_schedule: ClosedForm, device: torch.device) -> Arguments:
-        """Checks the tensors and returns their arguments.
+        """Checks the tensors of the mask and returns the strides of its tables and of its dense mask.
 
         Args:
             tile_schedule: the tile schedule of the mask's band, over query heads.
@@ -130,12 +139,14 @@ class Arguments(NamedTuple):
         return Arguments({"table_b": table_b, "table_h": table_h}, named)
 
     def of_call(self, places: Places, addresses: Mapping[int, Address]) -> dict[str, tuple[Any, ...] | None]:
-        """Returns the groups `DATA` of the main kernel, `CONTRIBUTIONS` of `finish`, and `VARLEN_LAYOUT` of all
-        kernels.
+        """Returns the mask's argument groups by name: "data", "contributions" and "varlen_layout".
+
+        "data" is for the main kernel, "contributions" for `finish`; "varlen_layout" is for all kernels, None without a
+        varlen layout.
 
         Args:
-            places: as `BackwardData.places`.
-            addresses: of the operator's extras, by index.
+            places: for each field of `BackwardData`, its index in the operator's extras; None for absent tensors.
+            addresses: the address of each extra, by index.
         """
         # the kernels read no absent tensor
         known = dict(zip(BackwardData._fields, (0 if i is None else addresses[i] for i in places), strict=True))

@@ -1,6 +1,7 @@
-"""The host side of the Hopper kernel: checks tensors, lays out the workspace, launches prepare, main and finish.
+"""The host side of the Hopper backward: checks tensors, lays out the workspace, launches prepare, main and finish.
 
-Everything that depends on layouts alone is prepared once.  A call allocates four tensors and launches three kernels.
+Everything that depends only on tensor layouts is computed once.  A call allocates four tensors and launches three
+kernels.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ _ALIGNMENT = 128  # bytes between the parts of the workspace
 
 
 def prepare(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, plan: Plan, site: str = "") -> Run:
-    """Returns the function (grad_out, query, key, value, out, logsumexp, extras) -> [dq, dk, dv, ...].
+    """Returns a function (grad_out, query, key, value, out, logsumexp, extras) -> [dq, dk, dv, and delta if
+    `call.delta`].
 
-    It runs calls with tensors of these dtypes, shapes, strides and device, under the present value of
-    `config.profile`, bitwise reproducibly.  The results are those of `Call.results`.  Delta is contiguous, and zero in
-    rows that see no key.  It is a view of the workspace, which it keeps alive, or a copy if rows do not fill their
-    tiles.
+    It runs calls with tensors of these dtypes, shapes, strides and device, under the value that `config.profile` has
+    now, bitwise reproducibly.  Delta, the row sums of out * grad_out minus grad_logsumexp, is fp32 [batch, q heads,
+    q_len], contiguous, and zero in rows that see no key.  It may be a view of the workspace, which it then keeps alive.
 
     Args:
         tensors: grad_out, query, key, value, out and logsumexp.  All but the last are fp16 or bf16 [batch, heads,

@@ -1,4 +1,4 @@
-"""Argument groups and compile-time constants of the forward's main kernel."""
+"""The argument groups of the forward kernels, and their compile-time constants as named tuples."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OPERANDS = {"dropout": Parameter("dropout", DROPOUT), "sinks": Parameter("sinks"
 
 
 class Schedule(NamedTuple):
-    """The generated functions of a schedule that the main kernel calls, as compile-time constants."""
+    """The functions generated for a schedule that the main kernel calls, as compile-time constants."""
 
     KV_RANGE: Any
     SEEN_ROWS: Any
@@ -46,12 +46,12 @@ class Schedule(NamedTuple):
 class MaskKind(NamedTuple):
     """The kind of a mask, as compile-time constants.
 
-    HAS_LO, HAS_HI: whether its band has the bound; EVEN_KV: no kv tile is ragged; FROM_THE_END: the last q tiles come
-    first, see `schedule.table_tile_schedule`; HAS_DENSE: there are mask bits, see `data.ForwardData`;
-    SEGMENT_IDS_AHEAD: see `device.listed.ListedMask`; VARLEN_ROWS: padded rows per row block of a varlen layout, 0
-    where tokens are rows;
-    HALF_TILES: see Note [Half tiles] in `device.half_tile`; HAS_RANGES: a form `is_range`; READS_POSITIONS: a form
-    reads the positions of the keys; the others: as in `common.relations.Layout`.
+    HAS_LO, HAS_HI: whether the band has this bound; EVEN_KV: every kv tile is full, without a ragged last one;
+    FROM_THE_END: the last q tiles come first in the work list, see `schedule.table_tile_schedule`; HAS_DENSE: the
+    kernel reads mask bits, see `data.ForwardData`; SEGMENT_IDS_AHEAD: see `device.listed.ListedMask`; VARLEN_ROWS:
+    padded rows per row block of a varlen layout, 0 without one; HALF_TILES: see Note [Half tiles] in
+    `device.half_tile`; HAS_RANGES: some form `is_range`; READS_POSITIONS: some form reads the positions of the keys;
+    FORMS, Q_ROWS, KV_ROWS, QUERIES, KEYS: see `common.relations.Layout`.
     """
 
     HAS_LO: bool
@@ -72,12 +72,12 @@ class MaskKind(NamedTuple):
 
 
 class Form(NamedTuple):
-    """The tiles and roles of the main kernel, as compile-time constants.
+    """The tile sizes, rings and registers of the main kernel, as compile-time constants.
 
-    BLOCK_D + TAIL_D: columns of q and k; BLOCK_DV: columns of v; Q_STAGES, STAGES: sizes of the rings of q, and of k
-    and v; CONSUMERS: number of consumer warpgroups; OUT_IN_Q: out overwrites q in shared memory; REGISTERS,
-    PRODUCER_REGISTERS: registers per thread; FIXED_BASE: see Note [Softmax] in `device.steps`; SUMS_BY_MATMUL: see Note
-    [Sums] in `device.sums`.
+    BLOCK_D + TAIL_D: columns of tiles of q and k; BLOCK_DV: columns of tiles of v; Q_STAGES, STAGES: sizes of the rings
+    of q, and of k and v; CONSUMERS: number of consumer warpgroups; OUT_IN_Q: out overwrites q in shared memory;
+    REGISTERS, PRODUCER_REGISTERS: registers per thread of consumers and producer; FIXED_BASE: the softmax uses no row
+    maximum, see Note [Softmax] in `device.steps`; SUMS_BY_MATMUL: see Note [Sums] in `device.sums`.
     """
 
     BLOCK_KV: int
@@ -99,9 +99,10 @@ FEW_STRIDES = shared.strides(8)
 
 
 class Few(NamedTuple):
-    """The tiles of `device.few`, as compile-time constants.
+    """The sizes of the split-KV kernels `device.few`, as compile-time constants.
 
-    ROWS: query rows; DIM, BLOCK_D: columns of q and k, and of their tiles; VALUE_DIM, BLOCK_DV: the same of v.
+    ROWS: query rows of a tile; BLOCK_KV: keys of a tile; DIM, VALUE_DIM: columns of q and k, and of v; BLOCK_D,
+    BLOCK_DV: columns of their tiles.
     """
 
     ROWS: int

@@ -1,4 +1,4 @@
-"""Compiles the kernels of the forward: a `Specialisation` (dtype, head dims, kind of mask) gives `Kernels`.
+"""Compiles the kernels of the forward, `Kernels`, for a `Specialisation` (dtype, head dims, traits of the call).
 
 Compiling needs neither driver nor GPU.  Lengths, bounds, heads, batch and strides are run-time arguments, so one build
 serves all.
@@ -33,7 +33,7 @@ from .device.tile_work import ROWS
 
 
 def tile_dims(head_dim: int, value_dim: int) -> tuple[int, int]:
-    """Returns the key of `FORWARD_CONFIGS` for these head dims.
+    """Returns the tile dims (of q and k, of v) for these head dims, a key of `FORWARD_CONFIGS`.
 
     Raises:
         ArgumentError: no kernel fits the head dims, or TMA cannot read them.
@@ -46,14 +46,16 @@ def tile_dims(head_dim: int, value_dim: int) -> tuple[int, int]:
 
 
 def is_short(dims: tuple[int, int], q_len: int) -> bool:
-    """Returns whether heads of `q_len` queries use `SHORT_CONFIGS`: its smaller tiles must not be more than the usual
-    ones.
+    """Returns whether heads of `q_len` queries use `SHORT_CONFIGS`: whether they need no more of its smaller tiles than
+    of usual ones.
+
+    dims: the tile dims, as `tile_dims` returns them.
     """
     return dims in SHORT_CONFIGS and -(-q_len // SHORT_CONFIGS[dims].rows) == -(-q_len // FORWARD_CONFIGS[dims].rows)
 
 
 def check_tiles(dims: tuple[int, int], tiles: Tiles) -> None:
-    """Raises ArgumentError unless `tiles` of a plan are those in `FORWARD_CONFIGS[dims]`."""
+    """Raises ArgumentError unless a plan's forward tiles are those of `FORWARD_CONFIGS[dims]`."""
     used = FORWARD_CONFIGS[dims].tiles
     if tiles != used:
         raise ArgumentError("plan.forward_tiles", str(tiles), f"{used} at head dims up to {dims}")
@@ -61,13 +63,13 @@ def check_tiles(dims: tuple[int, int], tiles: Tiles) -> None:
 
 @dataclass(frozen=True)
 class Specialisation:
-    """The specialisation key of the forward kernels.
+    """What the forward kernels are compiled for; kernels are cached by it.
 
     Args:
         head_dim, value_dim: head dims of q and k, and of v.
         traits: traits of the call.
         even_kv: whether kv_len is a multiple of the kv tile.
-        short: whether `SHORT_CONFIGS` are used.
+        short: whether a config of `SHORT_CONFIGS` is used, with two row blocks per tile.
     """
 
     dtype: DType
@@ -88,7 +90,7 @@ class Specialisation:
 
     @staticmethod
     def of_site(site: Site) -> Specialisation:
-        """Returns the specialisation of the kernels of a site, or of a call, see `tensors.site_of`.
+        """Returns the specialisation for an attention site; `tensors.site_of` gives the site of a call.
 
         If q_len is dynamic, the config is not a short one.
 
@@ -114,12 +116,18 @@ class Specialisation:
 
     @property
     def layout(self) -> Layout:
-        """The vectors that the kernel reads; none with a dense mask, whose bits already include the other relations."""
+        """The mask vectors and relations that the kernel reads; none with a dense mask, whose bits include all
+        relations.
+        """
         return Layout.of([]) if self.has_dense else layout(self.traits)
 
     @property
     def segment_ids_ahead(self) -> int:
-        """The config's `segment_ids_ahead`, reduced where other features take the registers; 0 without vectors."""
+        """In which iterations vectors are loaded early, see `ListedMask`: the config's value, or less where registers
+        are scarce.
+
+        It is 0 if the mask has no vectors.
+        """
         forms = self.layout.FORMS
         if not forms or self.traits.reads("dropout"):
             return 0
@@ -129,15 +137,15 @@ class Specialisation:
 
     @property
     def plain(self) -> bool:
-        """Whether the mask is a band and there is no dropout; half tiles and short configs were measured for this case
-        only.
+        """Whether the mask is a band and there is no dropout: the only case in which half tiles and short configs are
+        used.
         """
         return not (self.traits.components or self.traits.reads("dropout"))
 
     @property
     def fixed_base(self) -> bool:
-        """Whether the softmax needs no row maximum, because no exponential of a score overflows the dtype of P (that of
-        q).
+        """Whether the softmax needs no row maximum: no exponential of a score overflows the dtype of P, which is that
+        of q.
 
         Sums are then computed by matmuls: without a maximum no probability is exactly one, and a row that sees one key
         would return that key's value with a rounding error.
@@ -147,27 +155,33 @@ class Specialisation:
 
     @property
     def sums_by_matmul(self) -> bool:
-        """Whether matmuls compute row sums, see Note [Sums] in `device.sums`: where the forward is bound by
-        instructions.
+        """Whether matmuls compute the row sums of P, which is faster where the forward is bound by instruction issue.
+
+        See Note [Sums] in `device.sums`.
         """
         return self.fixed_base or (self.config.sums_by_matmul == "always" and not self.exact_sums)
 
     @property
     def exact_sums(self) -> bool:
-        """Whether row sums must be those of P in fp32: the program uses the log-sum-exp, or there is dropout."""
+        """Whether row sums must be those of the unrounded P in fp32, because the program uses the log-sum-exp or there
+        is dropout.
+        """
         return self.traits.logsumexp or self.traits.reads("dropout")
 
     @property
     def half_tiles(self) -> bool:
-        """Whether half tiles are used: if the config has them and the band has a lower bound."""
+        """Whether hidden halves of first kv tiles are skipped, see Note [Half tiles] in `device.half_tile`.
+
+        The config must allow it, and the mask must be a band with a lower bound.
+        """
         return self.config.half_tiles and self.traits.has_lo and self.plain
 
 
 def nominal_q_lens(site: Site, usual: int) -> tuple[int, ...]:
-    """Returns one representative q_len for each kernel configuration that an attention may need at run time.
+    """Returns one representative q_len for each compiled variant of the forward that an attention may need at run time.
 
-    There is a configuration for short q_len and one for others.  If q_len is fixed, the result is one
-    value; if it is dynamic and the short configuration exists, it is (short, `usual`).
+    There is a variant for short q_len and one for others.  If q_len is fixed, the result is one value; if it is dynamic
+    and there is a short variant, it is (short, `usual`).
 
     Args:
         site: the attention; its q_len is None if dynamic.
@@ -185,7 +199,7 @@ def nominal_q_lens(site: Site, usual: int) -> tuple[int, ...]:
 
 
 class Kernels:
-    """prepare and main of a `Specialisation`, compiled on first use."""
+    """The kernels prepare and main of a `Specialisation`; each is compiled when it is first accessed."""
 
     def __init__(self, of: Specialisation) -> None:
         self.of, self.config = of, of.config
@@ -242,7 +256,8 @@ class Kernels:
 
 @cache
 def kernels(of: Specialisation, device: int) -> Kernels:
-    """Returns the kernels of a specialisation for a device; each device needs its own, since kernels are loaded into
-    one.
+    """Returns the compiled `Kernels` of a specialisation for a device index, from a cache.
+
+    Each device has its own, since a kernel is loaded into one device.
     """
     return Kernels(of)

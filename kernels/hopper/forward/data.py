@@ -1,4 +1,6 @@
-"""The tensors of a mask that is data, as arguments of the Hopper forward."""
+"""Checks the tensors of a mask that is data (not just a band), and makes argument groups of the forward kernel from
+them.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +24,23 @@ from .device.tile_work import ROWS
 
 
 class ForwardData(NamedTuple):
-    """The data that say which scores count, beside the band; see `listed` for what the tables hold.
+    """The tensors that the forward kernel reads for a mask that is data, in addition to the band; see `listed`.
 
-    A query sees a key only if all relations show it; under a dense mask, if their bit is set.
+    A query sees a key only if all relations of the mask show it; under a dense mask, if the bit of the pair is set.
+    `tables` is the batch size, or batch size times q heads if the dense mask differs between heads.
 
     Args:
-        q_vectors, kv_vectors: int32 [batch, vectors, q_len] and [batch, vectors, kv_len], contiguous, as of
-            `MaskTables`; None without such vectors, and under a dense mask.
-        keys_seen: bool [batch, tables of a batch element, kv_len], contiguous: the keys that a query sees.  Rows of v
-            that are false here may hold anything.
-        counts: int32 [tables, tiles of a head], contiguous: how many kv tiles the producer brings for a tile, >= 1.
-        steps: int32 [tables, tiles of a head, kv tiles], contiguous: their packed tile ids in the order of the tile
+        q_vectors, kv_vectors: int32 [batch, vectors, q_len] and [batch, vectors, kv_len], contiguous, such as segment
+            ids, see `MaskTables`; None without vectors, and under a dense mask.
+        keys_seen: bool [batch, tables / batch, kv_len], contiguous: whether some query sees the key.  Rows of v where
+            it is false may hold anything.
+        counts: int32 [tables, q tiles of a head], contiguous: how many kv tiles the producer loads for a q tile, >= 1.
+        steps: int32 [tables, q tiles of a head, kv tiles], contiguous: their packed tile ids in the order of the tile
             schedule.
-        seen_bits: int32 [tables, row blocks, kv tiles, threads, words], contiguous, under a dense mask: all that the
-            mask says, see Note [Seen bits] in `schedule.table_tile_schedule`.
-        token_offsets, token_counts: token offset and token count of each row block of a varlen layout, see
-            `model.VarlenLayout`; then lengths are the mask's.
-
-    `tables` is the batch size, or that times the q heads where the dense mask differs from head to head.
+        seen_bits: int32 [tables, row blocks, kv tiles, threads, words], contiguous, the whole mask as bits, see Note
+            [Seen bits] in `schedule.table_tile_schedule`; None without a dense mask.
+        token_offsets, token_counts: int32 [row blocks], token offset and token count of each row block of a varlen
+            layout, see `model.VarlenLayout`; lengths are then those of the padded rows.  None without a varlen layout.
     """
 
     q_vectors: Tensor | None
@@ -53,7 +54,7 @@ class ForwardData(NamedTuple):
 
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> ForwardData | None:
-        """Takes the tensors from the operator's extras, see `places`; returns None for a band alone.
+        """Returns the tensors of the mask from the operator's extras, or None if the mask is a band alone.
 
         Raises:
             ArgumentError: the number of extras is wrong.
@@ -64,10 +65,13 @@ class ForwardData(NamedTuple):
     @staticmethod
     @functools.lru_cache(maxsize=1024)
     def places(call: Call, count: int) -> Places | None:
-        """Returns, for each tensor, its index in the operator's extras.
+        """Returns, for each field, its tensor's index in the operator's extras, None for absent tensors.
 
-        The extras are the operands of the call, then the mask's vectors, keys_seen, counts and steps.  With a dense
-        mask there are no vectors, and the mask's bits come last.
+        The result is None if the mask is a band alone.  The extras are the operands of the call, then the mask's
+        vectors, keys_seen, counts and steps.  With a dense mask there are no vectors, and the mask's bits come last.
+
+        Args:
+            count: the number of extras.
 
         Raises:
             ArgumentError: the number of extras is wrong.
@@ -88,14 +92,14 @@ class ForwardData(NamedTuple):
         return (*of_vectors, *made, None, *rows)
 
     def check(self, work: Problem, layout: Layout, device: torch.device) -> int:
-        """Checks the tensors and returns the number of tables per batch element.
+        """Checks the tensors and returns the number of tables per batch element, 1 or the number of q heads.
 
         Args:
             work: the lengths of the mask, the tiles, and all query heads.
             layout: the vectors that the kernel reads.
 
         Raises:
-            ArgumentError: a tensor has another shape, layout, dtype or device, or the tables have no room.
+            ArgumentError: a tensor has another shape, layout, dtype or device, or there are too many kv tiles.
         """
         by_head = self.seen_bits is not None and self.counts.shape[:1] == (work.batch * work.heads,)
         tables = work.heads if by_head else 1
@@ -116,12 +120,12 @@ class ForwardData(NamedTuple):
 
     @staticmethod
     def arguments(places: Places, tables: int, addresses: Mapping[int, Address]) -> dict[str, tuple[Any, ...] | None]:
-        """Returns the arguments `data` and `varlen_layout` of the main kernel.
+        """Returns the main kernel's argument groups by name: "data", and "varlen_layout", None without a varlen layout.
 
         Args:
-            places: as `places`.
-            tables: as `check`.
-            addresses: of the operator's extras, by index.
+            places: for each field of `ForwardData`, its index in the operator's extras; None for absent tensors.
+            tables: the number of tables per batch element, as `check` returns it.
+            addresses: the address of each extra, by index.
         """
         # the kernel reads no absent tensor
         known = dict(zip(ForwardData._fields, (0 if i is None else addresses[i] for i in places), strict=True))

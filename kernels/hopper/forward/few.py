@@ -1,5 +1,6 @@
-"""Split-KV forward for few queries and many keys: kernels and launches, see Note [Parts of the keys] in
-`device.few`.
+"""The host side of split-KV attention for few queries and many keys: compiles and launches the kernels.
+
+Note [Parts of the keys] in `device.few` describes them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def _power_of_two(number: int) -> int:
 
 @dataclass(frozen=True)
 class Specialisation:
-    """The specialisation key of the kernels: dtype, head dims, rows of a tile."""
+    """What the split-KV kernels are compiled for (dtype, head dims, rows of a q tile); kernels are cached by it."""
 
     dtype: DType
     head_dim: int
@@ -41,14 +42,14 @@ class Specialisation:
 
     @staticmethod
     def of_site(site: Site) -> Specialisation:
-        """Returns the specialisation of a site, or of a call, for which `has_few` is true."""
+        """Returns the specialisation for an attention site with a static q_len, for which `has_few` must be true."""
         assert site.q_len is not None
         rows = max(FEW_LEAST_ROWS, _power_of_two(site.group * site.q_len))
         return Specialisation(site.dtype, site.head_dim, site.value_dim, rows)
 
 
 class Kernels:
-    """attend and combine of a `Specialisation`, compiled on first use."""
+    """The split-KV kernels `attend` and `combine` of a `Specialisation`; each is compiled when it is first accessed."""
 
     def __init__(self, of: Specialisation) -> None:
         self.of = of
@@ -80,24 +81,28 @@ class Kernels:
 
 @cache
 def kernels(of: Specialisation, device: int) -> Kernels:
-    """Returns the kernels of a specialisation for a device; each device needs its own, since kernels are loaded into
-    one.
+    """Returns the compiled `Kernels` of a specialisation for a device index, from a cache.
+
+    Each device has its own, since a kernel is loaded into one device.
     """
     return Kernels(of)
 
 
 def of_site(site: Site, device: int) -> Kernels | None:
-    """Returns the split-KV kernels for a site, or None unless its q_len is static and `has_few` is true."""
+    """Returns the split-KV kernels for a site on a device index, or None if q_len is dynamic or `has_few` is false."""
     if site.q_len is None or not has_few(site.call.traits, site.q_len, site.group):
         return None
     return kernels(Specialisation.of_site(site), device)
 
 
 def launches(site: Site, query: Tensor, key: Tensor, value: Tensor) -> Launch:
-    """Prepares the launches of a call with tensors of these layouts, for which `suits_parts` is true.
+    """Returns a launcher of the split-KV kernels for tensors with these layouts; `suits_parts` must be true for the
+    call.
 
     Args:
-        site: the site of the call.
+        site: the attention site of the call.
+        query: [batch, q heads, q_len, head dim].
+        key, value: [batch, kv heads, kv_len, head dim or value dim].
     """
     (batch, kv_heads, kv_len, _), (_, q_heads, q_len, _) = key.shape, query.shape
     of, part = Specialisation.of_site(site), part_of(kv_len)

@@ -1,6 +1,6 @@
 """The host side of the Hopper forward: checks tensors, allocates out, log-sum-exp and a counter, launches two kernels.
 
-Everything that depends on layouts alone is prepared once.
+Everything that depends only on tensor layouts is computed once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LEAST = 2.0**-149
 
 
 def prepare(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, *, ctas: int | None = None) -> Run:
-    """Returns the function (query, key, value, extras) -> (out, log-sum-exp) of attention.
+    """Returns a function (query, key, value, extras) -> (out, log-sum-exp) that computes attention.
 
     It runs calls with tensors of these dtypes, shapes, strides and device.  The bits of a (batch element, query head)
     depend only on its operands and mask, and with dropout on its index and the seed.  A row that sees no key gets zeros

@@ -1,4 +1,4 @@
-"""Argument groups that both forward and backward kernels take."""
+"""Groups of kernel arguments that forward and backward kernels have in common."""
 
 from __future__ import annotations
 
@@ -20,28 +20,35 @@ VARLEN_LAYOUT = Group(
 
 
 def target(dtype: str) -> Group:
-    """Returns the group of a result that is stored to tokens, [1, heads, tokens, dim], unit stride in the last
-    dimension.
+    """Returns the argument group of a result [1, heads, tokens, dim] that is stored token by token: pointer, strides,
+    dim.
 
-    TMA requires rows of results to begin at multiples of 16 bytes.
+    The last dimension has unit stride.  Strides are multiples of 8 elements: TMA requires rows to begin at multiples of
+    16 bytes.
     """
     types = {"ptr": f"*{dtype}", "head_stride": "i64", "row_stride": "i64", "dim": "i32"}
     return Group(types, dict.fromkeys(("head_stride", "row_stride", "dim"), 8))
 
 
 def target_values(address: Address, strides: Sequence[int], dim: int) -> tuple[Any, ...]:
-    """Returns the values of a `target` at this address, with these strides."""
+    """Returns the values of the argument group `target` for a result with this address, strides in elements and dim."""
     return target("i8").values(ptr=address, head_stride=strides[1], row_stride=strides[2], dim=dim)
 
 
 def dropout(divisor: int) -> Group:
-    """Returns the group of seed (int64 [1], a multiple of `divisor` bytes), threshold and rescale, see
-    `model.dropout`.
+    """Returns the argument group of dropout: seed (pointer to int64 [1]), threshold and rescale, see `model.dropout`.
+
+    Args:
+        divisor: a number of bytes that is known to divide the seed's address.
     """
     return Group({"seed": "*i64", "threshold": "i32", "rescale": "fp32"}, {"seed": divisor})
 
 
 def strides(multiple: int) -> Group:
-    """Returns the group of the strides of [batch, heads, rows, ..], all divisible by `multiple`."""
+    """Returns the argument group of the strides of a tensor [batch, heads, rows, ..], in elements.
+
+    Args:
+        multiple: a number that is known to divide all of them.
+    """
     names = "b", "h", "row"
     return Group(dict.fromkeys(names, "i64"), dict.fromkeys(names, multiple))

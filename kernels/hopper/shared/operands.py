@@ -1,4 +1,4 @@
-"""The optional operands of a call (`model.operands.OPERANDS`) as arguments of kernels."""
+"""Turns the optional operands of a call (`model.operands.OPERANDS`), such as sinks, into arguments of kernels."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from .tensors import broadcast_strides
 
 
 class Parameter(NamedTuple):
-    """A parameter of a kernel that takes an optional operand.
+    """A kernel parameter for an optional operand.
 
     Attributes:
-        operand: the operand's name in `OPERANDS`.
-        group: its arguments: the address, `OperandKind.numbers`, and the strides along `OperandKind.axes`.
+        operand: the name of the operand in `OPERANDS`.
+        group: the argument group: the operand's address, its `OperandKind.numbers`, its strides along
+            `OperandKind.axes`.
     """
 
     operand: str
@@ -34,18 +35,18 @@ Parameters = Mapping[str, Parameter]
 
 
 def types(parameters: Parameters, traits: Traits) -> dict[str, Group | None]:
-    """Returns the argument group of each parameter, None if the call does not have the operand."""
+    """Returns the argument group of each parameter by name, None if the call does not have the operand."""
     return {name: of.group if traits.reads(of.operand) else None for name, of in parameters.items()}
 
 
 def values(
     parameters: Parameters, call: Call, extras: Sequence[Tensor], addresses: Mapping[int, Address]
 ) -> dict[str, tuple[Any, ...] | None]:
-    """Returns the arguments of each parameter, None if the call does not have the operand.
+    """Returns the argument values of each parameter by name, None if the call does not have the operand.
 
     Args:
-        extras: the operator's extras.
-        addresses: their addresses, by index.
+        extras: the operator's extras, the tensors that follow its fixed ones.
+        addresses: the addresses of these tensors, by index.
     """
     found: dict[str, tuple[Any, ...] | None] = dict.fromkeys(parameters)
     for name, (operand, _) in parameters.items():
@@ -58,11 +59,14 @@ def values(
 
 
 def check(call: Call, extras: Sequence[Tensor], sizes: tuple[int, int, int, int], device: torch.device) -> None:
-    """Raises ArgumentError unless the optional operands of a call are on this device and as `OPERANDS` describes them.
+    """Checks that the optional operands of a call have the shapes and dtypes of `OPERANDS`, on this device.
 
     Args:
-        extras: the operator's extras.
+        extras: the operator's extras, which contain the operands.
         sizes: batch, q heads, q_len and kv_len.
+
+    Raises:
+        ArgumentError: an operand has another shape, dtype or device.
     """
     of_axes = dict(zip(("b", "h", "q", "kv"), sizes, strict=True))
     for name, part in call.given.items():

@@ -1,4 +1,7 @@
-"""Runs calls of one layout, prepared once, for tensors at any addresses: also for those that TMA cannot read."""
+"""Builds the launcher of a call once for given tensor layouts, and runs it for tensors at any addresses.
+
+Tensors that TMA cannot read are copied before.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ Make = Callable[[Sequence[Tensor], Sequence[Tensor]], Launch]
 
 
 def used_extras(places: Places | None, call: Call) -> list[int]:
-    """Returns the indices of the extras with whose addresses kernels are launched: the mask's, then the operands'.
+    """Returns the indices of the extras that the kernels read: first the mask's tensors, then the optional operands.
 
     Args:
         places: the indices of the tensors of a mask that is data; None for a band alone.
@@ -31,7 +34,16 @@ def used_extras(places: Places | None, call: Call) -> list[int]:
 
 
 def numbered(tensors: int, used: Sequence[int], others: int) -> tuple[list[Address], dict[int, Address], list[Address]]:
-    """Returns the addresses of a call's tensors, of the `used` extras by index, and of `others` that follow."""
+    """Returns placeholders for the addresses of a launch: for tensors, for the `used` extras, and for further buffers.
+
+    Args:
+        tensors: the number of the call's tensors.
+        used: the indices of the extras that the kernels read.
+        others: the number of addresses that follow: results, workspace, timestamps.
+
+    Returns:
+        The addresses of the tensors; those of the extras, by index; those of the others.
+    """
     known = unknown_addresses(tensors + len(used) + others)
     return known[:tensors], dict(zip(used, known[tensors:], strict=False)), known[tensors + len(used) :]
 
@@ -47,12 +59,12 @@ def for_any_addresses(
         tensors: the tensors of the call, on the device on which the kernels are launched.
         extras: the operator's extras.
         read: how many tensors, from the first, TMA reads.
-        used: as `used_extras`.
-        aligned: how many of these, from the first, must be aligned to 16 bytes.
-        make: prepares the launches.
+        used: the indices of the extras that the kernels read, as `used_extras` returns them.
+        aligned: how many extras of `used`, from the first, must be aligned to 16 bytes.
+        make: builds the launcher for tensors that TMA can read.
 
     Raises:
-        ArgumentError: as `make` and `readable`.
+        ArgumentError: `make` rejects the tensors, or a head dim is not a multiple of 8 (`readable`).
     """
     device, count, checked, unchecked = tensors[0].device, len(tensors), used[:aligned], used[aligned:]
     index = device.index

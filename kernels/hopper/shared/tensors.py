@@ -1,4 +1,4 @@
-"""Tensor checks and TMA descriptions that both launchers share."""
+"""Tensor checks and TMA descriptors that both launchers share."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Places = tuple[int | None, ...]
 
 
 def taken(extras: Sequence[Tensor], places: Places) -> list[Any]:
-    """Returns the extras at these indices, None for None."""
+    """Returns the extras at these indices as a list, with None for each index that is None."""
     return [None if place is None else extras[place] for place in places]
 
 
 def site_of(query: Tensor, key: Tensor, value: Tensor, call: Call, extras: Sequence[Tensor]) -> Site:
-    """Returns the site of a call with these tensors, as planning describes it: a packed mask has padded rows.
+    """Returns the attention site of a call with these tensors; with a packed mask its lengths count padded rows.
 
     Args:
         query, key, value: [batch, heads, length, head dim].
@@ -60,7 +60,7 @@ def site_of(query: Tensor, key: Tensor, value: Tensor, call: Call, extras: Seque
 
 
 def problem_of(site: Site, block_q: int, block_kv: int, head_chunk: int = 1) -> Problem:
-    """Returns the problem of a site whose sizes are known, with all query heads."""
+    """Returns the `Problem` (band, lengths, tile sizes, batch, query heads) of a site whose sizes are all known."""
     assert site.batch is not None
     assert site.q_len is not None
     assert site.kv_len is not None
@@ -70,7 +70,10 @@ def problem_of(site: Site, block_q: int, block_kv: int, head_chunk: int = 1) -> 
 
 
 def seen(tile_schedule: ClosedForm, call: Call, tokens: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Returns (first, end) of the queries that see a key, and of the keys that a query sees: all of a packed mask."""
+    """Returns (first, end) of the queries that see some key, and (first, end) of the keys that some query sees.
+
+    With a packed mask both are all tokens.
+    """
     if call.mask.varlen_layout is not None:  # every token sees itself
         return (0, tokens), (0, tokens)
     return tile_schedule.seen_rows, tile_schedule.seen_keys
@@ -79,10 +82,10 @@ def seen(tile_schedule: ClosedForm, call: Call, tokens: int) -> tuple[tuple[int,
 def check_data(
     name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *, dense: bool = True
 ) -> None:
-    """Raises ArgumentError unless a tensor of a mask that is data has this shape, dtype and device.
+    """Raises ArgumentError unless a tensor that a mask reads has this shape, dtype and device.
 
     Args:
-        dense: whether it must be contiguous; if not, it may have size 1 along any dimension.
+        dense: whether the tensor must be contiguous; if not, it may have size 1 along any dimension.
     """
     found = tuple(tensor.shape)
     sizes = tuple(shape) if dense else tuple(1 if n == 1 else full for n, full in zip(found, shape, strict=False))
@@ -94,15 +97,17 @@ def check_data(
 
 
 def broadcast_strides(tensor: Tensor) -> tuple[int, ...]:
-    """Returns the strides of a tensor, 0 along dimensions of size 1."""
+    """Returns the strides of a tensor in elements, 0 along dimensions of size 1."""
     return tuple(0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def readable(tensor: Tensor) -> Tensor:
-    """Returns `tensor`, or a contiguous copy if TMA cannot read it: rows must be 16-byte aligned, with unit stride.
+    """Returns `tensor` itself if TMA can read it, else a contiguous copy.
+
+    TMA needs unit stride in the last dimension, and rows that begin at multiples of 16 bytes.
 
     Raises:
-        ArgumentError: TMA could not even read a copy, because the head dim is not a multiple of 8.
+        ArgumentError: TMA could not read a copy either, because the head dim is not a multiple of 8.
     """
     if not tensor.data_ptr() % 16 and has_readable_strides(tensor.shape, tensor.stride()):
         return tensor
@@ -112,7 +117,10 @@ def readable(tensor: Tensor) -> Tensor:
 
 
 def has_readable_strides(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Returns whether rows of 16-bit elements have unit stride and strides between them are multiples of 16 bytes."""
+    """Returns whether TMA can read a 16-bit tensor with these strides, in elements.
+
+    The last stride must be 1, and all others multiples of 8 elements (16 bytes), except along dimensions of size 1.
+    """
     *outer, column = strides
     steps = [stride for size, stride in zip(shape, outer, strict=False) if size != 1]
     return column == 1 and all(step > 0 and not step % 8 for step in steps)
@@ -122,7 +130,7 @@ class SeenRows(NamedTuple):
     """The rows of q, do, k or v that take part in attention, as a TMA descriptor; TMA reads zeros outside of it.
 
     Args:
-        descriptor: shape and strides, in elements.
+        descriptor: (shape, strides) of the rows, in elements.
         skipped: byte offset of the first of these rows within a head.
     """
 
@@ -131,7 +139,10 @@ class SeenRows(NamedTuple):
 
     @staticmethod
     def of(tensor: Tensor, first: int, end: int) -> SeenRows:
-        """Returns the rows ``first .. end - 1``; if empty, a one-row descriptor that is never read."""
+        """Returns the rows ``first .. end - 1`` of each head of a tensor [batch, heads, length, head dim].
+
+        If there are none, the descriptor has one row, which is never read.
+        """
         if end <= first:
             first, end = 0, 1
         shape, strides = tensor.shape, tensor.stride()
@@ -139,7 +150,8 @@ class SeenRows(NamedTuple):
 
 
 def describe(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Returns shape and strides for TMA, which also needs a stride of a multiple of 16 bytes for dimensions of size
-    1.
+    """Returns the (shape, strides) of a TMA descriptor for a tensor with unit stride in its last dimension.
+
+    A dimension of size 1 gets stride 8, because TMA requires multiples of 16 bytes for it, too.
     """
     return list(shape), [8 if size == 1 else stride for size, stride in zip(shape[:3], strides, strict=False)] + [1]

@@ -1,9 +1,8 @@
-"""A band in closed form: the tile schedule of a kv tile (`ClosedFormTileSchedule`), and who sees whom in it
+"""A band in closed form: the tile schedule of a kv tile (`ClosedFormTileSchedule`) and its elementwise mask
 (`BandMask`).
 
-`table_tile_schedule` has the same for masks that are data.  The roles ask either, and know a step by its *packed tile
-id* alone, one number that says which q tile is visited, whether the mask cuts it and, together with the kv tile,
-whatever else there is to know.
+`table_tile_schedule` defines the same functions for masks that are data.  The warp roles use either module, and
+identify a step only by its *packed tile id*: a number that tells which q tile is visited and whether the mask cuts it.
 """
 
 from triton.experimental import gluon
@@ -17,13 +16,13 @@ from ...shared.device.packed_tiles import MASKED, NEXT, put_int32, read_int32, w
 
 @aggregate
 class ClosedFormTileSchedule:
-    """Tile schedules that the schedule's generated functions give.
+    """The tile schedules of a head under a band, computed by the functions that the schedule generates.
 
-    packed_tiles: a ring of packed tile ids for consumers, see Note [Packed tiles of steps] in `packed_tiles`.
-    SCHEDULE, MASK: see `arguments.Schedule` and `arguments.MaskKind`.  NEEDS_PACKED_TILES: consumers need packed tile
-    ids.  SPLITS_LOOPS: the band or the end of the keys cuts tiles, and packed tile ids say what the next step is, see
-    Note [Split loops] in `split_loops`.  Not
-    CLEARS: rows that take no part are outside of the descriptors.
+    packed_tiles: a ring of packed tile ids for consumers, see Note [Packed tiles of steps] in `packed_tiles`. SCHEDULE,
+    MASK: see `arguments.Schedule` and `arguments.MaskKind`.  NEEDS_PACKED_TILES: consumers need packed tile ids.
+    SPLITS_LOOPS: the band or the end of the keys cuts tiles, and packed tile ids say whether it cuts the next step, see
+    Note [Split loops] in `split_loops`.  CLEARS: the producer must zero rows that take no part; false, because they lie
+    outside of the descriptors.
     """
 
     work: HeadWork
@@ -36,12 +35,12 @@ class ClosedFormTileSchedule:
 
     @gluon.jit
     def at(self, position):
-        """Returns the tile schedules of the head at `position` of the launch order."""
+        """Returns a copy of these tile schedules for the head at `position` of the launch order."""
         return replace(self, work=self.work.at(position))
 
     @gluon.jit
     def steps(self, kv):
-        """Returns the number of iterations of kv tile `kv`."""
+        """Returns the number of iterations (visited q tiles) of kv tile `kv`; 0 past the last kv tile."""
         work = self.work
         steps = self.SCHEDULE.VISITS(kv, work.facts(), work.BLOCK_Q, work.BLOCK_KV)
         return gl.where(kv * work.BLOCK_KV < work.kv_len, steps, 0)
@@ -66,34 +65,45 @@ class ClosedFormTileSchedule:
 
     @gluon.jit
     def begin(self, step, kv):
-        """Returns the packed tile id of a role's first iteration of kv tile `kv`."""
+        """Returns the packed tile id (q tile, and whether the mask cuts it) of iteration `step` of kv tile `kv`.
+
+        A role calls this for its first iteration, and `following` for the others.
+        """
         return self.packed_tile(step, kv)
 
     @gluon.jit
     def following(self, ahead, step, after, steps, kv):
-        """Returns (packed tile id of an iteration, packed tile id of the role's next one, `after`); the first comes
-        from `begin`.
+        """Returns (the complete packed tile id of iteration `step`, that of iteration `after` without its `NEXT` bits).
 
-        A packed tile id is computed one iteration ahead; otherwise the producer's loads would wait for it.
+        ahead: the packed tile id of `step`, from `begin` or the previous call; after: the role's next iteration; steps:
+        the number of iterations.  A packed tile id is computed one iteration ahead; otherwise the producer's loads
+        would wait for it.
         """
         following = self.packed_tile(after, kv)
         return ahead | (gl.where(after < steps, following >> MASKED, 2) << NEXT), following
 
     @gluon.jit
     def put_packed_tile(self, packed_tile, stage, full):
-        """Passes the packed tile id of an iteration to the consumers, before this stage's dO barrier is armed."""
+        """Passes the packed tile id of an iteration to the consumers, if they need it; called by the producer.
+
+        It must be called before the dO barrier of `stage` is armed; `full` is that barrier, unused here.
+        """
         if self.NEEDS_PACKED_TILES:
             put_int32(self.packed_tiles, stage, packed_tile)
 
     @gluon.jit
     def mask(self, kv, LAYOUT: gl.constexpr):
-        """Returns the mask of scores [BLOCK_KV, q rows] of kv tile `kv`."""
+        """Returns the elementwise mask of kv tile `kv`, a `BandMask`; LAYOUT, of the scores [BLOCK_KV, q rows], is
+        unused here.
+        """
         return BandMask(self, kv)
 
 
 @aggregate
 class BandMask:
-    """The elementwise mask of kv tile `kv`: ``lo <= q - kv <= hi`` and ``kv < kv_len``."""
+    """The elementwise mask of kv tile `kv` under a band: query q sees a key if ``lo <= q - key <= hi`` and ``key <
+    kv_len``.
+    """
 
     tile_schedule: ClosedFormTileSchedule
     kv: gl.tensor
@@ -104,8 +114,10 @@ class BandMask:
 
     @gluon.jit
     def read_packed_tile(self, stage):
-        """Reads the packed tile id of the iteration whose dO is in this stage of its ring; 0 if packed tile ids are not
-        used.
+        """Reads the packed tile id (q tile, and whether the mask cuts it) of the iteration whose dO is in stage `stage`
+        of its ring.
+
+        Returns 0 if consumers need no packed tile ids.
         """
         packed_tile = 0
         if self.tile_schedule.NEEDS_PACKED_TILES:
@@ -114,9 +126,10 @@ class BandMask:
 
     @gluon.jit
     def applied(self, p, packed_tile, stage, PIECE: gl.constexpr, CUT: gl.constexpr):
-        """Returns `p`, the probabilities of a piece of an iteration's queries, with zeros where the mask hides.
+        """Returns `p`, the probabilities [keys, queries] of a piece of an iteration's q tile, with zeros where the mask
+        hides the key.
 
-        CUT: whether the mask cuts the tile; None if only the packed tile id says so.
+        PIECE: the index of the piece; CUT: whether the mask cuts the tile, None if only the packed tile id says so.
         """
         tile_schedule = self.tile_schedule
         if tile_schedule.SPLITS_LOOPS:

@@ -1,4 +1,4 @@
-"""The consumers: two warpgroups that compute the matmuls of every iteration and keep dk and dv in registers."""
+"""The consumer role: two warpgroups that compute the matmuls of every iteration and keep dk and dv in registers."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -27,9 +27,11 @@ from .work_ids import leave_tile_schedule, wait_for_tile_schedule
 def consume(
     tile_schedules, varlen_layout, all_drops, shared, dk_desc, dv_desc, targets, workspace, problem, bound, FORM
 ):
-    """Computes dk and dv of the kv tile of every work item, and passes a dq tile per iteration to the dq ring.
+    """Runs the consumers: computes dk and dv of the kv tile of every work item, and passes a dq tile per iteration to
+    the reducers.
 
-    FORM: see `arguments.Form`.
+    all_drops: `DropoutSigns` or `NoDropout`; bound: the argument group of bounded scores, or None; FORM: see
+    `arguments.Form`.
     """
     WARPS: gl.constexpr = shared.CONSUMERS
     STEP: gl.constexpr = FORM.STEP
@@ -125,10 +127,10 @@ def store_gradients(
     work, varlen_layout, drops, shared, it, kv, dk_desc, dv_desc, targets, dk, dk_tail, dv, scale,
     WARPS: gl.constexpr,
 ):  # fmt: skip
-    """Rounds dk and dv and starts to store them, through the stages of the dq ring for iterations `it` and after.
+    """Rounds dk and dv of kv tile `kv` to 16 bits and starts to store them; dk is multiplied by `scale`.
 
-    If these are too small, it uses the tiles of K and V, which are no longer needed, and waits until they have been
-    read.
+    They pass through the stages of the dq ring for iterations `it` and after.  If these are too small, they pass
+    through the tiles of K and V, which are no longer needed, and the function waits until the stores have read them.
     """
     DTYPE: gl.constexpr = shared.k.dtype
     row = kv * work.BLOCK_KV

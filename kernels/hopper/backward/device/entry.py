@@ -23,20 +23,19 @@ def hopper_backward(
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, dq_desc, lse_desc, delta_desc, workspace, problem,
     data, dropout, varlen_layout, targets, stamped, bound, SCHEDULE, MASK, FORM,
 ):  # fmt: skip
-    """dk, dv (final) and dq (fp32, unscaled) of an attention backward.
+    """Computes dk, dv and the fp32 accumulator of dq, still without the scale, of an attention backward.
 
     q, do: [batch, q_heads, q_len, D or DV]; k, v, dk, dv: [batch, q_heads // GROUP, kv_len, D or DV], fp16 or bf16,
     descriptors with blocks of 64 columns of one tile; D is up to BLOCK_D + TAIL_D.  q and do hold only the rows that
-    see a key, k and v only the keys that a row sees: all others arrive as zeros.  dq: fp32 [batch *
-    q_heads * n_q * BLOCK_Q * (BLOCK_D + TAIL_D) / DQ_ROW, DQ_ROW], in the order of `in_fragments`; lse (base 2) and
-    delta: fp32 [batch * q_heads * n_q * BLOCK_Q], with ``lse = inf`` and ``delta = 0`` in rows that see no key and past
-    q_len.
+    see a key, k and v only the keys that a row sees: all others arrive as zeros.  dq: fp32 [batch * q_heads * n_q *
+    BLOCK_Q * (BLOCK_D + TAIL_D) / DQ_ROW, DQ_ROW], in the order of `in_fragments`; lse (base 2) and delta: fp32 [batch
+    * q_heads * n_q * BLOCK_Q], with ``lse = inf`` and ``delta = 0`` in rows that see no key and past q_len.
 
     All other arguments are groups, see `arguments`: data is given where the mask is data, see `table_tile_schedule`;
     dropout, if probabilities are dropped, see `dropout`; bound, if scores are bounded, see `score_gluon`; with
-    `stamped` the kernel writes down when it does what, see `stamps`.  With `varlen_layout` the mask is one of rows:
-    q_len and kv_len count rows, dq, lse and delta have rows, and the other tensors have tokens; see `varlen_layout`,
-    also for the targets, those of dk and dv, which are given then only.
+    `stamped` the kernel records timestamps, see `stamps`.  With `varlen_layout`, q_len and kv_len count padded rows,
+    dq, lse and delta have padded rows, and the other tensors have tokens; only then there are targets, the groups
+    `arguments.target` of dk and dv.
     """
     gdc_wait()  # for `prepare`
     gdc_launch_dependents()  # `finish` may begin once all CTAs have: not before, it reads what `prepare` resets

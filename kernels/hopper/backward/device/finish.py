@@ -1,4 +1,4 @@
-"""Converts dq from its fp32 accumulator; runs after the main kernel and overlaps its last CTAs."""
+"""The kernel that converts dq from its fp32 accumulator; it runs after the main kernel and overlaps its last CTAs."""
 
 import triton
 import triton.language as tl
@@ -13,13 +13,14 @@ def finish(
     accumulator, semaphores, dq_ptr, dq_strides, q_heads, q_len, kv_len, lo, hi, n_q, scale, data, varlen_layout,
     KV_RANGE: tl.constexpr, FORM,
 ):  # fmt: skip
-    """``dq = scale * accumulator``; one program per ROWS (a multiple of 16) rows of a q tile; groups see `arguments`.
+    """Writes ``dq = scale * accumulator``; one program per ROWS (a multiple of 16) rows of a q tile.
 
-    accumulator: fp32 [batch * q_heads * n_q * BLOCK_Q * (BLOCK_D + TAIL_D)], per q tile first the BLOCK_D columns, then
-    the others, each in the order of `steps.in_fragments`; complete when its semaphore counts all kv tiles that the q
-    tile sees. dq: [batch, q_heads, q_len, DIM], unit stride in the last dimension.  Nobody wrote the accumulator of a q
-    tile that sees no keys: its dq is zero.  data:  `CONTRIBUTIONS`, where the mask is data.  With `varlen_layout` q_len
-    and the accumulator have rows, and dq tokens, see `rows.tokens_of`.
+    accumulator: fp32 [batch * q_heads * n_q * BLOCK_Q * (BLOCK_D + TAIL_D)], for each q tile first the BLOCK_D columns,
+    then the others, in the order of `steps.in_fragments`.  A q tile is complete when its semaphore equals the number of
+    kv tiles that it sees.  If it sees none, its accumulator was not written, and its dq is zero.  dq: [batch, q_heads,
+    q_len, DIM], unit stride in the last dimension.  data: the group `arguments.CONTRIBUTIONS`, None if the mask is a
+    band.  With `varlen_layout`, q_len and the accumulator count padded rows, and dq has tokens, see `rows.tokens_of`.
+    FORM: an `arguments.Finish`; KV_RANGE: the generated function that returns the kv tiles of a q tile.
     """
     PER_TILE: tl.constexpr = FORM.BLOCK_Q // FORM.ROWS
     pid = tl.program_id(0)

@@ -1,9 +1,10 @@
-"""Grouped heads: dk and dv of a kv head are sums over the query heads of its group, added in order of the heads.
+"""Grouped-query attention: sums dk and dv of a kv head over the query heads of its group, in the order of the heads.
 
 Every query head has its own CTAs, so that CTAs that run at the same time share a dq accumulator in the L2 cache.  At
-the end of its tile schedule the CTA of member m of a group waits for its semaphore, as a reducer does; the CTA of
-member m - 1 for the same kv tile has a lower work id.  The producer does the waiting, since it is idle during the last
-iterations, and signals the consumers through a barrier.  Member 0 stores, the others add, the last one keeps the sum.
+the end of its tile schedule the CTA of member m of a group waits for the group's semaphore, as a reducer waits for that
+of a q tile; the CTA of member m - 1 for the same kv tile has a lower work id.  The producer does the waiting, since it
+is idle during the last iterations, and signals the consumers through a barrier.  Member 0 stores, the others add, the
+last one keeps the sum.
 """
 
 from triton.experimental import gluon
@@ -23,17 +24,19 @@ def _place(work, kv):
 
 @gluon.jit
 def wait_for_group(work, kv, semaphores, group_barrier):
-    """Waits until the previous members have added their parts, then arrives at `group_barrier`; for the producer."""
+    """Waits until the previous members of the group have added their dk and dv, then arrives at `group_barrier`; called
+    by the producer.
+    """
     wait_semaphore(semaphores + _place(work, kv), work.member)
     mbarrier.arrive(group_barrier, count=1)
 
 
 @gluon.jit
 def add_to_group(work, kv, dk, dk_tail, dv, workspace, shared, phase):
-    """Returns (dk, dk_tail, dv) plus the sums of the previous members, after phase `phase` of the barrier
-    `shared.group_barrier`.
+    """Adds dk, dk_tail and dv to the sums of the previous members of the group, and returns the sums.
 
-    workspace: see `arguments.WORKSPACE`; group_sums holds dv, dk and its tail in the order of `in_fragments`.
+    Only the last member's result is the complete sum.  workspace: the group `arguments.WORKSPACE`; its group_sums hold
+    dv, dk and dk_tail in the order of `in_fragments`.  phase: the parity of `shared.group_barrier` for which to wait.
     """
     TAIL_D: gl.constexpr = shared.TAIL_D
     DV: gl.constexpr = dv.shape[1]

@@ -1,4 +1,4 @@
-"""Runs before the main kernel: computes delta and the base-2 log-sum-exp, and resets semaphores and work id."""
+"""The kernel before the main kernel: computes delta and the base-2 log-sum-exp, and resets semaphores and work id."""
 
 import triton
 import triton.language as tl
@@ -12,15 +12,17 @@ def prepare(
     out_ptr, do_ptr, lse_ptr, lse2_ptr, delta_ptr, counters_ptr, counters, out_strides, do_strides, lse_strides,
     q_heads, first_row, end_row, n_q, varlen_layout, grad_lse, FORM,
 ):  # fmt: skip
-    """One program per (batch element, query head, q tile); FORM: an `arguments.Prepare`.
+    """Computes delta and lse2 of one q tile per program (batch element, query head, q tile); FORM: an
+    `arguments.Prepare`.
 
     out, do: [batch, q_heads, q_len, DIM], unit stride in the last dimension; lse: fp32 [batch, q_heads, >= q_len],
-    natural log.  lse2, delta: fp32 [batch * q_heads * n_q * BLOCK_Q].  Rows first_row .. end_row-1 see keys of the
-    band; the others and rows past q_len are not read and get ``lse2 = inf, delta = 0``, so that their probabilities and
-    gradients are zero: forwards write different values there.  With HAS_DATA so do rows whose lse is -inf, from which
-    the rest of the mask hides all keys.  counters_ptr: int32 [counters], semaphores and work id, set to zero.  With
-    VARLEN_ROWS, above 0, rows are the mask's, and out and do have tokens, see `rows.tokens_of`; rows without a token
-    are like rows that see no key.  grad_lse: as `arguments.GRAD_LSE`, subtracted from delta; None without one.
+    natural log.  The results are lse2 (lse in base 2) and delta (row sums of out * do), fp32 [batch * q_heads * n_q *
+    BLOCK_Q].  Rows first_row .. end_row-1 see keys of the band.  Other rows and rows past q_len are not read and get
+    ``lse2 = inf, delta = 0``, so that their probabilities and gradients are zero, whatever a forward writes there. With
+    HAS_DATA the same holds for rows whose lse is -inf, from which the rest of the mask hides all keys. counters_ptr:
+    int32 [counters], semaphores and work id, set to zero.  If VARLEN_ROWS > 0, rows are the padded rows of the mask,
+    and out and do have tokens, see `rows.tokens_of`; rows without a token are treated as rows that see no key.
+    grad_lse: the group `arguments.GRAD_LSE`, subtracted from delta, or None.
     """
     BLOCK_Q: tl.constexpr = FORM.BLOCK_Q
     gdc_launch_dependents()

@@ -1,4 +1,4 @@
-"""The producer: one warp that loads K and V once per kv tile, and Q, lse, dO and delta once per iteration, by TMA."""
+"""The producer role: one warp that loads K and V per kv tile, and Q, lse, dO and delta per iteration, by TMA."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -13,8 +13,8 @@ from .work_ids import announce, take_work_id, wait_until_left
 
 @gluon.jit
 def wait_for_room(shared, stamps, it):
-    """Waits until iteration ``it - STAGES`` is done and stamped, so that there is room for the tiles of iteration
-    `it`.
+    """Waits until iteration ``it - STAGES`` is done and stamped, so that the tiles of iteration `it` may overwrite its
+    tiles.
     """
     if it >= shared.STAGES:
         wait_for_signal(shared, ROOM, it, shared.CONSUMERS)
@@ -69,11 +69,11 @@ def produce(
     problem,
     SCHEDULE,
 ):
-    """Takes work ids and fills the rings.  Rows and columns outside a descriptor, also before its first, arrive as
-    zeros.
+    """Runs the producer: takes work ids, announces work items, and fills the rings.
 
-    Q and dO of the first iteration of a kv tile are requested during the previous kv tile; K and V once that one has
-    left its own.
+    Rows and columns outside a descriptor, also before its first, arrive as zeros.  Q and dO of the first iteration of a
+    kv tile are requested during the previous kv tile; K and V once the consumers have released those of the previous
+    one.
     """
     BLOCK_Q: gl.constexpr = tile_schedules.work.BLOCK_Q
     BLOCK_KV: gl.constexpr = tile_schedules.work.BLOCK_KV

@@ -1,4 +1,6 @@
-"""The reducers: warps that add dq tiles to the accumulator in rank order, so that no matmul waits for global memory."""
+"""The reducer role: warps that add dq tiles to the accumulator in rank order, so that no matmul waits for global
+memory.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -19,7 +21,9 @@ from .work_ids import next_tile_schedule
 
 @aggregate
 class Share:
-    """The iterations of a CTA that one of its WARPS reducers serves: WARP, WARP + WARPS, ..."""
+    """The iterations of a CTA that one reducer warp serves: number WARP, WARP + WARPS, ...; WARPS: the number of
+    reducers.
+    """
 
     WARP: gl.constexpr
     WARPS: gl.constexpr
@@ -27,10 +31,10 @@ class Share:
 
 @gluon.jit
 def reduce(tile_schedules, stamps, shared, dq_desc, semaphores, share):
-    """Adds the dq tiles of the iterations of a `Share`; see Note [Ordered accumulation on Hopper].
+    """Runs a reducer: adds the dq tiles of the iterations in `share` to the accumulator, in the order of ranks.
 
     While one warp waits until its add is performed, another serves the next tile.  The warps need no order among
-    themselves, because the semaphores enforce it.
+    themselves, because the semaphores enforce it, see Note [Ordered accumulation on Hopper] in `operations`.
     """
     ROWS: gl.constexpr = shared.dq.shape[1]
     WARPS: gl.constexpr = share.WARPS

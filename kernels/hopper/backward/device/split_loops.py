@@ -1,15 +1,15 @@
-"""Steps that the mask cuts, and steps that it does not cut, in loops of their own.
+"""Loops over the steps of a kv tile: one loop for steps that the mask cuts, one for steps that it does not cut.
 
 Note [Split loops]
-    ptxas moves nothing past a branch.  Where the mask of a step is behind one, exponentials and roundings are not
+    ptxas moves nothing past a branch.  If a step has a branch around its mask, exponentials and roundings are not
     spread among the matmuls, and every step pays for what few of them need.  Bands in closed form cut the first and the
     last steps of a tile schedule.  So these have a loop of their own, and the step itself has no branch.
 
-    There must be two loops, not two ways through one: ptxas (of CUDA 12.8) shares the address of the second half of dO
-    between two ways, and computes it in one of them only.
+    There must be two loops, not two branches in one: ptxas (of CUDA 12.8) shares the address of the second half of dO
+    between two branches, and computes it in one of them only.
 
-    A loop has to know what the next step is before the packed tile id of that step is there.  So the packed tile id of
-    a step says so, see `packed_tiles`.
+    A loop has to know the kind of the next step before the packed tile id of that step has arrived.  So the packed tile
+    id of a step says so, see `packed_tiles`.
 """
 
 from triton.experimental import gluon
@@ -21,10 +21,10 @@ from ...shared.device.steps import halved_step, wait_for_do
 
 @gluon.jit
 def first_of_tile_schedule(shared, mask, done, steps):
-    """Returns the kind of a kv tile's first iteration, number `done` of the CTA: 1 masked, 0 not, 2 if there is none.
+    """Returns the kind of a kv tile's first iteration: 1 if the mask cuts it, 0 if not, 2 if there is no iteration.
 
-    All warps must meet between this and the iterations: otherwise Triton would make them meet in every iteration,
-    because they wait at the same mbarrier again.
+    done: the number of iterations that the CTA has done before.  All warps must meet between this and the iterations:
+    otherwise Triton would make them meet in every iteration, because they wait at the same mbarrier again.
     """
     first = 2
     if steps > 0:
@@ -36,9 +36,10 @@ def first_of_tile_schedule(shared, mask, done, steps):
 def halved_steps(
     shared, mask, drops, score, done, following, s, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr
 ):  # fmt: skip
-    """Runs all iterations of a kv tile, from number `done` of the CTA on, each a `halved_step` with AHEAD.
+    """Runs all iterations of a kv tile, each a `halved_step` with AHEAD; returns (s, dk, dk_tail, dv).
 
-    following: the kind of the first of them, see `first_of_tile_schedule`.
+    done: the number of iterations that the CTA has done before; following: the kind of the first iteration, see
+    `first_of_tile_schedule`; s: the S of its first half.
     """
     it = done
     while following != 2:

@@ -1,9 +1,8 @@
-"""The times at which each step of a tile schedule is computed and added, written by the kernel itself, for real
-timelines.
+"""Timestamps of each step of a tile schedule, recorded by the kernel itself for timelines of real runs.
 
-`Stamps` says where the times go, `NoStamps` is for calls that write none; the roles ask either.  The consumers take no
-part: their code is the same with stamps and without.  A role of its own, the stamper, waits for the same barriers as
-they do, and the reducers stamp their own work.
+`Stamps` writes the times, and `NoStamps` replaces it in kernels that record none; the warp roles call either.  The
+consumers take no part: their code is the same with stamps and without.  A role of its own, the stamper, waits for the
+same barriers as they do, and the reducers stamp their own work.
 
 Note [Stamps]
     A step has four times, in nanoseconds of ``%globaltimer``.  All SMs share this clock, and it does not follow their
@@ -37,7 +36,7 @@ class NoStamps:
 
     @gluon.jit
     def wait_until_noted(self, it):
-        """Does nothing."""
+        """Does nothing, because there is no stamper to wait for."""
 
     @gluon.jit
     def now(self):
@@ -45,20 +44,21 @@ class NoStamps:
 
     @gluon.jit
     def write(self, work, kv, entry, FIRST: gl.constexpr, a, b):
-        """Does nothing."""
+        """Does nothing, because no timestamps are recorded."""
 
     @gluon.jit
     def begin(self, work, kv, work_id):
-        """Does nothing."""
+        """Does nothing, because no work ids are recorded."""
 
 
 @aggregate
 class Stamps:
-    """Times of the CTA's steps, see Note [Stamps].
+    """Writes the timestamps of the CTA's steps, see Note [Stamps].
 
-    arguments: as in `arguments.STAMPS`.  pointer: int64 [heads, n_kv, 1 + n_q, 4], zeros, by place of the query head
-    among all of the batch; entry 1 + q of a kv tile holds the times of the step of q tile `q`, and entry 0 work id and
-    SM of its tile schedule.  Only the first `heads` query heads are stamped.  noted: a ring of barriers, one per stage.
+    arguments: the group `arguments.STAMPS`.  Its pointer is to int64 [heads, n_kv, 1 + n_q, 4], zeros at first, where
+    heads are the query heads of all batch elements.  Entry 1 + q of a kv tile holds the times of the step of q tile
+    `q`, entry 0 the work id and the SM of its tile schedule.  Only the first `heads` query heads are stamped.  noted: a
+    ring of mbarriers, one per stage, at which the stamper arrives.
     """
 
     arguments: gl.tuple
@@ -68,7 +68,7 @@ class Stamps:
 
     @gluon.jit
     def wait_until_noted(self, it):
-        """Waits until iteration ``it - STAGES`` has been stamped."""
+        """Waits until the stamper has recorded iteration ``it - STAGES``."""
         mbarrier.wait(self.noted.index(it % self.STAGES), ((it // self.STAGES) & 1) ^ 1)
 
     @gluon.jit
@@ -77,7 +77,9 @@ class Stamps:
 
     @gluon.jit
     def write(self, work, kv, entry, FIRST: gl.constexpr, a, b):
-        """Writes numbers FIRST and FIRST + 1 of an entry of kv tile `kv`."""
+        """Writes `a` and `b` as numbers FIRST and FIRST + 1 of an entry of kv tile `kv`, unless the head is not
+        stamped.
+        """
         head = work.batch * work.q_heads + work.q_head()
         n_kv = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
         place = self.arguments.pointer + (((head * n_kv + kv) * (1 + work.n_q) + entry) * 4 + FIRST)
@@ -86,13 +88,13 @@ class Stamps:
 
     @gluon.jit
     def begin(self, work, kv, work_id):
-        """Records the work id and the SM that work on kv tile `kv`."""
+        """Records, in entry 0 of kv tile `kv`, the work id and the SM that compute it."""
         self.write(work, kv, 0, 0, work_id, smid())
 
 
 @gluon.jit
 def stamp_steps(tile_schedules, shared, stamps):
-    """Runs the stamper: one warp that records start and wait of every iteration."""
+    """Runs the stamper, a role of one warp: records the times start and wait of every iteration, see Note [Stamps]."""
     n = 0
     done = 0
     position, kv = next_tile_schedule(shared, n)

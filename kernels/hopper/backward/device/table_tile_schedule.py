@@ -1,11 +1,11 @@
-"""A mask that is data: the tile schedule of a kv tile as its tables have it (`TableTileSchedule`), and who sees whom in
-it (`TableMask`).
+"""A mask that is data: the tile schedule of a kv tile, from tables (`TableTileSchedule`), and its elementwise mask
+(`TableMask`).
 
-`closed_form` has the same for bands alone, under the same names.  A *table* holds the tile schedules of a batch
+`closed_form` defines the same functions for bands alone.  A *table* holds the tile schedules of a batch
 element, or of
 some of its heads, where heads differ:
 
-* `visits` [tables, n_kv]: the steps of the tile schedule of a kv tile;
+* `visits` [tables, n_kv]: the number of steps of each kv tile;
 * `packed_tiles` [tables, n_kv, n_q]: of every tile schedule its packed tile ids, as
   `schedule.table_tile_schedule.packed_tile` makes them, in the order of its steps; what follows them is never read.
 
@@ -36,16 +36,17 @@ PACKED_TILE_BITS = gl.constexpr(TILE_BITS)
 
 @aggregate
 class TableTileSchedule:
-    """Tile schedules that tables give, and what else the mask reads.
+    """The tile schedules of a head, read from tables, and the other tensors that the mask reads.
 
-    data: as in `arguments.DATA`.  The table of a head is ``batch * table_b + q_head * table_h``.  q_vectors: int32
-    [batch, QUERIES, q_len]; kv_vectors: int32 [batch, KEYS, kv_len]; of the forms of its relations.
-    keys_seen: bytes [tables, kv_len]; 0 for keys that no query sees.  With HAS_DENSE, dense: bytes [batch, q_heads,
-    q_len, kv_len], strides dense_b, dense_h, dense_i and dense_j; 0 hides.
+    data: the group `arguments.DATA`.  The table of a head is ``batch * table_b + q_head * table_h``.  q_vectors: int32
+    [batch, QUERIES, q_len]; kv_vectors: int32 [batch, KEYS, kv_len]; both are read by the mask's relations.  keys_seen:
+    bytes [tables, kv_len]; 0 for keys that no query sees.  With HAS_DENSE, dense: bytes [batch, q_heads, q_len,
+    kv_len], strides dense_b, dense_h, dense_i and dense_j; 0 hides the key.
 
     In shared memory, for the steps whose dO is there: packed_tiles, a ring of packed tile ids; step_vectors, a ring of
-    the first MASK.SHARED vectors of their queries: in pieces as dO, and of every piece one vector after the other.
-    MASK: see `arguments.MaskKind`.  Not SPLITS_LOOPS: the mask may cut any step.
+    the first MASK.SHARED vectors of their queries, in pieces as dO, with the vectors of a piece one after the other.
+    MASK: see `arguments.MaskKind`.  SPLITS_LOOPS is false, because the mask may cut any step.  CLEARS: the producer
+    zeroes rows that take no part.
     """
 
     work: HeadWork
@@ -58,12 +59,12 @@ class TableTileSchedule:
 
     @gluon.jit
     def at(self, position):
-        """Returns the tile schedules of the head at `position` of the launch order."""
+        """Returns a copy of these tile schedules for the head at `position` of the launch order."""
         return replace(self, work=self.work.at(position))
 
     @gluon.jit
     def steps(self, kv):
-        """Returns the number of iterations of kv tile `kv`; zero past the last one."""
+        """Returns the number of iterations (visited q tiles) of kv tile `kv`; 0 past the last kv tile."""
         steps = gl.load(self.data.visits + self._row(self._existing(kv)))
         return gl.where(kv * self.work.BLOCK_KV < self.work.kv_len, steps, 0)
 
@@ -81,10 +82,12 @@ class TableTileSchedule:
 
     @gluon.jit
     def begin(self, step, kv):
-        """Returns the packed tile id of a role's first iteration of kv tile `kv`, undefined if there is none.
+        """Returns the packed tile id (q tile, rank, and whether the mask cuts the tile) of iteration `step` of kv tile
+        `kv`.
 
-        The load is volatile: the compiler would delay another load until the number of iterations, also loaded, is
-        there.
+        A role calls this for its first iteration, and `following` for the others; if it has none, the result is
+        undefined.  The load is volatile: the compiler would delay another load until the number of iterations, also
+        loaded, is there.
         """
         n_q = self.work.n_q
         return gl.load(
@@ -93,29 +96,30 @@ class TableTileSchedule:
 
     @gluon.jit
     def following(self, ahead, step, after, steps, kv):
-        """Returns (packed tile id of an iteration, packed tile id of the role's next one, `after`); the first comes
-        from `begin`.
+        """Returns (packed tile id of iteration `step`, packed tile id of iteration `after`).
+
+        ahead: the packed tile id of `step`, from `begin` or the previous call; after: the role's next iteration; steps:
+        the number of iterations.
         """
         return ahead, self.packed_tile(gl.minimum(after, steps - 1), kv)
 
     @gluon.jit
     def hidden_keys(self, kv):
-        """Returns int32 [BLOCK_KV]: 1 for keys of kv tile `kv` that no query sees; for the producer."""
+        """Returns int32 [BLOCK_KV]: 1 for keys of kv tile `kv` that no query sees; called by the producer."""
         work = self.work
         row = work.batch * self.data.table_b + work.q_head() * self.data.table_h
         return unseen_keys(self.data.keys_seen, row, self._existing(kv), work.kv_len, work.BLOCK_KV)
 
     @gluon.jit
     def has_blind(self, packed_tile):
-        """Returns whether some query of the q tile of this step sees no key at all: the sign bit of the step's
-        `packed_tile`.
-        """
+        """Returns whether some query of the step's q tile sees no key at all: the sign bit of `packed_tile`."""
         return packed_tile < 0
 
     @gluon.jit
     def put_packed_tile(self, packed_tile, stage, full):
-        """Passes packed tile id and query vectors to the consumers, before `full`, the barrier of this stage of dO, is
-        armed.
+        """Passes the packed tile id and the query vectors of an iteration to the consumers; called by the producer.
+
+        full: the dO barrier of this stage, at which the copies of the vectors arrive; it must not have been armed yet.
         """
         work = self.work
         QUERIES: gl.constexpr = self.MASK.QUERIES
@@ -134,7 +138,7 @@ class TableTileSchedule:
 
     @gluon.jit
     def mask(self, kv, LAYOUT: gl.constexpr):
-        """Returns the mask of scores [BLOCK_KV, q rows] of kv tile `kv` in LAYOUT."""
+        """Returns the elementwise mask of kv tile `kv`, a `TableMask`, for scores [BLOCK_KV, q rows] in LAYOUT."""
         work = self.work
         keys = kv * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, gl.SliceLayout(1, LAYOUT))
         of_keys = ()
@@ -164,7 +168,7 @@ class TableTileSchedule:
 class TableMask:
     """The elementwise mask of kv tile `kv`: band, relations and dense mask combined.
 
-    of_keys: the vectors of its keys.
+    of_keys: the mask's vectors of the tile's keys, each int32 [BLOCK_KV], in registers.
     """
 
     tile_schedule: TableTileSchedule
@@ -177,14 +181,17 @@ class TableMask:
 
     @gluon.jit
     def read_packed_tile(self, stage):
-        """Reads the packed tile id of the iteration whose dO is in this stage of its ring."""
+        """Reads the packed tile id (q tile, and whether the mask cuts it) of the iteration whose dO is in stage `stage`
+        of its ring.
+        """
         return read_int32(self.tile_schedule.packed_tiles, stage)
 
     @gluon.jit
     def applied(self, p, packed_tile, stage, PIECE: gl.constexpr, CUT: gl.constexpr):
-        """Returns `p`, the probabilities of a piece of an iteration's queries, with zeros where the mask hides.
+        """Returns `p`, the probabilities [keys, queries] of a piece of an iteration's q tile, with zeros where the mask
+        hides the key.
 
-        CUT: None, because only the packed tile id says whether the mask cuts the tile.
+        PIECE: the index of the piece; CUT: None, because only the packed tile id says whether the mask cuts the tile.
         """
         gl.static_assert(CUT is None)
         if packed_tile >> MASKED != 0:
@@ -266,8 +273,9 @@ class TableMask:
 
 @gluon.jit
 def allocate_packed_tiles_and_vectors(FORM, MASK):
-    """Allocates (packed_tiles, step_vectors) of a `TableTileSchedule`; if there are no vectors the first stands for the
-    second.
+    """Allocates the shared memory (packed_tiles, step_vectors) of a `TableTileSchedule`.
+
+    If the mask has no vectors of queries, packed_tiles is returned twice.
     """
     PIECES: gl.constexpr = pieces(FORM.STEP)
     layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])

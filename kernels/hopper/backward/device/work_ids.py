@@ -1,4 +1,4 @@
-"""Work ids: a CTA takes one after the other, and its producer announces the work items that they stand for.
+"""Work ids: a CTA takes one after the other, and its producer announces their work items to the other warp roles.
 
 The producer takes a work id once it has requested everything that the previous one needs, so a CTA holds the work id
 that its consumers work on and at most one more.  It announces work item n of the CTA, a kv tile of a head, in the n-th
@@ -22,14 +22,15 @@ def take_work_id(work_id_ptr):
 
 @gluon.jit
 def wait_until_left(shared, n):
-    """Waits until all roles have released work item ``n - ENTRIES``, so that there is an entry for work item `n`."""
+    """Waits until all roles have released work item ``n - ENTRIES``, whose ring entry work item `n` gets."""
     mbarrier.wait(shared.tile_schedule_empty.index(n % ENTRIES), ((n // ENTRIES) & 1) ^ 1)
 
 
 @gluon.jit
 def announce(shared, n, position, kv):
-    """Announces to the other roles that work item `n` is kv tile `kv` of the head at `position`; `kv` is -1 at the
-    end.
+    """Announces to the other roles that work item `n` of the CTA is kv tile `kv` of the head at `position`.
+
+    position: the head's index in the launch order; kv: -1 after the last work item.
     """
     entry = n % ENTRIES
     wait_until_left(shared, n)
@@ -40,7 +41,11 @@ def announce(shared, n, position, kv):
 
 @gluon.jit
 def wait_for_tile_schedule(shared, n):
-    """Returns (position, kv tile) of work item `n`; all warps of a role must meet before it releases the entry."""
+    """Waits until work item `n` has been announced, and returns its (position of the head in the launch order, kv
+    tile).
+
+    The kv tile is negative after the last work item.  All warps of a role must meet before it releases the entry.
+    """
     entry = n % ENTRIES
     mbarrier.wait(shared.tile_schedule_full.index(entry), (n // ENTRIES) & 1)
     return read_int32(shared.tile_schedules, entry * 2), read_int32(shared.tile_schedules, entry * 2 + 1)
@@ -48,16 +53,20 @@ def wait_for_tile_schedule(shared, n):
 
 @gluon.jit
 def leave_tile_schedule(shared, n):
-    """Releases the shared-memory stage that holds work item `n`, so that a later item can be written to it.
+    """Releases the ring entry of work item `n`, so that the producer may write a later item to it; for the other roles.
 
-    All warps of the role must have read the stage (`wait_for_tile_schedule`) before.
+    All warps of the role must have read the entry (`wait_for_tile_schedule`) before.
     """
     mbarrier.arrive(shared.tile_schedule_empty.index(n % ENTRIES), count=1)
 
 
 @gluon.jit
 def next_tile_schedule(shared, n):
-    """Returns `wait_for_tile_schedule` and releases the entry; for roles of one warp that keep what they have read."""
+    """Waits for work item `n`, releases its ring entry, and returns its (position of the head in the launch order, kv
+    tile).
+
+    It is for roles of one warp, which keep the two numbers in registers.
+    """
     position, kv = wait_for_tile_schedule(shared, n)
     role_barrier()
     leave_tile_schedule(shared, n)

@@ -1,4 +1,4 @@
-"""A consumer: a warpgroup that computes one row block of every tile of its CTA."""
+"""The consumer role: a warpgroup that computes one row block of every q tile of its CTA."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -18,7 +18,10 @@ from .tile_work import ROWS, leaves_out
 
 @gluon.jit
 def announced(work, shared, tiles, FACT: gl.constexpr):
-    """Reads a fact about the CTA's tiles-th tile, whose q is there, see `producer.announce`."""
+    """Reads number FACT of what the producer has announced about the CTA's tiles-th q tile, see `producer.announce`.
+
+    The Q of this tile must have arrived.
+    """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     place = tiles % fact_stages(shared.Q_STAGES) * fact_words(work.CONSUMERS)
     return gl.max(shared.facts.index(place + FACT).load(layout), 0)
@@ -26,9 +29,10 @@ def announced(work, shared, tiles, FACT: gl.constexpr):
 
 @gluon.jit
 def consume(work, data, varlen_layout, drops, shared, out_desc, target, lse_ptr, score, sinks, ME: gl.constexpr):
-    """Computes out and log-sum-exp of the ME-th row block of every tile of the CTA, from the last kv tile to the first.
+    """Runs a consumer: computes out and log-sum-exp of the ME-th row block of every q tile of the CTA.
 
-    The kv tiles of the CTA's tile that this row block does not need are released unread.
+    A row block visits its kv tiles from the last to the first.  The kv tiles that only other row blocks of the q tile
+    need are released unread.
     """
     BLOCK_KV: gl.constexpr = work.BLOCK_KV
     BLOCK_DV: gl.constexpr = shared.v.shape[2]
@@ -106,7 +110,10 @@ def consume(work, data, varlen_layout, drops, shared, out_desc, target, lse_ptr,
 
 @gluon.jit
 def tile_schedule_of(work, shared, tiles, ME: gl.constexpr):
-    """Returns the four bounds of `TileWork.tile_schedule` for a consumer's row block of the CTA's tiles-th tile."""
+    """Reads (first, full_first, full_end, end) of the kv tiles of the ME-th row block of the CTA's tiles-th q tile.
+
+    The producer has announced them; `TileWork.tile_schedule` defines them.
+    """
     first = announced(work, shared, tiles, 5 + 4 * ME)
     full_first = announced(work, shared, tiles, 6 + 4 * ME)
     full_end = announced(work, shared, tiles, 7 + 4 * ME)
@@ -116,7 +123,11 @@ def tile_schedule_of(work, shared, tiles, ME: gl.constexpr):
 
 @gluon.jit
 def tile_schedule_band(work, data, drops, shared, score, zero, here, it, bounds, acc, m, total):
-    """(P, acc, m, total, it) after the kv tiles of a row block but for the product with the V of the last one."""
+    """Visits the kv tiles of a row block under a band; returns (P, acc, m, total, it).
+
+    The product P V of the last kv tile is left to `last_product`.  bounds: as `TileWork.tile_schedule`; it: the number
+    of kv tiles of the CTA so far; here: see `first_step`.
+    """
     first, full_first, full_end, end = bounds
     kv = end - 1
     masks = (kv < full_first) | (kv >= full_end)
@@ -154,12 +165,11 @@ def tile_schedule_band(work, data, drops, shared, score, zero, here, it, bounds,
 def visit_packed_tiles(
     work, data, drops, shared, score, zero, here, it, packed_tile, count, acc, m, total, ME: gl.constexpr
 ):  # fmt: skip
-    """(acc, m, total) after a tile of `count` packed tile ids, of which `packed_tile` is the first; see Note [Packed
-    tiles] in `listed`.
+    """Visits the kv tiles that a q tile's `count` packed tile ids list; returns (acc, m, total).
 
-    Kv tiles that follow one another without one to skip are a run, and run as the tile schedule of a band does.  The
-    product of P and V of the last one of a run is not left to a next step, because V must be given back before later
-    ones come.
+    packed_tile: the first of them, see Note [Packed tiles] in `listed`.  Consecutive kv tiles without one to skip are a
+    run, computed as the tile schedule of a band is.  The product P V of the last tile of a run is not left to a next
+    step, because V must be released before later tiles arrive.
     """
     end = it + count
     while it < end:
@@ -218,7 +228,7 @@ def visit_packed_tiles(
 
 @gluon.jit
 def store_logsumexp(work, lse_ptr, b, head, rows, m, total):
-    """Stores the natural log-sum-exp; -inf in rows without keys and sinks, whose sum is zero."""
+    """Stores the natural log-sum-exp of `rows`, from row maximum (base 2) and row sum; -inf where the sum is zero."""
     lse = (m + log2(total)) * 0.6931471805599453
     offsets = (b * work.q_heads + head).to(gl.int64) * work.q_len + rows
     gl.store(lse_ptr + offsets, lse, mask=(rows >= 0) & (rows < work.q_len))
@@ -226,13 +236,14 @@ def store_logsumexp(work, lse_ptr, b, head, rows, m, total):
 
 @gluon.jit
 def store_out(varlen_layout, shared, out_desc, target, b, head, row, acc, ME: gl.constexpr):
-    """Round and store by way of shared memory; TMA drops rows and columns past the end of the tensor.
+    """Rounds `acc` to 16 bits and starts to store it through shared memory; what lies past the end of the tensor is
+    dropped.
 
-    A row block before the first one is not stored: a TMA store that begins at a negative row is an illegal
-    instruction, where a load of such rows gives zeros.
+    A row block before the first one is not stored: a TMA store that begins at a negative row is an illegal instruction,
+    whereas a load of such rows gives zeros.
 
-    Where out takes the place of q, q is left only when the store has read it; else the store is waited for before the
-    next one.
+    With OUT_IN_Q, out overwrites q, whose stage is released only when the store has read it; otherwise the function
+    waits for the previous store before it writes.
     """
     out = shared.out.index(ME)
     if not shared.OUT_IN_Q:

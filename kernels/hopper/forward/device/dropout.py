@@ -1,4 +1,4 @@
-"""Dropout: which probabilities of a step are kept, by random bits that follow from their place alone.
+"""Dropout: decides which probabilities of a step are kept, by random bits that depend only on seed and position.
 
 Note [Random bits of dropout] in reference_dropout.py defines the bits.  A block of them serves two rows and four
 columns which one thread has of the scores, so that every thread computes the bits of its own elements and of no others;
@@ -21,11 +21,10 @@ FIRST_WEYL, SECOND_WEYL = gl.constexpr(0x9E3779B9), gl.constexpr(0xBB67AE85)
 
 @aggregate
 class DropoutBits:
-    """The dropout of a kernel, see `arguments.DROPOUT` and `tensors.DropoutArguments`; arguments are None without
-    dropout.
+    """Draws the random bits of dropout and zeroes dropped probabilities, a fraction ``threshold / 2**16`` of all.
 
-    A fraction ``threshold / 2**16`` of probabilities is dropped; see Note [Comparing random bits] in
-    reference_dropout.py.
+    See Note [Comparing random bits] in reference_dropout.py.  arguments: the group `arguments.DROPOUT`, None without
+    dropout; GIVEN: whether there is dropout.
     """
 
     arguments: group
@@ -42,10 +41,11 @@ class DropoutBits:
 
     @gluon.jit
     def bits(self, seed, b, head, block, kv, BLOCK_KV: gl.constexpr):
-        """The words of random bits of a row block and a kv tile, uint32 [ROWS, BLOCK_KV], in the layout of scores.
+        """Returns the words of random bits for a row block and a kv tile, uint32 [ROWS, BLOCK_KV], in the layout of
+        scores.
 
         Two neighbouring keys have the same word: its lower half is the bits of the first, its upper half the bits of
-        the second.
+        the second.  seed: as `seed` returns it.
         """
         layout: gl.constexpr = _words_layout(BLOCK_KV)
         rows = block * (ROWS // 2) + gl.arange(0, ROWS // 2, gl.SliceLayout(1, layout))
@@ -65,7 +65,7 @@ class DropoutBits:
 
     @gluon.jit
     def kept(self, p, bits):
-        """Returns P, rounded, with zeros where it is dropped."""
+        """Returns `p`, P rounded to 16 bits, with zeros where it is dropped; bits: as `bits` returns them."""
         bits = gl.convert_layout(bits, p.type.layout, assert_trivial=True)
         threshold = self.arguments.threshold
         return _keep_from(p, bits, bound_of(threshold), threshold)

@@ -19,19 +19,19 @@ def hopper_forward(
     q_desc, k_desc, v_desc, out_desc, lse_ptr, counter_ptr, problem, data, dropout, varlen_layout, target, bound, sinks,
     SCHEDULE, MASK, FORM,
 ):  # fmt: skip
-    """out and log-sum-exp of attention.
+    """Computes out and log-sum-exp of attention.
 
     q: [batch, q_heads, q_len, D]; k: [batch, q_heads // group, kv_len, D]; v: the same with DV columns; out: [batch,
     q_heads, q_len, DV]; fp16 or bf16, descriptors with blocks of 64 columns, ROWS rows of q and out, BLOCK_KV of k and
     v; D is up to BLOCK_D + TAIL_D.  The descriptor of q holds only the rows that see a key, k's and v's only the keys
-    that a row sees: all others arrive as zeros.  lse: fp32 [batch * q_heads, q_len], natural log, -inf in rows that
-    see no key and have no sink, whose out is zero.  counter: int32 [1], zero once the kernel before has ended.
+    that a row sees: all others arrive as zeros.  lse: fp32 [batch * q_heads, q_len], natural log, -inf in rows that see
+    no key and have no sink, whose out is zero.  counter: int32 [1], zero once the kernel before has ended.
 
     All other arguments are groups, see `arguments`: data describes a mask that is data, see `listed`, and is None where
     the mask is a band; dropout is given if probabilities are dropped, see `dropout`, and bound if scores are bounded,
-    see `score_gluon`, and sinks if there are scores of no key.  With `varlen_layout` the mask is one of rows: q_len and
-    kv_len count rows, lse has rows, and the other tensors have tokens; see `varlen_layout`, also for the target of out,
-    which is given then only.
+    see `score_gluon`, and sinks if there are attention sinks.  With `varlen_layout`, q_len and kv_len count padded
+    rows, lse has padded rows, and the other tensors have tokens; only then `target` is given, the group
+    `arguments.target` of out.
     """
     work = TileWork(
         problem.batch_heads, problem.q_heads, problem.group, problem.q_len, problem.kv_len, problem.lo, problem.hi,

@@ -1,11 +1,11 @@
-"""Few queries against many keys: the keys in parts, a program for each, and then the sum of the parts.
+"""Split-KV attention for few queries: a program for each part of the keys, then a reduction over the parts.
 
 Note [Parts of the keys]
     The main kernel has a CTA for a tile of queries of a head, so that few queries of few heads leave most of the GPU
-    without work.  Here the keys of a kv head are cut into parts, whose length follows from their number alone (`few`),
-    and a program attends to one part with all queries of the group at once: K and V are read once for them.  Every part
-    leaves the base of each row, its sum and its unscaled output, all in fp32, and `combine` adds them, the parts of a
-    row in the order of one tree, in which those that are not there have no weight.
+    without work.  Here the keys of a kv head are cut into parts (splits), whose length depends only on the number of
+    keys (`part_of`), and a program attends to one part with all queries of the group at once: K and V are read once for
+    them.  Each part writes the maximum (base 2) of each row, its sum and its unnormalized output, all in fp32.
+    `combine` reduces the parts of a row in one fixed tree, in which missing parts have weight zero.
 
     So the bits of a row are a function of the query, of the head's keys and values, and of three numbers: how many keys
     there are, and how many queries and query heads of a group, from which the rows of a tile follow.  Batch size, other
@@ -25,13 +25,15 @@ def attend(
     q_ptr, k_ptr, v_ptr, acc_ptr, sums_ptr, q_strides, k_strides, v_strides, kv_heads, group, q_len, kv_len, part_len,
     parts, scale_log2, FORM,
 ):  # fmt: skip
-    """One program per (batch element, kv head, part); FORM: an `arguments.Few`.
+    """Computes the attention of all queries of a group to one part of the keys, unnormalized; FORM: an `arguments.Few`.
+
+    There is one program per (batch element, kv head, part).
 
     q: [batch, kv_heads * group, q_len, DIM]; k, v: [batch, kv_heads, kv_len, DIM or VALUE_DIM], unit strides in the
     last dimension.  Row r of a tile is query ``r % q_len`` of query head ``r // q_len`` of the group.  acc: fp32 [batch
-    * kv_heads, parts, ROWS, BLOCK_DV]; sums: fp32 [batch * kv_heads, parts, 2, ROWS], bases (base 2) and sums; only
-    rows that exist are written.  Part p has the keys from ``p * part_len`` on, a multiple of BLOCK_KV, of which there
-    is one at least.
+    * kv_heads, parts, ROWS, BLOCK_DV]; sums: fp32 [batch * kv_heads, parts, 2, ROWS], row maxima (base 2) and row sums;
+    only rows that exist are written.  Part p has the keys from ``p * part_len`` on, at least one; part_len is a
+    multiple of BLOCK_KV.
     """
     gdc_launch_dependents()
     pid = tl.program_id(0)
@@ -80,9 +82,10 @@ def attend(
 def combine(
     acc_ptr, sums_ptr, out_ptr, lse_ptr, out_strides, q_heads, group, q_len, parts, FORM, PARTS: tl.constexpr
 ):  # fmt: skip
-    """One program per row: out, [batch, q_heads, q_len, VALUE_DIM]; natural log-sum-exp, fp32 [batch * q_heads, q_len].
+    """Reduces the parts of a row, one program per row, to out and the natural log-sum-exp.
 
-    acc, sums: as of `attend`; PARTS: the most parts, a power of two.
+    out: [batch, q_heads, q_len, VALUE_DIM]; lse: fp32 [batch * q_heads, q_len].  acc, sums: as `attend` writes them;
+    PARTS: the largest number of parts, a power of two; FORM: an `arguments.Few`.
     """
     gdc_wait()  # for `attend`
     pid = tl.program_id(0)

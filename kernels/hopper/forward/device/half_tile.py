@@ -1,14 +1,14 @@
-"""The first iteration of a row block that sees at most the first half of the kv tile.
+"""Computes the first iteration of a row block that sees at most the first half of the kv tile.
 
 Note [Half tiles]
     A row block has half as many queries as a kv tile has keys.  So under a mask with a lower bound, a causal one for
     example, every second tile schedule begins with a kv tile whose second half no query of the row block sees.  Its
-    scores are
-    not computed then: half of the products, of the tests of the mask and of the exponentials are left out, and P has
-    zeros there.
+    scores are then not computed: half of the products, of the tests of the mask and of the exponentials are left out,
+    and P has zeros there.
 
-    This changes no bit.  A score that is hidden is -inf otherwise, which no row's base comes from, and its probability
-    is exactly zero.  Sums are taken over the whole tile, zeros among them, so that they have the order of any other.
+    This changes no bit of the results.  Otherwise a hidden score is -inf, so it never is a row's maximum, and its
+    probability is exactly zero.  Sums are taken over the whole tile, including the zeros, in the order of any other
+    tile.
 """
 
 from triton.experimental import gluon
@@ -22,9 +22,11 @@ from .tile_work import ROWS
 
 @gluon.jit
 def half_tile_step(work, data, shared, score, here, kv, it, m, total):
-    """Returns (P, m, total) as `first_step`, for a row block that sees at most half of its first kv tile.
+    """Computes the first iteration of a row block that sees at most the first half of the kv tile; returns (P, m,
+    total).
 
     P: fp32 [ROWS, BLOCK_KV], zero in the second half; m, total: the running row maximum and row sum, fp32 [ROWS].
+    here: see `first_step`.
     """
     b, _head, _block, rows, q_tile, _seed = here
     layout: gl.constexpr = accumulator_layout(ROWS, ROWS, 4)

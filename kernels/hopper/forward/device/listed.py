@@ -1,5 +1,4 @@
-"""Masks that are data: `ListedMask` lists the kv tiles of a tile as packed tile ids, and says which scores of a kv tile
-count.
+"""Masks that are data: `ListedMask` lists the kv tiles of a q tile as packed tile ids, and masks scores elementwise.
 
 Note [Packed tiles]
     A tile of the list has a row of packed tile ids, one for each kv tile that one of its row blocks sees, from the last
@@ -29,13 +28,18 @@ UNSEEN = gl.constexpr(FORWARD_UNSEEN)
 
 @gluon.jit
 def kv_of(packed_tile):
-    """Returns the index of the kv tile of a packed tile id, int32; see Note [Packed tiles]."""
+    """Returns the kv tile's index (int32) in a packed tile id, which says how each consumer uses a kv tile; see Note
+    [Packed tiles].
+    """
     return packed_tile & 0xFFFF
 
 
 @gluon.jit
 def use_of(packed_tile, CONSUMER: gl.constexpr):
-    """Returns how a consumer uses the kv tile of a packed tile id (Note [Packed tiles]): SKIP, PARTIAL or FULL."""
+    """Returns how consumer CONSUMER uses the kv tile of a packed tile id (Note [Packed tiles]): SKIP, PARTIAL or FULL.
+
+    It releases the tile unread, applies the elementwise mask, or needs no mask.
+    """
     return (packed_tile >> (16 + 2 * CONSUMER)) & 3
 
 
@@ -52,11 +56,10 @@ def has_unseen(packed_tile):
 class ListedMask:
     """A mask that reads tensors: its lists of kv tiles, and its elementwise test inside of a kv tile.
 
-    arguments: the group `arguments.DATA` of pointers, None where the mask is a band alone; GIVEN: there are arguments.
-    With HAS_DENSE no vectors are read: `seen` reads bits. SEGMENT_IDS_AHEAD: in which iterations vectors are loaded
-        before
-    the matmul of the scores is issued, which takes as long: in none (0), in the first of a run (1), or in all (2).
-    MASK: see `arguments.MaskKind`.
+    arguments: the group `arguments.DATA` of pointers, None where the mask is a band alone; GIVEN: whether there are
+    arguments.  With HAS_DENSE no vectors are read: `seen` reads mask bits instead.  SEGMENT_IDS_AHEAD: in which
+    iterations vectors are loaded before the matmul of the scores is issued, whose time hides the loads: in none (0), in
+    the first of a run (1), or in all (2).  MASK: see `arguments.MaskKind`.
     """
 
     arguments: group
@@ -67,15 +70,17 @@ class ListedMask:
 
     @gluon.jit
     def table(self, b, head):
-        """Returns the index of the table that a query head of a batch element uses, int32."""
+        """Returns the index (int32) of the table of packed tile ids for a batch element `b` and query head.
+
+        Without a dense mask that differs between heads, all heads of a batch element use one table.
+        """
         return b * self.arguments.tables + head % self.arguments.tables
 
     @gluon.jit
     def packed_tiles_of(self, work, b, head, q_tile):
-        """Returns (pointer to the first packed tile id, number of packed tile ids) of the q_tile-th q tile of a head in
-        the list.
+        """Returns (pointer to the first packed tile id, number of packed tile ids) of a head's q tile.
 
-        Packed tile ids are int32, see Note [Packed tiles].
+        q_tile: its index among the head's tiles in the work list.  Packed tile ids are int32, see Note [Packed tiles].
         """
         row = self.table(b, head).to(gl.int64) * work.q_tiles() + q_tile
         kv_tiles = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
@@ -83,7 +88,8 @@ class ListedMask:
 
     @gluon.jit
     def segment_ids(self, work, like, b, rows, kv):
-        """Returns the int32 vectors of the queries `rows` and of the keys of kv tile `kv`, a tuple of each.
+        """Loads the mask's vectors for the queries `rows` and for the keys of kv tile `kv`: (a tuple of int32 [ROWS],
+        one of int32 [BLOCK_KV]).
 
         like: a tensor in the layout of the scores [ROWS, BLOCK_KV], along whose rows and columns the vectors are
         distributed.
@@ -104,8 +110,8 @@ class ListedMask:
     def hide(self, work, s, segment_ids, b, rows, kv):
         """Returns the scores of kv tile `kv`, fp32 [ROWS, BLOCK_KV], set to -inf where a relation hides the key.
 
-        The band is not applied here. segment ids: as `segment_ids` returns them, or None if they have not been loaded
-        yet.
+        The band is not applied here.  segment_ids: what the method `segment_ids` returns, or None if it has not been
+        called yet.
         """
         if segment_ids is None:
             segment_ids = self.segment_ids(work, s, b, rows, kv)
@@ -139,7 +145,7 @@ def _of_keys(ptr, work, like, vector, kv):
 
 @gluon.constexpr_function
 def packed_tile_stages(stages):
-    """Returns the number of packed tile ids that are kept.
+    """Returns the size of the ring of packed tile ids in shared memory, for rings of K and V with `stages` stages.
 
     When the producer loads the K of iteration s it has loaded the V of iteration ``s - 2``, so all consumers have
     released the V of iteration ``s - 2 - stages``, and read the packed tile id there.
@@ -149,7 +155,7 @@ def packed_tile_stages(stages):
 
 @gluon.jit
 def put_packed_tile(shared, it, packed_tile):
-    """Stores the packed tile id of the iteration after the it-th, before the K load of the it-th begins."""
+    """Stores the packed tile id of iteration ``it + 1``; the producer does so before the K load of iteration `it`."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     shared.packed_tiles.index(it % packed_tile_stages(shared.STAGES)).store(
         gl.full([1], 0, gl.int32, layout) + packed_tile
@@ -159,6 +165,8 @@ def put_packed_tile(shared, it, packed_tile):
 
 @gluon.jit
 def read_packed_tile(shared, it):
-    """Reads the packed tile id of the one after the it-th, whose K has arrived and whose V has not been released."""
+    """Reads the packed tile id of iteration ``it + 1``; K of iteration `it` must have arrived, and its V not been
+    released.
+    """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     return gl.max(shared.packed_tiles.index(it % packed_tile_stages(shared.STAGES)).load(layout), 0)

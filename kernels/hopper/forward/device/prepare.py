@@ -1,4 +1,4 @@
-"""Runs before the main kernel: zeroes the counter from which its CTAs take tiles."""
+"""The kernel before the main kernel of the forward: zeroes the counter from which CTAs take q tiles."""
 
 import triton
 import triton.language as tl
@@ -7,8 +7,9 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 @triton.jit
 def prepare(counter_ptr):
-    """Zeroes counter_ptr, int32 [1]; one program.  The main kernel may start at once, because it waits before it
-    draws.
+    """Zeroes counter_ptr, int32 [1]; launched as one program.
+
+    The main kernel may start at once, because it waits for the end of this one before it reads the counter.
     """
     gdc_launch_dependents()
     tl.store(counter_ptr, 0)

@@ -1,4 +1,4 @@
-"""The producer: one warp that draws the tiles of the list and brings their Q, K and V by TMA.
+"""The producer role: one warp that takes q tiles from the work list and loads their Q, K and V by TMA.
 
 Note [Drawing tiles]
     The first tile of CTA c is the c-th of the list; after that, a CTA takes the first tile that nobody has, by an
@@ -27,19 +27,21 @@ from .tile_work import ROWS
 
 @gluon.jit
 def draw(counter_ptr):
-    """Returns the index of the CTA's next q tile in the work list; past its end if no tile is left."""
+    """Returns the index of the CTA's next q tile in the work list, from an atomic counter; past its end if no tile is
+    left.
+    """
     gdc_wait()  # for `prepare`
     return gl.atomic_add(counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
 
 
 @gluon.jit
 def announce(work, data, shared, tiles, b, head, first_block, first, count):
-    """Put what the consumers need to know of a tile, the CTA's tiles-th, where they find it once its q is full.
+    """Writes to shared memory what the consumers need to know of the CTA's tiles-th q tile, before its Q is announced.
 
-    b, head: batch element and query head; first_block: its first row block; first: its first kv tile, or where the
-    mask is data the first packed tile id; count: one more than its last kv tile, or how many packed tile ids there are,
-    0 after the last tile.  With a band there follow the four bounds of every consumer's tile schedule.  The producer
-    has the time that these take to compute, before there is room for q.
+    b, head: batch element and query head; first_block: its first row block; first: its first kv tile, or, if the mask
+    is data, its first packed tile id; count: one more than its last kv tile, or, if the mask is data, the number of
+    packed tile ids; 0 after the last q tile.  With a band, the four bounds of every consumer's tile schedule follow;
+    the producer has time to compute them before there is room for Q.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     zero = gl.full([1], 0, gl.int32, layout)
@@ -85,10 +87,10 @@ def load_values(shared, desc, b, head, row, it, BYTES: gl.constexpr):
 
 @gluon.jit
 def load_seen_values(work, data, shared, desc, b, head, packed_tile, row, it, landings, BYTES: gl.constexpr):
-    """V of the kv tile of a packed tile id, from `row` on, with zeros for keys that no query sees; `landings`, counted
-    on.
+    """Loads V of a packed tile id's kv tile, from `row` on, with zeros for keys that no query sees.
 
-    See Note [Rows that take no part] in `hopper.clear`.  head: the query head.
+    See Note [Rows that take no part] in `shared.device.clear`.  head: the query head; it: the number of the kv tile in
+    the CTA; landings: how many V tiles have been cleared so far.  Returns the new value of `landings`.
     """
     stage = wait_for_room(shared.v_empty, it, shared.STAGES)
     full = shared.v_full.index(gl.where(has_unseen(packed_tile), shared.STAGES, stage))
@@ -120,10 +122,10 @@ def load_queries(work, varlen_layout, shared, desc, b, head, first_block, stage,
 
 @gluon.jit
 def produce(work, data, varlen_layout, shared, q_desc, k_desc, v_desc, counter_ptr):
-    """Fill the rings in the order of use: K of the next step before V of this one.
+    """Runs the producer: fills the rings of Q, K and V in the order of use, K of the next step before V of this one.
 
-    Rows and columns outside a descriptor, before its first too, arrive as zeros.  After the last tile the consumers are
-    told of one without kv tiles, and without a Q.
+    Rows and columns outside a descriptor, also before its first, arrive as zeros.  After the last q tile it announces
+    one without kv tiles and without a Q, at which the consumers end.
     """
     D: gl.constexpr = shared.k.shape[2] + shared.TAIL_D
     WIDTH: gl.constexpr = shared.k.dtype.primitive_bitwidth // 8
@@ -208,6 +210,6 @@ def first_packed_tiles(work, data, place):
 
 @gluon.jit
 def first_row_of(work, varlen_layout, packed_tile):
-    """The first row of a packed tile id's kv tile, in the descriptors of K and V."""
+    """Returns the first row of a packed tile id's kv tile, as a row coordinate of the descriptors of K and V."""
     row = kv_of(packed_tile) * work.BLOCK_KV
     return varlen_layout.token(row) if varlen_layout.VARLEN_ROWS else row - work.first_key()

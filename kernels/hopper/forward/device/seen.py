@@ -1,8 +1,8 @@
-"""Dense masks: which scores of a kv tile count, as bits that lie in memory as the scores lie in threads.
+"""Dense masks as bits, one per score of a kv tile, in memory in the order in which threads hold the scores.
 
-Note [Seen bits] in schedule/table_tile_schedule.py says which bit is whose.  The bits say all of the mask: the band,
-segment ids, and the ends of queries and keys are in them.  A thread has the bits of its scores in one word or two,
-which it asks for before it waits for the scores.
+Note [Seen bits] in schedule/table_tile_schedule.py says which bit belongs to which score.  The bits contain the whole
+mask: band, segment ids, and the ends of queries and keys.  A thread has the bits of its scores in one word or two,
+which it loads before it waits for the scores.
 """
 
 from triton.experimental import gluon
@@ -16,10 +16,11 @@ words_of = gluon.constexpr_function(seen_words)
 
 @gluon.jit
 def ask(work, data, b, head, block, kv, wanted):
-    """Loads the mask bits of a row block and a kv tile: int32 [ROWS / 2, 4, words], zeros where not `wanted`.
+    """Loads a dense mask's bits of a row block and a kv tile: int32 [ROWS / 2, 4, words], zeros where `wanted` is
+    false.
 
-    The words lie as Note [Seen bits] in schedule/table_tile_schedule.py says. A row block that does not exist gets
-    zeros, so that its queries see no key.
+    The order of the words is that of Note [Seen bits] in schedule/table_tile_schedule.py.  A row block that does not
+    exist gets zeros, so that its queries see no key.
     """
     WORDS: gl.constexpr = words_of(work.BLOCK_KV)
     layout: gl.constexpr = _words_layout(WORDS)
@@ -37,7 +38,7 @@ def ask(work, data, b, head, block, kv, wanted):
 
 @gluon.jit
 def hide(s, words):
-    """Returns scores, set to -inf where their bit of `words` (see `ask`) is zero."""
+    """Returns the scores `s` with -inf where their bit in `words`, as `ask` returns them, is zero."""
     WORDS: gl.constexpr = words.shape[2]
     COUNT: gl.constexpr = s.shape[1] // WORDS // 2  # bits of a word
     bits = gl.full(words.shape, 1, gl.int32, words.type.layout)

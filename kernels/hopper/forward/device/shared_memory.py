@@ -1,4 +1,4 @@
-"""The shared memory of a CTA of the forward: operand tiles, rings and their barriers."""
+"""Allocates the shared memory of a CTA of the forward: operand tiles, rings of tiles, and their barriers."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -24,12 +24,12 @@ class SharedMemory:
 
     q: [Q_STAGES * consumers, ROWS, columns], 16 bits, a ring of Q_STAGES q tiles with one tile per consumer; k, v:
     [STAGES, BLOCK_KV, columns], 16 bits; out: one [ROWS, columns] tile per consumer, which overwrites q with OUT_IN_Q.
-    q_tail, k_tail: the TAIL_D columns past the first ones, if TAIL_D > 0. ones: with SUMS_BY_MATMUL, see Note [Sums] in
-    `sums`. facts: a ring of `fact_stages` entries of int32 values about q tiles, see `producer.announce`. packed tile
-    ids: if LISTED, a ring of `packed_tile_stages`, see Note [Packed tiles] in `listed`.
+    q_tail, k_tail: the TAIL_D columns past the first ones, if TAIL_D > 0. ones: with SUMS_BY_MATMUL, the ones of Note
+    [Sums] in `sums`. facts: a ring of `fact_stages` entries of int32 values about q tiles, see `producer.announce`.
+    packed_tiles: if LISTED (the mask is data), a ring of `packed_tile_stages`, see Note [Packed tiles] in `listed`.
 
     Barriers `*_full` are completed by the producer's copies, `*_empty` by an arrival of every consumer. If LISTED,
-    v_full has one more barrier, which is the producer's own, see `hopper.clear`.
+    v_full has one more barrier, which is the producer's own, see `shared.device.clear`.
     """
 
     q: gl.shared_memory_descriptor
@@ -55,16 +55,17 @@ class SharedMemory:
 
 @gluon.constexpr_function
 def fact_words(consumers):
-    """Returns the number of int32 values about a tile: five, and four for each consumer."""
+    """Returns the number of int32 values that the producer announces of a q tile: five, and four per consumer."""
     return 5 + 4 * consumers
 
 
 @gluon.constexpr_function
 def fact_stages(q_stages):
-    """Tiles whose facts are kept: one more than there are Q tiles, so that the next tile's are there before its Q.
+    """Returns for how many q tiles the announced values are kept: one more than there are Q tiles in shared memory.
 
-    When the producer brings the Q of a tile, all consumers have left the Q of the tile q_stages before it, and read its
-    facts at the latest then: it may write the facts of the tile after this one in their place.
+    So the values of the next q tile are there before its Q.  When the producer loads the Q of a tile, all consumers
+    have released the Q of the tile q_stages before it, and read its values at the latest then: the values of the tile
+    after this one may overwrite them.
     """
     return q_stages + 1
 
@@ -84,7 +85,10 @@ def _int32(COUNT: gl.constexpr):
 
 @gluon.jit
 def allocate_shared(DTYPE: gl.constexpr, FORM, LISTED: gl.constexpr):
-    """Allocates all shared memory of a CTA and initialises the barriers."""
+    """Allocates all shared memory of a CTA, a `SharedMemory`, and initialises its barriers.
+
+    FORM: see `arguments.Form`; LISTED: the mask is data, so packed tile ids are needed.
+    """
     BLOCK_KV: gl.constexpr = FORM.BLOCK_KV
     BLOCK_D: gl.constexpr = FORM.BLOCK_D
     TAIL_D: gl.constexpr = FORM.TAIL_D

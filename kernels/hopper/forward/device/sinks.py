@@ -1,4 +1,4 @@
-"""Attention sinks: extra scores without a key, which take part in the softmax of a row and have no value."""
+"""Attention sinks: one more score per row, which takes part in its softmax but has no key and no value."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -8,16 +8,20 @@ from .steps import exp2
 
 @gluon.jit
 def load_sinks(sinks, b, head, rows, q_len):
-    """Loads the sinks of rows of a head, in base 2; sinks: as `arguments.SINKS`."""
+    """Loads the sinks of `rows` of a head, multiplied by log2(e): fp32 [ROWS], 0 for rows that do not exist.
+
+    sinks: the group `arguments.SINKS`.
+    """
     pointers = sinks.ptr + b.to(gl.int64) * sinks.b + head.to(gl.int64) * sinks.h + rows.to(gl.int64) * sinks.row
     return gl.load(pointers, mask=(rows >= 0) & (rows < q_len), other=0.0) * 1.4426950408889634
 
 
 @gluon.jit
 def with_sinks(sink, m, total):
-    """(base, sum, factor of the output) of rows with their sinks, which `load_sinks` gave; see Note [Softmax] in steps.
+    """Returns (row maximum, row sum, factor of the output) of rows after their sinks have been added to the softmax.
 
-    The larger of base and sink is the new base.  A row without keys, whose sum is zero, has the factor zero.
+    sink: as `load_sinks` returns it; m, total: row maximum (base 2) and row sum before, see Note [Softmax] in `steps`.
+    The larger of m and sink is the new maximum.  For a row without keys, whose sum is zero, the factor is zero.
     """
     larger = gl.maximum(m, sink)
     shrink = exp2(m - larger)

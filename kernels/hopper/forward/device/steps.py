@@ -15,7 +15,7 @@ Note [Softmax]
     ends of the range of fp32 and bf16, see `model.call.LOW_SOFTCAP`, not of that of fp16.
 
     ``max(score) * scale`` is the largest ``score * scale`` only for a positive scale; the host sees to that, see
-    `launch.forward`.
+    `launch.prepare`.
 """
 
 from triton.experimental import gluon
@@ -47,7 +47,10 @@ def log2(x):
 
 @gluon.jit
 def wait_for(full, it, STAGES: gl.constexpr):
-    """Waits until the it-th tile of a ring of STAGES stages has arrived, and returns its stage."""
+    """Waits until the it-th tile of a ring of STAGES stages has arrived, and returns its stage.
+
+    full: the ring's mbarriers.
+    """
     stage = it % STAGES
     mbarrier.wait(full.index(stage), (it // STAGES) & 1)
     return stage
@@ -55,7 +58,9 @@ def wait_for(full, it, STAGES: gl.constexpr):
 
 @gluon.jit
 def release(empty):
-    """Arrives at the barrier `empty`: all warps of this consumer have read a tile, which may be overwritten."""
+    """Arrives at the mbarrier `empty`, once all warps of this consumer have read the tile, which may then be
+    overwritten.
+    """
     if not ARRIVALS_MEET:
         role_barrier()
     mbarrier.arrive(empty, count=1)
@@ -63,10 +68,10 @@ def release(empty):
 
 @gluon.jit
 def softmax(score, s, far, m, total, HIDES: gl.constexpr):
-    """Returns (P, new base, new row sums, factor of earlier sums and outputs); see Note [Softmax].
+    """Returns (P, new row maximum, new row sums, factor of earlier sums and outputs); see Note [Softmax].
 
-    P: fp32 [ROWS, columns], relative to the new base; the others are fp32 [ROWS]. s, far: scores as `Score.begun`
-    returns them; m, total: the base and the row sums before; HIDES: a mask may have hidden some of s.
+    P: fp32 [ROWS, columns], relative to the new maximum; the others are fp32 [ROWS].  s, far: scores as `Score.begun`
+    returns them; m, total: row maximum and row sums before; HIDES: a mask may have hidden some of s.
     """
     p, base, shrink = probabilities(score, s, far, m, HIDES)
     return p, base, sum_with(score, p, total, shrink), shrink
@@ -74,9 +79,10 @@ def softmax(score, s, far, m, total, HIDES: gl.constexpr):
 
 @gluon.jit
 def probabilities(score, s, far, m, HIDES: gl.constexpr):
-    """(probabilities relative to the new base, new base, factor of what was before).
+    """Returns (P relative to the new row maximum, the new row maximum, factor of earlier sums and outputs).
 
-    Fused multiply-adds are spelt out, here and in `sum_with`: every build rounds alike.
+    The arguments are those of `softmax`.  Fused multiply-adds are explicit, here and in `sum_with`, so that every build
+    rounds alike.
     """
     if score.FIXED_BASE:
         base = gl.zeros_like(m)
@@ -93,10 +99,10 @@ def probabilities(score, s, far, m, HIDES: gl.constexpr):
 
 @gluon.jit
 def sum_with(score, p, total, shrink):
-    """Returns the row sums of the softmax, fp32 [ROWS], after the probabilities p have been added.
+    """Returns the row sums of the softmax, fp32 [ROWS], after the probabilities `p` have been added.
 
-    total: the sums before, multiplied by `shrink`, the factor of the new base. Where matmuls compute row sums, see Note
-    [Sums] in `sums`, `total` is returned as it is.
+    total: the sums before, which are multiplied by `shrink`, the factor of the new maximum.  If matmuls compute row
+    sums (Note [Sums] in `sums`), `total` is returned unchanged.
     """
     if score.SUMS_BY_MATMUL:
         return total
@@ -106,9 +112,10 @@ def sum_with(score, p, total, shrink):
 
 @gluon.jit
 def masked(work, data, s, segment_ids, b, rows, kv):
-    """Scores of kv tile `kv`, or of its first keys, -inf where a row does not see the key by band and `segment_ids`.
+    """Returns scores of kv tile `kv`, or of its first keys, with -inf where band or relations hide the key from the
+    row.
 
-    For `segment_ids` see `listed.ListedMask.hide`.
+    b: batch element; rows: the queries; segment_ids: see `listed.ListedMask.hide`.
     """
     if COMPUTES_EARLY:
         kv = not_before(kv)
@@ -160,9 +167,9 @@ def as_left(p, DTYPE: gl.constexpr, COLUMNS: gl.constexpr):
 
 @gluon.jit
 def begin_scores(shared, q_tile, stage, zero):
-    """Begins S = Q K^T with this tile of the Q ring and the K tile in this stage.
+    """Issues the asynchronous matmul S = Q K^T with tile `q_tile` of the Q ring and the K tile in stage `stage`.
 
-    zero: fp32, with a column for every key that is computed; the K tile may have more.
+    zero: fp32 [ROWS, keys], one column for each key to be computed; the K tile may have more.
     """
     k = first_keys(shared.k.index(stage), zero.shape[1]).permute((1, 0))
     s = warpgroup_mma(shared.q.index(q_tile), k, zero, use_acc=False, is_async=True)
@@ -174,7 +181,7 @@ def begin_scores(shared, q_tile, stage, zero):
 
 @gluon.jit
 def first_keys(tile, COUNT: gl.constexpr):
-    """Returns the first COUNT rows of a K tile."""
+    """Returns the first COUNT rows of a K tile in shared memory, as a view."""
     if tile.shape[0] > COUNT:
         tile = tile.slice(0, COUNT)
     return tile
@@ -182,17 +189,19 @@ def first_keys(tile, COUNT: gl.constexpr):
 
 @gluon.jit
 def skip(shared, it):
-    """Releases K and V of the it-th kv tile of the producer without reading them."""
+    """Waits for K and V of the CTA's it-th kv tile and releases them unread."""
     release(shared.k_empty.index(wait_for(shared.k_full, it, shared.STAGES)))
     release(shared.v_empty.index(wait_for(shared.v_full, it, shared.STAGES)))
 
 
 @gluon.jit
 def first_step(work, data, drops, shared, score, zero, here, kv, masks, it, m, total):
-    """(P, m, total, shrink) of the first kv tile of a tile schedule, P not rounded yet; its V is left to the next step.
+    """Returns (P, m, total, shrink) after the first kv tile of a tile schedule; its product P V is left to the next
+    step.
 
-    here: batch element, query head, place, rows and Q tile of the row block, and the seed; masks: whether the kv tile
-    needs a mask; shrink: the factor of what was before, for those who had a tile schedule before.
+    P is in fp32.  here: (batch element, query head, row block, its rows, its tile in the Q ring, dropout seed); masks:
+    whether the kv tile needs an elementwise mask; it: the number of the kv tile in the CTA; shrink: the factor of
+    earlier sums and outputs.
     """
     b, head, block, rows, q_tile, _seed = here
     segment_ids = None
@@ -217,11 +226,11 @@ def first_step(work, data, drops, shared, score, zero, here, kv, masks, it, m, t
 
 @gluon.jit
 def next_step(work, data, drops, shared, score, zero, here, kv_before, kv, masks, it, p, acc, m, total):
-    """(P, acc, m, total) after kv tile `kv`, the it-th: begin its S, and the product of P and V of `kv_before`.
+    """Returns (P, acc, m, total) after computing S and P of kv tile `kv`, and the product P V of the tile `kv_before`.
 
-    While S is computed, it is decided what of P is dropped: the bits are used as they are drawn, and the matmuls of the
-    product follow one another.  ptxas spreads what it may among matmuls, and a tensor core would wait for it: the looks
-    at barriers before and behind keep it in its place, and the seed, which is read between them.
+    While S is computed, dropout is applied to P: bits are used as they are drawn, and the matmuls of the product follow
+    one another.  ptxas spreads other instructions among matmuls, and a tensor core would wait for them: the waits at
+    barriers before and after dropout keep it in its place.
 
     ptxas moves the last wait up to the first, so that a consumer's matmuls run during the softmax of the others, not
     during its own, which was faster than keeping the waits apart.
@@ -267,14 +276,14 @@ def next_step(work, data, drops, shared, score, zero, here, kv_before, kv, masks
 
 @gluon.jit
 def scaled(acc, factor):
-    """Multiplies the rows of acc by their factors."""
+    """Returns `acc` with each row multiplied by its element of `factor`."""
     return acc * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, acc.type.layout)), 1)
 
 
 @gluon.jit
 def last_product(work, drops, shared, score, here, kv, it, p, acc, total):
-    """Begin the product of P and V of the it-th kv tile `kv`, the last one of a tile schedule: (stage of V, acc,
-    total).
+    """Issues the product P V of the last kv tile `kv` of a tile schedule, the it-th of the CTA; returns (stage of V,
+    acc, total).
     """
     if drops.GIVEN:
         b, head, block, _rows, _q_tile, seed = here

@@ -1,4 +1,4 @@
-"""Sums of the rows of P by matmuls.
+"""Row sums of P (the softmax's denominators), computed by matmuls with columns of ones.
 
 Note [Sums]
     The sum of a row takes an addition for every probability, as many instructions as the maximum takes.  Where
@@ -34,7 +34,9 @@ def fill_with_ones(tile):
 
 @gluon.jit
 def no_sums(score, LAYOUT: gl.constexpr):
-    """Returns initial (zero) row sums: per row in LAYOUT, or as equal columns of a matmul result."""
+    """Returns the initial row sums, zeros: fp32 [ROWS] in LAYOUT, or with SUMS_BY_MATMUL [ROWS, COLUMNS], all columns
+    equal.
+    """
     if score.SUMS_BY_MATMUL:
         return gl.zeros([ROWS, COLUMNS], gl.float32, accumulator_layout(ROWS, COLUMNS, 4))
     else:
@@ -43,7 +45,10 @@ def no_sums(score, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def begin_sums(score, shared, p, total):
-    """Begins to add the row sums of P, rounded, if matmuls compute them."""
+    """Issues the asynchronous matmul that adds the row sums of P to `total`, if matmuls compute them; returns `total`.
+
+    p: P rounded to 16 bits.
+    """
     if score.SUMS_BY_MATMUL:
         layout: gl.constexpr = left_operand(total.type.layout)
         p = gl.convert_layout(p, layout, assert_trivial=True)
@@ -53,7 +58,7 @@ def begin_sums(score, shared, p, total):
 
 @gluon.jit
 def sums_of(score, total, LAYOUT: gl.constexpr):
-    """Returns the sums per row in LAYOUT."""
+    """Returns the row sums, fp32 [ROWS] in LAYOUT, from `total` as `no_sums` and `begin_sums` shape it."""
     if score.SUMS_BY_MATMUL:
         return gl.convert_layout(gl.max(total, 1), LAYOUT, assert_trivial=True)
     else:

@@ -1,4 +1,4 @@
-"""The work of a CTA: the work list of q tiles, and the tile schedule of each (`TileWork`)."""
+"""The work of a CTA of the forward (`TileWork`): the work list of q tiles, and the kv tiles that each visits."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -11,7 +11,7 @@ ROWS = gl.constexpr(64)
 
 @aggregate
 class TileWork:
-    """The work of a forward: its list of q tiles, and the kv tiles that each of them visits.
+    """The work list of a forward: the order of its q tiles, and the kv tiles that each of them visits.
 
     The mask is the band ``lo <= q - kv <= hi``, anchored top left, for the bounds that exist (HAS_LO, HAS_HI). The
     queries of a head are cut into *row blocks* of ROWS; a q tile is CONSUMERS neighbouring row blocks of a head, one
@@ -19,13 +19,15 @@ class TileWork:
     its own kv tiles, from `KV_RANGE`, so that its results do not depend on the others of its tile.
 
     batch_heads, q_heads: query heads of all batch elements, and of one; group: query heads per kv head; q_len, kv_len:
-    queries and keys; head_chunk, last_head_chunk: in heads, see below; all are int32 scalars. KV_RANGE, SEEN_ROWS,
-    SEEN_KEYS: the generated functions `dash_kv_range`, `dash_seen_rows` and `dash_seen_keys`. EVEN_KV: kv_len is a
-    multiple of BLOCK_KV. HALF_TILES: see Note [Half tiles] in `half_tile`.
+    queries and keys; head_chunk, last_head_chunk: the heads of a head chunk, and the first head of the last one, see
+    below; all are int32 scalars. KV_RANGE, SEEN_ROWS, SEEN_KEYS: the generated functions `dash_kv_range`,
+    `dash_seen_rows` and `dash_seen_keys`. EVEN_KV: kv_len is a multiple of BLOCK_KV. HALF_TILES: see Note [Half tiles]
+    in `half_tile`.
 
-    The list goes through the heads head chunk by head chunk; within a head chunk by q tile, the longest tile schedule
-    first as far as the mask has one bound, and by head. A head chunk has `head_chunk` heads, but all heads from
-    `last_head_chunk` on, a multiple of `head_chunk`, are in one. FROM_THE_END: the last q tiles come first, see
+    The list goes through the head chunks; within a head chunk it goes through the q tiles, and for each of them through
+    the heads. If the mask has one bound, q tiles with the longest tile schedules come first. A head chunk has
+    `head_chunk` heads, except for the last one, which has all heads from `last_head_chunk` on, a multiple of
+    `head_chunk`. FROM_THE_END: the last q tiles come first, see
     `schedule.table_tile_schedule`.
     """
 
@@ -66,11 +68,12 @@ class TileWork:
 
     @gluon.jit
     def tile(self, place):
-        """(batch element, query head, place among the tiles of the head, first row block) of a tile of the list.
+        """Returns (batch element, query head, index among the head's tiles, first row block) of tile `place` of the
+        work list.
 
-        Where the row blocks of a head do not divide by CONSUMERS, the tile with fewer of them is the one whose tile
-        schedule is
-        the shortest: FROM_THE_END the last of the list, whose first row block is then negative.
+        If the number of a head's row blocks is not a multiple of CONSUMERS, the tile with fewer of them is the one with
+        the shortest tile schedule.  With FROM_THE_END that is the last of the list, whose first row block is then
+        negative.
         """
         q_tiles = self.q_tiles()
         first = gl.minimum(place // (self.head_chunk * q_tiles) * self.head_chunk, self.last_head_chunk)
@@ -85,7 +88,10 @@ class TileWork:
 
     @gluon.jit
     def kv_tiles(self, first_block):
-        """(first, end) of the kv tiles that one of a tile's row blocks visits; at least one kv tile."""
+        """Returns (first, end) of the kv tiles that any row block of a q tile visits; there is at least one.
+
+        first_block: the q tile's first row block.
+        """
         lowest = gl.maximum(first_block, 0)
         highest = gl.minimum(first_block + self.CONSUMERS, self.row_blocks()) - 1
         first, _full_first, _full_end, _end = self._kv_range(lowest)
@@ -95,11 +101,11 @@ class TileWork:
 
     @gluon.jit
     def tile_schedule(self, block, tile_first, tile_end):
-        """(first, full_first, full_end, end): the kv tiles that a row block visits, and those that need no mask
-        there.
+        """Returns (first, full_first, full_end, end) of the kv tiles that a row block visits.
 
-        A row block that sees no key visits one kv tile, the last one of its tile, with a mask, and so does one
-        that does not exist, unless `leaves_out` says that it visits none.
+        The row block sees all of full_first .. full_end - 1; the others need an elementwise mask.  A row block that
+        sees no key visits one kv tile, the last one of its q tile, with a mask, and so does one that does not exist,
+        unless `leaves_out` says that it visits none.  tile_first, tile_end: the result of `kv_tiles`.
         """
         inside = gl.minimum(gl.maximum(block, 0), self.row_blocks() - 1)
         first, full_first, full_end, end = self._kv_range(inside)
@@ -116,10 +122,11 @@ class TileWork:
 
     @gluon.jit
     def hides_half(self, block, kv):
-        """Whether no query of a row block sees more of a kv tile than its first ROWS keys; the mask has a lower bound.
+        """Returns whether no query of a row block sees more of kv tile `kv` than its first ROWS keys; for a mask with a
+        lower bound.
 
-        The last query of the row block sees most: the keys up to ``block * ROWS + ROWS - 1 - lo``.  Written with the
-        first query, the comparison is the same, and ptxas puts loops in an order that suits long tile schedules: see
+        The last query of the row block sees most: the keys up to ``block * ROWS + ROWS - 1 - lo``.  The comparison is
+        written with the first query, because ptxas then orders loops in a way that suits long tile schedules: see
         docs/what-we-know.md.
         """
         return kv * self.BLOCK_KV > block * ROWS - self.lo - 1
@@ -152,7 +159,7 @@ class TileWork:
 
 @gluon.constexpr_function
 def leaves_out(consumers):
-    """Returns whether row blocks that do not exist are skipped.
+    """Returns whether row blocks that do not exist are skipped, given the number of consumers of a CTA.
 
     With two consumers they occur only with few queries or an odd number of row blocks, and the branch costs 0.3 %.
     """

@@ -1,4 +1,5 @@
-"""Rows of tiles in shared memory that take no part are cleared by the producer, before anybody reads them.
+"""Zeroes rows of tiles in shared memory that take no part in attention; the producer does so before consumers read
+them.
 
 Note [Rows that take no part]
     Matmuls take whole tiles, and zero times NaN is NaN.  So values that are multiplied by the probability or the
@@ -23,15 +24,17 @@ from .operations import as_words, here, role_barrier
 
 @gluon.jit
 def numbers(COUNT: gl.constexpr):
-    """Returns 0 .. COUNT - 1 in the layout in which the producer's single warp holds facts about a tile's rows."""
+    """Returns 0 .. COUNT - 1, int32, in the layout in which the producer's single warp holds vectors about a tile's
+    rows.
+    """
     return gl.arange(0, COUNT, gl.BlockedLayout([1], [32], [1], [0]))
 
 
 @gluon.jit
 def unseen_keys(keys_seen, row, kv, kv_len, BLOCK_KV: gl.constexpr):
-    """int32 [BLOCK_KV]: 1 for the keys of kv tile `kv` that no query sees, 0 for others and past the last key.
+    """Returns int32 [BLOCK_KV]: 1 for keys of kv tile `kv` that no query sees; 0 for others and past the last key.
 
-    keys_seen: bytes [.., kv_len], of which `row` is the one of this batch element and head.
+    keys_seen: pointer to bytes [.., kv_len]; `row`: the index of the row for this batch element and head.
     """
     keys = kv * BLOCK_KV + numbers(BLOCK_KV)
     pointers = keys_seen + row.to(gl.int64) * kv_len + keys
@@ -40,14 +43,17 @@ def unseen_keys(keys_seen, row, kv, kv_len, BLOCK_KV: gl.constexpr):
 
 @gluon.jit
 def blind_queries(lse):
-    """int32 [rows]: 1 for the queries of a tile whose log-sum-exp, as `prepare` has it, says that they see no key."""
+    """Returns int32 [rows]: 1 for queries of a tile that see no key, 0 for others.
+
+    lse: the tile's log-sum-exp in shared memory, in which `prepare` has marked these queries by inf.
+    """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     return gl.where(lse.load(layout) == float("inf"), 1, 0)
 
 
 @gluon.jit
 def clear(tile, hidden):
-    """Put zeros into the rows of a [rows, columns] tile of 16-bit numbers that are `hidden`, int32 [rows].
+    """Zeroes the rows of a [rows, columns] tile of 16-bit numbers in shared memory where `hidden`, int32 [rows], is 1.
 
     Four rows are read and written at a time, 16 bytes by each thread: consumers may be waiting for the tile.
     """
@@ -69,7 +75,9 @@ def clear(tile, hidden):
 
 @gluon.jit
 def complete(full):
-    """Completes `full`, the barrier of tiles that have landed and were cleared."""
+    """Arrives at `full`, for which consumers of tiles wait, once the tiles have been loaded and cleared; for the
+    producer.
+    """
     fence_async_shared()
     role_barrier()
     mbarrier.arrive(full, count=1)

@@ -1,11 +1,11 @@
-"""Dropout in the consumers: which probabilities are kept, as the sign of P.
+"""Dropout in the consumers of the backward: the sign of P says which probabilities are dropped.
 
-`DropoutSigns` draws the bits that Note [Random bits of dropout] in `reference_dropout` defines, `NoDropout` is for
-calls without dropout.  The steps ask either.
+`DropoutSigns` draws the bits that Note [Random bits of dropout] in `reference_dropout` defines, and `NoDropout`
+replaces it in calls without dropout.
 
 Note [Signs of probabilities]
     A step needs to know twice what was dropped: where it rounds P, and, a matmul later, where it computes dS.  Until
-    then 32 truths for every thread would take registers that there are not.  A probability is not negative, so its sign
+    then 32 flags per thread would take registers that are not available.  A probability is not negative, so its sign
     says it: P is negative where it was dropped.  Rounding with a floor of zero, one instruction like rounding without,
     makes of that the left operand of dV.
 
@@ -26,7 +26,7 @@ ROUNDS = gl.constexpr(definition.ROUNDS)
 
 @aggregate
 class NoDropout:
-    """The stand-in for `DropoutSigns` in calls without dropout."""
+    """The stand-in for `DropoutSigns` in calls without dropout; its methods do what remains without dropout."""
 
     GIVEN: gl.constexpr = False
 
@@ -53,9 +53,10 @@ class NoDropout:
 
 @aggregate
 class DropoutSigns:
-    """`threshold` of 2**16 sets of random bits drop a probability, the others are multiplied by `rescale`.
+    """Draws the random bits of dropout, and keeps in the signs of P which probabilities are dropped.
 
-    arguments: as in `arguments.dropout`.
+    A fraction ``threshold / 2**16`` is dropped, and the others are multiplied by `rescale`.  arguments: the group
+    `arguments.dropout`, seed, threshold and rescale.
     """
 
     work: HeadWork
@@ -64,12 +65,14 @@ class DropoutSigns:
 
     @gluon.jit
     def at(self, work):
-        """Returns a copy for another head."""
+        """Returns a copy of this object for the query head of `work`, a `HeadWork`."""
         return replace(self, work=work)
 
     @gluon.jit
     def marked(self, p, q_tile, kv, PIECE: gl.constexpr):
-        """Returns `p`, the probabilities of a piece of an iteration's queries, negated where they are dropped."""
+        """Returns `p`, [keys, queries], the probabilities of a piece of q tile `q_tile` and kv tile `kv`, negated where
+        dropped.
+        """
         work = self.work
         QUERIES: gl.constexpr = p.shape[1] // 2
         layout: gl.constexpr = block_layout(p.shape, gl.num_warps())
@@ -84,12 +87,12 @@ class DropoutSigns:
 
     @gluon.jit
     def rounded(self, p, DTYPE: gl.constexpr):
-        """Rounds P to 16 bits, with zero where it was dropped."""
+        """Returns signed P rounded to DTYPE, with zeros where it is negative, that is, dropped."""
         return rounded_from_zero(p, DTYPE)
 
     @gluon.jit
     def gradient(self, p, dp, delta):
-        """Computes dS = P (dP - delta) from signed P; dP is zero where P was dropped."""
+        """Returns dS = P (dP - delta) from signed P; the rescaled dP counts as zero where P was dropped."""
         return p * gl.where(p >= 0, dp * self.arguments.rescale - delta, delta)
 
     @gluon.jit
@@ -99,10 +102,11 @@ class DropoutSigns:
 
 @gluon.constexpr_function
 def block_layout(shape, warps):
-    """The layout of blocks [keys / 4, queries / 2] of scores of `shape`: every thread computes as few as possible.
+    """Returns the register layout of random blocks, [keys / 4, queries / 2], for scores of `shape` [keys, queries].
 
-    A thread holds the scores of two keys of the same parity, eight apart.  Its neighbour with the other parity needs
-    the other halves of the same blocks: each of the two computes the blocks of queries of its own parity.
+    Every thread computes as few blocks as possible.  A thread holds the scores of two keys of the same parity, eight
+    apart.  Its neighbour with the other parity needs the other halves of the same blocks: each of the two computes the
+    blocks of queries of its own parity.
     """
     keys, queries = shape
     along_keys = min(warps, keys // 16)
@@ -116,7 +120,11 @@ def block_layout(shape, warps):
 
 @gluon.jit
 def philox(seed, queries, keys, head, batch):
-    """Returns the four Philox words of the blocks of queries (a row) and keys (a column)."""
+    """Returns the four uint32 words that Philox generates for each block of two queries and four keys, [key blocks,
+    query blocks].
+
+    queries, keys: the indices of the blocks, [1, query blocks] and [key blocks, 1].
+    """
     k0 = seed.to(gl.uint32)
     k1 = (seed >> 32).to(gl.uint32)
     c0 = queries.to(gl.uint32)
@@ -137,16 +145,19 @@ def philox(seed, queries, keys, head, batch):
 
 @gluon.jit
 def bound_of(threshold):
-    """The bound for random bits, in both halves of a word; see Note [Comparing random bits]."""
+    """Returns the uint32 with which random bits are compared, the 16-bit bound in both halves; see Note [Comparing
+    random bits].
+    """
     count = gl.minimum(threshold, 65536 - threshold)
     return gl.where(count <= 0x7F80, 0xFF80 - count, count - 0x7F81).to(gl.uint32) * 0x10001
 
 
 @gluon.jit
 def negative_where_dropped(p, bits, bound, threshold):
-    """`p`, which is not negative, with the other sign where it is dropped, two elements at a time.
+    """Returns `p`, fp32 and not negative, with its sign changed where random bits drop it, two elements at a time.
 
-    bits: numbers of 16; what is below the bound is dropped, or where the threshold is above a half, the others are.
+    bits: 16 random bits of each element.  Bits below `bound` drop it, or, if the threshold is above a half, bits that
+    are not below.
     """
     return gl.inline_asm_elementwise(
         """{
@@ -168,7 +179,7 @@ def negative_where_dropped(p, bits, bound, threshold):
 
 @gluon.jit
 def in_place(words, SHAPE: gl.constexpr):
-    """The random bits of every pair of scores of SHAPE, [keys, queries], from the words of the blocks."""
+    """Returns the 16 random bits of every score, [keys, queries] of SHAPE, from the four words of each block."""
     w00, w01, w10, w11 = words  # by bit 3 of the query, then of the key
     # one dimension more for each of the bits 0 of the key, 3 of the key, and 3 of the query, in this order
     of_first = gl.join(halves(w00), halves(w01))

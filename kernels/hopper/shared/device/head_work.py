@@ -1,4 +1,4 @@
-"""`HeadWork`: the head that a CTA works on."""
+"""`HeadWork`: the query head that a CTA works on, and the sizes that all heads share."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -8,12 +8,12 @@ from ....common.device.aggregates import aggregate, replace
 
 @aggregate
 class HeadWork:
-    """The head that a CTA is at, and what is the same for all of them.
+    """The query head that a CTA works on, with the sizes, band and tile sizes that all heads share.
 
     ``lo <= q - kv <= hi`` is the band of the mask, anchored top left.  Every query head has its own tile schedules:
-    `head` is the kv head, `member` the place of the query head in the group of GROUP that shares it.  To the schedule
-    the query heads are the heads, member by member of all groups, so that a member of a group is launched after those
-    before it.
+    `head` is its kv head, `member` its index in the group of GROUP query heads that share this kv head.  In the launch
+    order all first members of groups come first, then all second ones, and so on, so that a member is launched after
+    those before it.  n_q: q tiles of a head; SEEN_ROWS, SEEN_KEYS: generated functions of the schedule.
     """
 
     batch: gl.tensor
@@ -33,8 +33,8 @@ class HeadWork:
 
     @gluon.jit
     def at(self, position):
-        """Returns a copy for the head at `position` of the launch order, which counts the heads of all batch
-        elements.
+        """Returns a copy of this object for the head at `position` of the launch order, which goes through the batch
+        elements one by one.
         """
         heads = self.q_heads // self.GROUP
         place = position % self.q_heads
@@ -42,29 +42,34 @@ class HeadWork:
 
     @gluon.jit
     def first_row(self):
-        """Returns the first query that sees a key of the band: row 0 of the descriptors of Q and dO."""
+        """Returns the index of the first query that sees a key under the band, which is row 0 of the descriptors of Q
+        and dO.
+        """
         first, _end = self.SEEN_ROWS(self.facts(), self.BLOCK_Q, self.BLOCK_KV)
         return first
 
     @gluon.jit
     def first_key(self):
-        """Returns the first key of the band that a query sees: row 0 of the descriptors of K and V."""
+        """Returns the index of the first key that a query sees under the band, which is row 0 of the descriptors of K
+        and V.
+        """
         first, _end = self.SEEN_KEYS(self.facts(), self.BLOCK_Q, self.BLOCK_KV)
         return first
 
     @gluon.jit
     def facts(self):
-        """Returns the tuple that the schedule's generated functions take as `tile_schedule`."""
+        """Returns (q_len, kv_len, lo, hi), which the schedule's generated functions take as `tile_schedule`."""
         return self.q_len, self.kv_len, self.lo, self.hi
 
     @gluon.jit
     def q_head(self):
-        """Returns the query head within its batch element."""
+        """Returns the index of the query head within its batch element."""
         return self.head * self.GROUP + self.member
 
     @gluon.jit
     def tile_index(self, q):
-        """Returns the index of (batch element, query head, q tile) in semaphores, dq accumulator, log-sum-exp and
-        delta.
+        """Returns the index of q tile `q` of this head among those of all batch elements and query heads.
+
+        Semaphores, dq accumulator, log-sum-exp and delta are indexed by it.
         """
         return (self.batch * self.q_heads + self.q_head()) * self.n_q + q

@@ -1,4 +1,4 @@
-"""Operations that Gluon lacks or spells differently between versions, and wait and release of a semaphore.
+"""Operations that Gluon lacks or names differently in its versions, and the wait for and release of a semaphore.
 
 Note [Ordered accumulation on Hopper]
     Every (batch element, query head, q tile) has a semaphore that counts the contributions already added to its fp32 dq
@@ -76,17 +76,17 @@ COMPUTES_EARLY = gl.constexpr(compat.computes_early())
 
 @builtin
 def wait_for_matmuls(outstanding, deps, _semantic=None):
-    """Wait until no more than `outstanding` of the matmuls that this warpgroup has begun are in flight.
+    """Waits until at most `outstanding` of the asynchronous matmuls that this warpgroup has issued are in flight.
 
     Args:
-        outstanding: how many may stay in flight, those that were begun last.
+        outstanding: how many may stay in flight: those issued last.
         deps: the tensors that are used afterwards, or have to stay in registers until then.
 
     Returns:
-        the tensors of `deps` as a tuple, or a single one by itself.
+        The tensors of `deps` as a tuple, or the tensor itself if there is one.
 
-    Warpgroups do not wait for each other.  Where something may be overwritten when all of them have read it, they say
-    so at barriers of their own, see Note [Signals of consumers] in `step_signals`.  In the forward a consumer is one
+    Warpgroups do not wait for each other.  Where memory may be overwritten only after all of them have read it, they
+    use barriers of their own, see Note [Signals of consumers] in `step_signals`.  In the forward a consumer is one
     warpgroup, so that Gluon's own wait is enough.
     """
     results = warpgroup_mma_wait(outstanding, deps, _semantic=_semantic)
@@ -98,13 +98,13 @@ def wait_for_matmuls(outstanding, deps, _semantic=None):
 
 @builtin
 def wait_until_read(_semantic=None):
-    """Wait until the stores and adds that this warp has begun have read shared memory, performed or not."""
+    """Waits until this warp's asynchronous stores and adds have read shared memory; they may still be in progress."""
     store_wait(0, _semantic=_semantic, **_READS_ONLY)
 
 
 @gluon.jit
 def wait_for_own_stores():
-    """`wait_until_read` without the barrier among the warps of the role that Triton makes of it."""
+    """Waits as `wait_until_read` does, but without the barrier among the role's warps that Triton adds to it."""
     gl.inline_asm_elementwise(
         "cp.async.bulk.wait_group.read 0; mov.b32 $0, $1;", "=r,r", [gl.to_tensor(0)], dtype=gl.int32, is_pure=False,
         pack=1,
@@ -113,7 +113,11 @@ def wait_for_own_stores():
 
 @builtin
 def async_reduce_add(tensor_desc, coord, src, _semantic=None):
-    """Add a tile to global memory: ``cp.reduce.async.bulk.tensor .add`` and commit.  Triton 3.8 has a name for it."""
+    """Starts to add the tile `src` in shared memory to global memory at `coord`: ``cp.reduce.async.bulk.tensor .add``
+    and commit.
+
+    Triton 3.8 has a function of its own for it.
+    """
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle)
 
@@ -125,16 +129,18 @@ def _block_shapes(tile, block):
 
 @gluon.jit
 def as_blocks(tile, desc):
-    """A [rows, columns] tile in shared memory as a row of blocks of a descriptor.
+    """Returns a [rows, columns] tile in shared memory as a view [blocks, *block shape of the descriptor `desc`].
 
-    64 columns of 16 bits are one swizzle atom: in shared memory a wider or longer tile is a row of such blocks.
+    A swizzle atom has 64 columns of 16 bits: in shared memory a wider or longer tile consists of consecutive blocks.
     """
     return _reinterpret(tile, desc.dtype, _block_shapes(tile.shape, desc.block_type.shape), desc.layout)
 
 
 @gluon.jit
 def as_tiles(buffer, tile, COUNT: gl.constexpr):
-    """A buffer in shared memory as a row of COUNT tiles like `tile`."""
+    """Returns a buffer in shared memory as a view of COUNT consecutive tiles with the shape, dtype and layout of
+    `tile`.
+    """
     return _reinterpret(buffer, tile.dtype, [COUNT, tile.shape[0], tile.shape[1]], tile.layout)
 
 
@@ -145,9 +151,10 @@ def _longer_shapes(pieces, count):
 
 @gluon.jit
 def as_longer(ring, COUNT: gl.constexpr):
-    """A ring of pieces, rows of numbers or tiles of 64 columns, as COUNT longer ones.
+    """Returns a ring of pieces in shared memory as a view of COUNT longer pieces.
 
-    Pieces lie one behind the other, and so do the rows of such a tile: a longer one is a row of pieces.
+    Pieces are rows of numbers or tiles of 64 columns.  Consecutive pieces are adjacent in memory, as the rows of a tile
+    are, so that a longer piece consists of several of them.
     """
     return _reinterpret(ring, ring.dtype, _longer_shapes(ring.shape, COUNT), ring.layout)
 
@@ -159,9 +166,10 @@ def _word_shapes(tile, bits):
 
 @gluon.jit
 def as_words(tile):
-    """A [rows, columns] tile in shared memory as int32 [fours of rows, 4, words of a row].
+    """Returns a [rows, columns] tile in shared memory as an int32 view [groups of four rows, 4, words of a row].
 
-    A row is one of a block of 64 columns, whose rows lie one behind the other: swizzles move what is in a row alone.
+    A row here is a row of one block of 64 columns; the rows of a block are adjacent, because swizzling only permutes
+    within a row.
     """
     SHAPE: gl.constexpr = _word_shapes(tile.shape, tile.dtype.primitive_bitwidth)
     return _reinterpret(tile, gl.int32, SHAPE, gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
@@ -175,7 +183,10 @@ DQ_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(0, 32, rank=2))
 
 @gluon.jit
 def load_rows(desc, b, h, row, full, tile, COLUMN: gl.constexpr = 0):
-    """Start copying rows of head `h` of batch element `b` into `tile`, columns from COLUMN on; `full` gets them."""
+    """Starts TMA loads of a head's rows from `row` on, and columns from COLUMN on, into `tile` in shared memory.
+
+    full: the mbarrier that the loads complete.  b, h: batch element and head.
+    """
     blocks = as_blocks(tile, desc)
     for i in gl.static_range(tile.shape[1] // desc.block_type.shape[3]):
         column = COLUMN + i * desc.block_type.shape[3]
@@ -184,7 +195,10 @@ def load_rows(desc, b, h, row, full, tile, COLUMN: gl.constexpr = 0):
 
 @gluon.jit
 def store_rows(desc, b, h, row, tile, COLUMN: gl.constexpr = 0):
-    """Start copying `tile` to rows of head `h` of batch element `b`; what lies outside the tensor is dropped."""
+    """Starts TMA stores of `tile`, in shared memory, to a head's rows from `row` on and columns from COLUMN on.
+
+    b, h: batch element and head.  What lies outside the tensor is dropped.
+    """
     blocks = as_blocks(tile, desc)
     for i in gl.static_range(tile.shape[1] // desc.block_type.shape[3]):
         column = COLUMN + i * desc.block_type.shape[3]
@@ -193,18 +207,19 @@ def store_rows(desc, b, h, row, tile, COLUMN: gl.constexpr = 0):
 
 @gluon.jit
 def here(number):
-    """Returns `number` opaquely, so that what is computed from it is computed here.
+    """Returns an int32 through opaque inline assembly, so that what depends on it is computed at this point.
 
-    Otherwise the compiler would hoist it out of the loop and keep it in registers that the loop does not have.
+    Otherwise the compiler would hoist the computation out of the loop and keep the result in registers, which are
+    scarce.
     """
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def hold_back(length):
-    """Keeps later instructions after earlier ones, since ptxas moves nothing past a possible branch.
+    """Keeps ptxas from moving later instructions before earlier ones, by a branch that is never taken.
 
-    The branch is never taken, as long as `length` is not negative.
+    length: any number that is not negative, opaque to the compiler.
     """
     gl.inline_asm_elementwise(
         """{
@@ -225,13 +240,15 @@ def hold_back(length):
 
 @gluon.jit
 def not_before(number):
-    """Returns an int32 opaquely, so that nothing is computed from it before this point, where registers are free."""
+    """Returns an int32 through opaque inline assembly: nothing that depends on it is computed earlier, when registers
+    are scarce.
+    """
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def rounded_from_zero(x, dtype: gl.constexpr):
-    """fp32 numbers rounded to 16 bits, negative ones to zero."""
+    """Returns fp32 numbers rounded to `dtype` (fp16 or bf16), with negative ones replaced by zero."""
     if dtype == gl.bfloat16:
         rounded = gl.inline_asm_elementwise(
             "cvt.rn.relu.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=gl.bfloat16, is_pure=True, pack=2
@@ -245,13 +262,19 @@ def rounded_from_zero(x, dtype: gl.constexpr):
 
 @gluon.jit
 def arrive_at(number, THREADS: gl.constexpr):
-    """Arrives at a named barrier of THREADS threads without waiting; for all threads of a role."""
+    """Arrives at named barrier `number` of the CTA without waiting; called by all threads of a role.
+
+    THREADS: how many threads take part, arriving or waiting.
+    """
     _at_named("arrive", number, THREADS)
 
 
 @gluon.jit
 def meet_at(number, THREADS: gl.constexpr):
-    """Waits at a named barrier of THREADS threads; for all threads of a role."""
+    """Arrives at named barrier `number` of the CTA and waits until it is complete; called by all threads of a role.
+
+    THREADS: how many threads take part, arriving or waiting.
+    """
     _at_named("sync", number, THREADS)
 
 
@@ -265,7 +288,7 @@ def _at_named(HOW: gl.constexpr, number, THREADS: gl.constexpr):
 
 @gluon.jit
 def wait_semaphore(semaphore, rank):
-    """Blocks the warp until `semaphore` (int32) is `rank`."""
+    """Spins until the int32 at the address `semaphore` equals `rank`, then orders later bulk operations after that."""
     gl.inline_asm_elementwise(
         """{
         .reg .pred %waiting;
@@ -287,13 +310,17 @@ def wait_semaphore(semaphore, rank):
 
 @gluon.jit
 def release_semaphore(semaphore, rank):
-    """Wait until this warp's bulk operations are performed, then set `semaphore` to ``rank + 1``.  One warp only."""
+    """Waits until this warp's bulk operations are complete, then sets `semaphore` to ``rank + 1``; for a role of one
+    warp.
+    """
     _release(semaphore, rank + 1, "cp.async.bulk.wait_group 0;\nbar.warp.sync 0xffffffff;", "%laneid")
 
 
 @gluon.jit
 def consumers_release_semaphore(semaphore, rank):
-    """Meet the other consumers, then let thread 0, which is one of them, set `semaphore` to ``rank + 1``."""
+    """Meets the other consumers at a barrier, after which thread 0, which is a consumer, sets `semaphore` to ``rank +
+    1``.
+    """
     role_barrier()
     _release(semaphore, rank + 1, "", "%tid.x")
 

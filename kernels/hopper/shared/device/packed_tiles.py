@@ -1,5 +1,4 @@
-"""Packed tile ids of steps, by which consumers know which step comes, and the scores that the band shows of a masked
-tile.
+"""Packed tile ids, which tell consumers the q tile of a step, and the elementwise test of a band.
 
 Note [Packed tiles of steps]
     A step is known by its *packed tile id*: the q tile, and in bit `MASKED` whether the mask cuts the tile.  Consumers
@@ -25,31 +24,35 @@ none.
 
 @gluon.jit
 def allocate_int32(STAGES: gl.constexpr):
-    """A ring of int32, such as packed tile ids, one for each stage of dO."""
+    """Allocates a ring of STAGES int32 values in shared memory, such as packed tile ids, one for each stage of dO."""
     return gl.allocate_shared_memory(gl.int32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit
 def put_int32(ring, stage, value):
-    """Stores an int32 to its stage, before this stage's dO barrier is armed; called by the producer."""
+    """Stores an int32 `value` at index `stage` of a ring, before the dO barrier of this stage is armed; for the
+    producer.
+    """
     ring.index(stage).store(gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + value)
     role_barrier()
 
 
 @gluon.jit
 def read_int32(ring, stage):
-    """Reads the int32 of the iteration whose dO is in this stage of the ring; called by consumers."""
+    """Reads the int32 at index `stage` of a ring, which belongs to the iteration whose dO is in this stage; called
+    by consumers.
+    """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     return gl.max(ring.index(here(stage)).load(layout), 0)
 
 
 @gluon.jit
 def within_band(keep, work, q_row, columns, rows, MASK):
-    """Restricts `keep`, [keys, queries], to pairs inside the band.
+    """Returns `keep`, bool [keys, queries], made false for pairs outside the band.
 
-    q_row: the first query; columns: offsets of all queries from it; rows: the keys.  In a matmul's result bits 1 and 2
-    of a column belong to the thread and the other bits to the register, so a register is compared to a constant of its
-    own.
+    q_row: the first query; columns: offsets of all queries from it; rows: the keys.  In the register layout of a
+    matmul's result, bits 1 and 2 of a column index depend on the thread and the other bits on the register, so that
+    each register is compared with a constant.
     """
     columns = gl.expand_dims(columns, 0)
     registers = columns & ~6

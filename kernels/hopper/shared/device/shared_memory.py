@@ -1,4 +1,4 @@
-"""The shared memory of a CTA of the backward: operand tiles, rings and their barriers."""
+"""Allocates the shared memory of a CTA of the backward: operand tiles, rings of tiles, and their barriers."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -11,7 +11,9 @@ from .packed_tiles import allocate_int32
 
 @gluon.constexpr_function
 def pieces(step):
-    """Returns the number of pieces of a q tile in shared memory, for a form of iteration."""
+    """Returns the number of pieces into which a q tile is cut in shared memory, for a form of step
+    (`arguments.Form.STEP`).
+    """
     return 2 if step == "halved" else 1
 
 
@@ -21,7 +23,7 @@ ENTRIES = gl.constexpr(2)
 
 @gluon.jit
 def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr = 1):
-    """Allocates a ring of COUNT mbarriers for ARRIVALS arrivals each."""
+    """Allocates and initialises COUNT mbarriers, each of which expects ARRIVALS arrivals."""
     ring = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):
         mbarrier.init(ring.index(i), count=ARRIVALS)
@@ -34,10 +36,11 @@ class SharedMemory:
 
     k: [BLOCK_KV, BLOCK_D] and v: [BLOCK_KV, BLOCK_DV], 16 bits, of the CTA's kv tile. q: [STAGES * PIECES, BLOCK_Q /
     PIECES, BLOCK_D] and do: the same with BLOCK_DV columns, 16 bits; lse, delta: fp32 [STAGES * PIECES, BLOCK_Q /
-    PIECES]: rings of STAGES q tiles, each in PIECES pieces. ds, p: 16 bits [BLOCK_KV, BLOCK_Q]. dq: a ring of DQ_STAGES
-    fp32 tiles in the order of `steps.in_fragments`, through which dk and dv leave with RESULTS_IN_DQ, otherwise through
-    k and v. k_tail, q_tail, dq_tail: the TAIL_D columns past BLOCK_D, if TAIL_D > 0. tile schedules: a ring of ENTRIES
-    pairs of int32, see `work_ids`; group_barrier: the barrier of a CTA in its group, see `group`.
+    PIECES]: rings of STAGES q tiles, each in PIECES pieces. ds, p: dS and P, 16 bits [BLOCK_KV, BLOCK_Q]. dq: a ring of
+    DQ_STAGES fp32 tiles in the order of `steps.in_fragments`, through which dk and dv leave with RESULTS_IN_DQ,
+    otherwise through k and v. k_tail, q_tail, dq_tail: the TAIL_D columns past BLOCK_D, if TAIL_D > 0. tile_schedules:
+    a ring of ENTRIES work items, pairs of int32, see `work_ids`; group_barrier: the barrier of a CTA in its group, see
+    `group`.
 
     Barriers `*_full` are completed when a tile has arrived, `*_empty` when it has been read. If the kernel clears rows
     that take no part, see `clear`, k_full, v_full, q_full and do_full have one more barrier, the last, which is the
@@ -78,10 +81,10 @@ class SharedMemory:
 
     @gluon.jit
     def result_tile(self, it, RESULT: gl.constexpr):
-        """The place of dv (RESULT 0) or dk (1) in stages of the dq ring, for steps `it` and after, once these are
-        empty.
+        """Returns a tile in the dq ring through which dv (RESULT 0) or dk (1) leaves, after waiting until it is empty.
 
-        They stay empty to producer and reducers: whoever stores a result waits until it has been read.
+        It takes the stages of step `it` and after.  Producer and reducers go on treating them as empty: whoever stores
+        a result waits until it has been read.
         """
         step = it + RESULT // self.RESULTS_PER_STAGE
         stage = step % self.DQ_STAGES
@@ -104,7 +107,11 @@ def _accumulators(COUNT: gl.constexpr, VALUES: gl.constexpr):
 
 @gluon.jit
 def allocate_shared(DTYPE: gl.constexpr, FORM, CLEARS: gl.constexpr, READERS: gl.constexpr, STAMPED: gl.constexpr):
-    """All shared memory of a CTA, barriers initialised."""
+    """Allocates all shared memory of a CTA, a `SharedMemory`, and initialises its barriers.
+
+    FORM: see `arguments.Form`.  CLEARS: the producer clears rows that take no part, see `clear`.  READERS: how many
+    arrivals release a work item.  STAMPED: a role records timestamps.
+    """
     BLOCK_Q: gl.constexpr = FORM.BLOCK_Q
     BLOCK_KV: gl.constexpr = FORM.BLOCK_KV
     BLOCK_D: gl.constexpr = FORM.BLOCK_D

@@ -1,4 +1,4 @@
-"""Signals of consumers at the end of a step, without waits for each other: dq tile complete, room for a step.
+"""Signals that consumers give at the end of a step, without waiting for each other: dq tile complete, stage free.
 
 Note [Signals of consumers]
     Consumers speak through named barriers of the hardware: all their threads and the warp that listens meet at one, but
@@ -14,9 +14,8 @@ Note [Signals of consumers]
     warpgroup is a whole step ahead of the other, because both wait for the whole dS of every step.
 
     After the last step of a tile schedule an S that nobody needs may still read its Q when there is room for another
-    one.  With
-    two stages that is the Q of the second step of the next tile schedule: before it the producer asks for K of that
-    tile schedule, for which there is room when all matmuls of this one are done.
+    one.  With two stages that is the Q of the second step of the next tile schedule: before it the producer asks for K
+    of that tile schedule, for which there is room when all matmuls of this one are done.
 """
 
 from triton.experimental import gluon
@@ -34,7 +33,12 @@ MOST_STAGES = 2
 
 @gluon.jit
 def signal(shared, FIRST: gl.constexpr, it, WARPS: gl.constexpr):
-    """Arrive at the barrier of step `it`; for all WARPS consumers, after the work that it stands for."""
+    """Arrives at the named barrier of step `it`, without waiting; called by all consumers after the work that it
+    signals.
+
+    FIRST: the number of the first of `shared.STAGES` named barriers, which steps use in turn.  WARPS: the number of
+    consumer warps.
+    """
     arrive_at(FIRST + it % shared.STAGES, 32 * (WARPS + 1))
 
 
@@ -42,7 +46,7 @@ def signal(shared, FIRST: gl.constexpr, it, WARPS: gl.constexpr):
 def wait_for_signal(shared, FIRST: gl.constexpr, it, WARPS: gl.constexpr):
     """Wait until all consumer warps have signalled the end of step `it`; called by a role of one warp.
 
-    FIRST: the number of the first of `shared.STAGES` named barriers, which steps use in turn.  WARPS: the
-    number of consumer warps; the waiting warp and they meet at the barrier.
+    FIRST: the number of the first of `shared.STAGES` named barriers, which steps use in turn.  WARPS: the number of
+    consumer warps; the waiting warp and they meet at the barrier.
     """
     meet_at(FIRST + it % shared.STAGES, 32 * (WARPS + 1))

@@ -1,8 +1,8 @@
-"""One step of the consumers' tile schedule: five matmuls, in the order that registers and shared memory of a head dim
-allow.
+"""One step of the backward's consumers: five matmuls, in an order that depends on the head dim.
 
 Scores are computed transposed, S = K Q^T of [BLOCK_KV, BLOCK_Q].  A step adds to dk and dv, which stay in registers,
-and hands its dq tile over to the reducers.  There are three forms:
+and hands its dq tile over to the reducers.  There are three forms, for the registers and shared memory that head dims
+leave:
 
 * `overlapped_step` has dK in flight while it stores its dq tile, and queues S of the next step before dK is done;
 * `halved_step` does the two halves of a q tile one after the other, where S and dP of a whole one would not fit the
@@ -21,7 +21,10 @@ from .step_signals import DQ_COMPLETE, NOTED, ROOM, signal
 
 @gluon.constexpr_function
 def accumulator_layout(rows, columns, warps):
-    """The layout of a [rows, columns] result of matmuls: the warps along the rows, 16 for each, then the columns."""
+    """Returns the register layout of a matmul's [rows, columns] result for this number of warps.
+
+    Warps are placed along the rows first, 16 rows for each, then along the columns.
+    """
     along_rows = min(warps, rows // 16)
     along_columns = warps // along_rows
     return gl.NVMMADistributedLayout([3, 0], [along_rows, along_columns], [16, columns // along_columns, 16])
@@ -29,15 +32,18 @@ def accumulator_layout(rows, columns, warps):
 
 @gluon.constexpr_function
 def left_operand(layout):
-    """The layout of a left operand in registers whose product has `layout`."""
+    """Returns the register layout of the left operand of a matmul whose result has `layout`."""
     return gl.DotOperandLayout(0, layout, 2)
 
 
 @gluon.jit
 def probabilities(mask, drops, score, s, lse, packed_tile, stage, PIECE: gl.constexpr, CUT: gl.constexpr = None):
-    """(P, slopes) of a piece of the queries of a step, from products; P is signed, see `dropout`.
+    """Returns (P, slopes) of a piece of a step's q tile, [keys, queries], from the unscaled scores `s`.
 
-    Slopes are for `Score.through`, any numbers where scores are not bounded.
+    P is masked, and with dropout negative where it is dropped (Note [Signs of probabilities] in `dropout`).  Slopes are
+    for `Score.through`, which uses them only if scores are bounded.  lse: the queries' log-sum-exp, base 2, in shared
+    memory; stage: the stage of dO; PIECE: the index of the piece; CUT: whether the mask cuts the tile, None if only the
+    packed tile id says so.
     """
     columns: gl.constexpr = gl.SliceLayout(0, s.type.layout)
     if score.BOUNDED:
@@ -53,11 +59,11 @@ def probabilities(mask, drops, score, s, lse, packed_tile, stage, PIECE: gl.cons
 
 @gluon.jit
 def in_fragments(dq):
-    """A [rows, columns] accumulator of matmuls as it lies in registers, in rows of DQ_ROW values.
+    """Returns a matmul's [rows, columns] accumulator as [.., DQ_ROW], in the order in which registers hold it.
 
     16 rows and 8 columns are 128 values, four to a thread: row ``8 h + i``, column ``2 j + e`` is value ``2 h + e`` of
     thread ``4 i + j``.  In that order every thread stores 16 bytes next to its neighbour's, without bank conflicts;
-    `finish` undoes it.
+    `finish` restores the order of the matrix.
     """
     ROWS: gl.constexpr = dq.shape[0]
     COLUMNS: gl.constexpr = dq.shape[1]
@@ -67,7 +73,7 @@ def in_fragments(dq):
 
 @gluon.jit
 def from_fragments(fragments, tile):
-    """The inverse of `in_fragments`: the values in the shape and layout of `tile`."""
+    """Returns the output of `in_fragments` as a matrix again, with the shape and layout of `tile`."""
     ROWS: gl.constexpr = tile.shape[0]
     COLUMNS: gl.constexpr = tile.shape[1]
     parts = fragments.reshape([ROWS // 16, COLUMNS // 8, 8, 4, 2, 2]).permute([0, 4, 2, 1, 3, 5])
@@ -76,7 +82,7 @@ def from_fragments(fragments, tile):
 
 @gluon.jit
 def wait_for_q(shared, it):
-    """Waits for the it-th Q tile and returns its stage."""
+    """Waits until the Q tile of the CTA's it-th iteration has arrived, and returns its stage."""
     stage = it % shared.STAGES
     mbarrier.wait(shared.q_full.index(stage), (it // shared.STAGES) & 1)
     return stage
@@ -91,9 +97,9 @@ def wait_for_do(shared, it):
 
 @gluon.jit
 def begin_drops(drops):
-    """With dropout, keep what follows behind the matmuls that were begun.
+    """With dropout, keeps later instructions after the matmuls that have been issued.
 
-    ptxas spreads what it may among matmuls, and the tensor cores would wait for random bits.
+    Otherwise ptxas would spread random number generation among the matmuls, and the tensor cores would wait for it.
     """
     if drops.GIVEN:
         hold_back(drops.work.q_len)
@@ -101,9 +107,11 @@ def begin_drops(drops):
 
 @gluon.jit
 def share_ds(shared, ds, LEAVING: gl.constexpr = False):
-    """Makes dS visible to the matmuls of all warps, after all have read the dS of the previous iteration.
+    """Stores dS to shared memory, where the matmuls of all warps read it, once all have read that of the previous
+    iteration.
 
-    LEAVING: results of the previous tile schedule may still be in transfer from the dq ring; afterwards they are not.
+    LEAVING: results of the previous tile schedule may still be copied out of the dq ring; this function then waits for
+    it.
     """
     role_barrier()
     shared.ds.store(ds)
@@ -115,7 +123,10 @@ def share_ds(shared, ds, LEAVING: gl.constexpr = False):
 
 @gluon.jit
 def scores(left, shared, tile, zero):
-    """Begin S = K Q^T with K in registers or shared memory, and the tile-th piece of the Q ring."""
+    """Issues the asynchronous matmul S = K Q^T, with K from registers or shared memory and a piece of the Q ring.
+
+    left: K; tile: the index of the piece; zero: an accumulator of the result's shape, [keys, queries].
+    """
     s = warpgroup_mma(left, shared.q.index(tile).permute((1, 0)), zero, use_acc=False, is_async=True)
     if shared.TAIL_D > 0:
         s = warpgroup_mma(shared.k_tail, shared.q_tail.index(tile).permute((1, 0)), s, is_async=True)
@@ -124,7 +135,7 @@ def scores(left, shared, tile, zero):
 
 @gluon.jit
 def matmul_dq(shared, WARPS: gl.constexpr):
-    """Begin dQ = dS^T K, for the columns of K and of its tail."""
+    """Issues the asynchronous matmul dQ = dS^T K and returns (dQ, dQ of the tail's columns), fp32."""
     left = shared.ds.permute((1, 0))
     dq = zeros(shared.ds.shape[1], shared.k.shape[1], WARPS)
     dq = warpgroup_mma(left, shared.k, dq, use_acc=False, is_async=True)
@@ -141,7 +152,9 @@ def zeros(ROWS: gl.constexpr, COLUMNS: gl.constexpr, WARPS: gl.constexpr):
 
 @gluon.jit
 def add_product(a, right, accumulator, WARPS: gl.constexpr):
-    """Begin ``accumulator += a @ right`` with `a` in registers, rounded to the type of `right`."""
+    """Issues the asynchronous matmul ``accumulator += a @ right``, with `a` in registers, rounded to the dtype of
+    `right`.
+    """
     layout: gl.constexpr = left_operand(accumulator_layout(a.shape[0], right.shape[1], WARPS))
     left = gl.convert_layout(a.to(right.dtype), layout, assert_trivial=True)
     return warpgroup_mma(left, right, accumulator, is_async=True)
@@ -149,25 +162,35 @@ def add_product(a, right, accumulator, WARPS: gl.constexpr):
 
 @gluon.jit
 def deltas(shared, tile, p):
-    """Delta of a piece of the queries, by column of its probabilities `p`."""
+    """Loads delta of a piece of the queries, fp32 [1, queries], distributed as the columns of `p`.
+
+    tile: the index of the piece in the ring.
+    """
     return gl.expand_dims(shared.delta.index(tile).load(gl.SliceLayout(0, p.type.layout)), 0)
 
 
 @gluon.jit
 def gradient_of_scores(shared, drops, p, dp, delta):
-    """dS, rounded, from signed P."""
+    """Returns dS = P (dP - delta), [keys, queries], rounded to the dtype of K.
+
+    p: fp32 probabilities; with dropout, negative where they are dropped (Note [Signs of probabilities] in `dropout`).
+    dp: the gradient of P before dropout's rescaling.  delta: the row sums of O dO, [1, queries].
+    """
     return drops.gradient(p, dp, delta).to(shared.k.dtype)
 
 
 @gluon.jit
 def wait_for_dq_room(shared, it):
-    """Waits until the stage for an iteration's dq tile is empty."""
+    """Waits until the reducers have emptied the stage of the dq ring that iteration `it` uses."""
     mbarrier.wait(shared.dq_empty.index(it % shared.DQ_STAGES), ((it // shared.DQ_STAGES) & 1) ^ 1)
 
 
 @gluon.jit
 def hand_over(shared, it, dq, dq_tail, WARPS: gl.constexpr):
-    """Stores a dq tile to its stage, which is empty, and signals the reducer."""
+    """Stores the dq tile of iteration `it` to its stage of the dq ring, which must be empty, and signals the reducer.
+
+    dq_tail: the columns of the tail, stored to their own ring; WARPS: the number of consumer warps.
+    """
     stage = it % shared.DQ_STAGES
     shared.dq.index(stage).store(in_fragments(dq))
     if shared.TAIL_D > 0:
@@ -178,7 +201,10 @@ def hand_over(shared, it, dq, dq_tail, WARPS: gl.constexpr):
 
 @gluon.jit
 def end_step(shared, it, WARPS: gl.constexpr):
-    """Signals that the matmuls have read Q and dO of an iteration."""
+    """Signals that the matmuls have read Q and dO of iteration `it`, so that the producer may overwrite them.
+
+    WARPS: the number of consumer warps.
+    """
     signal(shared, ROOM, it, WARPS)
     if shared.STAMPED:
         signal(shared, NOTED, it, WARPS)
@@ -186,7 +212,7 @@ def end_step(shared, it, WARPS: gl.constexpr):
 
 @gluon.jit
 def overlapped_step(shared, mask, drops, score, it, after, s, dk, dv, zero, WARPS: gl.constexpr):
-    """A step that begins with its S and ends with the S of step `after`.
+    """Computes step `it` of the backward from its S, and ends with the S of step `after`; returns (that S, dk, dv).
 
         queued                              meanwhile
         dP                                  softmax
@@ -226,11 +252,12 @@ def halved_step(
     shared, mask, drops, score, it, after, packed_tile, s0, k, v, dk, dk_tail, dv, zero, WARPS: gl.constexpr,
     AHEAD: gl.constexpr, CUT: gl.constexpr,
 ):  # fmt: skip
-    """A step in two halves of the q tile, k and v in registers or shared memory.
+    """Computes step `it` of the backward, one half of the q tile after the other; returns (next S, dk, dk_tail, dv).
 
-    With AHEAD it begins with S of its first half, and ends with S of the first half of step `after`, the next one, or
-    this one again if it is the last.  A tail leaves no registers for matmuls that run on, or for values that are read
-    ahead: there every half ends with a wait, and delta is read when it is used.
+    k, v: in registers or shared memory.  With AHEAD the step begins with s0, the S of its first half, and ends with
+    that of step `after`: the next one, or this one again if it is the last.  A tail leaves no registers for matmuls
+    that run on, or for values that are read ahead: there every half ends with a wait, and delta is read when it is
+    used.
     """
     TAIL: gl.constexpr = shared.TAIL_D > 0
     gl.static_assert(AHEAD != TAIL)
@@ -297,7 +324,7 @@ def halved_step(
 
 @gluon.jit
 def shared_step(shared, mask, drops, score, it, dk, dv, zero, WARPS: gl.constexpr):
-    """A step whose P and dS are left operands in shared memory."""
+    """Computes step `it` of the backward, with P and dS as left operands in shared memory; returns (dk, dv)."""
     stage = wait_for_q(shared, it)
     s = scores(shared.k, shared, stage, zero)
     wait_for_do(shared, it)

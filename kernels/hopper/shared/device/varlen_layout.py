@@ -1,4 +1,4 @@
-"""Varlen layouts: where the tokens of padded rows are (`VarlenLayout`), and how results are stored there
+"""Varlen layouts on the device: which tokens padded rows have (`VarlenLayout`), and how results are stored
 (`store_tile`).
 """
 
@@ -11,10 +11,10 @@ from .operations import here, store_rows
 
 @aggregate
 class VarlenLayout:
-    """The tokens of the rows of a mask, see `model.VarlenLayout`.
+    """Maps the padded rows of a packed mask to tokens, see `model.VarlenLayout`.
 
-    arguments: as in `arguments.VARLEN_LAYOUT`, int32 [row blocks] each; rows: how many there are; VARLEN_ROWS: rows of
-    a row block, or 0 where tokens are rows, and nothing is read.
+    arguments: the group `arguments.VARLEN_LAYOUT`, pointers to int32 [row blocks]; rows: the number of padded rows;
+    VARLEN_ROWS: rows of a row block, or 0 if there is no varlen layout (every row is a token), and nothing is read.
     """
 
     arguments: group
@@ -23,15 +23,18 @@ class VarlenLayout:
 
     @gluon.jit
     def token(self, row):
-        """Returns the token of `row`, the first row of a row block; an index past all tokens if there is no such
-        row.
+        """Returns the index of the token of `row`, the first row of a row block; an index past all tokens if `row` is
+        out of bounds.
         """
         exists = (row >= 0) & (row < self.rows)
         return gl.load(self.arguments.token_offset_ptr + row // self.VARLEN_ROWS, mask=exists, other=self.rows)
 
     @gluon.jit
     def count(self, row, ROWS: gl.constexpr):
-        """Returns how many of the ROWS rows from `row` on (whole row blocks) have a token; these come first."""
+        """Returns how many of ROWS rows, from `row` on, have a token; these rows come first.
+
+        ROWS: a multiple of VARLEN_ROWS.
+        """
         count = 0
         for i in gl.static_range(ROWS // self.VARLEN_ROWS):
             first = row + i * self.VARLEN_ROWS
@@ -42,13 +45,13 @@ class VarlenLayout:
 
 @gluon.jit
 def store_tile(varlen_layout, target, desc, b, h, row, tile, WARPS: gl.constexpr, COLUMN: gl.constexpr = 0):
-    """Start storing `tile`, of columns from COLUMN on, whose first row is `row`.
+    """Starts to store `tile`, [rows, columns] in shared memory, to rows from `row` on and columns from COLUMN on.
 
-    TMA stores whole tiles, and drops what lies outside the tensor.  Behind the tokens of a tile lie tokens of the next
-    document, which are not its own: where a row has no token, threads store the others.  They have read `tile` when
-    they meet again.
+    TMA stores whole tiles, and drops what lies outside the tensor.  In a varlen layout the tokens of a tile may be
+    followed by those of the next document.  So a tile with rows that have no token is stored by threads, up to its last
+    token; they have read `tile` when they next meet at a barrier.
 
-    target: as in `arguments.target`, None without varlen layout; WARPS: of the role that calls it.
+    target: the group `arguments.target`, None without varlen layout; WARPS: the number of warps of the calling role.
     """
     if varlen_layout.VARLEN_ROWS:
         row = here(row)
