@@ -23,9 +23,9 @@ def execution(name: str, argument: str = "family") -> Execution:
 
 
 def backward(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Run:
-    """Returns the function that runs a backward outside of Inductor, for tensors with the layouts of these.
+    """Returns the function that runs a backward outside of Inductor, for any tensors with the layouts of `tensors`.
 
-    For families that are lowered from templates, the reference runs instead.
+    For families that are lowered from templates, the reference executor (plain ATen) runs instead.
 
     Args:
         site: the site's name, for profiles.
@@ -37,9 +37,9 @@ def backward(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, pl
 
 
 def forward(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Run:
-    """Returns the function that runs a forward outside of Inductor, for tensors with the layouts of these.
+    """Returns the function that runs a forward outside of Inductor, for any tensors with the layouts of `tensors`.
 
-    It runs the kernels of `plan.forward`.
+    It runs the kernels of `plan.forward`, or the reference executor if that family is lowered from templates.
 
     Raises:
         ArgumentError: the plan keeps the graph's own forward or has no forward tiles, or the family's kernels do not

@@ -28,11 +28,11 @@ class Group(NamedTuple):
         return tuple(self.types)
 
     def signature(self) -> tuple[str, ...]:
-        """Returns the types as a named tuple, from which device code takes the names."""
+        """Returns Triton's types of the arguments as a named tuple, from which device code takes their names."""
         return _named(self.types)
 
     def values(self, **values: Any) -> tuple[Any, ...]:
-        """Returns the arguments of a launch in the order of the signature.
+        """Returns the arguments of a launch, given by name, as a tuple in the order of the signature.
 
         Raises:
             ArgumentError: the names are not exactly those of the group.
@@ -47,7 +47,10 @@ Groups = Group | None | Mapping[str, Group | None]
 
 
 def signature(of: Groups) -> Any:
-    """Returns Triton's signature of groups: their types, named, and "constexpr" for an absent group."""
+    """Returns the entry in a Triton signature for a parameter that is a group or several groups.
+
+    A group has a named tuple of types, an absent one "constexpr".
+    """
     if of is None:
         return "constexpr"
     return of.signature() if isinstance(of, Group) else _named({name: signature(group) for name, group in of.items()})

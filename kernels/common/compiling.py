@@ -1,4 +1,4 @@
-"""Compiling a kernel for sm_90 without a GPU: signatures, descriptors, and the schedule's generated functions."""
+"""Compiles kernels for sm_90 without a GPU: signatures, types of TMA descriptors, the schedule's generated functions."""
 
 from __future__ import annotations
 
@@ -46,9 +46,12 @@ def compile_kernel(
     """Compiles a kernel for sm_90 and returns Triton's compiled kernel.
 
     Args:
+        source: Triton's or Gluon's class of sources, which is called with function, signature, constants and
+            attributes.
         constants: compile-time constants by parameter; a named tuple of them is a group.
         types: types of the parameters that are neither constants nor int32.  None is an absent group, a mapping a named
             tuple of groups.
+        options: Triton's compiler options, such as the number of warps.
         multiples: known divisors of parameters that are in no group; a pointer that is not listed is a multiple of 16
             bytes.
     """
@@ -88,7 +91,10 @@ COLUMNS = 64
 
 
 def columns(dtype: str, rows: int) -> str:
-    """Returns the type of a descriptor of [batch, heads, rows, columns] whose blocks are [1, 1, rows, COLUMNS]."""
+    """Returns the type, in Triton's signatures, of a TMA descriptor that loads blocks [1, 1, rows, COLUMNS].
+
+    The tensor is [batch, heads, length, head dim].
+    """
     block = [1, 1, rows, COLUMNS]
     element = gl.bfloat16 if dtype == "bfloat16" else gl.float16
     return descriptor(TYPES[dtype], block, gl.NVMMASharedLayout.get_default_for(block, element))

@@ -66,8 +66,8 @@ class Shape:
         """Returns the shape of the tables of `data` under `plan`.
 
         Raises:
-            ArgumentError: the plan has no forward of ours, or tables cannot hold its number of tiles or the mask's
-                components.
+            ArgumentError: the plan keeps the graph's own forward, or tables cannot hold its number of tiles or the
+                mask's components.
         """
         if not data.has_room:
             names = [kind.NAME for kind, _ in data.values]
@@ -84,8 +84,10 @@ class Shape:
 
     @property
     def finer(self) -> tuple[int, int] | None:
-        """Row blocks per q tile, and forward kv tiles per kv tile, of the backward; None if either is not an
-        integer.
+        """How many tiles of the forward a tile of the backward consists of: (row blocks per q tile, kv tiles per kv
+        tile).
+
+        None if either is not an integer.
         """
         high, q_rest = divmod(self.backward.block_q, self.forward.block_q)
         wide, kv_rest = divmod(self.backward.block_kv, self.forward.block_kv)
@@ -93,7 +95,7 @@ class Shape:
 
     @property
     def seen_bits(self) -> tuple[int, ...]:
-        """The shape of one table of bits: row blocks, kv tiles, threads, words."""
+        """The shape of one table's bits of the elementwise mask: row blocks, kv tiles, threads, int32 words."""
         rows, keys = self.forward.block_q, self.forward.block_kv
         return self.forward.n_q, self.forward.n_kv, 2 * rows, seen_words(keys)
 
@@ -136,7 +138,7 @@ def build(data: MaskData, plan: Plan, notes: Notes | None = None) -> MaskTables:
     """Builds the tables of a mask for the Hopper kernels of a plan, on the mask's device.
 
     Args:
-        notes: recorder of the allocations and launches.
+        notes: records the allocations and launches, for a replay.
 
     Raises:
         ArgumentError: as `Shape.of`.

@@ -74,7 +74,10 @@ def _keep(s, queries, keys):
 
 @gluon.jit
 def keep_equal(s, a, b):
-    """Scores where ``a == b``, else -inf; one operation as `_keep_below` in `forward.device.steps`."""
+    """Returns the scores `s` where ``a == b``, else -inf.
+
+    It is one inline assembly operation, as `_keep_below` in `hopper.forward.device.steps`.
+    """
     return gl.inline_asm_elementwise(
         """{
         .reg .pred %keep;

@@ -1,4 +1,4 @@
-"""`Form`, the device encoding of a mask relation, with what all encodings share."""
+"""`Form`, the device encoding of a mask relation, and the device functions that all encodings share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAR = tl.constexpr(2**31 - 1)
 
 @dataclass(frozen=True)
 class Vectors:
-    """The tensors from which the vectors of a form are computed.
+    """The tensors from which the per-token vectors of a form are computed.
 
     Args:
         values: the operands of a component by role, without absent ones.
@@ -89,21 +89,25 @@ class Side(NamedTuple):
 
 @triton.jit
 def load_vector(side, row, tokens, exists, other):
-    """Loads vector number `row` of tokens; `other` where they do not exist."""
+    """Loads vector number `row` of a `Side` at the indices `tokens`; `other` where `exists` is false."""
     return tl.load(side.VECTORS + row * side.length + tokens, mask=exists, other=other)
 
 
 @triton.jit
 def load_positions(side, row, tokens, exists):
-    """The positions of keys, for a form that reads no other vectors of them."""
+    """Returns the indices `tokens` of keys as their only vector, for a form that reads positions of keys (loads
+    nothing).
+    """
     return (tokens,)
 
 
 @triton.jit
 def read_by(queries, keys, positions, MASK, INDEX: tl.constexpr):
-    """Returns what a form of a mask reads, (vectors of queries, vectors of keys), of all vectors of the mask.
+    """Selects the vectors that form number INDEX of the mask reads: (its vectors of queries, its vectors of keys).
 
-    positions: of the keys.  MASK has the members of `common.relations.Layout`.
+    queries, keys: all vectors of the mask.  positions: of the keys; a form that reads positions gets them instead of
+    vectors of keys.  MASK has the members of `common.relations.Layout`.  A form is the device code of one mask
+    relation.
     """
     ROW: tl.constexpr = MASK.Q_ROWS[INDEX]
     KV_ROW: tl.constexpr = MASK.KV_ROWS[INDEX]
