@@ -33,8 +33,7 @@ Documents = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Candidate:
-    """Tile shapes for a backward, with their costs; 1 is the time of a 128 x 128 tile pair (five matmuls) at the best
-    rate.
+    """Tile shapes for a backward, with costs; 1 is the time of a 128 x 128 tile pair (five matmuls) at the best rate.
 
     Args:
         dkdv: tiles of the kernel that computes dk and dv, and in one pass dq, too.
@@ -90,9 +89,7 @@ class Family:
         raise NotImplementedError
 
     def has_head_dims(self, head_dim: int, value_dim: int) -> bool:
-        """Returns whether the backward covers `head_dim`, that of q and k, with `value_dim`, that of v; both are
-        multiples of 8.
-        """
+        """Returns whether the backward covers `head_dim` (q and k) with `value_dim` (v), both multiples of 8."""
         raise NotImplementedError
 
     def candidates(self, site: Site, arch: str) -> Sequence[Candidate]:
@@ -115,7 +112,7 @@ class Family:
         return None
 
     def covers_dims(self, site: Site, arch: str) -> bool:
-        """Returns whether the family covers the dtype and the head dims of `site` on `arch`; `arch` as for `runs_on`."""
+        """Returns whether the family covers the dtype and the head dims of `site` on `arch`, given as for `runs_on`."""
         dims = site.head_dim, site.value_dim
         return (
             self.runs_on(arch, BITS[site.dtype])
@@ -124,9 +121,7 @@ class Family:
         )
 
     def covers(self, site: Site, arch: str) -> bool:
-        """Returns whether the family can run `site` on `arch`: dtype, head dims, mask and score modifiers are
-        supported.
-        """
+        """Returns whether the family can run `site` on `arch`: it supports dtype, head dims, mask and scores."""
         return self.covers_dims(site, arch) and not self.lacks(site.call.traits)
 
     def why_not(self, site: Site, arch: str) -> str:
@@ -138,8 +133,7 @@ class Family:
         return f"its kernels do not {' or '.join(self.lacks(site.call.traits))}"
 
     def lacks(self, traits: Traits) -> list[str]:
-        """Returns the features of a call that the family's kernels do not support, as verb phrases for an error
-        message.
+        """Returns the features of a call that the kernels do not support, as verb phrases for an error message.
 
         The list is empty if all are supported.
         """
@@ -168,8 +162,7 @@ class Family:
         return None
 
     def beside_steps(self, site: Site, arch: str, gpu: str) -> float:
-        """Returns the time that a CTA spends outside the loop over a tile schedule, in units of one iteration of the
-        loop.
+        """Returns the time that a CTA spends outside the loop over a tile schedule, in iterations of the loop.
 
         It is 0 if it was not measured.
         """

@@ -1,4 +1,4 @@
-"""Lowering of the backward operator: a template per kernel, or a call of the operator.
+"""Inductor lowering of the attention backward: one Triton template per kernel, or a call of the operator.
 
 `kernels.registry` knows which families have templates; Gluon kernels are launched by the operator.
 """
@@ -61,7 +61,11 @@ def attention_backward(
     plan: str,
     site: str,
 ) -> Sequence[TensorBox]:
-    """Lowers `attention_backward`: the results of one site, with shapes as in `ops`."""
+    """Lowers the operator `attention_backward`; returns the gradients of one attention, with shapes as in `ops`.
+
+    They are dq, dk, dv and the others that `Call.results` names.  The arguments are those of the operator; `call`,
+    `plan` and `site` are texts.
+    """
     parsed = Plan.parse(plan)
     if not registry.execution(parsed.kernel).templates:
         args = (grad_out, query, key, value, out, logsumexp, extras, call, plan, site)
@@ -297,12 +301,13 @@ class _Kernels:
 
 
 def fills_gpu(size: Sequence[Any], block_q: int) -> bool:
-    """Returns whether there are enough programs if each owns a q tile of a bias gradient and loops over what is summed.
+    """Returns whether the kernel that has one program per q tile of a bias gradient fills the GPU.
 
-    Dynamic sizes count as nominal ones; the choice affects speed alone.
+    A program loops over all that is summed.  Dynamic sizes count as nominal ones; the choice affects speed alone.
 
     Args:
-        size: batch elements and heads that are not summed, q_len, and kv_len; integers or sympy expressions.
+        size: the shape of the bias gradient, [batch, heads, q_len, kv_len], with 1 where it is summed; integers or
+            sympy expressions.
         block_q: rows of a q tile.
     """
     nominal = NOMINAL_BATCH, NOMINAL_HEADS, NOMINAL_LEN

@@ -1,4 +1,4 @@
-"""Compiles kernels for sm_90 without a GPU: signatures, types of TMA descriptors, the schedule's generated functions."""
+"""Compiles kernels for sm_90 without a GPU: signatures, TMA descriptor types, the schedule's generated functions."""
 
 from __future__ import annotations
 

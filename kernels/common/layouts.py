@@ -32,9 +32,7 @@ def as_given(result: Tensor, call: Call) -> Tensor:
 
 
 def of_operator(numbers: Sequence[int], call: Call) -> tuple[int, ...]:
-    """Converts a kernel result's shape, or its strides, to those that the tensor has in the operator's shape
-    (`as_given`).
-    """
+    """Converts a kernel result's shape, or its strides, to those of the operator's result (`as_given`)."""
     return tuple(numbers) if call.mask.varlen_layout is None else (numbers[2], numbers[1], numbers[3])
 
 
@@ -44,11 +42,10 @@ def are_rows_dense(call: Call) -> bool:
 
 
 def kernel_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Returns the strides, in elements, with which a kernel writes a result of `shape` [batch, heads, length, head
-    dim].
+    """Returns the strides, in elements, with which a kernel writes a result.
 
-    `order` lists the dimensions from the largest stride to the smallest.  A kernel writes this order if the head
-    dimension comes last in it; otherwise it writes a contiguous tensor.
+    `shape` is [batch, heads, length, head dim]; `order` lists the dimensions from the largest stride to the smallest.
+    A kernel writes this order if the head dimension comes last in it; otherwise it writes a contiguous tensor.
     """
     return dense_strides(shape, order if order[-1] == 3 else (0, 1, 2, 3))
 
@@ -64,9 +61,7 @@ def empty_ordered(size: Sequence[int | torch.SymInt], order: Sequence[int], like
 
 
 def in_orders(run: Run, call: Call) -> Run:
-    """Wraps `run`, whose results have the operator's shapes but any layouts, so that they get the layouts of
-    `call.orders`.
-    """
+    """Wraps `run`, whose results may have any layouts, so that results have the layouts of `call.orders`."""
 
     def ordered(args: Sequence[Any]) -> tuple[Tensor, ...]:
         results = run(args)

@@ -84,8 +84,7 @@ class Shape:
 
     @property
     def finer(self) -> tuple[int, int] | None:
-        """How many tiles of the forward a tile of the backward consists of: (row blocks per q tile, kv tiles per kv
-        tile).
+        """The forward's tiles in a tile of the backward: (row blocks per q tile, kv tiles per kv tile).
 
         None if either is not an integer.
         """

@@ -50,8 +50,7 @@ def constants(call: Call) -> dict[str, float]:
 
 
 def slope_after_score(call: Call) -> float:
-    """Returns the factor with which the portable forward gets natural scores from the value that it keeps for each
-    pair.
+    """Returns the factor by which the portable forward multiplies its value for each pair to get natural scores.
 
     It keeps products, so this is the scale; with a softcap it keeps scores, and this is 1.
     """
@@ -79,7 +78,5 @@ def bound_values(call: Call) -> tuple[Any, ...] | None:
 
 
 def factor(call: Call) -> float:
-    """Returns the factor with which Gluon kernels get scores in base 2 from products or, with a softcap, from tanh's
-    values.
-    """
+    """Returns the factor by which Gluon kernels multiply products, or with a softcap tanh, to get scores in base 2."""
     return (call.scale if call.softcap is None else call.softcap) * LOG2E

@@ -14,8 +14,7 @@ class Score(NamedTuple):
 
     SCALE: the factor of products; SOFTCAP: the bound of scores, 0 for none; HAS_BIAS: something is added to scores;
     ROUNDS: of Philox, 0 without dropout; HAS_GRAD_LSE: the log-sum-exp has a gradient, in a backward; HAS_SINKS: rows
-    have
-    attention sinks (a score without a key), in a forward.
+    have attention sinks (a score without a key), in a forward.
     """
 
     SCALE: float
@@ -86,8 +85,7 @@ def through_bound(ds, s, operand, SCORE: tl.constexpr):
 
 @triton.jit
 def rounded_product(x, y, operand):
-    """Returns x * y, rounded before anything is added to it if it enters an fp32 matmul, whose other operand is
-    `operand`.
+    """Returns x * y, rounded before anything is added to it if it enters an fp32 matmul with `operand`.
 
     A matmul of fp32 is made of three of tf32: it subtracts from an operand what tf32 holds of it.  The compiler would
     fuse that with a multiplication where nothing is between the two, such as the choice that a mask makes: then the

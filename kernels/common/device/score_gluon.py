@@ -46,10 +46,8 @@ class Score:
     """How a Gluon kernel computes the scores of a call, see `common.score`.
 
     factor: multiplies products or, with a softcap, values of tanh, and gives scores in base 2 (`score.factor`); bound:
-    the
-    arguments of `score.BOUND`, None without a softcap; BOUNDED: whether there is a softcap; FIXED_BASE: a softmax has
-    the
-    base zero, see Note [Softmax] in `hopper.forward.device.steps`; SUMS_BY_MATMUL: see Note [Sums] in
+    the arguments of `score.BOUND`, None without a softcap; BOUNDED: whether there is a softcap; FIXED_BASE: a softmax
+    has the base zero, see Note [Softmax] in `hopper.forward.device.steps`; SUMS_BY_MATMUL: see Note [Sums] in
     `hopper.forward.device.sums`.
     """
 
@@ -64,8 +62,8 @@ class Score:
         """Returns (arguments, far) of products `s`, for the other methods; call it before a mask hides any of them.
 
         With a softcap the arguments are ``32 / 7 * scale * product / softcap``, and bit 30 of `far` says whether a
-        thread has
-        any that the polynomial does not cover.  Without one both are `s`.  HIDES: whether a mask will set some to -inf.
+        thread has any that the polynomial does not cover.  Without one both are `s`.  HIDES: whether a mask will set
+        some to -inf.
         """
         if self.BOUNDED:
             s, far = _begun(s, self.bound.slope)
@@ -77,9 +75,7 @@ class Score:
 
     @gluon.jit
     def of_largest(self, s, HIDES: gl.constexpr):
-        """Returns the scores in base 2 of `s`, the largest argument of every row; -inf stays if a mask hides elements
-        (HIDES).
-        """
+        """Returns the scores in base 2 of `s`, the largest argument of each row; with HIDES, -inf stays."""
         if self.BOUNDED:
             score = _far_share(s) * self.factor
             if HIDES:
@@ -101,15 +97,12 @@ class Score:
 
     @gluon.jit
     def powers_and_slopes(self, s, far, shift):
-        """Returns (what `powers` returns, the softcap's derivative ``1 - share ** 2``); no argument may be hidden by a
-        mask.
-        """
+        """Returns (the powers of `powers`, the softcap's derivative ``1 - share ** 2``); nothing may be hidden."""
         return _powers_and_slopes(s, far, self.factor, shift)
 
     @gluon.jit
     def through(self, p, slope):
-        """Returns the factor of dP - delta in the gradient of scaled products: `p` times `slope`; `p` without a
-        softcap.
+        """Returns the factor of dP - delta in the gradient of scaled products: `p * slope`; `p` without softcap.
 
         slope: the softcap's derivative, from `powers_and_slopes`.
         """

@@ -132,11 +132,9 @@ def first_equal(
 
     One program per (batch element, BLOCK queries or keys).  Q_IDS, KV_IDS: integers [batch, q_len], [batch, kv_len];
     STARTS: written by `find_starts` with the same BLOCK; VALID: bool or uint8 [batch, kv_len]; all but STARTS with
-    their
-    strides.  Q_SEGMENT_IDS, KV_SEGMENT_IDS: int32 [batch, q_len], [batch, kv_len], each one of the QUERIES or KEYS
-    vectors
-    of a batch element; without ids every segment id is 0.  RANGES: int32 [batch, query tiles and key tiles, 2], the
-    smallest and largest segment id.
+    their strides.  Q_SEGMENT_IDS, KV_SEGMENT_IDS: int32 [batch, q_len], [batch, kv_len], each one of the QUERIES or
+    KEYS vectors of a batch element; without ids every segment id is 0.  RANGES: int32 [batch, query tiles and key
+    tiles, 2], the smallest and largest segment id.
     """
     b, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     kv_ids = KV_IDS + b * kv_ids_b

@@ -25,15 +25,13 @@ def rank_contributors(
     KINDS, RANKS, CONTRIBUTIONS, q_len, kv_len, lo, hi, n_q, n_kv,
     RANK: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Ranks the kv tiles that add to the dq of a q tile: a rank is the number of those that come before in the
-    schedule.
+    """Ranks the kv tiles that add to the dq of a q tile, in the order of the schedule, from 0 on.
 
     One program per (table, kv tile, COLUMNS q tiles); those of number n_kv count all kv tiles that a q tile sees.
 
     KINDS: int8 [tables, n_kv, n_q], as `classify` writes them.  RANKS: int32 [tables, n_kv, n_q], by Note [Tables]; not
     written where a kv tile does not contribute.  CONTRIBUTIONS: int32 [tables, n_q], the counts.  ROWS kv tiles are
-    read
-    together; RANK: a function of the schedule, as `dash_rank`.
+    read together; RANK: a function of the schedule, as `dash_rank`.
     """
     table = tl.program_id(0).to(tl.int64)
     kinds = KINDS + table * n_kv * n_q
@@ -77,9 +75,8 @@ def write_tile_schedules(
 
     One program per (table, kv tile).  KINDS, RANKS: as for `rank_contributors`; Q_FOUND: as `seen` writes it.  VISITS:
     int32 [tables, n_kv], steps of a tile schedule.  STEPS: int32 [tables, n_kv, n_q], as
-    `table_tile_schedule.packed_tile`;
-    entries that no tile schedule uses are not written.
-    TILE_SCHEDULE_LENGTH, Q_TILE: functions of the schedule, as `dash_visits` and `dash_q_tile`.
+    `table_tile_schedule.packed_tile`; entries that no tile schedule uses are not written.  TILE_SCHEDULE_LENGTH,
+    Q_TILE: functions of the schedule, as `dash_visits` and `dash_q_tile`.
     """
     table = tl.program_id(0).to(tl.int64)
     kinds = KINDS + table * n_kv * n_q
@@ -120,8 +117,7 @@ def write_rows(
     """Writes the forward's tile schedule of each q tile, as `table_tile_schedule.forward_packed_tiles`.
 
     One program per (table, q tile).  KINDS: int8 [tables, n_kv, blocks], of row blocks; KV_FOUND: as `seen` writes it.
-    A
-    q tile is CONSUMERS row blocks; FROM_THE_END: the last of them belong to the first tile.  COUNTS: int32 [tables,
+    A q tile is CONSUMERS row blocks; FROM_THE_END: the last of them belong to the first tile.  COUNTS: int32 [tables,
     q_tiles], the number of steps, at least 1; STEPS: int32 [tables, q_tiles, n_kv].
     """
     table = tl.program_id(0).to(tl.int64)

@@ -3,8 +3,7 @@
 The kernels go through the forms of a mask's relations one by one (`relations.form`).  `seen` says which queries see a
 key, and which keys are seen.  `classify` says of every tile pair whether it is empty, partial or full, as
 `schedule.visibility` defines it; `write_seen` does so where a forward reads bits of a dense mask, and writes these
-bits,
-too.  `unite_kinds` computes the kinds for larger tiles from those for smaller ones.
+bits, too.  `unite_kinds` computes the kinds for larger tiles from those for smaller ones.
 
 Only integers are computed, no program reads what another one of the same kernel writes, and whatever belongs to a batch
 element is computed from its own data.
@@ -26,10 +25,9 @@ class Mask(NamedTuple):
     """The properties of a mask, as compile-time constants.
 
     HAS_LO, HAS_HI: whether the band has the bound; FORMS, Q_ROWS, KV_ROWS, QUERIES, KEYS: as in
-    `common.relations.Layout`;
-    HAS_SEGMENT_IDS: the first form is segment ids; HAS_RANGES: a form `is_range`; HAS_OTHERS: there are forms other
-    than
-    segment ids; HAS_DENSE: there is a dense mask; TURNED: roles are swapped, keys search for the queries that see them.
+    `common.relations.Layout`; HAS_SEGMENT_IDS: the first form is segment ids; HAS_RANGES: a form `is_range`;
+    HAS_OTHERS: there are forms other than segment ids; HAS_DENSE: there is a dense mask; TURNED: roles are swapped,
+    keys search for the queries that see them.
     """
 
     HAS_LO: bool
@@ -260,10 +258,8 @@ def classify(
     """Writes the kind of each tile pair; one program per (batch element and head, Q_TILES q tiles, KV_TILES kv tiles).
 
     KINDS: int8 [batch * heads, n_kv, n_q], EMPTY, PARTIAL or FULL; FULL only if the kv tile lies within kv_len.  The
-    other
-    arguments are those of `seen`.  Elements are read, LINES rows at a time, only where the band and `Form.classify` do
-    not
-    decide.
+    other arguments are those of `seen`.  Elements are read, LINES rows at a time, only where the band and
+    `Form.classify` do not decide.
     """
     BLOCK_Q: tl.constexpr = PAIRS.BLOCK_Q
     BLOCK_KV: tl.constexpr = PAIRS.BLOCK_KV
@@ -329,10 +325,8 @@ def write_seen(
     """Writes the bits of a dense mask that a forward reads, and the kinds of its tile pairs.
 
     One program per (batch element and head, row block, kv tile).  KINDS: as in `classify`; SEEN_BITS: int32 [batch *
-    heads,
-    row blocks, kv tiles, 2 * BLOCK_Q, WORDS], see Note [Seen bits] in schedule/table_tile_schedule.py.  The other
-    arguments
-    are those of `seen`.
+    heads, row blocks, kv tiles, 2 * BLOCK_Q, WORDS], see Note [Seen bits] in schedule/table_tile_schedule.py.  The
+    other arguments are those of `seen`.
 
     Each word is put together bit by bit, from single elements: Triton 3.6 compiles the sum of a permuted tile to other
     words than the interpreter's.
@@ -374,11 +368,11 @@ def unite_kinds(
     FINE, KINDS, kv_len, fine_q, fine_kv, n_q, n_kv,
     HIGH: tl.constexpr, WIDE: tl.constexpr, BLOCK_KV: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Computes the kinds of coarse tile pairs from those of finer ones; one program per (table, kv tile, COLUMNS q
-    tiles).
+    """Computes the kinds of coarse tile pairs from those of finer ones.
 
-    FINE: int8 [tables, fine_kv, fine_q], KINDS: int8 [tables, n_kv, n_q], both with the values of `classify`.  A q tile
-    contains HIGH finer q tiles; a kv tile contains WIDE finer kv tiles and BLOCK_KV keys.
+    One program per (table, kv tile, COLUMNS q tiles).  FINE: int8 [tables, fine_kv, fine_q], KINDS: int8 [tables, n_kv,
+    n_q], both with the values of `classify`.  A q tile contains HIGH finer q tiles; a kv tile contains WIDE finer kv
+    tiles and BLOCK_KV keys.
     """
     table, kv = tl.program_id(0).to(tl.int64), tl.program_id(1)
     q = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)

@@ -1,6 +1,6 @@
-"""The functions that the device code calls and `dash_inductor.schedule.codegen` generates, per schedule and mask.
+"""Declares the device functions that `dash_inductor.schedule.codegen` generates per schedule and mask.
 
-These declarations document the interface and give linters the names; `templates.py` pastes the generated text instead.
+The declarations document the interface and give linters the names; `templates.py` pastes the generated text instead.
 
 `tile_schedule` is the tuple of `codegen.TILE_SCHEDULE`: q_len, kv_len, and the bounds lo and hi of the band, anchored
 top left and never read where the mask has none.  All values are int32.  Tile schedules and ranks are the same for every
@@ -12,7 +12,7 @@ import triton
 
 @triton.jit
 def dash_launch(work_id, heads, tile_schedule, BLOCK_Q, BLOCK_KV, HEAD_CHUNK):
-    """Returns (head, CTA index) of the CTA with this work id, of `heads` heads of all batch elements."""
+    """Returns (head, CTA index within the head) for a work id; `heads` is the number of heads of all batch elements."""
 
 
 @triton.jit

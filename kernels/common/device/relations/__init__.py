@@ -17,5 +17,5 @@ if TYPE_CHECKING:
 
 
 def forms_of(relation: Relation) -> tuple[Form, Form]:
-    """Returns two device encodings of a relation of queries and keys: the usual one, and that without numbers of keys."""
+    """Returns two encodings of a relation of queries and keys: the usual one, and one without numbers of keys."""
     return cast("tuple[Form, Form]", import_module(f"{__name__}.{relation.name}").FORMS)

@@ -64,11 +64,11 @@ def write_kv_ranges(
     HAS_LEAST: tl.constexpr, HAS_MOST: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, QUERIES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes the first position that each query sees, and the one after the last; one program per (batch element,
-    BLOCK).
+    """Writes the first position that each query sees, and the one after the last.
 
-    LEAST, MOST: integers [batch, q_len], the bounds of the intervals, with their strides; an absent one is not read.
-    lo, hi: of the band.  KV_RANGES: int32, two of the QUERIES vectors of a batch element, [2, q_len].
+    One program per (batch element, BLOCK queries).  LEAST, MOST: integers [batch, q_len], the bounds of the intervals,
+    with their strides; an absent one is not read.  lo, hi: of the band.  KV_RANGES: int32, two of the QUERIES vectors
+    of a batch element, [2, q_len].
     """
     b = tl.program_id(0).to(tl.int64)
     queries = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

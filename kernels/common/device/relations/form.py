@@ -57,7 +57,7 @@ class Form:
         keep: a device function ``(scores, queries, keys)`` for Gluon: fp32 scores, set to -inf where queries do not see
             keys.
         reads_positions: whether it reads the positions of the keys, and no vectors of them.
-        is_range: whether the vectors of a query are the first position that it sees and the one behind the last,
+        is_range: whether the vectors of a query are the first position that it sees and the one after the last,
             already clipped to band and lengths.
     """
 
@@ -95,9 +95,7 @@ def load_vector(side, row, tokens, exists, other):
 
 @triton.jit
 def load_positions(side, row, tokens, exists):
-    """Returns the indices `tokens` of keys as their only vector, for a form that reads positions of keys (loads
-    nothing).
-    """
+    """Returns the indices `tokens` of keys as their only vector; the `load_keys` of forms that read positions."""
     return (tokens,)
 
 
