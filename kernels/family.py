@@ -60,7 +60,8 @@ class Family:
         name: the value of `Plan.kernel` and of `Plan.forward`.
         head_dims: the head dims that the backward covers, in words.
         reads: the mask relations whose operands the kernels read.
-        scores: the subset of `Traits.scores` that the kernels compute.
+        scores: what the kernels can apply to scores and probabilities (bias, softcap, dropout, ...), a subset of
+            `SCORES`.
         cta_per_query_head: whether every query head has CTAs of its own; if not, the CTAs of a kv head iterate over all
             query heads of its group.
         tile_schedules_by_tables: whether, under a mask that is data, the kernels iterate over the visible tile pairs
@@ -149,7 +150,8 @@ class Family:
 
         Args:
             gpu: a GPU for which at least one family has measured times.
-            documents: the lengths of the packed documents in tokens, or None if they are unknown.
+            documents: the lengths of the packed documents in tokens; None without documents or where lengths are
+                unknown.
         """
         return f"the {self.name} kernels are not calibrated"
 

@@ -114,10 +114,11 @@ class _Kernels:
         self.vectors = Vectors(call, extras, (self.batch, self.q_heads, self.q_len, self.kv_len), self.heads)
 
     def two_pass(self) -> dict[str, TensorBox]:
-        """Returns the results by name: the dq kernel also writes delta, which the dk/dv kernel reads.
+        """Lowers the backward of a two-pass plan; returns its results by name: dq, delta, dk, dv and, if wanted, dbias.
 
-        The bias gradient comes from the dq kernel or a separate one with equal bits.  With a dense mask the two kernels
-        give different bits (seen on an H200), so there the dq kernel is always used.
+        The dq kernel also writes delta, which the dk/dv kernel reads.  The bias gradient comes from the dq kernel or a
+        separate one with equal bits.  With a dense mask the two kernels give different bits (seen on an H200), so there
+        the dq kernel is always used.
         """
         if not self.has_dbias:
             dq, delta = self._dq()
@@ -133,12 +134,10 @@ class _Kernels:
         return {"dq": dq, "delta": delta} | self._dkdv(delta, None) | {"dbias": gradient}
 
     def one_pass(self) -> dict[str, TensorBox]:
-        """Lowers the backward of a one-pass plan; returns delta, dq, dk, dv and, if there is a bias, dbias, by
-        name.
+        """Lowers the backward of a one-pass plan; returns its results by name: delta, dq, dk, dv and, if wanted, dbias.
 
-        One kernel computes delta; the main kernel computes dk and dv, and adds to an fp32 dq accumulator in a
-        fixed order. dq is then scaled and cast to the dtype of query.  A separate kernel computes the bias
-        gradient.
+        One kernel computes delta; the main kernel computes dk and dv, and adds to an fp32 dq accumulator in a fixed
+        order.  dq is then scaled and cast to the dtype of query.  A separate kernel computes the bias gradient.
         """
         delta = self._delta()
         found = {"delta": delta} | self._one_pass(delta)

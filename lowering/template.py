@@ -105,7 +105,11 @@ def realized(x: TensorBox) -> TensorBox:
 
 
 def strides(size: Sequence[Any], order: Sequence[int]) -> list[Any]:
-    """Returns the strides of a dense buffer with this order of dimensions, largest stride first, as sympy integers."""
+    """Returns the strides of a dense buffer, in elements, as sympy integers.
+
+    Args:
+        order: the dimensions, from the largest stride to the smallest.
+    """
     return [sympy.sympify(stride) for stride in dense_strides(size, order)]
 
 

@@ -47,9 +47,12 @@ class Vectors:
         self._seen: TensorBox | None = None
 
     def arguments(self, *, sums_keys: bool) -> list[TensorBox]:
-        """Returns the tensors in the order in which a template takes them; `sums_keys` as in `templates.reads_keys`.
+        """Returns the extra tensors of a template in the order in which it takes them, without the operands `of_rows`.
 
         A tensor that serves both queries and keys is passed as two arguments.
+
+        Args:
+            sums_keys: as in `templates.reads_keys`.
         """
         traits, found = self._call.traits, [of[role] for relation, of in self._relations for role in relation.roles]
         if templates.reads_keys(traits, sums_keys=sums_keys):

@@ -57,24 +57,27 @@ def signature(of: Groups) -> Any:
 
 
 def groups(path: tuple[int, ...], of: Groups) -> list[tuple[tuple[int, ...], Group | None]]:
-    """Lists the groups in `of`, each with its path in the signature; `path` is the path of `of` itself."""
+    """Lists the groups in `of` as pairs (path, group).
+
+    A path is a tuple of indices into the signature; `path` is that of `of` itself.
+    """
     if of is None or isinstance(of, Group):
         return [(path, of)]
     return [((*path, i), group) for i, group in enumerate(of.values())]
 
 
 def integers(*names: str) -> dict[str, str]:
-    """Returns the types of int32 arguments with these names."""
+    """Returns the Triton types ("i32") of int32 arguments, by these names."""
     return dict.fromkeys(names, "i32")
 
 
 def constants(values: tuple[Any, ...]) -> tuple[str, ...]:
-    """Returns the signature of a named tuple of compile-time constants."""
+    """Returns the signature entry for a named tuple of compile-time constants: "constexpr" under each name."""
     return _named(dict.fromkeys(values._fields, "constexpr"))  # type: ignore[attr-defined]  # it has names
 
 
 def flat(values: Iterable[Any]) -> Iterator[Any]:
-    """Yields arguments, or their types, with tuples (groups) flattened."""
+    """Yields kernel arguments, or their types, one by one; the members of tuples (groups) take their tuple's place."""
     for value in values:
         if isinstance(value, tuple):
             yield from flat(value)

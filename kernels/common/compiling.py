@@ -25,13 +25,22 @@ TYPES = {"float16": "fp16", "bfloat16": "bf16"}
 
 @cache
 def schedule_module(schedule: str, band: Band) -> ModuleType:
-    """Loads the schedule's generated functions as a module, cached as a file in Inductor's cache."""
+    """Generates the device functions of a schedule and band as Triton source, and loads them as a module.
+
+    The module is a file in Inductor's cache.
+    """
     text = "import triton\nimport triton.language as tl\n\n\n" + codegen.triton_source(schedule, band)
     return PyCodeCache.load(text)
 
 
 def descriptor(dtype: str, block: list[int], layout: Any) -> str:
-    """Returns the type of a TMA descriptor as Triton's signatures spell it."""
+    """Returns the type of a TMA descriptor as Triton's signatures spell it.
+
+    Args:
+        dtype: Triton's name of the element type, such as "bf16".
+        block: the shape of the blocks that it loads.
+        layout: the layout of a block in shared memory.
+    """
     return f"tensordesc<{dtype}{block},{layout!r}>"
 
 

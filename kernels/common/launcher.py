@@ -158,9 +158,7 @@ class KernelLauncher:
         return (Launch(start, self.compiled.function, parameters, self, stream, arguments, memory),)
 
     def places(self, launch: Launch) -> Places:
-        """Returns the indices, in the memory of a launch of this kernel, of the fields that may change from call to
-        call.
-        """
+        """Returns where, in the memory of a launch of this kernel, the stream, addresses and other arguments are."""
         descriptors = [self._map_at(launch.config, number) // 8 for number in range(len(self._maps))]
         return Places(_STREAM // 8, descriptors, [place // 8 for place in self._own_places[:-_SCRATCH]])
 

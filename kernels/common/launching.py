@@ -1,4 +1,4 @@
-"""Launches plain Triton kernels on a tensor's device, which must be current, or in Triton's interpreter."""
+"""Launches plain Triton kernels on a device, which must be the current one, or on the CPU in Triton's interpreter."""
 
 from __future__ import annotations
 

@@ -51,8 +51,9 @@ def kernel_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...
 
 
 def empty_ordered(size: Sequence[int | torch.SymInt], order: Sequence[int], like: Tensor) -> Tensor:
-    """Returns an uninitialized dense tensor of `size`; `order` lists its dimensions from the largest stride to the
-    smallest.
+    """Returns an uninitialized dense tensor of `size`, with dtype and device of `like`.
+
+    `order` lists its dimensions from the largest stride to the smallest.
     """
     inverse = [0] * len(order)
     for place, dim in enumerate(order):

@@ -46,8 +46,8 @@ class Shape:
     """The number and sizes of the tables of a mask under a plan.
 
     Args:
-        forward, backward: the mask's band with the tiles of the plan's forward (one row block high), and of its
-            backward.
+        forward, backward: the mask's band with the lengths and tile sizes of the plan's forward (q tiles are single row
+            blocks) and of its backward.
         consumers: row blocks (consumer warpgroups) of a q tile of the forward.
         tables: tables per batch element.
         band: the band of both, anchored top left.
@@ -79,7 +79,7 @@ class Shape:
 
     @property
     def same_tiles(self) -> bool:
-        """Whether forward and backward have the same tile pairs."""
+        """Whether forward and backward have equal tile sizes, so that the kinds of tile pairs are computed once."""
         return self.forward == self.backward
 
     @property
@@ -100,7 +100,7 @@ class Shape:
 
     @property
     def q_tiles(self) -> int:
-        """The number of q tiles of a head in the forward."""
+        """The number of q tiles of a head in the forward, each of `consumers` row blocks."""
         return -(-self.forward.n_q // self.consumers)
 
 

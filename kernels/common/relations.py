@@ -1,4 +1,4 @@
-"""Which int32 vectors per token the table-driven kernels read to evaluate a mask.
+"""The layout and the sources of the int32 vectors per token from which the table-driven kernels evaluate a mask.
 
 Each relation of queries and keys has a form, its device encoding (`device.relations`), with vectors of its own.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Layout(NamedTuple):
-    """The numbers of the per-token vectors of a mask, by form, as compile-time constants.
+    """Which of the per-token vectors of a mask belong to which form, as compile-time constants.
 
     Attributes:
         FORMS: the forms, which are the device encodings of the mask's relations; segment ids come first.
@@ -48,7 +48,7 @@ class Layout(NamedTuple):
 
     @property
     def has_segment_ids(self) -> bool:
-        """Whether the first form is segment ids."""
+        """Whether the mask has segment ids; then they are the first form."""
         return self.FORMS[:1] == (_segment_ids(),)
 
     @property
@@ -58,7 +58,7 @@ class Layout(NamedTuple):
 
     @property
     def reads_positions(self) -> bool:
-        """Whether a form reads the positions of the keys."""
+        """Whether a form reads the positions of the keys instead of vectors for them."""
         return any(form.reads_positions for form in self.FORMS)
 
 

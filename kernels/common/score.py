@@ -35,7 +35,7 @@ BOUND = Group({"slope": "fp32"})
 
 
 def score(scaled: Tensor, call: Call) -> Tensor:
-    """Computes scores, without a bias, from scaled products of any shape."""
+    """Computes scores, without a bias, from products of query and key that are already scaled: applies the softcap."""
     return scaled if call.softcap is None else call.softcap * torch.tanh(scaled / call.softcap)
 
 
@@ -58,7 +58,7 @@ def slope_after_score(call: Call) -> float:
 
 
 def bound(traits: Traits) -> Group | None:
-    """Returns the argument group of Gluon kernels for a softcap, or None without one."""
+    """Returns the group of arguments that Gluon kernels get for a softcap, or None without a softcap."""
     return BOUND if "softcap" in traits.modifiers else None
 
 

@@ -51,7 +51,7 @@ class Rendered:
     tiles: Tiles
 
     def load(self) -> Any:
-        """Returns the `triton.jit` function of this text."""
+        """Returns the `triton.jit` function that the text defines, imported from a temporary file."""
         path = Path(_DIRECTORY.name) / f"kernel_{hashlib.sha256(self.text.encode()).hexdigest()[:16]}.py"
         path.write_text(self.text, encoding="utf-8")
         spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -294,8 +294,12 @@ _DELTA = """{{def_kernel("DO", "OUT"%(arguments)s)}}
 
 
 class Sizes(NamedTuple):
-    """The lengths of the mask (integers or sympy expressions), the head dims of q and k and of v, and the group
-    size.
+    """The sizes of a call.
+
+    Attributes:
+        q_len, kv_len: the lengths of the mask, integers or sympy expressions.
+        head_dim, value_dim: the head dims of q and k, and of v.
+        group: the number of query heads per kv head.
     """
 
     q_len: Any

@@ -43,8 +43,9 @@ def backward(
     call: Call,
     plan: Plan,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes (dq, dk, dv), contiguous, with the dtypes of query, key and value; shapes as in
-    `operators.attention`.
+    """Computes (dq, dk, dv), contiguous, with the dtypes of query, key and value.
+
+    Shapes are those of `operators.attention`, but packed tensors are [1, heads, tokens, head dim], as by `heads_first`.
     """
     varlen_layout = VarlenLayout.of(call, extras)
     if varlen_layout is not None:
@@ -140,8 +141,7 @@ class ElementData:
 
     @staticmethod
     def of(extras: Sequence[Tensor], call: Call, b: int, plane: Sequence[int]) -> ElementData:
-        """Returns the data of batch element `b`: its mask components, and its bias, taken from the operator's extra
-        tensors.
+        """Returns the operands for batch element `b`: those of mask components, and what is added to scores.
 
         Args:
             extras: the extra tensors of the call, those of the mask first.
@@ -331,13 +331,16 @@ class _Element:
         return Problem(self.band, self.q.shape[1], self.k.shape[1], tiles.block_q, tiles.block_kv, heads=heads)
 
     def pair(self, q_head: int, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
-        """p and ds of one tile pair of a query head, rounded to the input's dtype; what p dropout drops is zero."""
+        """Computes (p, ds) of one tile pair of a query head, fp32 but rounded to the input's dtype.
+
+        They are [rows, keys]; p is zero where dropout drops it.
+        """
         p, ds = self.exact_pair(q_head, rows, keys)
         ds = self.scaled(ds, q_head, rows, keys)
         return self.drops.kept(p, q_head, rows, keys).to(self.dtype).float(), ds.to(self.dtype).float()
 
     def exact_pair(self, q_head: int, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
-        """p, before dropout, and ds of one tile pair of a query head, fp32."""
+        """Computes (p, ds) of one tile pair of a query head, fp32 [rows, keys]; p is that before dropout."""
         kv_head, keep = self.kv_head(q_head), self.keep(q_head, rows, keys)
         s = self.data.scores(self.q[q_head, rows], self.k[kv_head, keys], self.scale, q_head, rows, keys)
         sums, excess = self.lse[q_head, rows, None], self.excess[q_head, rows, None]
@@ -349,14 +352,13 @@ class _Element:
     def scaled(self, ds: Tensor, q_head: int, rows: slice, keys: slice) -> Tensor:
         """Returns the gradient of the scaled products ``q @ k.T * scale``, given `ds`, that of the scores.
 
-        They differ if the call changes scores after the product, as a modifier of scores does.  `ds` and the result are
-        [rows, keys].
+        The two differ if the call has a softcap.  `ds` and the result are [rows, keys].
         """
         s = logits(self.q[q_head, rows], self.k[self.kv_head(q_head), keys], self.scale)
         return derivative(ds, s, self.data.call)
 
     def keep(self, q_head: int, rows: slice, keys: slice) -> Tensor:
-        """Whether the pairs of a tile pair of a query head see each other: booleans [rows, keys]."""
+        """Returns whether the (query, key) pairs of a tile pair of a query head are visible: bool [rows, keys]."""
         q_rows, kv_rows = (torch.arange(part.start, part.stop, device=self.q.device) for part in (rows, keys))
         return visible(self.band, q_rows, kv_rows) & self.data.shows(q_head, rows, keys)
 
@@ -364,7 +366,10 @@ class _Element:
         return q_head // (self.q.shape[0] // self.k.shape[0])
 
     def kv_pass(self, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
-        """dk, dv (unscaled) kv tile by kv tile and, in one pass, dq (unscaled) accumulated by rank."""
+        """Computes (dq, dk, dv), dq and dk unscaled, kv tile by kv tile.
+
+        dq is accumulated in the order of ranks; it stays zero in a two-pass plan.
+        """
         scheduled = scheduled_query_heads(family(plan.kernel).cta_per_query_head, self.q.shape[0], self.k.shape[0])
         problem = self.problem(plan.dkdv, len(scheduled))
         dq = torch.zeros_like(self.q)
@@ -389,12 +394,15 @@ class _Element:
         return dq, self.by_kv_head(dk), self.by_kv_head(dv)
 
     def by_kv_head(self, sums: Tensor) -> Tensor:
-        """[kv heads, ...] from one sum per head of the schedule: the sums of a group are added in their order."""
+        """Returns sums by kv head, [kv heads, ...], from one sum per scheduled head.
+
+        The sums of a group of query heads are added in their order.
+        """
         members: tuple[Tensor, ...] = sums.split(self.k.shape[0])
         return functools.reduce(torch.add, members)
 
     def dq_pass(self, tiles: Tiles) -> Tensor:
-        """dq (unscaled), q tile by q tile, kv tiles ascending."""
+        """Computes dq (unscaled) of a two-pass plan, q tile by q tile, adding kv tiles in ascending order."""
         problem = self.problem(tiles, heads=1)
         tail, kv_range = problem.tail(), functions("two_pass", problem).dash_kv_range
         dq = torch.zeros_like(self.q)

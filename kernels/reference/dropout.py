@@ -47,7 +47,10 @@ _LOW = 0xFFFFFFFF
 def philox(
     counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor], rounds: int = ROUNDS
 ) -> tuple[Tensor, ...]:
-    """Returns the four words of the Philox4x32 blocks with these counters and keys: int64 tensors of 32-bit words."""
+    """Returns the four words of the Philox4x32 blocks with these counters and keys: int64 tensors of 32-bit words.
+
+    counter: the four 32-bit words of each counter, int64; key: the two 32-bit words of each key, int64.
+    """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(rounds):
@@ -117,7 +120,7 @@ class ElementDropout:
         )
 
     def kept(self, values: Tensor, head: int, rows: slice, keys: slice) -> Tensor:
-        """Returns `values` [rows, keys] of the pairs of a query head, zero where the pair's probability is dropped."""
+        """Returns `values` [rows, keys] of a query head's (query, key) pairs, with zeros where dropout drops a pair."""
         if self.dropout is None or self.seed is None:
             return values
         positions = (torch.arange(part.start, part.stop, device=values.device) for part in (rows, keys))

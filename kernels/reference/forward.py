@@ -32,7 +32,8 @@ def forward(
     sink.  With a varlen layout the log-sum-exp has padded rows.
 
     Args:
-        query, key, value: [batch, heads, length, dim]; the number of query heads is a multiple of that of the others.
+        query, key, value: [batch, heads, length, dim], packed tensors with batch size 1; the number of query heads is a
+            multiple of that of the others.
         extras: the tensors that the call reads.
     """
     varlen_layout = VarlenLayout.of(call, extras)

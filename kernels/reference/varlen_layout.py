@@ -51,7 +51,7 @@ class VarlenLayout:
         return found
 
     def emptied(self, tensor: Tensor, tokens: int) -> Tensor:
-        """Copies [1, heads, rows, dim] back to [1, heads, tokens, dim]."""
+        """Copies [1, heads, rows, dim] back to [1, heads, tokens, dim]; `tokens` is the number of tokens."""
         found = tensor.new_empty(*tensor.shape[:2], tokens, tensor.shape[3])
         found[:, :, self.tokens[self.exists]] = tensor[:, :, self.exists]
         return found

@@ -1,6 +1,6 @@
-"""Token offsets of padded rows (varlen layout) for plain Triton kernels; see `model.VarlenLayout`.
+"""The tokens of padded rows (varlen layout) for plain Triton kernels; see `model.VarlenLayout`.
 
-This module contains only `triton.jit` functions, as `tiles` does.
+This module contains only `triton.jit` functions, because their text is pasted into Inductor's templates.
 """
 
 import triton

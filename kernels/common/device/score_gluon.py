@@ -75,7 +75,10 @@ class Score:
 
     @gluon.jit
     def of_largest(self, s, HIDES: gl.constexpr):
-        """Returns the scores in base 2 of `s`, the largest argument of each row; with HIDES, -inf stays."""
+        """Returns the scores in base 2 that belong to `s`, the largest argument of each row (see `begun`).
+
+        HIDES: whether a mask may have set all arguments of a row to -inf; -inf then stays.
+        """
         if self.BOUNDED:
             score = _far_share(s) * self.factor
             if HIDES:
@@ -86,18 +89,19 @@ class Score:
 
     @gluon.jit
     def powers(self, s, far, shift, HIDES: gl.constexpr):
-        """Returns ``2 ** (share * factor - shift)``, fp32 in the shape of `s`; for scores with a softcap
-        (BOUNDED).
+        """Returns ``2 ** (share * factor - shift)``, fp32 in the shape of `s`; only with a softcap (BOUNDED).
 
-        s, far: what `begun` returns, from which the share (``tanh(scale * product / softcap)``) is computed.
-        shift: subtracted in base 2.  HIDES: whether a mask hides elements, which are then -inf in `s` and get
-        the power zero.
+        s, far: what `begun` returns, from which the share (``tanh(scale * product / softcap)``) is computed.  shift:
+        subtracted in base 2.  HIDES: whether a mask hides elements, which are then -inf in `s` and get the power zero.
         """
         return _powers(s, far, self.factor, shift, HIDES)
 
     @gluon.jit
     def powers_and_slopes(self, s, far, shift):
-        """Returns (the powers of `powers`, the softcap's derivative ``1 - share ** 2``); nothing may be hidden."""
+        """Returns (the result of `powers`, ``1 - share ** 2``), the second being the derivative of the softcap.
+
+        Only with a softcap, and only if a mask hides none of the arguments.
+        """
         return _powers_and_slopes(s, far, self.factor, shift)
 
     @gluon.jit

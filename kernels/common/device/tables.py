@@ -1,5 +1,4 @@
-"""Builds the tables of `schedule.table_tile_schedule` on the device, from the kinds of tile pairs that `tile_pairs`
-computes.
+"""Builds the tables of `schedule.table_tile_schedule` on the device, from the kinds of tile pairs (`tile_pairs`).
 
 `rank_contributors` and `write_tile_schedules` build the backward's tables, `write_rows` the forward's.
 
@@ -27,7 +26,8 @@ def rank_contributors(
 ):  # fmt: skip
     """Ranks the kv tiles that add to the dq of a q tile, in the order of the schedule, from 0 on.
 
-    One program per (table, kv tile, COLUMNS q tiles); those of number n_kv count all kv tiles that a q tile sees.
+    One program per (table, kv tile, COLUMNS q tiles); kv tile n_kv, one past the last, stands for the programs that
+    count all kv tiles that a q tile sees.
 
     KINDS: int8 [tables, n_kv, n_q], as `classify` writes them.  RANKS: int32 [tables, n_kv, n_q], by Note [Tables]; not
     written where a kv tile does not contribute.  CONTRIBUTIONS: int32 [tables, n_q], the counts.  ROWS kv tiles are

@@ -185,12 +185,11 @@ def seen(
 ):  # fmt: skip
     """Finds the queries that see a key, and the keys that a query sees, under a mask that reads tensors.
 
-    One program per (batch element and head, BLOCK queries or keys). Q_FOUND: bool [batch * heads, q_len], whether the
-    query sees a key; KV_FOUND: bool [batch * heads, kv_len], whether a query sees the key; both are written. Q_VECTORS,
-    KV_VECTORS: as of `MaskTables`. RANGES: int32 [batch, q and kv tiles of BLOCK tokens, 2], the smallest and largest
-    first segment id of each, as `first_equal` writes them. DENSE: a bool mask [batch, heads, q_len, kv_len] with its
-    strides;
-    heads: of DENSE, 1 without. lo, hi: the bounds of the band.
+    One program per (batch element and head, BLOCK queries or keys).  Q_FOUND: bool [batch * heads, q_len], whether the
+    query sees a key; KV_FOUND: bool [batch * heads, kv_len], whether a query sees the key; both are written.
+    Q_VECTORS, KV_VECTORS: as in `MaskTables`.  RANGES: int32 [batch, q and kv tiles of BLOCK tokens, 2], the smallest
+    and largest first segment id of each, as `first_equal` writes them.  DENSE: a bool mask [batch, heads, q_len,
+    kv_len] with its strides; heads: of DENSE, 1 without.  lo, hi: the bounds of the band.
     """
     head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b = head // heads

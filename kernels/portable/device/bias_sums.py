@@ -50,7 +50,10 @@ def add_to_sum(
 
 @triton.jit
 def store_gradient(gradient, total, q_rows, kv_rows, tile_schedule):
-    """Stores `total`, fp32 [len(q_rows), len(kv_rows)], there in `gradient`, an `Operand` [q_len, kv_len]."""
+    """Stores `total`, fp32 [len(q_rows), len(kv_rows)], at these positions of a bias gradient.
+
+    gradient: an `Operand` [q_len, kv_len].
+    """
     q_len, kv_len, _lo, _hi = tile_schedule
     inside = (q_rows < q_len)[:, None] & (kv_rows < kv_len)[None, :]
     start, strides = gradient
@@ -60,7 +63,7 @@ def store_gradient(gradient, total, q_rows, kv_rows, tile_schedule):
 
 @triton.jit
 def by_threads(tile, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr):
-    """Flattens a tile of pairs in the order of the threads of a matmul: [BLOCK_Q * BLOCK_KV]; a warp has 16 rows."""
+    """Flattens a tile of pairs to [BLOCK_Q * BLOCK_KV], in the order in which a matmul's threads hold its elements."""
     parts = tl.reshape(tile, [BLOCK_Q // 16, 2, 8, BLOCK_KV // 8, 4, 2])
     return tl.reshape(tl.permute(parts, (3, 0, 2, 4, 1, 5)), [BLOCK_Q * BLOCK_KV])
 

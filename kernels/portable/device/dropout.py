@@ -1,7 +1,7 @@
 """The probabilities that dropout keeps, for the tiles of the portable kernels.
 
-Note [Random bits of dropout] in reference_dropout.py defines the numbers.  Only `triton.jit` functions live here: their
-text is pasted into Inductor's template (see `templates.py`).
+Note [Random bits of dropout] in kernels/reference/dropout.py defines the numbers.  Only `triton.jit` functions live
+here: their text is pasted into Inductor's template (see `templates.py`).
 
 Blocks of random bits are put together by joins, reshapes and permutations that leave them where a matmul has the
 elements of its result: the compiler lets every thread compute the bits of its own elements, and nothing is exchanged.

@@ -50,7 +50,7 @@ from typing import NamedTuple
 class Operand(NamedTuple):
     """A tensor of any strides, or a head of one.
 
-    start: pointer to the first element; strides: of all dimensions.
+    start: pointer to the first element; strides: of all dimensions, in elements.
     """
 
     start: object
@@ -144,7 +144,7 @@ class TileRows(NamedTuple):
 
 
 class OfQueries(NamedTuple):
-    """The vectors that a mask reads of the queries of a tile.
+    """The mask's vectors for the queries of a tile.
 
     vectors: for each relation of the mask a tuple of int32 or int64 [BLOCK_Q].
     """
@@ -153,9 +153,9 @@ class OfQueries(NamedTuple):
 
 
 class OfKeys(NamedTuple):
-    """The vectors that a mask reads of the keys of a tile.
+    """The mask's vectors for the keys of a tile.
 
-    valid: bool [BLOCK_KV], all true without a key padding vector; vectors: for each relation a tuple of int32 or int64
+    valid: bool [BLOCK_KV], all true without a key validity vector; vectors: for each relation a tuple of int32 or int64
     [BLOCK_KV].
     """
 

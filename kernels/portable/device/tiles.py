@@ -105,10 +105,11 @@ def rows_of(data, numbers, seen, length, MASK: tl.constexpr):
 
 @triton.jit
 def id_range(vectors, rows, MASK: tl.constexpr):
-    """Returns the smallest and the largest segment id of a tile's rows that hold a token, for `in_range`.
+    """Returns (smallest, largest) segment id of a tile's rows that hold a token, for `in_range`.
 
-    Only masks of rows (MASK.VARLEN_ROWS) have them; (2**30, -1), an empty range, if no row holds a token. vectors: of
-    `OfQueries` or `OfKeys`, whose only relation is the equality of segment ids.
+    Only varlen layouts (MASK.VARLEN_ROWS) need it; without one the result is (0, 0).  If no row holds a token, it is
+    the empty range (2**30, -1).  vectors: of `OfQueries` or `OfKeys`, whose only relation is the equality of segment
+    ids.
     """
     if MASK.VARLEN_ROWS:
         ids = vectors[0][0]
@@ -121,8 +122,9 @@ def id_range(vectors, rows, MASK: tl.constexpr):
 def in_range(chosen, vectors, others, MASK: tl.constexpr):
     """Returns `chosen`, bool [rows], restricted to rows whose segment id may occur in the other tile of a pair.
 
-    others: the `id_range` of the other tile. Only masks of rows (MASK.VARLEN_ROWS) restrict. A tile has rows of one
-    document alone, so that nothing of another document is read, whatever tiles the schedule visits.
+    others: the `id_range` of the other tile.  Without a varlen layout (MASK.VARLEN_ROWS is 0) nothing is restricted.  A
+    tile has rows of one document alone, so that nothing of another document is read, whatever tiles the schedule
+    visits.
     """
     if MASK.VARLEN_ROWS:
         return chosen & (vectors[0][0] >= others[0]) & (vectors[0][0] <= others[1])
@@ -132,7 +134,7 @@ def in_range(chosen, vectors, others, MASK: tl.constexpr):
 
 @triton.jit
 def keys_in_range(of_keys, queries, MASK: tl.constexpr):
-    """Returns `of_keys` whose valid keys are restricted by `in_range`; queries: the `id_range` of the q tile."""
+    """Returns `of_keys` (`OfKeys`) with `valid` restricted by `in_range`; queries: the `id_range` of the q tile."""
     return OfKeys(in_range(of_keys.valid, of_keys.vectors, queries, MASK), of_keys.vectors)
 
 
@@ -229,14 +231,17 @@ def load_vectors(operands, b, rows):
 
 @triton.jit
 def load_of_keys(data, b, h, keys, MASK: tl.constexpr):
-    """Returns the `OfKeys` of the keys of a tile; in a mask of rows (VARLEN_ROWS) those that hold a token are valid."""
+    """Loads the `OfKeys` of the keys of a tile: which are valid, and the mask's vectors for them.
+
+    In a varlen layout (VARLEN_ROWS) the keys that hold a token are valid.
+    """
     valid = keys.exists if MASK.VARLEN_ROWS else load_keys(data.keys, b, h, keys, MASK)
     return OfKeys(valid, load_vectors(data.of_keys, b, keys))
 
 
 @triton.jit
 def load_of_queries(data, b, queries):
-    """Returns the `OfQueries` of the queries of a tile."""
+    """Loads the `OfQueries` of the queries of a tile: the mask's vectors for them."""
     return OfQueries(load_vectors(data.of_queries, b, queries))
 
 
@@ -254,9 +259,9 @@ def load_pairs(operand, b, hq, queries, keys, BY_KEY: tl.constexpr):
 
 @triton.jit
 def load_shown(data, b, hq, queries, keys, BY_KEY: tl.constexpr):
-    """Returns whether the elementwise masks show the pairs of a tile: bool, all true without such a mask.
+    """Returns whether the elementwise masks show the pairs of a tile: bool, all true without an elementwise mask.
 
-    The shape is [BLOCK_KV, BLOCK_Q] if BY_KEY, else [BLOCK_Q, BLOCK_KV]; so is that of `load_pairs` and `load_bias`.
+    The shape is [BLOCK_KV, BLOCK_Q] if BY_KEY, else [BLOCK_Q, BLOCK_KV]; without such a mask it only broadcasts to it.
     """
     shown = by_key(keys.numbers, BY_KEY) >= 0
     for i in tl.static_range(len(data.of_pairs)):
@@ -342,9 +347,10 @@ def load_sums(lse, queries, q_len, TILE: tl.constexpr, SCORE: tl.constexpr):
 
 @triton.jit
 def load_delta(saved, row, queries, q_len, TILE: tl.constexpr):
-    """Returns the deltas (row sums of out * dO) of the queries of a head, fp32 [BLOCK_Q]; zeros where none is read.
+    """Loads the deltas (see `delta_tile`) of the queries of a head, fp32 [BLOCK_Q].
 
-    row: the index of the head among the heads of all batch elements.
+    Queries outside first .. end-1 are not read and get zeros.  row: the index of the head among the heads of all batch
+    elements.
     """
     return load_rows(Operand(saved.DELTA + row * q_len, (1,)), queries, 0.0, TILE.EVEN_Q)
 

@@ -1,4 +1,4 @@
-"""`model.relations.BETWEEN` on devices: a query sees the keys whose number is from a first number to an end.
+"""`model.relations.BETWEEN` on devices: a query sees the keys whose number lies between two bounds of the query.
 
 The numbers are positions of keys (`KV_RANGES`), or ranks of the numbers of keys (`RANKS`).  Only integers are computed,
 and whatever belongs to a batch element is computed from its own data.

@@ -81,7 +81,10 @@ class Form:
 
 
 class Side(NamedTuple):
-    """The queries or keys of a batch element: pointer to their vectors, stored consecutively, and number of tokens."""
+    """The queries or the keys of a batch element.
+
+    VECTORS: pointer to their per-token vectors, int32 [vectors, length], contiguous; length: the number of tokens.
+    """
 
     VECTORS: object
     length: object
